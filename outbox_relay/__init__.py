@@ -1,0 +1,3 @@
+"""Transactional outbox relay for PostgreSQL. Applications use :mod:`outbox_relay.outbox` and nothing else."""
+
+__version__ = "0.1.0"

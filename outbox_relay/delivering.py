@@ -1,0 +1,387 @@
+"""Delivering straight from the log: chunks go to the sink in order, what needs individual care becomes a row.
+
+Two ways, by what the sink is. A sink that keeps the order of its calls gets batches, a few under way at once.
+A sink of one request per event gets single events, never two of one key at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Protocol
+from uuid import UUID, uuid4
+
+from outbox_relay.errors import LeaseLost
+from outbox_relay.event import Event
+from outbox_relay.gate import Gate
+from outbox_relay.ordering import Chunk
+from outbox_relay.ownership import Holding
+from outbox_relay.policy import DELIVERED, Dead, Delivered, Done, Failed, Retry, StandStill, Unavailable, Verdict, decide
+from outbox_relay.settling import Settling
+from outbox_relay.sinks import Sink
+from outbox_relay.spec import SinkSpec
+from outbox_relay.store import ClaimedRow, NewRow
+
+LEASE_MARGIN_SECONDS = 5.0
+"""A row's lease outlasts the request's time limit by at least this."""
+SUSPECT_CRASHES = 2
+"""From this many lapsed leases on, the events of a shard go through rows, one at a time."""
+SUSPECT_CLAIMS = 2
+"""Claims with which such rows begin: what was claimed twice and never settled is claimed alone."""
+
+
+def _nobody(*_: object) -> None:
+    raise RuntimeError("the rows of this sink are not being served")
+
+
+@dataclass(slots=True)
+class Desk:
+    """What every part that delivers for one sink works with.
+
+    ``now`` is the database's time as far as is known; ``noise`` draws from [-1, 1]; ``slots`` bounds the
+    requests under way of a sink that takes one event each; ``overdue`` is given rows whose request outlasted
+    ``park_after_seconds``, with the verdict to come; ``due_in`` the seconds after which a row will be due.
+    """
+
+    spec: SinkSpec
+    sink: Sink
+    holding: Holding
+    settling: Settling
+    gate: Gate
+    now: Callable[[], datetime]
+    noise: Callable[[], float]
+    slots: asyncio.Semaphore
+    overdue: Callable[[ClaimedRow, Awaitable[Verdict]], None] = _nobody
+    due_in: Callable[[float], None] = _nobody
+
+    def until(self, events: Iterable[Event]) -> float:
+        """The ``time.monotonic()`` value by which ``events`` must be handed over. Raises ``LeaseLost`` behind it."""
+        until = self.holding.until({event.shard for event in events})
+        if time.monotonic() >= until:
+            raise LeaseLost(f"sink {self.spec.name}: a lease could not be renewed in time")
+        return until
+
+    async def deliver(self, events: Sequence[Event]) -> Sequence[Verdict]:
+        """One verdict per event of ours. Raises ``LeaseLost`` when a lease ran out before all were handed over."""
+        until = self.until(events)
+        verdicts = await self.sink.deliver(events, until)
+        if time.monotonic() >= until and any(isinstance(verdict, Unavailable) for verdict in verdicts):
+            self.until(events)
+        return verdicts
+
+    def keyed(self, event: Event) -> bool:
+        """Whether the event takes part in the order of a key."""
+        return self.spec.ordered and event.key is not None
+
+    def set_aside(self, chunk: Chunk, index: int) -> bool:
+        """Park the event at ``index`` as a row if it must not be delivered now; returns whether it was.
+
+        Scheduled events leave the order of their key. Events of a blocked key are held behind its rows. Events
+        of a shard whose owners crashed again and again go through rows, where claims are counted.
+        """
+        event = chunk.events[index]
+        if event.deliver_at is not None and event.deliver_at > self.now():
+            self.park(chunk, index, "waiting", ordered=False)
+            self.due_in((event.deliver_at - self.now()).total_seconds())
+        elif event.key in self.settling.blocked and self.keyed(event):
+            self.park(chunk, index, "held")
+        elif self._crashes(event) >= SUSPECT_CRASHES:
+            self.park(chunk, index, "waiting", claims=SUSPECT_CLAIMS, due_in=0.0)
+        else:
+            return False
+        return True
+
+    def _crashes(self, event: Event) -> int:
+        lease = self.holding.held.get(event.shard)
+        if lease is None:
+            raise LeaseLost(f"sink {self.spec.name}: a shard was lost while its events were in hand")
+        return lease.crashes
+
+    def park(
+        self,
+        chunk: Chunk,
+        index: int,
+        state: str,
+        *,
+        ordered: bool | None = None,
+        due_in: float | None = None,
+        attempts: int = 0,
+        claims: int = 0,
+        lease: UUID | None = None,
+        lease_for: float | None = None,
+        error: str | None = None,
+        status: int | None = None,
+    ) -> int:
+        """Make the event at ``index`` a row; returns the number of the settlement that writes it."""
+        event = chunk.events[index]
+        takes_part = self.keyed(event) if ordered is None else ordered
+        row = NewRow(
+            event.id, event.shard, state, takes_part, due_in, attempts, claims, lease, lease_for, error, status
+        )
+        blocks = takes_part and (state != "dead" or self.spec.hold)
+        if due_in is not None and state != "dead":
+            self.due_in(due_in)
+        return self.settling.park(chunk, index, row, blocks=blocks)
+
+    def apply(self, chunk: Chunk, index: int, verdict: Verdict) -> bool:
+        """Settle the event at ``index`` by its first verdict; returns False if it stays where it is."""
+        event = chunk.events[index]
+        match decide(0, self.judged(event, verdict), self.spec.retry, self.noise()):
+            case Done():
+                self.settling.done(chunk, index)
+            case Retry(delay, attempts, error, status):
+                self.park(chunk, index, "waiting", due_in=delay, attempts=attempts, error=error, status=status)
+            case Dead(attempts, error, status):
+                self.park(chunk, index, "dead", attempts=attempts, error=error, status=status)
+            case StandStill():
+                return False
+        return True
+
+    def judged(self, event: Event, verdict: Verdict) -> Verdict:
+        """Tell the circuit of ``verdict``; a failure while it is not closed is the destination's, not the event's."""
+        match verdict:
+            case Failed(reason, status, retry_after):
+                was_closed = self.gate.closed
+                self.gate.failed(event.id, reason, at_once=False)
+                return verdict if was_closed else Unavailable(reason, status, retry_after)
+            case Unavailable(reason, _, retry_after):
+                self.gate.failed(event.id, reason, at_once=self.sink.keeps_order, retry_after=retry_after)
+            case _:
+                self.gate.delivered()
+        return verdict
+
+
+class Delivering(Protocol):
+    """A way of delivering chunks. ``put`` hands one over; ``run`` works until cancelled."""
+
+    def put(self, chunk: Chunk) -> None: ...
+    async def run(self) -> None: ...
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Events of one chunk, by place, to be sent with one call; ``number`` orders chunks."""
+
+    number: int
+    chunk: Chunk
+    places: Sequence[int]
+
+    def events(self) -> Sequence[Event]:
+        events = self.chunk.events
+        return events if len(self.places) == len(events) else [events[i] for i in self.places]
+
+
+class BatchDelivering:
+    """For sinks that keep the order of their calls.
+
+    When anything comes back unavailable, nothing more is sent until every call under way has returned. What was
+    delivered of a key is then a prefix of what was handed over; the rest is sent again in order, first of all
+    one event, to see whether the destination answers.
+    """
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._queue: deque[_Batch] = deque()
+        self._undone: list[_Batch] = []
+        self._under_way: set[asyncio.Task[None]] = set()
+        self._filled = asyncio.Event()
+        self._count = 0
+
+    def put(self, chunk: Chunk) -> None:
+        """Deliver ``chunk`` after everything that was put before it."""
+        places = self._places(chunk)
+        step = self._desk.sink.max_batch
+        for first in range(0, len(places), step):
+            self._count += 1
+            self._queue.append(_Batch(self._count, chunk, places[first : first + step]))
+        self._filled.set()
+
+    def _places(self, chunk: Chunk) -> Sequence[int]:
+        """Which events of ``chunk`` are delivered now; the others are set aside."""
+        desk, events = self._desk, chunk.events
+        crashed = any(lease.crashes >= SUSPECT_CRASHES for lease in desk.holding.held.values())
+        if not crashed and not len(desk.settling.blocked) and all(event.deliver_at is None for event in events):
+            return range(len(events))
+        return [i for i in range(len(events)) if not desk.set_aside(chunk, i)]
+
+    async def run(self) -> None:
+        """Send what is put, until cancelled."""
+        async with asyncio.TaskGroup() as calls:
+            while True:
+                await self._ready()
+                probe = await self._desk.gate.admit()
+                if self._undone:
+                    if probe:
+                        self._desk.gate.unused()
+                    continue
+                self._send(calls, self._one() if probe else self._queue.popleft())
+                if probe:
+                    await asyncio.wait(self._under_way)
+
+    async def _ready(self) -> None:
+        """Wait until there is a batch to send and room for the call; what came back undone goes first."""
+        while self._undone or not self._queue or len(self._under_way) >= self._desk.sink.max_in_flight:
+            if self._undone and not self._under_way:
+                self._queue.extendleft(sorted(self._undone, key=lambda b: (b.number, b.places[0]), reverse=True))
+                self._undone.clear()
+            elif self._under_way and (self._undone or self._queue):
+                await asyncio.wait(self._under_way, return_when=asyncio.FIRST_COMPLETED)
+            else:
+                self._filled.clear()
+                await self._filled.wait()
+
+    def _one(self) -> _Batch:
+        """The first event of the queue, alone."""
+        batch = self._queue.popleft()
+        if len(batch.places) > 1:
+            self._queue.appendleft(_Batch(batch.number, batch.chunk, batch.places[1:]))
+        return _Batch(batch.number, batch.chunk, batch.places[:1])
+
+    def _send(self, calls: asyncio.TaskGroup, batch: _Batch) -> None:
+        task = calls.create_task(self._deliver(batch))
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+
+    async def _deliver(self, batch: _Batch) -> None:
+        desk, events = self._desk, batch.events()
+        verdicts = await desk.deliver(events)
+        if verdicts.count(DELIVERED) == len(events):
+            desk.gate.delivered()
+            if len(events) == len(batch.chunk.events):
+                desk.settling.done(batch.chunk)
+            else:
+                for place in batch.places:
+                    desk.settling.done(batch.chunk, place)
+            return
+        self._sort_out(batch, verdicts)
+
+    def _sort_out(self, batch: _Batch, verdicts: Sequence[Verdict]) -> None:
+        """Settle event by event; a key that becomes blocked takes its undelivered rest with it."""
+        desk, chunk = self._desk, batch.chunk
+        undone: list[int] = []
+        for place, verdict in zip(batch.places, verdicts, strict=True):
+            event = chunk.events[place]
+            if isinstance(verdict, Delivered):
+                desk.settling.done(chunk, place)
+            elif event.key in desk.settling.blocked and desk.keyed(event):
+                desk.park(chunk, place, "held")
+            elif not desk.apply(chunk, place, verdict):
+                undone.append(place)
+        if undone:
+            self._undone.append(_Batch(batch.number, chunk, undone))
+
+
+class RequestDelivering:
+    """For sinks of one request per event: many under way, one per key, none waited for longer than ``park_after``."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._queue: deque[tuple[Chunk, int]] = deque()
+        self._followers: dict[str, deque[tuple[Chunk, int]]] = {}
+        self._filled = asyncio.Event()
+
+    def put(self, chunk: Chunk) -> None:
+        """Deliver ``chunk``, each key in order."""
+        self._queue.extend((chunk, index) for index in range(len(chunk.events)))
+        self._filled.set()
+
+    async def run(self) -> None:
+        """Send what is put, until cancelled."""
+        async with asyncio.TaskGroup() as requests:
+            while True:
+                while not self._queue:
+                    self._filled.clear()
+                    await self._filled.wait()
+                await self._desk.slots.acquire()
+                if not self._start(requests, *self._queue.popleft()):
+                    self._desk.slots.release()
+
+    def _start(self, requests: asyncio.TaskGroup, chunk: Chunk, index: int) -> bool:
+        """Begin the event at ``index``, unless it is set aside or waits behind one of its key that is under way."""
+        desk, event = self._desk, chunk.events[index]
+        if desk.keyed(event) and event.key in self._followers:
+            self._followers[event.key].append((chunk, index))
+            return False
+        if desk.set_aside(chunk, index):
+            return False
+        if desk.keyed(event) and event.key is not None:
+            self._followers[event.key] = deque()
+        requests.create_task(self._one(chunk, index))
+        return True
+
+    async def _one(self, chunk: Chunk, index: int) -> None:
+        under_way = await self._deliver(chunk, index)
+        if not under_way:
+            self._desk.slots.release()
+        event = chunk.events[index]
+        if self._desk.keyed(event) and event.key is not None:
+            self._queue.extendleft(reversed(self._followers.pop(event.key)))
+            self._filled.set()
+
+    async def _deliver(self, chunk: Chunk, index: int) -> bool:
+        """Send the event until it is settled or parked; returns whether its request goes on, and keeps its slot.
+
+        While the circuit is open the event stays in hand.
+        """
+        desk, event = self._desk, chunk.events[index]
+        began = None
+        while True:
+            await desk.gate.admit()
+            began = began or time.monotonic()
+            request = asyncio.ensure_future(self._request(event))
+            if await self._outlasts(request, began):
+                self._park_under_way(chunk, index, request, began)
+                return True
+            if desk.apply(chunk, index, request.result()):
+                return False
+            if desk.gate.closed:
+                if time.monotonic() - began >= desk.spec.park_after_seconds:
+                    desk.park(chunk, index, "waiting", due_in=desk.spec.circuit.probe_seconds)
+                    return False
+                await asyncio.sleep(desk.spec.park_after_seconds / 4)
+            else:
+                began = None
+
+    async def _request(self, event: Event) -> Verdict:
+        [verdict] = await self._desk.deliver([event])
+        return verdict
+
+    async def _outlasts(self, request: asyncio.Future[Verdict], began: float) -> bool:
+        """Wait for ``request`` as long as it may be waited for; returns whether that was not enough."""
+        left = max(0.0, began + self._desk.spec.park_after_seconds - time.monotonic())
+        try:
+            await asyncio.wait({request}, timeout=left)
+        except asyncio.CancelledError:
+            request.cancel()
+            raise
+        return not request.done()
+
+    def _park_under_way(self, chunk: Chunk, index: int, request: asyncio.Future[Verdict], began: float) -> None:
+        """The request goes on, the event becomes a row leased to it, and nothing waits for either any more."""
+        desk, lease = self._desk, uuid4()
+        left = max(0.0, desk.sink.timeout_seconds - (time.monotonic() - began)) + LEASE_MARGIN_SECONDS
+        number = desk.park(chunk, index, "waiting", due_in=0.0, claims=1, lease=lease, lease_for=left)
+        row = ClaimedRow(chunk.events[index], 0, 1, lease)
+        desk.overdue(row, self._after(number, request))
+
+    async def _after(self, number: int, request: asyncio.Future[Verdict]) -> Verdict:
+        """The verdict of ``request``, once the row is in the database."""
+        try:
+            verdict = await request
+        except asyncio.CancelledError:
+            request.cancel()
+            raise
+        finally:
+            self._desk.slots.release()
+        await self._desk.settling.committed(number)
+        return verdict
+
+
+def delivering(desk: Desk) -> Delivering:
+    """The way of delivering that fits the sink."""
+    return BatchDelivering(desk) if desk.sink.keeps_order else RequestDelivering(desk)
+

@@ -1,0 +1,150 @@
+"""Topic templates: the Kafka topic of an event, made of its type, key and headers.
+
+``{type}``, ``{key}`` and ``{headers.NAME}`` are fields; the rest stands for itself. ``{{`` and ``}}`` are read as
+braces that stand for themselves, which no topic name may hold.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from difflib import get_close_matches
+
+TOPIC_CHARS = 249
+"""Longest topic name that Kafka takes, in characters."""
+REMEMBERED_TOPICS = 4096
+"""Topics that a template of ``{type}`` alone remembers at once, at most."""
+
+_LEGAL = re.compile(rf"[a-zA-Z0-9._-]{{1,{TOPIC_CHARS}}}")
+_ILLEGAL_CHARACTER = re.compile(r"[^a-zA-Z0-9._-]")
+_HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_TOKEN = re.compile(r"\{\{|\}\}|\{(?P<field>[^{}]*)\}|[{}]|[^{}]+")
+_HEADERS = "headers."
+
+
+class TopicTemplate:
+    """A template that has been checked; made by :meth:`parse`. Holds no state of an event."""
+
+    __slots__ = ("_by_type", "_constant", "_parts", "fields", "text")
+
+    fields: tuple[str, ...]
+    """The fields in the order in which they first stand, without braces: ``type``, ``key``, ``headers.NAME``."""
+
+    def __init__(self, text: str, parts: tuple[tuple[bool, str], ...]) -> None:
+        """``parts`` is the template's ``text`` in pieces: (is a field, its name or the literal characters)."""
+        self.text = text
+        self.fields = tuple(dict.fromkeys(piece for is_field, piece in parts if is_field))
+        self._parts = parts
+        self._constant = None if self.fields else "".join(piece for _, piece in parts)
+        self._by_type: dict[str, str] = {}
+
+    @classmethod
+    def parse(cls, text: str) -> TopicTemplate:
+        """The template that ``text`` describes.
+
+        Raises ValueError, naming the position (from 1) and for an unknown field the nearest one, when ``text`` is no
+        template or can make no legal topic name.
+        """
+        parts = tuple(_piece(found) for found in _TOKEN.finditer(text))
+        template = cls(text, parts)
+        fixed = sum(len(piece) for is_field, piece in parts if not is_field)
+        if not template.fields:
+            _check_topic(template._constant or "")
+        elif fixed > TOPIC_CHARS:
+            raise ValueError(f"makes topic names of more than {TOPIC_CHARS} characters")
+        return template
+
+    def render(self, type: str, key: str | None, headers: Mapping[str, str]) -> str:
+        """The topic of an event.
+
+        Raises ValueError when the event lacks a field of the template, or the result is no legal topic name
+        (1 to 249 of ``a-z A-Z 0-9 . _ -``, and neither ``.`` nor ``..``). The message holds no value of a key or header.
+        """
+        if self._constant is not None:
+            return self._constant
+        if self.fields == ("type",):
+            return self._by_type.get(type) or self._remember(type)
+        return self._make(type, key, headers)
+
+    def _remember(self, type: str) -> str:
+        if len(self._by_type) >= REMEMBERED_TOPICS:
+            self._by_type.clear()
+        topic = self._by_type[type] = self._make(type, None, {})
+        return topic
+
+    def _make(self, type: str, key: str | None, headers: Mapping[str, str]) -> str:
+        made = "".join(
+            _value(piece, type, key, headers) if is_field else piece for is_field, piece in self._parts
+        )
+        if not _LEGAL.fullmatch(made) or made in (".", ".."):
+            _check_topic(made)
+        return made
+
+    def __eq__(self, other: object) -> bool:
+        """Templates are equal when their texts are."""
+        return isinstance(other, TopicTemplate) and self.text == other.text
+
+    def __hash__(self) -> int:
+        """The hash of the text."""
+        return hash(self.text)
+
+    def __repr__(self) -> str:
+        """The call that makes this template."""
+        return f"TopicTemplate.parse({self.text!r})"
+
+
+def _piece(found: re.Match[str]) -> tuple[bool, str]:
+    token, at = found.group(), found.start() + 1
+    if found["field"] is not None:
+        return True, _field(found["field"], at)
+    if token in ("{", "}"):
+        raise ValueError(f"position {at}: a lone {token!r}; fields are {{type}}, {{key}} and {{headers.NAME}}")
+    if token in ("{{", "}}"):
+        raise ValueError(f"position {at}: a brace cannot stand in a topic name; a field has single ones: {{type}}")
+    if illegal := _ILLEGAL_CHARACTER.search(token):
+        raise ValueError(f"position {at + illegal.start()}: {illegal.group()!r} cannot stand in a topic name")
+    return False, token
+
+
+def _field(name: str, at: int) -> str:
+    if name in ("type", "key"):
+        return name
+    header = name.removeprefix(_HEADERS)
+    if header != name and _HEADER_NAME.fullmatch(header):
+        return name
+    raise ValueError(f"position {at}: unknown field {{{name}}}; {_meant(name)}")
+
+
+def _meant(name: str) -> str:
+    """What the writer of an unknown field may have meant."""
+    word, dot, rest = name.strip().partition(".")
+    word = word.lower()
+    if dot and rest and get_close_matches(word, ["headers"], 1) and _HEADER_NAME.fullmatch(rest):
+        return f"did you mean {{{_HEADERS}{rest}}}?"
+    if not dot and (near := get_close_matches(word, ["type", "key"], 1)):
+        return f"did you mean {{{near[0]}}}?"
+    return "fields are {type}, {key} and {headers.NAME}"
+
+
+def _value(field: str, type: str, key: str | None, headers: Mapping[str, str]) -> str:
+    if field == "type":
+        value = type
+    elif field == "key":
+        value = key
+    else:
+        value = headers.get(field.removeprefix(_HEADERS))
+    if value is None:
+        raise ValueError(f"the topic needs {{{field}}}, which the event does not have")
+    if illegal := _ILLEGAL_CHARACTER.search(value):
+        raise ValueError(f"{{{field}}} holds {illegal.group()!r}, which cannot stand in a topic name")
+    return value
+
+
+def _check_topic(name: str) -> None:
+    """Raise ValueError, without repeating ``name``, unless Kafka takes it as a topic name."""
+    if not name:
+        raise ValueError("makes an empty topic name")
+    if len(name) > TOPIC_CHARS:
+        raise ValueError(f"makes a topic name of {len(name)} characters; Kafka takes at most {TOPIC_CHARS}")
+    if name in (".", ".."):
+        raise ValueError(f"makes the topic name {name!r}, which Kafka does not take")

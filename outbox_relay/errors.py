@@ -1,0 +1,48 @@
+"""Every exception the relay raises, in one tree.
+
+    RelayError
+      Misconfigured          the file, the environment or the command line; exit code 2
+      Unusable               the database answers, but not to us: password, rights, schema; exit code 2
+      NotFound               what was asked for is not there; exit code 3
+      DatabaseLost           the database could not be asked; the relay waits and starts again
+      StartAgain             what is held in memory may be wrong: drop it, start again from the ledger
+        LeaseLost            a fence found that a shard is somebody else's
+        IncarnationChanged   the server is not the one that was read from before
+
+Exceptions mean "could not find out". What a destination answers is a value: see ``policy``.
+Messages never hold a payload, a secret or a DSN.
+"""
+
+from __future__ import annotations
+
+
+class RelayError(Exception):
+    """Whatever the relay raises by itself."""
+
+
+class Misconfigured(RelayError):
+    """A value in the file, the environment or the command line is wrong; the message names its place and the fix."""
+
+
+class Unusable(RelayError):
+    """The database refuses us for a reason that waiting does not mend: password, rights or schema."""
+
+
+class NotFound(RelayError):
+    """What the command names does not exist."""
+
+
+class DatabaseLost(RelayError):
+    """No answer from the database, or none in time; whether the statement took effect is unknown."""
+
+
+class StartAgain(RelayError):
+    """What this process holds of a sink may be wrong: it is dropped and read again from the ledger."""
+
+
+class LeaseLost(StartAgain):
+    """A settlement was refused: at least one of its shards has another owner or epoch. Nothing was written."""
+
+
+class IncarnationChanged(StartAgain):
+    """The server restarted, failed over or went back in time since the last tick."""

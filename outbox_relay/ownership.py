@@ -1,0 +1,225 @@
+"""The shards that this relay owns: claimed, renewed within their lease, shared fairly, released.
+
+One relay owns a shard of a sink at a time. A lease is the database's time; what this process believes of it is
+counted by its own monotonic clock from *before* each claim and renewal was sent, less a margin, so that it stops
+before anyone else may start, however long it was stopped itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+from uuid import UUID
+
+from outbox_relay.event import SHARDS
+from outbox_relay.store import Claimed, SinkRow, Store
+
+POLL_SECONDS = 1.0
+"""How often the database is asked for shards that nobody owns, and for what people have changed."""
+
+
+class Lease(NamedTuple):
+    """An owned shard: its epoch, when to stop by ``time.monotonic()``, and the crashes counted at its claim."""
+
+    epoch: int
+    until: float
+    crashes: int
+
+
+class Log(Protocol):
+    """The part of a structured logger that is used here."""
+
+    def info(self, event: str, **values: object) -> object: ...
+    def warning(self, event: str, **values: object) -> object: ...
+
+
+@dataclass(slots=True)
+class Holding:
+    """What this relay has of one sink. ``changed`` is called whenever any of it changes."""
+
+    sink: str
+    generation: int
+    changed: Callable[[], None] = lambda: None
+    held: dict[int, Lease] = field(default_factory=dict[int, Lease])
+    serving: bool = True
+    """False while the sink is paused, or served by relays with a newer configuration."""
+    superseded: bool = False
+    surplus: int = 0
+    """How many shards to drain and release."""
+    share: int = SHARDS
+    """How many shards are this relay's share."""
+    free: int = 0
+    """How many of its shards nobody owns, as far as is known."""
+    circuit: str = "closed"
+    """What the database says of the sink's circuit."""
+
+    def epochs(self, shards: Collection[int]) -> dict[int, int]:
+        """shard → epoch of those of ``shards`` that are held."""
+        return {shard: self.held[shard].epoch for shard in shards if shard in self.held}
+
+    def until(self, shards: Collection[int]) -> float:
+        """The ``time.monotonic()`` value at which the first of ``shards`` must stop; 0.0 when one is not held."""
+        return min((self.held[s].until if s in self.held else 0.0 for s in shards), default=0.0)
+
+    def leaving(self) -> set[int]:
+        """The shards to drain now: all when this relay does not serve the sink, else the surplus."""
+        if not self.serving:
+            return set(self.held)
+        return set(sorted(self.held)[len(self.held) - self.surplus :]) if self.surplus else set()
+
+
+def fair_share(relays: int, before: int) -> int:
+    """How many shards of a sink the relay with ``before`` others before it holds, of ``relays`` in all."""
+    if relays < 1:
+        return SHARDS
+    return SHARDS // relays + (before < SHARDS % relays)
+
+
+class Ownership:
+    """All shards of one relay process, under a random id of its own."""
+
+    def __init__(self, store: Store, relay: UUID, name: str, version: str, lease_seconds: float, log: Log) -> None:
+        self._store = store
+        self.relay = relay
+        self._name = name
+        self._version = version
+        self.lease_seconds = lease_seconds
+        self._believed = lease_seconds - min(1.0, lease_seconds / 10)
+        self._log = log
+        self._holdings: dict[str, Holding] = {}
+        self._renewed_at = float("-inf")
+        self._stopping = False
+
+    def add(self, sink: str, generation: int) -> Holding:
+        """Serve ``sink`` under ``generation``; the holding returned fills as shards are claimed."""
+        self._holdings[sink] = holding = Holding(sink, generation)
+        return holding
+
+    def serve(self, sink: str, generation: int) -> None:
+        """The sink is served under another generation from now on."""
+        self._holdings[sink].generation = generation
+
+    @property
+    def held(self) -> Mapping[str, int]:
+        """sink → number of shards held."""
+        return {sink: len(holding.held) for sink, holding in self._holdings.items()}
+
+    async def run(self) -> None:
+        """Keep what is held and claim what is due, until cancelled. Raises ``DatabaseLost``."""
+        pause = min(POLL_SECONDS, self.lease_seconds / 6)
+        while True:
+            await self.round()
+            await asyncio.sleep(pause)
+
+    async def round(self) -> None:
+        """One look: renew when a third of the lease has passed, obey what people changed, share, claim."""
+        await self._obey(await self._store.sinks(self._holdings))
+        renew = time.monotonic() - self._renewed_at >= self.lease_seconds / 3
+        free = [holding for holding in self._holdings.values() if holding.serving and holding.free]
+        if renew:
+            await self._renew()
+        if renew or free:
+            await self._share()
+        for holding in free:
+            await self._claim(holding)
+
+    async def reclaim(self, holding: Holding) -> None:
+        """New epochs for what is held of a sink: whatever was under way for it can no longer be settled."""
+        sent = time.monotonic()
+        claimed = await self._store.reclaim_shards(holding.sink, self.relay, self.lease_seconds)
+        holding.held = self._leases(claimed, sent)
+
+    async def release(self, holding: Holding, shards: Collection[int]) -> None:
+        """Give up drained shards."""
+        await self._store.release_shards(holding.sink, self.relay, holding.epochs(shards))
+        for shard in shards:
+            holding.held.pop(shard, None)
+        holding.surplus = max(0, len(holding.held) - holding.share)
+        self._log.info("released shards", sink=holding.sink, shards=len(shards), held=len(holding.held))
+
+    async def stop(self) -> None:
+        """Claim nothing more; every holding becomes one to drain."""
+        self._stopping = True
+        await self._beat()
+        for holding in self._holdings.values():
+            holding.serving = False
+            holding.changed()
+
+    async def leave(self) -> None:
+        """Tell the other relays that this one is gone."""
+        await self._store.forget_relay(self.relay)
+
+    def _leases(self, claimed: Collection[Claimed], sent: float) -> dict[int, Lease]:
+        return {c.shard: Lease(c.epoch, sent + self._believed, c.crashes) for c in claimed}
+
+    async def _obey(self, rows: Collection[SinkRow]) -> None:
+        changed = False
+        for row in rows:
+            holding = self._holdings[row.name]
+            holding.circuit, holding.free = row.circuit, row.free
+            superseded = row.generation > holding.generation
+            serving = not (row.paused or superseded or self._stopping)
+            if superseded and not holding.superseded:
+                self._log.warning("another configuration of this sink is in force; draining", sink=row.name)
+            holding.superseded = superseded
+            if serving != holding.serving:
+                holding.serving = serving
+                changed = True
+                holding.changed()
+        if changed:
+            await self._beat()
+
+    async def _beat(self) -> None:
+        serving = [sink for sink, holding in self._holdings.items() if holding.serving and not self._stopping]
+        await self._store.heartbeat(self.relay, self._name, self._version, serving, self.lease_seconds / 3)
+
+    async def _renew(self) -> None:
+        await self._beat()
+        sent = time.monotonic()
+        asked = [(h.sink, shard, lease.epoch) for h in self._holdings.values() for shard, lease in h.held.items()]
+        kept: set[tuple[str, int, int]] = set()
+        if asked:
+            kept = await self._store.renew_shards(self.relay, asked, self.lease_seconds, self.lease_seconds / 3)
+        for sink, shard, epoch in asked:
+            self._renewed(self._holdings[sink], shard, epoch, sent, (sink, shard, epoch) in kept)
+        self._renewed_at = sent
+
+    def _renewed(self, holding: Holding, shard: int, epoch: int, sent: float, kept: bool) -> None:
+        lease = holding.held.get(shard)
+        if lease is None or lease.epoch != epoch:
+            return
+        if kept:
+            holding.held[shard] = lease._replace(until=sent + self._believed)
+        else:
+            del holding.held[shard]
+            self._log.warning("lost a shard", sink=holding.sink, shard=shard, epoch=epoch)
+            holding.changed()
+
+    async def _share(self) -> None:
+        for share in await self._store.shares(self.relay, list(self._holdings), self.lease_seconds):
+            holding = self._holdings[share.sink]
+            holding.share = fair_share(share.relays, share.before)
+            surplus = max(0, len(holding.held) - holding.share)
+            if surplus != holding.surplus:
+                holding.surplus = surplus
+                holding.changed()
+
+    async def _claim(self, holding: Holding) -> None:
+        room = holding.share - len(holding.held)
+        if room > 0:
+            await self._claimed(holding, room, 0.0)
+        if len(holding.held) < SHARDS:
+            await self._claimed(holding, SHARDS, self.lease_seconds)
+
+    async def _claimed(self, holding: Holding, most: int, unowned_for: float) -> None:
+        sent = time.monotonic()
+        claimed = await self._store.claim_shards(
+            holding.sink, self.relay, holding.generation, self.lease_seconds, most, unowned_for
+        )
+        if claimed:
+            holding.held |= self._leases(claimed, sent)
+            self._log.info("claimed shards", sink=holding.sink, shards=len(claimed), held=len(holding.held))
+            holding.changed()

@@ -1,0 +1,179 @@
+"""Reading the log for one sink: shards that stand at the same position are read together, window by window.
+
+A round begins with a tick: every reader that stands between two windows opens one that ends there. The readers
+take turns, a chunk each. A shard just taken over is read on its own; while it is far behind the others go on
+without it, and once it is near a new round waits for it, so that all meet at the same tick and go on as one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable
+
+from outbox_relay.delivering import SUSPECT_CRASHES
+from outbox_relay.errors import LeaseLost
+from outbox_relay.ordering import Chunk, Reader
+from outbox_relay.ownership import Holding, Ownership
+from outbox_relay.settling import Settling
+from outbox_relay.spec import SinkSpec
+from outbox_relay.store import Store
+from outbox_relay.ticking import Ticking
+from outbox_relay.window import Position, part, read
+
+CHUNK_EVENTS = 4000
+CHUNK_BYTES = 8 << 20
+"""Bounds of one read."""
+SUSPECT_EVENTS = 500
+"""The same for shards whose owners crashed again and again."""
+SPAN_IDS = 50_000
+"""How many ids one read looks at, at most, so that a sink that few events are routed to is read in bounded steps."""
+FAR_IDS = 20_000
+"""How many ids behind the end of its window a reader is waited for by the others."""
+
+
+class Reading:
+    """The readers of one sink, in one session."""
+
+    def __init__(
+        self,
+        spec: SinkSpec,
+        store: Store,
+        ticking: Ticking,
+        ownership: Ownership,
+        holding: Holding,
+        settling: Settling,
+        put: Callable[[Chunk], None],
+    ) -> None:
+        self._spec = spec
+        self._store = store
+        self._ticking = ticking
+        self._ownership = ownership
+        self._holding = holding
+        self._settling = settling
+        self._put = put
+        self._era = ticking.era
+        self._readers: list[Reader] = []
+        self._leaving: list[Reader] = []
+        self._span = SPAN_IDS
+        self.wake = asyncio.Event()
+        """Set when there may be something to do."""
+
+    # -- claim ------------------------------------------------------------------------------------------------
+
+    async def adopt(self) -> None:
+        """Take over shards that were claimed, and drain and release those that are to go."""
+        known = {shard for reader in self._settling.readers for shard in reader.shards}
+        if known - self._holding.held.keys():
+            raise LeaseLost(f"sink {self._spec.name}: a shard was lost")
+        if gained := self._holding.held.keys() - known:
+            await self._take_over(gained)
+        leaving = self._holding.leaving()
+        for reader in list(self._readers):
+            if reader.shards & leaving:
+                self._drain(reader, leaving)
+        await self._release()
+
+    async def _take_over(self, gained: set[int]) -> None:
+        """Blocked keys first, then positions; nothing of these shards has been read before."""
+        if self._spec.ordered:
+            self._settling.blocked.load(await self._store.blocked_keys(self._spec.name, gained, self._spec.hold))
+        together: defaultdict[Position, list[int]] = defaultdict(list)
+        for shard, position in (await self._store.positions(self._spec.name, gained)).items():
+            together[position].append(shard)
+        for position, shards in together.items():
+            reader = Reader(shards, position)
+            self._readers.append(reader)
+            self._settling.adopt(reader)
+
+    def _drain(self, reader: Reader, leaving: set[int]) -> None:
+        """Read ``leaving`` shards no further."""
+        out = reader.split(leaving)
+        self._settling.readers.append(out)
+        self._leaving.append(out)
+        if not reader.shards:
+            self._readers.remove(reader)
+            self._settling.readers.remove(reader)
+
+    async def _release(self) -> None:
+        """Release drained shards, after their last settlement."""
+        drained = [reader for reader in self._leaving if reader.idle]
+        if not drained:
+            return
+        await self._settling.flush(everything=True)
+        for reader in drained:
+            shards = set(reader.shards)
+            self._leaving.remove(reader)
+            self._settling.drop(reader)
+            await self._ownership.release(self._holding, shards)
+
+    @property
+    def draining(self) -> bool:
+        """Whether shards wait to be released."""
+        return bool(self._leaving)
+
+    # -- read -------------------------------------------------------------------------------------------------
+
+    async def step(self) -> bool:
+        """Read one chunk for every reader that has an open window; returns whether there was any.
+
+        Raises ``IncarnationChanged`` when what was read may be wrong.
+        """
+        tick = self._ticking.since(self._era)
+        if tick is None:
+            self._ticking.want(self.wake)
+            return False
+        if not any(reader.position.b is not None and not self._far(reader) for reader in self._readers):
+            self._begin_round()
+        open_readers = [reader for reader in self._readers if reader.position.b is not None]
+        for reader in open_readers:
+            await self._settling.room()
+            await self._read(reader)
+        if not open_readers and self._readers:
+            self._ticking.want(self.wake)
+        return bool(open_readers)
+
+    def _begin_round(self) -> None:
+        tick = self._ticking.since(self._era)
+        if tick is None:
+            return
+        self._merge()
+        for reader in self._readers:
+            reader.follow(tick)
+
+    def _merge(self) -> None:
+        """Readers that stand at the same place with nothing in hand go on as one."""
+        for reader in list(self._readers):
+            other = next((r for r in self._readers if r is not reader and r.meets(reader)), None)
+            if other is not None:
+                other.join(reader)
+                self._readers.remove(reader)
+                self._settling.readers.remove(reader)
+
+    def _far(self, reader: Reader) -> bool:
+        a, b, last = reader.position
+        return b is not None and b.seq - max(a.seq, last) > FAR_IDS
+
+    async def _read(self, reader: Reader) -> None:
+        """Read the next chunk of ``reader`` and hand it over."""
+        start = reader.position
+        assert start.b is not None
+        piece = part(start, self._span)
+        most = SUSPECT_EVENTS if self._suspect(reader) else CHUNK_EVENTS
+        ask = self._store.read_late if piece.late else self._store.read_rest
+        shards = sorted(reader.shards)
+        events = await ask(shards, self._spec.types, start.a, start.b, piece.after, piece.upto, most, CHUNK_BYTES)
+        self._ticking.since(self._era)
+        cut = len(events) >= most or sum(len(event.payload) for event in events) >= CHUNK_BYTES
+        end = start.at(events[-1].id) if cut else read(start, piece)
+        self._span = SPAN_IDS if events else min(self._span * 2, 1 << 40)
+        self._hand_over(reader, Chunk(events, start, end))
+
+    def _hand_over(self, reader: Reader, chunk: Chunk) -> None:
+        self._settling.take(reader, chunk)
+        if chunk.events:
+            self._put(chunk)
+
+    def _suspect(self, reader: Reader) -> bool:
+        held = self._holding.held
+        return any(shard in held and held[shard].crashes >= SUSPECT_CRASHES for shard in reader.shards)

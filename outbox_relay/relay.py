@@ -1,0 +1,110 @@
+"""The relay of one sink: claim → deliver → settle, in sessions that end when what they hold may be wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from outbox_relay.delivering import Desk, delivering
+from outbox_relay.errors import RelayError
+from outbox_relay.gate import Gate
+from outbox_relay.ownership import Holding, Log, Ownership
+from outbox_relay.policy import Circuit
+from outbox_relay.reading import Reading
+from outbox_relay.rows import Rows
+from outbox_relay.settling import Settling
+from outbox_relay.sinks import Sink
+from outbox_relay.spec import SinkSpec
+from outbox_relay.store import Store
+from outbox_relay.ticking import Ticking
+
+LOOK_SECONDS = 1.0
+"""How long the loop waits when nothing wakes it."""
+DRAIN_SECONDS = 0.01
+"""The same while shards are being drained."""
+
+
+@dataclass(slots=True)
+class SinkRelay:
+    """One sink, served until told to stop. ``holding`` is what ``ownership`` has of the sink."""
+
+    spec: SinkSpec
+    sink: Sink
+    store: Store
+    ticking: Ticking
+    ownership: Ownership
+    holding: Holding
+    log: Log
+    stopping: asyncio.Event
+    noise: Callable[[], float] = lambda: random.uniform(-1.0, 1.0)  # noqa: S311 - jitter is no secret
+
+    async def run(self) -> None:
+        """One session: everything from the ledger on, until told to stop and drained.
+
+        Raises ``StartAgain``, ``DatabaseLost`` or ``Unusable``; the next session then begins from the ledger.
+        """
+        await self.sink.reset()
+        await self.ownership.reclaim(self.holding)
+        settling = Settling(self.store, self.holding, self.ownership.relay)
+        desk = self._desk(settling)
+        direct, rows = delivering(desk), Rows(desk, self.store, self.ownership.relay, self.log)
+        desk.overdue, desk.due_in = rows.overdue, rows.due_in
+        reading = Reading(
+            self.spec, self.store, self.ticking, self.ownership, self.holding, settling, direct.put
+        )
+        self.holding.changed = reading.wake.set
+        try:
+            async with asyncio.TaskGroup() as parts:
+                running = [parts.create_task(part.run()) for part in (direct, settling, rows, desk.gate)]
+                await self._claim_deliver_settle(reading, rows)
+                for part in running:
+                    part.cancel()
+        except BaseExceptionGroup as group:
+            raise first(group) from None
+
+    async def _claim_deliver_settle(self, reading: Reading, rows: Rows) -> None:
+        """The loop. What it reads is handed to ``direct``, what becomes of that is settled as it comes."""
+        while not self.stopping.is_set() or self.holding.held or rows.under_way:
+            reading.wake.clear()
+            await reading.adopt()
+            if not await reading.step():
+                await _within(DRAIN_SECONDS if self._draining(reading) else LOOK_SECONDS, reading.wake)
+
+    def _draining(self, reading: Reading) -> bool:
+        return reading.draining or self.stopping.is_set()
+
+    def _desk(self, settling: Settling) -> Desk:
+        circuit = Circuit(self.spec.circuit)
+        return Desk(
+            spec=self.spec,
+            sink=self.sink,
+            holding=self.holding,
+            settling=settling,
+            gate=Gate(self.store, self.holding, circuit),
+            now=self.ticking.now,
+            noise=self.noise,
+            slots=asyncio.Semaphore(self.sink.max_in_flight),
+        )
+
+
+def first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The exception of a group that says most: one that is not ours, if there is any, else the first."""
+    leaves: list[BaseException] = []
+    pending: list[BaseException] = [group]
+    while pending:
+        exception = pending.pop(0)
+        if isinstance(exception, BaseExceptionGroup):
+            pending.extend(exception.exceptions)
+        else:
+            leaves.append(exception)
+    return next((leaf for leaf in leaves if not isinstance(leaf, RelayError)), leaves[0])
+
+
+async def _within(seconds: float, event: asyncio.Event) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return

@@ -1,0 +1,255 @@
+"""The rows of ``delivery``: claimed with leases, delivered, settled under the fence of their lease.
+
+Any relay that serves a sink may claim its rows. A row of a key is claimed only when no earlier row of its key
+takes part in the order; so the rows of a key come one after another, whoever delivers them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Sequence
+from uuid import UUID, uuid4
+
+from outbox_relay.delivering import LEASE_MARGIN_SECONDS, Desk
+from outbox_relay.ownership import Log
+from outbox_relay.policy import Dead, Done, Retry, StandStill, Verdict, decide
+from outbox_relay.store import ClaimedRow, RowBack, Store
+
+POLL_SECONDS = 1.0
+"""How often rows are looked for that nobody here knows of, the heads of all keys among them."""
+BUSY_POLL_SECONDS = 0.1
+"""The same while keys are blocked."""
+MOST_ROWS = 500
+"""Rows in one claim, at most."""
+MOST_BYTES = 16 << 20
+"""Payload bytes in one claim, at most, beyond the first row."""
+MOST_CLAIMS = 5
+"""A row that was claimed this often without ever being settled is dead: it stops whoever delivers it."""
+MOST_KEYS = 1000
+"""Keys in one question, at most."""
+
+
+class Rows:
+    """Everything this relay does with the rows of one sink."""
+
+    def __init__(self, desk: Desk, store: Store, relay: UUID, log: Log) -> None:
+        self._desk = desk
+        self._store = store
+        self._relay = relay
+        self._log = log
+        self._wake = asyncio.Event()
+        self._due_at = float("inf")
+        self._asked_at = self._swept_at = float("-inf")
+        self._heads: set[str] = set()
+        self._overdue: list[tuple[ClaimedRow, Awaitable[Verdict]]] = []
+        self._tasks: asyncio.TaskGroup | None = None
+        self._under_way = 0
+        self._done: list[ClaimedRow] = []
+        self._back: list[tuple[ClaimedRow, RowBack]] = []
+        self._settle = asyncio.Event()
+
+    # -- told by others ---------------------------------------------------------------------------------------
+
+    def due_in(self, seconds: float) -> None:
+        """A row will be due in ``seconds``."""
+        self._due_at = min(self._due_at, time.monotonic() + seconds)
+        self._wake.set()
+
+    def overdue(self, row: ClaimedRow, verdict: Awaitable[Verdict]) -> None:
+        """``row`` was made of a request that is under way: settle it by the ``verdict`` to come."""
+        if self._tasks is None:
+            raise RuntimeError("rows are not being settled")
+        self._under_way += 1
+        self._tasks.create_task(self._settle_later(row, verdict))
+
+    async def _settle_later(self, row: ClaimedRow, verdict: Awaitable[Verdict]) -> None:
+        try:
+            self._decide(row, await verdict)
+        finally:
+            self._under_way -= 1
+
+    @property
+    def under_way(self) -> int:
+        """Rows that are being delivered here or wait to be settled."""
+        return self._under_way + len(self._done) + len(self._back)
+
+    # -- the loops ----------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Claim, deliver and settle rows, until cancelled. Raises ``StartAgain`` or ``DatabaseLost``."""
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            tasks.create_task(self._settling())
+            tasks.create_task(self._unblocking())
+            while True:
+                await self._pause()
+                if self._desk.holding.serving:
+                    await self._claim_and_deliver(tasks)
+
+    async def _pause(self) -> None:
+        """Wait until a row may be due."""
+        most = BUSY_POLL_SECONDS if len(self._desk.settling.blocked) else POLL_SECONDS
+        while not self._heads:
+            left = min(self._due_at, self._asked_at + most) - time.monotonic()
+            if left <= 0:
+                return
+            self._wake.clear()
+            try:
+                async with asyncio.timeout(left):
+                    await self._wake.wait()
+            except TimeoutError:
+                return
+
+    async def _claim_and_deliver(self, tasks: asyncio.TaskGroup) -> None:
+        """One claim and what follows from it. Only a probe is claimed while the circuit is not closed."""
+        desk = self._desk
+        probe = await desk.gate.admit()
+        slots = await self._take_slots(1 if probe else MOST_ROWS)
+        sent = time.monotonic()
+        claimed = await self._claim(1 if probe else min(slots, MOST_ROWS))
+        until = sent + LEASE_MARGIN_SECONDS
+        rows = [row for row in claimed if not self._stops_everybody(row)]
+        self._give_slots(slots - len(rows) if not desk.sink.keeps_order else 0)
+        if not rows:
+            if probe:
+                desk.gate.unused()
+            return
+        self._wake.set()
+        if desk.sink.keeps_order:
+            await self._deliver(rows, until)
+        else:
+            for row in rows:
+                tasks.create_task(self._request(row, until))
+
+    async def _take_slots(self, most: int) -> int:
+        """Requests that may begin: at least one is waited for."""
+        if self._desk.sink.keeps_order:
+            return min(most, self._desk.sink.max_batch)
+        await self._desk.slots.acquire()
+        taken = 1
+        while taken < most and not self._desk.slots.locked():
+            await self._desk.slots.acquire()
+            taken += 1
+        return taken
+
+    def _give_slots(self, count: int) -> None:
+        for _ in range(count):
+            self._desk.slots.release()
+
+    async def _claim(self, most: int) -> list[ClaimedRow]:
+        desk, now = self._desk, time.monotonic()
+        sweep = now - self._swept_at >= POLL_SECONDS
+        heads = [self._heads.pop() for _ in range(min(len(self._heads), MOST_KEYS))]
+        if self._due_at <= now:
+            self._due_at = float("inf")
+        claimed = await self._ask(most, heads, sweep=sweep)
+        if not claimed and sweep and not self._under_way:
+            claimed = await self._ask(1, (), sweep=True, suspects=True)
+        if len(claimed) == most:
+            self._heads.update(heads)
+        elif not claimed:
+            self._asked_at = now
+            self._swept_at = now if sweep else self._swept_at
+        return claimed
+
+    async def _ask(
+        self, most: int, heads: Sequence[str], *, sweep: bool, suspects: bool = False
+    ) -> list[ClaimedRow]:
+        desk = self._desk
+        lease_seconds = desk.sink.timeout_seconds + 2 * LEASE_MARGIN_SECONDS
+        return await self._store.claim_rows(
+            desk.spec.name,
+            self._relay,
+            uuid4(),
+            lease_seconds,
+            most,
+            MOST_BYTES,
+            hold=desk.spec.hold,
+            keys=heads,
+            sweep=sweep,
+            suspects=suspects,
+        )
+
+    def _stops_everybody(self, row: ClaimedRow) -> bool:
+        """Whether ``row`` was claimed too often without an outcome; then it is dead."""
+        if row.claims <= MOST_CLAIMS:
+            return False
+        error = f"claimed {row.claims - 1} times without an outcome: whoever delivers it may have died of it"
+        self._send_back(row, RowBack(row.event.id, row.lease, row.attempts, "dead", None, error))
+        return True
+
+    # -- deliver ----------------------------------------------------------------------------------------------
+
+    async def _deliver(self, rows: list[ClaimedRow], until: float) -> None:
+        self._under_way += len(rows)
+        try:
+            verdicts = await self._desk.sink.deliver([row.event for row in rows], until)
+            for row, verdict in zip(rows, verdicts, strict=True):
+                self._decide(row, verdict)
+        finally:
+            self._under_way -= len(rows)
+
+    async def _request(self, row: ClaimedRow, until: float) -> None:
+        try:
+            await self._deliver([row], until)
+        finally:
+            self._desk.slots.release()
+
+    # -- settle -----------------------------------------------------------------------------------------------
+
+    def _decide(self, row: ClaimedRow, verdict: Verdict) -> None:
+        desk, event = self._desk, row.event
+        match decide(row.attempts, desk.judged(event, verdict), desk.spec.retry, desk.noise()):
+            case Done():
+                self._done.append(row)
+                self._settle.set()
+            case Retry(delay, attempts, error, status):
+                self._send_back(row, RowBack(event.id, row.lease, attempts, "waiting", delay, error, status))
+            case Dead(attempts, error, status):
+                self._send_back(row, RowBack(event.id, row.lease, attempts, "dead", None, error, status))
+            case StandStill(error, retry_after):
+                delay = max(desk.spec.circuit.probe_seconds, retry_after or 0.0)
+                self._send_back(row, RowBack(event.id, row.lease, row.attempts, None, delay, error))
+
+    def _send_back(self, row: ClaimedRow, back: RowBack) -> None:
+        self._back.append((row, back))
+        self._settle.set()
+
+    async def _settling(self) -> None:
+        """Write outcomes as they come, all that have come at once."""
+        while True:
+            await self._settle.wait()
+            self._settle.clear()
+            await self._settle_now()
+
+    async def _settle_now(self) -> None:
+        done, back, sink = list(self._done), list(self._back), self._desk.spec.name
+        ours: set[int] = set()
+        if done:
+            ours |= await self._store.rows_done(sink, [(row.event.id, row.lease) for row in done])
+        if back:
+            ours |= await self._store.rows_back(sink, [b for _, b in back])
+        del self._done[: len(done)], self._back[: len(back)]
+        lost = [row.event.id for row in (*done, *(row for row, _ in back)) if row.event.id not in ours]
+        if lost:
+            self._log.warning("leases of rows were lost before they were settled", sink=sink, rows=len(lost))
+        for _, b in back:
+            if b.due_in is not None:
+                self.due_in(b.due_in)
+        self._follow([*done, *(row for row, b in back if b.state == "dead" and not self._desk.spec.hold)])
+
+    def _follow(self, gone: list[ClaimedRow]) -> None:
+        """The rows behind those that are gone may be claimed."""
+        self._heads.update(row.event.key for row in gone if row.event.key is not None and self._desk.spec.ordered)
+        self._wake.set()
+
+    async def _unblocking(self) -> None:
+        """Deliver keys straight from the log again once nothing of them is left."""
+        blocked, desk = self._desk.settling.blocked, self._desk
+        while True:
+            asked_at, keys = blocked.settled(MOST_KEYS)
+            if keys:
+                still = await self._store.still_blocked(desk.spec.name, keys, desk.spec.hold)
+                blocked.free(asked_at, keys, still)
+            await asyncio.sleep(BUSY_POLL_SECONDS / 2)

@@ -1,0 +1,29 @@
+"""Settings: what the file, the environment and the command line say, checked before anything starts.
+
+Call :func:`load` with the path of the TOML file and the environment. The environment wins over the file, the command line
+over both. Whatever is wrong is reported at once, in one :class:`outbox_relay.errors.Misconfigured`, by place and
+without any value that may be secret.
+"""
+
+from __future__ import annotations
+
+from outbox_relay.settings.environment import LogSettings, log_settings
+from outbox_relay.settings.loading import load, warnings
+from outbox_relay.settings.model import Database, Http, Relay, Settings
+from outbox_relay.settings.sinks import Circuit, KafkaSink, Retry, SigningSecret, WebhookSink
+
+__all__ = [
+    "Circuit",
+    "Database",
+    "Http",
+    "KafkaSink",
+    "LogSettings",
+    "Relay",
+    "Retry",
+    "Settings",
+    "SigningSecret",
+    "WebhookSink",
+    "load",
+    "log_settings",
+    "warnings",
+]

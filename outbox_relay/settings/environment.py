@@ -1,0 +1,154 @@
+"""Settings from the environment: every one has a twin, ``OUTBOX_RELAY_`` and its path joined by ``__``.
+
+A value is text; lists and tables are JSON, and replace what the file says. A list of strings may also be one plain
+string. Below ``PRODUCER__`` an underscore stands for a dot. Names without ``__`` are ignored, except those of
+``ALONE``: Kubernetes puts names such as ``OUTBOX_RELAY_PORT`` into the environment by itself.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias, cast, get_args
+
+from outbox_relay.errors import Misconfigured
+from outbox_relay.settings.problems import Path, meant
+from outbox_relay.settings.shape import Shape, members, shape
+
+PREFIX = "OUTBOX_RELAY_"
+ALONE = ("OUTBOX_RELAY_CONFIG", "OUTBOX_RELAY_ROUTES", "OUTBOX_RELAY_LOG_LEVEL", "OUTBOX_RELAY_LOG_FORMAT")
+"""The names without ``__`` that mean something."""
+
+Level: TypeAlias = Literal["debug", "info", "warning", "error", "critical"]
+Format: TypeAlias = Literal["json", "console"]
+
+_SEPARATOR = re.compile(r"__(?!_)")
+
+
+@dataclass(frozen=True, slots=True)
+class LogSettings:
+    """What is logged and how."""
+
+    level: Level
+    format: Format
+
+
+def log_settings(environ: Mapping[str, str], *, terminal: bool) -> LogSettings:
+    """Level and format of the log, from ``OUTBOX_RELAY_LOG_LEVEL`` and ``OUTBOX_RELAY_LOG_FORMAT``.
+
+    Without them the level is info, and the format json unless stderr is a ``terminal``. Upper and lower case are alike,
+    an empty value is none. Raises Misconfigured when a value is not among the known ones.
+    """
+    level = _choice(environ, "OUTBOX_RELAY_LOG_LEVEL", get_args(Level), "info")
+    format = _choice(environ, "OUTBOX_RELAY_LOG_FORMAT", get_args(Format), "console" if terminal else "json")
+    return LogSettings(cast(Level, level), cast(Format, format))
+
+
+def _choice(environ: Mapping[str, str], name: str, choices: Sequence[str], default: str) -> str:
+    value = environ.get(name, "").strip().lower() or default
+    if value not in choices:
+        raise Misconfigured(f"{name}: should be one of {', '.join(choices)}")
+    return value
+
+
+@dataclass(slots=True)
+class Environment:
+    """What the environment sets: ``values`` in the tables of the file, and ``given``: path → name of the variable."""
+
+    values: dict[str, Any] = field(default_factory=dict[str, Any])
+    given: dict[Path, str] = field(default_factory=dict[Path, str])
+    problems: list[str] = field(default_factory=list[str])
+
+    def put(self, path: Path, name: str, value: Any) -> None:
+        """Set ``path`` to ``value``, as said by the variable or option ``name``."""
+        table = self.values
+        for step in path[:-1]:
+            inner = table.get(str(step))
+            if not isinstance(inner, dict):
+                inner = table[str(step)] = {}
+            table = cast(dict[str, Any], inner)
+        table[str(path[-1])] = value
+        self.given[path] = name
+
+
+def read(environ: Mapping[str, str], file: Mapping[str, Any]) -> Environment:
+    """The settings in ``environ``. ``file`` is what the file says: it tells the kinds of sinks."""
+    found = Environment()
+    twins = {name: _path(name) for name in environ if name.startswith(PREFIX) and _is_twin(name)}
+    kinds = _kinds(environ, file)
+    for name, path in sorted(twins.items(), key=lambda twin: len(twin[1])):
+        wanted = shape(path, kinds)
+        if wanted is None:
+            found.problems.append(f"{name}: there is no such setting; {_nearest(path, kinds)}")
+            continue
+        try:
+            found.put(path, name, _value(environ[name], wanted))
+        except ValueError as error:
+            found.problems.append(f"{name}: {error}")
+    return found
+
+
+def _is_twin(name: str) -> bool:
+    return "__" in name.removeprefix(PREFIX) or name == "OUTBOX_RELAY_ROUTES"
+
+
+def _path(name: str) -> tuple[str, ...]:
+    """The path that a variable stands for."""
+    steps = [step.lower() for step in _SEPARATOR.split(name.removeprefix(PREFIX))]
+    if len(steps) == 4 and steps[0] == "sinks" and steps[2] == "producer":
+        steps[3] = steps[3].replace("_", ".")
+    return tuple(steps)
+
+
+def twin(path: Path) -> str:
+    """The variable that stands for ``path``."""
+    return PREFIX + "__".join(str(step) for step in path).upper().replace(".", "_")
+
+
+def _kinds(environ: Mapping[str, str], file: Mapping[str, Any]) -> dict[str, str]:
+    """The kind of each sink whose ``type`` is given, by its name."""
+    tables = file.get("sinks")
+    tables = cast(dict[str, Any], tables) if isinstance(tables, dict) else {}
+    found = {name: str(table.get("type")) for name, table in tables.items() if isinstance(table, dict)}
+    for name, value in environ.items():
+        match _path(name) if name.startswith(PREFIX) else ():
+            case ("sinks", sink, "type"):
+                found[sink] = value
+            case _:
+                pass
+    return found
+
+
+def _nearest(path: Path, kinds: Mapping[str, str]) -> str:
+    """Advice for a variable that stands for no setting, by the first of its steps that is wrong."""
+    for length in range(1, len(path) + 1):
+        if shape(path[:length], kinds) is None:
+            names = [twin((*path[: length - 1], name)) for name in members(path[: length - 1], kinds)]
+            return meant(twin(path[:length]), names)
+    return ""
+
+
+def _value(text: str, wanted: Shape) -> Any:
+    """``text`` as what a setting of that shape takes from the file. Raises ValueError without the text."""
+    if wanted == "text":
+        return text
+    if wanted == "list" and not text.lstrip().startswith("["):
+        return [text]
+    kind, example = (list, "a JSON list") if wanted == "list" else (dict, 'a JSON object, such as {"NAME": …}')
+    try:
+        value = json.loads(text, object_pairs_hook=_object)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"should be {example}: {error.msg} at character {error.pos + 1}") from None
+    if not isinstance(value, kind):
+        raise ValueError(f"should be {example}")
+    return cast(Any, value)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) != len(pairs):
+        raise ValueError("a JSON object in it has the same name twice")
+    return table
+

@@ -1,0 +1,88 @@
+"""Where a setting was given: the line of the file, the variable of the environment, the option of the command line."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from outbox_relay.settings.problems import Path, place
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """What gave which setting: ``file`` by line, ``given`` by the name of a variable or an option."""
+
+    file: str = ""
+    lines: Mapping[Path, int] = field(default_factory=dict[Path, int])
+    given: Mapping[Path, str] = field(default_factory=dict[Path, str])
+
+    def where(self, path: Path) -> str:
+        """Where ``path`` was given, or the innermost table around it: ``relay.toml:12``, ``OUTBOX_RELAY_HTTP__LISTEN``."""
+        for length in range(len(path), 0, -1):
+            if name := self.given.get(path[:length]):
+                return name
+            if line := self.lines.get(path[:length]):
+                return f"{self.file}:{line}"
+        inside = next((name for at, name in self.given.items() if at[: len(path)] == path), None)
+        return inside or self.file or "settings"
+
+    def at(self, path: Path, text: str) -> str:
+        """A line for people: where, which setting, and what there is to say of it."""
+        shown = f"{place(path)}: " if path else ""
+        return f"{self.where(path)}: {shown}{text}"
+
+
+def lines_of(text: str) -> dict[Path, int]:
+    """The line, from 1, at which each table and key of a valid TOML document begins.
+
+    The parser tells no lines, so the document is cut into its statements, each the fewest lines that parse by
+    themselves: a header, or a key with its value.
+    """
+    found: dict[Path, int] = {}
+    header: Path = ()
+    counts: dict[Path, int] = {}
+    for line, statement, values in _statements(text):
+        if not statement.startswith("["):
+            for path in _paths(values):
+                found.setdefault(header + path, line)
+            continue
+        header = _header(values)
+        if statement.startswith("[["):
+            counts[header] = counts.get(header, -1) + 1
+            found.setdefault(header, line)
+            header = (*header, counts[header])
+        for length in range(1, len(header) + 1):
+            found.setdefault(header[:length], line)
+    return found
+
+
+def _statements(text: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
+    lines = text.replace("\r\n", "\n").split("\n")
+    start = 0
+    for end in range(1, len(lines) + 1):
+        statement = "\n".join(lines[start:end])
+        try:
+            values = tomllib.loads(statement)
+        except tomllib.TOMLDecodeError:
+            continue
+        if values:
+            yield start + 1, statement.lstrip(), values
+        start = end
+
+
+def _header(values: Any) -> Path:
+    """The one path in the tables that a header alone makes."""
+    if isinstance(values, list):
+        return _header(values[0])
+    return next(((key, *_header(inner)) for key, inner in values.items()), ())
+
+
+def _paths(values: Any) -> Iterator[Path]:
+    """Every path in ``values``, tables before what they hold."""
+    items = values.items() if isinstance(values, dict) else enumerate(values) if isinstance(values, list) else ()
+    for key, inner in items:
+        yield (key,)
+        for path in _paths(inner):
+            yield (key, *path)

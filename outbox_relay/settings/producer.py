@@ -1,0 +1,97 @@
+"""Settings of the Kafka producer that the relay refuses, because they would undo its guarantees.
+
+Everything else goes to librdkafka as it stands. Values never stand in a message: any of them may be a secret.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from typing import TypeAlias
+
+from outbox_relay.settings.problems import Problem
+
+Scalar: TypeAlias = str | int | float | bool
+
+SERVERS = ("bootstrap.servers", "metadata.broker.list")
+"""The two names of the list of brokers, of which one is required."""
+MAX_IN_FLIGHT = 5
+"""Requests under way at once on a connection, at most: beyond it the broker does not put retries in order."""
+
+
+def _is_true(value: str) -> bool:
+    return value in ("true", "t", "1")
+
+
+def _is_false(value: str) -> bool:
+    return value in ("false", "f", "0")
+
+
+def _is_zero(value: str) -> bool:
+    try:
+        return float(value) == 0
+    except ValueError:
+        return False
+
+
+def _few(value: str) -> bool:
+    try:
+        return 1 <= int(value) <= MAX_IN_FLIGHT
+    except ValueError:
+        return False
+
+
+def _never(_: str) -> bool:
+    return False
+
+
+_IDEMPOTENCE = "should be true or left out: without it a retry overtakes later records of the same key"
+_ACKS = 'should be "all" or left out: otherwise an acknowledged event can be lost with its broker'
+_TIMEOUT = "should be 0 or left out: a record that times out inside librdkafka is sent again behind later ones of its key"
+_IN_FLIGHT = f"should be 1 to {MAX_IN_FLIGHT} or left out: with more, a retry can overtake later records of the same key"
+_RETRIES = "should be left out: librdkafka tries again by itself for as long as order needs it, the relay decides the rest"
+_TRANSACTIONS = "should be left out: the relay does not produce in Kafka transactions"
+_PARTITIONER = "should be a partitioner that keeps a key in one partition, such as murmur2_random: order is per partition"
+_REPORTS = "should be left out: the relay needs a report for every record, delivered or not"
+_STRATEGY = 'should be "fifo" or left out: records are sent in order'
+_CALLBACK = "should be left out: it is a function in the program, not a setting in a file"
+
+_RULES: dict[str, tuple[Callable[[str], bool], str]] = {
+    "enable.idempotence": (_is_true, _IDEMPOTENCE),
+    "acks": (frozenset(("all", "-1")).__contains__, _ACKS),
+    "request.required.acks": (frozenset(("all", "-1")).__contains__, _ACKS),
+    "message.timeout.ms": (_is_zero, _TIMEOUT),
+    "delivery.timeout.ms": (_is_zero, _TIMEOUT),
+    "max.in.flight": (_few, _IN_FLIGHT),
+    "max.in.flight.requests.per.connection": (_few, _IN_FLIGHT),
+    "retries": (_never, _RETRIES),
+    "message.send.max.retries": (_never, _RETRIES),
+    "transactional.id": (_never, _TRANSACTIONS),
+    "partitioner": (lambda value: value != "random", _PARTITIONER),
+    "delivery.report.only.error": (_is_false, _REPORTS),
+    "queuing.strategy": (frozenset(("fifo",)).__contains__, _STRATEGY),
+    "on_delivery": (_never, _CALLBACK),
+    "logger": (_never, _CALLBACK),
+    "opaque": (_never, _CALLBACK),
+}
+
+
+def refusals(producer: Mapping[str, Scalar]) -> list[Problem]:
+    """What the relay refuses in ``producer``, each with its name as path and the reason; brokers that are missing too."""
+    found = [
+        Problem((name,), reason) for name, value in producer.items() if (reason := _refusal(name, value)) is not None
+    ]
+    if not any(str(producer.get(name, "")).strip() for name in SERVERS):
+        near = next(iter(get_close_matches(SERVERS[0], [name for name in producer if name not in SERVERS], 1, 0.8)), None)
+        hint = f"; did you mean it with {near}?" if near else ""
+        found.append(Problem((), f'needs "{SERVERS[0]}" = "HOST:PORT,…"{hint}'))
+    return found
+
+
+def _refusal(name: str, value: Scalar) -> str | None:
+    if name.endswith("_cb"):
+        return _CALLBACK
+    accepts, reason = _RULES.get(name, (None, ""))
+    if accepts is None or accepts(str(value).strip().lower()):
+        return None
+    return reason

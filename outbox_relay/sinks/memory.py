@@ -1,0 +1,1 @@
+"""A sink that keeps what it is given: for tests, with scripted verdicts."""

@@ -1,0 +1,20 @@
+-- Claims up to `most` shards that nobody has owned for `free_for` seconds. A lapsed lease counts as a crash.
+update outbox.shard s
+   set owner = %(owner)s::uuid,
+       epoch = s.epoch + 1,
+       lease_until = clock_timestamp() + %(lease)s::double precision * interval '1 second',
+       crashes = s.crashes + (s.owner is not null)::integer
+  from (
+    select c.shard
+      from outbox.shard c
+     where c.sink = %(sink)s
+       and c.lease_until <= clock_timestamp() - case when c.owner is null then %(free_for)s::double precision
+                                                     else %(lapsed_for)s::double precision end * interval '1 second'
+       and exists (select from outbox.sink k
+                    where k.name = %(sink)s and not k.paused and k.generation = %(generation)s::bigint)
+     order by c.shard
+     limit %(most)s::integer
+       for update skip locked
+  ) free
+ where s.sink = %(sink)s and s.shard = free.shard
+returning s.shard, s.epoch, s.crashes

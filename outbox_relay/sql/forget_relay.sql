@@ -1,0 +1,2 @@
+-- This relay has left.
+delete from outbox.relay where id = %(id)s::uuid

@@ -1,0 +1,2 @@
+-- Partitions of the log, made ahead.
+select outbox.make_partitions()

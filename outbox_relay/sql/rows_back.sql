@@ -1,0 +1,15 @@
+-- Not delivered: these rows wait again or are dead, if their leases are still ours.
+update outbox.delivery d
+   set state = coalesce(r.state, d.state),
+       due_at = case when r.due_in is null then d.due_at else clock_timestamp() + r.due_in * interval '1 second' end,
+       attempts = r.attempts,
+       claims = 0,
+       lease = null, lease_until = null, owner = null,
+       last_error = coalesce(r.error, d.last_error),
+       last_status = case when r.error is null then d.last_status else r.status end,
+       last_attempt_at = case when r.attempts > d.attempts then clock_timestamp() else d.last_attempt_at end
+  from unnest(%(ids)s::bigint[], %(leases)s::uuid[], %(states)s::text[], %(due_in)s::double precision[],
+              %(attempts)s::integer[], %(errors)s::text[], %(statuses)s::integer[])
+       r (id, lease, state, due_in, attempts, error, status)
+ where d.sink = %(sink)s and d.id = r.id and d.lease = r.lease
+returning d.id

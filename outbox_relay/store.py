@@ -1,0 +1,522 @@
+"""The relay's only way to the database: one method per statement file in ``sql/``, every one with a deadline.
+
+Every call is one statement in a transaction of its own, so one round trip and no session state: nothing
+changes behind a transaction-pooling proxy, and no client that vanishes leaves a transaction open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from importlib import resources
+from typing import Any, LiteralString, NamedTuple, TypeVar, cast
+from uuid import UUID
+
+import psycopg
+from psycopg import AsyncConnection, AsyncCursor
+from psycopg.rows import AsyncRowFactory, namedtuple_row, tuple_row
+from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
+
+from outbox_relay.dberrors import explain
+from outbox_relay.errors import DatabaseLost, LeaseLost
+from outbox_relay.event import Event
+from outbox_relay.window import FOR_EVER, Position, Tick
+
+T = TypeVar("T")
+
+CONNECT_SECONDS = 5
+"""Longest wait for a new connection."""
+CALL_SECONDS = 10.0
+"""Longest wait for the answer to a statement, COMMIT included: no setting of the server bounds a COMMIT that
+waits for a synchronous standby."""
+CONNECTION_DEFAULTS: Mapping[str, str | int] = {
+    "connect_timeout": CONNECT_SECONDS,
+    "tcp_user_timeout": 15_000,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+}
+"""A peer that vanished without a word is noticed in 15 to 25 s, not in the kernel's 15 minutes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What one tick saw: the tick, the server's incarnation, its WAL position in bytes and its clock."""
+
+    tick: Tick
+    incarnation: str
+    wal: int
+    now: datetime
+
+
+class Claimed(NamedTuple):
+    """A shard that is ours: its epoch, and how often its lease lapsed since its position last moved."""
+
+    shard: int
+    epoch: int
+    crashes: int
+
+
+class SinkRow(NamedTuple):
+    """What the database says of a sink; ``free`` shards have no owner."""
+
+    name: str
+    generation: int
+    paused: bool
+    circuit: str
+    free: int
+
+
+class Share(NamedTuple):
+    """How many live relays serve a sink, and how many of them come before this one."""
+
+    sink: str
+    relays: int
+    before: int
+
+
+@dataclass(frozen=True, slots=True)
+class NewRow:
+    """A row of ``delivery`` to be made of an event of the log.
+
+    ``due_in`` is in seconds from now; without it the row is due at the event's ``deliver_at``, or now. A row
+    that is made leased (its request is under way) has ``lease`` and ``lease_for`` seconds.
+    """
+
+    id: int
+    shard: int
+    state: str
+    ordered: bool
+    due_in: float | None = None
+    attempts: int = 0
+    claims: int = 0
+    lease: UUID | None = None
+    lease_for: float | None = None
+    error: str | None = None
+    status: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedRow:
+    """A leased row of ``delivery``: its event, what was counted so far, and the fence of its settlement."""
+
+    event: Event
+    attempts: int
+    claims: int
+    lease: UUID
+
+
+@dataclass(frozen=True, slots=True)
+class RowBack:
+    """What becomes of a leased row that was not delivered.
+
+    ``state`` and ``due_in`` (seconds) stay as they are when nothing; ``attempts`` is the new count.
+    """
+
+    id: int
+    lease: UUID
+    attempts: int
+    state: str | None = None
+    due_in: float | None = None
+    error: str | None = None
+    status: int | None = None
+
+
+def statements() -> dict[str, LiteralString]:
+    """The text of every statement file, by its name without ``.sql``."""
+    folder = resources.files("outbox_relay") / "sql"
+    return {
+        f.name.removesuffix(".sql"): cast(LiteralString, f.read_text(encoding="utf-8"))
+        for f in folder.iterdir()
+        if f.name.endswith(".sql")
+    }
+
+
+def event_row(_cursor: AsyncCursor[Any]) -> Callable[[Sequence[Any]], Event]:
+    """Row factory: columns in the order of ``Event``."""
+    return Event._make
+
+
+class Store:
+    """A bounded pool of connections and the statements of the relay.
+
+    Raises ``DatabaseLost`` when a statement got no answer in time or the connection broke: whether it took
+    effect is then unknown. Raises ``Unusable`` for what waiting does not mend.
+    """
+
+    def __init__(self, dsn: Callable[[], str], *, pooler: bool, connections: int) -> None:
+        self._dsn = dsn
+        self._sql = statements()
+        self._prepare_after = None if pooler else 2
+        self._connections = connections
+        self._pool: AsyncConnectionPool[AsyncConnection[Any]] | None = None
+        self.connection_losses = 0
+        """Raised whenever a call failed for its connection: whoever holds what was read compares it."""
+
+    async def open(self) -> None:
+        """Connect once, to learn what is wrong if anything is, and keep a pool from then on."""
+        await self.close()
+        async with asyncio.timeout(CONNECT_SECONDS * 2):
+            await (await self._connect()).close()
+        self._pool = AsyncConnectionPool(
+            conninfo=self._dsn,
+            min_size=1,
+            max_size=self._connections,
+            timeout=CONNECT_SECONDS,
+            max_lifetime=3600,
+            reconnect_timeout=CONNECT_SECONDS,
+            kwargs={**CONNECTION_DEFAULTS, "autocommit": True},
+            configure=self._configure,
+            open=False,
+        )
+        await self._pool.open()
+
+    async def close(self) -> None:
+        """Give back every connection, waiting a moment for those in use."""
+        if self._pool is not None:
+            pool, self._pool = self._pool, None
+            await pool.close(timeout=1.0)
+
+    async def _connect(self) -> AsyncConnection[Any]:
+        try:
+            return await AsyncConnection.connect(self._dsn(), autocommit=True, **cast(Any, CONNECTION_DEFAULTS))
+        except psycopg.Error as error:
+            raise explain(error) from None
+
+    async def _configure(self, connection: AsyncConnection[Any]) -> None:
+        connection.prepare_threshold = self._prepare_after
+
+    @asynccontextmanager
+    async def _connection(self, deadline: float) -> AsyncIterator[AsyncConnection[Any]]:
+        if self._pool is None:
+            raise DatabaseLost("there is no connection to the database")
+        try:
+            async with asyncio.timeout(deadline), self._pool.connection(timeout=min(deadline, CONNECT_SECONDS)) as connection:
+                yield connection
+        except (PoolTimeout, PoolClosed):
+            self.connection_losses += 1
+            raise DatabaseLost("no connection to the database could be had") from None
+        except TimeoutError:
+            self.connection_losses += 1
+            raise DatabaseLost(f"the database did not answer within {deadline:g} s") from None
+        except psycopg.Error as error:
+            lost = explain(error)
+            self.connection_losses += isinstance(lost, DatabaseLost)
+            raise lost from None
+
+    async def _rows(
+        self,
+        name: str,
+        parameters: Mapping[str, Any],
+        row_factory: AsyncRowFactory[T] = cast(Any, tuple_row),
+        deadline: float = CALL_SECONDS,
+    ) -> list[T]:
+        async with self._connection(deadline) as connection:
+            cursor = connection.cursor(binary=True, row_factory=row_factory)
+            await cursor.execute(self._sql[name], parameters)
+            return await cursor.fetchall()
+
+    async def _do(self, name: str, parameters: Mapping[str, Any], deadline: float = CALL_SECONDS) -> int:
+        async with self._connection(deadline) as connection:
+            return (await connection.execute(self._sql[name], parameters)).rowcount
+
+    async def named(self, name: str, parameters: Mapping[str, Any], deadline: float = CALL_SECONDS) -> list[Any]:
+        """The rows of a statement file as named tuples: for people's questions, not for the data path."""
+        return await self._rows(name, parameters, cast(Any, namedtuple_row), deadline)
+
+    # -- what the schema and the server are ---------------------------------------------------------------
+
+    async def schema(self) -> tuple[int, int]:
+        """(version of the schema, oldest version that a relay may have been made for)."""
+        return (await self._rows("schema", {}))[0]
+
+    async def sane(self) -> tuple[bool, int]:
+        """(whether ids are stored above the sequence, the highest xid stored)."""
+        return (await self._rows("sane", {}))[0]
+
+    # -- the log ------------------------------------------------------------------------------------------
+
+    async def tick(self, deadline: float = CALL_SECONDS) -> Look:
+        """Take a tick."""
+        [(seq, snapshot, next_xid, incarnation, wal, now)] = await self._rows("tick", {}, deadline=deadline)
+        return Look(Tick(seq, snapshot, next_xid), incarnation, wal, now)
+
+    async def read_rest(
+        self,
+        shards: Sequence[int],
+        types: Sequence[str] | None,
+        a: Tick,
+        b: Tick,
+        after: int,
+        upto: int,
+        rows: int,
+        payload_bytes: int,
+    ) -> list[Event]:
+        """Events of the window from ``a`` to ``b`` with ids in (``after``, ``upto``] above ``a.seq``, in id order.
+
+        At most ``rows``, and no more after ``payload_bytes`` of payload. ``types`` are SQL LIKE patterns.
+        """
+        return await self._rows(
+            "read_rest",
+            {
+                "shards": shards,
+                "types": types,
+                "a": a.snapshot,
+                "b": b.snapshot,
+                "after": after,
+                "upto": upto,
+                "rows": rows,
+                "bytes": payload_bytes,
+            },
+            event_row,
+        )
+
+    async def read_late(
+        self,
+        shards: Sequence[int],
+        types: Sequence[str] | None,
+        a: Tick,
+        b: Tick,
+        after: int,
+        upto: int,
+        rows: int,
+        payload_bytes: int,
+    ) -> list[Event]:
+        """The latecomers of the window from ``a`` to ``b``, otherwise as ``read_rest``."""
+        return await self._rows(
+            "read_late",
+            {
+                "shards": shards,
+                "types": types,
+                "a": a.snapshot,
+                "a_next": a.next_xid,
+                "b": b.snapshot,
+                "after": after,
+                "upto": upto,
+                "rows": rows,
+                "bytes": payload_bytes,
+            },
+            event_row,
+        )
+
+    async def settle(
+        self,
+        sink: str,
+        owner: UUID,
+        positions: Mapping[int, tuple[int, Position]],
+        rows: Sequence[NewRow],
+        epochs: Mapping[int, int],
+    ) -> None:
+        """Write ``positions`` (shard → epoch, position) and ``rows``, whole or not at all.
+
+        The rows are fenced: only if each of their shards is still ``owner``'s at its epoch of ``epochs``. Else
+        raises ``LeaseLost`` and nothing was written.
+        """
+        parameters = {"sink": sink, "owner": owner, **_positions(positions), **_new_rows(rows, epochs)}
+        [(mine,)] = await self._rows("settle", parameters)
+        if not mine:
+            raise LeaseLost(f"sink {sink}: a shard with rows to settle has another owner")
+
+    # -- sinks and shards -----------------------------------------------------------------------------------
+
+    async def register_sink(self, sink: str, patterns: Sequence[str], start: str | None, tick: Tick) -> int:
+        """The generation under which this relay serves the sink; ``tick`` is where a new one may begin."""
+        parameters = {
+            "sink": sink,
+            "patterns": list(patterns),
+            "start": start,
+            "seq": tick.seq,
+            "snapshot": tick.snapshot,
+            "next": tick.next_xid,
+        }
+        [(generation,)] = await self._rows("register_sink", parameters)
+        return generation
+
+    async def sinks(self, names: Iterable[str]) -> list[SinkRow]:
+        """What the database says of these sinks."""
+        return [SinkRow(*row) for row in await self._rows("sinks", {"sinks": list(names)})]
+
+    async def claim_shards(
+        self, sink: str, owner: UUID, generation: int, lease_seconds: float, most: int, unowned_for: float = 0.0
+    ) -> list[Claimed]:
+        """Claim up to ``most`` shards that nobody has owned for ``unowned_for`` seconds."""
+        parameters = {
+            "sink": sink,
+            "owner": owner,
+            "generation": generation,
+            "lease": lease_seconds,
+            "most": most,
+            "free_for": unowned_for,
+            "lapsed_for": unowned_for,
+        }
+        return [Claimed(*row) for row in await self._rows("claim_shards", parameters)]
+
+    async def reclaim_shards(self, sink: str, owner: UUID, lease_seconds: float) -> list[Claimed]:
+        """New epochs for what ``owner`` owns, so that nothing settled under the old ones can still come."""
+        parameters = {"sink": sink, "owner": owner, "lease": lease_seconds}
+        return [Claimed(*row) for row in await self._rows("reclaim_shards", parameters)]
+
+    async def renew_shards(
+        self, owner: UUID, held: Sequence[tuple[str, int, int]], lease_seconds: float, deadline: float
+    ) -> set[tuple[str, int, int]]:
+        """Renew the leases of ``held`` (sink, shard, epoch); returns those that are still ours."""
+        parameters = {
+            "owner": owner,
+            "sinks": [h[0] for h in held],
+            "shards": [h[1] for h in held],
+            "epochs": [h[2] for h in held],
+            "lease": lease_seconds,
+        }
+        return set(await self._rows("renew_shards", parameters, deadline=deadline))
+
+    async def release_shards(self, sink: str, owner: UUID, held: Mapping[int, int]) -> None:
+        """Give up shards (shard → epoch)."""
+        await self._do("release_shards", {"sink": sink, "owner": owner, **_shards(held)})
+
+    async def reset_crashes(self, sink: str, owner: UUID, held: Mapping[int, int]) -> None:
+        """Forget the crashes of shards (shard → epoch) whose position has moved."""
+        await self._do("reset_crashes", {"sink": sink, "owner": owner, **_shards(held)})
+
+    async def positions(self, sink: str, shards: Iterable[int]) -> dict[int, Position]:
+        """Where these shards stand in the ledger."""
+        found: dict[int, Position] = {}
+        parameters = {"sink": sink, "shards": list(shards)}
+        for shard, a_seq, a_snapshot, a_next, b_seq, b_snapshot, b_next, last in await self._rows("positions", parameters):
+            b = None if b_seq is None else Tick(b_seq, b_snapshot, b_next)
+            found[shard] = Position(Tick(a_seq, a_snapshot, a_next), b, last)
+        return found
+
+    async def record_circuit(self, sink: str, circuit: str, error: str | None) -> None:
+        """Write what was found out about the destination, for people."""
+        await self._do("record_circuit", {"sink": sink, "circuit": circuit, "error": error})
+
+    # -- relays -----------------------------------------------------------------------------------------------
+
+    async def heartbeat(self, relay: UUID, name: str, version: str, sinks: Sequence[str], deadline: float) -> None:
+        """This relay is alive and serves ``sinks``."""
+        parameters = {"id": relay, "name": name, "version": version, "sinks": list(sinks)}
+        await self._do("heartbeat", parameters, deadline)
+
+    async def shares(self, relay: UUID, sinks: Sequence[str], lease_seconds: float) -> list[Share]:
+        """How the live relays share these sinks."""
+        parameters = {"id": relay, "sinks": list(sinks), "lease": lease_seconds}
+        return [Share(*row) for row in await self._rows("shares", parameters)]
+
+    async def forget_relay(self, relay: UUID) -> None:
+        """This relay has left."""
+        await self._do("forget_relay", {"id": relay})
+
+    # -- rows of delivery -------------------------------------------------------------------------------------
+
+    async def blocked_keys(self, sink: str, shards: Iterable[int], hold: bool) -> list[tuple[str, int]]:
+        """(key, shard) of the keys of these shards with rows that take part in their order."""
+        return await self._rows("blocked_keys", {"sink": sink, "shards": list(shards), "hold": hold})
+
+    async def still_blocked(self, sink: str, keys: Sequence[str], hold: bool) -> set[str]:
+        """Which of these keys still have such rows."""
+        return {key for (key,) in await self._rows("still_blocked", {"sink": sink, "keys": keys, "hold": hold})}
+
+    async def claim_rows(
+        self,
+        sink: str,
+        owner: UUID,
+        lease: UUID,
+        lease_seconds: float,
+        rows: int,
+        payload_bytes: int,
+        *,
+        hold: bool,
+        keys: Sequence[str] = (),
+        sweep: bool = False,
+        suspects: bool = False,
+    ) -> list[ClaimedRow]:
+        """Claim rows that are due, in id order: see ``outbox.claim_rows`` in the schema."""
+        parameters = {
+            "sink": sink,
+            "owner": owner,
+            "lease": lease,
+            "lease_for": lease_seconds,
+            "rows": rows,
+            "bytes": payload_bytes,
+            "hold": hold,
+            "keys": list(keys),
+            "sweep": sweep,
+            "suspects": suspects,
+        }
+        claimed = await self._rows("claim_rows", parameters)
+        claimed.sort(key=lambda row: row[0])
+        return [ClaimedRow(Event._make(row[:-2]), row[-2], row[-1], lease) for row in claimed]
+
+    async def rows_done(self, sink: str, done: Sequence[tuple[int, UUID]]) -> set[int]:
+        """Remove delivered rows (id, lease); returns the ids whose lease was still ours."""
+        parameters = {"sink": sink, "ids": [d[0] for d in done], "leases": [d[1] for d in done]}
+        return {row_id for (row_id,) in await self._rows("rows_done", parameters)}
+
+    async def rows_back(self, sink: str, back: Sequence[RowBack]) -> set[int]:
+        """Give back rows that were not delivered; returns the ids whose lease was still ours."""
+        parameters = {
+            "sink": sink,
+            "ids": [r.id for r in back],
+            "leases": [r.lease for r in back],
+            "states": [r.state for r in back],
+            "due_in": [r.due_in for r in back],
+            "attempts": [r.attempts for r in back],
+            "errors": [r.error for r in back],
+            "statuses": [r.status for r in back],
+        }
+        return {row_id for (row_id,) in await self._rows("rows_back", parameters)}
+
+    # -- housekeeping -----------------------------------------------------------------------------------------
+
+    async def make_partitions(self) -> int:
+        """Make the partitions that are missing ahead; returns how many were made."""
+        [(made,)] = await self._rows("make_partitions", {})
+        return made
+
+    async def trim_progress(self) -> int:
+        """Remove outranked rows of the ledger; returns how many."""
+        return await self._do("trim_progress", {})
+
+    async def trim_relays(self) -> int:
+        """Remove relays that were last seen long ago; returns how many."""
+        return await self._do("trim_relays", {})
+
+
+def _shards(held: Mapping[int, int]) -> dict[str, Any]:
+    return {"shards": list(held.keys()), "epochs": list(held.values())}
+
+
+def _positions(positions: Mapping[int, tuple[int, Position]]) -> dict[str, Any]:
+    at = [position for _, position in positions.values()]
+    return {
+        "shards": list(positions),
+        "epochs": [epoch for epoch, _ in positions.values()],
+        "a_seqs": [p.a.seq for p in at],
+        "a_snapshots": [p.a.snapshot for p in at],
+        "a_nexts": [p.a.next_xid for p in at],
+        "b_seqs": [p.b.seq if p.b else None for p in at],
+        "b_snapshots": [p.b.snapshot if p.b else None for p in at],
+        "b_nexts": [p.b.next_xid if p.b else None for p in at],
+        "lasts": [min(p.last, FOR_EVER) for p in at],
+    }
+
+
+def _new_rows(rows: Sequence[NewRow], epochs: Mapping[int, int]) -> dict[str, Any]:
+    fence = sorted({row.shard for row in rows})
+    return {
+        "ids": [r.id for r in rows],
+        "states": [r.state for r in rows],
+        "ordereds": [r.ordered for r in rows],
+        "due_in": [r.due_in for r in rows],
+        "attempts": [r.attempts for r in rows],
+        "claims": [r.claims for r in rows],
+        "leases": [r.lease for r in rows],
+        "lease_for": [r.lease_for for r in rows],
+        "errors": [r.error for r in rows],
+        "statuses": [r.status for r in rows],
+        "fence_shards": fence,
+        "fence_epochs": [epochs.get(shard, -1) for shard in fence],
+    }

@@ -1,0 +1,152 @@
+"""The ticks of one relay, shared by its sinks: taken while somebody wants one, at a pace that follows the flow.
+
+While events flow the log is looked at every millisecond or so. When nothing new has come for a moment, the
+relay lies down (see ``wakeup``), looks once more and sleeps until an emit wakes it or 250 ms have passed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import UTC, datetime, timedelta
+from typing import Protocol
+
+from outbox_relay.errors import IncarnationChanged
+from outbox_relay.store import Look, Store
+from outbox_relay.wakeup import Wakeup
+from outbox_relay.window import Tick, nothing_new
+
+PACE_SECONDS = 0.001
+"""Between two looks while events flow."""
+AWAKE_SECONDS = 0.02
+"""How long nothing new must come before the relay lies down."""
+SLEEP_SECONDS = 0.25
+"""Longest sleep: a wake-up that was missed costs no more than this."""
+POLL_FIRST_SECONDS = 0.005
+"""First sleep where no wake-up can come; then doubling up to ``SLEEP_SECONDS``."""
+
+
+class Log(Protocol):
+    """The part of a structured logger that is used here."""
+
+    def warning(self, event: str, **values: object) -> object: ...
+
+
+class Ticking:
+    """The newest tick, and who waits for a newer one.
+
+    ``era`` counts how often what was read may have become wrong: another incarnation of the server, a number
+    that went back, a lost connection, a tick so slow that a pooling proxy may have hidden any of these. Who
+    holds anything read in an earlier era drops it.
+    """
+
+    def __init__(self, store: Store, wakeup: Wakeup, lease_seconds: float, log: Log) -> None:
+        self._store = store
+        self._wakeup = wakeup
+        self._slow_seconds = lease_seconds / 3
+        self._log = log
+        self._waiting: set[asyncio.Event] = set()
+        self._wanted = asyncio.Event()
+        self._look: Look | None = None
+        self._losses = 0
+        self._empty_since = time.monotonic()
+        self._poll_seconds = POLL_FIRST_SECONDS
+        self._clock = datetime.min.replace(tzinfo=UTC)
+        self.era = 0
+        self.seen_at = time.monotonic()
+        """``time.monotonic()`` of the last tick."""
+
+    @property
+    def latest(self) -> Tick | None:
+        """The newest tick of this era."""
+        return self._look.tick if self._look else None
+
+    def now(self) -> datetime:
+        """The database's time, as far as is known: that of the last tick and what has passed since here."""
+        return self._clock + timedelta(seconds=time.monotonic() - self.seen_at)
+
+    def since(self, era: int) -> Tick | None:
+        """The newest tick. Raises ``IncarnationChanged`` if it is not of ``era``."""
+        if era != self.era:
+            raise IncarnationChanged("the server may not be the one that was read from")
+        return self.latest
+
+    def want(self, event: asyncio.Event) -> None:
+        """Set ``event`` once there is a tick that may show more than the latest one."""
+        self._waiting.add(event)
+        self._wanted.set()
+
+    async def run(self) -> None:
+        """Tick while wanted, until cancelled. Raises ``DatabaseLost``."""
+        try:
+            while True:
+                await self._wanted.wait()
+                await self._tick()
+                if self._waiting:
+                    await self._rest()
+        finally:
+            await self._wakeup.close()
+
+    async def refresh(self) -> Tick:
+        """A tick taken now."""
+        await self._tick()
+        assert self._look is not None
+        return self._look.tick
+
+    async def _tick(self) -> None:
+        before = self._look
+        asked = time.monotonic()
+        try:
+            look = await self._store.tick()
+        except BaseException:
+            self._new_era("a tick failed", None)
+            raise
+        self.seen_at, self._clock = time.monotonic(), look.now
+        reason = self._doubt(before, look, self.seen_at - asked)
+        if reason:
+            self._new_era(reason, look)
+        elif before is None or not nothing_new(before.tick, look.tick):
+            self._publish(look)
+
+    def _doubt(self, before: Look | None, look: Look, took: float) -> str | None:
+        if before is None:
+            self._losses = self._store.connection_losses
+            return None
+        if self._store.connection_losses != self._losses:
+            return "a connection was lost"
+        if took > self._slow_seconds:
+            return f"a tick took {took:.1f} s"
+        if look.incarnation != before.incarnation:
+            return "the server is another incarnation"
+        if look.tick.seq < before.tick.seq or look.tick.next_xid < before.tick.next_xid or look.wal < before.wal:
+            return "the server's numbers went back"
+        return None
+
+    def _new_era(self, reason: str, look: Look | None) -> None:
+        self.era += 1
+        self._losses = self._store.connection_losses
+        self._log.warning("starting again from the ledger", reason=reason)
+        self._publish(look)
+
+    def _publish(self, look: Look | None) -> None:
+        self._look = look
+        self._empty_since = time.monotonic()
+        self._poll_seconds = POLL_FIRST_SECONDS
+        for event in self._waiting:
+            event.set()
+        self._waiting.clear()
+        self._wanted.clear()
+
+    async def _rest(self) -> None:
+        """Wait before the next look, while nothing new comes."""
+        if time.monotonic() - self._empty_since < AWAKE_SECONDS:
+            await asyncio.sleep(PACE_SECONDS)
+        elif await self._wakeup.lie_down():
+            await self._tick()
+            while self._waiting:
+                await self._wakeup.sleep(SLEEP_SECONDS)
+                await self._tick()
+            await self._wakeup.get_up()
+        else:
+            await asyncio.sleep(self._poll_seconds)
+            self._poll_seconds = min(self._poll_seconds * 2, SLEEP_SECONDS)

@@ -1,0 +1,135 @@
+"""Ticks, windows and positions: how the log is read so that nothing is lost and nobody is waited for. Pure.
+
+Ids do not become visible in order: a transaction may take a small id and commit late. Gating on the oldest
+running transaction would be safe and would let one long transaction anywhere in the cluster stop everything.
+So a sink reads *windows between two snapshots*, as PgQ does.
+
+A **tick** holds the id sequence's value, then (later) a snapshot, and the transactions that may be running
+then: those that the snapshot lists, and every xid from the snapshot's xmax up to the next xid, because a
+snapshot's xmax is only the newest *finished* xid plus one.
+
+The **window** from tick A to tick B has two parts, each in id order:
+
+- the latecomers: ``id <= A.seq``, running at A, visible in B;
+- the rest: ``id > A.seq``, visible in B, not visible in A.
+
+Together they are what became visible between A and B. An event's xid is assigned before its id, so whoever
+starts after A takes ids above ``A.seq``: nothing else can be below it. Of one key, whose writers exclude each
+other, each writer commits before the next takes an id; so id order is commit order inside a window, and a
+window is cut by id only.
+
+A **position** is (A, B or nothing, the last id done in the window). Ids up to ``A.seq`` belong to the first
+part and ids above it to the second, so the last id also tells which part is being read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Tick(NamedTuple):
+    """One look at the log: its sequence value, then the snapshot (``xmin:xmax:running``), then the next xid."""
+
+    seq: int
+    snapshot: str
+    next_xid: int
+
+    @property
+    def xmax(self) -> int:
+        """The first xid that the snapshot takes for unfinished."""
+        return int(self.snapshot.split(":", 2)[1])
+
+    @property
+    def running(self) -> frozenset[int]:
+        """The xids below ``xmax`` that were running."""
+        listed = self.snapshot.split(":", 2)[2]
+        return frozenset(map(int, listed.split(","))) if listed else frozenset()
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether any transaction may have been running, so that latecomers may come."""
+        _, xmax, listed = self.snapshot.split(":", 2)
+        return bool(listed) or int(xmax) < self.next_xid
+
+
+BEGINNING = Tick(0, "3:3:", 3)
+"""The tick in which nothing is visible: 3 is the first xid of a cluster."""
+
+
+class Position(NamedTuple):
+    """How far a shard has been delivered: the window from ``a`` to ``b``, done up to ``last``.
+
+    Without ``b`` it stands between two windows: everything visible in ``a`` is done, and ``last`` is 0.
+    """
+
+    a: Tick
+    b: Tick | None = None
+    last: int = 0
+
+    def opened(self, b: Tick) -> Position:
+        """The same place, at the start of the window that ends at ``b``."""
+        return Position(self.a, b, 0)
+
+    def at(self, last: int) -> Position:
+        """The same window, done up to the event with id ``last``."""
+        return Position(self.a, self.b, last)
+
+    def closed(self) -> Position:
+        """Behind the window: between it and the next."""
+        return self if self.b is None else Position(self.b)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A piece of a window that one read can return: ids in (``after``, ``upto``], latecomers or the rest.
+
+    ``last`` is whether the window is done when everything in it has been read.
+    """
+
+    late: bool
+    after: int
+    upto: int
+    last: bool
+
+
+FOR_EVER = 2**63 - 1
+"""Above every id."""
+
+
+def part(position: Position, span: int) -> Part:
+    """The next piece of the position's window; its rest is cut into ranges of ``span`` ids, so no read is unbounded.
+
+    The last range has no upper end: between the two reads of B an emit may have taken an id above ``B.seq``
+    and committed, which makes it visible in B.
+    """
+    a, b, last = position
+    if b is None:
+        raise ValueError("there is no window to read")
+    if last < a.seq and a.has_pending:
+        return Part(late=True, after=last, upto=a.seq, last=False)
+    after = max(last, a.seq)
+    upto = after + span
+    return Part(False, after, upto, False) if upto < b.seq else Part(False, after, FOR_EVER, True)
+
+
+def read(position: Position, piece: Part) -> Position:
+    """The position after all of ``piece`` has been read."""
+    return position.closed() if piece.last else position.at(piece.upto)
+
+
+def nothing_new(a: Tick, b: Tick) -> bool:
+    """Whether the window from ``a`` to ``b`` is certainly empty, judged without reading.
+
+    No id was taken in between, and no transaction that was running at ``a`` has finished. Such a tick is
+    thrown away: putting it in the place of ``a`` unread loses an event that took its id and committed between
+    the two reads of ``b``.
+    """
+    if a.seq != b.seq:
+        return False
+    if a.snapshot == b.snapshot or not a.has_pending:
+        return True
+    xmax, running = b.xmax, b.running
+    return all(x >= xmax or x in running for x in a.running) and all(
+        x in running for x in range(a.xmax, min(a.next_xid, xmax))
+    )

@@ -1,0 +1,647 @@
+-- The outbox: an append-only log of events, the sinks that read it, and the exceptions.
+-- Events are never changed. A sink's progress is a position per shard in the ledger `progress`; only an event
+-- that needs individual care becomes a row of `delivery`.
+
+create schema outbox;
+comment on schema outbox is 'Transactional outbox: events written with the business data, relayed to sinks.';
+
+create table outbox.meta (
+    single boolean primary key default true check (single),
+    schema_version integer not null,
+    min_relay integer not null
+);
+comment on column outbox.meta.min_relay is
+    'The oldest schema version that a relay may have been made for and still work on this one.';
+insert into outbox.meta (schema_version, min_relay) values (0, 0);
+
+-- Who was granted what by `migrate`, so that a later migration grants it again on what it makes anew.
+create table outbox.grantee (
+    role_name name not null,
+    kind text not null check (kind in ('emit', 'relay')),
+    primary key (role_name, kind)
+);
+
+-- ---------------------------------------------------------------------------------------------------------
+-- The log
+-- ---------------------------------------------------------------------------------------------------------
+
+-- The cache stays 1: ids must be given out in the order in which they are asked for.
+create sequence outbox.event_id_seq as bigint cache 1;
+
+-- `xid` is the first column on purpose. Defaults are evaluated in column order, so a transaction has its xid
+-- before it takes an id: whoever starts after a tick has ids above the tick's sequence value. No role may
+-- insert `id` or `xid`, or this would no longer hold.
+create table outbox.event (
+    xid xid8 not null default pg_current_xact_id(),
+    id bigint not null default nextval('outbox.event_id_seq'),
+    shard smallint not null generated always as
+        ((hashtextextended(coalesce(key, uid::text collate "C"), 0) & 63)::smallint) stored,
+    uid uuid not null,
+    type text collate "C" not null,
+    key text collate "C",
+    payload bytea,
+    content_type text not null,
+    headers jsonb,
+    deliver_at timestamptz,
+    created_at timestamptz not null default clock_timestamp()
+) partition by range (created_at);
+
+create index event_id on outbox.event (id, shard);
+create index event_xid on outbox.event (xid);
+create index event_uid on outbox.event (uid);
+
+-- A missing partition must never fail a business transaction.
+create table outbox.event_default partition of outbox.event default;
+
+-- uids that callers chose themselves, for their own idempotent retry.
+create table outbox.uid (
+    uid uuid primary key,
+    created_at timestamptz not null default clock_timestamp()
+);
+
+-- ---------------------------------------------------------------------------------------------------------
+-- Sinks, shards, positions
+-- ---------------------------------------------------------------------------------------------------------
+
+create table outbox.sink (
+    name text collate "C" primary key,
+    patterns text[] not null,
+    generation bigint not null default 1,
+    start text not null check (start in ('beginning', 'now')),
+    paused boolean not null default false,
+    circuit text not null default 'closed' check (circuit in ('closed', 'open', 'half-open')),
+    last_error text,
+    last_error_at timestamptz,
+    created_at timestamptz not null default clock_timestamp()
+);
+
+-- Written on claim, renewal and release only. `lease_until` of a shard without an owner is when it was released.
+create table outbox.shard (
+    sink text collate "C" not null references outbox.sink (name) on delete cascade,
+    shard smallint not null check (shard between 0 and 63),
+    owner uuid,
+    epoch bigint not null default 0,
+    lease_until timestamptz not null default clock_timestamp(),
+    crashes integer not null default 0,
+    primary key (sink, shard)
+) with (fillfactor = 50);
+
+-- The ledger of positions: appended to, never updated. Of a shard the newest row by (epoch, seq) counts.
+-- A position is (tick A, tick B or nothing, id of the last event done in the window from A to B).
+create table outbox.progress (
+    sink text collate "C" not null,
+    shard smallint not null,
+    epoch bigint not null,
+    seq bigint generated always as identity,
+    a_seq bigint not null,
+    a_snapshot pg_snapshot not null,
+    a_next bigint not null,
+    b_seq bigint,
+    b_snapshot pg_snapshot,
+    b_next bigint,
+    last_id bigint not null,
+    primary key (sink, shard, epoch, seq)
+);
+
+-- One row per live relay process: membership and status.
+create table outbox.relay (
+    id uuid primary key,
+    name text not null,
+    version text not null,
+    sinks text[] not null,
+    started_at timestamptz not null default clock_timestamp(),
+    seen_at timestamptz not null default clock_timestamp()
+) with (fillfactor = 50);
+
+-- ---------------------------------------------------------------------------------------------------------
+-- The exceptions
+-- ---------------------------------------------------------------------------------------------------------
+
+create table outbox.delivery (
+    sink text collate "C" not null,
+    id bigint not null,
+    shard smallint not null,
+    state text not null check (state in ('waiting', 'held', 'dead')),
+    ordered boolean not null,
+    due_at timestamptz not null,
+    priority smallint not null default 0,
+    attempts integer not null default 0,
+    claims integer not null default 0,
+    lease uuid,
+    lease_until timestamptz,
+    owner uuid,
+    last_error text,
+    last_status integer,
+    last_attempt_at timestamptz,
+    since timestamptz not null default clock_timestamp(),
+    uid uuid not null,
+    type text collate "C" not null,
+    key text collate "C",
+    payload bytea,
+    content_type text not null,
+    headers jsonb,
+    deliver_at timestamptz,
+    created_at timestamptz not null,
+    primary key (sink, id)
+) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500);
+comment on column outbox.delivery.ordered is
+    'Takes part in the order of its key: later events of the key wait behind this row. Scheduled events do not.';
+comment on column outbox.delivery.claims is
+    'Claims since the last settlement: a message that kills the process is stopped by this count.';
+
+create index delivery_due on outbox.delivery (sink, due_at, id) where state = 'waiting';
+create index delivery_key on outbox.delivery (sink, key, id) where ordered;
+create index delivery_dead on outbox.delivery (sink, id) where state = 'dead';
+create index delivery_uid on outbox.delivery (uid);
+
+-- ---------------------------------------------------------------------------------------------------------
+-- emit
+-- ---------------------------------------------------------------------------------------------------------
+
+-- A UUIDv7 (RFC 9562, 5.7): milliseconds since 1970 in the first 48 bits, random bits after them.
+create function outbox.uuid7() returns uuid
+language sql volatile parallel safe
+return encode(
+    set_bit(
+        set_bit(
+            overlay(
+                uuid_send(gen_random_uuid())
+                placing substring(int8send((extract(epoch from clock_timestamp()) * 1000)::bigint) from 3)
+                from 1 for 6
+            ),
+            52, 1
+        ),
+        53, 1
+    ),
+    'hex'
+)::uuid;
+
+-- What is wrong with a header mapping, or null. Names are HTTP tokens (RFC 9110, 5.6.2).
+create function outbox.header_fault(headers jsonb) returns text
+language plpgsql immutable
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    name text;
+    value jsonb;
+begin
+    if jsonb_typeof(headers) <> 'object' then
+        return format('headers must be a JSON object of strings, not %s', jsonb_typeof(headers));
+    end if;
+    if octet_length(headers::text) > 16384 then
+        return format('headers must have at most 16384 bytes as JSON; these have %s', octet_length(headers::text));
+    end if;
+    for name, value in select * from jsonb_each(headers) loop
+        if name !~ '^[A-Za-z0-9!#$%&''*+.^_`|~-]{1,255}$' then
+            return format('header name %s is not a token: 1 to 255 letters, digits or !#$%%&''*+-.^_`|~',
+                          quote_literal(left(name, 60)));
+        end if;
+        if jsonb_typeof(value) <> 'string' then
+            return format('the value of header %s must be a string, not %s', quote_literal(name), jsonb_typeof(value));
+        end if;
+        if (value #>> '{}') ~ '[\x01-\x08\x0a-\x1f\x7f]' then
+            return format('the value of header %s has a control character', quote_literal(name));
+        end if;
+    end loop;
+    return null;
+end
+$$;
+
+create function outbox.emit_raw(
+    type text,
+    payload bytea,
+    key text default null,
+    headers jsonb default null,
+    deliver_at timestamptz default null,
+    uid uuid default null,
+    content_type text default 'application/octet-stream'
+) returns uuid
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_variable
+declare
+    fault text;
+    most integer;
+begin
+    if type is null or type !~ '^[\x21-\x29\x2b-\x7e]{1,255}$' then
+        fault := format('type must be 1 to 255 visible ASCII characters without space and "*"; this one has %s',
+                        coalesce(length(type)::text || ' characters', 'no value'));
+    elsif payload is null then
+        fault := 'payload must not be null';
+    elsif octet_length(key) > 1024 then
+        fault := format('key must have at most 1024 bytes; this one has %s', octet_length(key));
+    elsif content_type is null or content_type !~ '^[\x20-\x7e]{1,255}$' then
+        fault := 'content_type must be 1 to 255 printable ASCII characters';
+    elsif deliver_at is not null and not isfinite(deliver_at) then
+        fault := 'deliver_at must be a finite time';
+    elsif headers is not null then
+        fault := outbox.header_fault(headers);
+    end if;
+    most := coalesce(nullif(current_setting('outbox.max_payload_bytes', true), '')::integer, 1048576);
+    if octet_length(payload) > most then
+        fault := format('payload must have at most %s bytes (setting outbox.max_payload_bytes); this one has %s',
+                        most, octet_length(payload));
+    end if;
+    if fault is not null then
+        raise exception using errcode = 'invalid_parameter_value', message = 'outbox.emit: ' || fault;
+    end if;
+
+    if uid is null then
+        uid := outbox.uuid7();
+    else
+        insert into outbox.uid (uid) values (uid) on conflict do nothing;
+        if not found then
+            return uid;
+        end if;
+    end if;
+    insert into outbox.event (uid, type, key, payload, content_type, headers, deliver_at)
+    values (uid, type, key, payload, content_type, headers, deliver_at);
+
+    -- A relay that sleeps holds this lock exclusively: only then is a notification worth its price, a lock
+    -- of the whole cluster at commit. Taken and given back in one expression, which leaves no point to be
+    -- interrupted between; nothing ever waits for it.
+    if not (pg_try_advisory_lock_shared(1869967971, 1) and pg_advisory_unlock_shared(1869967971, 1))
+       and current_setting('outbox.wake', true) is distinct from 'off' then
+        perform pg_notify('outbox', '');
+    end if;
+    return uid;
+end
+$$;
+
+create function outbox.emit(
+    type text,
+    payload jsonb,
+    key text default null,
+    headers jsonb default null,
+    deliver_at timestamptz default null,
+    uid uuid default null
+) returns uuid
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    return outbox.emit_raw(type, convert_to(payload::text, 'UTF8'), key, headers, deliver_at, uid, 'application/json');
+end
+$$;
+
+-- ---------------------------------------------------------------------------------------------------------
+-- Reading
+-- ---------------------------------------------------------------------------------------------------------
+
+-- A tick: what a sink's next window may end at. Its statements are separate on purpose: the sequence is read
+-- before the snapshot. `next_xid` bounds the transactions that may be running above the snapshot's xmax, which
+-- is only the newest finished xid plus one; leaving them out loses events. age() gives the next xid modulo
+-- 2^32, or the caller's own if it has one: hence the assertion. `incarnation` changes when the server was
+-- restarted, failed over or recovered from the crash of a backend.
+create function outbox.tick(
+    out seq bigint, out snapshot pg_snapshot, out next_xid bigint, out incarnation text, out wal bigint, out now timestamptz
+)
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    xmax bigint;
+begin
+    if pg_current_xact_id_if_assigned() is not null then
+        raise exception 'outbox.tick must be a transaction of its own';
+    end if;
+    select case when s.is_called then s.last_value else 0 end into seq from outbox.event_id_seq s;
+    snapshot := pg_current_snapshot();
+    xmax := pg_snapshot_xmax(snapshot)::text::bigint;
+    next_xid := xmax + (((3 + age('3'::xid)::bigint) - xmax) & 4294967295);
+    wal := pg_current_wal_lsn() - '0/0'::pg_lsn;
+    now := clock_timestamp();
+    incarnation := concat_ws('/', extract(epoch from pg_postmaster_start_time()),
+                             left(pg_walfile_name(pg_current_wal_lsn()), 8));
+    -- Before version 15 this view is read from a file that is written for every reader.
+    if current_setting('server_version_num')::integer >= 150000 then
+        incarnation := incarnation || '/' || (select extract(epoch from w.stats_reset) from pg_stat_wal w);
+    end if;
+end
+$$;
+
+-- The window from tick A to tick B, second part: ids above A's sequence value, visible in B and not in A, in
+-- id order, after `after_id` and up to `upto_id`.
+--
+-- At most `most_rows` events and, beyond the first, at most `most_bytes` of payload. The SET clauses fix the
+-- plan without session state: one generic plan, in index order, nothing sorted. Left to itself PostgreSQL
+-- plans anew at every call, or reads and sorts the whole backlog for every chunk.
+create function outbox.read_rest(
+    shards smallint[], types text[], a pg_snapshot, b pg_snapshot, after_id bigint, upto_id bigint,
+    most_rows integer, most_bytes bigint
+) returns table (
+    id bigint, shard smallint, uid text, type text, key text, payload bytea, content_type text, headers text,
+    deliver_at timestamptz, created_at timestamptz
+)
+language plpgsql stable rows 1000
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_sort = off
+set enable_incremental_sort = off
+set enable_bitmapscan = off
+set enable_seqscan = off
+as $$
+#variable_conflict use_column
+begin
+    return query
+    select w.id, w.shard, w.uid::text, w.type, w.key, w.payload, w.content_type, w.headers::text, w.deliver_at, w.created_at
+      from (
+        select e.id, e.shard, e.uid, e.type, e.key, e.payload, e.content_type, e.headers, e.deliver_at, e.created_at,
+               sum(octet_length(e.payload)) over (order by e.id rows unbounded preceding) as bytes
+          from (
+            select l.id, l.shard, l.uid, l.type, l.key, l.payload, l.content_type, l.headers, l.deliver_at, l.created_at
+              from outbox.event l
+             where l.id > after_id and l.id <= upto_id and l.shard = any (shards)
+               and (types is null or l.type like any (types))
+               and pg_visible_in_snapshot(l.xid, b) and not pg_visible_in_snapshot(l.xid, a)
+             order by l.id
+             limit most_rows
+          ) e
+      ) w
+     where w.bytes - coalesce(octet_length(w.payload), 0) < most_bytes or w.bytes is null;
+end
+$$;
+
+-- The window from tick A to tick B, first part: the latecomers, ids up to A's sequence value whose
+-- transactions were running at A and are visible in B. Found through the index on xid, which `id + 0` and
+-- `shard + 0` leave as the only one that fits; then sorted by id and cut.
+create function outbox.read_late(
+    shards smallint[], types text[], a pg_snapshot, a_next bigint, b pg_snapshot, after_id bigint, upto_id bigint,
+    most_rows integer, most_bytes bigint
+) returns table (
+    id bigint, shard smallint, uid text, type text, key text, payload bytea, content_type text, headers text,
+    deliver_at timestamptz, created_at timestamptz
+)
+language plpgsql stable rows 100
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set max_parallel_workers_per_gather = 0
+as $$
+#variable_conflict use_column
+declare
+    running xid8[] := array(select pg_snapshot_xip(a));
+    above xid8 := pg_snapshot_xmax(a);
+    below xid8 := a_next::text::xid8;
+begin
+    return query
+    select w.id, w.shard, w.uid::text, w.type, w.key, w.payload, w.content_type, w.headers::text, w.deliver_at, w.created_at
+      from (
+        select e.id, e.shard, e.uid, e.type, e.key, e.payload, e.content_type, e.headers, e.deliver_at, e.created_at,
+               sum(octet_length(e.payload)) over (order by e.id rows unbounded preceding) as bytes
+          from (
+            select l.id, l.shard, l.uid, l.type, l.key, l.payload, l.content_type, l.headers, l.deliver_at, l.created_at
+              from outbox.event l
+             where (l.xid = any (running) or (l.xid >= above and l.xid < below))
+               and l.id + 0 > after_id and l.id + 0 <= upto_id and (l.shard + 0) = any (shards)
+               and (types is null or l.type like any (types))
+               and pg_visible_in_snapshot(l.xid, b)
+             order by l.id + 0
+             limit most_rows
+          ) e
+      ) w
+     where w.bytes - coalesce(octet_length(w.payload), 0) < most_bytes or w.bytes is null
+     order by w.id;
+end
+$$;
+
+-- ---------------------------------------------------------------------------------------------------------
+-- Settling
+-- ---------------------------------------------------------------------------------------------------------
+
+-- One settlement of a sink, whole or not at all: new rows of `delivery`, then positions.
+--
+-- Every array of the first group has one entry per shard that moved, of the second one per new row, of the
+-- third one per shard of those rows. Rows are copied from the log. If there are rows, the fence comes first:
+-- each of their shards must still have this owner and epoch, and stays so until this commits, because a claim
+-- passes by rows that are locked. Returns false, and has written nothing, when the fence fails.
+-- Positions alone need no fence: what they say is true whoever says it, and the epoch ranks them.
+create function outbox.settle(
+    sink_name text, owner_id uuid,
+    shards smallint[], epochs bigint[],
+    a_seqs bigint[], a_snapshots pg_snapshot[], a_nexts bigint[],
+    b_seqs bigint[], b_snapshots pg_snapshot[], b_nexts bigint[], last_ids bigint[],
+    ids bigint[], states text[], ordereds boolean[], due_in double precision[], attempt_counts integer[], claim_counts integer[],
+    leases uuid[], lease_for double precision[], errors text[], statuses integer[],
+    fence_shards smallint[], fence_epochs bigint[]
+) returns boolean
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+#variable_conflict use_column
+declare
+    mine integer;
+    stored integer;
+begin
+    if cardinality(ids) > 0 then
+        select count(*) into mine from (
+            select 1 from unnest(fence_shards, fence_epochs) f (shard, epoch)
+              join outbox.shard s on s.sink = sink_name and s.shard = f.shard and s.epoch = f.epoch and s.owner = owner_id
+             order by s.shard
+               for share of s
+        ) locked;
+        if mine <> cardinality(fence_shards) then
+            return false;
+        end if;
+        insert into outbox.delivery (
+            sink, id, shard, state, ordered, due_at, attempts, claims, lease, lease_until, owner, last_error, last_status,
+            last_attempt_at, uid, type, key, payload, content_type, headers, deliver_at, created_at
+        )
+        select sink_name, e.id, e.shard, r.state, r.ordered,
+               coalesce(clock_timestamp() + r.due_in * interval '1 second', e.deliver_at, clock_timestamp()),
+               r.attempts, r.claims, r.lease, clock_timestamp() + r.lease_for * interval '1 second',
+               case when r.lease is not null then owner_id end, r.error, r.status,
+               case when r.attempts > 0 or r.lease is not null then clock_timestamp() end,
+               e.uid, e.type, e.key, e.payload, e.content_type, e.headers, e.deliver_at, e.created_at
+          from unnest(ids, states, ordereds, due_in, attempt_counts, claim_counts, leases, lease_for, errors, statuses)
+               r (id, state, ordered, due_in, attempts, claims, lease, lease_for, error, status)
+          join outbox.event e on e.id = r.id
+        on conflict (sink, id) do nothing;
+        select count(*) into stored
+          from unnest(ids) r (id) join outbox.delivery d on d.sink = sink_name and d.id = r.id;
+        if stored <> cardinality(ids) then
+            raise exception 'outbox.settle: % of % events are no longer in the log', cardinality(ids) - stored, cardinality(ids);
+        end if;
+    end if;
+    if cardinality(shards) > 0 then
+        insert into outbox.progress (sink, shard, epoch, a_seq, a_snapshot, a_next, b_seq, b_snapshot, b_next, last_id)
+        select sink_name, p.shard, p.epoch, p.a_seq, p.a_snapshot, p.a_next, p.b_seq, p.b_snapshot, p.b_next, p.last_id
+          from unnest(shards, epochs, a_seqs, a_snapshots, a_nexts, b_seqs, b_snapshots, b_nexts, last_ids)
+               p (shard, epoch, a_seq, a_snapshot, a_next, b_seq, b_snapshot, b_next, last_id);
+    end if;
+    return true;
+end
+$$;
+
+-- Claims rows of `delivery` that are due: sets owner, lease and `claims`, and returns their events.
+--
+-- A row of a key may be claimed when no earlier row of its sink and key takes part in the order: a condition
+-- of the claim, not a state that somebody must change, so nothing can be left behind. With `hold`, dead rows
+-- take part too. Waiting rows are found by the time they are due. Held rows have no time of their own: they
+-- are looked for at the head of the given `keys`, or of every key if `sweep`.
+-- `suspects` asks for rows that were claimed twice and never settled, which may have killed their process;
+-- they are claimed one at a time and by nobody who asks for others.
+create function outbox.claim_rows(
+    sink_name text, owner_id uuid, lease_id uuid, lease_for double precision, most_rows integer, most_bytes bigint,
+    hold boolean, keys text[], sweep boolean, suspects boolean
+) returns table (
+    id bigint, shard smallint, uid text, type text, key text, payload bytea, content_type text, headers text,
+    deliver_at timestamptz, created_at timestamptz, attempts integer, claims integer
+)
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+#variable_conflict use_column
+declare
+    waiting bigint[];
+    held bigint[];
+begin
+    waiting := array(
+        select d.id from outbox.delivery d
+         where d.sink = sink_name and d.state = 'waiting' and d.due_at <= now()
+           and (d.lease_until is null or d.lease_until <= now()) and (d.claims >= 2) = suspects
+           and (not d.ordered or not exists (
+                select from outbox.delivery f
+                 where f.sink = sink_name and f.key = d.key and f.id < d.id and f.ordered and (f.state <> 'dead' or hold)))
+         order by d.due_at, d.id
+         limit most_rows
+    );
+    if sweep then
+        keys := array(
+            with recursive blocked (key) as (
+                (select d.key from outbox.delivery d where d.sink = sink_name and d.ordered order by d.key limit 1)
+                union all
+                select (select d.key from outbox.delivery d
+                         where d.sink = sink_name and d.ordered and d.key > b.key order by d.key limit 1)
+                  from blocked b where b.key is not null
+            )
+            select b.key from blocked b where b.key is not null
+        );
+    end if;
+    held := array(
+        select h.id from unnest(keys) k (key)
+         cross join lateral (
+            select d.id, d.state, d.lease_until, d.claims from outbox.delivery d
+             where d.sink = sink_name and d.key = k.key and d.ordered and (d.state <> 'dead' or hold)
+             order by d.id limit 1
+         ) h
+         where h.state = 'held' and (h.lease_until is null or h.lease_until <= now()) and (h.claims >= 2) = suspects
+         limit most_rows
+    );
+    return query
+    update outbox.delivery d
+       set owner = owner_id, lease = lease_id, lease_until = clock_timestamp() + lease_for * interval '1 second',
+           claims = d.claims + 1
+      from (
+        select c.id from (
+            select b.id, sum(octet_length(b.payload)) over (order by b.id) - octet_length(b.payload) as before
+              from outbox.delivery b
+             where b.sink = sink_name and b.id = any (waiting || held)
+        ) c
+        where c.before < most_bytes or c.before is null
+        order by c.id
+        limit case when suspects then 1 else most_rows end
+      ) chosen
+      join lateral (
+        select l.id from outbox.delivery l
+         where l.sink = sink_name and l.id = chosen.id and l.state <> 'dead'
+           and (l.lease_until is null or l.lease_until <= now())
+           for update skip locked
+      ) locked on true
+     where d.sink = sink_name and d.id = locked.id
+    returning d.id, d.shard, d.uid::text, d.type, d.key, d.payload, d.content_type, d.headers::text, d.deliver_at,
+              d.created_at, d.attempts, d.claims;
+end
+$$;
+
+-- ---------------------------------------------------------------------------------------------------------
+-- Sinks
+-- ---------------------------------------------------------------------------------------------------------
+
+-- Makes a sink known, or gives it other patterns under a new generation. Its shards and their first position,
+-- one tick for all, are written in the same transaction. Without `start_at`, the first sink of a database
+-- begins at the beginning of the log and later ones at the tick.
+create function outbox.register_sink(
+    sink_name text, sink_patterns text[], start_at text, tick_seq bigint, tick_snapshot pg_snapshot, tick_next bigint
+) returns bigint
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    known outbox.sink;
+    beginning boolean;
+begin
+    lock table outbox.sink in share row exclusive mode;
+    select * into known from outbox.sink s where s.name = sink_name;
+    if found then
+        if known.patterns = sink_patterns then
+            return known.generation;
+        end if;
+        update outbox.sink s set patterns = sink_patterns, generation = s.generation + 1 where s.name = sink_name;
+        return known.generation + 1;
+    end if;
+    beginning := coalesce(start_at = 'beginning', not exists (select from outbox.sink));
+    insert into outbox.sink (name, patterns, start)
+    values (sink_name, sink_patterns, case when beginning then 'beginning' else 'now' end);
+    insert into outbox.shard (sink, shard) select sink_name, n from generate_series(0, 63) n;
+    insert into outbox.progress (sink, shard, epoch, a_seq, a_snapshot, a_next, last_id)
+    select sink_name, n, 0,
+           case when beginning then 0 else tick_seq end,
+           case when beginning then '3:3:'::pg_snapshot else tick_snapshot end,
+           case when beginning then 3 else tick_next end,
+           0
+      from generate_series(0, 63) n;
+    return 1;
+end
+$$;
+
+-- ---------------------------------------------------------------------------------------------------------
+-- Partitions
+-- ---------------------------------------------------------------------------------------------------------
+
+-- Makes the daily partitions (UTC) that are missing from today to `days_ahead` days ahead, and returns how many.
+-- They begin above the newest row of the DEFAULT partition, so that attaching finds nothing to move.
+-- SECURITY DEFINER because only the owner of the log may attach: the relay's role is not that.
+create function outbox.make_partitions(days_ahead integer default 3) returns integer
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set lock_timeout = '50ms'
+as $$
+declare
+    today timestamp := date_trunc('day', clock_timestamp() at time zone 'UTC');
+    newest timestamptz;
+    day timestamp;
+    part text;
+    made integer := 0;
+begin
+    if not pg_try_advisory_xact_lock(1869967971, 2) then
+        return 0;
+    end if;
+    for day in select today + n * interval '1 day' from generate_series(0, least(greatest(days_ahead, 1), 30)) n loop
+        part := 'event_' || to_char(day, 'YYYYMMDD');
+        continue when to_regclass('outbox.' || part) is not null;
+        select max(created_at) into newest from outbox.event_default;
+        continue when newest >= day at time zone 'UTC';
+        execute format('create table outbox.%I (like outbox.event including defaults including generated)', part);
+        execute format('alter table outbox.event attach partition outbox.%I for values from (%L) to (%L)',
+                       part, day at time zone 'UTC', (day + interval '1 day') at time zone 'UTC');
+        made := made + 1;
+    end loop;
+    return made;
+end
+$$;
+
+select outbox.make_partitions();
+
+revoke all on all tables in schema outbox from public;
+revoke all on all sequences in schema outbox from public;
+revoke all on all functions in schema outbox from public;
