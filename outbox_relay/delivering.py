@@ -20,7 +20,18 @@ from outbox_relay.event import Event
 from outbox_relay.gate import Gate
 from outbox_relay.ordering import Chunk
 from outbox_relay.ownership import Holding
-from outbox_relay.policy import DELIVERED, Dead, Delivered, Done, Failed, Retry, StandStill, Unavailable, Verdict, decide
+from outbox_relay.policy import (
+    DELIVERED,
+    Dead,
+    Delivered,
+    Done,
+    Failed,
+    Retry,
+    StandStill,
+    Unavailable,
+    Verdict,
+    decide,
+)
 from outbox_relay.settling import Settling
 from outbox_relay.sinks import Sink
 from outbox_relay.spec import SinkSpec
@@ -158,8 +169,13 @@ class Desk:
 class Delivering(Protocol):
     """A way of delivering chunks. ``put`` hands one over; ``run`` works until cancelled."""
 
-    def put(self, chunk: Chunk) -> None: ...
-    async def run(self) -> None: ...
+    def put(self, chunk: Chunk) -> None:
+        """Deliver ``chunk`` after everything that was put before it."""
+        ...
+
+    async def run(self) -> None:
+        """Deliver what is put, until cancelled."""
+        ...
 
 
 @dataclass(slots=True)
@@ -384,4 +400,3 @@ class RequestDelivering:
 def delivering(desk: Desk) -> Delivering:
     """The way of delivering that fits the sink."""
     return BatchDelivering(desk) if desk.sink.keeps_order else RequestDelivering(desk)
-

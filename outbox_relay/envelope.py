@@ -18,6 +18,7 @@ REMEMBERED_TOPICS = 4096
 _LEGAL = re.compile(rf"[a-zA-Z0-9._-]{{1,{TOPIC_CHARS}}}")
 _ILLEGAL_CHARACTER = re.compile(r"[^a-zA-Z0-9._-]")
 _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_SHORT_NAME = re.compile(r"[ A-Za-z0-9_.-]{0,60}")
 _TOKEN = re.compile(r"\{\{|\}\}|\{(?P<field>[^{}]*)\}|[{}]|[^{}]+")
 _HEADERS = "headers."
 
@@ -54,27 +55,27 @@ class TopicTemplate:
             raise ValueError(f"makes topic names of more than {TOPIC_CHARS} characters")
         return template
 
-    def render(self, type: str, key: str | None, headers: Mapping[str, str]) -> str:
+    def render(self, event_type: str, key: str | None, headers: Mapping[str, str]) -> str:
         """The topic of an event.
 
         Raises ValueError when the event lacks a field of the template, or the result is no legal topic name
-        (1 to 249 of ``a-z A-Z 0-9 . _ -``, and neither ``.`` nor ``..``). The message holds no value of a key or header.
+        (1 to 249 of ``a-z A-Z 0-9 . _ -``, and neither ``.`` nor ``..``). The message holds no value.
         """
         if self._constant is not None:
             return self._constant
         if self.fields == ("type",):
-            return self._by_type.get(type) or self._remember(type)
-        return self._make(type, key, headers)
+            return self._by_type.get(event_type) or self._remember(event_type)
+        return self._make(event_type, key, headers)
 
-    def _remember(self, type: str) -> str:
+    def _remember(self, event_type: str) -> str:
         if len(self._by_type) >= REMEMBERED_TOPICS:
             self._by_type.clear()
-        topic = self._by_type[type] = self._make(type, None, {})
+        topic = self._by_type[event_type] = self._make(event_type, None, {})
         return topic
 
-    def _make(self, type: str, key: str | None, headers: Mapping[str, str]) -> str:
+    def _make(self, event_type: str, key: str | None, headers: Mapping[str, str]) -> str:
         made = "".join(
-            _value(piece, type, key, headers) if is_field else piece for is_field, piece in self._parts
+            _value(piece, event_type, key, headers) if is_field else piece for is_field, piece in self._parts
         )
         if not _LEGAL.fullmatch(made) or made in (".", ".."):
             _check_topic(made)
@@ -112,7 +113,8 @@ def _field(name: str, at: int) -> str:
     header = name.removeprefix(_HEADERS)
     if header != name and _HEADER_NAME.fullmatch(header):
         return name
-    raise ValueError(f"position {at}: unknown field {{{name}}}; {_meant(name)}")
+    shown = f" {{{name}}}" if _SHORT_NAME.fullmatch(name) else ""
+    raise ValueError(f"position {at}: unknown field{shown}; {_meant(name)}")
 
 
 def _meant(name: str) -> str:
@@ -126,9 +128,9 @@ def _meant(name: str) -> str:
     return "fields are {type}, {key} and {headers.NAME}"
 
 
-def _value(field: str, type: str, key: str | None, headers: Mapping[str, str]) -> str:
+def _value(field: str, event_type: str, key: str | None, headers: Mapping[str, str]) -> str:
     if field == "type":
-        value = type
+        value = event_type
     elif field == "key":
         value = key
     else:

@@ -25,6 +25,11 @@ class Gate:
         self._heard = asyncio.Event()
 
     @property
+    def state(self) -> str:
+        """``closed``, ``open`` or ``half-open``."""
+        return self._circuit.state
+
+    @property
     def closed(self) -> bool:
         """Whether events flow."""
         return self._circuit.state == "closed"

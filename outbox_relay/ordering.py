@@ -165,7 +165,7 @@ class Blocked:
         return self.committed, asked
 
     def free(self, asked_at: int, asked: Iterable[str], still: Collection[str]) -> list[str]:
-        """Forget those of ``asked`` that have no rows ``still`` and were not touched after ``asked_at``; returns them."""
+        """Forget those of ``asked`` without rows ``still`` that were not touched after ``asked_at``; returns them."""
         freed = [key for key in asked if key not in still and self._keys.get(key, (asked_at + 1, 0))[0] <= asked_at]
         for key in freed:
             del self._keys[key]

@@ -11,10 +11,11 @@ import asyncio
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 from uuid import UUID
 
 from outbox_relay.event import SHARDS
+from outbox_relay.log import Log
 from outbox_relay.store import Claimed, SinkRow, Store
 
 POLL_SECONDS = 1.0
@@ -27,13 +28,6 @@ class Lease(NamedTuple):
     epoch: int
     until: float
     crashes: int
-
-
-class Log(Protocol):
-    """The part of a structured logger that is used here."""
-
-    def info(self, event: str, **values: object) -> object: ...
-    def warning(self, event: str, **values: object) -> object: ...
 
 
 @dataclass(slots=True)
@@ -92,6 +86,8 @@ class Ownership:
         self._holdings: dict[str, Holding] = {}
         self._renewed_at = float("-inf")
         self._stopping = False
+        self.heard_at = float("-inf")
+        """``time.monotonic()`` of the last round that the database answered."""
 
     def add(self, sink: str, generation: int) -> Holding:
         """Serve ``sink`` under ``generation``; the holding returned fills as shards are claimed."""
@@ -125,6 +121,7 @@ class Ownership:
             await self._share()
         for holding in free:
             await self._claim(holding)
+        self.heard_at = time.monotonic()
 
     async def reclaim(self, holding: Holding) -> None:
         """New epochs for what is held of a sink: whatever was under way for it can no longer be settled."""

@@ -137,7 +137,7 @@ def clip(reason: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CircuitPolicy:
-    """When a sink's circuit opens, in failures in a row of different events, and when it is probed (seconds, doubling)."""
+    """When a circuit opens, in failures in a row of different events, and when it is probed, in seconds, doubling."""
 
     open_after: int = 20
     probe_seconds: float = 1.0
@@ -185,7 +185,9 @@ class Circuit:
         self._probing = False
         self.state = "closed"
 
-    def failed(self, event_id: int, reason: str, now: float, *, at_once: bool, retry_after: float | None = None) -> None:
+    def failed(
+        self, event_id: int, reason: str, now: float, *, at_once: bool, retry_after: float | None = None
+    ) -> None:
         """The destination did not take an event; ``at_once`` opens the circuit without counting further."""
         self.last_error = clip(reason)
         self._failing.add(event_id)

@@ -44,6 +44,7 @@ class Reading:
         holding: Holding,
         settling: Settling,
         put: Callable[[Chunk], None],
+        floor: int,
     ) -> None:
         self._spec = spec
         self._store = store
@@ -56,6 +57,7 @@ class Reading:
         self._readers: list[Reader] = []
         self._leaving: list[Reader] = []
         self._span = SPAN_IDS
+        self._floor = floor
         self.wake = asyncio.Event()
         """Set when there may be something to do."""
 
@@ -157,8 +159,9 @@ class Reading:
     async def _read(self, reader: Reader) -> None:
         """Read the next chunk of ``reader`` and hand it over."""
         start = reader.position
-        assert start.b is not None
-        piece = part(start, self._span)
+        if start.b is None:
+            return
+        piece = part(start, self._span, self._floor)
         most = SUSPECT_EVENTS if self._suspect(reader) else CHUNK_EVENTS
         ask = self._store.read_late if piece.late else self._store.read_rest
         shards = sorted(reader.shards)

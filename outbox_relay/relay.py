@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from outbox_relay.delivering import Desk, delivering
-from outbox_relay.errors import RelayError
+from outbox_relay.errors import RelayError, StartAgain
 from outbox_relay.gate import Gate
-from outbox_relay.ownership import Holding, Log, Ownership
+from outbox_relay.log import Log
+from outbox_relay.ordering import Reader
+from outbox_relay.ownership import Holding, Ownership
 from outbox_relay.policy import Circuit
 from outbox_relay.reading import Reading
 from outbox_relay.rows import Rows
@@ -39,6 +42,27 @@ class SinkRelay:
     log: Log
     stopping: asyncio.Event
     noise: Callable[[], float] = lambda: random.uniform(-1.0, 1.0)  # noqa: S311 - jitter is no secret
+    _next: tuple[SinkSpec, int] | None = None
+    _gate: Gate | None = None
+    _settling: Settling | None = None
+
+    @property
+    def circuit(self) -> str:
+        """The state of the sink's circuit in this process."""
+        return self._gate.state if self._gate else "closed"
+
+    @property
+    def readers(self) -> Sequence[Reader]:
+        """The readers of the session under way: where its shards stand, and what of them is in hand."""
+        return self._settling.readers if self._settling else ()
+
+    def reload(self, spec: SinkSpec, generation: int) -> None:
+        """Go on as ``spec`` says, once everything in hand is settled and every shard released.
+
+        The database already says so: until then this relay counts as one with an older configuration.
+        """
+        if generation != self.holding.generation:
+            self._next = (spec, generation)
 
     async def run(self) -> None:
         """One session: everything from the ledger on, until told to stop and drained.
@@ -47,12 +71,13 @@ class SinkRelay:
         """
         await self.sink.reset()
         await self.ownership.reclaim(self.holding)
-        settling = Settling(self.store, self.holding, self.ownership.relay)
+        floor = await self.store.floor()
+        self._settling = settling = Settling(self.store, self.holding, self.ownership.relay)
         desk = self._desk(settling)
         direct, rows = delivering(desk), Rows(desk, self.store, self.ownership.relay, self.log)
         desk.overdue, desk.due_in = rows.overdue, rows.due_in
         reading = Reading(
-            self.spec, self.store, self.ticking, self.ownership, self.holding, settling, direct.put
+            self.spec, self.store, self.ticking, self.ownership, self.holding, settling, direct.put, floor
         )
         self.holding.changed = reading.wake.set
         try:
@@ -67,22 +92,30 @@ class SinkRelay:
     async def _claim_deliver_settle(self, reading: Reading, rows: Rows) -> None:
         """The loop. What it reads is handed to ``direct``, what becomes of that is settled as it comes."""
         while not self.stopping.is_set() or self.holding.held or rows.under_way:
+            self._adopt_reload()
             reading.wake.clear()
             await reading.adopt()
             if not await reading.step():
                 await _within(DRAIN_SECONDS if self._draining(reading) else LOOK_SECONDS, reading.wake)
 
+    def _adopt_reload(self) -> None:
+        if self._next is None or self.holding.held:
+            return
+        (self.spec, generation), self._next = self._next, None
+        self.ownership.serve(self.spec.name, generation)
+        raise StartAgain("the configuration was reloaded")
+
     def _draining(self, reading: Reading) -> bool:
         return reading.draining or self.stopping.is_set()
 
     def _desk(self, settling: Settling) -> Desk:
-        circuit = Circuit(self.spec.circuit)
+        self._gate = Gate(self.store, self.holding, Circuit(self.spec.circuit))
         return Desk(
             spec=self.spec,
             sink=self.sink,
             holding=self.holding,
             settling=settling,
-            gate=Gate(self.store, self.holding, circuit),
+            gate=self._gate,
             now=self.ticking.now,
             noise=self.noise,
             slots=asyncio.Semaphore(self.sink.max_in_flight),
@@ -96,7 +129,7 @@ def first(group: BaseExceptionGroup[BaseException]) -> BaseException:
     while pending:
         exception = pending.pop(0)
         if isinstance(exception, BaseExceptionGroup):
-            pending.extend(exception.exceptions)
+            pending.extend(cast("BaseExceptionGroup[BaseException]", exception).exceptions)
         else:
             leaves.append(exception)
     return next((leaf for leaf in leaves if not isinstance(leaf, RelayError)), leaves[0])

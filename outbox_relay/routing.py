@@ -34,17 +34,17 @@ def canonical(pattern: str) -> str:
     return re.sub(r"\*+", "*", pattern)
 
 
-def matches(pattern: str, type: str) -> bool:
-    """Whether the event type ``type`` matches ``pattern``, in time linear in the pattern times the type."""
+def matches(pattern: str, event_type: str) -> bool:
+    """Whether ``event_type`` matches ``pattern``, in time linear in the pattern times the type."""
     first, *others = pattern.split("*")
     if not others:
-        return type == pattern
+        return event_type == pattern
     *middle, last = others
-    if len(type) < len(first) + len(last) or not type.startswith(first) or not type.endswith(last):
+    if len(event_type) < len(first) + len(last) or not event_type.startswith(first) or not event_type.endswith(last):
         return False
-    at, end = len(first), len(type) - len(last)
+    at, end = len(first), len(event_type) - len(last)
     for part in middle:
-        found = type.find(part, at, end)
+        found = event_type.find(part, at, end)
         if found < 0:
             return False
         at = found + len(part)
@@ -64,7 +64,9 @@ class Routes:
     """
 
     table: Mapping[str, tuple[str, ...]]
-    _by_type: dict[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]], init=False, compare=False)
+    _by_type: dict[str, frozenset[str]] = field(
+        default_factory=dict[str, frozenset[str]], init=False, compare=False, repr=False
+    )
 
     def __post_init__(self) -> None:
         """Make the patterns canonical; spellings of one pattern are joined."""
@@ -79,19 +81,19 @@ class Routes:
         """Every sink that some route leads to."""
         return frozenset(sink for sinks in self.table.values() for sink in sinks)
 
-    def sinks_for(self, type: str) -> frozenset[str]:
+    def sinks_for(self, event_type: str) -> frozenset[str]:
         """The sinks that an event of this type goes to; none when no route matches."""
-        found = self._by_type.get(type)
+        found = self._by_type.get(event_type)
         if found is None:
             if len(self._by_type) >= REMEMBERED_TYPES:
                 self._by_type.clear()
-            found = frozenset(s for pattern, sinks in self.table.items() if matches(pattern, type) for s in sinks)
-            self._by_type[type] = found
+            found = frozenset(s for pattern, sinks in self.table.items() if matches(pattern, event_type) for s in sinks)
+            self._by_type[event_type] = found
         return found
 
-    def routed(self, type: str) -> bool:
+    def routed(self, event_type: str) -> bool:
         """Whether any route matches this type."""
-        return bool(self.sinks_for(type))
+        return bool(self.sinks_for(event_type))
 
     def patterns_for(self, sink: str) -> tuple[str, ...]:
         """The patterns that lead to ``sink``, sorted; just ``*`` when that is among them."""

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Sequence
 from uuid import UUID, uuid4
 
 from outbox_relay.delivering import LEASE_MARGIN_SECONDS, Desk
-from outbox_relay.ownership import Log
+from outbox_relay.log import Log
 from outbox_relay.policy import Dead, Done, Retry, StandStill, Verdict, decide
 from outbox_relay.store import ClaimedRow, RowBack, Store
 
@@ -138,7 +138,7 @@ class Rows:
             self._desk.slots.release()
 
     async def _claim(self, most: int) -> list[ClaimedRow]:
-        desk, now = self._desk, time.monotonic()
+        now = time.monotonic()
         sweep = now - self._swept_at >= POLL_SECONDS
         heads = [self._heads.pop() for _ in range(min(len(self._heads), MOST_KEYS))]
         if self._due_at <= now:
@@ -153,9 +153,7 @@ class Rows:
             self._swept_at = now if sweep else self._swept_at
         return claimed
 
-    async def _ask(
-        self, most: int, heads: Sequence[str], *, sweep: bool, suspects: bool = False
-    ) -> list[ClaimedRow]:
+    async def _ask(self, most: int, heads: Sequence[str], *, sweep: bool, suspects: bool = False) -> list[ClaimedRow]:
         desk = self._desk
         lease_seconds = desk.sink.timeout_seconds + 2 * LEASE_MARGIN_SECONDS
         return await self._store.claim_rows(

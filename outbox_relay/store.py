@@ -7,7 +7,8 @@ changes behind a transaction-pooling proxy, and no client that vanishes leaves a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+import json
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,11 +22,12 @@ from psycopg.rows import AsyncRowFactory, namedtuple_row, tuple_row
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
 from outbox_relay.dberrors import explain
-from outbox_relay.errors import DatabaseLost, LeaseLost
+from outbox_relay.errors import DatabaseLost, LeaseLost, Unusable
 from outbox_relay.event import Event
 from outbox_relay.window import FOR_EVER, Position, Tick
 
 T = TypeVar("T")
+TUPLES: AsyncRowFactory[Any] = cast(Any, tuple_row)
 
 CONNECT_SECONDS = 5
 """Longest wait for a new connection."""
@@ -159,8 +161,11 @@ class Store:
     async def open(self) -> None:
         """Connect once, to learn what is wrong if anything is, and keep a pool from then on."""
         await self.close()
-        async with asyncio.timeout(CONNECT_SECONDS * 2):
-            await (await self._connect()).close()
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS * 2):
+                await (await self._connect()).close()
+        except TimeoutError:
+            raise DatabaseLost(f"the database did not answer within {CONNECT_SECONDS * 2} s") from None
         self._pool = AsyncConnectionPool(
             conninfo=self._dsn,
             min_size=1,
@@ -180,6 +185,16 @@ class Store:
             pool, self._pool = self._pool, None
             await pool.close(timeout=1.0)
 
+    async def mend(self) -> None:
+        """Drop the connections that are broken, after one was found to be."""
+        if self._pool is None:
+            return
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                await self._pool.check()
+        except (TimeoutError, psycopg.Error):
+            return
+
     async def _connect(self) -> AsyncConnection[Any]:
         try:
             return await AsyncConnection.connect(self._dsn(), autocommit=True, **cast(Any, CONNECTION_DEFAULTS))
@@ -190,11 +205,14 @@ class Store:
         connection.prepare_threshold = self._prepare_after
 
     @asynccontextmanager
-    async def _connection(self, deadline: float) -> AsyncIterator[AsyncConnection[Any]]:
+    async def _connection(self, deadline: float) -> AsyncGenerator[AsyncConnection[Any]]:
         if self._pool is None:
             raise DatabaseLost("there is no connection to the database")
         try:
-            async with asyncio.timeout(deadline), self._pool.connection(timeout=min(deadline, CONNECT_SECONDS)) as connection:
+            async with (
+                asyncio.timeout(deadline),
+                self._pool.connection(timeout=min(deadline, CONNECT_SECONDS)) as connection,
+            ):
                 yield connection
         except (PoolTimeout, PoolClosed):
             self.connection_losses += 1
@@ -211,7 +229,7 @@ class Store:
         self,
         name: str,
         parameters: Mapping[str, Any],
-        row_factory: AsyncRowFactory[T] = cast(Any, tuple_row),
+        row_factory: AsyncRowFactory[T] = TUPLES,
         deadline: float = CALL_SECONDS,
     ) -> list[T]:
         async with self._connection(deadline) as connection:
@@ -233,9 +251,18 @@ class Store:
         """(version of the schema, oldest version that a relay may have been made for)."""
         return (await self._rows("schema", {}))[0]
 
-    async def sane(self) -> tuple[bool, int]:
-        """(whether ids are stored above the sequence, the highest xid stored)."""
-        return (await self._rows("sane", {}))[0]
+    async def floor(self) -> int:
+        """The floor of the numbering (see ``outbox.rebase``).
+
+        Raises ``Unusable`` when ids or xids are stored that the server has not given out yet.
+        """
+        [(floor, ids_ahead, highest_xid)] = await self._rows("sane", {})
+        if ids_ahead or highest_xid > (await self.tick()).tick.next_xid:
+            raise Unusable(
+                "the log holds ids or transaction numbers that this server has not given out yet, as after a restore into "
+                "another cluster: stop every relay, then run outbox-relay rebase"
+            )
+        return floor
 
     # -- the log ------------------------------------------------------------------------------------------
 
@@ -322,18 +349,21 @@ class Store:
 
     # -- sinks and shards -----------------------------------------------------------------------------------
 
-    async def register_sink(self, sink: str, patterns: Sequence[str], start: str | None, tick: Tick) -> int:
-        """The generation under which this relay serves the sink; ``tick`` is where a new one may begin."""
+    async def register_sinks(
+        self, wanted: Iterable[tuple[str, Sequence[str], str | None]], tick: Tick
+    ) -> dict[str, int]:
+        """Make sinks (name, patterns, start) known; returns the generations under which this relay serves them.
+
+        ``tick`` is where a new sink may begin.
+        """
+        sinks = [{"name": name, "patterns": list(patterns), "start": start} for name, patterns, start in wanted]
         parameters = {
-            "sink": sink,
-            "patterns": list(patterns),
-            "start": start,
+            "wanted": json.dumps(sinks),
             "seq": tick.seq,
             "snapshot": tick.snapshot,
             "next": tick.next_xid,
         }
-        [(generation,)] = await self._rows("register_sink", parameters)
-        return generation
+        return dict(await self._rows("register_sinks", parameters))
 
     async def sinks(self, names: Iterable[str]) -> list[SinkRow]:
         """What the database says of these sinks."""
@@ -384,7 +414,9 @@ class Store:
         """Where these shards stand in the ledger."""
         found: dict[int, Position] = {}
         parameters = {"sink": sink, "shards": list(shards)}
-        for shard, a_seq, a_snapshot, a_next, b_seq, b_snapshot, b_next, last in await self._rows("positions", parameters):
+        for shard, a_seq, a_snapshot, a_next, b_seq, b_snapshot, b_next, last in await self._rows(
+            "positions", parameters
+        ):
             b = None if b_seq is None else Tick(b_seq, b_snapshot, b_next)
             found[shard] = Position(Tick(a_seq, a_snapshot, a_next), b, last)
         return found

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import time
 from datetime import UTC, datetime, timedelta
-from typing import Protocol
 
-from outbox_relay.errors import IncarnationChanged
+from outbox_relay.errors import DatabaseLost, IncarnationChanged
+from outbox_relay.log import Log
 from outbox_relay.store import Look, Store
 from outbox_relay.wakeup import Wakeup
 from outbox_relay.window import Tick, nothing_new
@@ -24,12 +24,6 @@ SLEEP_SECONDS = 0.25
 """Longest sleep: a wake-up that was missed costs no more than this."""
 POLL_FIRST_SECONDS = 0.005
 """First sleep where no wake-up can come; then doubling up to ``SLEEP_SECONDS``."""
-
-
-class Log(Protocol):
-    """The part of a structured logger that is used here."""
-
-    def warning(self, event: str, **values: object) -> object: ...
 
 
 class Ticking:
@@ -90,7 +84,8 @@ class Ticking:
     async def refresh(self) -> Tick:
         """A tick taken now."""
         await self._tick()
-        assert self._look is not None
+        if self._look is None:
+            raise DatabaseLost("no tick could be taken")
         return self._look.tick
 
     async def _tick(self) -> None:

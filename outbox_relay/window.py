@@ -57,6 +57,14 @@ BEGINNING = Tick(0, "3:3:", 3)
 """The tick in which nothing is visible: 3 is the first xid of a cluster."""
 
 
+EVERYTHING = f"{2**63 - 1}:{2**63 - 1}:"
+"""The snapshot in which every transaction is visible: it ends the last window of an old numbering (``outbox.rebase``).
+
+Such a window holds nothing above its tick's ``seq``; behind it stands the tick of that ``seq`` and of the snapshot that
+ends at the tick's ``next_xid``.
+"""
+
+
 class Position(NamedTuple):
     """How far a shard has been delivered: the window from ``a`` to ``b``, done up to ``last``.
 
@@ -77,7 +85,11 @@ class Position(NamedTuple):
 
     def closed(self) -> Position:
         """Behind the window: between it and the next."""
-        return self if self.b is None else Position(self.b)
+        if self.b is None:
+            return self
+        if self.b.snapshot == EVERYTHING:
+            return Position(Tick(self.b.seq, f"{self.b.next_xid}:{self.b.next_xid}:", self.b.next_xid))
+        return Position(self.b)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,20 +109,25 @@ FOR_EVER = 2**63 - 1
 """Above every id."""
 
 
-def part(position: Position, span: int) -> Part:
+def part(position: Position, span: int, floor: int = 0) -> Part:
     """The next piece of the position's window; its rest is cut into ranges of ``span`` ids, so no read is unbounded.
 
     The last range has no upper end: between the two reads of B an emit may have taken an id above ``B.seq``
-    and committed, which makes it visible in B.
+    and committed, which makes it visible in B. Ids up to ``floor`` carry xids of an old numbering: they are no
+    latecomers of a window of the new one.
     """
     a, b, last = position
     if b is None:
         raise ValueError("there is no window to read")
-    if last < a.seq and a.has_pending:
-        return Part(late=True, after=last, upto=a.seq, last=False)
+    old = b.snapshot == EVERYTHING
+    first = last if old else max(last, floor)
+    if first < a.seq and a.has_pending:
+        return Part(late=True, after=first, upto=a.seq, last=False)
     after = max(last, a.seq)
     upto = after + span
-    return Part(False, after, upto, False) if upto < b.seq else Part(False, after, FOR_EVER, True)
+    if upto < b.seq:
+        return Part(False, after, upto, False)
+    return Part(False, after, b.seq if old else FOR_EVER, True)
 
 
 def read(position: Position, piece: Part) -> Position:

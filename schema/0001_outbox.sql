@@ -8,8 +8,11 @@ comment on schema outbox is 'Transactional outbox: events written with the busin
 create table outbox.meta (
     single boolean primary key default true check (single),
     schema_version integer not null,
-    min_relay integer not null
+    min_relay integer not null,
+    floor bigint not null default 0
 );
+comment on column outbox.meta.floor is
+    'Ids up to this one carry transaction numbers of another numbering: see outbox.rebase.';
 comment on column outbox.meta.min_relay is
     'The oldest schema version that a relay may have been made for and still work on this one.';
 insert into outbox.meta (schema_version, min_relay) values (0, 0);
@@ -192,7 +195,7 @@ begin
         return format('headers must have at most 16384 bytes as JSON; these have %s', octet_length(headers::text));
     end if;
     for name, value in select * from jsonb_each(headers) loop
-        if name !~ '^[A-Za-z0-9!#$%&''*+.^_`|~-]{1,255}$' then
+        if length(name) not between 1 and 255 or name ~ '[^A-Za-z0-9!#$%&''*+.^_`|~-]' then
             return format('header name %s is not a token: 1 to 255 letters, digits or !#$%%&''*+-.^_`|~',
                           quote_literal(left(name, 60)));
         end if;
@@ -207,6 +210,7 @@ begin
 end
 $$;
 
+-- A regular expression with a bound such as {1,255} costs as much as the rest of an emit: lengths are compared.
 create function outbox.emit_raw(
     type text,
     payload bytea,
@@ -224,14 +228,14 @@ declare
     fault text;
     most integer;
 begin
-    if type is null or type !~ '^[\x21-\x29\x2b-\x7e]{1,255}$' then
+    if type is null or length(type) not between 1 and 255 or type ~ '[^\x21-\x29\x2b-\x7e]' then
         fault := format('type must be 1 to 255 visible ASCII characters without space and "*"; this one has %s',
                         coalesce(length(type)::text || ' characters', 'no value'));
     elsif payload is null then
         fault := 'payload must not be null';
     elsif octet_length(key) > 1024 then
         fault := format('key must have at most 1024 bytes; this one has %s', octet_length(key));
-    elsif content_type is null or content_type !~ '^[\x20-\x7e]{1,255}$' then
+    elsif content_type is null or length(content_type) not between 1 and 255 or content_type ~ '[^\x20-\x7e]' then
         fault := 'content_type must be 1 to 255 printable ASCII characters';
     elsif deliver_at is not null and not isfinite(deliver_at) then
         fault := 'deliver_at must be a finite time';
@@ -567,40 +571,87 @@ $$;
 -- Sinks
 -- ---------------------------------------------------------------------------------------------------------
 
--- Makes a sink known, or gives it other patterns under a new generation. Its shards and their first position,
--- one tick for all, are written in the same transaction. Without `start_at`, the first sink of a database
--- begins at the beginning of the log and later ones at the tick.
-create function outbox.register_sink(
-    sink_name text, sink_patterns text[], start_at text, tick_seq bigint, tick_snapshot pg_snapshot, tick_next bigint
-) returns bigint
+-- Makes the sinks of a configuration known, or gives them other patterns under a new generation, all in one
+-- transaction. `wanted` is a JSON array of {"name", "patterns": [...], "start": "beginning" | "now" | null}.
+-- The shards of a new sink and their first position, one tick for all, are written with it. Without `start`,
+-- the sinks of the first configuration of a database begin at the beginning of the log, later ones at the tick.
+create function outbox.register_sinks(
+    wanted jsonb, tick_seq bigint, tick_snapshot pg_snapshot, tick_next bigint
+) returns table (name text, generation bigint)
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    first boolean;
+    sink record;
+    beginning boolean;
+begin
+    lock table outbox.sink in share row exclusive mode;
+    first := not exists (select from outbox.sink);
+    for sink in
+        select w.name, array(select jsonb_array_elements_text(w.patterns)) as patterns, w.start
+          from jsonb_to_recordset(wanted) w (name text, patterns jsonb, start text)
+    loop
+        update outbox.sink s
+           set patterns = sink.patterns, generation = s.generation + (s.patterns <> sink.patterns)::integer
+         where s.name = sink.name;
+        if not found then
+            beginning := coalesce(sink.start = 'beginning', first);
+            insert into outbox.sink (name, patterns, start)
+            values (sink.name, sink.patterns, case when beginning then 'beginning' else 'now' end);
+            insert into outbox.shard (sink, shard) select sink.name, n from generate_series(0, 63) n;
+            insert into outbox.progress (sink, shard, epoch, a_seq, a_snapshot, a_next, last_id)
+            select sink.name, n, 0,
+                   case when beginning then 0 else tick_seq end,
+                   case when beginning then '3:3:'::pg_snapshot else tick_snapshot end,
+                   case when beginning then 3 else tick_next end,
+                   0
+              from generate_series(0, 63) n;
+        end if;
+    end loop;
+    return query
+        select s.name, s.generation from outbox.sink s
+         where s.name in (select w.name from jsonb_to_recordset(wanted) w (name text));
+end
+$$;
+
+-- After a restore, or a move to another cluster, the transaction numbers that are stored mean nothing to the
+-- server, and ids may be given out twice. This makes them harmless; run it while no relay runs. Returns the floor:
+-- the largest id or sequence value that is known; the sequence goes on above it.
+--
+-- Every shard gets a last window of the old numbering, from its old tick A to a tick in which everything is
+-- visible: what A does not show is read once more, up to the floor, whatever was done of the window that was open.
+-- `b_next` is the oldest transaction that runs now: behind that window the shard stands at a tick of the floor
+-- and of the snapshot that ends there, with nobody pending, because nobody who emits runs beside this lock.
+create function outbox.rebase() returns bigint
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-    known outbox.sink;
-    beginning boolean;
+    new_floor bigint;
+    oldest bigint;
 begin
-    lock table outbox.sink in share row exclusive mode;
-    select * into known from outbox.sink s where s.name = sink_name;
-    if found then
-        if known.patterns = sink_patterns then
-            return known.generation;
-        end if;
-        update outbox.sink s set patterns = sink_patterns, generation = s.generation + 1 where s.name = sink_name;
-        return known.generation + 1;
-    end if;
-    beginning := coalesce(start_at = 'beginning', not exists (select from outbox.sink));
-    insert into outbox.sink (name, patterns, start)
-    values (sink_name, sink_patterns, case when beginning then 'beginning' else 'now' end);
-    insert into outbox.shard (sink, shard) select sink_name, n from generate_series(0, 63) n;
-    insert into outbox.progress (sink, shard, epoch, a_seq, a_snapshot, a_next, last_id)
-    select sink_name, n, 0,
-           case when beginning then 0 else tick_seq end,
-           case when beginning then '3:3:'::pg_snapshot else tick_snapshot end,
-           case when beginning then 3 else tick_next end,
-           0
-      from generate_series(0, 63) n;
-    return 1;
+    lock table outbox.event, outbox.sink, outbox.shard, outbox.progress in access exclusive mode;
+    select greatest(
+               (select max(e.id) from outbox.event e),
+               (select s.last_value from outbox.event_id_seq s),
+               (select max(greatest(p.a_seq, p.b_seq, p.last_id)) from outbox.progress p)
+           ) into new_floor;
+    perform setval('outbox.event_id_seq', new_floor);
+    oldest := pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
+    update outbox.meta set floor = new_floor;
+    update outbox.shard set epoch = epoch + 1, owner = null, lease_until = clock_timestamp();
+    create temporary table rebased on commit drop as
+        select distinct on (p.sink, p.shard) p.sink, p.shard, s.epoch, p.a_seq, p.a_snapshot, p.a_next
+          from outbox.progress p join outbox.shard s on s.sink = p.sink and s.shard = p.shard
+         order by p.sink, p.shard, p.epoch desc, p.seq desc;
+    delete from outbox.progress;
+    insert into outbox.progress (sink, shard, epoch, a_seq, a_snapshot, a_next, b_seq, b_snapshot, b_next, last_id)
+    select r.sink, r.shard, r.epoch, r.a_seq, r.a_snapshot, r.a_next,
+           new_floor, '9223372036854775807:9223372036854775807:', oldest, 0
+      from pg_temp.rebased r;
+    return new_floor;
 end
 $$;
 

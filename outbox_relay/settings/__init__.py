@@ -1,8 +1,8 @@
 """Settings: what the file, the environment and the command line say, checked before anything starts.
 
-Call :func:`load` with the path of the TOML file and the environment. The environment wins over the file, the command line
-over both. Whatever is wrong is reported at once, in one :class:`outbox_relay.errors.Misconfigured`, by place and
-without any value that may be secret.
+Call :func:`load` with the path of the TOML file and the environment. The environment wins over the file, the
+command line over both. Whatever is wrong is reported at once, in one :class:`outbox_relay.errors.Misconfigured`, by
+place and without any value that may be secret.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 from outbox_relay.settings.environment import LogSettings, log_settings
 from outbox_relay.settings.loading import load, warnings
 from outbox_relay.settings.model import Database, Http, Relay, Settings
-from outbox_relay.settings.sinks import Circuit, KafkaSink, Retry, SigningSecret, WebhookSink
+from outbox_relay.settings.secrets import SigningSecret
+from outbox_relay.settings.sinks import Circuit, KafkaSink, Retry, WebhookSink
 
 __all__ = [
     "Circuit",

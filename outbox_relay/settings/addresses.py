@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import TypeAlias
-
-from ipaddress import IPv4Network
 
 Address: TypeAlias = IPv4Address | IPv6Address
 Network: TypeAlias = IPv4Network | IPv6Network
@@ -28,13 +26,11 @@ DENIED: dict[Network, str] = {
             *("203.0.113.0/24", "240.0.0.0/4"),
             *("100::/64", "2001:db8::/32", "3fff::/20", "5f00::/16"),
         ),
-        "translated or tunnelled": (
-            *("::/96", "64:ff9b::/96", "64:ff9b:1::/48", "2001::/23", "2002::/16"),
-        ),
+        "translated or tunnelled": (*("::/96", "64:ff9b::/96", "64:ff9b:1::/48", "2001::/23", "2002::/16"),),
     }.items()
     for network in networks
 }
-"""What no webhook goes to unless it is listed, and why. The IANA special-purpose registries and the tunnels into them."""
+"""What no webhook goes to unless it is listed, and why: IANA's special-purpose registries and the tunnels into them."""
 
 
 def denied(address: Address | str, allowed: Sequence[Network]) -> str | None:

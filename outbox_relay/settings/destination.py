@@ -25,8 +25,11 @@ def check_url(url: str, *, allow_http: bool, allowed: Sequence[Network]) -> None
     """
     parts = _split(url)
     if parts.scheme != "https" and not (parts.scheme == "http" and allow_http):
-        raise ValueError("plain http is refused: use https, or set allow_http = true" if parts.scheme == "http"
-                         else "should begin with https://")
+        raise ValueError(
+            "plain http is refused: use https, or set allow_http = true"
+            if parts.scheme == "http"
+            else "should begin with https://"
+        )
     if "@" in parts.netloc:
         raise ValueError("holds credentials before the host: take them out, requests are signed")
     if "#" in url:
@@ -86,12 +89,14 @@ def _ipv4(host: str) -> str:
 def _check_name(host: str, allowed: Sequence[Network]) -> None:
     labels = host.split(".")
     if len(host) > 253 or not all(_LABEL.fullmatch(label) for label in labels):
-        raise ValueError("has a host that is no name: letters, digits, hyphens and dots, at most 63 between dots; "
-                         "international names in their xn-- form")
+        raise ValueError(
+            "has a host that is no name: letters, digits, hyphens and dots, at most 63 between dots; "
+            "international names in their xn-- form"
+        )
     if labels[-1] == "localhost" and all(denied(address, allowed) for address in _LOOPBACK):
         raise ValueError('leads to this machine: list "127.0.0.0/8" in allow_networks if it should')
 
 
 def _check_address(address: str, allowed: Sequence[Network]) -> None:
     if kind := denied(address, allowed):
-        raise ValueError(f'leads to the {kind} address {address}: list its network in allow_networks if it should')
+        raise ValueError(f"leads to the {kind} address {address}: list its network in allow_networks if it should")

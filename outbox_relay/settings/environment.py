@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, cast, get_args
 
 from outbox_relay.errors import Misconfigured
-from outbox_relay.settings.problems import Path, meant
+from outbox_relay.settings import raw
+from outbox_relay.settings.problems import PREFIX, Path, meant, variable
 from outbox_relay.settings.shape import Shape, members, shape
 
-PREFIX = "OUTBOX_RELAY_"
 ALONE = ("OUTBOX_RELAY_CONFIG", "OUTBOX_RELAY_ROUTES", "OUTBOX_RELAY_LOG_LEVEL", "OUTBOX_RELAY_LOG_FORMAT")
 """The names without ``__`` that mean something."""
 
@@ -42,8 +42,8 @@ def log_settings(environ: Mapping[str, str], *, terminal: bool) -> LogSettings:
     an empty value is none. Raises Misconfigured when a value is not among the known ones.
     """
     level = _choice(environ, "OUTBOX_RELAY_LOG_LEVEL", get_args(Level), "info")
-    format = _choice(environ, "OUTBOX_RELAY_LOG_FORMAT", get_args(Format), "console" if terminal else "json")
-    return LogSettings(cast(Level, level), cast(Format, format))
+    shape_of_lines = _choice(environ, "OUTBOX_RELAY_LOG_FORMAT", get_args(Format), "console" if terminal else "json")
+    return LogSettings(cast(Level, level), cast(Format, shape_of_lines))
 
 
 def _choice(environ: Mapping[str, str], name: str, choices: Sequence[str], default: str) -> str:
@@ -65,10 +65,10 @@ class Environment:
         """Set ``path`` to ``value``, as said by the variable or option ``name``."""
         table = self.values
         for step in path[:-1]:
-            inner = table.get(str(step))
-            if not isinstance(inner, dict):
+            inner = raw.table(table.get(str(step)))
+            if inner is None:
                 inner = table[str(step)] = {}
-            table = cast(dict[str, Any], inner)
+            table = inner
         table[str(path[-1])] = value
         self.given[path] = name
 
@@ -76,21 +76,33 @@ class Environment:
 def read(environ: Mapping[str, str], file: Mapping[str, Any]) -> Environment:
     """The settings in ``environ``. ``file`` is what the file says: it tells the kinds of sinks."""
     found = Environment()
-    twins = {name: _path(name) for name in environ if name.startswith(PREFIX) and _is_twin(name)}
+    twins = {name: _path(name) for name in environ if name.startswith(PREFIX) and _is_variable(name)}
     kinds = _kinds(environ, file)
     for name, path in sorted(twins.items(), key=lambda twin: len(twin[1])):
-        wanted = shape(path, kinds)
-        if wanted is None:
-            found.problems.append(f"{name}: there is no such setting; {_nearest(path, kinds)}")
-            continue
         try:
-            found.put(path, name, _value(environ[name], wanted))
+            found.put(path, name, _value(environ[name], _shape(path, kinds)))
         except ValueError as error:
             found.problems.append(f"{name}: {error}")
     return found
 
 
-def _is_twin(name: str) -> bool:
+def _shape(path: tuple[str, ...], kinds: Mapping[str, str]) -> Shape:
+    """What the setting at ``path`` is. Raises ValueError, with the nearest variable, when there is none."""
+    match path:
+        case ("routes", _, *_):
+            raise ValueError("routes have no variables of their own; OUTBOX_RELAY_ROUTES holds the whole table as JSON")
+        case ("sinks", name, *_) if name not in kinds:
+            raise ValueError(
+                f"there is no sink {name}, and no {variable(('sinks', name, 'type'))}; {meant(name, kinds)}"
+            )
+        case _:
+            found = shape(path, kinds)
+    if found is None:
+        raise ValueError(f"there is no such setting; {_nearest(path, kinds)}")
+    return found
+
+
+def _is_variable(name: str) -> bool:
     return "__" in name.removeprefix(PREFIX) or name == "OUTBOX_RELAY_ROUTES"
 
 
@@ -102,18 +114,15 @@ def _path(name: str) -> tuple[str, ...]:
     return tuple(steps)
 
 
-def twin(path: Path) -> str:
-    """The variable that stands for ``path``."""
-    return PREFIX + "__".join(str(step) for step in path).upper().replace(".", "_")
-
-
 def _kinds(environ: Mapping[str, str], file: Mapping[str, Any]) -> dict[str, str]:
-    """The kind of each sink whose ``type`` is given, by its name."""
-    tables = file.get("sinks")
-    tables = cast(dict[str, Any], tables) if isinstance(tables, dict) else {}
-    found = {name: str(table.get("type")) for name, table in tables.items() if isinstance(table, dict)}
-    for name, value in environ.items():
+    """The kind of each sink that is given at all, by its name; empty when that is not plain."""
+    found: dict[str, str] = {}
+    for name, sink in (raw.table(file.get("sinks")) or {}).items():
+        found[name] = str((raw.table(sink) or {}).get("type", ""))
+    for name, value in sorted(environ.items()):
         match _path(name) if name.startswith(PREFIX) else ():
+            case ("sinks", sink):
+                found[sink] = ""
             case ("sinks", sink, "type"):
                 found[sink] = value
             case _:
@@ -121,12 +130,12 @@ def _kinds(environ: Mapping[str, str], file: Mapping[str, Any]) -> dict[str, str
     return found
 
 
-def _nearest(path: Path, kinds: Mapping[str, str]) -> str:
+def _nearest(path: tuple[str, ...], kinds: Mapping[str, str]) -> str:
     """Advice for a variable that stands for no setting, by the first of its steps that is wrong."""
     for length in range(1, len(path) + 1):
         if shape(path[:length], kinds) is None:
-            names = [twin((*path[: length - 1], name)) for name in members(path[: length - 1], kinds)]
-            return meant(twin(path[:length]), names)
+            names = [variable((*path[: length - 1], name)) for name in members(path[: length - 1], kinds)]
+            return meant(variable(path[:length]), names)
     return ""
 
 
@@ -141,8 +150,10 @@ def _value(text: str, wanted: Shape) -> Any:
         value = json.loads(text, object_pairs_hook=_object)
     except json.JSONDecodeError as error:
         raise ValueError(f"should be {example}: {error.msg} at character {error.pos + 1}") from None
+    except RecursionError:
+        raise ValueError(f"should be {example}, and is nested too deeply") from None
     if not isinstance(value, kind):
-        raise ValueError(f"should be {example}")
+        raise ValueError(f"should be {example}")  # noqa: TRY004 - one kind of error for whatever is wrong with the text
     return cast(Any, value)
 
 
@@ -151,4 +162,3 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(table) != len(pairs):
         raise ValueError("a JSON object in it has the same name twice")
     return table
-

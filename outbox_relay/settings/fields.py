@@ -20,7 +20,7 @@ class Section(BaseModel):
 
 def _no_boolean(value: object) -> object:
     if isinstance(value, bool):
-        raise ValueError("should be a number")
+        raise ValueError("should be a number")  # noqa: TRY004 - pydantic collects ValueError
     return value
 
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
+from contextvars import ContextVar
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainValidator, PrivateAttr, SecretStr, ValidationInfo, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from outbox_relay.errors import Misconfigured
 from outbox_relay.routing import Routes
+from outbox_relay.settings import raw
 from outbox_relay.settings.fields import STRICTNESS, Number, Section
 from outbox_relay.settings.places import Sources
+from outbox_relay.settings.problems import Path as Place
 from outbox_relay.settings.problems import Problem, Wrong
 from outbox_relay.settings.sinks import Sink, check_sink_name
 
@@ -32,20 +34,22 @@ def _check_dsn(text: str) -> str:
     if not dsn.isprintable():
         raise ValueError("holds a line break or a control character")
     if not dsn.startswith(("postgresql://", "postgres://")) and "=" not in dsn:
-        raise ValueError('should be "postgresql://USER@HOST:PORT/DATABASE" or pairs such as "host=HOST dbname=DATABASE"')
+        raise ValueError(
+            'should be "postgresql://USER@HOST:PORT/DATABASE" or pairs such as "host=HOST dbname=DATABASE"'
+        )
     return dsn
 
 
 class Database(Section):
     """How the database is reached."""
 
-    dsn_text: SecretStr | None = Field(None, alias="dsn")
+    dsn_text: SecretStr | None = Field(default=None, alias="dsn")
     """Connection string, "postgresql://…" or "host=… dbname=…"."""
     dsn_file: Path | None = None
     """A file with the connection string, instead of dsn; read at each connection, so a new password is seen."""
     pooler: Literal["none", "transaction"] = "none"
-    """What stands before the database: nothing ("none"), or a proxy that pools transactions ("transaction"): no prepared
-    statements, nothing of a session."""
+    """What stands before the database: nothing ("none"), or a proxy that pools transactions ("transaction"): no
+    prepared statements, nothing of a session."""
     listen_dsn: SecretStr | None = None
     """A direct connection for wake-ups when there is a pooler; empty or left out: none, the relay polls."""
 
@@ -109,12 +113,12 @@ class Relay(Section):
 
     name: str = Field(default_factory=_own_name, min_length=1, max_length=200, pattern=r"^[^\s\x00-\x1f\x7f]+$")
     """A label for people, 1 to 200 characters without blanks; by default host name and process id."""
-    lease_seconds: Number = Field(15.0, ge=1, le=600)
-    """How long a relay owns its shards without renewing, in seconds, 1 to 600. It renews every third of that; when it dies,
-    others take over after at most this time."""
-    park_after_seconds: Number = Field(1.0, gt=0, le=60)
-    """How long a position waits for one event in flight before the event is parked, in seconds, above 0 and at most 60."""
-    stop_after_seconds: Number = Field(20.0, gt=0, le=3600)
+    lease_seconds: Number = Field(default=15.0, ge=1, le=600)
+    """How long a relay owns its shards without renewing, in seconds, 1 to 600. It renews every third of that; when it
+    dies, others take over after at most this time."""
+    park_after_seconds: Number = Field(default=1.0, gt=0, le=60)
+    """How long a position waits for one event in flight until that is parked, in seconds, above 0 and at most 60."""
+    stop_after_seconds: Number = Field(default=20.0, gt=0, le=3600)
     """Time to finish what is in hand after SIGTERM, in seconds, above 0 and at most 3600."""
 
 
@@ -150,36 +154,39 @@ def _routes(value: object) -> Routes:
     """The table ``[routes]``, checked by itself; whether its sinks exist is checked beside the sinks."""
     if isinstance(value, Routes):
         return value
-    if not isinstance(value, Mapping):
+    rows = raw.table(value)
+    if rows is None:
         raise ValueError('should be a table of lists: "PATTERN" = ["SINK", …]')
     table: dict[str, tuple[str, ...]] = {}
     wrong: list[Problem] = []
-    for pattern, sinks in value.items():  # pyright: ignore[reportUnknownVariableType]
+    for pattern, sinks in rows.items():
         try:
-            table[str(pattern)] = _sink_names(sinks)  # pyright: ignore[reportUnknownArgumentType]
-            Routes({str(pattern): ()})  # pyright: ignore[reportUnknownArgumentType]
+            table[pattern] = _sink_names(sinks)
+            Routes({pattern: ()})
         except ValueError as error:
-            wrong.append(Problem((str(pattern),), str(error)))  # pyright: ignore[reportUnknownArgumentType]
+            wrong.append(Problem((pattern,), str(error)))
     if wrong:
         raise Wrong(wrong)
     return Routes(table)
 
 
 def _sink_names(value: object) -> tuple[str, ...]:
-    items: list[object] = list(value) if isinstance(value, list | tuple) else []  # pyright: ignore[reportUnknownArgumentType]
-    names = tuple(item for item in items if isinstance(item, str))
-    if not names or len(names) != len(items):
+    entries = raw.items(value) or []
+    names = tuple(entry for entry in entries if isinstance(entry, str))
+    if not names or len(names) != len(entries):
         raise ValueError('should be a list of one or more names of sinks: ["SINK", …]')
     return names
 
 
 SinkName = Annotated[str, BeforeValidator(check_sink_name)]
 
+_layers: ContextVar[tuple[dict[str, Any], ...]] = ContextVar("layers", default=())
+
 
 class Settings(BaseSettings):
     """Everything that a relay can be told. Made by :func:`outbox_relay.settings.load`."""
 
-    model_config = SettingsConfigDict(**STRICTNESS)
+    model_config = SettingsConfigDict(**STRICTNESS, case_sensitive=True)
 
     database: Database = Field(default_factory=Database)
     relay: Relay = Field(default_factory=Relay)
@@ -189,3 +196,32 @@ class Settings(BaseSettings):
     """Event type or pattern → names of sinks; an event goes to the union of all that match."""
 
     _sources: Sources = PrivateAttr(default_factory=Sources)
+
+    @classmethod
+    def layered(cls, *layers: dict[str, Any]) -> Settings:
+        """The settings in ``layers`` of raw values, the first of which wins. Raises pydantic's ValidationError."""
+        token = _layers.set(layers)
+        try:
+            return cls()
+        finally:
+            _layers.reset(token)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - the signature is pydantic-settings'
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - the same
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - the same
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Nothing but what is passed, and the layers: variables have names and rules of their own here."""
+        return (init_settings, *(InitSettingsSource(settings_cls, layer) for layer in _layers.get()))
+
+    def remember(self, sources: Sources) -> None:
+        """Keep where each setting was given, for :meth:`at`."""
+        self._sources = sources
+
+    def at(self, path: Place, text: str) -> str:
+        """A line for people about the setting at ``path``, such as ``relay.toml:12: sinks.crm: …``."""
+        return self._sources.at(path, text)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from outbox_relay.settings.problems import Path, place
+from outbox_relay.settings import raw
+from outbox_relay.settings.problems import Path, place, variable
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,14 +20,15 @@ class Sources:
     given: Mapping[Path, str] = field(default_factory=dict[Path, str])
 
     def where(self, path: Path) -> str:
-        """Where ``path`` was given, or the innermost table around it: ``relay.toml:12``, ``OUTBOX_RELAY_HTTP__LISTEN``."""
+        """Where ``path``, or else the table around it, was given: a file with its line, a variable, an option."""
         for length in range(len(path), 0, -1):
             if name := self.given.get(path[:length]):
                 return name
             if line := self.lines.get(path[:length]):
                 return f"{self.file}:{line}"
-        inside = next((name for at, name in self.given.items() if at[: len(path)] == path), None)
-        return inside or self.file or "settings"
+            if any(at[:length] == path[:length] for at in self.given):
+                return f"{variable(path[:length])}__…"
+        return self.file or "environment"
 
     def at(self, path: Path, text: str) -> str:
         """A line for people: where, which setting, and what there is to say of it."""
@@ -74,15 +76,16 @@ def _statements(text: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
 
 def _header(values: Any) -> Path:
     """The one path in the tables that a header alone makes."""
-    if isinstance(values, list):
-        return _header(values[0])
-    return next(((key, *_header(inner)) for key, inner in values.items()), ())
+    entries = raw.items(values)
+    if entries is not None:
+        return _header(entries[0])
+    return next(((key, *_header(inner)) for key, inner in (raw.table(values) or {}).items()), ())
 
 
 def _paths(values: Any) -> Iterator[Path]:
     """Every path in ``values``, tables before what they hold."""
-    items = values.items() if isinstance(values, dict) else enumerate(values) if isinstance(values, list) else ()
-    for key, inner in items:
+    entries: Iterable[tuple[str | int, Any]] = (raw.table(values) or {}).items() or enumerate(raw.items(values) or ())
+    for key, inner in entries:
         yield (key,)
         for path in _paths(inner):
             yield (key, *path)

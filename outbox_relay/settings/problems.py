@@ -11,6 +11,8 @@ from difflib import get_close_matches
 Path = tuple[str | int, ...]
 """Where a setting stands: names of tables and keys, numbers of list items from 0."""
 
+PREFIX = "OUTBOX_RELAY_"
+"""How every variable of the relay begins."""
 NAMED = 12
 """Valid names listed in a message, at most."""
 NAME_CHARS = 80
@@ -50,8 +52,13 @@ def _key(name: str) -> str:
     return shown if _BARE.fullmatch(shown) else json.dumps(shown, ensure_ascii=not shown.isprintable())
 
 
+def variable(path: Path) -> str:
+    """The variable of the environment that stands for ``path``."""
+    return PREFIX + "__".join(str(step) for step in path).upper().replace(".", "_")
+
+
 def meant(name: str, valid: Iterable[str]) -> str:
-    """Advice for whoever wrote ``name``: the nearest valid name, else the valid ones. Upper and lower case are alike."""
+    """Advice for whoever wrote ``name``: the nearest valid name, else all of them. Upper and lower case are alike."""
     names = {other.lower(): other for other in sorted(valid)}
     if near := get_close_matches(name.lower(), names, 1):
         return f"did you mean {names[near[0]]}?"

@@ -47,11 +47,19 @@ def _never(_: str) -> bool:
 
 _IDEMPOTENCE = "should be true or left out: without it a retry overtakes later records of the same key"
 _ACKS = 'should be "all" or left out: otherwise an acknowledged event can be lost with its broker'
-_TIMEOUT = "should be 0 or left out: a record that times out inside librdkafka is sent again behind later ones of its key"
-_IN_FLIGHT = f"should be 1 to {MAX_IN_FLIGHT} or left out: with more, a retry can overtake later records of the same key"
-_RETRIES = "should be left out: librdkafka tries again by itself for as long as order needs it, the relay decides the rest"
+_TIMEOUT = (
+    "should be 0 or left out: a record that times out inside librdkafka is sent again behind later ones of its key"
+)
+_IN_FLIGHT = (
+    f"should be 1 to {MAX_IN_FLIGHT} or left out: with more, a retry can overtake later records of the same key"
+)
+_RETRIES = (
+    "should be left out: librdkafka tries again by itself for as long as order needs it, the relay decides the rest"
+)
 _TRANSACTIONS = "should be left out: the relay does not produce in Kafka transactions"
-_PARTITIONER = "should be a partitioner that keeps a key in one partition, such as murmur2_random: order is per partition"
+_PARTITIONER = (
+    "should be a partitioner that keeps a key in one partition, such as murmur2_random: order is per partition"
+)
 _REPORTS = "should be left out: the relay needs a report for every record, delivered or not"
 _STRATEGY = 'should be "fifo" or left out: records are sent in order'
 _CALLBACK = "should be left out: it is a function in the program, not a setting in a file"
@@ -77,12 +85,14 @@ _RULES: dict[str, tuple[Callable[[str], bool], str]] = {
 
 
 def refusals(producer: Mapping[str, Scalar]) -> list[Problem]:
-    """What the relay refuses in ``producer``, each with its name as path and the reason; brokers that are missing too."""
+    """What the relay refuses in ``producer``, each by its name and with the reason; also that no brokers are named."""
     found = [
         Problem((name,), reason) for name, value in producer.items() if (reason := _refusal(name, value)) is not None
     ]
     if not any(str(producer.get(name, "")).strip() for name in SERVERS):
-        near = next(iter(get_close_matches(SERVERS[0], [name for name in producer if name not in SERVERS], 1, 0.8)), None)
+        near = next(
+            iter(get_close_matches(SERVERS[0], [name for name in producer if name not in SERVERS], 1, 0.8)), None
+        )
         hint = f"; did you mean it with {near}?" if near else ""
         found.append(Problem((), f'needs "{SERVERS[0]}" = "HOST:PORT,…"{hint}'))
     return found

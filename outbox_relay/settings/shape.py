@@ -1,4 +1,4 @@
-"""The shape of the settings, read from the models: which names a table may hold, and whether a setting is text, list or table."""
+"""The shape of the settings, read from the models: the names that a table may hold, and what a setting is."""
 
 from __future__ import annotations
 

@@ -1,0 +1,310 @@
+"""The service: everything composed, started, supervised and stopped. One event loop, one TaskGroup."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from uuid import uuid4
+
+from structlog.stdlib import BoundLogger
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
+
+from outbox_relay import __version__, migrate
+from outbox_relay.errors import DatabaseLost, Misconfigured, StartAgain, Unusable
+from outbox_relay.health import Health
+from outbox_relay.housekeeping import Housekeeping
+from outbox_relay.ownership import Ownership
+from outbox_relay.policy import CircuitPolicy
+from outbox_relay.relay import SinkRelay
+from outbox_relay.routing import like
+from outbox_relay.settings import KafkaSink as KafkaSettings
+from outbox_relay.settings import Settings, WebhookSink
+from outbox_relay.sinks import Sink
+from outbox_relay.sinks.kafka import KafkaSink
+from outbox_relay.spec import SinkSpec
+from outbox_relay.store import Store
+from outbox_relay.telemetry import logger
+from outbox_relay.ticking import Ticking
+from outbox_relay.wakeup import Wakeup
+
+RECOVER_MOST_SECONDS = 2.0
+"""Longest pause before a part that lost the database tries again."""
+HEALTHY_SECONDS = 10.0
+"""A part that ran this long begins with short pauses again."""
+READY_SECONDS = 10.0
+"""Without word from the database for this long a relay is not ready."""
+SURVIVED = (DatabaseLost, StartAgain, Unusable)
+"""What a running service survives: the part starts again."""
+
+
+def run(settings: Settings, reload: Callable[[], Settings]) -> int:
+    """Relay in the foreground until SIGTERM or SIGINT; returns the exit code.
+
+    ``reload`` reads the settings again, at SIGHUP. Raises ``Misconfigured`` or ``Unusable`` when the relay cannot
+    start and waiting would not mend it.
+    """
+    return asyncio.run(Service(settings, reload).serve())
+
+
+async def check_online(settings: Settings) -> list[str]:
+    """What is wrong with the database and the destinations, a line each; nothing when all answer."""
+    problems: list[str] = []
+    store = _store(settings, 2)
+    try:
+        await store.open()
+        await _check_schema(store)
+    except (DatabaseLost, Unusable, Misconfigured) as error:
+        problems.append(f"database: {error}")
+    finally:
+        await store.close()
+    for spec, sink in _sinks(settings):
+        try:
+            await sink.open()
+            reason = await sink.check()
+        finally:
+            await sink.close()
+        if reason:
+            problems.append(f"sinks.{spec.name}: {reason}")
+    return problems
+
+
+class Service:
+    """One relay process."""
+
+    def __init__(self, settings: Settings, reload: Callable[[], Settings]) -> None:
+        self._settings = settings
+        self._reload = reload
+        self._log: BoundLogger = logger().bind(relay=settings.relay.name)
+        self._stopping = asyncio.Event()
+        self._reloading = asyncio.Event()
+        self._sinks = _sinks(settings)
+        self._store = _store(settings, min(30, 4 + 3 * len(self._sinks)))
+        lease = settings.relay.lease_seconds
+        self._ticking = Ticking(self._store, Wakeup(_wakeup_dsn(settings)), lease, self._log)
+        self._ownership = Ownership(self._store, uuid4(), settings.relay.name, __version__, lease, self._log)
+        self._relays: list[SinkRelay] = []
+
+    async def serve(self) -> int:
+        """Start, work, stop; returns the exit code."""
+        self._settings.database.require_dsn()
+        self._obey_signals()
+        health = await self._listen()
+        try:
+            if await self._start():
+                await self._work()
+        finally:
+            await self._close()
+            if health:
+                await health.stop()
+        self._log.info("stopped")
+        return 0
+
+    def _obey_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._asked_to_stop, number)
+        loop.add_signal_handler(signal.SIGHUP, self._reloading.set)
+
+    def _asked_to_stop(self, number: int) -> None:
+        if self._stopping.is_set():
+            self._log.warning("stopping at once", signal=signal.Signals(number).name)
+            os._exit(1)
+        self._log.info("stopping", signal=signal.Signals(number).name)
+        self._stopping.set()
+
+    async def _listen(self) -> Health | None:
+        address = self._settings.http.address
+        if address is None:
+            return None
+        health = Health(address, self._ready)
+        try:
+            host, port = await health.start()
+        except OSError as error:
+            raise Misconfigured(f"http.listen: cannot listen at {address[0]}:{address[1]}: {error.strerror}") from None
+        self._log.info("listening", host=host, port=port)
+        return health
+
+    def _ready(self) -> tuple[bool, Mapping[str, object]]:
+        silent = time.monotonic() - self._ownership.heard_at
+        ready = bool(self._relays) and silent < READY_SECONDS and not self._stopping.is_set()
+        sinks = {r.spec.name: {"shards": len(r.holding.held), "circuit": r.circuit} for r in self._relays}
+        return ready, {"database_heard_seconds_ago": round(silent, 1) if self._relays else None, "sinks": sinks}
+
+    # -- start ------------------------------------------------------------------------------------------------
+
+    async def _start(self) -> bool:
+        """Wait for the database, register the sinks; returns False when told to stop before that."""
+        starting = asyncio.ensure_future(self._begin())
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if not starting.done():
+            starting.cancel()
+            await asyncio.wait({starting})
+            return False
+        starting.result()
+        return True
+
+    async def _begin(self) -> None:
+        async for attempt in self._retrying("the database cannot be reached yet", DatabaseLost):
+            with attempt:
+                await self._store.open()
+                await _check_schema(self._store)
+                await self._register()
+        for _, sink in self._sinks:
+            await sink.open()
+
+    async def _register(self) -> None:
+        specs = [spec for spec, _ in self._sinks]
+        generations = await self._generations(specs)
+        self._relays = [
+            SinkRelay(
+                spec,
+                sink,
+                self._store,
+                self._ticking,
+                self._ownership,
+                self._ownership.add(spec.name, generations[spec.name]),
+                self._log.bind(sink=spec.name),
+                self._stopping,
+            )
+            for spec, sink in self._sinks
+        ]
+        self._log.info("started", version=__version__, sinks=sorted(generations))
+
+    async def _generations(self, specs: list[SinkSpec]) -> dict[str, int]:
+        tick = await self._ticking.refresh()
+        return await self._store.register_sinks([(s.name, s.patterns, s.start) for s in specs], tick)
+
+    # -- work -------------------------------------------------------------------------------------------------
+
+    async def _work(self) -> None:
+        async with asyncio.TaskGroup() as parts:
+            keeping = [
+                parts.create_task(self._keep(name, part))
+                for name, part in (
+                    ("ownership", self._ownership.run),
+                    ("ticking", self._ticking.run),
+                    ("housekeeping", Housekeeping(self._store, self._log).run),
+                    ("reload", self._reload_when_asked),
+                )
+            ]
+            relays = [parts.create_task(self._keep(f"sink {r.spec.name}", r.run)) for r in self._relays]
+            await self._stopping.wait()
+            await self._drain(relays)
+            for task in (*relays, *keeping):
+                task.cancel()
+
+    async def _drain(self, relays: list[asyncio.Task[None]]) -> None:
+        """Let the sinks finish or park what is in hand, settle and release; then say good-bye. All within the limit."""
+        try:
+            async with asyncio.timeout(self._settings.relay.stop_after_seconds):
+                await self._ownership.stop()
+                if relays:
+                    await asyncio.wait(relays)
+                await self._ownership.leave()
+        except (TimeoutError, DatabaseLost, Unusable) as error:
+            self._log.warning("stopped before everything in hand was settled", reason=str(error) or "out of time")
+
+    async def _keep(self, name: str, part: Callable[[], Awaitable[None]]) -> None:
+        """Run ``part`` until it ends by itself, again and again after what a service survives."""
+        async for attempt in self._retrying(f"{name} starts again", *SURVIVED):
+            with attempt:
+                began = time.monotonic()
+                try:
+                    await part()
+                except SURVIVED:
+                    if self._stopping.is_set():
+                        return
+                    if time.monotonic() - began > HEALTHY_SECONDS:
+                        attempt.retry_state.attempt_number = 1
+                    raise
+
+    def _retrying(self, what: str, *survived: type[Exception]) -> AsyncRetrying:
+        async def tell(state: RetryCallState) -> None:
+            error = state.outcome.exception() if state.outcome else None
+            self._log.warning(what, reason=str(error), again_in_seconds=round(state.upcoming_sleep, 2))
+            await self._store.mend()
+
+        return AsyncRetrying(
+            retry=retry_if_exception_type(survived),
+            wait=wait_random_exponential(multiplier=0.1, max=RECOVER_MOST_SECONDS),
+            before_sleep=tell,
+        )
+
+    # -- reload -----------------------------------------------------------------------------------------------
+
+    async def _reload_when_asked(self) -> None:
+        """At SIGHUP, routes are read again; a bad file changes nothing."""
+        while True:
+            await self._reloading.wait()
+            self._reloading.clear()
+            try:
+                settings = await asyncio.to_thread(self._reload)
+                await self._adopt(settings)
+            except Misconfigured as error:
+                self._log.error("the configuration was not reloaded; nothing has changed", reason=str(error))
+
+    async def _adopt(self, settings: Settings) -> None:
+        specs = {name: _spec(name, settings) for name in settings.sinks}
+        if specs.keys() != {relay.spec.name for relay in self._relays}:
+            raise Misconfigured("sinks were added or removed: that needs a restart")
+        generations = await self._generations(list(specs.values()))
+        for relay in self._relays:
+            relay.reload(specs[relay.spec.name], generations[relay.spec.name])
+        self._log.info("configuration reloaded")
+
+    async def _close(self) -> None:
+        for _, sink in self._sinks:
+            await sink.close()
+        await self._store.close()
+
+
+async def _check_schema(store: Store) -> None:
+    """Raises ``Unusable`` when the schema does not fit this relay, or what it holds does not fit the server."""
+    problem = migrate.fit(*await store.schema())
+    if problem:
+        raise Unusable(problem)
+    await store.floor()
+
+
+def _store(settings: Settings, connections: int) -> Store:
+    database = settings.database
+    return Store(database.dsn, pooler=database.pooler == "transaction", connections=connections)
+
+
+def _wakeup_dsn(settings: Settings) -> Callable[[], str] | None:
+    if settings.database.wakeup_dsn() is None:
+        return None
+    return lambda: settings.database.wakeup_dsn() or ""
+
+
+def _sinks(settings: Settings) -> list[tuple[SinkSpec, Sink]]:
+    return [(_spec(name, settings), _sink(name, settings)) for name in settings.sinks]
+
+
+def _spec(name: str, settings: Settings) -> SinkSpec:
+    sink = settings.sinks[name]
+    patterns = settings.routes.patterns_for(name)
+    return SinkSpec(
+        name=name,
+        patterns=patterns,
+        types=None if patterns == ("*",) else tuple(like(pattern) for pattern in patterns),
+        ordered=sink.order == "key",
+        hold=sink.when_dead == "hold",
+        start=sink.start,
+        park_after_seconds=settings.relay.park_after_seconds,
+        retry=sink.retry_policy(),
+        circuit=CircuitPolicy(sink.circuit.open_after, sink.circuit.probe_seconds, sink.circuit.probe_max_seconds),
+    )
+
+
+def _sink(name: str, settings: Settings) -> Sink:
+    match settings.sinks[name]:
+        case KafkaSettings() as kafka:
+            return KafkaSink(name, kafka.topic_template(), kafka.producer, settings.relay.lease_seconds / 3)
+        case WebhookSink():
+            raise Misconfigured(f'sinks.{name}: webhook sinks cannot be served yet; only type = "kafka" can')

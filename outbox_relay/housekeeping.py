@@ -1,0 +1,56 @@
+"""What must be done now and then and by any relay: partitions made ahead, outranked ledger rows removed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from outbox_relay.errors import DatabaseLost
+from outbox_relay.log import Log
+from outbox_relay.store import Store
+
+LOOK_SECONDS = 1.0
+
+
+@dataclass(slots=True)
+class Chore:
+    """Something to do every ``every_seconds``; again after ``retry_seconds`` when the database refused."""
+
+    name: str
+    work: Callable[[], Awaitable[int]]
+    every_seconds: float
+    retry_seconds: float
+    due_at: float = 0.0
+
+
+class Housekeeping:
+    """The chores of one relay process. Every relay does them; each leaves nothing for the next."""
+
+    def __init__(self, store: Store, log: Log) -> None:
+        self._log = log
+        self._chores = [
+            Chore("make partitions", store.make_partitions, 60.0, 2.0),
+            Chore("trim the ledger", store.trim_progress, 15.0, 15.0),
+            Chore("trim relays", store.trim_relays, 600.0, 60.0),
+        ]
+
+    async def run(self) -> None:
+        """Do what is due, until cancelled. A chore that fails is due again; it never ends the others."""
+        while True:
+            for chore in self._chores:
+                if chore.due_at <= time.monotonic():
+                    await self._do(chore)
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _do(self, chore: Chore) -> None:
+        chore.due_at = time.monotonic() + chore.every_seconds
+        try:
+            count = await chore.work()
+        except DatabaseLost as error:
+            chore.due_at = time.monotonic() + chore.retry_seconds
+            self._log.warning("housekeeping will try again", chore=chore.name, reason=str(error))
+            return
+        if count:
+            self._log.debug("housekeeping", chore=chore.name, count=count)

@@ -1,0 +1,104 @@
+"""One producer: records are put on it in order, and it says which failed. Used by one thread only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from outbox_relay.policy import Refused
+from outbox_relay.sinks.kafka.call import Call
+from outbox_relay.sinks.kafka.client import ClientLog, ClientSettings, Scalar, error_of
+from outbox_relay.sinks.kafka.errors import Kind, kind
+from outbox_relay.sinks.kafka.records import own_headers
+
+_ANY_PARTITION = -1
+_NOW = 0
+
+
+class Wire:
+    """A librdkafka producer whose delivery reports are served only by :meth:`poll`.
+
+    ``flush`` is never called: a fatal error in it can surface as SystemError, or never let it return.
+    Raises KafkaException when the client does not take its settings.
+    """
+
+    def __init__(
+        self, settings: ClientSettings, log: ClientLog, batch_bytes: int, extra: Mapping[str, Scalar] | None = None
+    ) -> None:
+        self.batch_bytes = batch_bytes
+        self.fatal: str | None = None
+        """The error after which this producer is dead."""
+        self._settings = settings
+        config = {**settings.producer(batch_bytes, extra or {}), **log.callbacks()}
+        self._producer = Producer(config, logger=log)
+
+    def put(self, call: Call, places: Sequence[int]) -> int:
+        """Hand the events at ``places`` to the client; returns how many of them are dealt with.
+
+        Fewer than given when the client's queue is full or the producer is dead. An event that can never be a
+        record is judged at once.
+        """
+        batch, topics, callbacks, produce = call.batch, call.topics, call.reports.callbacks, self._producer.produce
+        dealt = sent = 0
+        for place in places:
+            topic = topics[place]
+            if topic is not None:
+                _, _, uid, kind_of_event, key, payload, content_type, own, _, _ = batch[place]
+                headers: list[tuple[str, str | bytes | None]]
+                headers = [("id", uid), ("type", kind_of_event), ("content-type", content_type)]
+                try:
+                    if own is not None:
+                        headers += own_headers(own)
+                    produce(topic, payload, key, _ANY_PARTITION, callbacks[place], None, _NOW, headers)
+                    sent += 1
+                except BufferError:
+                    break
+                except KafkaException as exception:
+                    if not self._not_taken(call, place, error_of(exception)):
+                        break
+                except (ValueError, TypeError) as exception:
+                    call.judged[place] = Refused(f"cannot be made a Kafka record: {_harmless(exception)}")
+            dealt += 1
+        call.sent += sent
+        return dealt
+
+    def _not_taken(self, call: Call, place: int, error: KafkaError) -> bool:
+        """Note that the client refused an event; returns False when it refuses everything from now on."""
+        match kind(error):
+            case Kind.FATAL:
+                self.fatal = self.fatal or self._settings.describe(error)
+                return False
+            case Kind.MESSAGE:
+                call.judged[place] = Refused(self._settings.describe(error))
+            case _:
+                call.reports.failures[place] = error
+        return True
+
+    def poll(self, seconds: float) -> None:
+        """Serve the reports that are there; when there is none, wait up to ``seconds`` for one. Blocks."""
+        try:
+            self._producer.poll(seconds)
+        except KafkaException as exception:
+            self.fatal = self.fatal or self._settings.describe(error_of(exception))
+        except SystemError as exception:
+            self.fatal = self.fatal or f"the client broke: {type(exception).__name__}"
+
+    def purge(self) -> None:
+        """Take back all that was handed over and not acknowledged; the reports say so and must still be served."""
+        try:
+            # The binding inverts this flag: with True it does not wait for the purge of the queues.
+            self._producer.purge(in_queue=True, in_flight=True, blocking=False)
+        except KafkaException as exception:
+            self.fatal = self.fatal or self._settings.describe(error_of(exception))
+
+    def close(self) -> None:
+        """Destroy the producer, and with it whatever it still holds. Blocks for some milliseconds."""
+        # The last reference: its deallocation ends the client, without the flush of its close().
+        self._producer = cast("Producer", None)
+
+
+def _harmless(exception: Exception) -> str:
+    """What went wrong, without any part of the event: messages of codecs quote what they could not encode."""
+    return type(exception).__name__ if isinstance(exception, UnicodeError) else str(exception)
