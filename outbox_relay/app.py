@@ -36,6 +36,8 @@ HEALTHY_SECONDS = 10.0
 """A part that ran this long begins with short pauses again."""
 READY_SECONDS = 10.0
 """Without word from the database for this long a relay is not ready."""
+STALL_LEAST_SECONDS = 3.0
+"""Shortest silence of a broker that is taken for a stall; else a third of the lease."""
 SURVIVED = (DatabaseLost, StartAgain, Unusable)
 """What a running service survives: the part starts again."""
 
@@ -305,6 +307,7 @@ def _spec(name: str, settings: Settings) -> SinkSpec:
 def _sink(name: str, settings: Settings) -> Sink:
     match settings.sinks[name]:
         case KafkaSettings() as kafka:
-            return KafkaSink(name, kafka.topic_template(), kafka.producer, settings.relay.lease_seconds / 3)
+            stall_seconds = max(STALL_LEAST_SECONDS, settings.relay.lease_seconds / 3)
+            return KafkaSink(name, kafka.topic_template(), kafka.producer, stall_seconds)
         case WebhookSink():
             raise Misconfigured(f'sinks.{name}: webhook sinks cannot be served yet; only type = "kafka" can')

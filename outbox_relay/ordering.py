@@ -136,9 +136,12 @@ class Blocked:
         self._keys[key] = (self.collecting, shard)
 
     def load(self, rows: Iterable[tuple[str, int]]) -> None:
-        """Keys (key, shard) that already have rows when their shard is taken over."""
+        """Keys (key, shard) that already have rows when their shard is taken over.
+
+        They count as touched by the settlement that is being collected, so that no question asked before frees them.
+        """
         for key, shard in rows:
-            self._keys.setdefault(key, (self.committed, shard))
+            self._keys[key] = (self.collecting, shard)
 
     def begin(self) -> int:
         """Close the settlement that was collected; returns its number."""

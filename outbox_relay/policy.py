@@ -189,14 +189,15 @@ class Circuit:
         self, event_id: int, reason: str, now: float, *, at_once: bool, retry_after: float | None = None
     ) -> None:
         """The destination did not take an event; ``at_once`` opens the circuit without counting further."""
-        self.last_error = clip(reason)
-        self._failing.add(event_id)
         if self.state == "open":
             return
+        self.last_error = clip(reason)
         if self.state == "half-open":
             self._delay = min(self._delay * 2, self._policy.probe_max_seconds)
-        elif not at_once and len(self._failing) < self._policy.open_after:
-            return
+        else:
+            self._failing.add(event_id)
+            if not at_once and len(self._failing) < self._policy.open_after:
+                return
         self.state = "open"
         self._probing = False
         self._until = now + max(self._delay, retry_after or 0.0)

@@ -44,7 +44,8 @@ class SinkRelay:
     noise: Callable[[], float] = lambda: random.uniform(-1.0, 1.0)  # noqa: S311 - jitter is no secret
     _next: tuple[SinkSpec, int] | None = None
     _gate: Gate | None = None
-    _settling: Settling | None = None
+    settling: Settling | None = None
+    """What is in hand, in the session under way."""
 
     @property
     def circuit(self) -> str:
@@ -54,7 +55,7 @@ class SinkRelay:
     @property
     def readers(self) -> Sequence[Reader]:
         """The readers of the session under way: where its shards stand, and what of them is in hand."""
-        return self._settling.readers if self._settling else ()
+        return self.settling.readers if self.settling else ()
 
     def reload(self, spec: SinkSpec, generation: int) -> None:
         """Go on as ``spec`` says, once everything in hand is settled and every shard released.
@@ -72,7 +73,7 @@ class SinkRelay:
         await self.sink.reset()
         await self.ownership.reclaim(self.holding)
         floor = await self.store.floor()
-        self._settling = settling = Settling(self.store, self.holding, self.ownership.relay)
+        self.settling = settling = Settling(self.store, self.holding, self.ownership.relay)
         desk = self._desk(settling)
         direct, rows = delivering(desk), Rows(desk, self.store, self.ownership.relay, self.log)
         desk.overdue, desk.due_in = rows.overdue, rows.due_in

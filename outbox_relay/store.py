@@ -290,7 +290,7 @@ class Store:
             "read_rest",
             {
                 "shards": shards,
-                "types": types,
+                "types": None if types is None else list(types),
                 "a": a.snapshot,
                 "b": b.snapshot,
                 "after": after,
@@ -317,7 +317,7 @@ class Store:
             "read_late",
             {
                 "shards": shards,
-                "types": types,
+                "types": None if types is None else list(types),
                 "a": a.snapshot,
                 "a_next": a.next_xid,
                 "b": b.snapshot,

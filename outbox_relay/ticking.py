@@ -46,6 +46,8 @@ class Ticking:
         self._empty_since = time.monotonic()
         self._poll_seconds = POLL_FIRST_SECONDS
         self._clock = datetime.min.replace(tzinfo=UTC)
+        self.taken = 0
+        """Ticks taken so far."""
         self.era = 0
         self.seen_at = time.monotonic()
         """``time.monotonic()`` of the last tick."""
@@ -93,6 +95,7 @@ class Ticking:
         asked = time.monotonic()
         try:
             look = await self._store.tick()
+            self.taken += 1
         except BaseException:
             self._new_era("a tick failed", None)
             raise

@@ -101,7 +101,11 @@ class Wakeup:
         try:
             options = cast(Any, {**KEEPALIVE, "options": SERVER_KEEPALIVE})
             connection = await AsyncConnection.connect(dsn, autocommit=True, **options)
-            await connection.execute("listen outbox")
         except psycopg.Error as error:
             raise explain(error) from None
+        try:
+            await connection.execute("listen outbox")
+        except BaseException:
+            await connection.close()
+            raise
         return connection

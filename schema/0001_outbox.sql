@@ -656,6 +656,131 @@ end
 $$;
 
 -- ---------------------------------------------------------------------------------------------------------
+-- Backlog
+-- ---------------------------------------------------------------------------------------------------------
+
+-- What a sink has not settled of the log, as pieces for the two reading functions: ids in (after_id, upto_id], read
+-- from tick A to the snapshot in which everything is visible, since a query sees only what is committed anyway.
+-- Shards that stand at the same newest position share their pieces. Of a position (A, B, last) these are left:
+-- the latecomers of A and the rest, both behind `last`; and up to `last` what is visible now and not in B, which
+-- is the latecomers of B and, above B's sequence value, what was committed since.
+-- The last window of an old numbering (see outbox.rebase) is left as it is read; above its end nothing is done.
+create function outbox.unsettled(sink_name text) returns table (
+    late boolean, shards smallint[], a pg_snapshot, a_next bigint, after_id bigint, upto_id bigint
+)
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    with position as (
+        select array_agg(s.shard order by s.shard) as shards,
+               p.a_seq, p.a_snapshot::text::pg_snapshot as a, p.a_next,
+               p.b_seq, p.b_snapshot::text::pg_snapshot as b, p.b_next, p.last_id,
+               coalesce(p.b_snapshot::text = '9223372036854775807:9223372036854775807:', false) as old
+          from outbox.shard s
+         cross join lateral (
+            select * from outbox.progress n
+             where n.sink = s.sink and n.shard = s.shard
+             order by n.epoch desc, n.seq desc
+             limit 1
+         ) p
+         where s.sink = sink_name
+         group by p.a_seq, p.a_snapshot::text, p.a_next, p.b_seq, p.b_snapshot::text, p.b_next, p.last_id
+    )
+    select k.late, p.shards, k.a, k.a_next, k.after_id, k.upto_id
+      from position p
+     cross join outbox.meta m
+     cross join lateral (values
+        (true, p.a, p.a_next, greatest(p.last_id, case when p.old then 0 else m.floor end), p.a_seq),
+        (false, p.a, null, greatest(p.last_id, p.a_seq), case when p.old then p.b_seq else 9223372036854775807 end),
+        (true, p.b, p.b_next, m.floor, case when not p.old then least(p.last_id, p.b_seq) end),
+        (false, p.b, null, p.b_seq, case when not p.old then p.last_id end),
+        (false, case when p.old then (p.b_next || ':' || p.b_next || ':')::pg_snapshot end, null, p.b_seq,
+         case when p.old then 9223372036854775807 end)
+     ) k (late, a, a_next, after_id, upto_id)
+     where k.after_id < k.upto_id
+$$;
+
+-- How many events of the log a sink has not settled: `events` that are due, `scheduled` ones that are not, and since
+-- when the `oldest` of the due ones waits. Events with a row in `delivery` are left out.
+--
+-- Exact while no more than `most` are due. Beyond that, or after `most_seconds` of looking for events among ids of
+-- other sinks, reading stops and `events` is estimated: of each piece of the rest, by how dense the events were in the
+-- ids that were read. Every piece is begun, for the sake of `oldest`.
+create function outbox.backlog(
+    sink_name text, types text[], most integer, most_seconds double precision,
+    out events bigint, out exact boolean, out scheduled bigint, out oldest timestamptz
+)
+language plpgsql stable
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+#variable_conflict use_column
+declare
+    everything constant pg_snapshot := '9223372036854775807:9223372036854775807:';
+    no_limit constant bigint := 9223372036854775807;
+    span constant bigint := 500000;
+    until constant timestamptz := clock_timestamp() + most_seconds * interval '1 second';
+    newest constant bigint := (select s.last_value from outbox.event_id_seq s);
+    piece record;
+    chunk record;
+    done_id bigint;
+    last_id bigint;
+    rows integer;
+    due bigint;
+begin
+    events := 0;
+    scheduled := 0;
+    exact := true;
+    for piece in
+        select u.late, u.shards, u.a, u.a_next, u.after_id, least(u.upto_id, newest) as upto_id
+          from outbox.unsettled(sink_name) u where u.after_id < newest order by u.after_id
+    loop
+        due := 0;
+        done_id := piece.after_id;
+        while done_id < piece.upto_id loop
+            last_id := case when piece.late then piece.upto_id else least(piece.upto_id, done_id + span) end;
+            rows := case when events > most then 100 when piece.late then most + 1 else least(most + 1, 2000) end;
+            select count(*) as read, max(r.id) as last_id,
+                   count(*) filter (where r.due) as due, count(*) filter (where not r.due) as scheduled,
+                   min(greatest(r.created_at, r.deliver_at)) filter (where r.due) as oldest
+              into chunk
+              from (
+                select e.id, e.created_at, e.deliver_at,
+                       case when not exists (select from outbox.delivery d where d.sink = sink_name and d.id = e.id)
+                            then e.deliver_at is null or e.deliver_at <= now() end as due
+                  from (
+                    select l.id, l.created_at, l.deliver_at
+                      from outbox.read_late(piece.shards, types, piece.a, piece.a_next, everything,
+                                            done_id, last_id, rows, no_limit) l
+                     where piece.late
+                    union all
+                    select l.id, l.created_at, l.deliver_at
+                      from outbox.read_rest(piece.shards, types, piece.a, everything,
+                                            done_id, last_id, rows, no_limit) l
+                     where not piece.late
+                  ) e
+              ) r;
+            due := due + chunk.due;
+            scheduled := scheduled + chunk.scheduled;
+            oldest := least(oldest, chunk.oldest);
+            done_id := case when chunk.read < rows then last_id else chunk.last_id end;
+            if done_id < piece.upto_id and (events + due > most or clock_timestamp() > until) then
+                exact := false;
+                if not piece.late then
+                    due := due * (piece.upto_id - piece.after_id) / (done_id - piece.after_id);
+                end if;
+                exit;
+            end if;
+        end loop;
+        events := events + due;
+    end loop;
+end
+$$;
+
+-- ---------------------------------------------------------------------------------------------------------
 -- Partitions
 -- ---------------------------------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ FILE_BYTES = 4 * 1024 * 1024
 """Largest file of settings, in bytes."""
 
 _ALTERNATIVES = (("dsn", "dsn_file"), ("secrets", "secrets_file"))
-_TOML_LINE = re.compile(r"\s*\(at line (\d+), column \d+\)$")
+_TOML_LINE = re.compile(r"\s*\(at (?:line (\d+), column \d+|end of document)\)$")
 
 
 def load(path: Path | None, environ: Mapping[str, str], dsn: str | None = None) -> Settings:
@@ -47,14 +47,16 @@ def load(path: Path | None, environ: Mapping[str, str], dsn: str | None = None) 
         _replace_dsn(given, dsn)
     sources = Sources(named, lines_of(text), given.given)
     values = _without_replaced(values, given)
-    problems = [sources.at(at, said) for at, said in _problems_of_routes(values, given.values)]
+    problems = list(_problems_of_routes(values, given.values))
     try:
         settings = Settings.layered(given.values, values)
     except ValidationError as error:
-        problems += [sources.at(problem.path, problem.text) for problem in _problems(error)]
+        problems += _problems(error)
         settings = None
     if settings is None or problems or given.problems:
-        raise Misconfigured("\n".join(_without_repeats([*given.problems, *problems])))
+        problems.sort(key=lambda problem: sources.line(problem.path))
+        lines = [*given.problems, *(sources.at(problem.path, problem.text) for problem in problems)]
+        raise Misconfigured("\n".join(dict.fromkeys(lines)))
     settings.remember(sources)
     return settings
 
@@ -101,7 +103,7 @@ def _parse(name: str, text: str) -> dict[str, Any]:
 def _toml_problem(name: str, text: str, said: str) -> str:
     """A line for what the parser says, which repeats no value; two tables of one name in plain words."""
     found = _TOML_LINE.search(said)
-    number = int(found[1]) if found else text.rstrip().count("\n") + 1
+    number = int(found[1]) if found and found[1] else text.rstrip().count("\n") + 1
     where, what = f"{name}:{number}", _TOML_LINE.sub("", said)
     header = text.split("\n")[number - 1].partition("#")[0].strip()
     if what.startswith("Cannot declare"):
@@ -111,11 +113,8 @@ def _toml_problem(name: str, text: str, said: str) -> str:
         return f"{where}: a name stands twice in one table"
     if what.startswith("Cannot mutate"):
         return f"{where}: the table is already complete and cannot be added to"
-    return (
-        f"{where}: no valid TOML: {what} (a string stands in quotes)"
-        if "value" in what
-        else f"{where}: no valid TOML: {what}"
-    )
+    advice = " (a string stands in quotes)" if what.startswith("Invalid value") else ""
+    return f"{where}: no valid TOML: {what}{advice}"
 
 
 def _replace_dsn(given: environment.Environment, dsn: str) -> None:
@@ -138,7 +137,7 @@ def _without_replaced(values: dict[str, Any], given: environment.Environment) ->
     return kept
 
 
-def _problems_of_routes(*layers: Mapping[str, Any]) -> Iterator[tuple[Place, str]]:
+def _problems_of_routes(*layers: Mapping[str, Any]) -> Iterator[Problem]:
     """Sinks that stand in a route and nowhere else, by the raw values, so that other problems do not hide these."""
     known = {str(name) for layer in layers for name in raw.table(layer.get("sinks")) or {}}
     for layer in layers:
@@ -146,7 +145,7 @@ def _problems_of_routes(*layers: Mapping[str, Any]) -> Iterator[tuple[Place, str
             for n, name in enumerate(raw.items(sinks) or ()):
                 if isinstance(name, str) and name not in known:
                     shown = name if name.isprintable() and len(name) <= 40 else "this name"
-                    yield ("routes", pattern, n), f"there is no sink {shown}; {meant(name, known)}"
+                    yield Problem(("routes", pattern, n), f"there is no sink {shown}; {meant(name, known)}")
 
 
 def _problems(error: ValidationError) -> Iterator[Problem]:
@@ -204,7 +203,3 @@ def _meaning(path: Place, kinds: Mapping[str, str]) -> str:
     field = members(names[:-1], kinds).get(names[-1]) if names else None
     description = " ".join((field.description or "").split()).partition(". ")[0].rstrip(".") if field else ""
     return f" ({description[:1].lower()}{description[1:]})" if description else ""
-
-
-def _without_repeats(lines: list[str]) -> list[str]:
-    return list(dict.fromkeys(lines))

@@ -10,6 +10,9 @@ from typing import Any
 from outbox_relay.settings import raw
 from outbox_relay.settings.problems import Path, place, variable
 
+STATEMENT_LINES = 500
+"""Longest value, in lines, behind which lines are still found: each line of a value means parsing it again."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sources:
@@ -21,14 +24,19 @@ class Sources:
 
     def where(self, path: Path) -> str:
         """Where ``path``, or else the table around it, was given: a file with its line, a variable, an option."""
-        for length in range(len(path), 0, -1):
-            if name := self.given.get(path[:length]):
-                return name
-            if line := self.lines.get(path[:length]):
+        around = [path[:length] for length in range(len(path), 0, -1)]
+        if name := next((self.given[at] for at in around if at in self.given), None):
+            return name
+        for at in around:
+            if line := self.lines.get(at):
                 return f"{self.file}:{line}"
-            if any(at[:length] == path[:length] for at in self.given):
-                return f"{variable(path[:length])}__…"
+            if any(inside[: len(at)] == at for inside in self.given):
+                return f"{variable(at)}__…"
         return self.file or "environment"
+
+    def line(self, path: Path) -> int:
+        """The line of ``path`` or of the table around it, from 1; 0 when it does not stand in the file."""
+        return next((self.lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in self.lines), 0)
 
     def at(self, path: Path, text: str) -> str:
         """A line for people: where, which setting, and what there is to say of it."""
@@ -40,7 +48,7 @@ def lines_of(text: str) -> dict[Path, int]:
     """The line, from 1, at which each table and key of a valid TOML document begins.
 
     The parser tells no lines, so the document is cut into its statements, each the fewest lines that parse by
-    themselves: a header, or a key with its value.
+    themselves: a header, or a key with its value. What comes after one of more than ``STATEMENT_LINES`` is left out.
     """
     found: dict[Path, int] = {}
     header: Path = ()
@@ -64,6 +72,8 @@ def _statements(text: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
     lines = text.replace("\r\n", "\n").split("\n")
     start = 0
     for end in range(1, len(lines) + 1):
+        if end - start > STATEMENT_LINES:
+            return
         statement = "\n".join(lines[start:end])
         try:
             values = tomllib.loads(statement)

@@ -137,8 +137,10 @@ class KafkaSink(_Sink):
 
 
 def _network(value: object) -> object:
-    if not isinstance(value, str):
+    if isinstance(value, Network):
         return value
+    if not isinstance(value, str):
+        raise ValueError('should be a network such as "10.1.0.0/16" or an address')  # noqa: TRY004 - as in fields
     try:
         return ip_network(value)
     except ValueError:

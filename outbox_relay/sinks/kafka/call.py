@@ -45,6 +45,11 @@ class Reports:
             partial(self._report, place) for place in range(places)
         ]
 
+    def clear(self) -> None:
+        """Begin anew, once every report of the last call has come."""
+        self.count = 0
+        self.failures = {}
+
     def _report(self, place: int, error: KafkaError | None, _: object) -> None:
         self.count += 1
         if error is not None:

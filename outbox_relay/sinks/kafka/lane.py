@@ -21,10 +21,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from operator import itemgetter
 from typing import TypeAlias
 
 from confluent_kafka import KafkaError, KafkaException
 
+from outbox_relay.event import Event
 from outbox_relay.policy import Refused
 from outbox_relay.sinks.kafka.call import Call, Reports
 from outbox_relay.sinks.kafka.client import ONE_AT_A_TIME, ClientLog, ClientSettings, Scalar, error_of
@@ -43,6 +45,7 @@ ROOM_SECONDS = 0.05
 """One wait for room in the client's queue, or for reports when nothing else can be done."""
 PURGE_SECONDS = 5.0
 """Longest wait for the reports of purged records; they are made by this process and come at once."""
+_PAYLOAD = itemgetter(Event._fields.index("payload"))
 LATE = "not handed to Kafka's client in time"
 
 Job: TypeAlias = Callable[[], None]
@@ -94,6 +97,8 @@ class Lane:
 
     def take(self, call: Call) -> None:
         """Deliver ``call``."""
+        if call.course.ended is not None:
+            call.give_up()
         self._calls.append(call)
         self._work()
 
@@ -149,7 +154,8 @@ class Lane:
 
     def _serve(self, seconds: float = 0.0) -> None:
         """Serve delivery reports, waiting up to ``seconds`` when there is none, and note whether any came."""
-        self._opened().poll(seconds)
+        if self._wire is not None:
+            self._wire.poll(seconds)
         reported = sum(call.reports.count for call in self._calls)
         if reported > self._reported:
             self._log.last_error = None
@@ -162,7 +168,7 @@ class Lane:
         if not self._calls:
             return
         now = time.monotonic()
-        if any(call.course.withdrawn for call in self._calls):
+        if any(call.course.withdrawn and not call.complete for call in self._calls):
             raise Halt("withdrawn")
         if now - self._progress_at > self._stall_seconds:
             raise Halt(f"no acknowledgement from Kafka for {self._stall_seconds:g} s")
@@ -174,7 +180,8 @@ class Lane:
         return sum(call.outstanding for call in self._calls)
 
     def _broken(self) -> bool:
-        return self._opened().fatal is not None or any(call.reports.failures for call in self._calls)
+        dead = self._wire is not None and self._wire.fatal is not None
+        return dead or any(call.reports.failures for call in self._calls)
 
     def _answer(self) -> None:
         """Answer the calls that are complete, none before an earlier one."""
@@ -182,9 +189,8 @@ class Lane:
             call = self._calls.popleft()
             self._reported -= call.reports.count
             call.answer(call.verdicts())
-            if call.sent == call.reports.count:
-                call.reports.clear()
-                self._spare.append(call.reports)
+            call.reports.clear()
+            self._spare.append(call.reports)
 
     # -- handing over -----------------------------------------------------------------------------------------
 
@@ -220,7 +226,8 @@ class Lane:
         """Learn what ``call`` needs to know of its topics; returns False when it cannot be fed now."""
         if not call.topics:
             call.topics = self._topics.of(call.batch, call.judged)
-        topics = sorted({topic for topic in call.topics if topic is not None})
+        only = self._topics.constant
+        topics = [only] if only is not None else sorted({topic for topic in call.topics if topic is not None})
         if unknown := self._limits.unknown(topics):
             try:
                 self._limits.learn(unknown, min(self._stall_seconds, call.until - time.monotonic()))
@@ -240,7 +247,7 @@ class Lane:
         limits = {topic: limit for topic in topics if (limit := self._limits.of(topic)) is not None}
         if self._settings.compresses or not limits:
             return
-        if max(len(event.payload) for event in call.batch) <= min(limits.values()):
+        if max(map(len, map(_PAYLOAD, call.batch))) <= min(limits.values()):
             return
         topics_of = list(call.topics)
         for place in call.todo:
@@ -270,7 +277,7 @@ class Lane:
         self._drain()
         suspects = self._blame()
         if not suspects:
-            raise Halt(wire.fatal or "Kafka's client took records back")
+            raise Halt(wire.fatal or "Kafka's client gave records back")
         last = suspects[-1]
         suspected = [failure for failure in self._failures() if failure <= last]
         rest = [failure for failure in self._failures() if failure > last]
@@ -285,13 +292,16 @@ class Lane:
         return sorted((number, place) for number, call in enumerate(self._calls) for place in call.reports.failures)
 
     def _blame(self) -> list[tuple[int, int]]:
-        """Of the records that failed, those whose own fault it may be. Raises ``Halt`` for what is no record's."""
+        """Of the records that failed, those whose own fault it may be. Raises ``Halt`` when it is the destination's.
+
+        What failed because the producer did is neither: it failed with a suspect, or there is none.
+        """
         suspects: list[tuple[int, int]] = []
         for number, place in self._failures():
             error = self._calls[number].reports.failures[place]
             if kind(error) is Kind.MESSAGE:
                 suspects.append((number, place))
-            elif kind(error) is not Kind.WITHDRAWN:
+            elif kind(error) is Kind.DESTINATION:
                 raise Halt(self._told(self._calls[number], place, error))
         return suspects
 

@@ -8,7 +8,12 @@ from concurrent.futures import Future
 from typing import Any, cast
 
 from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient, ClusterMetadata, ConfigEntry, ConfigResource, ResourceType
+from confluent_kafka.admin import (
+    AdminClient,
+    ClusterMetadata,  # pyright: ignore[reportPrivateImportUsage] - documented here; the module lacks __all__
+    ConfigResource,  # pyright: ignore[reportPrivateImportUsage]
+    ResourceType,  # pyright: ignore[reportPrivateImportUsage]
+)
 
 from outbox_relay.sinks.kafka.client import ClientLog, ClientSettings, error_of
 
@@ -140,7 +145,7 @@ def _creates_topics(admin: AdminClient, cluster: ClusterMetadata, deadline: floa
 
 def _admin(settings: ClientSettings, log: ClientLog, *, create_topics: bool) -> AdminClient:
     # A client that waits for an answer connects again every few milliseconds: its log lines would flood.
-    config = {**settings.admin(create_topics=create_topics), **log.callbacks(), "log_level": 0}
+    config: dict[str, Any] = {**settings.admin(create_topics=create_topics), **log.callbacks(), "log_level": 0}
     return AdminClient(config, logger=log)
 
 
@@ -158,6 +163,6 @@ def _metadata(admin: AdminClient, log: ClientLog, topic: str | None, deadline: f
 def _settings_of(admin: AdminClient, of: ResourceType, name: str, seconds: float) -> dict[str, str]:
     """All settings of a topic or a broker. Raises KafkaException or TimeoutError."""
     ask = cast("Any", admin).describe_configs
-    asked: dict[object, Future[dict[str, ConfigEntry]]] = ask([ConfigResource(of, name)], request_timeout=seconds)
+    asked: dict[object, Future[dict[str, Any]]] = ask([ConfigResource(of, name)], request_timeout=seconds)
     (found,) = asked.values()
-    return {entry.name: entry.value or "" for entry in found.result(seconds + 1).values()}
+    return {setting: str(entry.value) for setting, entry in found.result(seconds + 1).items()}

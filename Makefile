@@ -1,0 +1,58 @@
+# Everything a developer or CI calls. `make help` lists it.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+# The first Python of 3.11 or newer that can make a virtual environment; `make PYTHON=…` chooses another.
+PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.14 python3; do \
+	$$python -c 'import sys, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+PG ?= $(or $(OUTBOX_TEST_PG),18)
+PYTEST_ARGS ?=
+
+READY := $(VENV)/.ready
+LOCK_HEADER := \# Exact versions of everything that tests and checks use, for every Python from 3.11 on.\n\# Made by `make lock` from pyproject.toml; do not edit.
+
+.PHONY: help venv kafka test check format lock build clean
+
+help: ## this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
+
+venv: $(READY) ## .venv with the locked versions and this project, editable
+
+$(READY): requirements.lock pyproject.toml
+	@test -n "$(PYTHON)" || { echo 'No Python 3.11 or newer with venv and ensurepip found: install one, or say make PYTHON=...' >&2; exit 2; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+kafka: $(READY) ## the jars of Apache Kafka into .cache, once; says so where Java or Maven is missing
+	@$(BIN)/python -m tests.support.kafka
+
+test: $(READY) kafka ## all tests; PG=15 takes Debian's PostgreSQL 15, PYTEST_ARGS goes to pytest
+	OUTBOX_TEST_PG=$(PG) $(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: $(READY) ## lint, format, types, import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+format: $(READY) ## mend what can be mended: format and lint fixes
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+lock: ## requirements.lock anew, with today's versions
+	$(PYTHON) -m venv .cache/lock
+	.cache/lock/bin/python -m pip install --quiet uv
+	.cache/lock/bin/uv pip compile --quiet --universal --upgrade --python-version 3.11 --generate-hashes --no-header \
+		--extra demo --group dev --output-file requirements.lock pyproject.toml
+	sed -i '1i $(LOCK_HEADER)' requirements.lock
+
+build: $(READY) ## wheel and source archive into dist
+	$(BIN)/python -m build --no-isolation --outdir dist
+
+clean: ## remove what the targets above made
+	rm -rf $(VENV) .cache dist

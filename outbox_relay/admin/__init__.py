@@ -1,0 +1,11 @@
+"""What people ask of the database and tell it: status, why, pause, resume, emit; and how the answers read."""
+
+from __future__ import annotations
+
+from outbox_relay.admin.asking import opened
+from outbox_relay.admin.status import status, too_old
+from outbox_relay.admin.switches import emit, pause, resume
+from outbox_relay.admin.text import status_text, why_text
+from outbox_relay.admin.why import why
+
+__all__ = ["emit", "opened", "pause", "resume", "status", "status_text", "too_old", "why", "why_text"]

@@ -1,0 +1,64 @@
+"""What people change: a sink paused or resumed, an event emitted by hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from difflib import get_close_matches
+from uuid import UUID
+
+from outbox_relay.errors import NotFound
+from outbox_relay.store import Store
+
+
+async def pause(store: Store, sink: str) -> bool:
+    """Deliver nothing more to ``sink`` until it is resumed; every relay obeys within seconds, and settles what it has
+    in hand. Returns False if it was paused already.
+
+    Raises ``NotFound`` with the names that there are, ``Unusable`` or ``DatabaseLost``.
+    """
+    return await _set_paused(store, sink, paused=True)
+
+
+async def resume(store: Store, sink: str) -> bool:
+    """Go on with a paused ``sink`` from where it stands. Returns False if it was not paused. Raises as ``pause``."""
+    return await _set_paused(store, sink, paused=False)
+
+
+async def _set_paused(store: Store, sink: str, *, paused: bool) -> bool:
+    found = await store.named("set_paused", {"sink": sink, "paused": paused})
+    if not found:
+        names = [row.name for row in await store.named("sink_names", {})]
+        raise NotFound(f"there is no sink {sink!r} in this database; {_meant(sink, names)}")
+    return found[0].paused != paused
+
+
+def _meant(name: str, names: list[str]) -> str:
+    if not names:
+        return "there is none yet: a relay registers its sinks when it starts"
+    if near := get_close_matches(name.lower(), names, 1):
+        return f"did you mean {near[0]}?"
+    return "there are: " + ", ".join(names)
+
+
+async def emit(
+    store: Store,
+    event_type: str,
+    payload: bytes,
+    *,
+    key: str | None,
+    headers: Mapping[str, str],
+    content_type: str,
+    uid: UUID | None,
+) -> str:
+    """Emit one event in a transaction of its own; returns its uid. Raises ``Unusable`` or ``DatabaseLost``."""
+    parameters = {
+        "type": event_type,
+        "payload": payload,
+        "key": key,
+        "headers": json.dumps(dict(headers)) if headers else None,
+        "content_type": content_type,
+        "uid": uid,
+    }
+    [row] = await store.named("emit", parameters)
+    return row.uid

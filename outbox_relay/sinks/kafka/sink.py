@@ -1,0 +1,134 @@
+"""The event loop's side of the Kafka sink."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TypeVar
+
+from confluent_kafka import KafkaException
+
+from outbox_relay.errors import Misconfigured
+from outbox_relay.event import Event
+from outbox_relay.policy import Verdict
+from outbox_relay.sinks.kafka.call import Call, Course
+from outbox_relay.sinks.kafka.client import ClientSettings, Scalar, error_of
+from outbox_relay.sinks.kafka.lane import Lane
+from outbox_relay.sinks.kafka.limits import check
+from outbox_relay.sinks.kafka.records import Template, Topics
+
+T = TypeVar("T")
+
+MAX_BATCH = 4_000
+"""Events in one call: a thousand or so already cost no more per event, and this many fit into a few requests."""
+MAX_IN_FLIGHT = 2
+"""One batch is handed over while the last one is acknowledged."""
+CALL_STALLS = 3.0
+"""A call ends after this many times ``stall_seconds``, even while acknowledgements keep coming."""
+CHECK_SECONDS = 5.0
+"""Longest wait of ``check`` for each answer of a broker."""
+
+
+class KafkaSink:
+    """Delivers events to Kafka as ``Sink`` promises: key, payload and headers as they are, one topic per event.
+
+    ``topic`` names an event's topic. ``producer`` goes to librdkafka as it stands, except for what would undo the
+    guarantees. When acknowledgements stop for ``stall_seconds`` everything under way is taken back and answered
+    ``Unavailable``; a new producer needs up to a second for its first acknowledgement, so two are the least that is
+    of use.
+
+    ``Refused`` is answered only for an event that has no topic, cannot be made a record, or fails alone.
+    """
+
+    max_batch = MAX_BATCH
+    max_in_flight = MAX_IN_FLIGHT
+    keeps_order = True
+
+    def __init__(self, name: str, topic: Template, producer: Mapping[str, Scalar], stall_seconds: float) -> None:
+        self.timeout_seconds = CALL_STALLS * stall_seconds
+        self._name = name
+        self._topics = Topics(topic)
+        self._settings = ClientSettings(producer)
+        self._stall_seconds = stall_seconds
+        self._lane: Lane | None = None
+        self._course = Course()
+
+    async def open(self) -> None:
+        """Start the thread and the producer, which connects by itself when it can.
+
+        Raises ``Misconfigured`` for settings that librdkafka does not take.
+        """
+        if self._lane is not None:
+            return
+        lane = Lane(self._name, self._settings, self._topics, self._stall_seconds, self.max_batch)
+        try:
+            await asyncio.to_thread(lane.start)
+        except KafkaException as exception:
+            reason = self._settings.describe(error_of(exception))
+            raise Misconfigured(f"sinks.{self._name}.producer: {reason}") from None
+        self._lane = lane
+        self._course = Course()
+
+    async def deliver(self, batch: Sequence[Event], until: float) -> Sequence[Verdict]:
+        """Deliver as ``Sink.deliver`` says; at most ``max_batch`` events. Raises RuntimeError when not open."""
+        lane = self._opened()
+        course = self._course = self._course_of_new_call()
+        deadline = time.monotonic() + self.timeout_seconds
+        verdicts: asyncio.Future[Sequence[Verdict]] = asyncio.get_running_loop().create_future()
+        answer = partial(_answer, verdicts)
+        call = Call(batch, min(until, deadline), deadline, course, answer, lane.reports(), range(len(batch)))
+        course.under_way += 1
+        try:
+            lane.put(partial(lane.take, call))
+            return await verdicts
+        finally:
+            course.under_way -= 1
+
+    def _course_of_new_call(self) -> Course:
+        course = self._course
+        return Course() if course.ended is not None and not course.under_way else course
+
+    async def reset(self) -> None:
+        """Purge what the producer holds, and return when nothing of it can be sent any more."""
+        if self._lane is None:
+            return
+        await self._withdraw(self._lane)
+
+    async def _withdraw(self, lane: Lane) -> None:
+        self._course.ended, self._course.withdrawn = "withdrawn", True
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        lane.put(partial(lane.withdraw, partial(_answer, done, None)))
+        await done
+
+    async def check(self) -> str | None:
+        """Ask for the metadata of the cluster, and of the topic if there is only one; creates no topic."""
+        return await asyncio.to_thread(check, self._settings, self._topics.constant, CHECK_SECONDS)
+
+    async def close(self) -> None:
+        """Purge, end the producer and the thread."""
+        if self._lane is None:
+            return
+        lane, self._lane = self._lane, None
+        self._course.ended, self._course.withdrawn = "closed", True
+        lane.put(lane.stop)
+        await asyncio.to_thread(lane.join)
+
+    def _opened(self) -> Lane:
+        if self._lane is None:
+            raise RuntimeError(f"sink {self._name} is not open")
+        return self._lane
+
+
+def _answer(future: asyncio.Future[T], result: T) -> None:
+    """Give ``result`` to whoever awaits ``future``; called in another thread."""
+    # Without a running loop nobody is left who waits.
+    with contextlib.suppress(RuntimeError):
+        future.get_loop().call_soon_threadsafe(_resolve, future, result)
+
+
+def _resolve(future: asyncio.Future[T], result: T) -> None:
+    if not future.done():
+        future.set_result(result)

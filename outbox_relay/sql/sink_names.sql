@@ -1,0 +1,2 @@
+-- The names of all sinks.
+select name from outbox.sink order by name

@@ -1,0 +1,14 @@
+-- The relays that are alive, seen lately or owning a shard, and how many shards of each sink they own.
+select r.id, r.name, r.version, extract(epoch from now() - r.seen_at)::double precision as seen_seconds_ago,
+       k.sink, count(s.shard)::integer as shards
+  from outbox.relay r
+  left join lateral (
+    select unnest(r.sinks) as sink
+    union
+    select o.sink from outbox.shard o where o.owner = r.id and o.lease_until > now()
+  ) k on true
+  left join outbox.shard s on s.sink = k.sink and s.owner = r.id and s.lease_until > now()
+ where r.seen_at > now() - %(seconds)s::double precision * interval '1 second'
+    or exists (select from outbox.shard o where o.owner = r.id and o.lease_until > now())
+ group by r.id, r.name, r.version, r.seen_at, k.sink
+ order by r.name, r.id, k.sink

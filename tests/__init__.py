@@ -1,0 +1,1 @@
+"""All tests; the servers and the waiting they need are in :mod:`tests.support`."""

@@ -1,0 +1,40 @@
+"""The harnesses under the contract; a new sink adds its own here."""
+
+from collections.abc import AsyncGenerator, Generator
+
+import pytest
+
+from outbox_relay.sinks import Sink
+from tests.contract.harness import SinkHarness
+from tests.contract.kafka import KafkaHarness, proxied_broker
+from tests.contract.memory import MemoryHarness
+from tests.contract.proxy import Proxy
+from tests.support.kafka import KafkaBroker
+
+
+@pytest.fixture(scope="session")
+def proxied() -> Generator[tuple[KafkaBroker, Proxy]]:
+    """A broker behind a proxy."""
+    with proxied_broker() as found:
+        yield found
+
+
+@pytest.fixture(params=[pytest.param("kafka", marks=pytest.mark.kafka), "memory, batches", "memory, single events"])
+async def harness(request: pytest.FixtureRequest) -> AsyncGenerator[SinkHarness]:
+    """A sink's harness, with its destination up before and after."""
+    match request.param:
+        case "kafka":
+            harness = KafkaHarness(*request.getfixturevalue("proxied"), request.getfixturevalue("topic"))
+        case name:
+            harness = MemoryHarness(keeps_order=name == "memory, batches")
+    yield harness
+    await harness.mend_destination()
+
+
+@pytest.fixture
+async def sink(harness: SinkHarness) -> AsyncGenerator[Sink]:
+    """An open sink."""
+    sink = harness.make_sink()
+    await sink.open()
+    yield sink
+    await sink.close()

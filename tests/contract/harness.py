@@ -1,0 +1,145 @@
+"""What a sink's harness offers to the scenarios, and how they hand events over as the relay does."""
+
+import asyncio
+import itertools
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from outbox_relay.event import Event
+from outbox_relay.policy import Delivered, Unavailable, Verdict
+from outbox_relay.sinks import Sink
+
+PLENTY_SECONDS = 60.0
+
+
+class Received(NamedTuple):
+    """What a destination got, in the words of the event."""
+
+    key: str | None
+    uid: str
+    payload: bytes
+    type: str
+    content_type: str
+    headers: Mapping[str, str]
+
+
+class SinkHarness(ABC):
+    """One sink and a destination of its own, which starts empty and up."""
+
+    @abstractmethod
+    def make_sink(self) -> Sink:
+        """A new sink for this harness' destination."""
+
+    @abstractmethod
+    async def received(self) -> Sequence[Received]:
+        """Everything the destination has got by now, repeated deliveries too; what has one key in its order."""
+
+    @abstractmethod
+    async def break_destination(self) -> None:
+        """Make the destination go down. What is on its way to it is lost."""
+
+    @abstractmethod
+    async def mend_destination(self) -> None:
+        """Bring the destination back, with what it had got."""
+
+    @abstractmethod
+    def poison(self, event: Event) -> Event:
+        """`event`, made so that the destination never takes it."""
+
+
+_ids = itertools.count(1)
+
+
+def an_event(key: str | None = "k", payload: bytes = b"{}", headers: str | None = None) -> Event:
+    """An event as it would come from the log, with an id and a uid of its own."""
+    number = next(_ids)
+    uid = f"019a0000-0000-7000-8000-{number:012x}"
+    return Event(number, 0, uid, "order.created", key, payload, "application/json", headers, None, datetime.now(UTC))
+
+
+def some_events(count: int, keys: int = 5) -> list[Event]:
+    """Events of several keys in turn, each with its number as payload."""
+    return [an_event(f"k{number % keys}", b"%d" % number) for number in range(count)]
+
+
+def soon() -> float:
+    """A deadline that no scenario meets."""
+    return time.monotonic() + PLENTY_SECONDS
+
+
+async def hand_over(
+    sink: Sink, events: Sequence[Event], *, until: float | None = None, batch: int = 50
+) -> list[Verdict]:
+    """The verdicts of `events`, delivered once each as the relay would do it.
+
+    In overlapping calls if the sink keeps their order; otherwise one call per event and one event of a key at a time,
+    and none after one that was not delivered.
+    """
+    until = soon() if until is None else until
+    limit = asyncio.Semaphore(sink.max_in_flight)
+    if sink.keeps_order:
+        size = min(batch, sink.max_batch)
+        calls = [_call(sink, events[at : at + size], until, limit) for at in range(0, len(events), size)]
+    else:
+        lines: dict[object, list[Event]] = {}
+        for event in events:
+            lines.setdefault(event.uid if event.key is None else event.key, []).append(event)
+        calls = [_one_by_one(sink, line, until, limit) for line in lines.values()]
+    verdicts = {uid: verdict for found in await asyncio.gather(*calls) for uid, verdict in found}
+    return [verdicts[event.uid] for event in events]
+
+
+async def _call(
+    sink: Sink, events: Sequence[Event], until: float, limit: asyncio.Semaphore
+) -> list[tuple[str, Verdict]]:
+    async with limit:
+        verdicts = await sink.deliver(events, until)
+    assert len(verdicts) == len(events)
+    return [(event.uid, verdict) for event, verdict in zip(events, verdicts, strict=True)]
+
+
+async def _one_by_one(
+    sink: Sink, events: Sequence[Event], until: float, limit: asyncio.Semaphore
+) -> list[tuple[str, Verdict]]:
+    found: list[tuple[str, Verdict]] = []
+    for event in events:
+        if found and isinstance(found[-1][1], Unavailable):
+            found.append((event.uid, Unavailable("behind one that was not delivered")))
+        else:
+            found += await _call(sink, [event], until, limit)
+    return found
+
+
+async def hand_over_all(sink: Sink, events: Sequence[Event]) -> None:
+    """Deliver `events` until none is unavailable; what comes back is handed over again in order."""
+    deadline = soon()
+    left = list(events)
+    while left:
+        assert time.monotonic() < deadline, f"{len(left)} events are still not delivered"
+        verdicts = await hand_over(sink, left)
+        left = [event for event, verdict in zip(left, verdicts, strict=True) if isinstance(verdict, Unavailable)]
+
+
+def by_key(events: Iterable[Event | Received]) -> dict[str | None, list[str]]:
+    """The uids of each key, the first of each, in order."""
+    found: dict[str | None, list[str]] = {}
+    for event in events:
+        uids = found.setdefault(event.key, [])
+        if event.uid not in uids:
+            uids.append(event.uid)
+    return found
+
+
+def assert_prefix_per_key(events: Sequence[Event], verdicts: Sequence[Verdict]) -> None:
+    """What was delivered of a key is a prefix of what was handed over of it."""
+    ended: set[str] = set()
+    for event, verdict in zip(events, verdicts, strict=True):
+        assert isinstance(verdict, Delivered | Unavailable)
+        if event.key is None:
+            continue
+        if isinstance(verdict, Unavailable):
+            ended.add(event.key)
+        assert not (isinstance(verdict, Delivered) and event.key in ended), f"{event.key}: delivered after a gap"

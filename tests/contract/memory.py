@@ -1,0 +1,59 @@
+"""The memory sink under the contract, in both its shapes."""
+
+import asyncio
+from collections.abc import Sequence
+
+from outbox_relay.event import Event
+from outbox_relay.policy import DELIVERED, Refused, Unavailable, Verdict
+from outbox_relay.sinks.kafka.records import own_headers
+from outbox_relay.sinks.memory import MemorySink
+from tests.contract.harness import Received, SinkHarness
+
+POISON = b"poison"
+ANSWER_SECONDS = 0.02
+
+
+class MemoryHarness(SinkHarness):
+    """A destination in this process, which never answers while it is down."""
+
+    def __init__(self, *, keeps_order: bool) -> None:
+        self._keeps_order = keeps_order
+        self._up = asyncio.Event()
+        self._up.set()
+        self._sinks: list[MemorySink] = []
+
+    def make_sink(self) -> MemorySink:
+        sink = MemorySink(self._answer, keeps_order=self._keeps_order, max_in_flight=2 if self._keeps_order else 8)
+        self._sinks.append(sink)
+        return sink
+
+    async def _answer(self, event: Event, _attempt: int) -> Verdict:
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await self._up.wait()
+        except TimeoutError:
+            return Unavailable("down")
+        return Refused("poison") if event.payload == POISON else DELIVERED
+
+    async def received(self) -> Sequence[Received]:
+        return [
+            Received(
+                event.key,
+                event.uid,
+                event.payload,
+                event.type,
+                event.content_type,
+                dict(own_headers(event.headers) if event.headers else ()),
+            )
+            for sink in self._sinks
+            for event in sink.delivered
+        ]
+
+    async def break_destination(self) -> None:
+        self._up.clear()
+
+    async def mend_destination(self) -> None:
+        self._up.set()
+
+    def poison(self, event: Event) -> Event:
+        return event._replace(payload=POISON)

@@ -1,0 +1,93 @@
+"""A TCP proxy on the loopback address that a test can cut: connections end at once and new ones are refused."""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Coroutine
+from types import TracebackType
+from typing import Any, Self
+
+from tests.support import ports
+
+CHUNK_BYTES = 65_536
+STEP_SECONDS = 10
+
+
+class Proxy:
+    """Passes bytes between its own port and `target`, a port of the loopback address, from a thread of its own."""
+
+    def __init__(self) -> None:
+        self.port = ports.free_port()
+        self.target = 0
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
+        self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self.restore()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.cut()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    @property
+    def address(self) -> str:
+        """Where clients find it."""
+        return f"{ports.LOOPBACK}:{self.port}"
+
+    def cut(self) -> None:
+        """End every connection and refuse new ones."""
+        self._run(self._cut())
+
+    def restore(self) -> None:
+        """Take connections again."""
+        self._run(self._listen())
+
+    def _run(self, step: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(step, self._loop).result(STEP_SECONDS)
+
+    async def _listen(self) -> None:
+        if self._server is None:
+            self._server = await asyncio.start_server(self._connected, ports.LOOPBACK, self.port)
+
+    async def _cut(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        for connection in self._connections:
+            connection.cancel()
+        if self._connections:
+            await asyncio.wait(self._connections)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = asyncio.current_task()
+        assert connection is not None
+        self._connections.add(connection)
+        writers = [writer]
+        # A cancelled task would be reported as an error of the server; here it is how a connection ends.
+        with contextlib.suppress(asyncio.CancelledError, OSError):
+            to_reader, to_writer = await asyncio.open_connection(ports.LOOPBACK, self.target)
+            writers.append(to_writer)
+            pumps = {asyncio.ensure_future(_pump(reader, to_writer)), asyncio.ensure_future(_pump(to_reader, writer))}
+            try:
+                await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for pump in pumps:
+                    pump.cancel()
+        for end in writers:
+            end.transport.abort()
+        self._connections.discard(connection)
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        while data := await reader.read(CHUNK_BYTES):
+            writer.write(data)
+            await writer.drain()

@@ -1,0 +1,132 @@
+"""The main job on real parts: writers and pgbench emit, relays deliver to Kafka, servers and relays die on the way."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.database import Database
+from tests.support.kafka import KafkaBroker
+from tests.support.postgres import PostgresServer
+from tests.support.service import RelayService
+from tests.support.shop import PGBENCH, Report, Writers, compare
+from tests.support.wait import until
+
+EVENTS = int(os.environ.get("OUTBOX_TEST_EVENTS", "200000"))
+CONFIG = """
+[database]
+dsn = "{dsn}"
+[relay]
+lease_seconds = {lease}
+[sinks.events]
+type = "kafka"
+topic = "{topic}"
+[sinks.events.producer]
+"bootstrap.servers" = "{bootstrap}"
+[routes]
+"*" = ["events"]
+"""
+
+
+def config(dsn: str, kafka: KafkaBroker, topic: str, lease_seconds: int = 15) -> str:
+    """One Kafka sink for every type."""
+    return CONFIG.format(dsn=dsn, lease=lease_seconds, topic=topic, bootstrap=kafka.bootstrap)
+
+
+def drained(kafka: KafkaBroker, topic: str, committed: dict[str, int], seconds: float) -> Report:
+    """Consume the topic until all that was committed has arrived; judge it. What arrives twice is there too."""
+    wanted = sum(committed.values())
+    values: list[bytes] = []
+
+    def enough() -> bool:
+        values[:] = [record.value or b"" for record in kafka.read_all(topic, seconds=60)]
+        return len(set(values)) >= wanted
+
+    until(enough, seconds=seconds, what=f"{wanted} events arrive")
+    return compare(committed, values)
+
+
+@pytest.mark.timeout(600)
+def test_nothing_is_lost_or_reordered_while_a_relay_is_killed_and_the_database_restarts(
+    own_postgres: PostgresServer, kafka: KafkaBroker, topic: str, tmp_path: Path
+) -> None:
+    """200,000 events of 8 writers through two relays; one is killed with SIGKILL, PostgreSQL crashes and restarts."""
+    from outbox_relay.migrate import migrate
+
+    kafka.create_topic(topic, partitions=6)
+    own_postgres.create_database("shop")
+    dsn = own_postgres.dsn("shop")
+    migrate(dsn)
+    writers = Writers(dsn)
+    writers.prepare()
+    text = config(dsn, kafka, topic, lease_seconds=3)
+    with RelayService(tmp_path, text, "one") as one, RelayService(tmp_path, text, "two"):
+        writers.start()
+        until(lambda: writers.total() > EVENTS * 0.3, seconds=200, what="a third is committed")
+        one.kill()
+        until(lambda: writers.total() > EVENTS * 0.5, seconds=200, what="half is committed")
+        with RelayService(tmp_path, text, "three") as three:
+            own_postgres.restart("immediate")
+            until(lambda: _survives(writers) > EVENTS, seconds=300, what="everything is committed")
+            writers.stop()
+            committed = writers.committed()
+            began = time.monotonic()
+            report = drained(kafka, topic, committed, seconds=120)
+            print(f"\n{report}, rolled back {writers.rolled_back}, drained {time.monotonic() - began:.1f} s after the end")
+            assert report.sound
+            assert report.committed > EVENTS
+            assert three.stop() == 0
+
+
+def _survives(writers: Writers) -> int:
+    """What is committed; 0 while the server restarts."""
+    import psycopg
+
+    try:
+        return writers.total()
+    except psycopg.OperationalError:
+        return 0
+
+
+def test_events_of_pgbench_arrive_in_order_per_key(
+    database: Database, kafka: KafkaBroker, topic: str, tmp_path: Path
+) -> None:
+    kafka.create_topic(topic, partitions=6)
+    writers = Writers(database.dsn, keys=100)
+    writers.prepare()
+    with RelayService(tmp_path, config(database.dsn, kafka, topic)) as relay:
+        database.pgbench(PGBENCH.format(keys=100), transactions=1000, clients=8)
+        report = drained(kafka, topic, writers.committed(), seconds=60)
+        assert report.committed == 8000
+        assert report.sound
+        assert report.duplicates == 0
+        assert relay.stop() == 0
+
+
+def test_two_relays_share_the_work_and_neither_repeats_the_other(
+    database: Database, kafka: KafkaBroker, topic: str, tmp_path: Path
+) -> None:
+    """Every shard has one owner, both relays have shards; a clean stop hands over without a duplicate."""
+    kafka.create_topic(topic, partitions=6)
+    writers = Writers(database.dsn, count=2, keys=200, keys_per_transaction=20)
+    writers.prepare()
+    text = config(database.dsn, kafka, topic)
+    with RelayService(tmp_path, text, "one") as one:
+        with RelayService(tmp_path, text, "two") as two:
+            until(lambda: _shards(one) == _shards(two) == 32, seconds=30, what="the shards are shared evenly")
+            writers.start()
+            until(lambda: writers.total() > 2000, seconds=60, what="events are emitted")
+            assert two.stop() == 0
+            until(lambda: writers.total() > 4000, seconds=60, what="more events are emitted")
+            writers.stop()
+        report = drained(kafka, topic, writers.committed(), seconds=60)
+    assert report.sound
+    assert report.duplicates == 0
+
+
+def _shards(relay: RelayService) -> int:
+    _, body = relay.ask("/readyz")
+    return body["sinks"]["events"]["shards"] if body else 0

@@ -1,0 +1,365 @@
+"""Claim, deliver, settle with a scripted sink on a real database: what becomes of events, and who may write what."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pytest
+
+from outbox_relay import outbox
+from outbox_relay.event import SHARDS, Event
+from outbox_relay.policy import DELIVERED, CircuitPolicy, Failed, Refused, RetryPolicy, Unavailable, Verdict
+from outbox_relay.sinks.memory import MemorySink
+from tests.support.database import Database
+from tests.support.rig import Rig, running, spec
+from tests.support.wait import auntil
+
+BOTH = pytest.mark.parametrize("keeps_order", [True, False], ids=["batches", "requests"])
+
+
+def emit(database: Database, keys: Iterable[str | None], **options: Any) -> list[int]:
+    """Emit one event per key in one transaction; returns their ids."""
+    with database.connect() as connection:
+        uids = outbox.emit_many(
+            connection, [outbox.Event("test.event", {"n": n}, key=key, **options) for n, key in enumerate(keys)]
+        )
+        rows = connection.execute("select id from outbox.event where uid = any(%s) order by id", (uids,)).fetchall()
+    return [row[0] for row in rows]
+
+
+def query(database: Database, text: str, *parameters: Any) -> list[tuple[Any, ...]]:
+    """The rows of a query."""
+    with database.connect(autocommit=True) as connection:
+        return connection.execute(text.encode(), parameters).fetchall()
+
+
+def ids(sink: MemorySink) -> list[int]:
+    """The ids of what was delivered, in order."""
+    return [event.id for event in sink.delivered]
+
+
+def first_deliveries(events: Sequence[Event]) -> dict[str | None, list[int]]:
+    """key → ids in the order of their first delivery."""
+    found: dict[str | None, list[int]] = {}
+    for event in events:
+        seen = found.setdefault(event.key, [])
+        if event.id not in seen:
+            seen.append(event.id)
+    return found
+
+
+def in_order(events: Sequence[Event]) -> bool:
+    """Whether every key's first deliveries came in id order."""
+    return all(seen == sorted(seen) for key, seen in first_deliveries(events).items() if key is not None)
+
+
+async def delivered(sink: MemorySink, wanted: Iterable[int], seconds: float = 20) -> None:
+    """Wait until all of `wanted` have been delivered."""
+    missing = set(wanted)
+
+    async def fact() -> bool:
+        return not missing - set(ids(sink))
+
+    await auntil(fact, seconds=seconds, what=f"{len(missing)} events are delivered")
+
+
+async def has(database: Database, text: str, *parameters: Any, seconds: float = 20) -> list[tuple[Any, ...]]:
+    """Wait until a query has rows; returns them."""
+
+    async def fact() -> list[tuple[Any, ...]]:
+        return await asyncio.to_thread(query, database, text, *parameters)
+
+    return await auntil(fact, seconds=seconds, what=text)
+
+
+def fails(count: int, which: Iterable[int] | None = None, verdict: Verdict | None = None) -> Any:
+    """A script: the first `count` attempts of `which` (all events when nothing) get `verdict`."""
+    chosen = None if which is None else set(which)
+
+    def script(event: Event, attempt: int) -> Verdict:
+        if attempt <= count and (chosen is None or event.id in chosen):
+            return verdict or Failed("not now", 500)
+        return DELIVERED
+
+    return script
+
+
+class Late:
+    """A script that is set after the events have ids."""
+
+    def __init__(self) -> None:
+        self.script: Any = None
+
+    def __call__(self, event: Event, attempt: int) -> Any:
+        return DELIVERED if self.script is None else self.script(event, attempt)
+
+
+@BOTH
+async def test_everything_is_delivered_once_and_in_order_per_key(database: Database, keeps_order: bool) -> None:
+    sink = MemorySink(keeps_order=keeps_order)
+    async with running(database.dsn, (spec("s"), sink)) as rig:
+        wanted = emit(database, [f"k{n % 7}" for n in range(3000)] + [None] * 50)
+        await delivered(sink, wanted)
+        await rig.settled()
+    assert sorted(ids(sink)) == wanted
+    assert in_order(sink.delivered)
+    assert query(database, "select count(*) from outbox.delivery") == [(0,)]
+
+
+@BOTH
+async def test_followers_of_a_failing_key_are_held_and_come_after_it(database: Database, keeps_order: bool) -> None:
+    late = Late()
+    sink = MemorySink(late, keeps_order=keeps_order)
+    wanted = emit(database, [f"k{n % 10}" for n in range(400)])
+    late.script = fails(2, wanted[:100:11])
+    async with running(database.dsn, (spec("s"), sink)) as rig:
+        await delivered(sink, wanted)
+        more = emit(database, [f"k{n % 10}" for n in range(100)])
+        await delivered(sink, more)
+        await rig.settled()
+    assert sorted(set(ids(sink))) == [*wanted, *more]
+    assert len(ids(sink)) == len(set(ids(sink)))
+    assert in_order(sink.delivered)
+    assert query(database, "select count(*) from outbox.delivery") == [(0,)]
+
+
+@BOTH
+async def test_other_keys_flow_while_one_fails(database: Database, keeps_order: bool) -> None:
+    def script(event: Event, _attempt: int) -> Verdict:
+        return Failed("never", 500) if event.key == "bad" else DELIVERED
+
+    sink = MemorySink(script, keeps_order=keeps_order)
+    slow_retry = RetryPolicy(attempts=50, base_seconds=3600)
+    async with running(database.dsn, (spec("s", retry=slow_retry), sink)):
+        emit(database, ["bad", *(f"k{n}" for n in range(50)), "bad", "bad"])
+        rows = await has(database, "select 1 from outbox.delivery having count(*) = 3")
+        good = emit(database, [f"k{n}" for n in range(50)])
+        await delivered(sink, good)
+    assert rows
+    assert query(database, "select state, attempts from outbox.delivery order by id") == [
+        ("waiting", 1),
+        ("held", 0),
+        ("held", 0),
+    ]
+
+
+@BOTH
+async def test_a_refused_event_is_dead_with_its_reason_and_its_neighbours_are_delivered(
+    database: Database, keeps_order: bool
+) -> None:
+    late = Late()
+    sink = MemorySink(late, keeps_order=keeps_order)
+    wanted = emit(database, ["a", "a", "a", "b", None])
+    late.script = fails(99, [wanted[1]], Refused("too strange", 422))
+    async with running(database.dsn, (spec("s"), sink)) as rig:
+        await delivered(sink, [i for i in wanted if i != wanted[1]])
+        await rig.settled()
+    rows = query(database, "select id, state, last_error, last_status, attempts from outbox.delivery")
+    assert rows == [(wanted[1], "dead", "too strange", 422, 1)]
+    assert in_order(sink.delivered)
+
+
+@BOTH
+async def test_an_event_is_dead_after_its_attempts(database: Database, keeps_order: bool) -> None:
+    sink = MemorySink(fails(99), keeps_order=keeps_order)
+    circuit = CircuitPolicy(open_after=1000, probe_seconds=0.05)
+    async with running(database.dsn, (spec("s", circuit=circuit), sink)):
+        [wanted] = emit(database, ["a"])
+        rows = await has(database, "select id, attempts, last_error from outbox.delivery where state = 'dead'")
+    assert rows == [(wanted, 5, "not now")]
+
+
+@BOTH
+async def test_hold_keeps_followers_behind_a_dead_letter_and_skip_lets_them_go(
+    database: Database, keeps_order: bool
+) -> None:
+    late = Late()
+    hold, skip = MemorySink(late, keeps_order=keeps_order), MemorySink(late, keeps_order=keeps_order)
+    wanted = emit(database, ["a"])
+    late.script = fails(99, wanted, Refused("never"))
+    async with running(database.dsn, (spec("hold", hold=True), hold), (spec("skip"), skip)):
+        await has(database, "select 1 from outbox.delivery where state = 'dead' having count(*) = 2")
+        behind = emit(database, ["a", "b"])
+        await delivered(skip, behind)
+        await delivered(hold, behind[1:])
+        held = await has(database, "select sink, id from outbox.delivery where state = 'held'")
+    assert held == [("hold", behind[0])]
+    assert behind[0] not in ids(hold)
+
+
+@BOTH
+async def test_a_destination_that_is_down_costs_no_attempt_and_no_row(database: Database, keeps_order: bool) -> None:
+    down = True
+
+    def script(_event: Event, _attempt: int) -> Verdict:
+        return Unavailable("down for tests") if down else DELIVERED
+
+    sink = MemorySink(script, keeps_order=keeps_order)
+    circuit = CircuitPolicy(open_after=1, probe_seconds=0.05, probe_max_seconds=0.1)
+    async with running(database.dsn, (spec("s", circuit=circuit), sink)) as rig:
+        wanted = emit(database, [f"k{n % 5}" for n in range(200)])
+        await has(database, "select 1 from outbox.sink where circuit <> 'closed' and last_error = 'down for tests'")
+        written = rig.store.calls["settle"]
+        asked = len(sink.attempts)
+        await auntil(lambda: _true(len(sink.attempts) > asked + 3), seconds=10, what="probes are sent")
+        assert rig.store.calls["settle"] == written
+        assert query(database, "select count(*) from outbox.delivery") == [(0,)]
+        down = False
+        await delivered(sink, wanted)
+        await rig.settled()
+        await has(database, "select 1 from outbox.sink where circuit = 'closed'")
+    assert in_order(sink.delivered)
+    assert len(ids(sink)) == len(wanted)
+
+
+async def _true(value: bool) -> bool:
+    return value
+
+
+@BOTH
+async def test_scheduled_events_wait_for_their_time_and_hold_nobody_back(
+    database: Database, keeps_order: bool
+) -> None:
+    sink = MemorySink(keeps_order=keeps_order)
+    async with running(database.dsn, (spec("s"), sink)) as rig:
+        with database.connect() as connection:
+            connection.execute(
+                "select outbox.emit('later', '1', key => 'a', deliver_at => clock_timestamp() + interval '1 second'), "
+                "outbox.emit('much.later', '1', key => 'a', deliver_at => clock_timestamp() + interval '1 hour'), "
+                "outbox.emit('past', '1', key => 'a', deliver_at => clock_timestamp() - interval '1 hour')"
+            )
+        after = emit(database, ["a"])
+        await delivered(sink, after)
+        assert [event.type for event in sink.delivered] == ["past", "test.event"]
+        rows = query(database, "select type, state, ordered, due_at = deliver_at from outbox.delivery order by id")
+        assert rows == [("later", "waiting", False, True), ("much.later", "waiting", False, True)]
+        await auntil(lambda: _true(len(sink.delivered) == 3), seconds=10, what="the first one is due")
+        await rig.settled()
+    [(on_time,)] = query(
+        database,
+        "select bool_and(clock_timestamp() >= deliver_at) from outbox.event where type = 'later'",
+    )
+    assert on_time
+    assert sink.delivered[-1].type == "later"
+
+
+async def test_a_slow_request_is_parked_and_does_not_hold_the_position_back(database: Database) -> None:
+    gate = asyncio.Event()
+
+    async def script(event: Event, _attempt: int) -> Verdict:
+        if event.key == "slow":
+            await gate.wait()
+        return DELIVERED
+
+    sink = MemorySink(script, keeps_order=False)
+    async with running(database.dsn, (spec("s", park_after_seconds=0.1), sink)) as rig:
+        wanted = emit(database, ["slow", *(f"k{n}" for n in range(20)), "slow"])
+        [(leased, until)] = await has(
+            database, "select lease is not null, lease_until > now() from outbox.delivery where state = 'waiting'"
+        )
+        assert (leased, until) == (True, True)
+        await delivered(sink, wanted[1:-1])
+        await has(database, "select 1 from outbox.delivery where state = 'held'")
+        await auntil(
+            lambda: _true(all(reader.idle for reader in rig.relays[0].readers)), seconds=10, what="nothing is in hand"
+        )
+        gate.set()
+        await delivered(sink, wanted)
+        await rig.settled()
+    assert len(ids(sink)) == len(wanted)
+    assert in_order(sink.delivered)
+
+
+async def test_the_sinks_of_a_relay_share_its_ticks(database: Database) -> None:
+    sinks = [(spec(f"s{n}"), MemorySink()) for n in range(3)]
+    async with running(database.dsn, *sinks) as rig:
+        await rig.owns_all()
+        wanted = emit(database, ["a", "b"])
+        for _, sink in sinks:
+            await delivered(sink, wanted)
+        await rig.settled()
+        at_session_start = len(sinks)
+        assert rig.store.calls["tick"] == rig.ticking.taken + at_session_start
+    assert all(ids(sink) == wanted for _, sink in sinks)
+
+
+async def test_nothing_is_read_and_nothing_is_written_while_nothing_is_new(database: Database) -> None:
+    sink = MemorySink()
+    async with running(database.dsn, (spec("s"), sink)) as rig:
+        await rig.owns_all()
+        await delivered(sink, emit(database, ["a"]))
+        await rig.settled()
+        settling = rig.relays[0].settling
+        assert settling is not None
+        await settling.flush(everything=True)
+        before = rig.store.calls.copy()
+        await auntil(lambda: _true(rig.store.calls["tick"] >= before["tick"] + 20), seconds=20, what="20 ticks")
+        after = rig.store.calls
+    for quiet in ("read_rest", "read_late", "settle"):
+        assert after[quiet] == before[quiet], quiet
+
+
+async def test_shards_at_the_same_position_are_read_with_one_call(database: Database) -> None:
+    sink = MemorySink()
+    async with running(database.dsn, (spec("s"), sink)) as rig:
+        await rig.owns_all()
+        await delivered(sink, emit(database, [f"k{n}" for n in range(500)]))
+        await rig.settled()
+        assert len(rig.relays[0].readers) == 1
+        before = rig.store.calls["read_rest"]
+        wanted = emit(database, [f"k{n}" for n in range(500)])
+        await delivered(sink, wanted)
+        calls = rig.store.calls["read_rest"] - before
+    assert len({event.shard for event in sink.delivered}) == SHARDS
+    assert calls <= 5
+
+
+async def test_only_routed_types_are_read(database: Database) -> None:
+    sink = MemorySink()
+    async with running(database.dsn, (spec("s", patterns=("order.*",), types=("order.%",)), sink)) as rig:
+        with database.connect() as connection:
+            connection.execute("select outbox.emit('payment.done', '1'), outbox.emit('order.made', '2')")
+        await auntil(lambda: _true(len(sink.delivered) == 1), seconds=10, what="one event")
+        await rig.settled()
+    assert [(event.type, json.loads(event.payload)) for event in sink.delivered] == [("order.made", 2)]
+
+
+async def test_a_message_that_kills_its_relay_again_and_again_ends_dead(database: Database) -> None:
+    """Every owner dies while it delivers one event: crashes are counted, then claims, and the others are delivered."""
+    got: list[int] = []
+    wanted = emit(database, [f"k{n % 3}" for n in range(30)])
+    poison = wanted[7]
+
+    for _ in range(12):
+        deadly = asyncio.Event()
+
+        async def script(event: Event, _attempt: int, deadly: asyncio.Event = deadly) -> Verdict:
+            if event.id == poison:
+                deadly.set()
+                await asyncio.Event().wait()
+            return DELIVERED
+
+        sink = MemorySink(script, keeps_order=False)
+        rig = Rig(database.dsn, [(spec("s", park_after_seconds=60.0), sink)], lease_seconds=1.0)
+        await rig.start()
+        dead = "select 1 from outbox.delivery where state = 'dead'"
+
+        async def over(deadly: asyncio.Event = deadly, dead: str = dead) -> bool:
+            return deadly.is_set() or bool(await asyncio.to_thread(query, database, dead))
+
+        await auntil(over, seconds=30, what="the message is delivered or dead")
+        if not deadly.is_set():
+            await rig.settled()
+        await rig.crash()
+        got += ids(sink)
+        # The lease of a row outlasts any request; a crashed relay's is not waited for here.
+        query(database, "update outbox.delivery set lease_until = now() where lease is not null returning 1")
+        if query(database, dead):
+            break
+    rows = query(database, "select id, state, last_error from outbox.delivery")
+    assert [row[:2] for row in rows] == [(poison, "dead")]
+    assert "without an outcome" in rows[0][2]
+    assert set(got) == set(wanted) - {poison}

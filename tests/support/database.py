@@ -1,0 +1,38 @@
+"""One database of a test's own inside a PostgreSQL server."""
+
+from dataclasses import dataclass
+
+import psycopg
+from psycopg.rows import TupleRow
+
+from tests.support.postgres import SUPERUSER, PostgresServer
+
+
+@dataclass(frozen=True)
+class Database:
+    """A database; whoever makes it also drops it."""
+
+    server: PostgresServer
+    name: str
+
+    @property
+    def dsn(self) -> str:
+        """The superuser's connection string."""
+        return self.server.dsn(self.name)
+
+    def dsn_as(self, user: str, **options: str) -> str:
+        """Another user's connection string; `options` are libpq's."""
+        return self.server.dsn(self.name, user, **options)
+
+    def connect(self, *, user: str = SUPERUSER, autocommit: bool = False) -> psycopg.Connection[TupleRow]:
+        """A new connection, which the caller closes."""
+        return psycopg.connect(self.dsn_as(user, connect_timeout="10"), autocommit=autocommit)
+
+    async def aconnect(self, *, user: str = SUPERUSER, autocommit: bool = False) -> psycopg.AsyncConnection[TupleRow]:
+        """A new asynchronous connection, which the caller closes."""
+        dsn = self.dsn_as(user, connect_timeout="10")
+        return await psycopg.AsyncConnection.connect(dsn, autocommit=autocommit)
+
+    def pgbench(self, script: str, *, transactions: int, clients: int = 1, options: tuple[str, ...] = ()) -> str:
+        """See :meth:`tests.support.postgres.PostgresServer.pgbench`."""
+        return self.server.pgbench(self.name, script, transactions=transactions, clients=clients, options=options)

@@ -1,0 +1,154 @@
+"""Topics made and read by tests: whole topics, from the start, without consumer groups."""
+
+import contextlib
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import cached_property
+from typing import cast
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from tests.support.wait import NotInTime, until
+
+BATCH = 1_000
+POLL_SECONDS = 0.05
+REQUEST_SECONDS = 10
+
+
+@dataclass(frozen=True)
+class Record:
+    """One record as a consumer gets it."""
+
+    topic: str
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    header_list: Sequence[tuple[str, bytes | None]]
+
+    @cached_property
+    def headers(self) -> Mapping[str, bytes | None]:
+        """The headers by name, the last of each name."""
+        return dict(self.header_list)
+
+
+def create_topic(bootstrap: str, name: str, partitions: int, config: Mapping[str, str]) -> None:
+    """Make a topic and wait until the broker shows it with a leader for each partition."""
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    wanted = [NewTopic(name, partitions, 1, config=dict(config))]
+    made = cast("dict[str, Future[None]]", admin.create_topics(wanted, operation_timeout=REQUEST_SECONDS))  # pyright: ignore[reportUnknownMemberType] - its type leaves the futures' content open
+    made[name].result(REQUEST_SECONDS)
+    what = f"topic {name} has {partitions} leaders"
+    until(lambda: len(_partitions(admin, name)) == partitions, seconds=REQUEST_SECONDS, what=what)
+
+
+def consume(
+    bootstrap: str,
+    topic: str,
+    *,
+    count: int | None = None,
+    enough: Callable[[Sequence[Record]], bool] | None = None,
+    seconds: float = 30,
+) -> list[Record]:
+    """Read a topic from its start until there are `count` records, or until `enough` says so of all read so far.
+
+    Per partition the records come in the order of their offsets; more than `count` may be returned. The topic may still
+    be missing at first. Raises :class:`tests.support.wait.NotInTime` after `seconds`.
+    """
+
+    def is_done() -> bool:
+        return enough(records) if enough else len(records) >= (count or 0)
+
+    deadline = time.monotonic() + seconds
+    records: list[Record] = []
+    with _assigned(bootstrap, topic, deadline) as consumer:
+        while not is_done():
+            if time.monotonic() > deadline:
+                raise NotInTime(f"topic {topic}: {len(records)} records within {seconds:g} s, not those waited for")
+            records += _batch(consumer)
+    return records
+
+
+def read_all(bootstrap: str, topic: str, *, seconds: float = 30) -> list[Record]:
+    """Read everything that stands in a topic now, as far as its ends when this is called.
+
+    Needs Apache Kafka: the substitute tells of ends that lie before its last records.
+    """
+    deadline = time.monotonic() + seconds
+    with _assigned(bootstrap, topic, deadline) as consumer:
+        missing = _ends(consumer)
+        records: list[Record] = []
+        while missing:
+            if time.monotonic() > deadline:
+                raise NotInTime(f"topic {topic}: not read to its ends within {seconds:g} s, missing are {missing}")
+            for record in _batch(consumer):
+                records.append(record)
+                if record.offset + 1 >= missing.get(record.partition, 0):
+                    missing.pop(record.partition, None)
+    return records
+
+
+def answers(bootstrap: str) -> bool:
+    """Does a broker at this address answer a metadata request?"""
+    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+    try:
+        return bool(admin.list_topics(timeout=2).brokers)
+    except KafkaException:
+        return False
+
+
+@contextlib.contextmanager
+def _assigned(bootstrap: str, topic: str, deadline: float) -> Generator[Consumer]:
+    """A consumer that holds all partitions of a topic, from their start."""
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "tests", "enable.auto.commit": False})
+    try:
+        partitions = until(
+            lambda: _partitions(consumer, topic), seconds=deadline - time.monotonic(), what=f"topic {topic} is there"
+        )
+        consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in partitions])
+        yield consumer
+    finally:
+        consumer.close()
+
+
+def _partitions(client: AdminClient | Consumer, topic: str) -> list[int]:
+    """The topic's partitions that have a leader; none while it is missing."""
+    try:
+        found = client.list_topics(topic, timeout=REQUEST_SECONDS).topics[topic]
+    except KafkaException:
+        return []
+    return [number for number, partition in found.partitions.items() if partition.leader >= 0]
+
+
+def _ends(consumer: Consumer) -> dict[int, int]:
+    """The offset after the last record of each assigned partition that has any."""
+    ends: dict[int, int] = {}
+    for partition in consumer.assignment():
+        bounds = consumer.get_watermark_offsets(partition, timeout=REQUEST_SECONDS)
+        if bounds and bounds[1] > bounds[0]:
+            ends[partition.partition] = bounds[1]
+    return ends
+
+
+def _batch(consumer: Consumer) -> list[Record]:
+    messages = consumer.consume(BATCH, timeout=POLL_SECONDS)
+    for error in (message.error() for message in messages):
+        # Brokers that are down or restarting are asked again by the consumer itself.
+        if error and error.code() not in (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN):
+            raise KafkaException(error)
+    return [_record(message) for message in messages if not message.error()]
+
+
+def _record(message: Message) -> Record:
+    return Record(
+        topic=message.topic() or "",
+        partition=message.partition() or 0,
+        offset=message.offset() or 0,
+        key=message.key(),
+        value=message.value(),
+        header_list=cast("list[tuple[str, bytes | None]]", message.headers() or []),
+    )

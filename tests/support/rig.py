@@ -1,0 +1,172 @@
+"""A relay inside the test: the parts that `app` composes, with any sink, on a real database."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID, uuid4
+
+import structlog
+from psycopg import AsyncConnection
+from psycopg.rows import AsyncRowFactory
+
+from outbox_relay.errors import DatabaseLost, StartAgain
+from outbox_relay.event import SHARDS
+from outbox_relay.ownership import Holding, Ownership
+from outbox_relay.policy import CircuitPolicy, RetryPolicy
+from outbox_relay.relay import SinkRelay
+from outbox_relay.sinks import Sink
+from outbox_relay.spec import SinkSpec
+from outbox_relay.store import CALL_SECONDS, TUPLES, Store
+from outbox_relay.ticking import Ticking
+from outbox_relay.wakeup import Wakeup
+from tests.support.wait import auntil
+
+RETRY = RetryPolicy(attempts=5, base_seconds=0.02, max_seconds=0.1, jitter=0.2)
+CIRCUIT = CircuitPolicy(open_after=20, probe_seconds=0.05, probe_max_seconds=0.2)
+
+
+class CountingStore(Store):
+    """A store that counts its statements by name."""
+
+    def __init__(self, dsn: str, connections: int = 8) -> None:
+        super().__init__(lambda: dsn, pooler=False, connections=connections)
+        self.calls: Counter[str] = Counter()
+
+    async def _rows(
+        self,
+        name: str,
+        parameters: Mapping[str, Any],
+        row_factory: AsyncRowFactory[Any] = TUPLES,
+        deadline: float = CALL_SECONDS,
+    ) -> list[Any]:
+        self.calls[name] += 1
+        return await super()._rows(name, parameters, row_factory, deadline)
+
+    async def _do(self, name: str, parameters: Mapping[str, Any], deadline: float = CALL_SECONDS) -> int:
+        self.calls[name] += 1
+        return await super()._do(name, parameters, deadline)
+
+
+def spec(name: str, **changes: Any) -> SinkSpec:
+    """A sink that takes every event, with quick retries."""
+    values: dict[str, Any] = {
+        "patterns": ("*",),
+        "types": None,
+        "retry": RETRY,
+        "circuit": CIRCUIT,
+        "start": "beginning",
+    }
+    return SinkSpec(name=name, **{**values, **changes})
+
+
+@dataclass
+class Rig:
+    """One relay process' worth of parts, run in this event loop."""
+
+    dsn: str
+    sinks: list[tuple[SinkSpec, Sink]]
+    lease_seconds: float = 15.0
+    listen: bool = True
+    relay: UUID = field(default_factory=uuid4)
+    ended: list[BaseException] = field(default_factory=list[BaseException])
+
+    def __post_init__(self) -> None:
+        log = structlog.get_logger("rig")
+        self.store = CountingStore(self.dsn)
+        self.ticking = Ticking(self.store, Wakeup((lambda: self.dsn) if self.listen else None), self.lease_seconds, log)
+        self.ownership = Ownership(self.store, self.relay, "rig", "0", self.lease_seconds, log)
+        self.stopping = asyncio.Event()
+        self.relays: list[SinkRelay] = []
+        self._log = log
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def holding(self, sink: str) -> Holding:
+        """What this relay has of `sink`."""
+        return next(relay.holding for relay in self.relays if relay.spec.name == sink)
+
+    async def start(self) -> None:
+        """Register the sinks and begin to work."""
+        await self.store.open()
+        tick = await self.ticking.refresh()
+        generations = await self.store.register_sinks([(s.name, s.patterns, s.start) for s, _ in self.sinks], tick)
+        for sink_spec, sink in self.sinks:
+            await sink.open()
+            holding = self.ownership.add(sink_spec.name, generations[sink_spec.name])
+            self.relays.append(
+                SinkRelay(sink_spec, sink, self.store, self.ticking, self.ownership, holding, self._log, self.stopping)
+            )
+        parts = [self.ownership.run, self.ticking.run, *(relay.run for relay in self.relays)]
+        self._tasks = [asyncio.create_task(self._keep(part)) for part in parts]
+
+    async def _keep(self, part: Any) -> None:
+        while True:
+            try:
+                await part()
+            except (StartAgain, DatabaseLost) as error:
+                self.ended.append(error)
+                await asyncio.sleep(0.02)
+            else:
+                return
+
+    async def settled(self, seconds: float = 20) -> None:
+        """Wait until every shard stands at the end of the log and no row waits to be delivered."""
+
+        async def fact() -> bool:
+            return await self._at_rest()
+
+        await auntil(fact, seconds=seconds, what="everything is delivered or dead")
+
+    async def _at_rest(self) -> bool:
+        async with await AsyncConnection.connect(self.dsn, autocommit=True) as connection:
+            cursor = await connection.execute(
+                "select count(*) from outbox.delivery where state <> 'dead' and due_at < now() + interval '1 minute'"
+            )
+            row = await cursor.fetchone()
+        at_end = all(
+            reader.idle and reader.position.a.seq >= (self.ticking.latest.seq if self.ticking.latest else 0)
+            for relay in self.relays
+            for reader in relay.readers
+        )
+        return at_end and row == (0,)
+
+    async def owns_all(self, seconds: float = 10) -> None:
+        """Wait until this relay owns every shard of its sinks."""
+
+        async def fact() -> bool:
+            return all(count == SHARDS for count in self.ownership.held.values())
+
+        await auntil(fact, seconds=seconds, what="every shard is owned")
+
+    async def stop(self, seconds: float = 20) -> None:
+        """SIGTERM: finish, settle, release, say good-bye."""
+        await self.ownership.stop()
+        self.stopping.set()
+        await asyncio.wait_for(asyncio.gather(*self._tasks[2:]), seconds)
+        await self.ownership.leave()
+        await self.crash()
+
+    async def crash(self) -> None:
+        """End at once, releasing nothing."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for _, sink in self.sinks:
+            await sink.reset()
+            await sink.close()
+        await self.store.close()
+
+
+@asynccontextmanager
+async def running(dsn: str, *sinks: tuple[SinkSpec, Sink], **options: Any) -> AsyncGenerator[Rig]:
+    """A rig that works inside the block and ends with it."""
+    rig = Rig(dsn, list(sinks), **options)
+    await rig.start()
+    try:
+        yield rig
+    finally:
+        await rig.crash()

@@ -1,0 +1,116 @@
+"""Relay processes as a container would run them: started, killed, stopped, asked how they are."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from tests.support.ports import free_port
+from tests.support.wait import until
+
+READY_SECONDS = 30
+STOP_SECONDS = 40
+
+
+class RelayService:
+    """One `outbox-relay run` process with a config file of its own in `directory`.
+
+    `config` is the TOML text without `[http]`, which is added on a free port.
+    """
+
+    def __init__(self, directory: Path, config: str, name: str = "relay", **environment: str) -> None:
+        self.port = free_port()
+        self.config = directory / f"{name}.toml"
+        self.config.write_text(f'{config}\n[http]\nlisten = "127.0.0.1:{self.port}"\n')
+        self.log = directory / f"{name}.log"
+        self._environment = environment
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, *, wait: bool = True) -> Self:
+        """Start the process and, unless told otherwise, wait until it is ready."""
+        with self.log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-X", "faulthandler", "-m", "outbox_relay", "run", "-c", self.config],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "OUTBOX_RELAY_LOG_FORMAT": "json", **self._environment},
+                start_new_session=True,
+            )
+        if wait:
+            until(lambda: self.ready or self._ended(), seconds=READY_SECONDS, what=f"{self.config.stem} is ready")
+        return self
+
+    @property
+    def ready(self) -> bool:
+        """Does /readyz say that the relay does its work?"""
+        return self.ask("/readyz")[0] == 200
+
+    def ask(self, path: str) -> tuple[int, Any]:
+        """Status and JSON body of a GET; (0, None) when nothing listens."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
+        try:
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            return answer.status, json.loads(answer.read())
+        except (OSError, http.client.HTTPException):
+            return 0, None
+        finally:
+            connection.close()
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        """The running process."""
+        assert self._process is not None, "not started"
+        return self._process
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal."""
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until it is gone."""
+        self.process.kill()
+        self.process.wait(10)
+
+    def stop(self) -> int:
+        """SIGTERM; the exit code. A process that does not end says where it stands."""
+        self.process.terminate()
+        try:
+            return self.process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.send_signal(signal.SIGABRT)
+            self.process.wait(10)
+            raise AssertionError(f"did not stop: {self.log.read_text()[-6000:]}") from None
+
+    def lines(self) -> list[dict[str, Any]]:
+        """What it has logged so far."""
+        found: list[dict[str, Any]] = []
+        for line in self.log.read_text().splitlines():
+            with contextlib.suppress(json.JSONDecodeError):
+                found.append(json.loads(line))
+        return found
+
+    def _ended(self) -> bool:
+        if self.process.poll() is not None:
+            raise AssertionError(f"ended with {self.process.returncode}: {self.log.read_text()[-3000:]}")
+        return False
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal.SIGCONT)
+            self._process.kill()
+            self._process.wait(10)

@@ -1,0 +1,121 @@
+"""Topic templates: what is refused when they are read, what they make of an event."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outbox_relay import envelope
+from outbox_relay.envelope import TopicTemplate
+
+LEGAL = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+WORDS = st.text(alphabet="abcXYZ019._-", min_size=1, max_size=20)
+FIELDS = st.sampled_from(["{type}", "{key}", "{headers.tenant}"])
+
+
+def naive(template: str, event_type: str, key: str, tenant: str) -> str:
+    """A template rendered by plain replacement; right as long as no value holds a brace."""
+    return template.replace("{type}", event_type).replace("{key}", key).replace("{headers.tenant}", tenant)
+
+
+@given(st.lists(WORDS | FIELDS, min_size=1, max_size=6), WORDS, WORDS, WORDS)
+def test_rendering_replaces_the_fields(pieces: list[str], event_type: str, key: str, tenant: str) -> None:
+    text = "".join(pieces)
+    expected = naive(text, event_type, key, tenant)
+    if expected in (".", ".."):
+        with pytest.raises(ValueError, match="does not take"):
+            TopicTemplate.parse(text).render(event_type, key, {"tenant": tenant})
+    else:
+        assert TopicTemplate.parse(text).render(event_type, key, {"tenant": tenant}) == expected
+
+
+@given(st.text(max_size=30), st.text(max_size=30), st.none() | st.text(max_size=30), st.text(max_size=30))
+def test_whatever_comes_in_a_topic_is_legal_or_refused(
+    text: str, event_type: str, key: str | None, tenant: str
+) -> None:
+    for template in (text, "{type}", "{key}", "a.{headers.tenant}", "{type}{key}"):
+        try:
+            topic = TopicTemplate.parse(template).render(event_type, key, {"tenant": tenant})
+        except ValueError:
+            continue
+        assert LEGAL.fullmatch(topic)
+        assert topic not in (".", "..")
+
+
+def test_fields_are_named_once_in_their_order() -> None:
+    template = TopicTemplate.parse("{headers.x-tenant.v1}.{type}-{headers.x-tenant.v1}")
+    assert template.fields == ("headers.x-tenant.v1", "type")
+    assert TopicTemplate.parse("orders").fields == ()
+
+
+def test_constant_template_needs_nothing_of_the_event() -> None:
+    assert TopicTemplate.parse("shop.orders").render("no topic / at all", None, {}) == "shop.orders"
+
+
+def test_templates_of_the_type_answer_again_what_they_answered() -> None:
+    template = TopicTemplate.parse("shop.{type}")
+    types = [f"t{n}" for n in range(envelope.REMEMBERED_TOPICS + 10)]
+    assert [template.render(t, None, {}) for t in types * 2] == [f"shop.{t}" for t in types * 2]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("shop.{typ}", "position 6: unknown field {typ}; did you mean {type}?"),
+        ("{Key}", "position 1: unknown field {Key}; did you mean {key}?"),
+        ("{ type }", "position 1: unknown field { type }; did you mean {type}?"),
+        ("{header.tenant}", "position 1: unknown field {header.tenant}; did you mean {headers.tenant}?"),
+        ("a{zzz}", "position 2: unknown field {zzz}; fields are {type}, {key} and {headers.NAME}"),
+        ("a{}", "position 2: unknown field {}; fields are {type}, {key} and {headers.NAME}"),
+        ("a{headers.}", "position 2: unknown field {headers.}; fields are {type}, {key} and {headers.NAME}"),
+        ("a{headers.a b}", "position 2: unknown field {headers.a b}; fields are {type}, {key} and {headers.NAME}"),
+        ("shop.{type", "position 6: a lone '{'"),
+        ("shop.type}", "position 10: a lone '}'"),
+        ("{a{type}", "position 1: a lone '{'"),
+        ("{{type}}", "position 1: a brace cannot stand in a topic name"),
+        ("shop type", "position 5: ' ' cannot stand in a topic name"),
+        ("{type}/x", "position 7: '/' cannot stand in a topic name"),
+        ("übung", "position 1: 'ü' cannot stand in a topic name"),
+        ("a\n", "position 2: '\\n' cannot stand in a topic name"),
+        ("", "makes an empty topic name"),
+        (".", "makes the topic name '.', which Kafka does not take"),
+        ("..", "makes the topic name '..', which Kafka does not take"),
+        ("a" * 250, "makes a topic name of 250 characters; Kafka takes at most 249"),
+        ("{key}" + "a" * 250, "makes topic names of more than 249 characters"),
+    ],
+)
+def test_wrong_template_is_refused_with_its_position(text: str, said: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(said)}"):
+        TopicTemplate.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "headers", "said"),
+    [
+        ("{key}", None, {}, "the topic needs {key}, which the event does not have"),
+        ("{headers.a}", "k", {"A": "x"}, "the topic needs {headers.a}, which the event does not have"),
+        ("a.{key}", "order 77", {}, "{key} holds ' ', which cannot stand in a topic name"),
+        ("{headers.a}", "k", {"a": "hunter2/"}, "{headers.a} holds '/', which cannot stand in a topic name"),
+        ("{key}", "", {}, "makes an empty topic name"),
+        ("{key}", "..", {}, "makes the topic name '..', which Kafka does not take"),
+        ("{key}.", "k" * 249, {}, "makes a topic name of 250 characters; Kafka takes at most 249"),
+    ],
+)
+def test_event_that_makes_no_topic_is_refused_without_its_values(
+    text: str, key: str | None, headers: dict[str, str], said: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(said)}$"):
+        TopicTemplate.parse(text).render("order.created", key, headers)
+
+
+def test_longest_names_are_taken() -> None:
+    assert TopicTemplate.parse("a" * 249).render("t", None, {}) == "a" * 249
+    assert TopicTemplate.parse("{key}").render("t", "k" * 249, {}) == "k" * 249
+
+
+def test_templates_are_equal_when_their_texts_are() -> None:
+    same = {TopicTemplate.parse("a.{type}"), TopicTemplate.parse("a.{type}"), TopicTemplate.parse("a.{key}")}
+    assert len(same) == 2

@@ -1,0 +1,101 @@
+"""Every error code of Kafka's client has its kind, and what is unknown never counts against an event."""
+
+from dataclasses import dataclass
+
+import pytest
+from confluent_kafka import KafkaError
+
+from outbox_relay.sinks.kafka.errors import KINDS, TOO_LARGE, Kind, kind
+
+CODES = {
+    name: value
+    for name, value in vars(KafkaError).items()
+    if name.strip("_").isupper() and not name.startswith("__") and isinstance(value, int)
+}
+
+
+@dataclass
+class Reported:
+    """An error as the client reports it."""
+
+    code_name: str
+    is_fatal: bool = False
+
+    def name(self) -> str:
+        return self.code_name
+
+    def fatal(self) -> bool:
+        return self.is_fatal
+
+
+def test_the_client_has_codes() -> None:
+    assert len(CODES) > 150
+
+
+def test_every_code_of_the_client_is_in_the_table() -> None:
+    assert sorted(CODES.keys() - KINDS.keys()) == []
+
+
+def test_the_table_names_codes_as_the_client_does() -> None:
+    named = {KafkaError(value).name() for value in CODES.values()}
+    assert sorted(named - KINDS.keys()) == []
+    assert sorted(KINDS.keys() - named) == []
+
+
+def test_no_code_stands_in_the_table_twice() -> None:
+    from outbox_relay.sinks.kafka import errors
+
+    groups = [value for name, value in vars(errors).items() if name.isupper() and isinstance(value, str)]
+    names = [name for group in groups for name in group.split()]
+    assert len(names) == len(set(names)) == len(KINDS) - 1
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("NO_ERROR", Kind.DELIVERED),
+        ("MSG_SIZE_TOO_LARGE", Kind.MESSAGE),
+        ("RECORD_LIST_TOO_LARGE", Kind.MESSAGE),
+        ("INVALID_RECORD", Kind.MESSAGE),
+        ("INVALID_MSG", Kind.MESSAGE),
+        ("UNSUPPORTED_FOR_MESSAGE_FORMAT", Kind.MESSAGE),
+        ("_INVALID_DIFFERENT_RECORD", Kind.MESSAGE),
+        ("INVALID_TIMESTAMP", Kind.DESTINATION),
+        ("UNKNOWN_TOPIC_OR_PART", Kind.DESTINATION),
+        ("_UNKNOWN_TOPIC", Kind.DESTINATION),
+        ("_UNKNOWN_PARTITION", Kind.DESTINATION),
+        ("TOPIC_AUTHORIZATION_FAILED", Kind.DESTINATION),
+        ("CLUSTER_AUTHORIZATION_FAILED", Kind.DESTINATION),
+        ("SASL_AUTHENTICATION_FAILED", Kind.DESTINATION),
+        ("_AUTHENTICATION", Kind.DESTINATION),
+        ("_SSL", Kind.DESTINATION),
+        ("INVALID_REQUIRED_ACKS", Kind.DESTINATION),
+        ("_TRANSPORT", Kind.DESTINATION),
+        ("_ALL_BROKERS_DOWN", Kind.DESTINATION),
+        ("_MSG_TIMED_OUT", Kind.DESTINATION),
+        ("_PURGE_QUEUE", Kind.WITHDRAWN),
+        ("_PURGE_INFLIGHT", Kind.WITHDRAWN),
+        ("OUT_OF_ORDER_SEQUENCE_NUMBER", Kind.FATAL),
+        ("UNKNOWN_PRODUCER_ID", Kind.FATAL),
+        ("INVALID_PRODUCER_EPOCH", Kind.FATAL),
+        ("_FENCED", Kind.FATAL),
+        ("_GAPLESS_GUARANTEE", Kind.FATAL),
+    ],
+)
+def test_codes_have_the_kind_that_their_meaning_asks_for(name: str, expected: Kind) -> None:
+    assert kind(Reported(name)) is expected
+
+
+def test_an_unknown_code_says_nothing_against_the_event() -> None:
+    unknown = KafkaError(9_999)
+    assert unknown.name() not in KINDS
+    assert kind(unknown) is Kind.DESTINATION
+
+
+@pytest.mark.parametrize("name", ["_TRANSPORT", "MSG_SIZE_TOO_LARGE", "ERR_9999?"])
+def test_any_fatal_error_ends_the_producer(name: str) -> None:
+    assert kind(Reported(name, is_fatal=True)) is Kind.FATAL
+
+
+def test_what_is_too_large_is_about_the_record() -> None:
+    assert {KINDS[name] for name in TOO_LARGE} == {Kind.MESSAGE}

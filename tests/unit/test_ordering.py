@@ -1,0 +1,352 @@
+"""What is in hand of a sink: positions under out-of-order completion, readers that split and join, blocked keys.
+
+The schedules are random, seeded, and checked against naive models: of every shard all events with whether each is done,
+and of every key all rows with whether each is committed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from datetime import UTC, datetime
+
+import pytest
+
+from outbox_relay.event import Event
+from outbox_relay.ordering import Blocked, Chunk, Reader
+from outbox_relay.window import Position, Tick
+
+A, B, C = Tick(0, "10:10:", 10), Tick(100, "20:20:", 20), Tick(200, "30:30:", 30)
+LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
+BATCHES, SCHEDULES = 8, 100
+
+
+def event(number: int, shard: int = 0, size: int = 0) -> Event:
+    return Event(number, shard, f"uid-{number}", "type", None, b"x" * size, "text/plain", None, None, LONG_AGO)
+
+
+def chunk(*ids: int, start: Position, end: Position) -> Chunk:
+    return Chunk([event(i) for i in ids], start, end)
+
+
+# -- chunks -------------------------------------------------------------------------------------------------------
+
+OPEN = Position(A, B)
+
+
+@pytest.mark.parametrize(
+    ("done", "reached"),
+    [
+        ((), OPEN),
+        ((1, 2), OPEN),
+        ((0,), OPEN.at(4)),
+        ((0, 2), OPEN.at(4)),
+        ((0, 1), OPEN.at(6)),
+        ((2, 0, 1), Position(B)),
+    ],
+)
+def test_chunk_reaches_the_first_event_that_is_not_done(done: tuple[int, ...], reached: Position) -> None:
+    part = chunk(4, 6, 9, start=OPEN, end=Position(B))
+    for index in done:
+        part.settle(index)
+    assert part.reached() == reached
+    assert part.undone() == [i for i in range(3) if i not in done]
+    assert part.finished is (len(done) == 3)
+
+
+def test_chunk_is_settled_as_a_whole() -> None:
+    part = chunk(4, 6, start=OPEN, end=Position(B))
+    part.settle_all()
+    assert part.finished
+    assert part.undone() == []
+    assert part.reached() == Position(B)
+
+
+def test_chunk_without_events_is_done() -> None:
+    part = chunk(start=OPEN, end=Position(B))
+    assert part.finished
+    assert part.reached() == Position(B)
+
+
+def test_chunk_knows_its_bytes() -> None:
+    assert Chunk([event(1, size=3), event(2), event(3, size=5)], OPEN, OPEN.at(3)).payload_bytes == 8
+
+
+# -- readers ------------------------------------------------------------------------------------------------------
+
+
+def test_reader_opens_a_window_only_for_a_tick_that_may_show_something() -> None:
+    reader = Reader({1}, Position(A))
+    reader.follow(A)
+    assert reader.position == Position(A)
+    reader.follow(B)
+    assert reader.position == OPEN
+
+
+def test_reader_finishes_its_window_before_it_opens_another() -> None:
+    reader = Reader({1}, OPEN.at(50))
+    reader.follow(C)
+    assert reader.position == OPEN.at(50)
+
+
+def test_reader_never_follows_a_tick_older_than_where_it_stands() -> None:
+    reader = Reader({1}, Position(C))
+    reader.follow(B)
+    assert reader.position == Position(C)
+
+
+def test_readers_meet_between_windows_with_nothing_in_hand() -> None:
+    one, other = Reader({1}, Position(B)), Reader({2}, Position(B))
+    assert one.meets(other)
+    one.join(other)
+    assert one.shards == {1, 2}
+    assert not Reader({1}, OPEN).meets(Reader({2}, OPEN))
+    assert not Reader({1}, Position(B)).meets(Reader({2}, Position(C)))
+
+
+@pytest.mark.parametrize("busy", [0, 1])
+def test_readers_do_not_meet_while_one_has_events_in_hand(busy: int) -> None:
+    readers = [Reader({1}, OPEN), Reader({2}, OPEN)]
+    for number, reader in enumerate(readers):
+        reader.take(chunk(*([5] if number == busy else []), start=OPEN, end=Position(B)))
+    assert not readers[0].meets(readers[1])
+    readers[busy].chunks[0].settle_all()
+    assert readers[0].meets(readers[1])
+
+
+def test_shards_that_leave_keep_what_is_in_hand() -> None:
+    reader = Reader({1, 2, 3}, OPEN)
+    part = chunk(5, 7, start=OPEN, end=OPEN.at(7))
+    reader.take(part)
+    leaving = reader.split({2, 3, 9})
+    assert (reader.shards, leaving.shards) == ({1}, {2, 3})
+    assert leaving.position == OPEN.at(7)
+    assert not leaving.idle
+    part.settle(0)
+    assert reader.settled == leaving.settled == OPEN.at(5)
+    part.settle(1)
+    assert leaving.idle
+    assert reader.settled == leaving.settled == OPEN.at(7)
+
+
+class Readers:
+    """Readers under a random schedule, and of every shard the ids that were read and are not done.
+
+    Each window is 100 ids wide; a chunk may end inside it or at its end.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.undone: dict[int, set[int]] = {shard: set() for shard in range(4)}
+        self.readers = [Reader(range(4), Position(tick(0)))]
+        self.furthest = dict.fromkeys(range(4), 0)
+
+    def step(self) -> None:
+        reader = self.random.choice(self.readers)
+        self.random.choice([self.read, self.read, self.settle, self.settle, self.settle, self.split, self.join])(reader)
+        for one in self.readers:
+            self.check(one)
+
+    def read(self, reader: Reader) -> None:
+        if reader.position.b is None:
+            reader.follow(tick(reader.position.a.seq // 100 + 1))
+        start = reader.position
+        assert start.b is not None
+        after = max(start.last, start.a.seq)
+        ids = sorted(self.random.sample(range(after + 1, start.b.seq + 1), min(3, start.b.seq - after)))
+        cut = bool(ids) and self.random.random() < 0.6
+        shards = sorted(reader.shards)
+        part = Chunk(
+            [event(i, self.random.choice(shards)) for i in ids], start, start.at(ids[-1]) if cut else start.closed()
+        )
+        for one in part.events:
+            self.undone[one.shard].add(one.id)
+        reader.take(part)
+
+    def settle(self, reader: Reader) -> None:
+        undone = [(part, place) for part in reader.chunks for place in part.undone()]
+        if undone:
+            part, place = self.random.choice(undone)
+            part.settle(place)
+            self.undone[part.events[place].shard].discard(part.events[place].id)
+
+    def split(self, reader: Reader) -> None:
+        if len(reader.shards) > 1:
+            self.readers.append(reader.split(set(self.random.sample(sorted(reader.shards), 1))))
+
+    def join(self, reader: Reader) -> None:
+        other = next((o for o in self.readers if o is not reader and o.meets(reader)), None)
+        if other is not None:
+            other.join(reader)
+            self.readers.remove(reader)
+
+    def check(self, reader: Reader) -> None:
+        settled, position = reader.settled, reader.position
+        for shard in reader.shards:
+            assert min(self.undone[shard], default=2**63) > reach(settled), "a position covers what is undone"
+            assert reach(settled) >= self.furthest[shard], "a position went back"
+            self.furthest[shard] = reach(settled)
+        if reader.idle:
+            assert reach(settled) == reach(position), "everything is done, and the position does not say so"
+
+
+def tick(number: int) -> Tick:
+    return Tick(100 * number, f"{10 + number}:{10 + number}:", 10 + number)
+
+
+def reach(position: Position) -> int:
+    """The id up to which a position says that everything is done."""
+    return max(position.a.seq, position.last)
+
+
+@pytest.mark.parametrize("batch", range(BATCHES))
+def test_position_covers_what_is_done_and_nothing_else(batch: int) -> None:
+    for seed in range(batch * SCHEDULES, (batch + 1) * SCHEDULES):
+        readers = Readers(seed)
+        for _ in range(60):
+            readers.step()
+
+
+# -- blocked keys -------------------------------------------------------------------------------------------------
+
+KEYS = {f"key-{n}": n % 2 for n in range(4)}
+"""key → its shard"""
+
+
+class Rows:
+    """Two shards, owned by us or by another relay, and the rows of their keys: committed, under way, being collected.
+
+    Everything that may happen at the same time is a step: settlements are strictly serial, a question is asked,
+    executed and answered in three steps, any relay finishes rows, and whoever owns a shard adds rows.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.blocked = Blocked()
+        self.ours = {0, 1}
+        self.rows: Counter[str] = Counter()
+        self.collected: Counter[str] = Counter()
+        self.under_way: tuple[int, Counter[str]] | None = None
+        self.question: tuple[int, list[str]] | None = None
+        self.answer: set[str] | None = None
+
+    def step(self) -> None:
+        steps = [self.park, self.settle, self.settle, self.finish, self.lose, self.lose, self.take, self.ask]
+        self.random.choice(steps)()
+        waiting = {key for key, shard in KEYS.items() if shard in self.ours and self.has_rows(key)}
+        assert all(key in self.blocked for key in waiting), "a key with rows would be delivered directly"
+        assert len(self.blocked) <= sum(shard in self.ours for shard in KEYS.values()), "another relay's key is blocked"
+
+    def has_rows(self, key: str) -> bool:
+        """Whether later events of the key must wait, in the eyes of one who sees everything."""
+        return any(rows[key] > 0 for rows in (self.rows, self.collected, *(self.under_way or (0, Counter()))[1:]))
+
+    def park(self) -> None:
+        key = self.random.choice([*KEYS])
+        if KEYS[key] not in self.ours:
+            self.rows[key] += 1  # by the relay that owns the shard
+        else:
+            self.blocked.touch(key, KEYS[key])
+            self.collected[key] += 1
+
+    def settle(self) -> None:
+        if self.under_way is not None:
+            number, rows = self.under_way
+            self.under_way = None
+            self.rows.update(rows)
+            self.blocked.commit(number)
+        elif self.collected.total() or self.random.random() < 0.1:
+            self.under_way, self.collected = (self.blocked.begin(), self.collected), Counter()
+
+    def finish(self) -> None:
+        key = self.random.choice([*KEYS])
+        self.rows[key] = max(0, self.rows[key] - 1)
+
+    def lose(self) -> None:
+        """Release a shard, behind its last settlement."""
+        if self.under_way is None and not self.collected.total() and self.ours:
+            shard = self.random.choice(sorted(self.ours))
+            self.ours.discard(shard)
+            self.blocked.forget({shard})
+
+    def take(self) -> None:
+        if taken := {0, 1} - self.ours:
+            self.ours |= taken
+            self.blocked.load((key, shard) for key, shard in KEYS.items() if shard in taken and self.rows[key] > 0)
+
+    def ask(self) -> None:
+        if self.question is None:
+            self.question = self.blocked.settled(self.random.randint(1, 3))
+        elif self.answer is None:
+            self.answer = {key for key in self.question[1] if self.rows[key] > 0}
+        else:
+            self.blocked.free(*self.question, self.answer)
+            self.question = self.answer = None
+
+    def calm_down(self) -> None:
+        """Everything is settled and finished; then a few questions more."""
+        self.take()
+        for _ in range(100):
+            self.settle()
+        self.rows.clear()
+        for _ in range(3 * len(KEYS) + 3):
+            self.ask()
+
+
+@pytest.mark.parametrize("batch", range(BATCHES))
+def test_no_key_with_rows_is_delivered_directly_and_none_is_blocked_for_ever(batch: int) -> None:
+    for seed in range(batch * SCHEDULES, (batch + 1) * SCHEDULES):
+        rows = Rows(seed)
+        for _ in range(150):
+            rows.step()
+        rows.calm_down()
+        assert len(rows.blocked) == 0, f"seed {seed}"
+
+
+def test_key_touched_while_the_question_was_under_way_stays_blocked() -> None:
+    blocked = Blocked()
+    blocked.touch("k", 1)
+    blocked.commit(blocked.begin())
+    asked_at, asked = blocked.settled(10)
+    assert asked == ["k"]
+    blocked.touch("k", 1)
+    assert blocked.free(asked_at, asked, set()) == []
+    assert "k" in blocked
+
+
+def test_key_is_not_asked_about_before_its_settlement_is_committed() -> None:
+    blocked = Blocked()
+    blocked.touch("k", 1)
+    number = blocked.begin()
+    assert blocked.settled(10) == (0, [])
+    blocked.commit(number)
+    assert blocked.settled(10) == (number, ["k"])
+
+
+def test_keys_loaded_while_a_question_was_under_way_stay_blocked() -> None:
+    blocked = Blocked()
+    blocked.touch("k", 1)
+    blocked.commit(blocked.begin())
+    question = blocked.settled(10)
+    blocked.forget({1})
+    blocked.load([("k", 1)])
+    assert blocked.free(*question, set()) == []
+    assert "k" in blocked
+
+
+def test_every_key_has_its_turn_to_be_asked_about() -> None:
+    blocked = Blocked()
+    for n in range(5):
+        blocked.touch(f"key-{n}", 0)
+    blocked.commit(blocked.begin())
+    asked = [key for _ in range(5) for key in blocked.settled(2)[1]]
+    assert Counter(asked) == {f"key-{n}": 2 for n in range(5)}
+
+
+def test_keys_of_shards_that_are_gone_are_forgotten() -> None:
+    blocked = Blocked()
+    blocked.touch("ours", 1)
+    blocked.touch("theirs", 2)
+    blocked.forget({2, 3})
+    assert "ours" in blocked
+    assert "theirs" not in blocked

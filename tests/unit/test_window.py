@@ -1,0 +1,308 @@
+"""Windows over a modelled server: whatever the schedule, every committed event is read once and each key in order.
+
+The model gives out xids, ids and snapshots as PostgreSQL does: a transaction has its xid before it takes an id, its
+savepoints take xids of their own, and a snapshot's xmax is the newest finished xid plus one. Ticks are taken in three
+steps between which anything may happen. Two relays tick for themselves and hand one reader to and fro.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+
+from outbox_relay.window import BEGINNING, EVERYTHING, FOR_EVER, Part, Position, Tick, nothing_new, part, read
+
+KEYS = 3
+SCHEDULES = 300
+FIRST_XID = 10
+
+
+@dataclass
+class Transaction:
+    """A running transaction: its xid, its savepoints' xids and what it has emitted, as (id, key)."""
+
+    xid: int
+    savepoints: list[int] = field(default_factory=list[int])
+    events: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+
+
+class Server:
+    """Transactions that emit, and the numbers that a tick reads."""
+
+    def __init__(self) -> None:
+        self.next_xid = FIRST_XID
+        self.xmax = FIRST_XID
+        self.seq = 0
+        self.running: dict[int, Transaction] = {}
+        self.committed: dict[int, tuple[int, int]] = {}
+        """id → (xid, key) of committed events."""
+
+    def take_xid(self) -> int:
+        """The next xid."""
+        self.next_xid += 1
+        return self.next_xid - 1
+
+    def begin(self) -> Transaction:
+        """A transaction that has taken its xid."""
+        transaction = Transaction(self.take_xid())
+        self.running[transaction.xid] = transaction
+        return transaction
+
+    def emit(self, transaction: Transaction, key: int) -> None:
+        """Emit, if no other running transaction has emitted for the key: writers of a key exclude each other."""
+        others = (other for other in self.running.values() if other is not transaction)
+        if all(k != key for other in others for _, k in other.events):
+            self.seq += 1
+            transaction.events.append((self.seq, key))
+
+    def finish(self, transaction: Transaction, *, commit: bool) -> None:
+        """Commit or roll back."""
+        del self.running[transaction.xid]
+        self.xmax = max(self.xmax, transaction.xid + 1, *(xid + 1 for xid in transaction.savepoints))
+        if commit:
+            self.committed |= {event: (transaction.xid, key) for event, key in transaction.events}
+
+    def snapshot(self) -> str:
+        """The text of a snapshot taken now."""
+        listed = sorted(xid for xid in self.running if xid < self.xmax)
+        return f"{min([*listed, self.xmax])}:{self.xmax}:{','.join(map(str, listed))}"
+
+
+def visible(xid: int, tick: Tick) -> bool:
+    """PostgreSQL's pg_visible_in_snapshot."""
+    return xid < tick.xmax and xid not in tick.running
+
+
+class Relay:
+    """A relay's newest tick, and the one that is being taken."""
+
+    def __init__(self) -> None:
+        self.latest: Tick | None = None
+        self._seen: tuple[int, ...] = ()
+        self._snapshot = ""
+
+    def step(self, server: Server) -> None:
+        """The next of the three reads of a tick; the last one publishes it unless it shows nothing new."""
+        if not self._seen:
+            self._seen = (server.seq,)
+        elif not self._snapshot:
+            self._snapshot = server.snapshot()
+        else:
+            tick = Tick(self._seen[0], self._snapshot, server.next_xid)
+            self._seen, self._snapshot = (), ""
+            if self.latest is None or not nothing_new(self.latest, tick):
+                self.latest = tick
+
+    def tick(self, server: Server) -> None:
+        """A whole tick."""
+        for _ in range(3):
+            self.step(server)
+
+
+class Schedule:
+    """Writers, two relays that tick, and the reader that they hand to and fro, in an order that ``seed`` draws."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.server = Server()
+        self.relays = (Relay(), Relay())
+        self.owner = self.relays[0]
+        self.position = Position(BEGINNING)
+        self.got: list[int] = []
+
+    def run(self, steps: int) -> None:
+        """``steps`` at random, then everybody finishes and the reader reads to the end."""
+        kinds = [self.begin, self.emit, self.emit, self.savepoints, self.finish, self.finish, self.tick_step, self.tick]
+        for _ in range(steps):
+            self.random.choice([*kinds, self.tick_step, self.read, self.read, self.read, self.hand_over])()
+        while self.server.running:
+            self.finish()
+        for _ in range(2):
+            self.owner.tick(self.server)
+        before = None
+        while before != (before := self.position):
+            self.read()
+
+    def begin(self) -> None:
+        """A transaction takes its xid, long before it emits or just before."""
+        self.server.begin()
+
+    def emit(self) -> None:
+        """A transaction takes an id."""
+        running = [*self.server.running.values()]
+        self.server.emit(self.random.choice(running) if running else self.server.begin(), self.random.randrange(KEYS))
+
+    def savepoints(self) -> None:
+        """A running transaction takes xids for its savepoints."""
+        for transaction in self._one():
+            transaction.savepoints += [self.server.take_xid() for _ in range(self.random.randint(1, 4))]
+
+    def finish(self) -> None:
+        """A running transaction ends."""
+        for transaction in self._one():
+            self.server.finish(transaction, commit=self.random.random() < 0.8)
+
+    def _one(self) -> list[Transaction]:
+        return [self.random.choice([*self.server.running.values()])] if self.server.running else []
+
+    def tick_step(self) -> None:
+        """One of the reads of a tick."""
+        self.random.choice(self.relays).step(self.server)
+
+    def tick(self) -> None:
+        """All reads that are left of a tick, at once."""
+        self.random.choice(self.relays).tick(self.server)
+
+    def hand_over(self) -> None:
+        """The other relay goes on where this one stands."""
+        self.owner = self.relays[1] if self.owner is self.relays[0] else self.relays[0]
+
+    def read(self) -> None:
+        """Open a window if the newest tick may show anything, and read a piece of it."""
+        tick = self.owner.latest
+        if tick and self.position.b is None and not nothing_new(self.position.a, tick):
+            self.position = self.position.opened(tick)
+        if self.position.b is not None:
+            self._read(part(self.position, self.random.randint(1, 5)), self.random.randint(1, 3))
+
+    def _read(self, piece: Part, most: int) -> None:
+        ids = self._found(piece)[:most]
+        self.got += ids
+        self.position = self.position.at(ids[-1]) if len(ids) == most else read(self.position, piece)
+
+    def _found(self, piece: Part) -> list[int]:
+        a, b = self.position.a, self.position.b
+        assert b is not None
+        pending = a.running | set(range(a.xmax, a.next_xid))
+        return [
+            event
+            for event, (xid, _) in sorted(self.server.committed.items())
+            if piece.after < event <= piece.upto
+            and visible(xid, b)
+            and (xid in pending if piece.late else not visible(xid, a))
+        ]
+
+
+@pytest.mark.parametrize("batch", range(10))
+def test_every_committed_event_is_read_once_and_every_key_in_order(batch: int) -> None:
+    for seed in range(batch * SCHEDULES, (batch + 1) * SCHEDULES):
+        schedule = Schedule(seed)
+        schedule.run(steps=60)
+        assert sorted(schedule.got) == sorted(schedule.server.committed), f"seed {seed}"
+        for key in range(KEYS):
+            of_key = [event for event in schedule.got if schedule.server.committed[event][1] == key]
+            assert of_key == sorted(of_key), f"seed {seed}, key {key}"
+
+
+# -- ticks --------------------------------------------------------------------------------------------------------
+
+
+def test_tick_knows_what_its_snapshot_lists() -> None:
+    tick = Tick(5, "7:12:7,9", 20)
+    assert tick.xmax == 12
+    assert tick.running == {7, 9}
+    assert Tick(5, "12:12:", 12).running == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "next_xid", "pending"),
+    [("12:12:", 12, False), ("7:12:7", 12, True), ("12:12:", 13, True), (f"{2**32}:{2**32}:", 2**32 + 3, True)],
+)
+def test_transactions_above_xmax_are_pending_too(snapshot: str, next_xid: int, pending: bool) -> None:
+    assert Tick(0, snapshot, next_xid).has_pending is pending
+
+
+A = Tick(100, "7:12:7,9", 15)
+
+
+@pytest.mark.parametrize(
+    ("b", "nothing"),
+    [
+        (A, True),
+        (Tick(101, "7:12:7,9", 15), False),  # an id was taken
+        (Tick(100, "7:12:7,9", 16), True),  # a transaction began
+        (Tick(100, "9:12:9", 15), False),  # a listed one has finished
+        (Tick(100, "7:14:7,9,12", 15), False),  # 13, which the snapshot did not list, has finished
+        (Tick(100, "7:18:7,9,12,13,14,16", 20), True),  # only one that began after A has finished
+        (Tick(99, "7:11:7,9", 14), True),  # an older tick
+        (Tick(103, "7:12:7,9,11", 15), True),  # an older tick that read the sequence later
+    ],
+)
+def test_nothing_new_is_said_only_of_windows_that_are_empty(b: Tick, nothing: bool) -> None:
+    assert nothing_new(A, b) is nothing
+
+
+def test_without_pending_an_unmoved_sequence_means_nothing_new() -> None:
+    assert nothing_new(Tick(100, "12:12:", 12), Tick(100, "14:20:14", 22))
+
+
+# -- positions and parts ------------------------------------------------------------------------------------------
+
+B = Tick(250, "20:20:", 20)
+
+
+def test_there_is_no_part_between_windows() -> None:
+    with pytest.raises(ValueError, match="no window"):
+        part(Position(A), 10)
+
+
+def test_latecomers_come_first_and_in_one_range() -> None:
+    start = Position(A).opened(B)
+    assert part(start, 10) == Part(late=True, after=0, upto=100, last=False)
+    assert part(start.at(40), 10) == Part(late=True, after=40, upto=100, last=False)
+
+
+def test_without_pending_there_are_no_latecomers_to_read() -> None:
+    assert part(Position(Tick(100, "12:12:", 12), B), 10) == Part(late=False, after=100, upto=110, last=False)
+
+
+def test_rest_begins_above_the_sequence_of_a() -> None:
+    start = Position(A).opened(B)
+    behind_late = read(start, part(start, 10))
+    assert behind_late == start.at(100)
+    assert part(behind_late, 10) == Part(late=False, after=100, upto=110, last=False)
+
+
+@pytest.mark.parametrize("span", [150, 151, 10**9])
+def test_last_range_has_no_upper_end(span: int) -> None:
+    assert part(Position(A, B, 100), span) == Part(late=False, after=100, upto=FOR_EVER, last=True)
+
+
+def test_range_that_ends_below_the_sequence_of_b_is_not_the_last() -> None:
+    assert part(Position(A, B, 100), 149) == Part(late=False, after=100, upto=249, last=False)
+
+
+def test_reading_goes_on_above_the_sequence_of_b() -> None:
+    assert part(Position(A, B, 260), 10) == Part(late=False, after=260, upto=FOR_EVER, last=True)
+
+
+def test_window_that_was_read_is_left_behind() -> None:
+    position = Position(A, B, 200)
+    assert read(position, part(position, 1000)) == Position(B)
+
+
+def test_position_between_windows_is_its_own_end() -> None:
+    assert Position(A).closed() == Position(A)
+
+
+# -- an old numbering ---------------------------------------------------------------------------------------------
+
+LAST_OF_OLD = Tick(300, EVERYTHING, 15)
+
+
+def test_latecomers_of_an_old_numbering_are_read_whatever_the_floor() -> None:
+    assert part(Position(A, LAST_OF_OLD), 10, floor=300) == Part(late=True, after=0, upto=100, last=False)
+
+
+def test_window_of_an_old_numbering_ends_at_its_sequence() -> None:
+    position = Position(A, LAST_OF_OLD, 290)
+    piece = part(position, 10, floor=300)
+    assert piece == Part(late=False, after=290, upto=300, last=True)
+    assert read(position, piece) == Position(Tick(300, "15:15:", 15))
+
+
+def test_ids_up_to_the_floor_are_no_latecomers_of_a_new_numbering() -> None:
+    assert part(Position(A, B), 10, floor=60) == Part(late=True, after=60, upto=100, last=False)
+    assert part(Position(A, B), 10, floor=100) == Part(late=False, after=100, upto=110, last=False)
