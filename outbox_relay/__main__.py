@@ -1,6 +1,10 @@
-import sys, os, pathlib
-from outbox_relay import app, settings, telemetry
-telemetry.configure(os.environ.get("OUTBOX_RELAY_LOG_LEVEL","info"), "json")
-path=pathlib.Path(sys.argv[sys.argv.index("-c")+1])
-load=lambda: settings.load(path, os.environ)
-sys.exit(app.run(load(), load))
+"""``python -m outbox_relay`` is the command ``outbox-relay``."""
+
+from __future__ import annotations
+
+import sys
+
+from outbox_relay.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

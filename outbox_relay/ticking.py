@@ -10,7 +10,7 @@ import asyncio
 import time
 from datetime import UTC, datetime, timedelta
 
-from outbox_relay.errors import DatabaseLost, IncarnationChanged
+from outbox_relay.errors import DatabaseLost, IncarnationChanged, RelayError
 from outbox_relay.log import Log
 from outbox_relay.store import Look, Store
 from outbox_relay.wakeup import Wakeup
@@ -96,8 +96,8 @@ class Ticking:
         try:
             look = await self._store.tick()
             self.taken += 1
-        except BaseException:
-            self._new_era("a tick failed", None)
+        except RelayError as error:
+            self._new_era(str(error), None)
             raise
         self.seen_at, self._clock = time.monotonic(), look.now
         reason = self._doubt(before, look, self.seen_at - asked)

@@ -55,7 +55,7 @@ def why_text(found: dict[str, Any]) -> str:
 def _state(sink: dict[str, Any], shard: int) -> str:
     parts = [_said(sink, shard)]
     if sink.get("attempts"):
-        parts.append(f"{sink['attempts']} attempts so far" if sink["state"] != "dead" else f"{sink['attempts']} attempts")
+        parts.append(f"attempts: {sink['attempts']}")
     if sink.get("last_error"):
         status = "" if sink["last_status"] is None else f" (status {sink['last_status']})"
         parts.append(f"last error: {sink['last_error']}{status}")

@@ -58,7 +58,7 @@ def _in_log(row: Any) -> dict[str, Any]:
         "state": "scheduled" if scheduled else "in-log",
         **({"due_in_seconds": _seconds(row.deliver_in)} if scheduled else {}),
         "owner": row.owner,
-        "lease_seconds": _seconds(row.owned_for) if row.owner is not None else None,
+        "lease_seconds": None if row.owner is None else _seconds(row.owned_for),
         **_behind(row),
         **_gate(row),
     }
@@ -99,5 +99,5 @@ def _gate(row: Any) -> dict[str, Any]:
     return {"paused": bool(row.paused), "circuit": row.circuit, "sink_error": row.sink_error}
 
 
-def _seconds(value: float) -> float:
+def _seconds(value: Any) -> float:
     return round(max(0.0, value), 3)

@@ -163,7 +163,7 @@ def _problems(error: ValidationError) -> Iterator[Problem]:
 def _place(loc: Place) -> tuple[Place, dict[str, str]]:
     """The path in the file of a place in the models, and the kind of the sink in it."""
     path = tuple(step for step in loc if step != "[key]")
-    if path[:1] == ("sinks",) and len(path) > 2 and path[2] in SINKS:
+    if path[:1] == ("sinks",) and len(path) > 2:
         return (*path[:2], *path[3:]), {str(path[1]): str(path[2])}
     return path, {}
 

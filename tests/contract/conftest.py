@@ -24,7 +24,8 @@ async def harness(request: pytest.FixtureRequest) -> AsyncGenerator[SinkHarness]
     """A sink's harness, with its destination up before and after."""
     match request.param:
         case "kafka":
-            harness = KafkaHarness(*request.getfixturevalue("proxied"), request.getfixturevalue("topic"))
+            broker, proxy = request.getfixturevalue("proxied")
+            harness = KafkaHarness(broker, proxy, request.getfixturevalue("topic"))
         case name:
             harness = MemoryHarness(keeps_order=name == "memory, batches")
     yield harness

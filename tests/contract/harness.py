@@ -5,6 +5,7 @@ import itertools
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import NamedTuple
 
@@ -75,42 +76,44 @@ async def hand_over(
 ) -> list[Verdict]:
     """The verdicts of `events`, delivered once each as the relay would do it.
 
-    In overlapping calls if the sink keeps their order; otherwise one call per event and one event of a key at a time,
-    and none after one that was not delivered.
+    In overlapping calls if the sink keeps their order, and none after one came back with an unavailable event.
+    Otherwise one call per event, one event of a key at a time, and none of its key after an unavailable one.
     """
     until = soon() if until is None else until
     limit = asyncio.Semaphore(sink.max_in_flight)
     if sink.keeps_order:
         size = min(batch, sink.max_batch)
-        calls = [_call(sink, events[at : at + size], until, limit) for at in range(0, len(events), size)]
+        line = _Line(sink, until, limit)
+        calls = [line.call(events[at : at + size]) for at in range(0, len(events), size)]
     else:
         lines: dict[object, list[Event]] = {}
         for event in events:
             lines.setdefault(event.uid if event.key is None else event.key, []).append(event)
-        calls = [_one_by_one(sink, line, until, limit) for line in lines.values()]
+        calls = [_Line(sink, until, limit).one_by_one(of_key) for of_key in lines.values()]
     verdicts = {uid: verdict for found in await asyncio.gather(*calls) for uid, verdict in found}
     return [verdicts[event.uid] for event in events]
 
 
-async def _call(
-    sink: Sink, events: Sequence[Event], until: float, limit: asyncio.Semaphore
-) -> list[tuple[str, Verdict]]:
-    async with limit:
-        verdicts = await sink.deliver(events, until)
-    assert len(verdicts) == len(events)
-    return [(event.uid, verdict) for event, verdict in zip(events, verdicts, strict=True)]
+@dataclass
+class _Line:
+    """Calls that end for good at the first one with an unavailable event."""
 
+    sink: Sink
+    until: float
+    limit: asyncio.Semaphore
+    ended: bool = False
 
-async def _one_by_one(
-    sink: Sink, events: Sequence[Event], until: float, limit: asyncio.Semaphore
-) -> list[tuple[str, Verdict]]:
-    found: list[tuple[str, Verdict]] = []
-    for event in events:
-        if found and isinstance(found[-1][1], Unavailable):
-            found.append((event.uid, Unavailable("behind one that was not delivered")))
-        else:
-            found += await _call(sink, [event], until, limit)
-    return found
+    async def call(self, events: Sequence[Event]) -> list[tuple[str, Verdict]]:
+        async with self.limit:
+            if self.ended:
+                return [(event.uid, Unavailable("behind what was not delivered")) for event in events]
+            verdicts = await self.sink.deliver(events, self.until)
+        assert len(verdicts) == len(events)
+        self.ended = self.ended or any(isinstance(verdict, Unavailable) for verdict in verdicts)
+        return [(event.uid, verdict) for event, verdict in zip(events, verdicts, strict=True)]
+
+    async def one_by_one(self, events: Sequence[Event]) -> list[tuple[str, Verdict]]:
+        return [found for event in events for found in await self.call([event])]
 
 
 async def hand_over_all(sink: Sink, events: Sequence[Event]) -> None:

@@ -83,7 +83,8 @@ class Rig:
         self.stopping = asyncio.Event()
         self.relays: list[SinkRelay] = []
         self._log = log
-        self._tasks: list[asyncio.Task[None]] = []
+        self.tasks: list[asyncio.Task[None]] = []
+        """Ownership, ticking, then one per sink."""
 
     def holding(self, sink: str) -> Holding:
         """What this relay has of `sink`."""
@@ -101,7 +102,7 @@ class Rig:
                 SinkRelay(sink_spec, sink, self.store, self.ticking, self.ownership, holding, self._log, self.stopping)
             )
         parts = [self.ownership.run, self.ticking.run, *(relay.run for relay in self.relays)]
-        self._tasks = [asyncio.create_task(self._keep(part)) for part in parts]
+        self.tasks = [asyncio.create_task(self._keep(part)) for part in parts]
 
     async def _keep(self, part: Any) -> None:
         while True:
@@ -146,15 +147,15 @@ class Rig:
         """SIGTERM: finish, settle, release, say good-bye."""
         await self.ownership.stop()
         self.stopping.set()
-        await asyncio.wait_for(asyncio.gather(*self._tasks[2:]), seconds)
+        await asyncio.wait_for(asyncio.gather(*self.tasks[2:]), seconds)
         await self.ownership.leave()
         await self.crash()
 
     async def crash(self) -> None:
         """End at once, releasing nothing."""
-        for task in self._tasks:
+        for task in self.tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self.tasks, return_exceptions=True)
         for _, sink in self.sinks:
             await sink.reset()
             await sink.close()

@@ -61,6 +61,13 @@ def test_templates_of_the_type_answer_again_what_they_answered() -> None:
     assert [template.render(t, None, {}) for t in types * 2] == [f"shop.{t}" for t in types * 2]
 
 
+def test_remembered_topics_are_bounded() -> None:
+    template = TopicTemplate.parse("shop.{type}")
+    for n in range(envelope.REMEMBERED_TOPICS * 2 + 10):
+        template.render(f"t{n}", None, {})
+        assert len(template._by_type) <= envelope.REMEMBERED_TOPICS  # pyright: ignore[reportPrivateUsage]
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -247,6 +247,11 @@ class TestEnvironment:
         assert load_text(tmp_path, FILE, environ) == load_text(tmp_path, FILE)
 
 
+def test_longest_delay_may_be_the_first(tmp_path: Path) -> None:
+    text = FILE.replace("attempts = 12", "base_seconds = 30\nmax_seconds = 30")
+    assert webhook(load_text(tmp_path, text)).retry_policy() == RetryPolicy(30, 30, 30, 0.5)
+
+
 class TestDatabase:
     """The ways to name the database."""
 

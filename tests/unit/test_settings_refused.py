@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from outbox_relay.errors import Misconfigured
-from outbox_relay.settings import Settings, load
+from outbox_relay.settings import Database, Settings, load
 from outbox_relay.settings.places import STATEMENT_LINES
 from outbox_relay.settings.shape import fields, table
 from outbox_relay.settings.sinks import SINKS
@@ -68,6 +68,7 @@ def line_of(text: str, part: str) -> int:
 WEBHOOK_URL = "sinks.crm.url"
 WRONG: list[tuple[str, str, str, str]] = [
     # what is replaced, by what, the place, what is said
+    ("[database]", "[Database]", "Database", "there is no such setting; did you mean database?"),
     ("[database]", "[databse]", "databse", "there is no such setting; did you mean database?"),
     ("lease_seconds = 15", "lease_second = 15", "relay.lease_second", "did you mean lease_seconds?"),
     ("lease_seconds = 15", "zzz = 15", "relay.zzz", "valid: lease_seconds, name, park_after_seconds"),
@@ -172,6 +173,27 @@ def test_place_has_its_line(tmp_path: Path, text: str, place: str, part: str) ->
         text = text.replace("https://", "ftp://")
     lines = [line for line in refusal(tmp_path, text) if f": {place}: " in line]
     assert [line.split(": ")[0] for line in lines] == [f"relay.toml:{line_of(text, part)}"], lines
+
+
+def test_lines_are_counted_alike_in_files_of_windows(tmp_path: Path) -> None:
+    text = changed("attempts = 12", "attempts = 0")
+    path = tmp_path / "relay.toml"
+    path.write_bytes(text.replace("\n", "\r\n").encode())
+    with pytest.raises(Misconfigured, match=f"^{path}:{line_of(text, 'attempts =')}: sinks.crm.retry.attempts: "):
+        load(path, {})
+
+
+def test_models_alone_do_not_repeat_a_value_either() -> None:
+    with pytest.raises(ValidationError) as refused:
+        Database.model_validate({"dsn": [CANARY], "pooler": CANARY})
+    assert "pooler" in str(refused.value)
+    assert CANARY not in str(refused.value)
+
+
+def test_addresses_are_not_judged_by_a_list_that_is_wrong(tmp_path: Path) -> None:
+    text = changed("allow_networks = []", 'allow_networks = ["10.0.0.0/8", "lan"]')
+    (line,) = refusal(tmp_path, text.replace("crm.example.com", "10.2.0.1"))
+    assert "sinks.crm.allow_networks[1]: should be a network" in line
 
 
 def test_items_of_an_array_of_tables_have_their_own_lines(tmp_path: Path) -> None:

@@ -1,0 +1,434 @@
+"""The command line: what was asked for, who does it, and with which exit code it ends.
+
+Data goes to stdout, messages go to stderr. Whatever needs more than emitting does is imported by the command that
+needs it, so that an application's plain installation gets a sentence and not a traceback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import http.client
+import io
+import json
+import logging
+import math
+import os
+import re
+import sys
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from uuid import UUID
+
+from outbox_relay import __version__
+from outbox_relay.errors import DatabaseLost, Misconfigured, NotFound, RelayError, Unusable
+
+if TYPE_CHECKING:
+    from outbox_relay.settings import Settings
+    from outbox_relay.store import Store
+
+T = TypeVar("T")
+
+DONE, FAILED, USAGE, NOT_FOUND = 0, 1, 2, 3
+"""Exit codes; also done when there was nothing to do."""
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it."""
+PIPE_CLOSED = 141
+"""Exit code when whoever read the output went away, as shells have it."""
+HEALTH_SECONDS = 3.0
+"""Longest wait for the answer of a running relay."""
+HEALTH_BYTES = 1 << 20
+"""Longest answer of a running relay that is read."""
+PAYLOAD_BYTES = 64 << 20
+"""Largest payload that is read for an emit."""
+
+_SECRETS = re.compile(r"(?<=://)\S*@|(?<=password=)('[^']*'?|\S+)", re.IGNORECASE)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Do what the command line says; returns the exit code."""
+    try:
+        code = _run(sys.argv[1:] if argv is None else argv)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Python flushes stdout once more when it ends, which would fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
+    return code
+
+
+def _run(argv: Sequence[str]) -> int:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        arguments = _parser().parse_args(argv)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else DONE
+    try:
+        return arguments.do(arguments)
+    except RelayError as error:
+        _say(str(error))
+        return _exit_code(error)
+    except ImportError as error:
+        if (error.name or "").startswith("outbox_relay"):
+            raise
+        reason = str(error).partition("\n")[0]
+        _say(f"outbox-relay {arguments.command} needs pip install 'outbox-relay[relay]' ({reason})")
+        return USAGE
+
+
+def _exit_code(error: RelayError) -> int:
+    match error:
+        case NotFound():
+            return NOT_FOUND
+        case Misconfigured() | Unusable():
+            return USAGE
+        case _:
+            return FAILED
+
+
+def _say(message: str) -> None:
+    """A message for people."""
+    print(message, file=sys.stderr)
+
+
+# -- what can be said -----------------------------------------------------------------------------------------
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose messages repeat no password that stands in an argument."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(_SECRETS.sub("…", message))
+
+
+def _parser() -> _Parser:
+    parser = _Parser(
+        prog="outbox-relay",
+        description="Relays the events of a PostgreSQL transactional outbox to Kafka and webhooks.",
+        epilog="Exit codes: 0 done, also when there was nothing to do; 1 failed; 2 wrong usage, configuration, "
+        "password, rights or schema; 3 not found.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"outbox-relay {__version__}")
+    _add_config(parser)
+    _add_dsn(parser)
+    parser.set_defaults(config=None, dsn=None)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    _add_schema_commands(commands)
+    _add_service_commands(commands)
+    _add_question_commands(commands)
+    _add_emit(commands)
+    return parser
+
+
+def _add_config(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-c", "--config", type=Path, metavar="FILE", default=argparse.SUPPRESS,
+        help="the configuration, TOML; default: the file that OUTBOX_RELAY_CONFIG names, if any",
+    )  # fmt: skip
+
+
+def _add_dsn(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--dsn", metavar="DSN", default=argparse.SUPPRESS,
+        help='the database, "postgresql://USER@HOST:PORT/DATABASE"; wins over file and environment',
+    )  # fmt: skip
+
+
+def _command(
+    commands: Any, name: str, do: Callable[[argparse.Namespace], int], text: str, *, dsn: bool = True
+) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+    _add_config(parser)
+    if dsn:
+        _add_dsn(parser)
+    parser.set_defaults(do=do)
+    return parser
+
+
+def _add_schema_commands(commands: Any) -> None:
+    migrate = _command(commands, "migrate", _migrate, "create or upgrade schema outbox")
+    migrate.add_argument("--sql", action="store_true", help="print the SQL instead of running it")
+    for option, who in (("--grant-emit", "a role of an application"), ("--grant-relay", "the role of the relay")):
+        migrate.add_argument(option, metavar="ROLE", action="append", default=[], help=f"grant {who} what it needs")
+
+
+def _add_service_commands(commands: Any) -> None:
+    check = _command(commands, "check", _check, "is the configuration right")
+    check.add_argument("--online", action="store_true", help="ask the database and every sink too")
+    _command(commands, "run", _serve, "relay in the foreground, until SIGTERM or SIGINT")
+    _command(commands, "health", _health, "ask the running relay whether it is ready", dsn=False)
+
+
+def _add_question_commands(commands: Any) -> None:
+    status = _command(commands, "status", _status, "how far every sink is, and which relays are alive")
+    status.add_argument("--json", action="store_true", help="print JSON")
+    status.add_argument(
+        "--max-oldest", type=_number_of_seconds, metavar="SECONDS",
+        help="exit with 1 when the oldest event that a sink has not settled is older",
+    )  # fmt: skip
+    why = _command(commands, "why", _why, "where an event is, sink by sink, and what it waits for")
+    why.add_argument("uid", type=_uid, metavar="UID", help="what emit returned")
+    why.add_argument("--json", action="store_true", help="print JSON")
+    for name, do, text in (
+        ("pause", _pause, "deliver nothing more to a sink; stored in the database, obeyed by all relays"),
+        ("resume", _resume, "go on with a paused sink"),
+    ):
+        _command(commands, name, do, text).add_argument("sink", type=_text, metavar="SINK", help="the sink's name")
+
+
+def _add_emit(commands: Any) -> None:
+    emit = _command(commands, "emit", _emit, "emit one event, in a transaction of its own, and print its uid")
+    emit.add_argument("type", type=_text, metavar="TYPE", help="the event's type, such as order.created")
+    emit.add_argument("--key", type=_text, help="events of one key are delivered in order")
+    emit.add_argument("--payload", metavar="FILE", help="the payload, byte for byte; - is stdin; default: {}")
+    emit.add_argument("--header", type=_header, metavar="NAME=VALUE", action="append", default=[], help="a header")
+    emit.add_argument("--content-type", type=_text, metavar="TYPE", help="default: application/json, which is checked")
+    emit.add_argument("--uid", type=_uid, help="an idempotency key of your own: a second emit does nothing")
+
+
+def _text(value: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise argparse.ArgumentTypeError("is not UTF-8") from None
+    return value
+
+
+def _uid(value: str) -> UUID:
+    try:
+        return UUID(value)
+    except ValueError:
+        raise argparse.ArgumentTypeError("should be a UUID, as emit returned it") from None
+
+
+def _header(value: str) -> tuple[str, str]:
+    name, equals, content = _text(value).partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError("should be NAME=VALUE")
+    return name, content
+
+
+def _number_of_seconds(value: str) -> float:
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise argparse.ArgumentTypeError("should be a number of seconds, 0 or more")
+    return seconds
+
+
+# -- schema and service -----------------------------------------------------------------------------------------
+
+
+def _settings(arguments: argparse.Namespace) -> Settings:
+    from outbox_relay import settings
+
+    return settings.load(arguments.config, os.environ, arguments.dsn)
+
+
+def _migrate(arguments: argparse.Namespace) -> int:
+    from outbox_relay import migrate
+
+    grants = {"grant_emit": arguments.grant_emit, "grant_relay": arguments.grant_relay}
+    if arguments.sql:
+        print(migrate.script(**grants), end="")
+        return DONE
+    alone = arguments.dsn is not None and arguments.config is None
+    dsn = arguments.dsn if alone else _settings(arguments).database.dsn()
+    print(migrate.migrate(dsn, **grants))
+    return DONE
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from outbox_relay import settings
+
+    loaded = _settings(arguments)
+    warnings = settings.warnings(loaded)
+    problems: list[str] = []
+    if arguments.online:
+        from outbox_relay import app
+
+        _keep_libraries_quiet()
+        problems = asyncio.run(app.check_online(loaded))
+    else:
+        try:
+            loaded.database.require_dsn()
+        except Misconfigured as error:
+            warnings.append(str(error))
+    for warning in warnings:
+        _say(f"warning: {warning}")
+    for problem in problems:
+        _say(problem)
+    if problems:
+        return USAGE
+    print(f"no problem found in {len(loaded.sinks)} sinks and {len(loaded.routes.table)} routes")
+    return DONE
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    from outbox_relay import app, settings, telemetry
+
+    log = settings.log_settings(os.environ, terminal=sys.stderr.isatty())
+    loaded = _settings(arguments)
+    loaded.database.require_dsn()
+    telemetry.configure(log.level, log.format)
+    for warning in settings.warnings(loaded):
+        telemetry.logger().warning("the configuration is allowed, but may not be what was meant", reason=warning)
+    return app.run(loaded, lambda: _settings(arguments))
+
+
+def _health(arguments: argparse.Namespace) -> int:
+    address = _settings(arguments).http.address
+    if address is None:
+        raise Misconfigured('there is nothing to ask: set listen = "127.0.0.1:8080" in [http]')
+    host, port = address
+    if port == 0:
+        raise Misconfigured("http.listen: port 0 is any free one, which cannot be asked: name a port")
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - any address, which is asked at loopback
+    try:
+        status, body = _get(host, port, "/readyz")
+    except (OSError, http.client.HTTPException) as error:
+        shown = f"[{host}]" if ":" in host else host
+        _say(f"no answer from http://{shown}:{port}/readyz: {error or type(error).__name__}")
+        return FAILED
+    print(body)
+    return DONE if status == http.client.OK else FAILED
+
+
+def _get(host: str, port: int, path: str) -> tuple[int, str]:
+    """Status and body of a GET, all within ``HEALTH_SECONDS``. Raises OSError or HTTPException."""
+    until = time.monotonic() + HEALTH_SECONDS
+    connection = http.client.HTTPConnection(host, port, timeout=HEALTH_SECONDS)
+    try:
+        connection.connect()
+        connection.sock.settimeout(max(0.001, until - time.monotonic()))
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        body = answer.read(HEALTH_BYTES)
+    finally:
+        connection.close()
+    return answer.status, body.decode(errors="replace").rstrip("\n")
+
+
+# -- questions and switches -------------------------------------------------------------------------------------
+
+
+def _ask(arguments: argparse.Namespace, question: Callable[[Store], Awaitable[T]], *, schema: bool = True) -> T:
+    """The answer to ``question``, asked over a connection of its own. Without ``schema`` that is not looked at."""
+    from outbox_relay import admin, migrate
+
+    database = _settings(arguments).database
+    database.require_dsn()
+    _keep_libraries_quiet()
+
+    async def ask() -> T:
+        fit = migrate.fit if schema else None
+        async with admin.opened(database.dsn, pooler=database.pooler == "transaction", fit=fit) as store:
+            return await question(store)
+
+    return asyncio.run(ask())
+
+
+def _keep_libraries_quiet() -> None:
+    """What went wrong is said once, by us."""
+    logging.getLogger().addHandler(logging.NullHandler())
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    from outbox_relay import admin
+
+    found = _ask(arguments, admin.status)
+    print(json.dumps(found) if arguments.json else admin.status_text(found))
+    late = admin.too_old(found, arguments.max_oldest) if arguments.max_oldest is not None else []
+    for line in late:
+        _say(line)
+    return FAILED if late else DONE
+
+
+def _why(arguments: argparse.Namespace) -> int:
+    from outbox_relay import admin
+
+    found = _ask(arguments, lambda store: admin.why(store, arguments.uid))
+    print(json.dumps(found) if arguments.json else admin.why_text(found))
+    return DONE
+
+
+def _pause(arguments: argparse.Namespace) -> int:
+    from outbox_relay import admin
+
+    changed = _ask(arguments, lambda store: admin.pause(store, arguments.sink))
+    print(f"sink {arguments.sink} is {'paused' if changed else 'already paused'}")
+    return DONE
+
+
+def _resume(arguments: argparse.Namespace) -> int:
+    from outbox_relay import admin
+
+    changed = _ask(arguments, lambda store: admin.resume(store, arguments.sink))
+    print(f"sink {arguments.sink} {'goes on' if changed else 'was not paused'}")
+    return DONE
+
+
+def _emit(arguments: argparse.Namespace) -> int:
+    from outbox_relay import admin
+
+    headers = dict(arguments.header)
+    if len(headers) != len(arguments.header):
+        raise Misconfigured("--header: a name is given twice")
+    payload = _payload(arguments.payload)
+    if arguments.content_type is None:
+        _check_json(payload)
+
+    async def emit(store: Store) -> str:
+        return await admin.emit(
+            store,
+            arguments.type,
+            payload,
+            key=arguments.key,
+            headers=headers,
+            content_type=arguments.content_type or "application/json",
+            uid=arguments.uid,
+        )
+
+    try:
+        print(_ask(arguments, emit, schema=False))
+    except DatabaseLost as error:
+        if str(error).startswith("outbox.emit: "):
+            raise Misconfigured(str(error)) from None
+        raise
+    return DONE
+
+
+def _payload(name: str | None) -> bytes:
+    if name is None:
+        return b"{}"
+    try:
+        if name == "-":
+            payload = sys.stdin.buffer.read(PAYLOAD_BYTES + 1)
+        else:
+            with Path(name).open("rb") as file:
+                payload = file.read(PAYLOAD_BYTES + 1)
+    except OSError as error:
+        raise Misconfigured(f"--payload {name}: {error.strerror}") from None
+    if len(payload) > PAYLOAD_BYTES:
+        raise Misconfigured(f"--payload {name}: is larger than {PAYLOAD_BYTES} bytes")
+    return payload
+
+
+def _check_json(payload: bytes) -> None:
+    try:
+        json.loads(payload, parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        raise Misconfigured("the payload is not JSON: say what it is with --content-type, or mend it") from None
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"JSON knows no {name}")

@@ -1,0 +1,300 @@
+"""Shards under more than one relay: shared, handed over, taken over, and what a relay that lost one can no longer do."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from outbox_relay.errors import LeaseLost, StartAgain
+from outbox_relay.event import SHARDS, Event
+from outbox_relay.ownership import fair_share
+from outbox_relay.policy import DELIVERED, Failed, RetryPolicy, Verdict
+from outbox_relay.sinks.memory import MemorySink
+from outbox_relay.store import NewRow, RowBack
+from outbox_relay.window import BEGINNING, Position
+from tests.integration.test_relay import delivered, emit, has, ids, in_order, query
+from tests.support.database import Database
+from tests.support.rig import Rig, running, spec
+from tests.support.wait import auntil
+
+SHORT_LEASE = 1.5
+
+
+async def owns(rig: Rig, count: int, seconds: float = 15) -> None:
+    """Wait until `rig` owns `count` shards of its sink."""
+
+    async def fact() -> bool:
+        return rig.ownership.held["s"] == count
+
+    await auntil(fact, seconds=seconds, what=f"{count} shards are owned")
+
+
+async def all_in_order(*sinks: MemorySink) -> bool:
+    """Whether what the sinks were given, put together per key, came in order in each."""
+    return all(in_order(sink.delivered) for sink in sinks)
+
+
+@pytest.mark.parametrize("relays", [1, 2, 3, 5, 64, 70])
+def test_fair_shares_are_even_within_one_and_cover_all_shards(relays: int) -> None:
+    shares = [fair_share(relays, before) for before in range(relays)]
+    assert sum(shares) == SHARDS
+    assert max(shares) - min(shares) <= 1
+
+
+async def test_two_relays_share_every_shard_once_and_no_handover_repeats_an_event(database: Database) -> None:
+    one, two = MemorySink(), MemorySink()
+    async with running(database.dsn, (spec("s"), one), lease_seconds=SHORT_LEASE) as first:
+        await owns(first, SHARDS)
+        wanted = emit(database, [f"k{n}" for n in range(300)])
+        async with running(database.dsn, (spec("s"), two), lease_seconds=SHORT_LEASE) as second:
+            await owns(first, SHARDS // 2)
+            await owns(second, SHARDS // 2)
+            assert query(database, "select count(distinct owner), count(*) from outbox.shard") == [(2, SHARDS)]
+            for _ in range(5):
+                wanted += emit(database, [f"k{n}" for n in range(300)])
+            await delivered_together(wanted, one, two)
+            await second.stop()
+            await owns(first, SHARDS)
+        wanted += emit(database, [f"k{n}" for n in range(300)])
+        await delivered_together(wanted, one, two)
+    together = ids(one) + ids(two)
+    assert sorted(together) == wanted, "every event once"
+    assert ids(two), "the second relay delivered its part"
+    assert await all_in_order(one, two)
+
+
+async def delivered_together(wanted: list[int], *sinks: MemorySink) -> None:
+    """Wait until the sinks together have been given all of `wanted`."""
+
+    async def fact() -> bool:
+        return not set(wanted) - {i for sink in sinks for i in ids(sink)}
+
+    await auntil(fact, seconds=20, what=f"{len(wanted)} events are delivered")
+
+
+async def test_the_shards_of_a_crashed_relay_are_taken_over_when_its_lease_ends(database: Database) -> None:
+    blocked = asyncio.Event()
+
+    async def script(_event: Event, _attempt: int) -> Verdict:
+        blocked.set()
+        await asyncio.Event().wait()
+        return DELIVERED
+
+    victim = Rig(database.dsn, [(spec("s"), MemorySink(script))], lease_seconds=SHORT_LEASE)
+    await victim.start()
+    await victim.owns_all()
+    wanted = emit(database, [f"k{n}" for n in range(100)])
+    await asyncio.wait_for(blocked.wait(), 10)
+    await victim.crash()
+    heir = MemorySink()
+    async with running(database.dsn, (spec("s"), heir), lease_seconds=SHORT_LEASE) as rig:
+        await delivered(heir, wanted)
+        await rig.settled()
+        await has(database, "select 1 from outbox.shard having max(crashes) = 0")
+    assert ids(heir) == wanted
+
+
+async def test_positions_survive_a_crash_up_to_the_last_flush(database: Database) -> None:
+    """What was settled is not delivered again by the next owner; what stood in rows is still held back in order."""
+    late: list[int] = []
+
+    def script(event: Event, _attempt: int) -> Verdict:
+        return Failed("not yet") if event.id in late[:1] else DELIVERED
+
+    slow = RetryPolicy(attempts=9, base_seconds=3600.0)
+    late += emit(database, ["a", "a", "b"])
+    sink = MemorySink(script)
+    victim = Rig(database.dsn, [(spec("s", retry=slow), sink)], lease_seconds=SHORT_LEASE)
+    await victim.start()
+    await delivered(sink, late[2:])
+    await has(database, "select 1 from outbox.delivery having count(*) = 2")
+    await has(database, "select 1 from outbox.progress where epoch > 0")
+    settling = victim.relays[0].settling
+    assert settling is not None
+    await settling.flush(everything=True)
+    await victim.crash()
+    heir = MemorySink()
+    async with running(database.dsn, (spec("s", retry=slow), heir), lease_seconds=SHORT_LEASE):
+        more = emit(database, ["a", "b"])
+        await delivered(heir, more[1:])
+        await has(database, "select 1 from outbox.delivery where state = 'held' having count(*) = 2")
+        query(database, "update outbox.delivery set due_at = now() where state = 'waiting' returning 1")
+        await delivered(heir, [late[0], late[1], more[0]])
+    assert ids(heir).count(late[2]) == 0, "settled before the crash"
+    assert [event.id for event in heir.delivered if event.key == "a"] == [late[0], late[1], more[0]]
+
+
+async def test_a_relay_that_cannot_renew_stops_before_its_lease_ends(database: Database) -> None:
+    """Its own monotonic deadline, counted from before the renewal was sent: no call of the sink begins behind it."""
+    sink = MemorySink()
+    rig = Rig(database.dsn, [(spec("s"), sink)], lease_seconds=SHORT_LEASE)
+    await rig.start()
+    await rig.owns_all()
+    await delivered(sink, emit(database, ["a"]))
+    rig.tasks[0].cancel()  # ownership: nothing is renewed any more
+    lease = min(lease.until for lease in rig.holding("s").held.values())
+
+    async def past() -> bool:
+        return time.monotonic() > lease
+
+    await auntil(past, seconds=5, what="the lease has ended by the relay's own clock")
+    [(owned,)] = query(database, "select count(*) from outbox.shard where lease_until > now()")
+    before = len(sink.attempts)
+    emit(database, ["a", "b", "c"])
+
+    async def noticed() -> bool:
+        return any(isinstance(error, LeaseLost) for error in rig.ended)
+
+    await auntil(noticed, seconds=5, what="the session ends")
+    assert len(sink.attempts) == before, "nothing was handed over"
+    assert owned == SHARDS, "the database's lease outlasts the relay's own"
+    await rig.crash()
+
+
+async def claimed(rig: Rig) -> dict[int, int]:
+    """shard → epoch of what `rig` holds."""
+    await rig.owns_all()
+    return {shard: lease.epoch for shard, lease in rig.holding("s").held.items()}
+
+
+async def test_a_settlement_with_rows_at_an_old_epoch_writes_nothing(database: Database) -> None:
+    """Goes red when the fence of outbox.settle is removed: the row and the position would be written."""
+    sink = MemorySink()
+    async with running(database.dsn, (spec("s"), sink)) as rig:
+        epochs = await claimed(rig)
+        [event] = emit(database, ["a"])
+        await delivered(sink, [event])
+        [(shard,)] = query(database, "select shard from outbox.event")
+        row = NewRow(event, shard, "waiting", True, due_in=0.0)
+        old = {s: epoch - 1 for s, epoch in epochs.items()}
+        position = {shard: (old[shard], Position(BEGINNING))}
+        before = query(database, "select count(*) from outbox.progress where epoch = %s", old[shard])
+        with pytest.raises(LeaseLost):
+            await rig.store.settle("s", rig.relay, position, [row], old)
+        with pytest.raises(LeaseLost):
+            await rig.store.settle("s", uuid4(), position, [row], epochs)
+        assert query(database, "select count(*) from outbox.delivery") == [(0,)]
+        assert query(database, "select count(*) from outbox.progress where epoch = %s", old[shard]) == before
+
+
+async def test_a_late_position_of_an_old_epoch_never_outranks_the_owner(database: Database) -> None:
+    """Goes red when positions are ordered by number alone."""
+    sink = MemorySink()
+    async with running(database.dsn, (spec("s"), sink)) as rig:
+        epochs = await claimed(rig)
+        await delivered(sink, emit(database, ["a"]))
+        await rig.settled()
+        settling = rig.relays[0].settling
+        assert settling is not None
+        await settling.flush(everything=True)
+        before = await rig.store.positions("s", range(SHARDS))
+        zombie = {s: (epoch - 1, Position(BEGINNING)) for s, epoch in epochs.items()}
+        await rig.store.settle("s", uuid4(), zombie, [], {})
+        assert await rig.store.positions("s", range(SHARDS)) == before
+
+
+async def test_an_expired_lease_of_a_row_settles_nothing(database: Database) -> None:
+    """Goes red when rows_done or rows_back no longer compare the lease."""
+    async with running(database.dsn, (spec("s", retry=RetryPolicy(base_seconds=3600.0, max_seconds=7200.0)), MemorySink(_fail))) as rig:
+        [event] = emit(database, ["a"])
+        await has(database, "select 1 from outbox.delivery where attempts = 1 and lease is null")
+        query(database, "update outbox.delivery set due_at = now() + interval '1 hour', lease = %s returning 1", uuid4())
+        assert await rig.store.rows_done("s", [(event, uuid4())]) == set()
+        assert await rig.store.rows_back("s", [RowBack(event, uuid4(), 7, "dead", None, "zombie")]) == set()
+        assert query(database, "select state, attempts from outbox.delivery") == [("waiting", 1)]
+
+
+def _fail(_event: Event, _attempt: int) -> Verdict:
+    return Failed("not yet")
+
+
+async def test_a_claim_passes_by_shards_that_a_settlement_has_locked(database: Database) -> None:
+    sink = MemorySink()
+    async with running(database.dsn, (spec("s"), sink)) as rig:
+        await rig.owns_all()
+        query(database, "update outbox.shard set lease_until = now() - interval '1 minute' returning 1")
+        with database.connect() as settling:
+            settling.execute("select 1 from outbox.shard where shard < 10 for share")
+            got = await rig.store.claim_shards("s", uuid4(), rig.holding("s").generation, 30.0, SHARDS)
+        assert {c.shard for c in got} == set(range(10, SHARDS))
+
+
+async def test_a_relay_whose_shard_was_taken_starts_again_and_loses_nothing(database: Database) -> None:
+    sink = MemorySink()
+    async with running(database.dsn, (spec("s"), sink), lease_seconds=SHORT_LEASE) as rig:
+        await rig.owns_all()
+        query(database, "update outbox.shard set owner = %s, epoch = epoch + 1 where shard < 32 returning 1", uuid4())
+        await auntil(lambda: _ended(rig), seconds=10, what="the session ends")
+        await delivered(sink, emit(database, [f"k{n}" for n in range(100)]))
+    assert in_order(sink.delivered)
+
+
+async def _ended(rig: Rig) -> bool:
+    return any(isinstance(error, StartAgain) for error in rig.ended)
+
+
+async def test_a_paused_sink_is_released_by_all_and_resumed_where_it_stood(database: Database) -> None:
+    sink = MemorySink()
+    async with running(database.dsn, (spec("s"), sink), lease_seconds=SHORT_LEASE) as rig:
+        await delivered(sink, emit(database, ["a"]))
+        query(database, "update outbox.sink set paused = true returning 1")
+        await owns(rig, 0)
+        wanted = emit(database, ["a", "b"])
+        assert query(database, "select count(*) from outbox.shard where owner is not null") == [(0,)]
+        query(database, "update outbox.sink set paused = false returning 1")
+        await delivered(sink, wanted)
+    assert len(ids(sink)) == 3
+
+
+async def test_relays_with_older_patterns_drain_and_the_newer_ones_take_over(database: Database) -> None:
+    """A rolling deploy: no position moves past events that only the new configuration routes."""
+    old, new = MemorySink(), MemorySink()
+    narrow = spec("s", patterns=("a",), types=("a",))
+    wide = spec("s", patterns=("a", "b"), types=("a", "b"))
+
+    def both() -> None:
+        with database.connect() as connection:
+            connection.execute("select outbox.emit('a', '1', key => 'k'), outbox.emit('b', '2', key => 'k')")
+
+    async with running(database.dsn, (narrow, old), lease_seconds=SHORT_LEASE) as before:
+        both()
+        await auntil(lambda: _count(old, 1), seconds=10, what="the old relay delivers")
+        async with running(database.dsn, (wide, new), lease_seconds=SHORT_LEASE) as after:
+            await owns(before, 0)
+            await owns(after, SHARDS)
+            both()
+            await auntil(lambda: _count(new, 2), seconds=10, what="the new relay delivers both types")
+    assert [event.type for event in old.delivered] == ["a"]
+    assert [event.type for event in new.delivered] == ["a", "b"]
+
+
+async def _count(sink: MemorySink, count: int) -> bool:
+    return len(sink.delivered) >= count
+
+
+async def test_a_stop_finishes_settles_and_releases(database: Database) -> None:
+    sink = MemorySink()
+    rig = Rig(database.dsn, [(spec("s"), sink)])
+    await rig.start()
+    await rig.owns_all()
+    wanted = emit(database, [f"k{n}" for n in range(1000)])
+    await delivered(sink, wanted[:1])
+    await rig.stop()
+    assert query(database, "select count(*) from outbox.shard where owner is not null") == [(0,)]
+    assert query(database, "select count(*) from outbox.relay") == [(0,)]
+    heir = MemorySink()
+    async with running(database.dsn, (spec("s"), heir)) as next_rig:
+        await delivered_together(wanted, sink, heir)
+        await next_rig.settled()
+    assert not set(ids(sink)) & set(ids(heir)), "nothing twice"
+
+
+def test_the_helpers_of_this_file_can_tell_disorder() -> None:
+    event: Any = Event(2, 0, "u", "t", "k", b"", "c", None, None, None)  # type: ignore[arg-type]
+    earlier: Any = event._replace(id=1)
+    assert in_order([earlier, event])
+    assert not in_order([event, earlier])

@@ -1,0 +1,235 @@
+"""Wake-up, incarnations, rebase: what a relay notices of the server, and what it does then."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import psycopg
+import pytest
+import structlog
+
+from outbox_relay.errors import IncarnationChanged, Unusable
+from outbox_relay.migrate import migrate
+from outbox_relay.sinks.memory import MemorySink
+from outbox_relay.store import Look
+from outbox_relay.ticking import Ticking
+from outbox_relay.wakeup import LOCK, Wakeup
+from outbox_relay.window import Tick
+from tests.integration.test_relay import delivered, emit, has, ids, query
+from tests.support.database import Database
+from tests.support.postgres import PostgresServer
+from tests.support.rig import CountingStore, Rig, running, spec
+from tests.support.wait import auntil
+
+ASLEEP = "select 1 from pg_locks where locktype = 'advisory' and classid = %s and objid = %s and mode = 'ExclusiveLock'"
+
+
+async def asleep(database: Database) -> None:
+    """Wait until a relay sleeps."""
+    await has(database, ASLEEP, *LOCK)
+
+
+class Notified:
+    """A connection that hears the notifications of emits."""
+
+    def __init__(self, database: Database) -> None:
+        self._connection = database.connect(autocommit=True)
+        self._connection.execute("listen outbox")
+
+    def count(self) -> int:
+        """How many have come since the last look."""
+        self._connection.execute("select 1")
+        return len(list(self._connection.notifies(timeout=0.2)))
+
+    def close(self) -> None:
+        """Hear no more."""
+        self._connection.close()
+
+
+async def test_an_emit_wakes_a_sleeping_relay_and_notifies_nobody_while_it_is_awake(database: Database) -> None:
+    heard = Notified(database)
+    emit(database, ["nobody is there"])
+    assert heard.count() == 0
+    sink = MemorySink()
+    async with running(database.dsn, (spec("s"), sink)) as rig:
+        await rig.owns_all()
+        await asleep(database)
+        wanted = emit(database, ["a"])
+        assert heard.count() == 1
+        await delivered(sink, wanted)
+    heard.close()
+
+
+async def test_the_lock_of_a_sleeper_is_given_back_when_there_is_work(database: Database) -> None:
+    sink = MemorySink()
+    async with running(database.dsn, (spec("s"), sink)) as rig:
+        await rig.owns_all()
+        await asleep(database)
+        taken = rig.ticking.taken
+        with database.connect() as held_open:
+            held_open.execute("select outbox.emit('a', '1')")
+        await auntil(lambda: _true(rig.ticking.taken > taken and len(sink.delivered) == 1), seconds=10, what="awake")
+        await asleep(database)
+
+
+async def test_without_a_direct_connection_a_relay_polls(database: Database) -> None:
+    heard = Notified(database)
+    sink = MemorySink()
+    async with running(database.dsn, (spec("s"), sink), listen=False) as rig:
+        await rig.owns_all()
+        await delivered(sink, emit(database, ["a"]))
+        await rig.settled()
+        assert query(database, ASLEEP, *LOCK) == []
+        await delivered(sink, emit(database, ["b"]))
+    assert heard.count() == 0
+    heard.close()
+
+
+async def test_a_wakeup_connection_that_breaks_is_made_again(database: Database) -> None:
+    sink = MemorySink()
+    async with running(database.dsn, (spec("s"), sink)) as rig:
+        await rig.owns_all()
+        await asleep(database)
+        query(
+            database,
+            "select pg_terminate_backend(pid) from pg_locks where locktype = 'advisory' and classid = %s and objid = %s",
+            *LOCK,
+        )
+        await delivered(sink, emit(database, ["a"]))
+        await asleep(database)
+
+
+async def _true(value: bool) -> bool:
+    return value
+
+
+class Scripted(CountingStore):
+    """A store whose ticks are given: a mock, because a server cannot be made to go back at will."""
+
+    def __init__(self, looks: list[Look]) -> None:
+        super().__init__("")
+        self._looks = looks
+
+    async def tick(self, deadline: float = 10.0) -> Look:
+        """The next look."""
+        return self._looks.pop(0)
+
+
+def looks(*changes: dict[str, Any]) -> list[Look]:
+    """A first look, then others that differ from it by `changes`."""
+    import datetime
+
+    now = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+    first: dict[str, Any] = {"seq": 10, "snapshot": "100:100:", "next_xid": 100, "incarnation": "a", "wal": 1000}
+    made: list[Look] = []
+    for change in ({}, *changes):
+        values = {**first, **change}
+        tick = Tick(values["seq"], values["snapshot"], values["next_xid"])
+        made.append(Look(tick, values["incarnation"], values["wal"], now))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("change", "doubted"),
+    [
+        ({"seq": 11}, False),
+        ({"seq": 11, "snapshot": "101:102:101", "next_xid": 103, "wal": 1001}, False),
+        ({"incarnation": "b"}, True),
+        ({"seq": 9}, True),
+        ({"next_xid": 99}, True),
+        ({"wal": 999}, True),
+    ],
+)
+async def test_what_was_read_is_doubted_when_the_server_is_not_the_same(change: dict[str, Any], doubted: bool) -> None:
+    ticking = Ticking(Scripted(looks(change)), Wakeup(None), 15.0, structlog.get_logger())
+    await ticking.refresh()
+    era = ticking.era
+    await ticking.refresh()
+    if doubted:
+        with pytest.raises(IncarnationChanged):
+            ticking.since(era)
+    else:
+        assert ticking.since(era) is not None
+
+
+async def test_a_lost_connection_anywhere_makes_what_was_read_doubtful(database: Database) -> None:
+    sink = MemorySink()
+    async with running(database.dsn, (spec("s"), sink)) as rig:
+        await rig.owns_all()
+        era = rig.ticking.era
+        query(
+            database,
+            "select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() "
+            "and pid <> pg_backend_pid() and backend_type = 'client backend'",
+        )
+        wanted = emit(database, ["a", "b"])
+        await delivered(sink, wanted)
+        assert rig.ticking.era > era
+
+
+@pytest.mark.parametrize("mode", ["fast", "immediate"])
+async def test_a_restart_of_the_database_is_survived_and_noticed(own_postgres: PostgresServer, mode: Any) -> None:
+    own_postgres.create_database("shop")
+    migrate(own_postgres.dsn("shop"))
+    database = Database(own_postgres, "shop")
+    sink = MemorySink()
+    async with running(database.dsn, (spec("s"), sink)) as rig:
+        first = emit(database, [f"k{n}" for n in range(50)])
+        await delivered(sink, first)
+        era = rig.ticking.era
+        await asyncio.to_thread(own_postgres.restart, mode)
+        second = emit(database, [f"k{n}" for n in range(50)])
+        await delivered(sink, second)
+        assert rig.ticking.era > era
+        await rig.settled()
+    assert set(ids(sink)) == {*first, *second}
+
+
+async def test_a_log_whose_numbers_are_not_the_servers_is_not_relayed_until_it_is_rebased(database: Database) -> None:
+    """As after a restore into another cluster: xids that are stored lie ahead, the sequence lies behind."""
+    sink = MemorySink()
+    done = emit(database, ["a", "b"])
+    rig = Rig(database.dsn, [(spec("s"), sink)])
+    await rig.start()
+    await delivered(sink, done)
+    await rig.settled()
+    await rig.stop()
+    waiting = emit(database, ["a", "b", "a"])
+    with database.connect() as connection:
+        connection.execute("update outbox.event set xid = (xid::text::bigint + 1000000000)::text::xid8")
+        connection.execute(SHIFT, {"by": 1_000_000_000})
+        connection.execute("select setval('outbox.event_id_seq', 1)")
+    store = CountingStore(database.dsn)
+    await store.open()
+    with pytest.raises(Unusable, match="rebase"):
+        await store.floor()
+    [(floor,)] = query(database, "select outbox.rebase()")
+    assert floor == waiting[-1]
+    assert await store.floor() == floor
+    await store.close()
+    heir = MemorySink()
+    async with running(database.dsn, (spec("s"), heir)) as again:
+        await delivered(heir, waiting)
+        after = emit(database, ["a", "b"])
+        assert min(after) > floor
+        await delivered(heir, after)
+        await again.settled()
+        await again.ownership.round()
+        more = emit(database, ["a"])
+        await delivered(heir, more)
+    assert ids(heir) == [*waiting, *after, *more], "what was delivered before is not read again"
+
+
+SHIFT = """update outbox.progress set
+    a_next = a_next + %(by)s,
+    a_snapshot = format('%%s:%%s:', pg_snapshot_xmin(a_snapshot)::text::bigint + %(by)s,
+                        pg_snapshot_xmax(a_snapshot)::text::bigint + %(by)s)::pg_snapshot
+    where a_next > 3"""
+
+
+def test_a_tick_inside_a_transaction_with_an_xid_is_refused(database: Database) -> None:
+    with database.connect() as connection:
+        connection.execute("select pg_current_xact_id()")
+        with pytest.raises(psycopg.errors.RaiseException, match="transaction of its own"):
+            connection.execute("select * from outbox.tick()")

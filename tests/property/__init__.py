@@ -1,0 +1,1 @@
+"""Properties that must hold whatever the schedule."""

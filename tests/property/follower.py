@@ -1,0 +1,116 @@
+"""Following the log as a relay does, by ticks and windows, in chunks so small that windows are cut everywhere."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
+
+from outbox_relay.event import SHARDS, Event
+from outbox_relay.store import Store
+from outbox_relay.window import BEGINNING, Part, Position, Tick, nothing_new, part, read
+
+AMPLE_BYTES = 1 << 30
+
+
+@asynccontextmanager
+async def opened(dsn: str) -> AsyncGenerator[Store]:
+    """The product's store on a database, with two connections."""
+    store = Store(lambda: dsn, pooler=False, connections=2)
+    await store.open()
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+class Follower:
+    """One reader of the log; ``got`` is what it has read, ``position`` where it stands.
+
+    Each chunk has at most ``most_rows`` events of at most ``most_span`` ids, or fewer as ``seed`` draws them.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        position: Position = Position(BEGINNING),
+        shards: Collection[int] = range(SHARDS),
+        types: Sequence[str] | None = None,
+        most_rows: int = 25,
+        most_span: int = 100,
+        most_bytes: int = AMPLE_BYTES,
+        seed: int = 0,
+    ) -> None:
+        self._store = store
+        self._shards = sorted(shards)
+        self._types = types
+        self._most_rows = most_rows
+        self._most_span = most_span
+        self._most_bytes = most_bytes
+        self._random = random.Random(seed)
+        self.position = position
+        self.got: list[Event] = []
+        self.reads: list[tuple[Part, list[int]]] = []
+        """Every piece that was asked for, and the ids that came."""
+        self.longest_range = 0
+        """Most transactions above the xmax of a tick that was followed."""
+
+    @property
+    def ids(self) -> list[int]:
+        """The ids that were read, in that order."""
+        return [event.id for event in self.got]
+
+    async def follow(self) -> Tick:
+        """Take a tick and read the window that ends there, if it may hold anything."""
+        tick = self._seen((await self._store.tick()).tick)
+        await self.read_to(tick)
+        return tick
+
+    async def read_to(self, tick: Tick) -> None:
+        """Read the window that ends at ``tick``, if it may hold anything."""
+        if nothing_new(self.position.a, tick):
+            return
+        self.longest_range = max(self.longest_range, tick.next_xid - tick.xmax)
+        self.position = self.position.opened(tick)
+        while self.position.b is not None:
+            await self.read_piece()
+
+    async def read_piece(self) -> None:
+        """Read one chunk of the window that is open."""
+        start = self.position
+        assert start.b is not None
+        piece = part(start, self._random.randint(1, self._most_span))
+        most = self._random.randint(1, self._most_rows)
+        events = await self._ask(piece, start.a, start.b, most)
+        cut = len(events) >= most or sum(len(event.payload) for event in events) >= self._most_bytes
+        self.got += events
+        self.reads.append((piece, [event.id for event in events]))
+        self.position = start.at(events[-1].id) if cut else read(start, piece)
+
+    async def _ask(self, piece: Part, a: Tick, b: Tick, most: int) -> list[Event]:
+        ask, a = (self._store.read_late, self._latecomers_of(a)) if piece.late else (self._store.read_rest, a)
+        return await ask(self._shards, self._types, a, b, piece.after, piece.upto, most, self._most_bytes)
+
+    def _seen(self, tick: Tick) -> Tick:
+        return tick
+
+    def _latecomers_of(self, a: Tick) -> Tick:
+        return a
+
+
+class WithoutRange(Follower):
+    """Takes only what a snapshot lists for pending, not the transactions above its xmax."""
+
+    def _seen(self, tick: Tick) -> Tick:
+        return tick._replace(next_xid=tick.xmax)
+
+
+class WithoutList(Follower):
+    """Takes only the transactions above a snapshot's xmax for pending, not those that it lists."""
+
+    def _latecomers_of(self, a: Tick) -> Tick:
+        return a._replace(snapshot=f"{a.xmax}:{a.xmax}:")
+
+
+ALL: Sequence[Callable[..., Follower]] = (Follower, WithoutRange, WithoutList)

@@ -1,0 +1,115 @@
+"""The window is complete: writers that do whatever transactions can do, read by ticks and windows in small chunks.
+
+The oracle: every committed event is read exactly once, nothing that was rolled back is read, and each key comes in the
+order in which its writers held its lock. The negative control is in the same run: two more followers of the same log
+that leave out a part of what is pending at a tick, and must lose events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Sequence
+
+import psycopg
+import pytest
+
+from outbox_relay.migrate import migrate
+from tests.property.follower import ALL, Follower, WithoutList, WithoutRange, opened
+from tests.property.numbering import WRAP, burn_to, move_near_the_wrap, set_epoch
+from tests.property.writers import SLOW_KEY, TABLES, Verdict, Writers, emit_next, judge
+from tests.support.database import Database
+from tests.support.postgres import PostgresServer
+
+SOUND = Verdict(lost=0, extra=0, disordered=0)
+LONG_SECONDS, SHORT_SECONDS = 6.0, 3.0
+BEFORE_THE_WRAP = 1500
+"""Transactions that are left before the wrap when the writers begin."""
+
+
+async def follow_writers(dsn: str, seed: int, seconds: float) -> tuple[Writers, Sequence[Follower]]:
+    """Let writers work for ``seconds`` and followers follow; both are done when this returns."""
+    print(f"seed {seed}")
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(TABLES)
+    writers = Writers(dsn, seed)
+    async with opened(dsn) as store:
+        followers = [kind(store, seed=seed) for kind in ALL]
+        until = time.monotonic() + seconds
+        with writers.at_work():
+            while time.monotonic() < until:
+                await asyncio.gather(*(follower.follow() for follower in followers))
+        await newest_transaction(dsn, followers)
+    for follower in followers:
+        print(type(follower).__name__, judge(writers.committed(), follower.got), "longest", follower.longest_range)
+    print(writers.done, "committed", sum(writers.committed().values()))
+    return writers, followers
+
+
+async def newest_transaction(dsn: str, followers: Sequence[Follower]) -> None:
+    """A tick while the newest transaction has emitted and nothing newer has finished; then it commits."""
+    with psycopg.connect(dsn) as newest:
+        emit_next(newest, SLOW_KEY)
+        for follower in followers:
+            await follower.follow()
+    with psycopg.connect(dsn) as another:
+        emit_next(another, SLOW_KEY)
+    for follower in followers:
+        await follower.follow()
+
+
+def xids(dsn: str) -> tuple[int, int]:
+    """The smallest and the largest xid in the log."""
+    with psycopg.connect(dsn) as connection:
+        row = connection.execute(
+            "select min(xid::text::bigint), max(xid::text::bigint) from outbox.event"
+        ).fetchone()
+    assert row is not None
+    return row
+
+
+def prepared(server: PostgresServer) -> str:
+    """The connection string of a new database with the schema."""
+    server.create_database("log")
+    migrate(server.dsn("log"))
+    return server.dsn("log")
+
+
+@pytest.fixture
+def seed() -> int:
+    return random.randrange(2**31)
+
+
+async def test_window_is_complete_and_loses_without_pending(database: Database, seed: int) -> None:
+    writers, (follower, without_range, without_list) = await follow_writers(database.dsn, seed, LONG_SECONDS)
+    committed = writers.committed()
+    assert judge(committed, follower.got) == SOUND
+    assert any(piece.late and ids for piece, ids in follower.reads), "no latecomer came: the run shows nothing"
+    assert {"slow", "emits", "silent", "storm", "rolled back"} == writers.done.keys()
+    assert isinstance(without_range, WithoutRange)
+    assert judge(committed, without_range.got).lost > 0
+    assert isinstance(without_list, WithoutList)
+    assert judge(committed, without_list.got).lost > 0
+
+
+async def test_window_is_complete_beyond_32_bits(own_postgres: PostgresServer, seed: int) -> None:
+    set_epoch(own_postgres, 3)
+    dsn = prepared(own_postgres)
+    writers, (follower, without_range, without_list) = await follow_writers(dsn, seed, SHORT_SECONDS)
+    assert xids(dsn)[0] > 3 * WRAP
+    assert judge(writers.committed(), follower.got) == SOUND
+    assert judge(writers.committed(), without_range.got).lost > 0
+    assert judge(writers.committed(), without_list.got).lost > 0
+
+
+async def test_window_is_complete_across_the_wrap(own_postgres: PostgresServer, seed: int) -> None:
+    move_near_the_wrap(own_postgres)
+    dsn = prepared(own_postgres)
+    burn_to(dsn, WRAP - BEFORE_THE_WRAP)
+    writers, (follower, without_range, without_list) = await follow_writers(dsn, seed, SHORT_SECONDS)
+    first, last = xids(dsn)
+    assert first < WRAP < last
+    assert judge(writers.committed(), follower.got) == SOUND
+    assert judge(writers.committed(), without_range.got).lost > 0
+    assert judge(writers.committed(), without_list.got).lost > 0
