@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from uuid import UUID
 
 from outbox_relay import __version__
-from outbox_relay.errors import DatabaseLost, Misconfigured, NotFound, RelayError, Unusable
+from outbox_relay.errors import Misconfigured, NotFound, RelayError, Unusable
 
 if TYPE_CHECKING:
     from outbox_relay.settings import Settings
@@ -387,23 +387,18 @@ def _emit(arguments: argparse.Namespace) -> int:
     if arguments.content_type is None:
         _check_json(payload)
 
-    async def emit(store: Store) -> str:
+    async def emit(store: Store) -> UUID:
         return await admin.emit(
             store,
             arguments.type,
             payload,
             key=arguments.key,
-            headers=headers,
+            headers=headers or None,
             content_type=arguments.content_type or "application/json",
             uid=arguments.uid,
         )
 
-    try:
-        print(_ask(arguments, emit, schema=False))
-    except DatabaseLost as error:
-        if str(error).startswith("outbox.emit: "):
-            raise Misconfigured(str(error)) from None
-        raise
+    print(_ask(arguments, emit, schema=False))
     return DONE
 
 

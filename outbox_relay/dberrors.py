@@ -2,30 +2,116 @@
 
 from __future__ import annotations
 
+import re
+from typing import Final
+
 import psycopg
 
 from outbox_relay.errors import DatabaseLost, RelayError, Unusable
 
-MENDING = {
-    "28": "user name or password were refused: check the DSN and pg_hba.conf",
-    "3D": "the database in the DSN does not exist: create it or correct the DSN",
-    "3F": "schema outbox is missing: run outbox-relay migrate",
-    "42501": "the role lacks rights: run outbox-relay migrate --grant-relay ROLE",
-    "42P01": "a table of schema outbox is missing: run outbox-relay migrate",
-    "42883": "a function of schema outbox is missing: run outbox-relay migrate",
-    "42703": "a column of schema outbox is missing: run outbox-relay migrate",
+# PostgreSQL, appendix A. A whole class, or one state.
+MENDING: Final = {
+    "28": "check user name and password in the DSN, and pg_hba.conf",
+    "3D": "create the database, or correct its name in the DSN",
+    "3F": "run outbox-relay migrate",
+    "42501": "run outbox-relay migrate --grant-relay ROLE (--grant-emit ROLE for applications)",
+    "42P01": "run outbox-relay migrate",
+    "42883": "run outbox-relay migrate",
+    "42703": "run outbox-relay migrate",
 }
+# Connection, transaction state and rollback, resources, object state, operator, system, internal.
+PASSING: Final = ("08", "25", "40", "53", "55", "57", "58", "XX")
+# Their messages quote what was sent.
+QUOTING: Final = ("22", "23")
+
+# libpq gives no SQLSTATE when it cannot connect, only the server's words, which are English by default.
+REFUSALS: Final = {
+    "28000": re.compile(r"authentication failed|no pg_hba\.conf entry|^role .* does not exist|is not permitted to log in"),
+    "3D000": re.compile(r"^database .* does not exist"),
+    "42501": re.compile(r"^permission denied for database"),
+}
+SERVER_SAID: Final = re.compile(r"(?:FATAL|ERROR): +(.+)")
+REASONS: Final = (
+    "Connection refused",
+    "No such file or directory",
+    "Name or service not known",
+    "No address associated with hostname",
+    "Temporary failure in name resolution",
+    "timeout expired",
+    "timed out",
+    "No route to host",
+    "Network is unreachable",
+    "Permission denied",
+    "server closed the connection unexpectedly",
+    "Connection reset by peer",
+    "server does not support SSL",
+    "certificate verify failed",
+    "session is read-only",
+    "session is not read-only",
+    "server is in hot standby mode",
+    "server is not in hot standby mode",
+)
+"""What libpq says that is passed on. Everything else may hold a piece of a DSN that was misread, its password even."""
+MALFORMED: Final = (
+    "the DSN is not a connection string: write postgresql://USER@HOST:5432/DATABASE, with special characters of the "
+    "password percent-encoded"
+)
+MISREAD: Final = re.compile(r"invalid .*connection option|invalid port number|Servname not supported")
+UNSENT: Final = re.compile(r"placeholder|parameter missing|adapt|result")
+"""psycopg's own refusals of a statement, of the class that refuses a malformed DSN too."""
 
 
 def explain(error: psycopg.Error) -> RelayError:
     """``DatabaseLost`` for what passes by itself, ``Unusable`` for what somebody must mend.
 
-    psycopg's own text may hold rows, passwords or whole DSNs; only the server's primary message and the SQLSTATE
-    are passed on.
+    psycopg's own text may hold rows, passwords or whole DSNs: of what the server answered only the primary message
+    and the SQLSTATE are passed on, of what libpq says only known phrases.
     """
-    state = error.sqlstate or error.diag.sqlstate or ""
+    if error.sqlstate:
+        return _answered(error.sqlstate, error.diag.message_primary or "")
+    if isinstance(error, psycopg.OperationalError):
+        return _not_connected(error)
+    if isinstance(error, psycopg.ProgrammingError) and not UNSENT.search(str(error)):
+        return Unusable(MALFORMED)
+    return DatabaseLost(f"the database could not be asked ({type(error).__name__})")
+
+
+def _answered(state: str, said: str) -> RelayError:
     mending = MENDING.get(state) or MENDING.get(state[:2])
-    said = error.diag.message_primary or type(error).__name__
     if mending:
-        return Unusable(f"{said} ({state}): {mending}")
-    return DatabaseLost(f"{said} ({state or 'no answer'})")
+        return Unusable(f"the database says: {said} ({state}): {mending}")
+    if state.startswith(PASSING):
+        return DatabaseLost(f"the database says: {said} ({state})")
+    return Unusable(f"the database refused a statement ({state})" + ("" if state.startswith(QUOTING) else f": {said}"))
+
+
+def _not_connected(error: psycopg.OperationalError) -> RelayError:
+    text = str(error)
+    where = _where(error)
+    if error.pgconn is not None and error.pgconn.needs_password:
+        return Unusable(f"the database{where} wants a password and the DSN has none: {MENDING['28']}")
+    if fatal := SERVER_SAID.search(text):
+        for state, said in REFUSALS.items():
+            if said.search(fatal[1]):
+                return Unusable(f"the database{where} says: {fatal[1]}: {_mending(state)}")
+        return DatabaseLost(f"the database{where} says: {fatal[1]}")
+    if MISREAD.search(text):
+        return Unusable(MALFORMED)
+    reason = next((reason for reason in REASONS if reason in text), "for a reason that may hold a secret")
+    return DatabaseLost(f"no connection to the database{where}: {reason}")
+
+
+def _mending(state: str) -> str:
+    return "grant connect on the database to this user" if state == "42501" else MENDING[state[:2]]
+
+
+def _where(error: psycopg.OperationalError) -> str:
+    """Host and port, unless they may be pieces of a password that was not percent-encoded."""
+    if error.pgconn is None:
+        return ""
+    try:
+        host, port = error.pgconn.host.decode(), error.pgconn.port.decode()
+    except (psycopg.Error, UnicodeDecodeError):
+        return ""
+    safe = re.fullmatch(r"(/[\w./-]+|[\w.:-]+)", host) and re.fullmatch(r"[0-9]*", port)
+    return f" at {host}:{port}" if safe else ""

@@ -245,6 +245,12 @@ class Store:
         """The rows of a statement file as named tuples: for people's questions, not for the data path."""
         return await self._rows(name, parameters, cast(Any, namedtuple_row), deadline)
 
+    @asynccontextmanager
+    async def transaction(self, deadline: float = CALL_SECONDS) -> AsyncGenerator[AsyncConnection[Any]]:
+        """A connection in a transaction that ends with the block: for an emit, never for the data path."""
+        async with self._connection(deadline) as connection, connection.transaction():
+            yield connection
+
     # -- what the schema and the server are ---------------------------------------------------------------
 
     async def schema(self) -> tuple[int, int]:

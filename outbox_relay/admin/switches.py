@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from difflib import get_close_matches
 from uuid import UUID
 
-from outbox_relay.errors import NotFound
+from outbox_relay import outbox
+from outbox_relay.errors import Misconfigured, NotFound
 from outbox_relay.store import Store
 
 
@@ -47,18 +47,18 @@ async def emit(
     payload: bytes,
     *,
     key: str | None,
-    headers: Mapping[str, str],
+    headers: Mapping[str, str] | None,
     content_type: str,
     uid: UUID | None,
-) -> str:
-    """Emit one event in a transaction of its own; returns its uid. Raises ``Unusable`` or ``DatabaseLost``."""
-    parameters = {
-        "type": event_type,
-        "payload": payload,
-        "key": key,
-        "headers": json.dumps(dict(headers)) if headers else None,
-        "content_type": content_type,
-        "uid": uid,
-    }
-    [row] = await store.named("emit", parameters)
-    return row.uid
+) -> UUID:
+    """Emit one event in a transaction of its own; returns its uid.
+
+    Raises ``Misconfigured`` for an event that the outbox does not take, ``Unusable`` or ``DatabaseLost``.
+    """
+    try:
+        async with store.transaction() as connection:
+            return await outbox.aemit(
+                connection, event_type, payload, key=key, headers=headers, uid=uid, content_type=content_type
+            )
+    except outbox.InvalidEvent as error:
+        raise Misconfigured(str(error)) from None

@@ -11,6 +11,7 @@ from outbox_relay.store import Store
 from outbox_relay.window import BEGINNING, Part, Position, Tick, nothing_new, part, read
 
 AMPLE_BYTES = 1 << 30
+START = Position(BEGINNING)
 
 
 @asynccontextmanager
@@ -34,7 +35,7 @@ class Follower:
         self,
         store: Store,
         *,
-        position: Position = Position(BEGINNING),
+        position: Position = START,
         shards: Collection[int] = range(SHARDS),
         types: Sequence[str] | None = None,
         most_rows: int = 25,

@@ -212,4 +212,3 @@ def test_circuit_keeps_the_last_reason_for_people() -> None:
     circuit = Circuit(THREE)
     circuit.failed(1, "first\nline", 0.0, at_once=False)
     assert circuit.last_error == "first line"
-

@@ -121,9 +121,13 @@ class Schedule:
             self.finish()
         for _ in range(2):
             self.owner.tick(self.server)
-        before = None
-        while before != (before := self.position):
-            self.read()
+        while self._goes_on():
+            pass
+
+    def _goes_on(self) -> bool:
+        before = self.position
+        self.read()
+        return self.position != before
 
     def begin(self) -> None:
         """A transaction takes its xid, long before it emits or just before."""

@@ -1,0 +1,500 @@
+"""The Kafka sink on a real broker: faults, limits, topics, and its speed beside a bare loop."""
+
+import asyncio
+import contextlib
+import json
+import random
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, cast
+
+import pytest
+from confluent_kafka import KafkaError, Producer
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,  # pyright: ignore[reportPrivateImportUsage] - documented here; the module lacks __all__
+    ConfigEntry,  # pyright: ignore[reportPrivateImportUsage]
+    ConfigResource,  # pyright: ignore[reportPrivateImportUsage]
+    ResourceType,  # pyright: ignore[reportPrivateImportUsage]
+)
+
+from outbox_relay.envelope import TopicTemplate
+from outbox_relay.errors import Misconfigured
+from outbox_relay.event import Event
+from outbox_relay.policy import DELIVERED, Delivered, Refused, Unavailable, Verdict
+from outbox_relay.sinks.kafka import KafkaSink
+from tests.contract.harness import an_event, hand_over, hand_over_all, some_events, soon
+from tests.support.kafka import KafkaBroker, Record
+from tests.support.wait import auntil
+
+STALL_SECONDS = 2.0
+SMALL_LIMIT = 20_000
+
+
+class Watched(KafkaSink):
+    """A Kafka sink whose verdicts a test can follow."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.verdicts: Counter[type[Verdict]] = Counter()
+        self.reasons: set[str] = set()
+
+    async def deliver(self, batch: Sequence[Event], until: float) -> Sequence[Verdict]:
+        verdicts = await super().deliver(batch, until)
+        self.verdicts.update(map(type, verdicts))
+        self.reasons.update(verdict.reason for verdict in verdicts if not isinstance(verdict, Delivered))
+        return verdicts
+
+    async def has(self, verdict: type[Verdict], count: int = 1) -> None:
+        """Wait until `count` events have had this verdict."""
+
+        async def fact() -> bool:
+            return self.verdicts[verdict] >= count
+
+        await auntil(fact, seconds=30, what=f"{count} events are {verdict.__name__}")
+
+
+@pytest.fixture
+async def sink_on() -> AsyncGenerator[Callable[..., Any]]:
+    """Opens sinks: `await sink_on(broker, template, **producer settings)`."""
+    async with contextlib.AsyncExitStack() as opened:
+
+        async def open_one(
+            broker: KafkaBroker, template: str, producer: Mapping[str, str | int] | None = None
+        ) -> Watched:
+            settings = {"bootstrap.servers": broker.bootstrap, **(producer or {})}
+            sink = Watched("events", TopicTemplate.parse(template), settings, STALL_SECONDS)
+            await sink.open()
+            opened.push_async_callback(sink.close)
+            return sink
+
+        yield open_one
+
+
+@pytest.fixture
+def report(capsys: pytest.CaptureFixture[str]) -> Callable[[str], None]:
+    """Shows a measured figure among pytest's own lines."""
+
+    def show(line: str) -> None:
+        with capsys.disabled():
+            sys.stdout.write(f"\n{line}\n")
+
+    return show
+
+
+def uids(records: Sequence[Record]) -> list[str]:
+    return [(record.headers["id"] or b"").decode() for record in records]
+
+
+def first_deliveries(records: Sequence[Record]) -> dict[bytes | None, list[str]]:
+    """The uids of each key, the first of each, in the order of the log."""
+    found: dict[bytes | None, dict[str, None]] = {}
+    for record, uid in zip(records, uids(records), strict=True):
+        found.setdefault(record.key, {})[uid] = None
+    return {key: list(of_key) for key, of_key in found.items()}
+
+
+def assert_all_arrived_in_order(records: Sequence[Record], events: Sequence[Event]) -> int:
+    """Nothing lost, first deliveries in order per key; returns the number of duplicates."""
+    expected: dict[bytes | None, list[str]] = {}
+    for event in events:
+        expected.setdefault(None if event.key is None else event.key.encode(), []).append(event.uid)
+    assert first_deliveries(records) == expected
+    return len(records) - len(events)
+
+
+def set_topic(broker: KafkaBroker, topic: str, name: str, value: str) -> None:
+    """Change a setting of a topic."""
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+    asked: dict[object, Future[None]] = cast("Any", admin).incremental_alter_configs([resource])
+    for done in asked.values():
+        done.result(10)
+
+
+def delete_topic(broker: KafkaBroker, topic: str) -> None:
+    """Delete a topic."""
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    asked: dict[object, Future[None]] = cast("Any", admin).delete_topics([topic])
+    for done in asked.values():
+        done.result(10)
+
+
+# -- records -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_record_has_our_headers_first_and_then_the_events_own(
+    kafka: KafkaBroker, topic: str, sink_on: Any
+) -> None:
+    kafka.create_topic(topic)
+    own = {"traceparent": "00-1-2-03", "id": "theirs", "empty": "", "имя": "日本"}
+    event = an_event("ключ", b"\x00\xff", json.dumps(own))
+    sink = await sink_on(kafka, topic)
+    assert list(await sink.deliver([event], soon())) == [DELIVERED]
+    (record,) = kafka.read_all(topic)
+    ours = [("id", event.uid), ("type", "order.created"), ("content-type", "application/json")]
+    assert [(name, (value or b"").decode()) for name, value in record.header_list] == [*ours, *own.items()]
+    assert (record.key, record.value) == ("ключ".encode(), b"\x00\xff")
+
+
+async def test_the_topic_of_an_event_is_made_of_its_type_key_and_headers(kafka: KafkaBroker, sink_on: Any) -> None:
+    sink = await sink_on(kafka, "made.{type}.{key}.{headers.region}")
+    events = [an_event("a", headers='{"region": "eu"}'), an_event("b", headers='{"region": "us"}')]
+    assert list(await sink.deliver(events, soon())) == [DELIVERED] * 2
+    for event, place in zip(events, ("a.eu", "b.us"), strict=True):
+        assert uids(kafka.consume(f"made.order.created.{place}", count=1)) == [event.uid]
+
+
+async def test_an_event_without_a_topic_or_with_broken_headers_is_refused_alone(
+    kafka: KafkaBroker, sink_on: Any
+) -> None:
+    sink = await sink_on(kafka, "refusing.{key}")
+    events = [an_event("a"), an_event(None), an_event("a/b"), an_event("a", headers="[1]"), an_event("a")]
+    verdicts = await sink.deliver(events, soon())
+    assert [type(verdict) for verdict in verdicts] == [Delivered, Refused, Refused, Refused, Delivered]
+    assert "a/b" not in str(verdicts)
+    assert uids(kafka.read_all("refusing.a")) == [events[0].uid, events[4].uid]
+
+
+async def test_keys_are_placed_as_java_clients_place_them(kafka: KafkaBroker, topic: str, sink_on: Any) -> None:
+    kafka.create_topic(topic, partitions=6)
+    sink = await sink_on(kafka, topic)
+    keys = [f"order-{number}" for number in range(20)]
+    await sink.deliver([an_event(key) for key in keys], soon())
+    found = {record.key: record.partition for record in kafka.read_all(topic)}
+    assert found == {key.encode(): (_murmur2(key.encode()) & 0x7FFFFFFF) % 6 for key in keys}
+
+
+def _murmur2(data: bytes) -> int:
+    """Kafka's hash of keys: org.apache.kafka.common.utils.Utils.murmur2, in 32-bit arithmetic."""
+    mask, multiplier = 0xFFFFFFFF, 0x5BD1E995
+    found = (0x9747B28C ^ len(data)) & mask
+    whole = len(data) // 4 * 4
+    for at in range(0, whole, 4):
+        word = int.from_bytes(data[at : at + 4], "little") * multiplier & mask
+        word = (word ^ word >> 24) * multiplier & mask
+        found = (found * multiplier & mask) ^ word
+    if rest := data[whole:]:
+        found = (found ^ int.from_bytes(rest, "little")) * multiplier & mask
+    found = (found ^ found >> 13) * multiplier & mask
+    return found ^ found >> 15
+
+
+# -- faults ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_frozen_broker_loses_and_reorders_nothing(
+    real_kafka: KafkaBroker, topic: str, sink_on: Any, report: Callable[[str], None]
+) -> None:
+    real_kafka.create_topic(topic)
+    sink = await sink_on(real_kafka, topic)
+    events = some_events(100_000, keys=50)
+    relaying = asyncio.ensure_future(hand_over_all(sink, events))
+    await sink.has(Delivered, 5_000)
+    with real_kafka.frozen():
+        began = time.monotonic()
+        await sink.has(Unavailable)
+        assert time.monotonic() - began < sink.timeout_seconds + 1
+    await relaying
+    duplicates = assert_all_arrived_in_order(real_kafka.read_all(topic), events)
+    report(f"frozen broker: {len(events)} events, 0 lost, 0 out of order, {duplicates} duplicates")
+
+
+async def test_a_broker_that_is_killed_and_comes_back_loses_and_reorders_nothing(
+    real_kafka: KafkaBroker, topic: str, sink_on: Any, report: Callable[[str], None]
+) -> None:
+    real_kafka.create_topic(topic)
+    sink = await sink_on(real_kafka, topic)
+    events = some_events(100_000, keys=50)
+    relaying = asyncio.ensure_future(hand_over_all(sink, events))
+    await sink.has(Delivered, 5_000)
+    await asyncio.to_thread(real_kafka.kill)
+    await sink.has(Unavailable)
+    await asyncio.to_thread(real_kafka.start)
+    await relaying
+    duplicates = assert_all_arrived_in_order(real_kafka.read_all(topic), events)
+    report(f"killed broker: {len(events)} events, 0 lost, 0 out of order, {duplicates} duplicates")
+
+
+async def test_a_broker_that_restarts_in_time_is_not_noticed(real_kafka: KafkaBroker, topic: str) -> None:
+    real_kafka.create_topic(topic)
+    sink = Watched("events", TopicTemplate.parse(topic), {"bootstrap.servers": real_kafka.bootstrap}, 60.0)
+    await sink.open()
+    events = some_events(100_000, keys=50)
+    relaying = asyncio.ensure_future(hand_over_all(sink, events))
+    await sink.has(Delivered, 5_000)
+    await asyncio.to_thread(real_kafka.restart)
+    await relaying
+    await sink.close()
+    assert sink.reasons == set()
+    assert_all_arrived_in_order(real_kafka.read_all(topic), events)
+
+
+async def test_a_full_queue_of_the_client_is_waited_for(kafka: KafkaBroker, topic: str, sink_on: Any) -> None:
+    kafka.create_topic(topic)
+    sink = await sink_on(kafka, topic, {"queue.buffering.max.messages": 20})
+    events = some_events(2_000)
+    assert await hand_over(sink, events, batch=500) == [DELIVERED] * 2_000
+    assert assert_all_arrived_in_order(kafka.read_all(topic), events) == 0
+
+
+async def test_what_is_not_handed_over_in_time_is_unavailable_and_nothing_of_it_arrives(
+    kafka: KafkaBroker, topic: str, sink_on: Any
+) -> None:
+    kafka.create_topic(topic)
+    sink = await sink_on(kafka, topic, {"queue.buffering.max.messages": 20, "linger.ms": 50})
+    events = [an_event(None, b"%d" % number) for number in range(4_000)]
+    await sink.deliver(events[:1], soon())
+    verdicts = await sink.deliver(events[1:], time.monotonic() + 0.2)
+    delivered = [verdict for verdict in verdicts if isinstance(verdict, Delivered)]
+    assert 0 < len(delivered) < len(verdicts)
+    assert list(verdicts[: len(delivered)]) == delivered
+    after = some_events(1)
+    assert list(await sink.deliver(after, soon())) == [DELIVERED]
+    arrived = set(uids(kafka.read_all(topic)))
+    assert arrived == {event.uid for event in [*events[: len(delivered) + 1], *after]}
+
+
+async def test_the_event_loop_goes_on_while_a_batch_is_handed_over(
+    kafka: KafkaBroker, topic: str, sink_on: Any
+) -> None:
+    kafka.create_topic(topic)
+    sink = await sink_on(kafka, topic)
+    under_way = asyncio.ensure_future(hand_over(sink, some_events(40_000), batch=4_000))
+    turns = 0
+    while not under_way.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns > 20
+
+
+# -- limits ------------------------------------------------------------------------------------------------------
+
+
+async def test_oversized_records_are_refused_and_their_neighbours_arrive_in_order(
+    real_kafka: KafkaBroker, topic: str, sink_on: Any
+) -> None:
+    real_kafka.create_topic(topic, config={"max.message.bytes": str(SMALL_LIMIT)})
+    sink = await sink_on(real_kafka, topic)
+    events = some_events(3_000)
+    large = range(100, 3_000, 300)
+    for place in large:
+        events[place] = events[place]._replace(payload=b"x" * (SMALL_LIMIT + 1))
+    verdicts = await hand_over(sink, events, batch=1_000)
+    assert [place for place, verdict in enumerate(verdicts) if isinstance(verdict, Refused)] == list(large)
+    assert verdicts.count(DELIVERED) == 3_000 - len(large)
+    assert all(topic in reason and "MSG_SIZE_TOO_LARGE" in reason for reason in sink.reasons)
+    others = [event for place, event in enumerate(events) if place not in large]
+    assert assert_all_arrived_in_order(real_kafka.read_all(topic), others) == 0
+
+
+async def test_what_only_the_broker_finds_too_large_is_refused_alone(
+    real_kafka: KafkaBroker, topic: str, sink_on: Any
+) -> None:
+    real_kafka.create_topic(topic, config={"max.message.bytes": str(SMALL_LIMIT)})
+    sink = await sink_on(real_kafka, topic, {"compression.type": "lz4"})
+    events = some_events(3_000)
+    events[700] = events[700]._replace(payload=random.Random(1).randbytes(2 * SMALL_LIMIT))
+    verdicts = await hand_over(sink, events, batch=1_000)
+    assert [place for place, verdict in enumerate(verdicts) if verdict is not DELIVERED] == [700]
+    assert isinstance(verdicts[700], Refused)
+    others = [event for event in events if event is not events[700]]
+    assert_all_arrived_in_order(real_kafka.read_all(topic), others)
+
+
+async def test_a_record_above_the_clients_own_limit_is_refused_at_once(
+    kafka: KafkaBroker, topic: str, sink_on: Any
+) -> None:
+    kafka.create_topic(topic)
+    sink = await sink_on(kafka, topic, {"message.max.bytes": 5_000})
+    events = some_events(30)
+    events[10] = events[10]._replace(payload=b"x" * 6_000)
+    verdicts = await hand_over(sink, events)
+    assert [type(verdict) for verdict in verdicts] == [Delivered] * 10 + [Refused] + [Delivered] * 19
+    assert_all_arrived_in_order(kafka.read_all(topic), [event for event in events if event is not events[10]])
+
+
+async def test_a_record_that_never_fits_into_the_clients_queue_is_refused(
+    kafka: KafkaBroker, topic: str, sink_on: Any
+) -> None:
+    kafka.create_topic(topic)
+    sink = await sink_on(kafka, topic, {"queue.buffering.max.kbytes": 2})
+    events = some_events(3)
+    events[1] = events[1]._replace(payload=b"x" * 5_000)
+    assert [type(verdict) for verdict in await hand_over(sink, events)] == [Delivered, Refused, Delivered]
+
+
+async def test_a_limit_that_is_lowered_under_way_refuses_nothing_that_still_fits(
+    real_kafka: KafkaBroker, topic: str, sink_on: Any
+) -> None:
+    real_kafka.create_topic(topic, partitions=1)
+    sink = await sink_on(real_kafka, topic)
+    events = [event._replace(payload=b"%0200d" % event.id) for event in some_events(3_000)]
+    assert await hand_over(sink, events[:1_000], batch=1_000) == [DELIVERED] * 1_000
+    set_topic(real_kafka, topic, "max.message.bytes", "5000")
+    assert await hand_over(sink, events[1_000:], batch=1_000) == [DELIVERED] * 2_000
+    assert_all_arrived_in_order(real_kafka.read_all(topic), events)
+
+
+async def test_a_limit_that_is_raised_is_believed(
+    real_kafka: KafkaBroker, topic: str, sink_on: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outbox_relay.sinks.kafka.limits.AGE_SECONDS", 0.0)
+    real_kafka.create_topic(topic, config={"max.message.bytes": str(SMALL_LIMIT)})
+    sink = await sink_on(real_kafka, topic)
+    large = an_event(payload=b"x" * (2 * SMALL_LIMIT))
+    assert isinstance((await sink.deliver([large], soon()))[0], Refused)
+    set_topic(real_kafka, topic, "max.message.bytes", str(3 * SMALL_LIMIT))
+    assert list(await sink.deliver([large], soon())) == [DELIVERED]
+
+
+async def test_a_record_that_fails_its_request_is_refused_alone_and_its_mates_keep_their_order(
+    real_kafka: KafkaBroker, topic: str, sink_on: Any, report: Callable[[str], None]
+) -> None:
+    # A compacted topic takes no record without key, and answers INVALID_RECORD for the whole request.
+    real_kafka.create_topic(topic, partitions=1, config={"cleanup.policy": "compact"})
+    sink = await sink_on(real_kafka, topic, {"batch.num.messages": 100})
+    events = some_events(10_000)
+    poisoned = (0, 2_345, 2_346, 8_000)
+    for place in poisoned:
+        events[place] = events[place]._replace(key=None)
+    verdicts = await hand_over(sink, events, batch=1_000)
+    assert [place for place, verdict in enumerate(verdicts) if verdict is not DELIVERED] == list(poisoned)
+    assert all(isinstance(verdicts[place], Refused) for place in poisoned)
+    assert all("INVALID_RECORD" in reason and topic in reason for reason in sink.reasons)
+    others = [event for event in events if event.key is not None]
+    duplicates = assert_all_arrived_in_order(real_kafka.read_all(topic), others)
+    report(f"{len(poisoned)} records refused by the broker among {len(events)}: {duplicates} duplicates")
+
+
+# -- topics ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_topic_that_the_broker_creates_is_waited_for(kafka: KafkaBroker, topic: str, sink_on: Any) -> None:
+    sink = await sink_on(kafka, topic)
+    events = some_events(100)
+    assert await hand_over(sink, events) == [DELIVERED] * 100
+    assert_all_arrived_in_order(kafka.read_all(topic), events)
+
+
+async def test_an_unknown_topic_is_named_and_nothing_is_lost(topic: str, sink_on: Any) -> None:
+    with KafkaBroker({"auto.create.topics.enable": "false"}) as broker:
+        _only_real(broker)
+        sink = await sink_on(broker, topic)
+        events = some_events(300)
+        verdicts = await hand_over(sink, events, batch=100)
+        assert {type(verdict) for verdict in verdicts} == {Unavailable}
+        assert all(topic in reason and "UNKNOWN_TOPIC_OR_PART" in reason for reason in sink.reasons)
+        assert topic in (await sink.check() or "")
+        broker.create_topic(topic)
+        assert await sink.check() is None
+        await hand_over_all(sink, events)
+        assert assert_all_arrived_in_order(broker.read_all(topic), events) == 0
+
+        delete_topic(broker, topic)
+        sink.reasons.clear()
+        more = some_events(50)
+        verdicts = await hand_over(sink, more)
+        assert {type(verdict) for verdict in verdicts} == {Unavailable}
+        assert all(topic in reason for reason in sink.reasons)
+        broker.create_topic(topic)
+        await hand_over_all(sink, more)
+        assert_all_arrived_in_order(broker.read_all(topic), more)
+
+
+# -- what people are told ----------------------------------------------------------------------------------------
+
+
+async def test_a_cluster_that_does_not_answer_fails_the_check_without_a_secret() -> None:
+    producer = {
+        "bootstrap.servers": "127.0.0.1:1",
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "PLAIN",
+        "sasl.username": "relay",
+        "sasl.password": "hunter2-and-more",
+    }
+    sink = Watched("events", TopicTemplate.parse("t"), producer, STALL_SECONDS)
+    await sink.open()
+    reason = await sink.check()
+    verdicts = await sink.deliver(some_events(1), soon())
+    await sink.close()
+    told = f"{reason} {verdicts}"
+    assert "Connection refused" in (reason or "")
+    assert "Connection refused" in str(verdicts)
+    assert "hunter2" not in told
+
+
+async def test_settings_that_librdkafka_does_not_take_are_named() -> None:
+    producer = {"bootstrap.servers": "127.0.0.1:1", "lingre.ms": 3}
+    sink = KafkaSink("events", TopicTemplate.parse("t"), producer, STALL_SECONDS)
+    with pytest.raises(Misconfigured, match=r"sinks.events.producer.*lingre.ms"):
+        await sink.open()
+
+
+# -- speed -------------------------------------------------------------------------------------------------------
+
+
+async def test_throughput_beside_a_bare_loop(
+    kafka: KafkaBroker, topic: str, sink_on: Any, report: Callable[[str], None]
+) -> None:
+    rounds, size = 25, 4_000
+    batch = [event._replace(payload=b"x" * 250) for event in some_events(size, keys=5_000)]
+    kafka.create_topic(topic)
+    bare = await asyncio.to_thread(_bare_loop, kafka, topic, batch, rounds)
+    sink = await sink_on(kafka, topic)
+    assert await hand_over(sink, batch[:1]) == [DELIVERED]
+    began = time.perf_counter()
+    verdicts = await hand_over(sink, batch * rounds, batch=size)
+    through = rounds * size / (time.perf_counter() - began)
+    assert verdicts.count(DELIVERED) == rounds * size
+    report(f"through the sink {through:,.0f} events/s, bare loop {bare:,.0f} events/s, ratio {through / bare:.2f}")
+
+
+def _bare_loop(broker: KafkaBroker, topic: str, batch: Sequence[Event], rounds: int) -> float:
+    """Events per second that a loop around `produce` reaches, with a thread that serves the delivery reports."""
+    producer = Producer(
+        {
+            "bootstrap.servers": broker.bootstrap,
+            "enable.idempotence": True,
+            "linger.ms": 5,
+            "partitioner": "murmur2_random",
+            "queue.buffering.max.messages": 1_000_000,
+        }
+    )
+    producer.produce(topic, b"warm")
+    producer.flush()
+    failures: list[KafkaError] = []
+    ended = threading.Event()
+
+    def serve() -> None:
+        while not ended.is_set():
+            producer.poll(0.05)
+
+    def reported(error: KafkaError | None, _: object) -> None:
+        if error is not None:
+            failures.append(error)
+
+    serving = threading.Thread(target=serve)
+    serving.start()
+    began = time.perf_counter()
+    for _ in range(rounds):
+        for event in batch:
+            headers: list[tuple[str, str | bytes | None]]
+            headers = [("id", event.uid), ("type", event.type), ("content-type", event.content_type)]
+            producer.produce(topic, event.payload, event.key, on_delivery=reported, headers=headers)
+    producer.flush()
+    took = time.perf_counter() - began
+    ended.set()
+    serving.join()
+    assert not failures
+    return len(batch) * rounds / took
+
+
+def _only_real(broker: KafkaBroker) -> None:
+    if not broker.real:
+        pytest.skip("needs Apache Kafka, and this is the substitute")

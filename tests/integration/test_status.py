@@ -1,0 +1,368 @@
+"""Status: what counts as backlog, and what people are told besides."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import AsyncGenerator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from outbox_relay import admin
+from outbox_relay.sinks.memory import MemorySink
+from outbox_relay.store import NewRow, statements
+from outbox_relay.window import BEGINNING, Position, Tick
+from tests.support.database import Database
+from tests.support.ledger import ALL, Ledger, emit, ledger
+from tests.support.rig import running, spec
+from tests.support.wait import auntil
+
+BULK = """insert into outbox.event (uid, type, key, payload, content_type)
+select gen_random_uuid(), %s, 'k' || g %% 500, '{}', 'application/json' from generate_series(1, %s) g"""
+LOGGED = "select id, shard, xid::text::bigint from outbox.event"
+
+
+@pytest.fixture
+async def books(database: Database) -> AsyncGenerator[Ledger]:
+    """A database with positions to be set by hand."""
+    async with ledger(database) as found:
+        yield found
+
+
+async def sink(books: Ledger, name: str = "s") -> dict[str, Any]:
+    """What status says of one sink."""
+    return (await admin.status(books.store))["sinks"][name]
+
+
+async def test_a_new_database_has_no_sinks_and_no_relays(books: Ledger) -> None:
+    assert await admin.status(books.store) == {"relays": [], "sinks": {}, "unrouted": []}
+
+
+async def test_a_sink_begins_at_the_beginning_or_now(books: Ledger) -> None:
+    books.emit(*"abcde")
+    await books.register(("all", ["*"], "beginning"), ("new", ["*"], "now"), ("none", ["other.*"], "beginning"))
+    books.emit(*"fg")
+    found = (await admin.status(books.store))["sinks"]
+    assert {name: s["backlog"] for name, s in found.items()} == {"all": 7, "new": 2, "none": 0}
+    assert found["all"]["oldest_seconds"] >= found["new"]["oldest_seconds"] > 0
+    assert found["none"]["oldest_seconds"] == 0.0
+    assert all(s["backlog_exact"] for s in found.values())
+
+
+async def test_only_types_of_the_sink_count(books: Ledger) -> None:
+    await books.register(("s", ["order.*", "a_b%"], "beginning"))
+    for event_type in ("order.created", "order.", "orders", "a_b%", "axb%", "a_bc"):
+        books.emit("k", type=event_type)
+    assert (await sink(books))["backlog"] == 3
+
+
+async def test_oldest_is_the_age_of_the_oldest_event_by_the_clock_of_the_database(books: Ledger) -> None:
+    await books.register(("s", ["*"], "beginning"))
+    first, *_ = books.emit(*"abc")
+    books.do("update outbox.event set created_at = created_at - interval '5 minutes' where id = %s", first)
+    assert 300 <= (await sink(books))["oldest_seconds"] < 330
+
+
+async def test_a_running_transaction_counts_once_it_has_committed(books: Ledger) -> None:
+    await books.register(("s", ["*"], "beginning"))
+    with books.database.connect() as late, books.database.connect() as never:
+        emit(late, "a")
+        emit(never, "a")
+        books.emit("b")
+        await books.place("s", Position(await books.tick()))
+        assert (await sink(books))["backlog"] == 0
+        late.commit()
+        never.rollback()
+        assert (await sink(books))["backlog"] == 1
+
+
+class Writers:
+    """Connections that emit in long, short, rolled back and half rolled back transactions, in one thread."""
+
+    def __init__(self, database: Database, stack: ExitStack, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.connections = [stack.enter_context(database.connect()) for _ in range(8)]
+
+    def work(self, steps: int) -> None:
+        """Do `steps` things, one after another; transactions stay open in between."""
+        for _ in range(steps):
+            connection = self.rng.choice(self.connections)
+            match self.rng.choices(["emit", "savepoint", "commit", "rollback"], [6, 1, 2, 1])[0]:
+                case "emit":
+                    emit(connection, f"k{self.rng.randrange(200)}")
+                case "savepoint":
+                    with connection.transaction(force_rollback=self.rng.random() < 0.5):
+                        emit(connection, f"k{self.rng.randrange(200)}")
+                case "commit":
+                    connection.commit()
+                case _:
+                    connection.rollback()
+
+
+def visible(xid: int, tick: Tick) -> bool:
+    """What pg_visible_in_snapshot says."""
+    return xid < tick.xmax and xid not in tick.running
+
+
+def undone(logged: list[tuple[int, int, int]], place: dict[int, Position]) -> set[int]:
+    """The ids that no position covers, by the definition: not visible in A, nor in B up to the last id done."""
+    left: set[int] = set()
+    for event_id, shard, xid in logged:
+        a, b, last = place[shard]
+        if not visible(xid, a) and not (b is not None and visible(xid, b) and event_id <= last):
+            left.add(event_id)
+    return left
+
+
+def positions(rng: random.Random, ticks: list[Tick], most_id: int) -> dict[int, Position]:
+    """Shards spread over a few positions: between windows, at their beginning, and anywhere inside."""
+    some: list[Position] = []
+    for _ in range(rng.randint(1, 6)):
+        a, b = sorted(rng.sample(range(len(ticks)), 2))
+        last = rng.choice([0, ticks[a].seq, ticks[b].seq, rng.randint(0, most_id), rng.randint(0, most_id)])
+        some.append(rng.choice([Position(ticks[a]), Position(ticks[a], ticks[b], last)]))
+    return {shard: rng.choice(some) for shard in ALL}
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_the_backlog_is_what_no_position_covers(books: Ledger, seed: int) -> None:
+    await books.register(("s", ["*"], "beginning"))
+    ticks = [BEGINNING]
+    kinds: set[str] = set()
+    with ExitStack() as stack:
+        writers = Writers(books.database, stack, seed)
+        for _ in range(25):
+            writers.work(30)
+            ticks.append(await books.tick())
+            place = positions(writers.rng, ticks, ticks[-1].seq + 2)
+            for position in set(place.values()):
+                await books.place("s", position, [s for s in ALL if place[s] == position])
+            logged: list[Any] = books.query(LOGGED)
+            left = undone(logged, place)
+            found = await sink(books)
+            assert (found["backlog"], found["backlog_exact"]) == (len(left), True)
+            kinds |= {_kind(place[shard], event_id, xid) for event_id, shard, xid in logged if event_id in left}
+    assert kinds == {"late for A", "rest", "late for B", "above B"}
+
+
+def _kind(position: Position, event_id: int, xid: int) -> str:
+    """Which part of the definition leaves an event."""
+    a, b, last = position
+    if b is None or visible(xid, b) or event_id > last:
+        return "late for A" if event_id <= a.seq else "rest"
+    return "late for B" if event_id <= b.seq else "above B"
+
+
+async def test_the_last_window_of_an_old_numbering_counts_until_it_is_read(books: Ledger) -> None:
+    await books.register(("s", ["*"], "beginning"))
+    books.emit(*"abc")
+    tick = await books.tick()
+    books.emit(*"defg")
+    await books.place("s", Position(tick))
+    [(floor,)] = books.query("select outbox.rebase()")
+    assert (await sink(books))["backlog"] == 4
+    books.emit(*"hi")
+    assert (await sink(books))["backlog"] == 6
+    window = (await books.store.positions("s", [0]))[0]
+    books.epochs["s"] = dict.fromkeys(ALL, 1)
+    await books.place("s", window.at(floor - 1))
+    assert (await sink(books))["backlog"] == 3
+    await books.place("s", window.closed())
+    assert (await sink(books))["backlog"] == 2
+
+
+async def test_a_zombie_does_not_bring_the_backlog_back(books: Ledger) -> None:
+    await books.register(("s", ["*"], "beginning"))
+    books.emit(*"abc")
+    await books.own("s")
+    await books.place("s", Position(await books.tick()))
+    books.epochs.clear()
+    await books.place("s", Position(BEGINNING))
+    assert (await sink(books))["backlog"] == 0
+
+
+async def test_rows_count_by_their_state(books: Ledger) -> None:
+    await books.register(("s", ["*"], "beginning"), ("other", ["*"], "beginning"))
+    await books.own("s")
+    ids = books.emit(*"abcdefgh")
+    far = "2100-01-01T00:00:00Z"
+    [scheduled] = books.emit("i", deliver_at=far)
+    [due_since] = books.emit("j", deliver_at="2020-01-01T00:00:00Z")
+    rows = [
+        books.row(ids[0], due_in=0.0),
+        books.row(ids[1], due_in=3600.0, attempts=3),
+        books.row(ids[2], "held"),
+        books.row(ids[3], "held"),
+        books.row(ids[4], "dead", attempts=30),
+        books.row(ids[5], lease=books.relay, lease_for=60.0, due_in=0.0),
+        books.row(scheduled, ordered=False),
+        books.row(due_since, ordered=False),
+    ]
+    await books.park("s", *rows)
+    before = await sink(books)
+    await books.place("s", Position(await books.tick()))
+    after = await sink(books)
+    for found, in_log in ((before, 2), (after, 0)):
+        counts = {name: found[name] for name in ("waiting", "held", "dead", "scheduled", "backlog")}
+        assert counts == {"waiting": 4, "held": 2, "dead": 1, "scheduled": 1, "backlog": 6 + in_log}
+    assert (await sink(books, "other"))["backlog"] == 9
+    assert (await sink(books, "other"))["scheduled"] == 1
+
+
+async def test_what_is_scheduled_is_no_backlog_until_it_is_due_and_then_ages_from_there(books: Ledger) -> None:
+    await books.register(("s", ["*"], "beginning"))
+    await books.own("s")
+    logged, parked = books.emit("a", "b", deliver_at="2100-01-01T00:00:00Z")
+    await books.park("s", books.row(parked, ordered=False))
+    found = await sink(books)
+    assert (found["backlog"], found["scheduled"], found["waiting"], found["oldest_seconds"]) == (0, 2, 0, 0.0)
+    due = "set deliver_at = now() - interval '10 s', created_at = created_at - interval '1 day' where id = %s"
+    books.do(f"update outbox.event {due}", logged)
+    books.do(f"update outbox.delivery {due}", parked)
+    found = await sink(books)
+    assert (found["backlog"], found["scheduled"], found["waiting"]) == (2, 0, 1)
+    assert 10 <= found["oldest_seconds"] < 40
+
+
+async def test_the_oldest_row_counts_and_a_dead_one_does_not(books: Ledger) -> None:
+    await books.register(("s", ["*"], "beginning"))
+    await books.own("s")
+    dead, held, _ = books.emit(*"abc")
+    await books.park("s", books.row(dead, "dead"), books.row(held, "held"))
+    books.do("update outbox.delivery set created_at = created_at - interval '1 hour' where id = %s", dead)
+    books.do("update outbox.delivery set created_at = created_at - interval '5 minutes' where id = %s", held)
+    assert 300 <= (await sink(books))["oldest_seconds"] < 330
+
+
+async def test_ten_thousand_are_counted_and_more_are_estimated(books: Ledger) -> None:
+    await books.register(("s", ["*"], "beginning"), ("some", ["rare.*"], "beginning"))
+    books.do(BULK, "test.event", 10_000)
+    found = await sink(books)
+    assert (found["backlog"], found["backlog_exact"]) == (10_000, True)
+    await books.place("s", Position(await books.tick()), range(5))
+    books.do(BULK, "rare.event", 1_000)
+    books.do(BULK, "test.event", 24_000)
+    found = await sink(books)
+    left = undone(books.query(LOGGED), await books.store.positions("s", ALL))
+    assert not found["backlog_exact"]
+    assert len(left) * 0.9 < found["backlog"] < len(left) * 1.1
+    assert (await sink(books, "some"))["backlog"] == 1_000
+    assert (await sink(books, "some"))["backlog_exact"]
+
+
+async def test_parked_events_beyond_the_position_do_not_spoil_the_count(books: Ledger) -> None:
+    await books.register(("s", ["*"], "beginning"))
+    await books.own("s")
+    books.do(BULK, "test.event", 12_000)
+    parked = [row[0] for row in books.query("select id from outbox.event where id %% 4 <> 0 order by id")]
+    shards = dict(books.query("select id, shard from outbox.event"))
+    await books.park("s", *(NewRow(i, shards[i], "dead", ordered=True) for i in parked))
+    found = await sink(books)
+    assert (found["backlog"], found["backlog_exact"], found["dead"]) == (3_000, True, 9_000)
+
+
+async def test_looking_among_events_of_others_ends_after_a_while(books: Ledger) -> None:
+    await books.register(("s", ["rare.*"], "beginning"))
+    books.do("select setval('outbox.event_id_seq', 2000000)")
+    books.emit("a", type="rare.one")
+    ask = statements()["status_backlog"].encode()
+    with books.database.connect(autocommit=True) as connection:
+        parameters: dict[str, Any] = {"sink": "s", "types": ["rare.%"], "most": 10_000, "seconds": 0.0}
+        row = connection.execute(ask, parameters).fetchone()
+        assert row is not None
+        assert row[:2] == (0, False)
+        row = connection.execute(ask, {**parameters, "seconds": 60.0}).fetchone()
+        assert row is not None
+        assert row[:2] == (1, True)
+
+
+async def test_status_reads_little_of_a_long_log_when_every_position_is_at_its_end(books: Ledger) -> None:
+    await books.register(("s", ["*"], "beginning"))
+    books.do(BULK, "test.event", 300_000)
+    some = await books.tick()
+    books.emit(*"ab")
+    end = await books.tick()
+    await books.place("s", Position(some, end, end.seq), range(30))
+    await books.place("s", Position(end), range(30, 64))
+    books.emit(*(f"k{n}" for n in range(100)))
+    question = {"sink": "s", "types": None, "most": 10_000, "seconds": 60.0}
+    assert _blocks(books, "status_backlog", question) < 1_000
+    assert _blocks(books, "status_types", {"most": 10_000}) < 1_000
+
+
+def _blocks(books: Ledger, name: str, parameters: dict[str, Any]) -> int:
+    """Blocks that a statement reads, from memory or disk; the log of the test has more than ten thousand."""
+    statement = statements()[name].encode()
+    with books.database.connect(autocommit=True) as connection:
+        connection.execute(statement, parameters)  # what follows reads no catalogues any more
+        row = connection.execute(b"explain (analyze, buffers, format json) " + statement, parameters).fetchone()
+    assert row is not None
+    plan = row[0][0]["Plan"]
+    return plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
+
+
+async def test_types_that_no_sink_takes_are_named(books: Ledger) -> None:
+    await books.register(("s", ["order.*"], "beginning"), ("t", ["user.created"], "beginning"))
+    for event_type in ("order.created", "user.created", "user.deleted", "a.b", "a.b"):
+        books.emit("k", type=event_type)
+    assert (await admin.status(books.store))["unrouted"] == ["a.b", "user.deleted"]
+    books.do(BULK, "order.x", 10_000)
+    assert (await admin.status(books.store))["unrouted"] == []
+
+
+async def test_pause_circuit_last_error_and_shards_without_an_owner_are_shown(books: Ledger) -> None:
+    await books.register(("s", ["*"], "beginning"))
+    await books.own("s", 60)
+    await books.store.record_circuit("s", "half-open", "broker away")
+    assert await admin.pause(books.store, "s")
+    found = await sink(books)
+    shown = {name: found[name] for name in ("paused", "circuit", "last_error", "unowned")}
+    assert shown == {"paused": True, "circuit": "half-open", "last_error": "broker away", "unowned": 4}
+
+
+async def test_relays_that_are_alive_are_listed_with_their_shards(books: Ledger) -> None:
+    await books.register(("s", ["*"], "beginning"), ("t", ["*"], "beginning"))
+    silent, owner, gone = (Ledger(books.database, books.store) for _ in range(3))
+    await books.live("b", "s", "t")
+    await books.own("s", 20)
+    await silent.live("a", "t")
+    await owner.live("c", "s")
+    await owner.own("s", 30, lease_seconds=600)
+    await gone.live("d", "s")
+    await gone.own("s", lease_seconds=-1)
+    old = "update outbox.relay set seen_at = seen_at - interval '50 s' where name = any (%s)"
+    books.do(old, ["c", "d"])
+    relays = (await admin.status(books.store))["relays"]
+    seen = [relay.pop("seen_seconds_ago") for relay in relays]
+    assert relays == [
+        {"name": "a", "version": "1.2.3", "shards": {"t": 0}},
+        {"name": "b", "version": "1.2.3", "shards": {"s": 20, "t": 0}},
+        {"name": "c", "version": "1.2.3", "shards": {"s": 30}},
+    ]
+    assert seen[0] < 30 < 50 <= seen[2] < 80
+
+
+async def test_status_is_json_and_a_table(books: Ledger) -> None:
+    await books.register(("s", ["order.*"], "beginning"))
+    await books.live("relay\x1b[31m", "s")
+    books.emit("k", type="user.deleted")
+    found = await admin.status(books.store)
+    assert json.loads(json.dumps(found)) == found
+    text = admin.status_text(found)
+    assert "\x1b" not in text
+    assert "user.deleted" in text
+
+
+async def test_nothing_is_left_when_a_relay_has_delivered_everything(books: Ledger) -> None:
+    books.emit(*(f"k{n % 7}" for n in range(300)))
+
+    async def nothing_left() -> bool:
+        found = await sink(books)
+        return (found["backlog"], found["waiting"], found["unowned"]) == (0, 0, 0)
+
+    async with running(books.database.dsn, (spec("s"), MemorySink())):
+        await auntil(nothing_left, seconds=20, what="status shows no backlog")
+        relays = (await admin.status(books.store))["relays"]
+        assert [relay["shards"] for relay in relays] == [{"s": 64}]

@@ -1,0 +1,257 @@
+"""Why: where one event is, sink by sink, in every place that an event can be."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+
+from outbox_relay import admin
+from outbox_relay.errors import NotFound
+from outbox_relay.window import BEGINNING, Position
+from tests.support.database import Database
+from tests.support.ledger import Ledger, emit, ledger
+
+FAR = "2100-01-01T00:00:00Z"
+
+
+@pytest.fixture
+async def books(database: Database) -> AsyncGenerator[Ledger]:
+    """A database with one sink `s` for every type, owned by the relay `here`."""
+    async with ledger(database) as found:
+        await found.register(("s", ["*"], "beginning"))
+        await found.live("here", "s")
+        await found.own("s")
+        yield found
+
+
+async def why(books: Ledger, event_id: int, sink: str = "s") -> dict[str, Any]:
+    """What why says of an event and a sink."""
+    return (await admin.why(books.store, UUID(books.uid(event_id))))["sinks"][sink]
+
+
+async def said(books: Ledger, event_id: int) -> str:
+    """What people are told."""
+    return admin.why_text(await admin.why(books.store, UUID(books.uid(event_id))))
+
+
+async def to_the_end(books: Ledger, sink: str = "s") -> None:
+    """Every position of `sink` is behind everything that is committed now."""
+    await books.place(sink, Position(await books.tick()))
+
+
+async def test_an_unknown_event_is_not_found_and_may_not_be_committed_yet(books: Ledger) -> None:
+    uid = uuid4()
+    with pytest.raises(NotFound, match=f"{uid}.*not committed yet"):
+        await admin.why(books.store, uid)
+    with books.database.connect() as open_transaction:
+        event_id = emit(open_transaction, "k")
+        row = open_transaction.execute("select uid from outbox.event where id = %s", (event_id,)).fetchone()
+        assert row is not None
+        with pytest.raises(NotFound):
+            await admin.why(books.store, row[0])
+
+
+async def test_the_event_itself_is_described_without_payload_and_header_values(books: Ledger) -> None:
+    [event_id] = books.emit(
+        "order-1", type="order.created", payload=b"SECRET-P", headers='{"authorization": "SECRET-H"}'
+    )
+    found = await admin.why(books.store, UUID(books.uid(event_id)))
+    described = {name: found[name] for name in ("type", "key", "id", "in_log")}
+    assert described == {"type": "order.created", "key": "order-1", "id": event_id, "in_log": True}
+    assert found["age_seconds"] < 30
+    assert "SECRET" not in json.dumps(found) + admin.why_text(found)
+
+
+async def test_before_the_position_it_is_in_the_log_with_the_owner_of_its_shard(books: Ledger) -> None:
+    [event_id] = books.emit("k")
+    found = await why(books, event_id)
+    assert (found["state"], found["owner"], found["paused"], found["circuit"]) == ("in-log", "here", False, "closed")
+    assert 50 < found["lease_seconds"] <= 60
+    books.do("update outbox.shard set lease_until = now() - interval '1 second'")
+    assert (await why(books, event_id))["owner"] is None
+    assert "which no relay owns" in await said(books, event_id)
+
+
+async def test_behind_the_position_it_is_delivered(books: Ledger) -> None:
+    [event_id] = books.emit("k")
+    await to_the_end(books)
+    assert await why(books, event_id) == {"state": "delivered"}
+
+
+async def test_in_a_window_it_is_delivered_up_to_the_last_id_done(books: Ledger) -> None:
+    with books.database.connect() as first, books.database.connect() as second:
+        late, later = emit(first, "k"), emit(second, "k")
+        [seen] = books.emit("k")
+        a = await books.tick()
+        first.commit()
+        done, left = books.emit("k", "k")
+        b = await books.tick()
+        second.commit()
+        [after] = books.emit("k")
+    await books.place("s", Position(a, b, done))
+    states = {event_id: (await why(books, event_id))["state"] for event_id in (late, later, seen, done, left, after)}
+    assert states == {
+        late: "delivered",
+        later: "in-log",
+        seen: "delivered",
+        done: "delivered",
+        left: "in-log",
+        after: "in-log",
+    }
+    await books.place("s", Position(a, b, 0))
+    assert (await why(books, late))["state"] == "in-log"
+
+
+async def test_after_a_rebase_what_was_not_done_is_read_once_more(books: Ledger) -> None:
+    [done] = books.emit("k")
+    await to_the_end(books)
+    [again] = books.emit("k")
+    books.query("select outbox.rebase()")
+    [new] = books.emit("k")
+    window = (await books.store.positions("s", [0]))[0]
+    books.epochs["s"] = dict.fromkeys(range(64), 2)
+    states: list[list[str]] = []
+    for position in (window, window.at(again), window.closed()):
+        await books.place("s", position)
+        states.append([(await why(books, event_id))["state"] for event_id in (done, again, new)])
+    assert states == [
+        ["delivered", "in-log", "in-log"],
+        ["delivered", "delivered", "in-log"],
+        ["delivered", "delivered", "in-log"],
+    ]
+
+
+async def test_a_type_that_no_pattern_matches_is_not_routed(books: Ledger) -> None:
+    await books.register(("orders", ["order.*"], "beginning"))
+    [event_id] = books.emit("k", type="user.created")
+    assert await why(books, event_id, "orders") == {"state": "not-routed"}
+    assert (await why(books, event_id))["state"] == "in-log"
+
+
+async def test_a_sink_that_began_later_has_passed_it_over(books: Ledger) -> None:
+    [event_id] = books.emit("k")
+    await books.register(("new", ["*"], "now"))
+    assert await why(books, event_id, "new") == {"state": "passed-over"}
+    [next_id] = books.emit("k")
+    await to_the_end(books, "new")
+    assert await why(books, next_id, "new") == {"state": "delivered"}
+
+
+async def test_a_scheduled_event_says_when_it_is_due_in_the_log_and_in_its_row(books: Ledger) -> None:
+    [event_id] = books.emit("k", deliver_at=FAR)
+    found = await why(books, event_id)
+    assert (found["state"], found["owner"]) == ("scheduled", "here")
+    assert found["due_in_seconds"] > 1e9
+    await books.park("s", books.row(event_id, ordered=False))
+    found = await why(books, event_id)
+    assert (found["state"], found["attempts"]) == ("scheduled", 0)
+    assert found["due_in_seconds"] > 1e9
+    assert "scheduled, due in" in await said(books, event_id)
+
+
+async def test_a_waiting_event_tells_its_attempts_its_last_error_and_when_it_is_due(books: Ledger) -> None:
+    [event_id] = books.emit("k")
+    await books.park("s", books.row(event_id, due_in=100.0, attempts=3, error="no such field", status=422))
+    found = await why(books, event_id)
+    assert 60 < found.pop("due_in_seconds") <= 100
+    assert found == {
+        "state": "waiting",
+        "attempts": 3,
+        "last_error": "no such field",
+        "last_status": 422,
+        "behind": None,
+        "behind_state": None,
+        "paused": False,
+        "circuit": "closed",
+        "sink_error": None,
+    }
+    assert "attempts: 3; last error: no such field (status 422)" in await said(books, event_id)
+
+
+async def test_a_held_event_names_the_event_at_the_head_of_its_key(books: Ledger) -> None:
+    dead, head, middle, last = books.emit("k", "k", "k", "k")
+    books.emit("other")
+    rows = [books.row(dead, "dead"), books.row(head, due_in=9.0), books.row(middle, "held"), books.row(last, "held")]
+    await books.park("s", *rows)
+    assert (await why(books, last))["state"] == "held"
+    assert (await why(books, last))["behind"] == books.uid(head)
+    assert (await why(books, middle))["behind"] == books.uid(head)
+    assert f"held, behind {books.uid(head)} of its key" in await said(books, last)
+    [follower] = books.emit("k")
+    assert (await why(books, follower))["behind"] == books.uid(head)
+    assert (await why(books, head))["behind_state"] == "dead"
+
+
+async def test_a_held_event_behind_a_dead_letter_says_so(books: Ledger) -> None:
+    dead, held = books.emit("k", "k")
+    await books.park("s", books.row(dead, "dead"), books.row(held, "held"))
+    assert (await why(books, held))["behind_state"] == "dead"
+    assert f"behind the dead letter {books.uid(dead)} of its key" in await said(books, held)
+
+
+async def test_an_event_under_way_names_the_relay_and_its_lease(books: Ledger) -> None:
+    [event_id] = books.emit("k")
+    await books.park("s", books.row(event_id, due_in=0.0, lease=uuid4(), lease_for=30.0, claims=1))
+    found = await why(books, event_id)
+    assert (found["state"], found["relay"]) == ("under-way", "here")
+    assert 0 < found["lease_seconds"] <= 30
+    books.do("update outbox.delivery set lease_until = now() - interval '1 second'")
+    assert (await why(books, event_id))["state"] == "waiting"
+
+
+async def test_a_dead_letter_tells_its_reason_and_since_when(books: Ledger) -> None:
+    [event_id] = books.emit("k")
+    await books.park("s", books.row(event_id, "dead", attempts=30, error="gone", status=410))
+    await to_the_end(books)
+    found = await why(books, event_id)
+    assert 0 <= found.pop("since_seconds") < 30
+    assert found == {"state": "dead", "attempts": 30, "last_error": "gone", "last_status": 410}
+    assert "dead since 0." in await said(books, event_id)
+
+
+async def test_a_pause_and_an_open_circuit_are_named_where_an_event_waits_for_them(books: Ledger) -> None:
+    [event_id] = books.emit("k")
+    await admin.pause(books.store, "s")
+    await books.store.record_circuit("s", "open", "broker away")
+    text = await said(books, event_id)
+    assert "the sink is paused" in text
+    assert "the circuit of the sink is open: broker away" in text
+    assert (await why(books, event_id))["sink_error"] == "broker away"
+
+
+async def test_rows_are_found_when_the_log_no_longer_has_the_event(books: Ledger) -> None:
+    await books.register(("t", ["*"], "beginning"), ("u", ["other.*"], "beginning"))
+    [event_id] = books.emit("k", type="order.created")
+    uid = UUID(books.uid(event_id))
+    await books.park("s", books.row(event_id, "dead", error="gone"))
+    for sink in ("s", "t"):
+        await to_the_end(books, sink)
+    books.do("truncate outbox.event")
+    found = await admin.why(books.store, uid)
+    assert {name: sink["state"] for name, sink in found["sinks"].items()} == {
+        "s": "dead",
+        "t": "delivered",
+        "u": "not-routed",
+    }
+    assert (found["in_log"], found["type"]) == (False, "order.created")
+    assert "no longer in the log" in admin.why_text(found)
+
+
+async def test_without_sinks_the_event_alone_is_described(database: Database) -> None:
+    async with ledger(database) as books:
+        [event_id] = books.emit(None)
+        found = await admin.why(books.store, UUID(books.uid(event_id)))
+        assert found["sinks"] == {}
+        assert "no sink is known" in admin.why_text(found)
+
+
+async def test_a_position_of_the_beginning_has_passed_nothing(books: Ledger) -> None:
+    [event_id] = books.emit("k")
+    await to_the_end(books)
+    books.do("delete from outbox.progress")
+    await books.place("s", Position(BEGINNING))
+    assert (await why(books, event_id))["state"] == "in-log"

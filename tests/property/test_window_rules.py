@@ -1,0 +1,504 @@
+"""The rules of the tick and of the window, one scenario each, with transactions held at the points that matter.
+
+Where a rule was found by breaking it, the scenario also shows what the broken rule loses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+import pytest
+
+from outbox_relay.event import SHARDS, Event
+from outbox_relay.routing import like
+from outbox_relay.store import Store
+from outbox_relay.window import BEGINNING, FOR_EVER, Position, Tick, nothing_new
+from tests.property.follower import AMPLE_BYTES, Follower, WithoutList, WithoutRange, opened
+from tests.property.writers import TABLES
+from tests.support.database import Database
+from tests.support.postgres import PostgresServer
+from tests.support.wait import until
+
+MIB = 1 << 20
+EVERY_SHARD = list(range(SHARDS))
+PLAIN: dict[str, Any] = {}
+Connection = psycopg.Connection[Any]
+
+
+@pytest.fixture(scope="module")
+def database(postgres: PostgresServer, template: str) -> Generator[Database]:
+    """One log for all scenarios: each reads from where it begins."""
+    postgres.create_database("window_rules", template=template)
+    yield Database(postgres, "window_rules")
+    postgres.drop_database("window_rules")
+
+
+@pytest.fixture
+async def store(database: Database) -> AsyncGenerator[Store]:
+    async with opened(database.dsn) as store:
+        yield store
+
+
+def value(connection: Connection, query: str, *parameters: object) -> Any:
+    """The first column of the only row."""
+    row = connection.execute(query.encode(), parameters).fetchone()
+    assert row is not None
+    return row[0]
+
+
+def emit(connection: Connection, kind: str = "t", *, key: str | None = None, payload: bytes = b"p") -> int:
+    """Emit in the connection's transaction; returns the event's id."""
+    uid = value(connection, "select outbox.emit_raw(%s, %s, key => %s)", kind, payload, key)
+    return value(connection, "select id from outbox.event where uid = %s", uid)
+
+
+def emit_and_commit(database: Database, kind: str = "t", *, key: str | None = None, payload: bytes = b"p") -> int:
+    """Emit in a transaction of its own; returns the event's id."""
+    with database.connect() as connection:
+        return emit(connection, kind, key=key, payload=payload)
+
+
+def xid(connection: Connection) -> int:
+    """The xid of the connection's transaction, which has one."""
+    return int(value(connection, "select pg_current_xact_id()::text"))
+
+
+# -- what is pending ----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def newest(database: Database) -> Generator[tuple[Connection, int, Callable[[Tick], bool]]]:
+    """A transaction that has emitted: its connection, the event's id, and whether a tick does not list it."""
+    with database.connect() as connection:
+        event = emit(connection)
+        number = xid(connection)
+        yield connection, event, lambda tick: tick.xmax <= number
+
+
+@pytest.mark.parametrize(("kind", "lost"), [(Follower, False), (WithoutRange, True), (WithoutList, False)])
+async def test_transaction_above_xmax_is_a_latecomer(
+    database: Database, store: Store, kind: type[Follower], lost: bool
+) -> None:
+    follower = kind(store, position=Position(quiet(database)))
+    with newest(database) as (_, event, hidden):
+        tick = await follower.follow()
+        assert hidden(tick)
+    another = emit_and_commit(database)
+    await follower.follow()
+    assert follower.ids == ([another] if lost else [event, another])
+
+
+@pytest.mark.parametrize(("kind", "lost"), [(Follower, False), (WithoutRange, False), (WithoutList, True)])
+async def test_transaction_that_the_snapshot_lists_is_a_latecomer(
+    database: Database, store: Store, kind: type[Follower], lost: bool
+) -> None:
+    follower = kind(store, position=Position(quiet(database)))
+    with newest(database) as (_, event, hidden):
+        later = emit_and_commit(database)
+        tick = await follower.follow()
+        assert not hidden(tick)
+    another = emit_and_commit(database)
+    await follower.follow()
+    assert follower.ids == ([later, another] if lost else [later, event, another])
+
+
+async def test_long_range_above_xmax_is_pending_to_its_end(database: Database, store: Store) -> None:
+    savepoints = 5000
+    with database.connect() as connection:
+        connection.execute(TABLES)
+    follower = Follower(store, position=Position(quiet(database)), most_rows=3)
+    with database.connect() as storm:
+        first = emit(storm)
+        storm.execute("select storm(%s)", (savepoints,))
+        with newest(database) as (_, second, hidden):
+            tick = await follower.follow()
+            assert hidden(tick)
+            assert tick.next_xid - tick.xmax > savepoints
+        third = emit_and_commit(database)
+        await follower.follow()
+        assert follower.ids == [second, third]
+    await follower.follow()
+    assert follower.ids == [second, third, first]
+
+
+async def test_transaction_that_rolls_back_leaves_nothing(database: Database, store: Store) -> None:
+    follower = Follower(store, position=Position(quiet(database)))
+    with newest(database) as (connection, _, _hidden):
+        await follower.follow()
+        connection.rollback()
+    with database.connect() as connection:
+        kept = emit(connection)
+        with connection.transaction(force_rollback=True):
+            emit(connection)
+    await follower.follow()
+    assert follower.ids == [kept]
+
+
+# -- how a tick is taken ------------------------------------------------------------------------------------------
+
+
+def two_reads(database: Database, between: Callable[[], object]) -> Tick:
+    """A tick taken by hand, with something happening between its two reads."""
+    with database.connect(autocommit=True) as connection:
+        seq = value(connection, "select last_value from outbox.event_id_seq")
+        between()
+        snapshot, xmax = connection.execute(
+            "select pg_current_snapshot()::text, pg_snapshot_xmax(pg_current_snapshot())::text::bigint"
+        ).fetchall()[0]
+    return Tick(seq, snapshot, xmax)
+
+
+def quiet(database: Database) -> Tick:
+    """A tick while no transaction runs anywhere on the server."""
+
+    def fact() -> Tick | None:
+        with database.connect(autocommit=True) as connection:
+            row = connection.execute("select seq, snapshot::text, next_xid from outbox.tick()").fetchone()
+        assert row is not None
+        tick = Tick(*row)
+        return None if tick.has_pending else tick
+
+    found = until(fact, seconds=10, what="no transaction runs")
+    assert found is not None
+    return found
+
+
+async def test_tick_judged_empty_must_not_replace_the_old_one(database: Database, store: Store) -> None:
+    a = quiet(database)
+    committed: list[int] = []
+    b = two_reads(database, lambda: committed.append(emit_and_commit(database)))
+    assert nothing_new(a, b)
+    stands = Follower(store, position=Position(a))
+    await stands.read_to(b)
+    assert stands.position == Position(a)
+    await stands.follow()
+    assert stands.ids == committed
+    advanced = Follower(store, position=Position(b))
+    await advanced.follow()
+    assert advanced.ids == [], "the event lies above the sequence of the older tick and below that of the newer"
+
+
+async def test_event_above_the_sequence_of_b_that_b_shows_is_read_once(database: Database, store: Store) -> None:
+    follower = Follower(store, position=Position(quiet(database)))
+    first = emit_and_commit(database)
+    committed: list[int] = []
+    b = two_reads(database, lambda: committed.append(emit_and_commit(database)))
+    assert committed[0] > b.seq
+    await follower.read_to(b)
+    assert follower.ids == [first, *committed]
+    last = emit_and_commit(database)
+    await follower.follow()
+    assert follower.ids == [first, *committed, last]
+
+
+async def test_last_piece_has_no_upper_end(database: Database, store: Store) -> None:
+    follower = Follower(store, position=Position(quiet(database)), most_span=1, most_rows=2)
+    many: list[int] = []
+    b = two_reads(database, lambda: many.extend(emit_and_commit(database) for _ in range(5)))
+    follower.position = follower.position.opened(b)
+    while follower.position.b is not None:
+        await follower.read_piece()
+    assert follower.ids == many
+    assert {piece.upto for piece, _ in follower.reads} == {FOR_EVER}
+
+
+async def test_tick_refuses_a_transaction_that_has_an_xid(database: Database) -> None:
+    with database.connect() as connection:
+        xid(connection)
+        with pytest.raises(psycopg.errors.RaiseException, match="transaction of its own"):
+            connection.execute("select outbox.tick()")
+
+
+async def test_next_xid_is_read_once_per_transaction(database: Database, store: Store) -> None:
+    """Why a tick is never sent in one transaction with another statement, nor pipelined with one: age() remembers."""
+    with database.connect() as ticking, newest(database) as (_, _, _hidden):
+        ticking.execute("select outbox.tick()")
+        with newest(database) as (late, event, hidden):
+            stale = Tick(*ticking.execute("select seq, snapshot::text, next_xid from outbox.tick()").fetchall()[0])
+            fresh = (await store.tick()).tick
+            assert hidden(stale)
+            assert hidden(fresh)
+            assert stale.next_xid <= xid(late) < fresh.next_xid
+    lost, kept = Follower(store, position=Position(stale)), Follower(store, position=Position(fresh))
+    await lost.follow()
+    await kept.follow()
+    assert event in kept.ids
+    assert event not in lost.ids
+
+
+async def test_store_ticks_in_a_transaction_of_its_own(database: Database, store: Store) -> None:
+    for _ in range(5):
+        with newest(database) as (connection, _, hidden):
+            tick = (await store.tick()).tick
+            assert hidden(tick)
+            assert xid(connection) < tick.next_xid
+
+
+async def test_id_taken_before_the_xid_would_be_lost(database: Database, store: Store) -> None:
+    emit_and_commit(database)
+    with database.connect() as connection:
+        taken = value(connection, "select nextval('outbox.event_id_seq')")
+        assert value(connection, "select pg_current_xact_id_if_assigned()") is None
+        follower = Follower(store, position=Position((await store.tick()).tick))
+        connection.execute(
+            "insert into outbox.event (id, uid, type, payload, content_type) values (%s, outbox.uuid7(), 't', '', 't')",
+            (taken,),
+        )
+    after = emit_and_commit(database)
+    await follower.follow()
+    assert follower.ids == [after]
+
+
+async def test_xid_has_its_default_before_id_and_the_sequence_keeps_none_back(database: Database) -> None:
+    with database.connect() as connection:
+        columns = connection.execute(
+            "select attname from pg_attribute where attrelid = 'outbox.event'::regclass and attnum > 0 order by attnum"
+        ).fetchall()
+        cache = value(connection, "select seqcache from pg_sequence where seqrelid = 'outbox.event_id_seq'::regclass")
+    assert [name for (name,) in columns[:2]] == ["xid", "id"]
+    assert cache == 1
+
+
+WAYS_TO_EMIT = [
+    "select outbox.emit('t', '{}')",
+    "select outbox.emit('t', '{}', key => 'k', uid => gen_random_uuid())",
+    "select outbox.emit_raw('t', 'p')",
+    "select outbox.emit('t', k.payload) from unnest(array['{}', '[]']::jsonb[]) k (payload)",
+]
+STRICT = """
+create function strict_id() returns bigint language plpgsql as $$
+begin
+    if pg_current_xact_id_if_assigned() is null then
+        raise exception 'an id was asked for without an xid';
+    end if;
+    return nextval('outbox.event_id_seq');
+end
+$$;
+alter table outbox.event alter column id set default strict_id()
+"""
+LENIENT = "alter table outbox.event alter column id set default nextval('outbox.event_id_seq'); drop function strict_id"
+
+
+async def test_every_way_to_emit_takes_its_xid_before_its_id(database: Database) -> None:
+    with database.connect(autocommit=True) as connection:
+        connection.execute(STRICT)
+        try:
+            with pytest.raises(psycopg.errors.RaiseException, match="without an xid"):
+                connection.execute("select strict_id()")
+            for statement in WAYS_TO_EMIT:
+                connection.execute(statement.encode())
+        finally:
+            connection.execute(LENIENT)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "insert into outbox.event (id, uid, type, content_type) values (default, gen_random_uuid(), 't', 't')",
+        "insert into outbox.event (xid, uid, type, content_type) values ('9', gen_random_uuid(), 't', 't')",
+        "select nextval('outbox.event_id_seq')",
+        "copy outbox.event (id, uid, type, content_type) from stdin",
+    ],
+)
+async def test_who_may_emit_may_not_choose_numbers(database: Database, statement: str) -> None:
+    with database.connect(autocommit=True) as connection:
+        role = f"emits_{database.name}"
+        connection.execute(f"create role {role}".encode())
+        try:
+            connection.execute(f"grant usage on schema outbox to {role}".encode())
+            connection.execute(f"grant execute on all functions in schema outbox to {role}".encode())
+            connection.execute(f"set role {role}".encode())
+            assert value(connection, "select outbox.emit('t', '{}')")
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                connection.execute(statement.encode())
+        finally:
+            connection.execute(f"reset role; drop owned by {role}; drop role {role}".encode())
+
+
+async def test_older_tick_of_another_relay_brings_nothing_back(database: Database, store: Store) -> None:
+    follower = Follower(store, position=Position(quiet(database)))
+    ids = [emit_and_commit(database) for _ in range(3)]
+    with newest(database) as (_, late, _hidden):
+        older = (await store.tick()).tick
+    ids.append(late)
+    ids += [emit_and_commit(database) for _ in range(3)]
+    await follower.follow()
+    await follower.read_to(older)
+    await follower.follow()
+    ids.append(emit_and_commit(database))
+    await follower.follow()
+    assert follower.ids == ids
+
+
+# -- how a window is read -----------------------------------------------------------------------------------------
+
+
+async def test_latecomers_come_in_several_chunks_and_before_the_rest(database: Database, store: Store) -> None:
+    follower = Follower(store, position=Position(quiet(database)), most_rows=4)
+    with database.connect() as one, database.connect() as other:
+        late = [emit(connection) for connection in (one, other) * 10]
+        await follower.follow()
+        rest = [emit(one), *(emit_and_commit(database) for _ in range(5))]
+    await follower.follow()
+    assert follower.ids == [*late, *rest]
+    chunks = [ids for piece, ids in follower.reads if piece.late]
+    assert len(chunks) > len(late) // 4
+    assert max(map(len, chunks)) <= 4
+
+
+async def test_transaction_bigger_than_a_chunk_is_never_read_whole(database: Database, store: Store) -> None:
+    follower = Follower(store, position=Position(quiet(database)), most_rows=7)
+    with database.connect() as connection:
+        late = [emit(connection) for _ in range(100)]
+        await follower.follow()
+    emit_and_commit(database)
+    await follower.follow()
+    assert follower.ids[:100] == late
+    assert max(len(ids) for _, ids in follower.reads) <= 7
+
+
+async def test_every_span_boundary_is_read_once(database: Database, store: Store) -> None:
+    start = Position(quiet(database))
+    ids: list[int] = []
+    for n in range(30):
+        ids.append(emit_and_commit(database))
+        if n % 3 == 0:  # a hole in the ids
+            with database.connect() as connection:
+                emit(connection)
+                connection.rollback()
+    for span in range(1, 9):
+        follower = Follower(store, position=start, most_span=span, most_rows=5, seed=span)
+        await follower.follow()
+        assert follower.ids == ids
+
+
+class Window:
+    """A window whose events are all latecomers or all the rest, read with the function that fits."""
+
+    def __init__(self, database: Database, store: Store, *, late: bool) -> None:
+        self._database = database
+        self._store = store
+        self._late = late
+        self._a = self._b = BEGINNING
+
+    async def fill(self, *emits: Mapping[str, Any]) -> list[int]:
+        """Emit one event for each of ``emits`` in one transaction between two ticks, or around the first."""
+        with self._database.connect() as connection:
+            if not self._late:
+                self._a = (await self._store.tick()).tick
+            ids = [emit(connection, **each) for each in emits]
+            if self._late:
+                self._a = (await self._store.tick()).tick
+        self._b = (await self._store.tick()).tick
+        return ids
+
+    async def read(
+        self,
+        *,
+        shards: Sequence[int] = EVERY_SHARD,
+        types: Sequence[str] | None = None,
+        after: int = 0,
+        upto: int = FOR_EVER,
+        rows: int = 1000,
+        payload_bytes: int = AMPLE_BYTES,
+    ) -> list[Event]:
+        """One read of the window."""
+        ask = self._store.read_late if self._late else self._store.read_rest
+        return await ask(shards, types, self._a, self._b, after, upto, rows, payload_bytes)
+
+    async def ids(self, **bounds: Any) -> list[int]:
+        """The ids of one read."""
+        return [event.id for event in await self.read(**bounds)]
+
+
+@pytest.fixture(params=["latecomers", "rest"])
+def window(request: pytest.FixtureRequest, database: Database, store: Store) -> Window:
+    return Window(database, store, late=request.param == "latecomers")
+
+
+async def test_read_returns_what_was_emitted(window: Window, database: Database) -> None:
+    bare, full = await window.fill({}, {"key": "k", "payload": bytes(range(256))})
+    with database.connect() as connection:
+        connection.execute(
+            "update outbox.event set headers = '{\"h\": \"v\"}', deliver_at = '2030-01-01Z' where id = %s", (full,)
+        )
+        stored = connection.execute(
+            "select id, shard, uid::text, type, key, payload, content_type, headers::text, deliver_at, created_at "
+            "from outbox.event where id >= %s order by id",
+            (bare,),
+        ).fetchall()
+    events = await window.read()
+    assert events == stored
+    assert [(event.key, event.headers is None, event.deliver_at is None) for event in events] == [
+        (None, True, True),
+        ("k", False, False),
+    ]
+
+
+async def test_read_is_in_id_order_between_its_bounds(window: Window) -> None:
+    ids = await window.fill(*[PLAIN] * 9)
+    assert await window.ids() == ids
+    assert await window.ids(after=ids[2]) == ids[3:]
+    assert await window.ids(upto=ids[6]) == ids[:7]
+    assert await window.ids(after=ids[2], upto=ids[3]) == [ids[3]]
+    assert await window.ids(after=ids[8]) == []
+    assert await window.ids(rows=4) == ids[:4]
+    assert await window.ids(after=ids[3], rows=4) == ids[4:8]
+
+
+async def test_read_ends_with_the_event_that_reaches_the_byte_bound(window: Window) -> None:
+    ids = await window.fill(*[{"payload": bytes(MIB)}] * 4)
+    for most, count in [(1, 1), (MIB, 1), (MIB + 1, 2), (2 * MIB, 2), (3 * MIB - 1, 3), (4 * MIB, 4), (9 * MIB, 4)]:
+        assert await window.ids(payload_bytes=most) == ids[:count], most
+
+
+async def test_events_without_payload_bytes_are_read(window: Window, database: Database) -> None:
+    ids = await window.fill({"payload": b""}, {"payload": b"x"}, {"payload": b""})
+    assert await window.ids(payload_bytes=1) == ids[:2]
+    with database.connect() as connection:
+        connection.execute("update outbox.event set payload = null where id = any(%s)", (ids[:2],))
+    assert await window.ids(payload_bytes=1) == ids
+
+
+@pytest.mark.parametrize(
+    ("pattern", "types"),
+    [
+        ("a_b", ["a_b"]),
+        ("a%b", ["a%b"]),
+        ("a\\b", ["a\\b"]),
+        ("a*", ["a_b", "axb", "a%b", "a\\b"]),
+        ("*.x", ["o.x"]),
+        ("*", ["a_b", "axb", "a%b", "a\\b", "o.x", "B"]),
+        ("b", []),
+    ],
+)
+async def test_types_are_filtered_as_routes_mean_them(window: Window, pattern: str, types: list[str]) -> None:
+    await window.fill(*({"kind": kind} for kind in ["a_b", "axb", "a%b", "a\\b", "o.x", "B"]))
+    assert [event.type for event in await window.read(types=[like(pattern)])] == types
+
+
+async def test_any_of_several_patterns_is_enough_and_none_at_all_means_none(window: Window) -> None:
+    ids = await window.fill({"kind": "a"}, {"kind": "b"}, {"kind": "c"})
+    assert await window.ids(types=["a", "c", "a%"]) == [ids[0], ids[2]]
+    assert await window.ids(types=[]) == []
+    assert await window.ids(types=None) == ids
+
+
+async def test_only_the_shards_that_were_asked_for_are_read(window: Window) -> None:
+    ids = await window.fill(*({"key": f"key-{n}"} for n in range(100)))
+    every = await window.read()
+    assert [event.id for event in every] == ids
+    assert len({event.shard for event in every}) > 20
+    for shards in ([0], [0, 63], range(32), range(32, 64), []):
+        expected = [event for event in every if event.shard in shards]
+        assert await window.read(shards=list(shards)) == expected
+
+
+async def test_events_of_a_key_share_a_shard_whatever_their_uid(window: Window) -> None:
+    await window.fill(*[{"key": "one"}] * 20, *[PLAIN] * 50)
+    every = await window.read()
+    assert len({event.shard for event in every if event.key}) == 1
+    assert len({event.shard for event in every if not event.key}) > 10

@@ -1,0 +1,105 @@
+"""Positions, rows, owners and relays as a relay would write them, put where a test wants them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID, uuid4
+
+from outbox_relay.event import SHARDS
+from outbox_relay.store import NewRow, Store
+from outbox_relay.window import Position, Tick
+from tests.support.database import Database
+
+ALL = range(SHARDS)
+
+
+@dataclass
+class Ledger:
+    """One relay's hand on a database, over a store of its own."""
+
+    database: Database
+    store: Store
+    relay: UUID = field(default_factory=uuid4)
+    epochs: dict[str, dict[int, int]] = field(default_factory=dict[str, dict[int, int]])
+
+    async def register(self, *sinks: tuple[str, list[str], str]) -> None:
+        """Make sinks (name, patterns, start) known."""
+        await self.store.register_sinks(sinks, await self.tick())
+
+    async def tick(self) -> Tick:
+        """A tick taken now."""
+        return (await self.store.tick()).tick
+
+    async def live(self, name: str, *sinks: str, version: str = "1.2.3") -> None:
+        """This relay is alive under `name` and serves `sinks`."""
+        await self.store.heartbeat(self.relay, name, version, sinks, 5.0)
+
+    async def own(self, sink: str, most: int = SHARDS, lease_seconds: float = 60.0) -> list[int]:
+        """Claim up to `most` shards; returns those that are claimed now."""
+        claimed = await self.store.claim_shards(sink, self.relay, 1, lease_seconds, most)
+        self.epochs.setdefault(sink, {}).update({c.shard: c.epoch for c in claimed})
+        return [c.shard for c in claimed]
+
+    async def place(self, sink: str, position: Position, shards: Iterable[int] = ALL) -> None:
+        """Shards of `sink` stand at `position` from now on."""
+        epochs = self.epochs.get(sink, {})
+        await self.store.settle(sink, self.relay, {s: (epochs.get(s, 0), position) for s in shards}, [], {})
+
+    async def park(self, sink: str, *rows: NewRow) -> None:
+        """Make rows of events; their shards must be owned."""
+        await self.store.settle(sink, self.relay, {}, rows, self.epochs[sink])
+
+    def emit(self, *keys: str | None, type: str = "test.event", **options: Any) -> list[int]:  # noqa: A002 - emit's name
+        """Emit an event per key in one transaction; returns their ids. `options` go to outbox.emit_raw."""
+        with self.database.connect() as connection:
+            return [emit(connection, key, type, **options) for key in keys]
+
+    def row(self, event_id: int, state: str = "waiting", **values: Any) -> NewRow:
+        """A row to park, of an event of the log."""
+        [(shard,)] = self.query("select shard from outbox.event where id = %s", event_id)
+        return NewRow(event_id, shard, state, values.pop("ordered", True), **values)
+
+    def uid(self, event_id: int) -> str:
+        """An event's uid."""
+        [(uid,)] = self.query("select uid::text from outbox.event where id = %s", event_id)
+        return uid
+
+    def query(self, text: str, *parameters: Any) -> list[tuple[Any, ...]]:
+        """The rows of a query, as superuser."""
+        with self.database.connect(autocommit=True) as connection:
+            return connection.execute(text.encode(), parameters).fetchall()
+
+    def do(self, text: str, *parameters: Any) -> None:
+        """A statement without rows, as superuser."""
+        with self.database.connect(autocommit=True) as connection:
+            connection.execute(text.encode(), parameters)
+
+
+EMIT = """with emitted as (select outbox.emit_raw(%s, %s, key => %s, deliver_at => %s, headers => %s::jsonb) as uid)
+select currval('outbox.event_id_seq') from emitted where uid is not null"""
+
+
+def emit(
+    connection: Any,
+    key: str | None,
+    type: str = "test.event",  # noqa: A002 - emit's name
+    payload: bytes = b"{}",
+    deliver_at: Any = None,
+    headers: str | None = None,
+) -> int:
+    """Emit one event on `connection`, in its transaction; returns the id."""
+    return connection.execute(EMIT, (type, payload, key, deliver_at, headers)).fetchone()[0]
+
+
+@asynccontextmanager
+async def ledger(database: Database) -> AsyncGenerator[Ledger]:
+    """A ledger of `database`, closed at the end."""
+    store = Store(lambda: database.dsn, pooler=False, connections=2)
+    await store.open()
+    try:
+        yield Ledger(database, store)
+    finally:
+        await store.close()
