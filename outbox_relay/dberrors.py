@@ -26,7 +26,9 @@ QUOTING: Final = ("22", "23")
 
 # libpq gives no SQLSTATE when it cannot connect, only the server's words, which are English by default.
 REFUSALS: Final = {
-    "28000": re.compile(r"authentication failed|no pg_hba\.conf entry|^role .* does not exist|is not permitted to log in"),
+    "28000": re.compile(
+        r"authentication failed|no pg_hba\.conf entry|^role .* does not exist|is not permitted to log in"
+    ),
     "3D000": re.compile(r"^database .* does not exist"),
     "42501": re.compile(r"^permission denied for database"),
 }

@@ -289,6 +289,7 @@ class BatchDelivering:
                 undone.append(place)
         if undone:
             self._undone.append(_Batch(batch.number, chunk, undone))
+            self._filled.set()
 
 
 class RequestDelivering:

@@ -1,6 +1,312 @@
-import pathlib, psycopg
-def migrate(dsn, **k):
-    with psycopg.connect(dsn) as c:
-        c.execute(pathlib.Path("/work/main/schema/0001_outbox.sql").read_text()); c.execute("update outbox.meta set schema_version=1, min_relay=1")
+"""The schema's versions: which this package has, which the database has, and the way from one to the other.
 
-def fit(v,m): return None
+A migration is a file ``NNNN_name.sql`` in ``schema/``. All that are missing are applied in one transaction under an
+advisory lock, so that a database has the schema of one version or of the other. The first lines of a migration may say
+``-- min_relay: N``: relays made for a schema older than N cannot work on it. Without that they can.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import psycopg
+from psycopg import errors, sql
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.rows import tuple_row
+
+from outbox_relay.dberrors import explain
+from outbox_relay.errors import DatabaseLost, RelayError, Unusable
+
+LOCK: Final = (1869967971, 3)
+"""The pair of keys of the advisory lock under which the schema changes."""
+LOCK_SECONDS: Final = 5
+"""Longest wait for that lock, and for every other lock that a migration needs."""
+CONNECT_SECONDS: Final = 10
+
+_FILE = re.compile(r"(\d{4})_\w+\.sql")
+_MIN_RELAY = re.compile(r"^-- min_relay: (\d+)$", re.MULTILINE)
+_INSTALLED = Path(__file__).parent / "schema"
+SCHEMA_FOLDER: Final = _INSTALLED if _INSTALLED.is_dir() else Path(__file__).parent.parent / "schema"
+"""Inside the package where that was installed from a wheel, beside it in a checkout."""
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """One step of the schema: its version, its name, the oldest schema whose relays still work, and its SQL."""
+
+    version: int
+    name: str
+    min_relay: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What ``migrate`` found and did. Version 0 is a database without the schema."""
+
+    before: int
+    after: int
+    applied: tuple[str, ...] = ()
+    granted: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """A line for people, and one for each note."""
+        grants = "; granted " + ", ".join(self.granted) if self.granted else ""
+        return "\n".join((self._happened() + grants, *self.notes))
+
+    def _happened(self) -> str:
+        steps = ", ".join(self.applied)
+        if self.before > SCHEMA_VERSION and not steps:
+            return (
+                f"schema outbox has version {self.before}, newer than this outbox-relay's {SCHEMA_VERSION}, "
+                "which works on it: nothing was changed"
+            )
+        if not steps:
+            return f"schema outbox has version {self.after}" + ("" if self.granted else ": nothing to do")
+        if self.before == 0:
+            return f"schema outbox was created with version {self.after} ({steps})"
+        return f"schema outbox was brought from version {self.before} to {self.after} ({steps})"
+
+
+def migrations(folder: Path) -> tuple[Migration, ...]:
+    """The migrations in a folder, in order. Raises ``Unusable`` when one is missing in the row."""
+    found: list[Migration] = []
+    for path in sorted(path for path in folder.glob("*.sql") if _FILE.fullmatch(path.name)):
+        text = path.read_text(encoding="utf-8")
+        said = _MIN_RELAY.search(text)
+        least = int(said[1]) if said else found[-1].min_relay if found else 1
+        found.append(Migration(int(path.name[:4]), path.stem, least, text))
+    if [step.version for step in found] != list(range(1, len(found) + 1)) or not found:
+        raise Unusable(f"{folder} does not have every migration from 0001 on: install outbox-relay again")
+    return tuple(found)
+
+
+SCHEMA_VERSION: Final = migrations(SCHEMA_FOLDER)[-1].version
+"""The newest schema that this package knows, and the one that its relay is made for."""
+
+
+def fit(schema_version: int | None, min_relay: int | None, *, ours: int = SCHEMA_VERSION) -> str | None:
+    """Why a relay made for schema ``ours`` cannot work on this one (None: no schema); nothing if it can."""
+    if not schema_version:
+        return "schema outbox is missing: run outbox-relay migrate"
+    if schema_version < ours:
+        return f"schema outbox has version {schema_version} and this relay needs {ours}: run outbox-relay migrate"
+    if min_relay is not None and min_relay > ours:
+        return (
+            f"schema outbox has version {schema_version}, which needs relays made for version {min_relay} or newer; "
+            f"this one is made for {ours}: install a newer outbox-relay"
+        )
+    return None
+
+
+def migrate(
+    dsn: str, *, grant_emit: Iterable[str] = (), grant_relay: Iterable[str] = (), folder: Path = SCHEMA_FOLDER
+) -> Outcome:
+    """Create the schema or bring it to the newest version in ``folder``, and grant roles what they need.
+
+    All in one transaction, and nothing at all on a schema that is newer. Roles that were granted before are granted
+    again whenever something was applied. Raises ``Unusable`` for what must be mended first, rights and roles among
+    them, and ``DatabaseLost`` when the database cannot be asked or somebody holds a lock for too long.
+    """
+    steps = migrations(folder)
+    grants = _grants(grant_emit, grant_relay)
+    notes: list[str] = []
+    try:
+        with _connect(dsn) as connection:
+            connection.add_notice_handler(lambda notice: _note(notice, notes))
+            try:
+                with connection.transaction():
+                    return _apply(connection, steps, grants, folder, notes)
+            except errors.LockNotAvailable:
+                raise DatabaseLost(_locked(connection)) from None
+    except psycopg.Error as error:
+        raise _explain(error) from None
+
+
+def script(
+    grant_emit: Iterable[str] = (), grant_relay: Iterable[str] = (), *, have: int = 0, folder: Path = SCHEMA_FOLDER
+) -> str:
+    """The SQL that ``migrate`` runs on a schema of version ``have``, for whoever applies it with other tools.
+
+    It is to be run whole, in one transaction, by the role that will own the schema.
+    """
+    steps = [step for step in migrations(folder) if step.version > have]
+    grants = _grants(grant_emit, grant_relay)
+    return "\n".join(
+        (
+            f"-- Schema outbox, from version {have} to {steps[-1].version if steps else have}.",
+            "-- To be run in one transaction: psql -1 -v ON_ERROR_STOP=1 -f FILE, or a tool that does the same.",
+            _BEFORE,
+            *(_step(step) for step in steps),
+            *(_record(kind, role) for kind, role in grants),
+            (folder / "grants.sql").read_text(encoding="utf-8"),
+            _AFTER,
+        )
+    )
+
+
+# -- the text -----------------------------------------------------------------------------------------------------
+
+# Names of functions and operators in a migration mean those of the system, whatever others may lie in the caller's
+# search_path; it is given back for whatever comes after in the same transaction.
+_BEFORE: Final = f"""
+do $$
+begin
+    perform set_config('outbox.search_path_before', current_setting('search_path'), true);
+    perform set_config('search_path', 'pg_catalog, pg_temp', true);
+    perform set_config('lock_timeout', '{LOCK_SECONDS}s', true);
+    perform pg_advisory_xact_lock({LOCK[0]}, {LOCK[1]});
+end
+$$;
+"""
+
+_AFTER: Final = """
+do $$
+begin
+    perform set_config('search_path', current_setting('outbox.search_path_before'), true);
+end
+$$;
+"""
+
+_GUARD: Final = """
+do $$
+declare
+    have integer := 0;
+begin
+    if to_regclass('outbox.meta') is not null then
+        have := (select m.schema_version from outbox.meta m);
+    end if;
+    if have <> {before} then
+        raise exception 'schema outbox has version %, and this step goes from {before} to {after}', have
+            using hint = 'Nothing was changed. Print the script for this version, or run outbox-relay migrate.';
+    end if;
+end
+$$;
+"""
+
+
+def _step(step: Migration) -> str:
+    guard = _GUARD.format(before=step.version - 1, after=step.version)
+    done = f"update outbox.meta set schema_version = {step.version}, min_relay = {step.min_relay};\n"  # noqa: S608 - two numbers
+    return f"-- {step.name}\n{guard}\n{step.text}\n{done}"
+
+
+def _grants(emit: Iterable[str], relay: Iterable[str]) -> list[tuple[str, str]]:
+    return [*(("emit", role) for role in dict.fromkeys(emit)), *(("relay", role) for role in dict.fromkeys(relay))]
+
+
+def _record(kind: str, role: str) -> str:
+    """A statement that records a grant; it fails with SQLSTATE 42704 when there is no such role."""
+    name = sql.Literal(sql.Identifier(role).as_string()).as_string()
+    return (
+        f"insert into outbox.grantee (role_name, kind) select r.rolname, '{kind}' from pg_roles r "  # noqa: S608 - quoted
+        f"where r.oid = {name}::regrole on conflict do nothing;\n"
+    )
+
+
+# -- applying it --------------------------------------------------------------------------------------------------
+
+
+def _connect(dsn: str) -> psycopg.Connection[tuple[Any, ...]]:
+    wanted: dict[str, Any] = {"application_name": "outbox-relay migrate", "connect_timeout": CONNECT_SECONDS}
+    for name in conninfo_to_dict(dsn):
+        wanted.pop(name, None)
+    return psycopg.connect(dsn, autocommit=True, prepare_threshold=None, row_factory=tuple_row, **wanted)
+
+
+def _apply(
+    connection: psycopg.Connection[tuple[Any, ...]],
+    steps: Sequence[Migration],
+    grants: Sequence[tuple[str, str]],
+    folder: Path,
+    notes: list[str],
+) -> Outcome:
+    connection.execute(_BEFORE.encode())
+    before, min_relay = _found(connection)
+    newest = steps[-1].version
+    if before > newest:
+        if problem := fit(before, min_relay, ours=newest):
+            raise Unusable(problem)
+        lost = tuple(f"not granted, which needs the newer outbox-relay: {kind} to {role}" for kind, role in grants)
+        return Outcome(before, before, notes=lost)
+    missing = [step for step in steps if step.version > before]
+    for step in missing:
+        connection.execute(_step(step).encode())
+    for kind, role in grants:
+        _recorded(connection, kind, role)
+    if not (missing or grants):
+        return Outcome(before, before)
+    connection.execute((folder / "grants.sql").read_bytes())
+    recorded = connection.execute(
+        "select kind, role_name::text from outbox.grantee order by kind, role_name"
+    ).fetchall()
+    granted = tuple(f"{kind} to {role}" for kind, role in recorded if missing or (kind, role) in grants)
+    return Outcome(before, newest, tuple(step.name for step in missing), granted, tuple(notes))
+
+
+def _found(connection: psycopg.Connection[tuple[Any, ...]]) -> tuple[int, int]:
+    """The schema's version and its oldest relay; 0 and 0 without one. Raises ``Unusable`` if it is somebody else's."""
+    exists, ours = connection.execute(
+        "select to_regnamespace('outbox') is not null, to_regclass('outbox.meta') is not null"
+    ).fetchone() or (False, False)
+    if not exists:
+        return 0, 0
+    if not ours:
+        raise Unusable("there is a schema outbox in this database that is not outbox-relay's: rename it or drop it")
+    row = connection.execute("select schema_version, min_relay from outbox.meta").fetchone()
+    return row or (0, 0)
+
+
+def _recorded(connection: psycopg.Connection[tuple[Any, ...]], kind: str, role: str) -> None:
+    try:
+        connection.execute(_record(kind, role).encode())
+    except errors.UndefinedObject:
+        raise Unusable(f'role "{role}" does not exist: create it first; nothing was changed') from None
+
+
+def _note(notice: errors.Diagnostic, notes: list[str]) -> None:
+    if notice.severity_nonlocalized == "NOTICE" and notice.message_primary:
+        notes.append(notice.message_primary)
+
+
+def _explain(error: psycopg.Error) -> RelayError:
+    if error.sqlstate == errors.InsufficientPrivilege.sqlstate:
+        return Unusable(
+            f"the database says: {error.diag.message_primary} ({error.sqlstate}): run migrate as the owner of schema "
+            "outbox or, to create it, as a role that may create schemas in this database, its owner for example"
+        )
+    return explain(error)
+
+
+_HOLDERS: Final = """
+select distinct a.pid, a.usename::text, a.application_name, a.state,
+       extract(epoch from clock_timestamp() - a.xact_start)::integer
+  from pg_locks l join pg_stat_activity a on a.pid = l.pid
+ where l.granted and l.pid <> pg_backend_pid()
+   and l.database = (select d.oid from pg_database d where d.datname = current_database())
+   and ((l.locktype = 'advisory' and l.classid = %s and l.objid = %s and l.objsubid = 2)
+        or (l.locktype = 'relation'
+            and l.relation in (select c.oid from pg_class c where c.relnamespace = to_regnamespace('outbox'))))
+ order by 1
+ limit 5
+"""
+
+
+def _locked(connection: psycopg.Connection[tuple[Any, ...]]) -> str:
+    """What to say when a lock was not to be had: who may be holding it."""
+    rows = connection.execute(_HOLDERS, LOCK).fetchall()
+    who = "; ".join(
+        f"process {pid} (user {user}, application {application or 'unnamed'}, {state or 'state unknown'}"
+        + ("" if seconds is None else f", in a transaction for {seconds} s")
+        + ")"
+        for pid, user, application, state, seconds in rows
+    )
+    return (
+        f"a lock that migrate needs was held by somebody else for {LOCK_SECONDS} s; nothing was changed. Holding locks "
+        f"on the schema now: {who or 'nobody any more'}. Run migrate again when they have ended"
+    )

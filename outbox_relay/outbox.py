@@ -6,33 +6,37 @@ Imports psycopg and the standard library, and nothing of the relay. docs/emittin
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Final, LiteralString
+from typing import Any, Final, LiteralString, cast
 from uuid import UUID
 
 import psycopg
 from psycopg import errors
-from psycopg.pq import PipelineStatus, TransactionStatus
+from psycopg.pq import TransactionStatus
 from psycopg.rows import TupleRow, tuple_row
 
 __all__ = ["Event", "InvalidEvent", "NotInTransaction", "aemit", "aemit_many", "emit", "emit_many"]
 
-REFUSED: Final = "outbox.emit: "
-"""How the database begins what it says of an event that it does not take (SQLSTATE 22023)."""
+REFUSED: Final = re.compile(r"outbox\.emit: (?P<said>(?:event (?P<index>[0-9]+): )?.*)", re.DOTALL)
+"""What the database says of an event that it does not take (SQLSTATE 22023)."""
 
 # Every parameter is cast: what type psycopg gives a string depends on the dumpers that the application registered.
 ONE: Final[LiteralString] = """
 select outbox.emit_raw(%s::text, %b::bytea, %s::text, %s::jsonb, %s::timestamptz, %s::uuid, %s::text)
 """
 
-# unnest returns rows in the order of its arrays, and nothing here could change it. A sort would copy every payload.
+# unnest returns rows in the order of its arrays, and nothing here could change it; a sort would copy every payload.
+# The settings, made and taken back around each call, let an error name the event that was refused.
 MANY: Final[LiteralString] = """
-select outbox.emit_raw(e.type, e.payload, e.key, e.headers, e.deliver_at, e.uid, e.content_type)
+select outbox.emit_raw(e.type, e.payload, e.key, e.headers, e.deliver_at, e.uid, e.content_type),
+       set_config('outbox.event_index', '', true)
   from unnest(%s::text[], %b::bytea[], %s::text[], %s::jsonb[], %s::timestamptz[], %s::uuid[], %s::text[])
-       e (type, payload, key, headers, deliver_at, uid, content_type)
+       with ordinality e (type, payload, key, headers, deliver_at, uid, content_type, place)
+ where set_config('outbox.event_index', (e.place - 1)::text, true) is not null
 """
 
 Dumps = Callable[[Any], str | bytes]
@@ -42,12 +46,11 @@ Row = tuple[str, bytes, str | None, str | None, str | None, str | None, str]
 class InvalidEvent(ValueError):
     """An event that the outbox does not take; says which field and which limit, never the payload.
 
-    ``index`` is the event's place in the batch given to :func:`emit_many`, counted from 0. It is None for a single
-    event, and for one that the database refused in pipeline mode.
+    ``index`` is the event's place in the batch given to :func:`emit_many`, counted from 0, and None for a single event.
     """
 
     def __init__(self, message: str, index: int | None = None) -> None:
-        super().__init__(message if index is None else f"event {index}: {message}")
+        super().__init__(message)
         self.index = index
 
 
@@ -129,26 +132,19 @@ async def aemit(
 def emit_many(conn: psycopg.Connection[Any] | psycopg.Cursor[Any], events: Iterable[Event]) -> list[UUID]:
     """Emit all events with one statement, in the order given; return their uids in that order.
 
-    Nothing is emitted when one of them is refused: :class:`InvalidEvent` then has its ``index``. No events, no round
-    trip. Else as :func:`emit`.
+    When one of them is refused nothing is emitted, and :class:`InvalidEvent` names its index. No events, no round trip.
+    Else as :func:`emit`.
     """
     connection = _connection(conn)
     columns = _columns(events)
     if not columns:
         return []
     _warn_outside(connection)
-    done: list[UUID] = []
-    piped = _piped(connection)
     try:
         with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
-            if piped:
-                return [_uid(row) for row in cursor.execute(MANY, columns, prepare=False).fetchall()]
-            # Streamed, the rows before an error arrive before it: their number is the index of the refused event.
-            for row in cursor.stream(MANY, columns):
-                done.append(_uid(row))  # noqa: PERF401 - what arrived before an error is counted
+            return [_uid(row) for row in cursor.execute(MANY, columns, prepare=False).fetchall()]
     except (errors.InvalidParameterValue, UnicodeEncodeError) as error:
-        raise _refusal(error, None if piped else len(done)) from None
-    return done
+        raise _refusal(error) from None
 
 
 async def aemit_many(
@@ -160,46 +156,34 @@ async def aemit_many(
     if not columns:
         return []
     _warn_outside(connection)
-    done: list[UUID] = []
-    piped = _piped(connection)
     try:
         async with psycopg.AsyncCursor(connection, row_factory=tuple_row) as cursor:
-            if piped:
-                await cursor.execute(MANY, columns, prepare=False)
-                return [_uid(row) for row in await cursor.fetchall()]
-            async for row in cursor.stream(MANY, columns):
-                done.append(_uid(row))  # noqa: PERF401 - what arrived before an error is counted
+            await cursor.execute(MANY, columns, prepare=False)
+            return [_uid(row) for row in await cursor.fetchall()]
     except (errors.InvalidParameterValue, UnicodeEncodeError) as error:
-        raise _refusal(error, None if piped else len(done)) from None
-    return done
+        raise _refusal(error) from None
 
 
 # -- the connection -----------------------------------------------------------------------------------------------
 
 
-def _connection(conn: psycopg.Connection[Any] | psycopg.Cursor[Any]) -> psycopg.Connection[Any]:
-    found: object = conn.connection if isinstance(conn, psycopg.Cursor) else conn
+def _connection(conn: object) -> psycopg.Connection[Any]:
+    found = cast(object, conn.connection) if isinstance(conn, psycopg.Cursor) else conn
     if isinstance(found, psycopg.Connection):
-        return found  # pyright: ignore[reportUnknownVariableType] - the rows of its own cursors do not matter here
+        return cast("psycopg.Connection[Any]", found)
     raise TypeError(_wrong(found, "emit", "a psycopg Connection or Cursor", "aemit for an AsyncConnection"))
 
 
-def _async_connection(
-    conn: psycopg.AsyncConnection[Any] | psycopg.AsyncCursor[Any],
-) -> psycopg.AsyncConnection[Any]:
-    found: object = conn.connection if isinstance(conn, psycopg.AsyncCursor) else conn
+def _async_connection(conn: object) -> psycopg.AsyncConnection[Any]:
+    found = cast(object, conn.connection) if isinstance(conn, psycopg.AsyncCursor) else conn
     if isinstance(found, psycopg.AsyncConnection):
-        return found  # pyright: ignore[reportUnknownVariableType] - as above
+        return cast("psycopg.AsyncConnection[Any]", found)
     raise TypeError(_wrong(found, "aemit", "a psycopg AsyncConnection or AsyncCursor", "emit for a Connection"))
 
 
 def _wrong(found: object, name: str, wanted: str, other: str) -> str:
     kind = f"{type(found).__module__}.{type(found).__qualname__}"
     return f"{name} takes {wanted}, not {kind}; there is {other}, and docs/emitting.md for other libraries"
-
-
-def _piped(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> bool:
-    return connection.pgconn.pipeline_status != PipelineStatus.OFF
 
 
 def _warn_outside(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
@@ -218,12 +202,14 @@ def _uid(row: TupleRow | None) -> UUID:
     return row[0] if isinstance(row[0], UUID) else UUID(str(row[0]))
 
 
-def _refusal(error: Exception, index: int | None = None) -> Exception:
+def _refusal(error: errors.InvalidParameterValue | UnicodeEncodeError) -> Exception:
     """What the caller is told: the database's own words if they are about the event, else the error as it is."""
     if isinstance(error, UnicodeEncodeError):
-        return InvalidEvent(f"an event has characters that the connection's encoding {error.encoding} has not")
-    said = error.diag.message_primary or "" if isinstance(error, psycopg.Error) else ""
-    return InvalidEvent(said.removeprefix(REFUSED), index) if said.startswith(REFUSED) else error
+        return InvalidEvent(f"type, key or headers have characters that the encoding {error.encoding} has not")
+    refused = REFUSED.match(error.diag.message_primary or "")
+    if refused is None:
+        return error
+    return InvalidEvent(refused["said"], int(refused["index"]) if refused["index"] else None)
 
 
 # -- the event ----------------------------------------------------------------------------------------------------
@@ -236,7 +222,7 @@ def _columns(events: Iterable[Event]) -> tuple[list[Any], ...]:
         try:
             rows.append(_row(event))
         except InvalidEvent as error:
-            raise InvalidEvent(str(error), index) from error.__cause__
+            raise InvalidEvent(f"event {index}: {error}", index) from error.__cause__
     return tuple(list(column) for column in zip(*rows, strict=True))
 
 
@@ -258,7 +244,7 @@ def _body(event: Event) -> tuple[bytes, str]:
     if event.dumps is None and isinstance(payload, bytes | bytearray | memoryview):
         if content_type is None:
             raise InvalidEvent("payload is bytes, so content_type must say of what: 'application/octet-stream', say")
-        return bytes(payload), content_type  # pyright: ignore[reportUnknownArgumentType] - of whatever items
+        return bytes(cast(bytes, payload)), content_type
     return _serialised(payload, event.dumps), "application/json" if content_type is None else content_type
 
 
@@ -297,7 +283,7 @@ def _text(name: str, value: object) -> str:
 def _headers(headers: object) -> str:
     if not isinstance(headers, Mapping):
         raise InvalidEvent(f"headers must be a mapping of str to str, not {type(headers).__name__}")
-    found: Mapping[object, object] = headers  # pyright: ignore[reportUnknownVariableType] - checked here
+    found = cast("Mapping[object, object]", headers)
     named = {_text("header name", name): value for name, value in found.items()}
     return json.dumps({name: _text(f"the value of header {name[:60]!r}", value) for name, value in named.items()})
 

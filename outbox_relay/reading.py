@@ -12,7 +12,8 @@ from collections import defaultdict
 from collections.abc import Callable
 
 from outbox_relay.delivering import SUSPECT_CRASHES
-from outbox_relay.errors import LeaseLost
+from outbox_relay.errors import LeaseLost, StartAgain
+from outbox_relay.gate import Gate
 from outbox_relay.ordering import Chunk, Reader
 from outbox_relay.ownership import Holding, Ownership
 from outbox_relay.settling import Settling
@@ -43,6 +44,7 @@ class Reading:
         ownership: Ownership,
         holding: Holding,
         settling: Settling,
+        gate: Gate,
         put: Callable[[Chunk], None],
         floor: int,
     ) -> None:
@@ -52,6 +54,7 @@ class Reading:
         self._ownership = ownership
         self._holding = holding
         self._settling = settling
+        self._gate = gate
         self._put = put
         self._era = ticking.era
         self._readers: list[Reader] = []
@@ -98,16 +101,23 @@ class Reading:
             self._settling.readers.remove(reader)
 
     async def _release(self) -> None:
-        """Release drained shards, after their last settlement."""
-        drained = [reader for reader in self._leaving if reader.idle]
+        """Release drained shards, after their last settlement.
+
+        While the destination is down nothing drains: then shards go as they stand, and what is in hand is dropped.
+        """
+        down = not self._gate.closed
+        drained = [reader for reader in self._leaving if reader.idle or down]
         if not drained:
             return
+        dropped = not all(reader.idle for reader in drained)
         await self._settling.flush(everything=True)
         for reader in drained:
             shards = set(reader.shards)
             self._leaving.remove(reader)
             self._settling.drop(reader)
             await self._ownership.release(self._holding, shards)
+        if dropped:
+            raise StartAgain(f"sink {self._spec.name}: shards were given up while the destination is down")
 
     @property
     def draining(self) -> bool:

@@ -53,6 +53,11 @@ class SinkRelay:
         return self._gate.state if self._gate else "closed"
 
     @property
+    def in_hand(self) -> int:
+        """Events that were read and are neither delivered nor parked."""
+        return self.settling.in_hand if self.settling else 0
+
+    @property
     def readers(self) -> Sequence[Reader]:
         """The readers of the session under way: where its shards stand, and what of them is in hand."""
         return self.settling.readers if self.settling else ()
@@ -78,7 +83,7 @@ class SinkRelay:
         direct, rows = delivering(desk), Rows(desk, self.store, self.ownership.relay, self.log)
         desk.overdue, desk.due_in = rows.overdue, rows.due_in
         reading = Reading(
-            self.spec, self.store, self.ticking, self.ownership, self.holding, settling, direct.put, floor
+            self.spec, self.store, self.ticking, self.ownership, self.holding, settling, desk.gate, direct.put, floor
         )
         self.holding.changed = reading.wake.set
         try:

@@ -86,6 +86,8 @@ class Rows:
                 await self._pause()
                 if self._desk.holding.serving:
                     await self._claim_and_deliver(tasks)
+                else:
+                    await asyncio.sleep(BUSY_POLL_SECONDS)
 
     async def _pause(self) -> None:
         """Wait until a row may be due."""

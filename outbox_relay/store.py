@@ -149,11 +149,14 @@ class Store:
     effect is then unknown. Raises ``Unusable`` for what waiting does not mend.
     """
 
-    def __init__(self, dsn: Callable[[], str], *, pooler: bool, connections: int) -> None:
+    def __init__(
+        self, dsn: Callable[[], str], *, pooler: bool, connections: int, call_seconds: float = CALL_SECONDS
+    ) -> None:
         self._dsn = dsn
         self._sql = statements()
         self._prepare_after = None if pooler else 2
         self._connections = connections
+        self._call_seconds = call_seconds
         self._pool: AsyncConnectionPool[AsyncConnection[Any]] | None = None
         self.connection_losses = 0
         """Raised whenever a call failed for its connection: whoever holds what was read compares it."""
@@ -230,18 +233,18 @@ class Store:
         name: str,
         parameters: Mapping[str, Any],
         row_factory: AsyncRowFactory[T] = TUPLES,
-        deadline: float = CALL_SECONDS,
+        deadline: float | None = None,
     ) -> list[T]:
-        async with self._connection(deadline) as connection:
+        async with self._connection(deadline or self._call_seconds) as connection:
             cursor = connection.cursor(binary=True, row_factory=row_factory)
             await cursor.execute(self._sql[name], parameters)
             return await cursor.fetchall()
 
-    async def _do(self, name: str, parameters: Mapping[str, Any], deadline: float = CALL_SECONDS) -> int:
-        async with self._connection(deadline) as connection:
+    async def _do(self, name: str, parameters: Mapping[str, Any], deadline: float | None = None) -> int:
+        async with self._connection(deadline or self._call_seconds) as connection:
             return (await connection.execute(self._sql[name], parameters)).rowcount
 
-    async def named(self, name: str, parameters: Mapping[str, Any], deadline: float = CALL_SECONDS) -> list[Any]:
+    async def named(self, name: str, parameters: Mapping[str, Any], deadline: float | None = None) -> list[Any]:
         """The rows of a statement file as named tuples: for people's questions, not for the data path."""
         return await self._rows(name, parameters, cast(Any, namedtuple_row), deadline)
 
@@ -272,9 +275,9 @@ class Store:
 
     # -- the log ------------------------------------------------------------------------------------------
 
-    async def tick(self, deadline: float = CALL_SECONDS) -> Look:
+    async def tick(self) -> Look:
         """Take a tick."""
-        [(seq, snapshot, next_xid, incarnation, wal, now)] = await self._rows("tick", {}, deadline=deadline)
+        [(seq, snapshot, next_xid, incarnation, wal, now)] = await self._rows("tick", {})
         return Look(Tick(seq, snapshot, next_xid), incarnation, wal, now)
 
     async def read_rest(

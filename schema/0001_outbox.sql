@@ -195,7 +195,7 @@ begin
         return format('headers must have at most 16384 bytes as JSON; these have %s', octet_length(headers::text));
     end if;
     for name, value in select * from jsonb_each(headers) loop
-        if length(name) not between 1 and 255 or name ~ '[^A-Za-z0-9!#$%&''*+.^_`|~-]' then
+        if length(name) not between 1 and 255 or name collate "C" ~ '[^A-Za-z0-9!#$%&''*+.^_`|~-]' then
             return format('header name %s is not a token: 1 to 255 letters, digits or !#$%%&''*+-.^_`|~',
                           quote_literal(left(name, 60)));
         end if;
@@ -210,7 +210,11 @@ begin
 end
 $$;
 
+-- Emits one event. `outbox.max_payload_bytes` and `outbox.wake` are settings for a database, a role or a session;
+-- `outbox.event_index` is set by who emits many events with one statement, and says which of them was refused.
+--
 -- A regular expression with a bound such as {1,255} costs as much as the rest of an emit: lengths are compared.
+-- The caller's collation may be one that regular expressions refuse: they are told theirs.
 create function outbox.emit_raw(
     type text,
     payload bytea,
@@ -226,29 +230,32 @@ as $$
 #variable_conflict use_variable
 declare
     fault text;
-    most integer;
+    most text := coalesce(nullif(current_setting('outbox.max_payload_bytes', true), ''), '1048576');
 begin
-    if type is null or length(type) not between 1 and 255 or type ~ '[^\x21-\x29\x2b-\x7e]' then
+    if type is null or length(type) not between 1 and 255 or type collate "C" ~ '[^\x21-\x29\x2b-\x7e]' then
         fault := format('type must be 1 to 255 visible ASCII characters without space and "*"; this one has %s',
                         coalesce(length(type)::text || ' characters', 'no value'));
     elsif payload is null then
         fault := 'payload must not be null';
+    elsif length(most) > 9 or most collate "C" ~ '[^0-9]' then
+        fault := 'the setting outbox.max_payload_bytes must be a number of bytes, below 1000000000';
+    elsif octet_length(payload) > most::integer then
+        fault := format('payload must have at most %s bytes (setting outbox.max_payload_bytes); this one has %s',
+                        most, octet_length(payload));
     elsif octet_length(key) > 1024 then
         fault := format('key must have at most 1024 bytes; this one has %s', octet_length(key));
-    elsif content_type is null or length(content_type) not between 1 and 255 or content_type ~ '[^\x20-\x7e]' then
+    elsif content_type is null or length(content_type) not between 1 and 255
+          or content_type collate "C" ~ '[^\x20-\x7e]' then
         fault := 'content_type must be 1 to 255 printable ASCII characters';
     elsif deliver_at is not null and not isfinite(deliver_at) then
         fault := 'deliver_at must be a finite time';
     elsif headers is not null then
         fault := outbox.header_fault(headers);
     end if;
-    most := coalesce(nullif(current_setting('outbox.max_payload_bytes', true), '')::integer, 1048576);
-    if octet_length(payload) > most then
-        fault := format('payload must have at most %s bytes (setting outbox.max_payload_bytes); this one has %s',
-                        most, octet_length(payload));
-    end if;
     if fault is not null then
-        raise exception using errcode = 'invalid_parameter_value', message = 'outbox.emit: ' || fault;
+        raise exception using
+            errcode = 'invalid_parameter_value',
+            message = concat('outbox.emit: ', 'event ' || nullif(current_setting('outbox.event_index', true), '') || ': ', fault);
     end if;
 
     if uid is null then

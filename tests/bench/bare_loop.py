@@ -82,7 +82,11 @@ def _feed(reader: Any, producer: Producer, acknowledged: queue.SimpleQueue[Batch
                 acknowledged.put(batch)
 
         for _, uid, kind, key, payload, content_type in rows:
-            headers: list[tuple[str, str | bytes | None]] = [("id", uid), ("type", kind), ("content-type", content_type)]
+            headers: list[tuple[str, str | bytes | None]] = [
+                ("id", uid),
+                ("type", kind),
+                ("content-type", content_type),
+            ]
             producer.produce(topic, payload, key, on_delivery=report, headers=headers)
     return count
 

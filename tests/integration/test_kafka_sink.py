@@ -402,6 +402,9 @@ async def test_an_unknown_topic_is_named_and_nothing_is_lost(topic: str, sink_on
         verdicts = await hand_over(sink, more)
         assert {type(verdict) for verdict in verdicts} == {Unavailable}
         assert all(topic in reason for reason in sink.reasons)
+        sink.reasons.clear()
+        assert {type(verdict) for verdict in await hand_over(sink, more)} == {Unavailable}
+        assert all(topic in reason and "UNKNOWN_TOPIC_OR_PART" in reason for reason in sink.reasons)
         broker.create_topic(topic)
         await hand_over_all(sink, more)
         assert_all_arrived_in_order(broker.read_all(topic), more)
@@ -410,7 +413,10 @@ async def test_an_unknown_topic_is_named_and_nothing_is_lost(topic: str, sink_on
 # -- what people are told ----------------------------------------------------------------------------------------
 
 
-async def test_a_cluster_that_does_not_answer_fails_the_check_without_a_secret() -> None:
+async def test_a_cluster_that_does_not_answer_fails_the_check_without_a_secret(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("outbox_relay.sinks.kafka.sink.CHECK_SECONDS", 1.0)
     producer = {
         "bootstrap.servers": "127.0.0.1:1",
         "security.protocol": "SASL_PLAINTEXT",

@@ -75,7 +75,9 @@ def test_nothing_is_lost_or_reordered_while_a_relay_is_killed_and_the_database_r
             committed = writers.committed()
             began = time.monotonic()
             report = drained(kafka, topic, committed, seconds=120)
-            print(f"\n{report}, rolled back {writers.rolled_back}, drained {time.monotonic() - began:.1f} s after the end")
+            print(
+                f"\n{report}, rolled back {writers.rolled_back}, drained {time.monotonic() - began:.1f} s after the end"
+            )
             assert report.sound
             assert report.committed > EVENTS
             assert three.stop() == 0

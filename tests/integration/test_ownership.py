@@ -199,10 +199,14 @@ async def test_a_late_position_of_an_old_epoch_never_outranks_the_owner(database
 
 async def test_an_expired_lease_of_a_row_settles_nothing(database: Database) -> None:
     """Goes red when rows_done or rows_back no longer compare the lease."""
-    async with running(database.dsn, (spec("s", retry=RetryPolicy(base_seconds=3600.0, max_seconds=7200.0)), MemorySink(_fail))) as rig:
+    async with running(
+        database.dsn, (spec("s", retry=RetryPolicy(base_seconds=3600.0, max_seconds=7200.0)), MemorySink(_fail))
+    ) as rig:
         [event] = emit(database, ["a"])
         await has(database, "select 1 from outbox.delivery where attempts = 1 and lease is null")
-        query(database, "update outbox.delivery set due_at = now() + interval '1 hour', lease = %s returning 1", uuid4())
+        query(
+            database, "update outbox.delivery set due_at = now() + interval '1 hour', lease = %s returning 1", uuid4()
+        )
         assert await rig.store.rows_done("s", [(event, uuid4())]) == set()
         assert await rig.store.rows_back("s", [RowBack(event, uuid4(), 7, "dead", None, "zombie")]) == set()
         assert query(database, "select state, attempts from outbox.delivery") == [("waiting", 1)]

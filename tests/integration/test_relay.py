@@ -220,9 +220,7 @@ async def _true(value: bool) -> bool:
 
 
 @BOTH
-async def test_scheduled_events_wait_for_their_time_and_hold_nobody_back(
-    database: Database, keeps_order: bool
-) -> None:
+async def test_scheduled_events_wait_for_their_time_and_hold_nobody_back(database: Database, keeps_order: bool) -> None:
     sink = MemorySink(keeps_order=keeps_order)
     async with running(database.dsn, (spec("s"), sink)) as rig:
         with database.connect() as connection:
@@ -281,8 +279,9 @@ async def test_the_sinks_of_a_relay_share_its_ticks(database: Database) -> None:
         for _, sink in sinks:
             await delivered(sink, wanted)
         await rig.settled()
-        at_session_start = len(sinks)
-        assert rig.store.calls["tick"] == rig.ticking.taken + at_session_start
+        at_session_start, under_way = len(sinks), 1
+        others = rig.store.calls["tick"] - rig.ticking.taken
+        assert at_session_start <= others <= at_session_start + under_way
     assert all(ids(sink) == wanted for _, sink in sinks)
 
 

@@ -111,7 +111,7 @@ class Scripted(CountingStore):
         super().__init__("")
         self._looks = looks
 
-    async def tick(self, deadline: float = 10.0) -> Look:
+    async def tick(self) -> Look:
         """The next look."""
         return self._looks.pop(0)
 

@@ -33,8 +33,8 @@ CIRCUIT = CircuitPolicy(open_after=20, probe_seconds=0.05, probe_max_seconds=0.2
 class CountingStore(Store):
     """A store that counts its statements by name."""
 
-    def __init__(self, dsn: str, connections: int = 8) -> None:
-        super().__init__(lambda: dsn, pooler=False, connections=connections)
+    def __init__(self, dsn: str, connections: int = 8, call_seconds: float = CALL_SECONDS) -> None:
+        super().__init__(lambda: dsn, pooler=False, connections=connections, call_seconds=call_seconds)
         self.calls: Counter[str] = Counter()
 
     async def _rows(
@@ -42,12 +42,12 @@ class CountingStore(Store):
         name: str,
         parameters: Mapping[str, Any],
         row_factory: AsyncRowFactory[Any] = TUPLES,
-        deadline: float = CALL_SECONDS,
+        deadline: float | None = None,
     ) -> list[Any]:
         self.calls[name] += 1
         return await super()._rows(name, parameters, row_factory, deadline)
 
-    async def _do(self, name: str, parameters: Mapping[str, Any], deadline: float = CALL_SECONDS) -> int:
+    async def _do(self, name: str, parameters: Mapping[str, Any], deadline: float | None = None) -> int:
         self.calls[name] += 1
         return await super()._do(name, parameters, deadline)
 

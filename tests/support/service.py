@@ -105,7 +105,7 @@ class RelayService:
         return False
 
     def __enter__(self) -> Self:
-        return self.start()
+        return self if self._process else self.start()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -45,6 +45,8 @@ ROOM_SECONDS = 0.05
 """One wait for room in the client's queue, or for reports when nothing else can be done."""
 PURGE_SECONDS = 5.0
 """Longest wait for the reports of purged records; they are made by this process and come at once."""
+NAMED_TOPICS = 3
+"""Topics that a reason names at most."""
 _PAYLOAD = itemgetter(Event._fields.index("payload"))
 LATE = "not handed to Kafka's client in time"
 
@@ -78,7 +80,7 @@ class Lane:
 
     def start(self) -> None:
         """Make the first producer and begin to take jobs. Raises KafkaException for settings that make none."""
-        self._opened()
+        self._open()
         self._thread.start()
 
     def put(self, job: Job) -> None:
@@ -171,9 +173,15 @@ class Lane:
         if any(call.course.withdrawn and not call.complete for call in self._calls):
             raise Halt("withdrawn")
         if now - self._progress_at > self._stall_seconds:
-            raise Halt(f"no acknowledgement from Kafka for {self._stall_seconds:g} s")
+            raise Halt(f"{self._of_topics()}no acknowledgement for {self._stall_seconds:g} s")
         if now > self._calls[0].deadline:
-            raise Halt("Kafka is too slow to acknowledge a batch in time")
+            raise Halt(f"{self._of_topics()}a batch was not acknowledged in time")
+
+    def _of_topics(self) -> str:
+        """The topics of the calls under way, for the beginning of a reason."""
+        topics = sorted({topic for call in self._calls for topic in call.topics if topic is not None})
+        named = ", ".join(topics[:NAMED_TOPICS]) + (", …" if len(topics) > NAMED_TOPICS else "")
+        return f"topic {named}: " if topics else ""
 
     @property
     def _outstanding(self) -> int:
@@ -317,7 +325,7 @@ class Lane:
             and (topic := self._calls[number].topics[place]) is not None
         }
         self._drop_wire()
-        self._opened(ONE_AT_A_TIME)
+        self._open(ONE_AT_A_TIME)
         for number, place in failures:
             self._alone(self._calls[number], place)
         self._drop_wire()
@@ -370,12 +378,14 @@ class Lane:
             self._wire.close()
             self._wire = None
 
-    def _opened(self, extra: Mapping[str, Scalar] | None = None) -> Wire:
+    def _opened(self) -> Wire:
         """The producer; a new one if there is none. Raises ``Halt`` for a client that does not start any more."""
-        if self._wire is None:
-            try:
-                self._wire = Wire(self._settings, self._log, self._limits.batch_bytes, extra)
-            except KafkaException as exception:
-                raise Halt(self._settings.describe(error_of(exception))) from exception
-            self._progress_at = time.monotonic()
+        try:
+            return self._wire or self._open()
+        except KafkaException as exception:
+            raise Halt(self._settings.describe(error_of(exception))) from exception
+
+    def _open(self, extra: Mapping[str, Scalar] | None = None) -> Wire:
+        self._wire = Wire(self._settings, self._log, self._limits.batch_bytes, extra)
+        self._progress_at = time.monotonic()
         return self._wire

@@ -1,0 +1,386 @@
+"""The command line on a real database: exit codes, what goes where, and what a user's mistakes look like."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+
+from outbox_relay.settings import load
+from tests.support.command import Ended, outbox_relay
+from tests.support.database import Database
+from tests.support.kafka import KafkaBroker
+from tests.support.ports import free_port
+from tests.support.postgres import PostgresServer
+from tests.support.service import RelayService
+from tests.support.wait import until
+
+QUESTIONS: list[tuple[str, ...]] = [("status",), ("why", str(uuid4())), ("pause", "s"), ("resume", "s")]
+CONFIG = """
+[database]
+dsn = "{dsn}"
+[sinks.events]
+type = "kafka"
+topic = "{topic}"
+[sinks.events.producer]
+"bootstrap.servers" = "{bootstrap}"
+[routes]
+"order.*" = ["events"]
+"""
+
+
+def register(database: Database, *names: str) -> None:
+    """Make sinks known that take orders from the beginning on."""
+    wanted = [{"name": name, "patterns": ["order.*"], "start": "beginning"} for name in names]
+    with database.connect() as connection:
+        connection.execute("select * from outbox.register_sinks(%s, 0, '3:3:', 3)", (json.dumps(wanted),))
+
+
+def ask(database: Database, *arguments: str | Path, stdin: bytes = b"") -> Ended:
+    """Run a command on `database` by --dsn alone."""
+    return outbox_relay(*arguments, "--dsn", database.dsn, stdin=stdin)
+
+
+def refused(ended: Ended, code: int, *said: str) -> None:
+    """One line on stderr that says what and how to mend it, nothing on stdout."""
+    assert (ended.code, ended.out) == (code, ""), ended
+    assert len(ended.err.splitlines()) == 1, ended.err
+    for words in said:
+        assert words in ended.err
+
+
+# -- status, why, pause, resume, emit ---------------------------------------------------------------------------
+
+
+def test_status_of_a_new_database(database: Database) -> None:
+    ended = ask(database, "status", "--json")
+    assert (ended.code, ended.json, ended.err) == (0, {"relays": [], "sinks": {}, "unrouted": []}, "")
+    ended = ask(database, "status")
+    assert (ended.code, ended.err) == (0, "")
+    assert "no relay is alive" in ended.out
+
+
+def test_status_ends_with_1_when_a_sink_is_further_behind_than_allowed(database: Database) -> None:
+    register(database, "events", "idle")
+    assert ask(database, "status", "--max-oldest", "0").code == 0
+    ask(database, "emit", "order.created")
+    ask(database, "emit", "user.created")
+    until(lambda: _oldest(database) > 1, seconds=20, what="the event is a second old")
+    ended = ask(database, "status", "--json", "--max-oldest", "1")
+    assert ended.code == 1
+    assert ended.json["sinks"]["events"]["backlog"] == 1
+    assert ended.json["unrouted"] == ["user.created"]
+    assert [line.split(":")[0] for line in ended.err.splitlines()] == ["sink events", "sink idle"]
+    ended = ask(database, "status", "--max-oldest", "3600")
+    assert (ended.code, ended.err) == (0, "")
+
+
+def _oldest(database: Database) -> float:
+    with database.connect() as connection:
+        row = connection.execute("select extract(epoch from now() - min(created_at)) from outbox.event").fetchone()
+    return float(row[0]) if row else 0.0
+
+
+def test_a_config_names_the_database_too(database: Database, tmp_path: Path) -> None:
+    file = tmp_path / "relay.toml"
+    file.write_text(CONFIG.format(dsn=database.dsn, topic="t", bootstrap="localhost:1"))
+    for arguments in (("status", "-c", file), ("-c", file, "status")):
+        assert outbox_relay(*arguments).code == 0
+    assert outbox_relay("status", OUTBOX_RELAY_CONFIG=str(file)).code == 0
+    assert outbox_relay("status", OUTBOX_RELAY_DATABASE__DSN=database.dsn).code == 0
+    secret = tmp_path / "dsn"
+    secret.write_text(f"{database.dsn}\n")
+    assert outbox_relay("status", OUTBOX_RELAY_DATABASE__DSN_FILE=str(secret)).code == 0
+    assert outbox_relay("status", "--dsn", database.dsn, OUTBOX_RELAY_DATABASE__POOLER="transaction").code == 0
+
+
+def test_emit_prints_the_uid_and_why_finds_it(database: Database) -> None:
+    register(database, "events")
+    ended = ask(database, "emit", "order.created", "--key", "order-1")
+    assert (ended.code, ended.err) == (0, "")
+    uid = ended.out.strip()
+    assert str(UUID(uid)) == uid
+    ended = ask(database, "why", uid, "--json")
+    assert (ended.code, ended.err, ended.json["sinks"]["events"]["state"]) == (0, "", "in-log")
+    ended = ask(database, "why", uid.upper())
+    assert (ended.code, ended.err) == (0, "")
+    assert "events  in the log, not yet reached by shard" in ended.out
+
+
+def test_emit_stores_the_payload_byte_for_byte(database: Database, tmp_path: Path) -> None:
+    payload = b' { "a" : 1.0 }\n'
+    file = tmp_path / "payload"
+    file.write_bytes(payload)
+    own = str(uuid4())
+    ask(database, "emit", "t", "--payload", file, "--header", "a=b=c", "--header", "traceparent=", "--uid", own)
+    ask(database, "emit", "t", "--payload", "-", "--content-type", "application/x-bytes", stdin=b"\x00\xff")
+    ask(database, "emit", "t")
+    assert ask(database, "emit", "t", "--uid", own).out.strip() == own
+    with database.connect() as connection:
+        rows = connection.execute("select payload, content_type, headers from outbox.event order by id").fetchall()
+        [(uid,)] = connection.execute("select uid::text from outbox.event order by id limit 1").fetchall()
+    assert rows == [
+        (payload, "application/json", {"a": "b=c", "traceparent": ""}),
+        (b"\x00\xff", "application/x-bytes", None),
+        (b"{}", "application/json", None),
+    ]
+    assert uid == own
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("order created",), ("t", "--key", "k" * 1025), ("t", "--header", "a b=c"), ("t", "--header", "a=\n")],
+    ids=range(4),
+)
+def test_an_event_that_the_outbox_does_not_take_is_wrong_usage(database: Database, arguments: tuple[str, ...]) -> None:
+    refused(ask(database, "emit", *arguments), 2)
+    with database.connect() as connection:
+        assert connection.execute("select count(*) from outbox.event").fetchone() == (0,)
+
+
+def test_an_unknown_event_ends_with_3(database: Database) -> None:
+    refused(ask(database, "why", str(uuid4())), 3, "not committed yet", "past retention")
+
+
+def test_pause_and_resume_are_stored_and_may_be_repeated(database: Database) -> None:
+    register(database, "events")
+    said: list[str] = []
+    for command in ("pause", "pause", "resume", "resume"):
+        ended = ask(database, command, "events")
+        assert (ended.code, ended.err) == (0, "")
+        said.append(ended.out.strip())
+        paused = ask(database, "status", "--json").json["sinks"]["events"]["paused"]
+        assert paused == (command == "pause")
+    assert said == [
+        "sink events is paused",
+        "sink events is already paused",
+        "sink events goes on",
+        "sink events was not paused",
+    ]
+
+
+def test_an_unknown_sink_ends_with_3_and_names_the_nearest(database: Database) -> None:
+    refused(ask(database, "pause", "events"), 3, "there is none yet")
+    register(database, "events", "crm")
+    refused(ask(database, "pause", "event"), 3, "did you mean events?")
+    refused(ask(database, "resume", "zzz"), 3, "there are: crm, events")
+
+
+def test_a_reader_that_goes_away_is_no_traceback(database: Database) -> None:
+    script = f"set -o pipefail; python -m outbox_relay status --dsn '{database.dsn}' | true; echo $?"
+    path = f"{Path(os.sys.executable).parent}:{os.environ['PATH']}"
+    command = ["/bin/bash", "-c", script]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=60, env={**os.environ, "PATH": path}
+    )
+    assert (done.stdout, done.stderr) == ("141\n", "")
+
+
+# -- a user's mistakes --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", QUESTIONS, ids=" ".join)
+def test_a_database_without_the_schema_says_what_to_run(empty_database: Database, command: tuple[str, ...]) -> None:
+    refused(ask(empty_database, *command), 2, "outbox-relay migrate")
+
+
+def test_emit_and_run_without_the_schema_say_what_to_run(empty_database: Database) -> None:
+    refused(ask(empty_database, "emit", "t"), 2, "outbox-relay migrate")
+    ended = ask(empty_database, "run")
+    assert (ended.code, ended.out) == (2, "")
+    assert "outbox-relay migrate" in ended.err
+
+
+@pytest.mark.parametrize("command", [*QUESTIONS, ("emit", "t"), ("migrate",)], ids=" ".join)
+def test_a_database_that_does_not_exist_is_wrong_configuration(
+    postgres: PostgresServer, command: tuple[str, ...]
+) -> None:
+    refused(outbox_relay(*command, "--dsn", postgres.dsn("nowhere")), 2, 'database "nowhere" does not exist')
+
+
+@pytest.fixture
+def guarded(database: Database) -> Iterator[str]:
+    """A role that must give a password."""
+    role = f"guarded_{uuid4().hex[:8]}"
+    with database.connect(autocommit=True) as connection:
+        connection.execute(f"create role {role} login password 'SECRET-RIGHT'".encode())
+        database.server.require_password(role)
+        yield role
+        connection.execute(f"drop role {role}".encode())
+
+
+@pytest.mark.parametrize("command", [*QUESTIONS, ("emit", "t"), ("migrate",), ("run",)], ids=" ".join)
+def test_a_wrong_password_is_one_line_without_it(database: Database, guarded: str, command: tuple[str, ...]) -> None:
+    ended = outbox_relay(*command, "--dsn", database.dsn_as(guarded, password="SECRET-WRONG"))
+    assert (ended.code, ended.out) == (2, "")
+    assert "password authentication failed" in ended.err
+    assert "SECRET" not in ended.err
+
+
+@pytest.mark.parametrize("command", [*QUESTIONS, ("emit", "t")], ids=" ".join)
+def test_missing_rights_say_how_they_are_granted(database: Database, guarded: str, command: tuple[str, ...]) -> None:
+    ended = outbox_relay(*command, "--dsn", database.dsn_as(guarded, password="SECRET-RIGHT"))
+    refused(ended, 2, "outbox-relay migrate --grant-relay ROLE")
+
+
+@pytest.mark.parametrize("command", QUESTIONS, ids=" ".join)
+def test_a_newer_schema_is_refused(database: Database, command: tuple[str, ...]) -> None:
+    with database.connect() as connection:
+        connection.execute("update outbox.meta set schema_version = 9999, min_relay = 9998")
+    refused(ask(database, *command), 2, "9999")
+
+
+def test_a_server_that_does_not_answer_is_a_failure(database: Database) -> None:
+    dsn = psycopg.conninfo.make_conninfo(database.dsn, port=free_port())
+    for command in (*QUESTIONS, ("emit", "t"), ("migrate",)):
+        refused(outbox_relay(*command, "--dsn", dsn), 1, "Connection refused")
+
+
+# -- migrate ------------------------------------------------------------------------------------------------------
+
+
+def test_migrate_needs_no_file_and_may_be_repeated(empty_database: Database) -> None:
+    for _ in range(2):
+        ended = ask(empty_database, "migrate")
+        assert (ended.code, ended.err) == (0, "")
+        assert ended.out.endswith("\n")
+    assert ask(empty_database, "status").code == 0
+
+
+def test_migrate_prints_the_sql_without_a_database(empty_database: Database) -> None:
+    ended = outbox_relay("migrate", "--sql", "--grant-relay", "shop_relay")
+    assert (ended.code, ended.err) == (0, "")
+    assert "create schema outbox" in ended.out
+    assert "shop_relay" in ended.out
+    with empty_database.connect() as connection:
+        assert connection.execute("select to_regnamespace('outbox')").fetchone() == (None,)
+
+
+def test_migrate_grants_what_emit_and_the_questions_need(empty_database: Database) -> None:
+    with ExitStack() as stack:
+        roles = [stack.enter_context(_role(empty_database)) for _ in range(3)]
+        emitter, other, relay = roles
+        grants = ("--grant-emit", emitter, "--grant-emit", other, "--grant-relay", relay)
+        assert ask(empty_database, "migrate", *grants).code == 0
+        for role in (emitter, other):
+            ended = outbox_relay("emit", "order.created", "--dsn", empty_database.dsn_as(role))
+            assert (ended.code, ended.err) == (0, "")
+        register(empty_database, "s")
+        for command in (("status",), ("why", ended.out.strip()), ("pause", "s"), ("resume", "s")):
+            ended = outbox_relay(*command, "--dsn", empty_database.dsn_as(relay))
+            assert (ended.code, ended.err) == (0, "")
+            refused(outbox_relay(*command, "--dsn", empty_database.dsn_as(emitter)), 2, "--grant-relay")
+
+
+class _role:  # noqa: N801 - a context manager
+    """A role of its own that disappears at the end."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self.name = f"role_{uuid4().hex[:8]}"
+
+    def __enter__(self) -> str:
+        self._do(f"create role {self.name} login")
+        return self.name
+
+    def __exit__(self, *_: object) -> None:
+        self._do(f"drop owned by {self.name}")
+        self._do(f"drop role {self.name}")
+
+    def _do(self, text: str) -> None:
+        with self.database.connect(autocommit=True) as connection:
+            connection.execute(text.encode())
+
+
+def test_migrate_to_a_role_that_does_not_exist_is_refused(database: Database) -> None:
+    refused(ask(database, "migrate", "--grant-emit", "no_such_role"), 2, "no_such_role")
+
+
+# -- the service --------------------------------------------------------------------------------------------------
+
+
+def test_health_check_online_and_status_of_a_running_relay(
+    database: Database, kafka: KafkaBroker, topic: str, tmp_path: Path
+) -> None:
+    kafka.create_topic(topic, partitions=1)
+    text = CONFIG.format(dsn=database.dsn, topic=topic, bootstrap=kafka.bootstrap)
+    with RelayService(tmp_path, text) as service:
+        ended = outbox_relay("health", "-c", service.config)
+        assert (ended.code, ended.json["ready"], ended.err) == (0, True, "")
+        ended = outbox_relay("check", "--online", "-c", service.config)
+        assert (ended.code, ended.err) == (0, "")
+        uid = outbox_relay("emit", "order.created", "-c", service.config).out.strip()
+        until(lambda: _state(service, uid) == "delivered", seconds=30, what="the event is delivered")
+        [relay] = outbox_relay("status", "--json", "-c", service.config).json["relays"]
+        assert relay["shards"] == {"events": 64}
+        assert relay["version"]
+        assert service.stop() == 0
+    assert outbox_relay("health", "-c", service.config).code == 1
+
+
+def _state(service: RelayService, uid: str) -> str:
+    return outbox_relay("why", uid, "--json", "-c", service.config).json["sinks"]["events"]["state"]
+
+
+def test_check_online_names_what_cannot_be_reached(empty_database: Database, tmp_path: Path) -> None:
+    file = tmp_path / "relay.toml"
+    file.write_text(CONFIG.format(dsn=empty_database.dsn, topic="t", bootstrap=f"127.0.0.1:{free_port()}"))
+    ended = outbox_relay("check", "--online", "-c", file)
+    assert (ended.code, ended.out) == (2, "")
+    assert "database: " in ended.err
+    assert "outbox-relay migrate" in ended.err
+    assert "sinks.events: " in ended.err
+
+
+# -- the page of commands -----------------------------------------------------------------------------------------
+
+PAGE = (Path(__file__).parents[2] / "docs" / "commands.md").read_text()
+
+
+def test_the_page_has_every_command_and_every_option() -> None:
+    commands = re.findall(r"^    (\w+) +\S", outbox_relay("--help").out, re.MULTILINE)
+    assert len(commands) >= 9
+    for command in commands:
+        heading = f"## {command}\n"
+        assert heading in PAGE
+        section = PAGE.split(heading)[1].split("\n## ")[0]
+        for option in re.findall(r"(--[a-z-]+)", outbox_relay(command, "--help").out):
+            assert option in section or option in ("--help", "--config", "--dsn"), f"{command} {option}"
+
+
+def test_the_examples_of_the_page_work_as_they_stand(database: Database, tmp_path: Path) -> None:
+    register(database, "events")
+    (tmp_path / "order.json").write_text('{"id": 1}')
+    (tmp_path / "relay.toml").write_text(
+        CONFIG.format(dsn=database.dsn, topic="t", bootstrap="localhost:1") + '[http]\nlisten = "127.0.0.1:8080"\n'
+    )
+    load(tmp_path / "relay.toml", {})
+    uid = ""
+    for line in re.findall(r"^\$ outbox-relay (.+)$", PAGE, re.MULTILINE):
+        if re.match(r"run|health|check --online|migrate", line):
+            continue
+        script = f"python -m outbox_relay {re.sub(r'[0-9a-f]{8}-[0-9a-f-]{27}', uid, line)}"
+        done = subprocess.run(
+            ["/bin/bash", "-c", script],
+            cwd=tmp_path,
+            env={
+                **os.environ,
+                "PATH": f"{Path(os.sys.executable).parent}:{os.environ['PATH']}",
+                "PYTHONPATH": str(Path(__file__).parents[2]),
+                "OUTBOX_RELAY_CONFIG": "relay.toml",
+            },
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        assert (done.returncode, done.stderr) == (0, ""), f"{line}: {done}"
+        uid = done.stdout.strip() if line.startswith("emit") else uid

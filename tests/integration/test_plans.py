@@ -1,0 +1,307 @@
+"""The plans of the statements on the data path, as the server ran them inside the functions: indexes and rows, no times.
+
+The log has some 200,000 events in several partitions, and the planner knows nothing true of it: it was analysed while
+it was empty, or never. The plans must be the same once the statistics are right.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+from psycopg.errors import Diagnostic
+
+from outbox_relay.store import statements
+from tests.support.database import Database
+from tests.support.postgres import PostgresServer
+
+PARTITIONS, PER_PARTITION = 6, 34_000
+EVENTS = PARTITIONS * PER_PARTITION
+ROWS = 20_000
+"""Rows of ``delivery`` for each of the two sinks."""
+EVERYTHING_BEFORE, NOTHING_BEFORE = "3:3:", "9000000000:9000000000:"
+SINK = "crm"
+OWNER = UUID(int=7)
+AMPLE = 1 << 40
+
+LOG = f"""
+do $$
+declare
+    today timestamptz := date_trunc('day', now() at time zone 'UTC') at time zone 'UTC';
+    day timestamptz;
+begin
+    for n in 1..{PARTITIONS - 1} loop
+        day := today - n * interval '1 day';
+        execute format('create table outbox.%I (like outbox.event including defaults including generated)', 'past_' || n);
+        execute format('alter table outbox.%I set (autovacuum_enabled = off)', 'past_' || n);
+        execute format('alter table outbox.event attach partition outbox.%I for values from (%L) to (%L)',
+                       'past_' || n, day, day + interval '1 day');
+    end loop;
+end
+$$;
+alter table outbox.delivery set (autovacuum_enabled = off);
+analyze
+"""
+EVENTS_OF_A_DAY = """
+insert into outbox.event (uid, type, key, payload, content_type, created_at)
+select gen_random_uuid(), 'type.' || g % 7, 'key-' || g % 1000, '{{}}', 'application/json', now() - {} * interval '1 day'
+  from generate_series(1, {}) g
+"""
+ROWS_OF_A_SINK = """
+insert into outbox.delivery
+       (sink, id, shard, state, ordered, due_at, uid, type, key, payload, content_type, created_at)
+select %(sink)s, e.id, e.shard, case when e.id %% 4 = 0 then 'waiting' else 'held' end, true,
+       now() + (e.id %% 3 - 1) * interval '1 hour', e.uid, e.type, e.key, e.payload, e.content_type, e.created_at
+  from outbox.event e
+ where e.id between %(first)s and %(last)s
+"""
+EXPLAIN = """
+load 'auto_explain';
+set auto_explain.log_min_duration = 0;
+set auto_explain.log_nested_statements = on;
+set auto_explain.log_analyze = on;
+set auto_explain.log_timing = off;
+set auto_explain.log_format = json;
+set auto_explain.log_level = notice
+"""
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node of a plan that was run; counts are of all its loops."""
+
+    type: str
+    relation: str
+    index: str
+    condition: str
+    returned: int
+    scanned: int
+
+
+@dataclass
+class Explained:
+    """A connection on which every plan is shown."""
+
+    connection: psycopg.Connection[Any]
+    texts: list[str] = field(default_factory=list[str])
+
+    def __post_init__(self) -> None:
+        self.connection.add_notice_handler(self._hear)
+        self.connection.execute(EXPLAIN)
+
+    def _hear(self, notice: Diagnostic) -> None:
+        self.texts.append(notice.message_primary or "")
+
+    def run(self, statement: str, **parameters: Any) -> list[tuple[Any, ...]]:
+        """The rows of one of the product's statements; the plans inside it are kept."""
+        self.texts.clear()
+        return self.connection.execute(statements()[statement], parameters).fetchall()
+
+    def nodes(self, *, of: str) -> list[Node]:
+        """The nodes of the statement inside the function that has the text ``of``."""
+        plans = [json.loads(text[text.index("{") :]) for text in self.texts if "plan:" in text]
+        [plan] = [plan["Plan"] for plan in plans if of in plan["Query Text"]]
+        return list(_walk(plan))
+
+    def scans(self, *tables: str, of: str) -> list[Node]:
+        """The scans of the tables whose names begin with ``tables``."""
+        return [node for node in self.nodes(of=of) if node.relation.startswith(tables) and node.type != "ModifyTable"]
+
+    def conditions(self, *, of: str) -> set[tuple[str, str]]:
+        """(index, condition) of every use of an index; an index of a partition counts as that of the log."""
+        uses = [node for node in self.nodes(of=of) if node.index]
+        return {(re.sub(r"^(event|past)_\w+?_(?=id_shard|xid)", "event_", use.index), use.condition) for use in uses}
+
+
+def _walk(plan: Mapping[str, Any]) -> Iterator[Node]:
+    loops = plan["Actual Loops"]
+    returned = round(plan["Actual Rows"] * loops)
+    removed = round((plan.get("Rows Removed by Filter", 0) + plan.get("Rows Removed by Index Recheck", 0)) * loops)
+    yield Node(
+        plan["Node Type"],
+        plan.get("Relation Name", ""),
+        plan.get("Index Name", ""),
+        plan.get("Index Cond", ""),
+        returned,
+        returned + removed,
+    )
+    for child in plan.get("Plans", ()):
+        yield from _walk(child)
+
+
+@pytest.fixture(scope="module")
+def log(postgres: PostgresServer, template: str) -> Generator[Database]:
+    """A log and rows of two sinks, neither ever analysed since it was filled."""
+    postgres.create_database("plans", template=template)
+    with postgres.connect("plans") as connection:
+        connection.execute(LOG)
+        for day in reversed(range(PARTITIONS)):
+            connection.execute(EVENTS_OF_A_DAY.format(day, PER_PARTITION).encode())
+        for n, sink in enumerate((SINK, "other")):
+            parameters = {"sink": sink, "first": n * ROWS + 1, "last": (n + 1) * ROWS}
+            connection.execute(ROWS_OF_A_SINK.encode(), parameters)
+    yield Database(postgres, "plans")
+    postgres.drop_database("plans")
+
+
+@pytest.fixture(scope="module", params=["stale statistics", "true statistics"])
+def statistics(request: pytest.FixtureRequest, log: Database) -> Database:
+    if request.param == "true statistics":
+        with log.connect(autocommit=True) as connection:
+            connection.execute("analyze")
+    return log
+
+
+@pytest.fixture
+def explained(statistics: Database) -> Generator[Explained]:
+    with statistics.connect(autocommit=True) as connection:
+        yield Explained(connection)
+
+
+def read(explained: Explained, statement: str = "read_rest", **changes: Any) -> list[tuple[Any, ...]]:
+    parameters: dict[str, Any] = {
+        "shards": list(range(64)), "types": None, "a": EVERYTHING_BEFORE, "b": NOTHING_BEFORE, "a_next": 3,
+        "after": 0, "upto": EVENTS, "rows": 4000, "bytes": AMPLE,
+    }  # fmt: skip
+    return explained.run(statement, **{**parameters, **changes})
+
+
+REST, LATE = "not pg_visible_in_snapshot(l.xid, a)", "l.xid = any (running)"
+NEVER_IN_ORDER = {"Sort", "Incremental Sort", "Seq Scan", "Bitmap Heap Scan", "Bitmap Index Scan", "Hash Join"}
+
+
+@pytest.mark.parametrize("after", [0, EVENTS // 2, EVENTS - 4500])
+def test_rest_is_read_in_index_order_and_no_further_than_needed(explained: Explained, after: int) -> None:
+    for _ in range(7):  # beyond the five calls after which a plan may become generic
+        found = read(explained, after=after, upto=2**63 - 1)
+        assert [row[0] for row in found] == list(range(after + 1, min(after + 4000, EVENTS) + 1))
+    scans = explained.scans("event_", "past_", of=REST)
+    assert not {node.type for node in explained.nodes(of=REST)} & NEVER_IN_ORDER
+    assert scans
+    assert all(node.type == "Index Scan" and "id > $" in node.condition for node in scans), "ordered, and generic"
+    assert sum(node.scanned for node in scans) <= len(found) + len(scans)
+
+
+def test_rest_of_few_shards_looks_at_its_span_only(explained: Explained) -> None:
+    found = read(explained, shards=[5], after=100_000, upto=102_000)
+    assert {row[1] for row in found} == {5}
+    scans = explained.scans("event_", "past_", of=REST)
+    assert not {node.type for node in explained.nodes(of=REST)} & NEVER_IN_ORDER
+    assert sum(node.scanned for node in scans) <= 2000
+
+
+def test_rest_of_few_types_looks_at_its_span_only(explained: Explained) -> None:
+    found = read(explained, types=["type.3"], after=100_000, upto=102_000)
+    assert {row[3] for row in found} == {"type.3"}
+    scans = explained.scans("event_", "past_", of=REST)
+    assert not {node.type for node in explained.nodes(of=REST)} & NEVER_IN_ORDER
+    assert sum(node.scanned for node in scans) <= 2000
+
+
+def test_empty_end_of_the_log_costs_no_rows(explained: Explained) -> None:
+    assert read(explained, after=EVENTS, upto=2**63 - 1) == []
+    assert sum(node.scanned for node in explained.scans("event_", "past_", of=REST)) == 0
+
+
+@pytest.mark.parametrize("listed", [True, False], ids=["listed in the snapshot", "above its xmax"])
+def test_latecomers_are_found_by_their_xid(explained: Explained, listed: bool) -> None:
+    connection = explained.connection
+    with connection.transaction(force_rollback=True):
+        [(xid,)] = connection.execute("select pg_current_xact_id()::text::bigint").fetchall()
+        connection.execute(EVENTS_OF_A_DAY.format(0, 50).encode())
+        [(last,)] = connection.execute("select max(id) from outbox.event").fetchall()
+        snapshot, following = (f"{xid}:{xid + 1}:{xid}", xid + 1) if listed else (f"{xid}:{xid}:", xid + 500)
+        found = read(explained, "read_late", a=snapshot, a_next=following, upto=last, rows=20)
+    assert [row[0] for row in found] == list(range(last - 49, last - 29))
+    scans = explained.scans("event_", "past_", of=LATE)
+    assert scans
+    assert "Seq Scan" not in {node.type for node in scans}
+    assert {index for index, _ in explained.conditions(of=LATE)} == {"event_xid_idx"}
+    assert all("$" in condition for _, condition in explained.conditions(of=LATE)), "not generic"
+    assert sum(node.scanned for node in scans) <= 50
+
+
+def claim(explained: Explained, **changes: Any) -> list[tuple[Any, ...]]:
+    parameters: dict[str, Any] = {
+        "sink": SINK, "owner": OWNER, "lease": uuid4(), "lease_for": 20.0, "rows": 100, "bytes": AMPLE,
+        "hold": False, "keys": [], "sweep": False, "suspects": False,
+    }  # fmt: skip
+    with explained.connection.transaction(force_rollback=True):
+        return explained.run("claim_rows", **{**parameters, **changes})
+
+
+WAITING, HEADS, HELD, CLAIMED = "d.due_at <= now()", "recursive blocked", "cross join lateral", "skip locked"
+COPIED, STORED = "insert into outbox.delivery", "join outbox.delivery d on d.sink = sink_name"
+
+
+def test_due_rows_are_found_by_the_time_they_are_due(explained: Explained) -> None:
+    assert claim(explained)
+    outer, *inner = explained.scans("delivery", of=WAITING)
+    assert not {"Sort", "Seq Scan", "Bitmap Heap Scan"} & {node.type for node in explained.nodes(of=WAITING)}
+    assert (outer.index, "due_at" in outer.condition) == ("delivery_due", True)
+    assert inner
+    assert all(node.index == "delivery_key" and "id < " in node.condition for node in inner)
+
+
+def test_heads_of_keys_are_found_by_key(explained: Explained) -> None:
+    keys = [f"key-{n}" for n in range(0, 1000, 10)]
+    with explained.connection.transaction(force_rollback=True):
+        explained.connection.execute("delete from outbox.delivery where sink = %s and id <= 1000", (SINK,))
+        claimed = claim(explained, keys=keys, rows=1000)
+        scans = explained.scans("delivery", of=HELD)
+    assert {row[4] for row in claimed} & {*keys}
+    assert {node.index for node in scans} == {"delivery_key"}
+    assert sum(node.scanned for node in scans) <= len(keys)
+
+
+def test_sweep_reads_one_row_of_each_key(explained: Explained) -> None:
+    claim(explained, sweep=True)
+    for text in (HEADS, HELD):
+        scans = explained.scans("delivery", of=text)
+        assert {node.index for node in scans} == {"delivery_key"}
+        assert sum(node.scanned for node in scans) <= 1000 + 1
+
+
+def test_claimed_rows_are_locked_and_changed_by_their_primary_key(explained: Explained) -> None:
+    claimed = claim(explained)
+    scans = explained.scans("delivery", of=CLAIMED)
+    assert scans
+    assert "Seq Scan" not in {node.type for node in scans}
+    assert {index for index, _ in explained.conditions(of=CLAIMED)} == {"delivery_pkey"}
+    assert sum(node.scanned for node in scans) <= 3 * len(claimed)
+
+
+def test_settled_rows_are_copied_by_the_id_of_their_events(explained: Explained) -> None:
+    connection = explained.connection
+    ids = list(range(EVENTS - 999, EVENTS + 1, 10))
+    with connection.transaction(force_rollback=True):
+        connection.execute("insert into outbox.sink (name, patterns, start) values ('crm', '{*}', 'now')")
+        connection.execute(
+            "insert into outbox.shard (sink, shard, owner, epoch) select 'crm', n, %s, 1 from generate_series(0, 63) n",
+            (OWNER,),
+        )
+        assert explained.run("settle", **settlement(ids)) == [(True,)]
+        copied = explained.scans("event_", "past_", of=COPIED)
+        stored = explained.scans("delivery", of=STORED)
+    assert "Seq Scan" not in {node.type for node in (*copied, *stored)}
+    assert {index for index, _ in explained.conditions(of=COPIED)} == {"event_id_shard_idx"}
+    assert {index for index, _ in explained.conditions(of=STORED)} == {"delivery_pkey"}
+    assert sum(node.scanned for node in copied) == sum(node.scanned for node in stored) == len(ids)
+
+
+def settlement(ids: list[int]) -> dict[str, Any]:
+    """The parameters of a settlement that makes rows of ``ids`` and moves no shard."""
+    none = [None] * len(ids)
+    positions = ("shards", "epochs", "a_seqs", "a_snapshots", "a_nexts", "b_seqs", "b_snapshots", "b_nexts", "lasts")
+    return {
+        "sink": SINK, "owner": OWNER, **{name: [] for name in positions}, "ids": ids, "states": ["held"] * len(ids),
+        "ordereds": [True] * len(ids), "due_in": none, "attempts": [0] * len(ids), "claims": [0] * len(ids),
+        "leases": none, "lease_for": none, "errors": none, "statuses": none,
+        "fence_shards": list(range(64)), "fence_epochs": [1] * 64,
+    }  # fmt: skip

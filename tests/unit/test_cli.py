@@ -1,0 +1,342 @@
+"""The command line without a database: what it takes, what it says, and how it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socketserver
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from outbox_relay import __version__, cli
+from tests.support.command import Ended, outbox_relay
+from tests.support.ports import free_port
+
+DATABASE_COMMANDS: list[tuple[str, ...]] = [
+    ("status",),
+    ("why", "01a1fe9a-cd39-7f81-9032-e812a3369897"),
+    ("pause", "s"),
+    ("resume", "s"),
+    ("emit", "order.created"),
+    ("migrate",),
+    ("run",),
+]
+KAFKA = """
+[sinks.events]
+type = "kafka"
+topic = "shop"
+[sinks.events.producer]
+"bootstrap.servers" = "localhost:9092"
+"""
+
+
+def toml(directory: Path, text: str) -> Path:
+    """A configuration."""
+    file = directory / "relay.toml"
+    file.write_text(text)
+    return file
+
+
+@pytest.fixture
+def inside(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
+    """Runs a command in this process, which is quicker than in one of its own."""
+
+    def run(*arguments: str | Path) -> Ended:
+        code = cli.main([str(argument) for argument in arguments])
+        printed = capsys.readouterr()
+        return Ended(code, printed.out, printed.err)
+
+    return run
+
+
+def test_version_is_data() -> None:
+    ended = outbox_relay("--version")
+    assert (ended.code, ended.out, ended.err) == (0, f"outbox-relay {__version__}\n", "")
+
+
+def test_help_names_every_command() -> None:
+    ended = outbox_relay("--help")
+    assert ended.code == 0
+    for name in ("migrate", "check", "run", "status", "why", "pause", "resume", "emit", "health"):
+        assert name in ended.out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("stat",),
+        ("status", "extra"),
+        ("status", "--max-oldest", "soon"),
+        ("status", "--max-oldest", "-1"),
+        ("status", "--max-oldest", "nan"),
+        ("status", "--js"),
+        ("why",),
+        ("why", "order-1"),
+        ("pause",),
+        ("emit", "t", "--header", "no-equals-sign"),
+        ("emit", "t", "--uid", "7"),
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_ends_with_2_and_says_so_on_stderr(
+    arguments: tuple[str, ...], inside: Callable[..., Ended]
+) -> None:
+    ended = inside(*arguments)
+    assert (ended.code, ended.out) == (2, "")
+    assert "error: " in ended.err
+
+
+@pytest.mark.parametrize("command", DATABASE_COMMANDS, ids=" ".join)
+def test_without_a_database_the_three_ways_to_name_one_are_named(
+    command: tuple[str, ...], inside: Callable[..., Ended]
+) -> None:
+    ended = inside(*command)
+    assert (ended.code, ended.out) == (2, "")
+    assert len(ended.err.splitlines()) == 1
+    for way in ("[database]", "OUTBOX_RELAY_DATABASE__DSN", "--dsn"):
+        assert way in ended.err
+
+
+@pytest.mark.parametrize("command", DATABASE_COMMANDS[:-1], ids=" ".join)
+def test_a_database_that_is_not_there_is_a_failure_in_one_line_without_the_password(
+    command: tuple[str, ...], inside: Callable[..., Ended]
+) -> None:
+    ended = inside(*command, "--dsn", f"postgresql://relay:SECRET@127.0.0.1:{free_port()}/shop")
+    assert (ended.code, ended.out) == (1, "")
+    assert len(ended.err.splitlines()) == 1
+    assert "SECRET" not in ended.err
+
+
+@pytest.mark.parametrize("command", [*DATABASE_COMMANDS[:-1], ("check", "--online")], ids=" ".join)
+@pytest.mark.parametrize("dsn", ["postgresql://relay:SECRET@127.0.0.1:port/shop", "host=127.0.0.1 pasword=SECRET"])
+def test_a_malformed_dsn_is_wrong_configuration_and_is_not_repeated(
+    command: tuple[str, ...], dsn: str, inside: Callable[..., Ended]
+) -> None:
+    ended = inside(*command, "--dsn", dsn)
+    assert (ended.code, ended.out) == (2, "")
+    assert "SECRET" not in ended.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("status", "--dns", "postgresql://relay:SECRET@db/shop"),
+        ("status", "postgresql://relay:SE@CRE/T@db/shop"),
+        ("postgresql://relay:SECRET@db/shop", "status"),
+        ("status", "host=db password=SECRET"),
+        ("status", "host=db PASSWORD='SEC RET'"),
+    ],
+    ids=range(5),
+)
+def test_a_misplaced_dsn_is_not_repeated_with_its_password(
+    arguments: tuple[str, ...], inside: Callable[..., Ended]
+) -> None:
+    ended = inside(*arguments)
+    assert ended.code == 2
+    for piece in ("SECRET", "SE@", "CRE", "SEC", "RET"):
+        assert piece not in ended.err
+
+
+def test_options_are_taken_before_and_after_the_command(
+    tmp_path: Path, inside: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = toml(tmp_path, KAFKA + '[routes]\n"*" = ["events"]\n')
+    dsn = "postgresql://relay@localhost/shop"
+    for arguments in (
+        ("-c", file, "--dsn", dsn, "check"),
+        ("check", "-c", file, "--dsn", dsn),
+        ("--config", file, "check", "--dsn", dsn),
+    ):
+        ended = inside(*arguments)
+        assert (ended.code, ended.err) == (0, "")
+    assert inside("-c", "missing.toml", "check", "-c", file, "--dsn", dsn).code == 0
+    monkeypatch.setenv("OUTBOX_RELAY_CONFIG", str(file))
+    monkeypatch.setenv("OUTBOX_RELAY_DATABASE__DSN", dsn)
+    ended = inside("check")
+    assert (ended.code, ended.err) == (0, "")
+
+
+def test_check_counts_what_it_found_right(tmp_path: Path, inside: Callable[..., Ended]) -> None:
+    file = toml(tmp_path, KAFKA + '[routes]\n"order.*" = ["events"]\n"user.*" = ["events"]\n')
+    ended = inside("check", "-c", file, "--dsn", "postgresql://relay@localhost/shop")
+    assert ended.out == "no problem found in 1 sinks and 2 routes\n"
+
+
+def test_check_prints_every_problem_with_its_place(tmp_path: Path, inside: Callable[..., Ended]) -> None:
+    file = toml(tmp_path, KAFKA.replace('"shop"', '"shop.{typ}"') + '[routes]\n"*" = ["event"]\n[http]\nlisen = "x"\n')
+    ended = inside("check", "-c", file)
+    assert (ended.code, ended.out) == (2, "")
+    assert len(ended.err.splitlines()) == 3
+    for place in ("relay.toml:4: sinks.events.topic", 'routes."*"[0]', "http.lisen"):
+        assert place in ended.err
+
+
+def test_check_warns_of_what_is_allowed_and_is_content(tmp_path: Path, inside: Callable[..., Ended]) -> None:
+    ended = inside("check", "-c", toml(tmp_path, KAFKA))
+    assert ended.code == 0
+    assert "warning: " in ended.err
+    assert "no route leads to this sink" in ended.err
+    assert "no database is named" in ended.err
+
+
+def test_a_missing_file_is_wrong_configuration(inside: Callable[..., Ended]) -> None:
+    ended = inside("status", "-c", "missing.toml")
+    assert (ended.code, ended.out) == (2, "")
+    assert "missing.toml: No such file or directory" in ended.err
+
+
+@pytest.mark.parametrize(("payload", "said"), [("missing.json", "No such file"), (".", "Is a directory")])
+def test_a_payload_that_cannot_be_read_is_wrong_usage(payload: str, said: str, inside: Callable[..., Ended]) -> None:
+    ended = inside("emit", "t", "--payload", payload, "--dsn", "postgresql://relay@localhost/shop")
+    assert (ended.code, ended.out) == (2, "")
+    assert said in ended.err
+
+
+@pytest.mark.parametrize("payload", [b"", b"{", b'{"a": NaN}', b"\xff", b"[" * 100_000])
+def test_a_payload_without_a_content_type_must_be_json(payload: bytes) -> None:
+    ended = outbox_relay("emit", "t", "--payload", "-", "--dsn", "postgresql://relay@localhost/shop", stdin=payload)
+    assert (ended.code, ended.out) == (2, "")
+    assert "--content-type" in ended.err
+
+
+def test_a_header_given_twice_is_wrong_usage(inside: Callable[..., Ended]) -> None:
+    ended = inside("emit", "t", "--header", "a=1", "--header", "a=2", "--dsn", "postgresql://relay@localhost/shop")
+    assert (ended.code, ended.out) == (2, "")
+
+
+def test_arguments_that_are_not_utf8_are_wrong_usage() -> None:
+    command = [os.fsencode(sys.executable), b"-m", b"outbox_relay", b"emit", b"\xff\xfe"]
+    done = subprocess.run(command, capture_output=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("missing", ["pydantic_settings", "psycopg_pool"])
+def test_a_plain_installation_is_told_what_to_install(missing: str) -> None:
+    code = (
+        f"import sys; sys.modules[{missing!r}] = None; from outbox_relay.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", code, "status", "--dsn", "postgresql://relay@localhost/shop"]
+    done = subprocess.run(command, capture_output=True, check=False, timeout=60, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert len(done.stderr.splitlines()) == 1
+    assert "needs pip install 'outbox-relay[relay]'" in done.stderr
+
+
+def test_the_command_line_itself_loads_nothing_of_the_relay() -> None:
+    code = "import sys, outbox_relay.cli; print([m for m in sys.modules if m.split('.')[0] in sys.argv[1:]])"
+    heavy = ["psycopg", "psycopg_pool", "pydantic", "structlog", "aiohttp", "confluent_kafka", "tenacity"]
+    done = subprocess.run([sys.executable, "-c", code, *heavy], capture_output=True, check=True, timeout=60, text=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_ctrl_c_ends_with_130_and_without_a_traceback() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "outbox_relay", "emit", "t", "--payload", "-", "--dsn", "postgresql://r@localhost/shop"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONVERBOSE": "1"},
+    ) as process:
+        assert process.stderr is not None
+        assert any(b"import 'outbox_relay.admin'" in line for line in process.stderr), "the command did not begin"
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert b"Traceback" not in err
+
+
+def test_a_reader_that_goes_away_is_no_error_to_tell_of() -> None:
+    command = f"{sys.executable} -m outbox_relay --help | true; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["/bin/bash", "-c", command], capture_output=True, check=False, timeout=60, text=True)
+    assert done.stdout.strip() in {"0", "141"}
+    assert done.stderr == ""
+
+
+# -- health -----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def listening(answer: Callable[[BaseHTTPRequestHandler], None]) -> Generator[int]:
+    """A server on the loopback address; yields its port."""
+
+    class Handler(BaseHTTPRequestHandler):
+        do_GET = answer  # noqa: N815 - http.server's name
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's name
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield server.server_address[1]
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def saying(status: int, body: bytes) -> Callable[[BaseHTTPRequestHandler], None]:
+    """Answers GET /readyz like this, and any other path with 404."""
+
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(status if request.path == "/readyz" else 404)
+        request.end_headers()
+        request.wfile.write(body)
+
+    return answer
+
+
+@pytest.mark.parametrize(("status", "code"), [(200, 0), (503, 1)])
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "localhost"])  # noqa: S104 - asked at loopback
+def test_health_says_what_the_relay_says(tmp_path: Path, status: int, code: int, host: str) -> None:
+    with listening(saying(status, b'{"ready": null}\n')) as port:
+        ended = outbox_relay("health", "-c", toml(tmp_path, f'[http]\nlisten = "{host}:{port}"\n'))
+    assert (ended.code, ended.out, ended.err) == (code, '{"ready": null}\n', "")
+
+
+def test_health_fails_when_nothing_listens(tmp_path: Path) -> None:
+    ended = outbox_relay("health", "-c", toml(tmp_path, f'[http]\nlisten = "[::]:{free_port()}"\n'))
+    assert (ended.code, ended.out) == (1, "")
+    assert "no answer from http://[::1]:" in ended.err
+    assert len(ended.err.splitlines()) == 1
+
+
+def test_health_fails_when_the_answer_is_no_http() -> None:
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.sendall(b"SSH-2.0-what\r\n\r\n")
+
+    with socketserver.TCPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        ended = outbox_relay("health", OUTBOX_RELAY_HTTP__LISTEN=f"127.0.0.1:{server.server_address[1]}")
+        thread.join()
+    assert (ended.code, ended.out) == (1, "")
+
+
+def test_health_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    silent = threading.Event()
+
+    def answer(_: BaseHTTPRequestHandler) -> None:
+        silent.wait(20)
+
+    monkeypatch.setattr(cli, "HEALTH_SECONDS", 0.2)
+    with listening(answer) as port:
+        assert cli.main(["health", "-c", str(toml(tmp_path, f'[http]\nlisten = "127.0.0.1:{port}"\n'))]) == 1
+        silent.set()
+
+
+@pytest.mark.parametrize(("text", "said"), [("", "[http]"), ('[http]\nlisten = "127.0.0.1:0"\n', "port 0")])
+def test_health_without_an_address_to_ask_is_wrong_configuration(tmp_path: Path, text: str, said: str) -> None:
+    ended = outbox_relay("health", "-c", toml(tmp_path, text))
+    assert (ended.code, ended.out) == (2, "")
+    assert said in ended.err

@@ -1,0 +1,84 @@
+"""How answers read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from outbox_relay import admin
+from outbox_relay.admin.text import duration, printable, table
+
+SINK: dict[str, Any] = {
+    "backlog": 3,
+    "backlog_exact": True,
+    "oldest_seconds": 320.5,
+    "waiting": 1,
+    "held": 2,
+    "dead": 0,
+    "scheduled": 4,
+    "circuit": "closed",
+    "paused": False,
+    "last_error": None,
+    "unowned": 0,
+}
+RELAY: dict[str, Any] = {
+    "name": "a:1",
+    "version": "0.1.0",
+    "seen_seconds_ago": 0.4,
+    "shards": {"crm": 32, "events": 64},
+}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "0.0 s"),
+        (59.9, "59.9 s"),
+        (60, "1 min 0 s"),
+        (320.9, "5 min 20 s"),
+        (11_520, "3 h 12 min"),
+        (367_200, "4 d 6 h"),
+    ],
+)
+def test_durations_have_two_units_at_most(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_columns_are_aligned_and_nothing_trails() -> None:
+    assert table([("A", "LONG"), ("long", "b"), ("", "c")]) == ["A     LONG", "long  b", "      c"]
+    assert table([]) == []
+
+
+def test_what_a_terminal_would_obey_is_replaced() -> None:
+    assert printable("a\x1b[2Jb\u202ec\nd") == "a?[2Jb?c?d"
+
+
+def test_status_of_two_sinks() -> None:
+    slow = {**SINK, "backlog": 812000, "backlog_exact": False, "circuit": "open", "paused": True, "last_error": "away"}
+    found = {"relays": [RELAY], "sinks": {"crm": SINK, "events": slow}, "unrouted": ["a.b", "c"]}
+    assert admin.status_text(found).splitlines() == [
+        "SINK    BACKLOG  OLDEST      WAITING  HELD  DEAD  SCHEDULED  CIRCUIT  PAUSED  UNOWNED",
+        "crm     3        5 min 20 s  1        2     0     4          closed   no      0",
+        "events  ~812000  5 min 20 s  1        2     0     4          open     yes     0",
+        "last error of events: away",
+        "",
+        "RELAY  VERSION  SEEN       SHARDS",
+        "a:1    0.1.0    0.4 s ago  crm 32, events 64",
+        "",
+        "types without a route, among the newest events: a.b, c",
+    ]
+
+
+def test_status_of_nothing_says_what_to_do() -> None:
+    text = admin.status_text({"relays": [], "sinks": {}, "unrouted": []})
+    assert text.splitlines() == [
+        "no sink is known yet: a relay registers its sinks when it starts",
+        "",
+        "no relay is alive: start one with outbox-relay run",
+    ]
+
+
+def test_only_sinks_that_are_further_behind_are_too_old() -> None:
+    found = {"sinks": {"a": {**SINK, "oldest_seconds": 60.0}, "b": {**SINK, "oldest_seconds": 60.1}}}
+    assert admin.too_old(found, 60) == ["sink b: its oldest event has waited for 60.1 s, more than 60 s"]
