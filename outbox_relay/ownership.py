@@ -112,7 +112,7 @@ class Ownership:
 
     async def round(self) -> None:
         """One look: renew when a third of the lease has passed, obey what people changed, share, claim."""
-        await self._obey(await self._store.sinks(self._holdings))
+        await self.look()
         renew = time.monotonic() - self._renewed_at >= self.lease_seconds / 3
         free = [holding for holding in self._holdings.values() if holding.serving and holding.free]
         if renew:
@@ -122,6 +122,10 @@ class Ownership:
         for holding in free:
             await self._claim(holding)
         self.heard_at = time.monotonic()
+
+    async def look(self) -> None:
+        """Learn what people and newer configurations have changed."""
+        await self._obey(await self._store.sinks(self._holdings))
 
     async def reclaim(self, holding: Holding) -> None:
         """New epochs for what is held of a sink: whatever was under way for it can no longer be settled."""

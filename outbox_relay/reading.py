@@ -57,6 +57,7 @@ class Reading:
         self._gate = gate
         self._put = put
         self._era = ticking.era
+        self._generations = -1
         self._readers: list[Reader] = []
         self._leaving: list[Reader] = []
         self._span = SPAN_IDS
@@ -135,6 +136,9 @@ class Reading:
         if tick is None:
             self._ticking.want(self.wake)
             return False
+        if self._generations != self._ticking.generations:
+            await self._obey()
+            return True
         if not any(reader.position.b is not None and not self._far(reader) for reader in self._readers):
             self._begin_round()
         open_readers = [reader for reader in self._readers if reader.position.b is not None]
@@ -144,6 +148,12 @@ class Reading:
         if not open_readers and self._readers:
             self._ticking.want(self.wake)
         return bool(open_readers)
+
+    async def _obey(self) -> None:
+        """Some sink has another configuration: see whether it is this one before a window ends at the new tick."""
+        generations = self._ticking.generations
+        await self._ownership.look()
+        self._generations = generations
 
     def _begin_round(self) -> None:
         tick = self._ticking.since(self._era)

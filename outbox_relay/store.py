@@ -46,12 +46,16 @@ CONNECTION_DEFAULTS: Mapping[str, str | int] = {
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What one tick saw: the tick, the server's incarnation, its WAL position in bytes and its clock."""
+    """What one tick saw: the tick, the server's incarnation, its WAL position in bytes and its clock.
+
+    ``generations`` is the sum over all sinks: it differs once any sink has another configuration.
+    """
 
     tick: Tick
     incarnation: str
     wal: int
     now: datetime
+    generations: int
 
 
 class Claimed(NamedTuple):
@@ -277,8 +281,8 @@ class Store:
 
     async def tick(self) -> Look:
         """Take a tick."""
-        [(seq, snapshot, next_xid, incarnation, wal, now)] = await self._rows("tick", {})
-        return Look(Tick(seq, snapshot, next_xid), incarnation, wal, now)
+        [(seq, snapshot, next_xid, incarnation, wal, now, generations)] = await self._rows("tick", {})
+        return Look(Tick(seq, snapshot, next_xid), incarnation, wal, now, int(generations))
 
     async def read_rest(
         self,

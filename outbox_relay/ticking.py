@@ -57,6 +57,11 @@ class Ticking:
         """The newest tick of this era."""
         return self._look.tick if self._look else None
 
+    @property
+    def generations(self) -> int:
+        """The sum of the generations of all sinks, as the newest tick saw it."""
+        return self._look.generations if self._look else 0
+
     def now(self) -> datetime:
         """The database's time, as far as is known: that of the last tick and what has passed since here."""
         return self._clock + timedelta(seconds=time.monotonic() - self.seen_at)
@@ -103,7 +108,7 @@ class Ticking:
         reason = self._doubt(before, look, self.seen_at - asked)
         if reason:
             self._new_era(reason, look)
-        elif before is None or not nothing_new(before.tick, look.tick):
+        elif before is None or look.generations != before.generations or not nothing_new(before.tick, look.tick):
             self._publish(look)
 
     def _doubt(self, before: Look | None, look: Look, took: float) -> str | None:

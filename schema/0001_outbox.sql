@@ -306,7 +306,8 @@ $$;
 -- 2^32, or the caller's own if it has one: hence the assertion. `incarnation` changes when the server was
 -- restarted, failed over or recovered from the crash of a backend.
 create function outbox.tick(
-    out seq bigint, out snapshot pg_snapshot, out next_xid bigint, out incarnation text, out wal bigint, out now timestamptz
+    out seq bigint, out snapshot pg_snapshot, out next_xid bigint, out incarnation text, out wal bigint,
+    out now timestamptz, out generations bigint
 )
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
@@ -321,6 +322,9 @@ begin
     snapshot := pg_current_snapshot();
     xmax := pg_snapshot_xmax(snapshot)::text::bigint;
     next_xid := xmax + (((3 + age('3'::xid)::bigint) - xmax) & 4294967295);
+    -- After the snapshot: who sees the old sum has a tick from before the change, so no window of an older
+    -- configuration ends behind it and passes by events that only the newer one routes.
+    select coalesce(sum(s.generation), 0) into generations from outbox.sink s;
     wal := pg_current_wal_lsn() - '0/0'::pg_lsn;
     now := clock_timestamp();
     incarnation := concat_ws('/', extract(epoch from pg_postmaster_start_time()),
@@ -493,8 +497,8 @@ $$;
 --
 -- A row of a key may be claimed when no earlier row of its sink and key takes part in the order: a condition
 -- of the claim, not a state that somebody must change, so nothing can be left behind. With `hold`, dead rows
--- take part too. Waiting rows are found by the time they are due. Held rows have no time of their own: they
--- are looked for at the head of the given `keys`, or of every key if `sweep`.
+-- take part too. Waiting rows are found by the time they are due, held rows at the head of the given `keys`, or
+-- of every key if `sweep`; they are due at once unless they were given back with a delay.
 -- `suspects` asks for rows that were claimed twice and never settled, which may have killed their process;
 -- they are claimed one at a time and by nobody who asks for others.
 create function outbox.claim_rows(
@@ -541,11 +545,12 @@ begin
     held := array(
         select h.id from unnest(keys) k (key)
          cross join lateral (
-            select d.id, d.state, d.lease_until, d.claims from outbox.delivery d
+            select d.id, d.state, d.due_at, d.lease_until, d.claims from outbox.delivery d
              where d.sink = sink_name and d.key = k.key and d.ordered and (d.state <> 'dead' or hold)
              order by d.id limit 1
          ) h
-         where h.state = 'held' and (h.lease_until is null or h.lease_until <= now()) and (h.claims >= 2) = suspects
+         where h.state = 'held' and h.due_at <= now()
+           and (h.lease_until is null or h.lease_until <= now()) and (h.claims >= 2) = suspects
          limit most_rows
     );
     return query
@@ -564,8 +569,8 @@ begin
       ) chosen
       join lateral (
         select l.id from outbox.delivery l
-         where l.sink = sink_name and l.id = chosen.id and l.state <> 'dead'
-           and (l.lease_until is null or l.lease_until <= now())
+         where l.sink = sink_name and l.id = chosen.id and l.state <> 'dead' and l.due_at <= now()
+           and (l.lease_until is null or l.lease_until <= now()) and (l.claims >= 2) = suspects
            for update skip locked
       ) locked on true
      where d.sink = sink_name and d.id = locked.id

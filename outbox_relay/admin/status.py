@@ -11,7 +11,7 @@ EXACT_EVENTS = 10_000
 """A backlog of up to this many events of the log is counted, a larger one is estimated."""
 LOOK_SECONDS = 10.0
 """How long one sink's part of the log is looked through, at most; then too its backlog is estimated."""
-ANSWER_SECONDS = 60.0
+ANSWER_SECONDS = 30.0
 """Longest wait for the figures of one sink."""
 ALIVE_SECONDS = 45.0
 """A relay seen within this time is alive: three leases of the default length. So is one that owns a shard."""
@@ -34,6 +34,7 @@ async def status(store: Store) -> dict[str, Any]:
 
     ``relays`` are those that were seen within ``ALIVE_SECONDS`` or own a shard, with the shards they own of every
     sink they serve. ``unrouted`` are the types among the newest ``NEWEST_EVENTS`` events that no sink's patterns match.
+    ``in_default_partition`` counts events, up to ``EXACT_EVENTS``, for whose day no partition had been made.
 
     Raises ``Unusable`` or ``DatabaseLost``.
     """
@@ -42,6 +43,7 @@ async def status(store: Store) -> dict[str, Any]:
         "relays": await _relays(store),
         "sinks": {sink.name: await _sink(store, sink) for sink in sinks},
         "unrouted": await _unrouted(store, sinks),
+        "in_default_partition": await _in_default_partition(store),
     }
 
 
@@ -98,3 +100,8 @@ async def _unrouted(store: Store, sinks: list[Any]) -> list[str]:
     routes = Routes({pattern: ("some",) for sink in sinks for pattern in sink.patterns})
     types = await store.named("status_types", {"most": NEWEST_EVENTS})
     return [row.type for row in types if not routes.routed(row.type)]
+
+
+async def _in_default_partition(store: Store) -> int:
+    [row] = await store.named("status_default_partition", {"most": EXACT_EVENTS})
+    return row.events

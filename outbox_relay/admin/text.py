@@ -20,6 +20,11 @@ def status_text(found: dict[str, Any]) -> str:
     lines += table([RELAY_HEADER, *map(_relay_row, relays)]) if relays else [NO_RELAYS]
     if unrouted:
         lines += ["", f"types without a route, among the newest events: {', '.join(unrouted)}"]
+    if found["in_default_partition"]:
+        lines += [
+            "",
+            f"events in the DEFAULT partition of the log: {found['in_default_partition']}; is a relay running?",
+        ]
     return "\n".join(map(printable, lines))
 
 

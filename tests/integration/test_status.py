@@ -37,7 +37,8 @@ async def sink(books: Ledger, name: str = "s") -> dict[str, Any]:
 
 
 async def test_a_new_database_has_no_sinks_and_no_relays(books: Ledger) -> None:
-    assert await admin.status(books.store) == {"relays": [], "sinks": {}, "unrouted": []}
+    nothing: dict[str, Any] = {"relays": [], "sinks": {}, "unrouted": [], "in_default_partition": 0}
+    assert await admin.status(books.store) == nothing
 
 
 async def test_a_sink_begins_at_the_beginning_or_now(books: Ledger) -> None:
@@ -310,6 +311,13 @@ async def test_types_that_no_sink_takes_are_named(books: Ledger) -> None:
     assert (await admin.status(books.store))["unrouted"] == ["a.b", "user.deleted"]
     books.do(BULK, "order.x", 10_000)
     assert (await admin.status(books.store))["unrouted"] == []
+
+
+async def test_events_without_a_partition_of_their_day_are_counted(books: Ledger) -> None:
+    books.do("truncate outbox.event")
+    late = "insert into outbox.event (uid, type, content_type, created_at) values (gen_random_uuid(), 't', 'x', %s)"
+    books.do(late, "2001-01-01")
+    assert (await admin.status(books.store))["in_default_partition"] == 1
 
 
 async def test_pause_circuit_last_error_and_shards_without_an_owner_are_shown(books: Ledger) -> None:

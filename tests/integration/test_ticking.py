@@ -126,7 +126,7 @@ def looks(*changes: dict[str, Any]) -> list[Look]:
     for change in ({}, *changes):
         values = {**first, **change}
         tick = Tick(values["seq"], values["snapshot"], values["next_xid"])
-        made.append(Look(tick, values["incarnation"], values["wal"], now))
+        made.append(Look(tick, values["incarnation"], values["wal"], now, 1))
     return made
 
 

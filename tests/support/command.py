@@ -1,14 +1,19 @@
-"""The command line as people run it: in a process of its own, with stdout and stderr apart."""
+"""The command line as people run it: what it prints, on which stream, and how it ends."""
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
+
+from outbox_relay import cli
 
 SECONDS = 60
 
@@ -28,7 +33,7 @@ class Ended:
 
 
 def outbox_relay(*arguments: str | Path, stdin: bytes = b"", **environment: str) -> Ended:
-    """Run `outbox-relay` with `arguments`; a traceback is an error of the test."""
+    """Run `outbox-relay` with `arguments` in a process of its own; a traceback is an error of the test."""
     done = subprocess.run(
         [sys.executable, "-m", "outbox_relay", *arguments],
         input=stdin,
@@ -40,3 +45,16 @@ def outbox_relay(*arguments: str | Path, stdin: bytes = b"", **environment: str)
     ended = Ended(done.returncode, done.stdout.decode(), done.stderr.decode())
     assert "Traceback" not in ended.err, ended.err
     return ended
+
+
+def inside(*arguments: str | Path, stdin: bytes = b"", **environment: str) -> Ended:
+    """The same in this process, which is much quicker; not inside an event loop."""
+    out, err, read = io.StringIO(), io.StringIO(), io.TextIOWrapper(io.BytesIO(stdin))
+    with (
+        redirect_stdout(out),
+        redirect_stderr(err),
+        mock.patch.object(sys, "stdin", read),
+        mock.patch.dict(os.environ, {"COLUMNS": "120", **environment}),
+    ):
+        code = cli.main([str(argument) for argument in arguments])
+    return Ended(code, out.getvalue(), err.getvalue())

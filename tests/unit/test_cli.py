@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from outbox_relay import __version__, cli
-from tests.support.command import Ended, outbox_relay
+from tests.support.command import inside, outbox_relay
 from tests.support.ports import free_port
 
 DATABASE_COMMANDS: list[tuple[str, ...]] = [
@@ -42,18 +42,6 @@ def toml(directory: Path, text: str) -> Path:
     file = directory / "relay.toml"
     file.write_text(text)
     return file
-
-
-@pytest.fixture
-def inside(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
-    """Runs a command in this process, which is quicker than in one of its own."""
-
-    def run(*arguments: str | Path) -> Ended:
-        code = cli.main([str(argument) for argument in arguments])
-        printed = capsys.readouterr()
-        return Ended(code, printed.out, printed.err)
-
-    return run
 
 
 def test_version_is_data() -> None:
@@ -86,18 +74,14 @@ def test_help_names_every_command() -> None:
     ],
     ids=" ".join,
 )
-def test_wrong_usage_ends_with_2_and_says_so_on_stderr(
-    arguments: tuple[str, ...], inside: Callable[..., Ended]
-) -> None:
+def test_wrong_usage_ends_with_2_and_says_so_on_stderr(arguments: tuple[str, ...]) -> None:
     ended = inside(*arguments)
     assert (ended.code, ended.out) == (2, "")
     assert "error: " in ended.err
 
 
 @pytest.mark.parametrize("command", DATABASE_COMMANDS, ids=" ".join)
-def test_without_a_database_the_three_ways_to_name_one_are_named(
-    command: tuple[str, ...], inside: Callable[..., Ended]
-) -> None:
+def test_without_a_database_the_three_ways_to_name_one_are_named(command: tuple[str, ...]) -> None:
     ended = inside(*command)
     assert (ended.code, ended.out) == (2, "")
     assert len(ended.err.splitlines()) == 1
@@ -106,9 +90,7 @@ def test_without_a_database_the_three_ways_to_name_one_are_named(
 
 
 @pytest.mark.parametrize("command", DATABASE_COMMANDS[:-1], ids=" ".join)
-def test_a_database_that_is_not_there_is_a_failure_in_one_line_without_the_password(
-    command: tuple[str, ...], inside: Callable[..., Ended]
-) -> None:
+def test_a_database_that_is_not_there_is_a_failure_in_one_line_without_the_password(command: tuple[str, ...]) -> None:
     ended = inside(*command, "--dsn", f"postgresql://relay:SECRET@127.0.0.1:{free_port()}/shop")
     assert (ended.code, ended.out) == (1, "")
     assert len(ended.err.splitlines()) == 1
@@ -117,9 +99,7 @@ def test_a_database_that_is_not_there_is_a_failure_in_one_line_without_the_passw
 
 @pytest.mark.parametrize("command", [*DATABASE_COMMANDS[:-1], ("check", "--online")], ids=" ".join)
 @pytest.mark.parametrize("dsn", ["postgresql://relay:SECRET@127.0.0.1:port/shop", "host=127.0.0.1 pasword=SECRET"])
-def test_a_malformed_dsn_is_wrong_configuration_and_is_not_repeated(
-    command: tuple[str, ...], dsn: str, inside: Callable[..., Ended]
-) -> None:
+def test_a_malformed_dsn_is_wrong_configuration_and_is_not_repeated(command: tuple[str, ...], dsn: str) -> None:
     ended = inside(*command, "--dsn", dsn)
     assert (ended.code, ended.out) == (2, "")
     assert "SECRET" not in ended.err
@@ -136,18 +116,14 @@ def test_a_malformed_dsn_is_wrong_configuration_and_is_not_repeated(
     ],
     ids=range(5),
 )
-def test_a_misplaced_dsn_is_not_repeated_with_its_password(
-    arguments: tuple[str, ...], inside: Callable[..., Ended]
-) -> None:
+def test_a_misplaced_dsn_is_not_repeated_with_its_password(arguments: tuple[str, ...]) -> None:
     ended = inside(*arguments)
     assert ended.code == 2
     for piece in ("SECRET", "SE@", "CRE", "SEC", "RET"):
         assert piece not in ended.err
 
 
-def test_options_are_taken_before_and_after_the_command(
-    tmp_path: Path, inside: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_options_are_taken_before_and_after_the_command(tmp_path: Path) -> None:
     file = toml(tmp_path, KAFKA + '[routes]\n"*" = ["events"]\n')
     dsn = "postgresql://relay@localhost/shop"
     for arguments in (
@@ -158,19 +134,17 @@ def test_options_are_taken_before_and_after_the_command(
         ended = inside(*arguments)
         assert (ended.code, ended.err) == (0, "")
     assert inside("-c", "missing.toml", "check", "-c", file, "--dsn", dsn).code == 0
-    monkeypatch.setenv("OUTBOX_RELAY_CONFIG", str(file))
-    monkeypatch.setenv("OUTBOX_RELAY_DATABASE__DSN", dsn)
-    ended = inside("check")
+    ended = inside("check", OUTBOX_RELAY_CONFIG=str(file), OUTBOX_RELAY_DATABASE__DSN=dsn)
     assert (ended.code, ended.err) == (0, "")
 
 
-def test_check_counts_what_it_found_right(tmp_path: Path, inside: Callable[..., Ended]) -> None:
+def test_check_counts_what_it_found_right(tmp_path: Path) -> None:
     file = toml(tmp_path, KAFKA + '[routes]\n"order.*" = ["events"]\n"user.*" = ["events"]\n')
     ended = inside("check", "-c", file, "--dsn", "postgresql://relay@localhost/shop")
     assert ended.out == "no problem found in 1 sinks and 2 routes\n"
 
 
-def test_check_prints_every_problem_with_its_place(tmp_path: Path, inside: Callable[..., Ended]) -> None:
+def test_check_prints_every_problem_with_its_place(tmp_path: Path) -> None:
     file = toml(tmp_path, KAFKA.replace('"shop"', '"shop.{typ}"') + '[routes]\n"*" = ["event"]\n[http]\nlisen = "x"\n')
     ended = inside("check", "-c", file)
     assert (ended.code, ended.out) == (2, "")
@@ -179,7 +153,7 @@ def test_check_prints_every_problem_with_its_place(tmp_path: Path, inside: Calla
         assert place in ended.err
 
 
-def test_check_warns_of_what_is_allowed_and_is_content(tmp_path: Path, inside: Callable[..., Ended]) -> None:
+def test_check_warns_of_what_is_allowed_and_is_content(tmp_path: Path) -> None:
     ended = inside("check", "-c", toml(tmp_path, KAFKA))
     assert ended.code == 0
     assert "warning: " in ended.err
@@ -187,14 +161,14 @@ def test_check_warns_of_what_is_allowed_and_is_content(tmp_path: Path, inside: C
     assert "no database is named" in ended.err
 
 
-def test_a_missing_file_is_wrong_configuration(inside: Callable[..., Ended]) -> None:
+def test_a_missing_file_is_wrong_configuration() -> None:
     ended = inside("status", "-c", "missing.toml")
     assert (ended.code, ended.out) == (2, "")
     assert "missing.toml: No such file or directory" in ended.err
 
 
 @pytest.mark.parametrize(("payload", "said"), [("missing.json", "No such file"), (".", "Is a directory")])
-def test_a_payload_that_cannot_be_read_is_wrong_usage(payload: str, said: str, inside: Callable[..., Ended]) -> None:
+def test_a_payload_that_cannot_be_read_is_wrong_usage(payload: str, said: str) -> None:
     ended = inside("emit", "t", "--payload", payload, "--dsn", "postgresql://relay@localhost/shop")
     assert (ended.code, ended.out) == (2, "")
     assert said in ended.err
@@ -202,12 +176,12 @@ def test_a_payload_that_cannot_be_read_is_wrong_usage(payload: str, said: str, i
 
 @pytest.mark.parametrize("payload", [b"", b"{", b'{"a": NaN}', b"\xff", b"[" * 100_000])
 def test_a_payload_without_a_content_type_must_be_json(payload: bytes) -> None:
-    ended = outbox_relay("emit", "t", "--payload", "-", "--dsn", "postgresql://relay@localhost/shop", stdin=payload)
+    ended = inside("emit", "t", "--payload", "-", "--dsn", "postgresql://relay@localhost/shop", stdin=payload)
     assert (ended.code, ended.out) == (2, "")
     assert "--content-type" in ended.err
 
 
-def test_a_header_given_twice_is_wrong_usage(inside: Callable[..., Ended]) -> None:
+def test_a_header_given_twice_is_wrong_usage() -> None:
     ended = inside("emit", "t", "--header", "a=1", "--header", "a=2", "--dsn", "postgresql://relay@localhost/shop")
     assert (ended.code, ended.out) == (2, "")
 
@@ -299,12 +273,12 @@ def saying(status: int, body: bytes) -> Callable[[BaseHTTPRequestHandler], None]
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "localhost"])  # noqa: S104 - asked at loopback
 def test_health_says_what_the_relay_says(tmp_path: Path, status: int, code: int, host: str) -> None:
     with listening(saying(status, b'{"ready": null}\n')) as port:
-        ended = outbox_relay("health", "-c", toml(tmp_path, f'[http]\nlisten = "{host}:{port}"\n'))
+        ended = inside("health", "-c", toml(tmp_path, f'[http]\nlisten = "{host}:{port}"\n'))
     assert (ended.code, ended.out, ended.err) == (code, '{"ready": null}\n', "")
 
 
 def test_health_fails_when_nothing_listens(tmp_path: Path) -> None:
-    ended = outbox_relay("health", "-c", toml(tmp_path, f'[http]\nlisten = "[::]:{free_port()}"\n'))
+    ended = inside("health", "-c", toml(tmp_path, f'[http]\nlisten = "[::]:{free_port()}"\n'))
     assert (ended.code, ended.out) == (1, "")
     assert "no answer from http://[::1]:" in ended.err
     assert len(ended.err.splitlines()) == 1
@@ -318,7 +292,7 @@ def test_health_fails_when_the_answer_is_no_http() -> None:
     with socketserver.TCPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.handle_request)
         thread.start()
-        ended = outbox_relay("health", OUTBOX_RELAY_HTTP__LISTEN=f"127.0.0.1:{server.server_address[1]}")
+        ended = inside("health", OUTBOX_RELAY_HTTP__LISTEN=f"127.0.0.1:{server.server_address[1]}")
         thread.join()
     assert (ended.code, ended.out) == (1, "")
 
@@ -337,6 +311,6 @@ def test_health_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize(("text", "said"), [("", "[http]"), ('[http]\nlisten = "127.0.0.1:0"\n', "port 0")])
 def test_health_without_an_address_to_ask_is_wrong_configuration(tmp_path: Path, text: str, said: str) -> None:
-    ended = outbox_relay("health", "-c", toml(tmp_path, text))
+    ended = inside("health", "-c", toml(tmp_path, text))
     assert (ended.code, ended.out) == (2, "")
     assert said in ended.err

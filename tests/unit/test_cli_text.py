@@ -56,7 +56,12 @@ def test_what_a_terminal_would_obey_is_replaced() -> None:
 
 def test_status_of_two_sinks() -> None:
     slow = {**SINK, "backlog": 812000, "backlog_exact": False, "circuit": "open", "paused": True, "last_error": "away"}
-    found = {"relays": [RELAY], "sinks": {"crm": SINK, "events": slow}, "unrouted": ["a.b", "c"]}
+    found = {
+        "relays": [RELAY],
+        "sinks": {"crm": SINK, "events": slow},
+        "unrouted": ["a.b", "c"],
+        "in_default_partition": 7,
+    }
     assert admin.status_text(found).splitlines() == [
         "SINK    BACKLOG  OLDEST      WAITING  HELD  DEAD  SCHEDULED  CIRCUIT  PAUSED  UNOWNED",
         "crm     3        5 min 20 s  1        2     0     4          closed   no      0",
@@ -67,11 +72,13 @@ def test_status_of_two_sinks() -> None:
         "a:1    0.1.0    0.4 s ago  crm 32, events 64",
         "",
         "types without a route, among the newest events: a.b, c",
+        "",
+        "events in the DEFAULT partition of the log: 7; is a relay running?",
     ]
 
 
 def test_status_of_nothing_says_what_to_do() -> None:
-    text = admin.status_text({"relays": [], "sinks": {}, "unrouted": []})
+    text = admin.status_text({"relays": [], "sinks": {}, "unrouted": [], "in_default_partition": 0})
     assert text.splitlines() == [
         "no sink is known yet: a relay registers its sinks when it starts",
         "",

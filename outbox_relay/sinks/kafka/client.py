@@ -16,8 +16,8 @@ BATCH_BYTES = 1_000_000
 DEFAULTS: Mapping[str, Scalar] = {
     # Places keys as Java clients do. Records without a key are spread; plain murmur2 puts them all in one partition.
     "partitioner": "murmur2_random",
-    # The least that still lets the events of one read travel together. Under load batches fill behind the requests
-    # under way whatever this says (measured: 1 and 5 ms give the same throughput), and 5 would be felt by each event.
+    # The least that lets the events of one read travel together. Under load batches fill behind the requests under
+    # way whatever this says: 1 and 5 ms reach the same throughput, and each event would wait the longer time.
     "linger.ms": 1,
     "socket.keepalive.enable": True,
     # A broker that comes back is found within a second; librdkafka itself waits up to ten.

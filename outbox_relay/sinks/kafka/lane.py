@@ -339,10 +339,10 @@ class Lane:
         failures = call.reports.failures
         del failures[place]
         wire = self._opened()
-        wire.put(call, (place,))
+        if not wire.put(call, (place,)):
+            call.lost = [*call.lost, place]
+            raise Halt(wire.fatal or "Kafka's client has no room for a single record")
         self._drain()
-        if wire.fatal is not None:
-            raise Halt(wire.fatal)
         error = failures.get(place)
         if error is None:
             return

@@ -1,0 +1,443 @@
+"""emit from Python: one row, one round trip, in the caller's transaction, and nothing else changed."""
+
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+from uuid import NAMESPACE_DNS, UUID, uuid4
+
+import psycopg
+import pytest
+from psycopg.rows import dict_row
+from psycopg.types.string import StrDumper
+
+from outbox_relay import outbox
+from outbox_relay.outbox import Event, InvalidEvent, NotInTransaction
+from tests.support.database import Database
+from tests.support.wait import until
+
+COLUMNS = "uid, type, key, payload, content_type, headers, deliver_at"
+
+
+@pytest.fixture
+def conn(database: Database) -> Iterator[psycopg.Connection[Any]]:
+    connection = database.connect()
+    with connection:
+        yield connection
+
+
+def events(database: Database, columns: str = COLUMNS) -> list[tuple[Any, ...]]:
+    """What is committed in the log, in the order of ids."""
+    with database.connect() as connection:
+        return connection.execute(f"select {columns} from outbox.event order by id".encode()).fetchall()
+
+
+def test_importing_emit_loads_nothing_of_the_relay() -> None:
+    code = "import sys, outbox_relay.outbox; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+    code += "; print(*sorted(name for name in sys.modules if name.startswith('outbox_relay')))"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60)
+    packages, ours = done.stdout.splitlines()
+    foreign = set(packages.split()) - set(sys.stdlib_module_names) - {"__main__", "outbox_relay"}
+    assert {name for name in foreign if not name.startswith(("psycopg", "_"))} <= {"typing_extensions", "sitecustomize"}
+    assert ours == "outbox_relay outbox_relay.outbox"
+
+
+def test_every_field_arrives_as_it_was_given(database: Database, conn: psycopg.Connection[Any]) -> None:
+    later = datetime.now(UTC) + timedelta(hours=1, microseconds=7)
+    uid = outbox.emit(
+        conn, "order.created", {"ä": [1, None]}, key="schlüssel", headers={"a": "ü\u0001x"[:1], "b": "2"}, deliver_at=later
+    )
+    conn.commit()
+    payload = '{"ä":[1,null]}'.encode()
+    row = (uid, "order.created", "schlüssel", payload, "application/json", {"a": "ü", "b": "2"}, later)
+    assert events(database) == [row]
+    assert uid.version == 7
+
+
+def test_a_uid_made_by_default_is_a_uuid7_of_now(conn: psycopg.Connection[Any]) -> None:
+    before = datetime.now(UTC).timestamp()
+    uid = outbox.emit(conn, "t", 1)
+    after = datetime.now(UTC).timestamp()
+    assert (uid.version, uid.variant) == (7, "specified in RFC 4122")
+    assert before - 1 <= (uid.int >> 80) / 1000 <= after + 1
+
+
+@pytest.mark.parametrize(
+    ("payload", "options", "stored", "content_type"),
+    [
+        (None, {}, b"null", "application/json"),
+        ({"b": 1, "a": [1.5, True]}, {}, b'{"b":1,"a":[1.5,true]}', "application/json"),
+        ("\x00 \u2028 \U0001f600", {}, '"\\u0000 \u2028 \U0001f600"'.encode(), "application/json"),
+        ("\ud800é", {}, b'"\\ud800\\u00e9"', "application/json"),
+        ({"v": 1}, {"content_type": "application/vnd.shop+json"}, b'{"v":1}', "application/vnd.shop+json"),
+        (b"\x00\xff", {"content_type": "image/png"}, b"\x00\xff", "image/png"),
+        (bytearray(b"ab"), {"content_type": "text/plain"}, b"ab", "text/plain"),
+        (memoryview(b""), {"content_type": "text/plain"}, b"", "text/plain"),
+        (Decimal("1.50"), {"dumps": lambda value: json.dumps(str(value))}, b'"1.50"', "application/json"),
+        (b"raw", {"dumps": lambda value: b"<" + value + b">"}, b"<raw>", "application/json"),
+    ],
+)
+def test_payloads(
+    database: Database,
+    conn: psycopg.Connection[Any],
+    payload: object,
+    options: dict[str, Any],
+    stored: bytes,
+    content_type: str,
+) -> None:
+    outbox.emit(conn, "t", payload, **options)
+    outbox.emit_many(conn, [Event("t", payload, **options)])
+    conn.commit()
+    assert events(database, "payload, content_type") == [(stored, content_type)] * 2
+
+
+def test_rolled_back_transactions_and_savepoints_emit_nothing(
+    database: Database, conn: psycopg.Connection[Any]
+) -> None:
+    outbox.emit(conn, "rolled.back", 1)
+    conn.rollback()
+    kept = outbox.emit(conn, "kept", 1)
+    with pytest.raises(ZeroDivisionError), conn.transaction():
+        outbox.emit(conn, "savepoint", 1)
+        outbox.emit_many(conn, [Event("savepoint", 1), Event("savepoint", 1)])
+        _ = 1 / 0
+    with conn.transaction():
+        inner = outbox.emit(conn, "inner", 1)
+    assert events(database) == []
+    conn.commit()
+    assert events(database, "uid, type") == [(kept, "kept"), (inner, "inner")]
+
+
+def test_an_event_that_was_refused_in_a_savepoint_leaves_the_transaction_alone(
+    database: Database, conn: psycopg.Connection[Any]
+) -> None:
+    outbox.emit(conn, "first", 1)
+    with pytest.raises(InvalidEvent), conn.transaction():
+        outbox.emit(conn, "not a type", 1)
+    outbox.emit(conn, "second", 1)
+    conn.commit()
+    assert events(database, "type") == [("first",), ("second",)]
+
+
+def test_the_callers_cursor_is_left_as_it_was(conn: psycopg.Connection[Any]) -> None:
+    conn.row_factory = dict_row
+    cursor = conn.cursor()
+    cursor.execute("select n from generate_series(1, 3) n")
+    assert cursor.fetchone() == {"n": 1}
+    uid = outbox.emit(cursor, "t", 1)
+    outbox.emit_many(cursor, [Event("t", 1)])
+    assert isinstance(uid, UUID)
+    assert (cursor.fetchall(), cursor.rowcount) == ([{"n": 2}, {"n": 3}], 3)
+    assert conn.row_factory is dict_row
+
+
+@pytest.mark.parametrize("kind", [psycopg.ClientCursor, psycopg.Cursor])
+def test_any_kind_of_cursor_and_any_adapters_will_do(
+    database: Database, conn: psycopg.Connection[Any], kind: type[psycopg.Cursor[Any]]
+) -> None:
+    class Text(psycopg.adapt.Loader):
+        def load(self, data: Any) -> str:
+            return bytes(data).decode()
+
+    conn.adapters.register_loader("uuid", Text)
+    conn.adapters.register_dumper(str, StrDumper)
+    later = datetime(2030, 1, 1, tzinfo=UTC)
+    mine = uuid4()
+    with kind(conn) as cursor:
+        first = outbox.emit(cursor, "t", 1, key="k", headers={"a": "b"}, deliver_at=later, uid=mine)
+        second = outbox.emit_many(cursor, [Event("t", 1, "k", {"a": "b"}, later)])
+    conn.commit()
+    row = ("t", "k", b"1", "application/json", {"a": "b"}, later)
+    assert events(database) == [(first, *row), (*second, *row)]
+    assert first == mine
+
+
+# -- round trips --------------------------------------------------------------------------------------------------
+
+
+def round_trips(connection: psycopg.Connection[Any], action: Callable[[], object]) -> int:
+    """How often the client waited for the server: each query or sync is answered by one ReadyForQuery."""
+    with tempfile.TemporaryFile() as log:
+        connection.pgconn.trace(log.fileno())
+        try:
+            action()
+        finally:
+            connection.pgconn.untrace()
+        log.seek(0)
+        return log.read().count(b"\tReadyForQuery\t")
+
+
+def test_one_round_trip_for_one_and_for_many(conn: psycopg.Connection[Any]) -> None:
+    conn.execute("select 1")  # the caller's transaction has begun
+    batch = [Event("t", {"n": n}, key=str(n)) for n in range(500)]
+    assert round_trips(conn, lambda: conn.execute("select 1")) == 1
+    for _ in range(7):  # more often than psycopg waits before it prepares
+        assert round_trips(conn, lambda: outbox.emit(conn, "t", 1, uid=uuid4(), headers={"a": "b"})) == 1
+        assert round_trips(conn, lambda: outbox.emit_many(conn, batch)) == 1
+    assert round_trips(conn, lambda: outbox.emit_many(conn, [])) == 0
+    assert conn.execute("select count(*) from pg_prepared_statements").fetchone() == (0,)
+
+
+def test_no_events_are_no_error(conn: psycopg.Connection[Any]) -> None:
+    assert outbox.emit_many(conn, []) == []
+    assert conn.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+
+
+def test_pipeline_mode(database: Database, conn: psycopg.Connection[Any]) -> None:
+    with conn.pipeline():
+        conn.execute("create temporary table seen (n integer)")
+        first = outbox.emit(conn, "a", 1)
+        conn.execute("insert into seen values (1)")
+        rest = outbox.emit_many(conn, [Event("b", 1), Event("c", 1)])
+    conn.commit()
+    assert events(database, "uid, type") == [(first, "a"), (rest[0], "b"), (rest[1], "c")]
+
+
+def test_refusals_in_pipeline_mode(conn: psycopg.Connection[Any]) -> None:
+    with pytest.raises(InvalidEvent, match="^type must be"), conn.pipeline():
+        outbox.emit(conn, "a b", 1)
+    conn.rollback()
+    with pytest.raises(InvalidEvent, match="^event 1: type must be") as caught, conn.pipeline():
+        outbox.emit_many(conn, [Event("a", 1), Event("a b", 1)])
+    assert caught.value.index == 1
+
+
+# -- many ---------------------------------------------------------------------------------------------------------
+
+
+def test_many_keep_their_order_and_their_fields(database: Database, conn: psycopg.Connection[Any]) -> None:
+    later = datetime(2031, 5, 6, 7, 8, 9, 10, tzinfo=UTC)
+    mine = uuid4()
+    batch = [
+        Event("a", {"quote": '"\\,{}'}),
+        Event("b", b"\x00", content_type="x/y"),
+        Event("c", 3, key='k"\\,{ }', headers={"h": '"\\,{}'}, deliver_at=later, uid=mine),
+        Event("d", 4, key=""),
+        Event("NULL", 5, key="NULL"),
+    ]
+    uids = outbox.emit_many(conn, iter(batch))
+    conn.commit()
+    assert events(database) == [
+        (uids[0], "a", None, b'{"quote":"\\"\\\\,{}"}', "application/json", None, None),
+        (uids[1], "b", None, b"\x00", "x/y", None, None),
+        (uids[2], "c", 'k"\\,{ }', b"3", "application/json", {"h": '"\\,{}'}, later),
+        (uids[3], "d", "", b"4", "application/json", None, None),
+        (uids[4], "NULL", "NULL", b"5", "application/json", None, None),
+    ]
+    assert uids[2] == mine
+
+
+def test_a_huge_batch(database: Database, conn: psycopg.Connection[Any]) -> None:
+    uids = outbox.emit_many(conn, [Event("t", {"n": n, "pad": "x" * 200}, key=f"k{n % 11}") for n in range(10_000)])
+    conn.commit()
+    found = events(database, "uid, (convert_from(payload, 'UTF8')::jsonb ->> 'n')::integer")
+    assert found == [(uid, n) for n, uid in enumerate(uids)]
+
+
+def test_many_name_the_event_that_was_refused(database: Database, conn: psycopg.Connection[Any]) -> None:
+    for bad, said in ((Event("t", 1, key="k" * 1025), "key must have at most 1024 bytes"), (Event("t", {1j}), "payload")):
+        with pytest.raises(InvalidEvent, match=rf"^event 2: {said}") as caught:
+            outbox.emit_many(conn, [Event("t", 1), Event("t", 2), bad, Event("*", 4)])
+        assert caught.value.index == 2
+        conn.rollback()
+    assert events(database) == []
+
+
+def test_the_place_of_a_refused_event_is_not_told_of_another(conn: psycopg.Connection[Any]) -> None:
+    outbox.emit_many(conn, [Event("t", 1), Event("t", 1)])
+    with pytest.raises(InvalidEvent, match="^type must be") as caught:
+        outbox.emit(conn, "a b", 1)
+    assert caught.value.index is None
+
+
+# -- asynchronous -------------------------------------------------------------------------------------------------
+
+
+async def test_asynchronous(database: Database) -> None:
+    async with await database.aconnect() as conn:
+        first = await outbox.aemit(conn, "a", {"n": 1}, key="k", headers={"x": "y"})
+        async with conn.cursor() as cursor:
+            rest = await outbox.aemit_many(cursor, [Event("b", 2), Event("c", 3)])
+        assert await outbox.aemit_many(conn, []) == []
+        await conn.commit()
+        async with conn.pipeline():
+            last = await outbox.aemit(conn, "d", 4)
+            many = await outbox.aemit_many(conn, [Event("e", 5)])
+        await conn.commit()
+        with pytest.raises(InvalidEvent, match="^type must be"):
+            await outbox.aemit(conn, "a b", 1)
+        await conn.rollback()
+        with pytest.raises(InvalidEvent, match="^event 1: type must be"):
+            await outbox.aemit_many(conn, [Event("a", 1), Event("a b", 1)])
+    wanted = [(first, "a"), (rest[0], "b"), (rest[1], "c"), (last, "d"), (many[0], "e")]
+    assert events(database, "uid, type") == wanted
+
+
+# -- outside a transaction ----------------------------------------------------------------------------------------
+
+
+def test_autocommit_outside_a_transaction_warns_where_it_was_called(database: Database) -> None:
+    with database.connect(autocommit=True) as conn:
+        for call in (lambda: outbox.emit(conn, "t", 1), lambda: outbox.emit_many(conn, [Event("t", 1)])):
+            with pytest.warns(NotInTransaction, match=r"conn\.transaction\(\)") as caught:
+                call()
+            assert [warning.filename for warning in caught] == [__file__]
+        with conn.transaction():
+            outbox.emit(conn, "t", 1)
+        with conn.pipeline(), conn.transaction():
+            outbox.emit(conn, "t", 1)
+    assert len(events(database)) == 4
+
+
+async def test_autocommit_outside_a_transaction_warns_where_it_was_awaited(database: Database) -> None:
+    async with await database.aconnect(autocommit=True) as conn:
+        with pytest.warns(NotInTransaction) as caught:
+            await outbox.aemit(conn, "t", 1)
+            await outbox.aemit_many(conn, [Event("t", 1)])
+        assert [Path(warning.filename) for warning in caught] == [Path(__file__)] * 2
+        async with conn.transaction():
+            await outbox.aemit(conn, "t", 1)
+
+
+def test_a_warning_made_an_error_emits_nothing(database: Database) -> None:
+    with database.connect(autocommit=True) as conn, pytest.raises(NotInTransaction):
+        outbox.emit(conn, "t", 1)  # this suite makes errors of all warnings
+    assert events(database) == []
+
+
+# -- the caller's own uid -----------------------------------------------------------------------------------------
+
+
+def test_a_uid_is_emitted_once(database: Database, conn: psycopg.Connection[Any]) -> None:
+    uid = uuid4()
+    assert outbox.emit(conn, "first", 1, uid=uid) == uid
+    assert outbox.emit(conn, "again", 1, uid=uid) == uid
+    conn.commit()
+    assert outbox.emit(conn, "later", 1, uid=uid) == uid
+    other = uuid4()
+    batch = [Event("many", 1, uid=uid), Event("many", 2, uid=other), Event("many", 3, uid=other)]
+    assert outbox.emit_many(conn, batch) == [uid, other, other]
+    conn.commit()
+    assert events(database, "uid, type, payload") == [(uid, "first", b"1"), (other, "many", b"2")]
+
+
+def test_events_without_a_uid_of_their_own_leave_no_row_of_it(conn: psycopg.Connection[Any]) -> None:
+    outbox.emit(conn, "t", 1)
+    assert conn.execute("select count(*) from outbox.uid").fetchone() == (0,)
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_of_two_at_once_the_second_waits_for_the_first(database: Database, end: str) -> None:
+    uid = uuid4()
+    with database.connect() as first, database.connect() as second, database.connect(autocommit=True) as watcher:
+        outbox.emit(first, "first", 1, uid=uid)
+        found: list[UUID] = []
+        thread = threading.Thread(target=lambda: found.append(outbox.emit(second, "second", 1, uid=uid)))
+        thread.start()
+        waiting = "select 1 from pg_stat_activity where pid = %s and wait_event_type = 'Lock'"
+        pid = second.info.backend_pid
+        until(lambda: watcher.execute(waiting, [pid]).fetchone(), seconds=20, what="the second emit waits for a lock")
+        getattr(first, end)()
+        thread.join(timeout=20)
+        second.commit()
+    assert found == [uid]
+    assert events(database, "type") == [("first" if end == "commit" else "second",)]
+
+
+# -- misuse -------------------------------------------------------------------------------------------------------
+
+
+def refused(conn: psycopg.Connection[Any], **fields: Any) -> str:
+    """What is said of an event with these fields, which is refused before anything is sent."""
+    arguments = {"type": "t", "payload": 1, **fields}
+    with pytest.raises(InvalidEvent) as caught:
+        outbox.emit(conn, arguments.pop("type"), arguments.pop("payload"), **arguments)
+    assert conn.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"type": 7}, "type must be a str, not int"),
+        ({"type": "a\0"}, "type must not have a NUL character"),
+        ({"key": 7}, "key must be a str, not int"),
+        ({"key": "a\0"}, "key must not have a NUL character"),
+        ({"key": "\ud800"}, "key must be UTF-8; it has a lone surrogate"),
+        ({"headers": [("a", "b")]}, "headers must be a mapping of str to str, not list"),
+        ({"headers": {1: "b"}}, "header name must be a str, not int"),
+        ({"headers": {"a": 1}}, "the value of header 'a' must be a str, not int"),
+        ({"headers": {"a": "\0"}}, "the value of header 'a' must not have a NUL character"),
+        ({"headers": {"a": "\udfff"}}, "the value of header 'a' must be UTF-8; it has a lone surrogate"),
+        ({"deliver_at": "tomorrow"}, "deliver_at must be a datetime, not str"),
+        ({"deliver_at": datetime(2030, 1, 1)}, "deliver_at must have a time zone: datetime.now(UTC), say"),  # noqa: DTZ001
+        ({"uid": "x"}, "uid must be a uuid.UUID, not str"),
+        ({"content_type": 7}, "content_type must be a str, not int"),
+        ({"payload": b"x"}, "payload is bytes, so content_type must say of what: 'application/octet-stream', say"),
+        ({"payload": "x", "dumps": lambda value: "\ud800"}, "payload must be UTF-8, but dumps returned lone surrogates"),
+        ({"payload": "x", "dumps": lambda value: {}["secret"]}, "payload is not serialisable: dumps raised KeyError"),
+        ({"payload": "x", "dumps": lambda value: None}, "payload is not serialisable: dumps raised TypeError"),
+        ({"payload": "x", "dumps": lambda value: 70_000_000}, "payload is not serialisable: dumps raised TypeError"),
+    ],
+)
+def test_what_cannot_be_sent_is_refused_before_it_is(
+    conn: psycopg.Connection[Any], fields: dict[str, Any], said: str
+) -> None:
+    assert refused(conn, **fields) == said
+
+
+@pytest.mark.parametrize("payload", [float("nan"), [float("inf")], {1, 2}, Decimal(1), object(), NAMESPACE_DNS])
+def test_what_is_no_json_is_refused(conn: psycopg.Connection[Any], payload: object) -> None:
+    said = refused(conn, payload=payload)
+    assert said.startswith("payload is not serialisable: json.dumps raised ")
+    assert said.endswith("Error; dumps= takes another encoder")
+
+
+def test_payloads_that_refer_to_themselves_are_refused(conn: psycopg.Connection[Any]) -> None:
+    circle: list[object] = []
+    circle.append(circle)
+    assert refused(conn, payload=circle).startswith("payload is not serialisable")
+    deep: list[object] = []
+    for _ in range(200_000):
+        deep = [deep]
+    assert refused(conn, payload=deep).startswith("payload is not serialisable")
+
+
+def test_no_error_holds_the_payload(conn: psycopg.Connection[Any]) -> None:
+    event = Event("a b", {"card": "SECRET"}, key="k", headers={"h": "SECRET"})
+    with pytest.raises(InvalidEvent) as caught:
+        outbox.emit(conn, event.type, event.payload, headers=event.headers)
+    shown = [str(caught.value), repr(caught.value.__cause__), repr(event)]
+    assert not any("SECRET" in text for text in shown)
+
+
+async def test_the_wrong_kind_of_connection(database: Database, conn: psycopg.Connection[Any]) -> None:
+    async with await database.aconnect() as aconn:
+        with pytest.raises(TypeError, match=r"emit takes .* not psycopg\.AsyncConnection; there is aemit"):
+            outbox.emit(aconn, "t", 1)  # pyright: ignore[reportArgumentType] - the mistake
+        with pytest.raises(TypeError, match=r"aemit takes .* not psycopg\.Connection; there is emit"):
+            await outbox.aemit(conn, "t", 1)  # pyright: ignore[reportArgumentType] - the mistake
+        with pytest.raises(TypeError, match=r"emit takes .* not builtins\.str"):
+            outbox.emit_many("dsn", [Event("t", 1)])  # pyright: ignore[reportArgumentType] - the mistake
+
+
+def test_a_connection_in_another_encoding(database: Database, conn: psycopg.Connection[Any]) -> None:
+    conn.execute("set client_encoding to latin1")
+    conn.commit()
+    outbox.emit(conn, "t", "€", key="ü", headers={"h": "€"})
+    conn.commit()
+    with pytest.raises(InvalidEvent, match="characters that the encoding .* has not"):
+        outbox.emit(conn, "t", 1, key="€")
+    conn.rollback()
+    assert events(database, "payload, key, headers") == [('"€"'.encode(), "ü", {"h": "€"})]
+
+
+def test_without_the_schema_the_error_names_it(empty_database: Database) -> None:
+    with empty_database.connect() as conn, pytest.raises(psycopg.errors.InvalidSchemaName, match='schema "outbox" does'):
+        outbox.emit(conn, "t", 1)

@@ -1,0 +1,268 @@
+"""What the Kafka sink makes of delivery reports: order, verdicts and new producers, on a scripted client."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError
+
+from outbox_relay.envelope import TopicTemplate
+from outbox_relay.event import Event
+from outbox_relay.policy import DELIVERED, Refused, Unavailable
+from outbox_relay.sinks.kafka import KafkaSink
+from outbox_relay.sinks.kafka.call import Call
+from outbox_relay.sinks.kafka.errors import Kind, kind
+from tests.contract.harness import an_event, some_events, soon
+
+STALL_SECONDS = 0.3
+SILENCE = object()
+"""What a script says of a record that is never reported on."""
+PURGED = KafkaError(KafkaError._PURGE_QUEUE)
+
+Script = Callable[[Event, bool], KafkaError | object | None]
+"""Says what becomes of a record, and whether it is sent alone: nothing for delivered, an error, or silence."""
+
+
+class FakeClient:
+    """Stands for librdkafka: every producer made, every record in the order of handing over, and their reports."""
+
+    def __init__(self) -> None:
+        self.script: Script = lambda _event, _alone: None
+        self.producers: list[FakeWire] = []
+        self.taken: list[str] = []
+        """The uids that the broker took, in its order."""
+        self.held = False
+        """While true no reports are made."""
+
+    def wire(self, _settings: Any, _log: Any, batch_bytes: int, extra: Mapping[str, Any] | None = None) -> "FakeWire":
+        self.producers.append(FakeWire(self, batch_bytes, alone=extra is not None))
+        return self.producers[-1]
+
+
+class FakeWire:
+    """One producer. A record that fails for good ends it, unless it sends one at a time."""
+
+    def __init__(self, client: FakeClient, batch_bytes: int, *, alone: bool) -> None:
+        self.batch_bytes = batch_bytes
+        self.fatal: str | None = None
+        self.closed = self.purged = False
+        self.alone = alone
+        self._client = client
+        self._queue: deque[tuple[Call, int]] = deque()
+
+    def put(self, call: Call, places: Sequence[int]) -> int:
+        assert not self.closed
+        if self.fatal:
+            return 0
+        self._queue.extend((call, place) for place in places)
+        call.sent += len(places)
+        return len(places)
+
+    def poll(self, _seconds: float) -> None:
+        if self._client.held and not self.purged:
+            return
+        silent: deque[tuple[Call, int]] = deque()
+        while self._queue:
+            call, place = self._queue.popleft()
+            answer = PURGED if self.purged else self._client.script(call.batch[place], self.alone)
+            if self.fatal and not isinstance(answer, KafkaError):
+                answer = PURGED
+            if answer is SILENCE:
+                silent.append((call, place))
+                continue
+            error = answer if isinstance(answer, KafkaError) else None
+            if error is None:
+                self._client.taken.append(call.batch[place].uid)
+            elif not self.alone and kind(error) in (Kind.MESSAGE, Kind.FATAL):
+                self.fatal = f"{error.name()}: dead"
+            call.reports.callbacks[place](error, None)
+        self._queue = silent
+
+    def purge(self) -> None:
+        self.purged = True
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class FakeLimits:
+    """Knows every topic, and no limit of any."""
+
+    def __init__(self, *_: Any) -> None:
+        self.batch_bytes = 1_000_000
+
+    def unknown(self, _topics: Iterable[str]) -> list[str]:
+        return []
+
+    def of(self, _topic: str) -> None:
+        return None
+
+    def doubt(self, _topic: str) -> None:
+        self.batch_bytes //= 2
+
+    def forget(self) -> None:
+        pass
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
+    found = FakeClient()
+    monkeypatch.setattr("outbox_relay.sinks.kafka.lane.Wire", found.wire)
+    monkeypatch.setattr("outbox_relay.sinks.kafka.lane.Limits", FakeLimits)
+    return found
+
+
+@pytest.fixture
+async def sink(client: FakeClient) -> AsyncGenerator[KafkaSink]:
+    opened = KafkaSink("s", TopicTemplate.parse("orders"), {"bootstrap.servers": "unused:1"}, STALL_SECONDS)
+    await opened.open()
+    assert len(client.producers) == 1
+    yield opened
+    await opened.close()
+
+
+def fails(code: int, *events: Event, alone: bool = True) -> Script:
+    """A script by which `events` fail with `code`; with `alone` false only in company."""
+    uids = {event.uid for event in events}
+    return lambda event, is_alone: KafkaError(code) if event.uid in uids and (alone or not is_alone) else None
+
+
+async def overlapping(sink: KafkaSink, *batches: Sequence[Event]) -> list[Sequence[Any]]:
+    return list(await asyncio.gather(*(sink.deliver(batch, soon()) for batch in batches)))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError._MSG_TIMED_OUT,
+        KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER,
+        9_999,
+    ],
+)
+async def test_what_is_not_about_the_record_is_unavailable_with_all_that_follows_in_its_key(
+    client: FakeClient, sink: KafkaSink, code: int
+) -> None:
+    events = [an_event("a"), an_event("a"), an_event("b"), an_event("a"), an_event(None)]
+    client.script = fails(code, events[1])
+    client.held = True
+    under_way = asyncio.ensure_future(overlapping(sink, events[:3], events[3:]))
+    await asyncio.wait({under_way}, timeout=0.01)
+    client.held = False
+    first, second = await under_way
+    assert first[0] == DELIVERED
+    assert isinstance(first[1], Unavailable)
+    assert isinstance(second[0], Unavailable)
+    assert KafkaError(code).name() in first[1].reason
+    assert len(client.producers) == 1
+    assert client.producers[0].closed
+    client.script = fails(code)
+    assert await overlapping(sink, [events[1], events[3]]) == [[DELIVERED, DELIVERED]]
+    assert len(client.producers) == 2
+
+
+async def test_acknowledged_records_behind_an_unavailable_one_of_their_key_are_unavailable(
+    client: FakeClient, sink: KafkaSink
+) -> None:
+    events = [an_event("a"), an_event("b"), an_event("a"), an_event("b")]
+    client.script = fails(KafkaError.TOPIC_AUTHORIZATION_FAILED, events[0])
+    verdicts = await sink.deliver(events, soon())
+    assert [verdict is DELIVERED for verdict in verdicts] == [False, True, False, True]
+    assert client.taken == [event.uid for event in events[1:]]
+
+
+@pytest.mark.parametrize("code", [KafkaError.INVALID_RECORD, KafkaError.INVALID_MSG, KafkaError.MSG_SIZE_TOO_LARGE])
+async def test_a_failed_request_is_sent_again_record_by_record_before_anything_later(
+    client: FakeClient, sink: KafkaSink, code: int
+) -> None:
+    events = some_events(20, keys=3)
+    mates = events[5:9]
+    poisoned, innocent = fails(code, events[6]), fails(code, *mates, alone=False)
+    client.script = lambda event, alone: poisoned(event, alone) or innocent(event, alone)
+    verdicts = [verdict for batch in await overlapping(sink, events[:10], events[10:]) for verdict in batch]
+    assert [place for place, verdict in enumerate(verdicts) if isinstance(verdict, Refused)] == [6]
+    assert verdicts.count(DELIVERED) == 19
+    assert client.taken == [event.uid for event in events if event is not events[6]]
+    assert [producer.alone for producer in client.producers] == [False, True, False]
+    assert "orders" in verdicts[6].reason
+    assert KafkaError(code).name() in verdicts[6].reason
+
+
+async def test_what_fails_in_company_only_is_delivered(client: FakeClient, sink: KafkaSink) -> None:
+    events = some_events(20, keys=3)
+    client.script = fails(KafkaError.MSG_SIZE_TOO_LARGE, *events[:12], alone=False)
+    assert await sink.deliver(events, soon()) == [DELIVERED] * 20
+    assert client.taken == [event.uid for event in events]
+    assert client.producers[-1].batch_bytes < client.producers[0].batch_bytes
+
+
+async def test_a_destination_that_fails_while_records_are_sent_alone_ends_the_calls(
+    client: FakeClient, sink: KafkaSink
+) -> None:
+    events = some_events(10, keys=2)
+    invalid = fails(KafkaError.INVALID_RECORD, *events[2:5], alone=False)
+    down = fails(KafkaError.TOPIC_AUTHORIZATION_FAILED, events[4])
+    client.script = lambda event, alone: invalid(event, alone) or (down(event, alone) if alone else None)
+    verdicts = await sink.deliver(events, soon())
+    assert [verdict is DELIVERED for verdict in verdicts] == [True] * 4 + [False] * 6
+    assert client.taken == [event.uid for event in events[:4]]
+    assert not any(isinstance(verdict, Refused) for verdict in verdicts)
+
+
+async def test_a_stall_takes_everything_back_and_makes_a_new_producer(client: FakeClient, sink: KafkaSink) -> None:
+    events = some_events(10, keys=2)
+    client.script = lambda event, _alone: SILENCE if event in events[4:] else None
+    verdicts = await sink.deliver(events, soon())
+    assert [verdict is DELIVERED for verdict in verdicts] == [True] * 4 + [False] * 6
+    assert "no acknowledgement" in str(verdicts[4])
+    assert client.producers[0].purged
+    assert client.producers[0].closed
+    client.script = lambda _event, _alone: None
+    assert await sink.deliver(events[4:], soon()) == [DELIVERED] * 6
+    assert client.taken == [event.uid for event in events]
+
+
+async def test_a_call_is_answered_after_all_earlier_ones(client: FakeClient, sink: KafkaSink) -> None:
+    first, second = some_events(1), some_events(1)
+    client.script = lambda event, _alone: SILENCE if event in first else None
+    answered: list[int] = []
+    calls = [asyncio.ensure_future(sink.deliver(batch, soon())) for batch in (first, second)]
+    for number, call in enumerate(calls):
+        call.add_done_callback(lambda _, number=number: answered.append(number))
+    await asyncio.gather(*calls)
+    assert answered == [0, 1]
+
+
+async def test_no_new_call_is_begun_before_all_of_an_ended_course_have_returned(
+    client: FakeClient, sink: KafkaSink
+) -> None:
+    events = some_events(2, keys=1)
+    client.script = lambda event, _alone: SILENCE if event is events[0] else None
+    first = asyncio.ensure_future(sink.deliver(events[:1], soon()))
+    await asyncio.wait({first}, timeout=0.01)
+    resetting = asyncio.ensure_future(sink.reset())
+    await asyncio.sleep(0)
+    (late,) = await sink.deliver(events[1:], soon())
+    assert isinstance(late, Unavailable)
+    await resetting
+    assert client.taken == []
+    assert [type(verdict) for verdict in await first] == [Unavailable]
+    client.script = lambda _event, _alone: None
+    assert await sink.deliver(events, soon()) == [DELIVERED] * 2
+
+
+async def test_a_failure_of_the_sink_itself_is_answered_and_told(
+    client: FakeClient, sink: KafkaSink, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(_event: Event, _alone: bool) -> None:
+        raise ZeroDivisionError
+
+    client.script = broken
+    (verdict,) = await sink.deliver(some_events(1), soon())
+    assert isinstance(verdict, Unavailable)
+    assert "ZeroDivisionError" in caplog.text
+    client.script = lambda _event, _alone: None
+    assert await sink.deliver(some_events(1), soon()) == [DELIVERED]
