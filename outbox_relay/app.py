@@ -132,7 +132,10 @@ class Service:
     def _ready(self) -> tuple[bool, Mapping[str, object]]:
         silent = time.monotonic() - self._ownership.heard_at
         ready = bool(self._relays) and silent < READY_SECONDS and not self._stopping.is_set()
-        sinks = {r.spec.name: {"shards": len(r.holding.held), "in_hand": r.in_hand, "circuit": r.circuit} for r in self._relays}
+        sinks = {
+            relay.spec.name: {"shards": len(relay.holding.held), "in_hand": relay.in_hand, "circuit": relay.circuit}
+            for relay in self._relays
+        }
         return ready, {"database_heard_seconds_ago": round(silent, 1) if self._relays else None, "sinks": sinks}
 
     # -- start ------------------------------------------------------------------------------------------------

@@ -241,9 +241,8 @@ def _migrate(arguments: argparse.Namespace) -> int:
     if arguments.sql:
         print(migrate.script(**grants), end="")
         return DONE
-    alone = arguments.dsn is not None and arguments.config is None
-    dsn = arguments.dsn if alone else _settings(arguments).database.dsn()
-    print(migrate.migrate(dsn, **grants))
+    dsn: str | None = arguments.dsn if arguments.config is None else None
+    print(migrate.migrate(_settings(arguments).database.dsn() if dsn is None else dsn, **grants))
     return DONE
 
 

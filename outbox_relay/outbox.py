@@ -250,21 +250,27 @@ def _body(event: Event) -> tuple[bytes, str]:
 
 def _serialised(payload: Any, dumps: Dumps | None) -> bytes:
     try:
-        body = _json(payload) if dumps is None else dumps(payload)
-        return body.encode() if isinstance(body, str) else bytes(body)
+        body: object = _json(payload) if dumps is None else dumps(payload)
+    except Exception as error:
+        what = "dumps" if dumps else "json.dumps"
+        advice = "" if dumps else "; dumps= takes another encoder"
+        raise InvalidEvent(f"payload is not serialisable: {what} raised {type(error).__name__}{advice}") from error
+    if isinstance(body, bytes):
+        return body
+    if not isinstance(body, str):
+        raise InvalidEvent(f"payload is not serialisable: dumps must return str or bytes, not {type(body).__name__}")
+    try:
+        return body.encode()
+    except UnicodeEncodeError:
+        raise InvalidEvent("payload must be UTF-8, but dumps returned lone surrogates") from None
+
+
+def _json(payload: Any) -> bytes:
+    try:
+        return json.dumps(payload, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
     except UnicodeEncodeError:
         # Lone surrogates are no UTF-8; escaped they are valid JSON.
-        if dumps is None:
-            return json.dumps(payload, separators=(",", ":"), allow_nan=False).encode()
-        raise InvalidEvent("payload must be UTF-8, but dumps returned lone surrogates") from None
-    except Exception as error:
-        what = "json.dumps" if dumps is None else "dumps"
-        advice = "; dumps= takes another encoder" if dumps is None else ""
-        raise InvalidEvent(f"payload is not serialisable: {what} raised {type(error).__name__}{advice}") from error
-
-
-def _json(payload: Any) -> str:
-    return json.dumps(payload, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        return json.dumps(payload, separators=(",", ":"), allow_nan=False).encode()
 
 
 def _text(name: str, value: object) -> str:

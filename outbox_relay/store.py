@@ -272,8 +272,8 @@ class Store:
         [(floor, ids_ahead, highest_xid)] = await self._rows("sane", {})
         if ids_ahead or highest_xid > (await self.tick()).tick.next_xid:
             raise Unusable(
-                "the log holds ids or transaction numbers that this server has not given out yet, as after a restore into "
-                "another cluster: stop every relay, then run outbox-relay rebase"
+                "the log holds ids or transaction numbers that this server has not given out yet, as after a restore "
+                "into another cluster: stop every relay, then run outbox-relay rebase"
             )
         return floor
 

@@ -26,7 +26,8 @@ from tests.support.service import RelayService
 PARTITIONS = 6
 FILL = """insert into outbox.event (uid, type, key, payload, content_type)
 select outbox.uuid7(), 'order.created', 'k' || (g %% 5000),
-       convert_to('{"order_id": 123456, "customer": "c-1234", "total": "12.34", "note": "' || repeat('x', 180) || '"}', 'UTF8'),
+       convert_to('{"order_id": 123456, "customer": "c-1234", "total": "12.34", "note": "' || repeat('x', 180) || '"}',
+                  'UTF8'),
        'application/json'
   from generate_series(1, %s) g"""
 CONFIG = """

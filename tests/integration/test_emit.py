@@ -51,7 +51,12 @@ def test_importing_emit_loads_nothing_of_the_relay() -> None:
 def test_every_field_arrives_as_it_was_given(database: Database, conn: psycopg.Connection[Any]) -> None:
     later = datetime.now(UTC) + timedelta(hours=1, microseconds=7)
     uid = outbox.emit(
-        conn, "order.created", {"ä": [1, None]}, key="schlüssel", headers={"a": "ü\u0001x"[:1], "b": "2"}, deliver_at=later
+        conn,
+        "order.created",
+        {"ä": [1, None]},
+        key="schlüssel",
+        headers={"a": "ü\u0001x"[:1], "b": "2"},
+        deliver_at=later,
     )
     conn.commit()
     payload = '{"ä":[1,null]}'.encode()
@@ -241,7 +246,10 @@ def test_a_huge_batch(database: Database, conn: psycopg.Connection[Any]) -> None
 
 
 def test_many_name_the_event_that_was_refused(database: Database, conn: psycopg.Connection[Any]) -> None:
-    for bad, said in ((Event("t", 1, key="k" * 1025), "key must have at most 1024 bytes"), (Event("t", {1j}), "payload")):
+    for bad, said in (
+        (Event("t", 1, key="k" * 1025), "key must have at most 1024 bytes"),
+        (Event("t", {1j}), "payload"),
+    ):
         with pytest.raises(InvalidEvent, match=rf"^event 2: {said}") as caught:
             outbox.emit_many(conn, [Event("t", 1), Event("t", 2), bad, Event("*", 4)])
         assert caught.value.index == 2
@@ -380,10 +388,19 @@ def refused(conn: psycopg.Connection[Any], **fields: Any) -> str:
         ({"uid": "x"}, "uid must be a uuid.UUID, not str"),
         ({"content_type": 7}, "content_type must be a str, not int"),
         ({"payload": b"x"}, "payload is bytes, so content_type must say of what: 'application/octet-stream', say"),
-        ({"payload": "x", "dumps": lambda value: "\ud800"}, "payload must be UTF-8, but dumps returned lone surrogates"),
+        (
+            {"payload": "x", "dumps": lambda value: "\ud800"},
+            "payload must be UTF-8, but dumps returned lone surrogates",
+        ),
         ({"payload": "x", "dumps": lambda value: {}["secret"]}, "payload is not serialisable: dumps raised KeyError"),
-        ({"payload": "x", "dumps": lambda value: None}, "payload is not serialisable: dumps raised TypeError"),
-        ({"payload": "x", "dumps": lambda value: 70_000_000}, "payload is not serialisable: dumps raised TypeError"),
+        (
+            {"payload": "x", "dumps": lambda value: None},
+            "payload is not serialisable: dumps must return str or bytes, not NoneType",
+        ),
+        (
+            {"payload": "x", "dumps": lambda value: 7},
+            "payload is not serialisable: dumps must return str or bytes, not int",
+        ),
     ],
 )
 def test_what_cannot_be_sent_is_refused_before_it_is(
@@ -439,5 +456,8 @@ def test_a_connection_in_another_encoding(database: Database, conn: psycopg.Conn
 
 
 def test_without_the_schema_the_error_names_it(empty_database: Database) -> None:
-    with empty_database.connect() as conn, pytest.raises(psycopg.errors.InvalidSchemaName, match='schema "outbox" does'):
+    with (
+        empty_database.connect() as conn,
+        pytest.raises(psycopg.errors.InvalidSchemaName, match='schema "outbox" does'),
+    ):
         outbox.emit(conn, "t", 1)

@@ -1,4 +1,4 @@
-"""Shards under more than one relay: shared, handed over, taken over, and what a relay that lost one can no longer do."""
+"""Shards under more than one relay: shared, handed over, taken over; what a relay that lost one can no longer do."""
 
 from __future__ import annotations
 

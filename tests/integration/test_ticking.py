@@ -93,7 +93,8 @@ async def test_a_wakeup_connection_that_breaks_is_made_again(database: Database)
         await asleep(database)
         query(
             database,
-            "select pg_terminate_backend(pid) from pg_locks where locktype = 'advisory' and classid = %s and objid = %s",
+            "select pg_terminate_backend(pid) from pg_locks "
+            "where locktype = 'advisory' and classid = %s and objid = %s",
             *LOCK,
         )
         await delivered(sink, emit(database, ["a"]))

@@ -26,7 +26,8 @@ update shop_count c set n = n + 1 from taken where c.key = taken.key returning c
 PGBENCH = """\\set k random(0, {keys} - 1)
 begin;
 update shop_count set n = n + 1 where key = 'key-' || :k::int returning n \\gset
-select outbox.emit('order.created', jsonb_build_object('key', 'key-' || :k::int, 'n', :n::bigint), key => 'key-' || :k::int);
+select outbox.emit('order.created', jsonb_build_object('key', 'key-' || :k::int, 'n', :n::bigint),
+                   key => 'key-' || :k::int);
 commit;
 """
 

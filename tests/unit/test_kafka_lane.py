@@ -80,8 +80,8 @@ class FakeWire:
             call.reports.callbacks[place](error, None)
         self._queue = silent
 
-    def purge(self) -> None:
-        self.purged = True
+    def purge(self, *, in_flight: bool) -> None:
+        self.purged = self.purged or in_flight
 
     def close(self) -> None:
         self.closed = True
@@ -99,7 +99,7 @@ class FakeLimits:
     def of(self, _topic: str) -> None:
         return None
 
-    def doubt(self, _topic: str) -> None:
+    def doubt(self, _topic: str | None) -> None:
         self.batch_bytes //= 2
 
     def forget(self) -> None:
@@ -109,7 +109,7 @@ class FakeLimits:
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
     found = FakeClient()
-    monkeypatch.setattr("outbox_relay.sinks.kafka.lane.Wire", found.wire)
+    monkeypatch.setattr("outbox_relay.sinks.kafka.underway.Wire", found.wire)
     monkeypatch.setattr("outbox_relay.sinks.kafka.lane.Limits", FakeLimits)
     return found
 

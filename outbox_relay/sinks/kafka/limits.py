@@ -82,9 +82,9 @@ class Limits:
         )
         self._known[topic] = found or limit, time.monotonic()
 
-    def doubt(self, topic: str) -> None:
-        """A batch was too large for ``topic`` although every record in it fitted: learn its limit again, or guess."""
-        if self._known.pop(topic, (None, 0.0))[0] is None:
+    def doubt(self, topic: str | None) -> None:
+        """A request was too large for ``topic``: ask for its limit again, or guess one if it cannot be known."""
+        if topic is not None and self._known.pop(topic, (None, 0.0))[0] is None:
             self._shrink_to(self._batch_bytes // 2)
 
     def forget(self) -> None:

@@ -85,11 +85,14 @@ class Wire:
         except SystemError as exception:
             self.fatal = self.fatal or f"the client broke: {type(exception).__name__}"
 
-    def purge(self) -> None:
-        """Take back all that was handed over and not acknowledged; the reports say so and must still be served."""
+    def purge(self, *, in_flight: bool) -> None:
+        """Take back what was handed over and not sent, and with ``in_flight`` what was sent and not acknowledged.
+
+        The reports say so and must still be served.
+        """
         try:
             # The binding inverts this flag: with True it does not wait for the purge of the queues.
-            self._producer.purge(in_queue=True, in_flight=True, blocking=False)
+            self._producer.purge(in_queue=True, in_flight=in_flight, blocking=False)
         except KafkaException as exception:
             self.fatal = self.fatal or self._settings.describe(error_of(exception))
 
