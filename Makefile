@@ -14,7 +14,7 @@ PYTEST_ARGS ?=
 READY := $(VENV)/.ready
 LOCK_HEADER := \# Exact versions of everything that tests and checks use, for every Python from 3.11 on.\n\# Made by `make lock` from pyproject.toml; do not edit.
 
-.PHONY: help venv kafka test check format lock build clean
+.PHONY: help venv kafka test demo bench check format lock build clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
@@ -33,6 +33,12 @@ kafka: $(READY) ## the jars of Apache Kafka into .cache, once; says so where Jav
 
 test: $(READY) kafka ## all tests; PG=15 takes Debian's PostgreSQL 15, PYTEST_ARGS goes to pytest
 	OUTBOX_TEST_PG=$(PG) $(BIN)/python -m pytest $(PYTEST_ARGS)
+
+demo: $(READY) ## the main job on embedded parts: database, broker, writers, relays, one killed; half a minute
+	$(BIN)/python -m tests.demo
+
+bench: $(READY) kafka ## how fast a backlog drains to Kafka, beside the bare loop
+	$(BIN)/python -m tests.bench.drain
 
 check: $(READY) ## lint, format, types, import rules
 	$(BIN)/ruff check .

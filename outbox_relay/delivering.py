@@ -209,20 +209,20 @@ class BatchDelivering:
 
     def put(self, chunk: Chunk) -> None:
         """Deliver ``chunk`` after everything that was put before it."""
-        places = self._places(chunk)
+        self._count += 1
+        places = range(len(chunk.events))
         step = self._desk.sink.max_batch
-        for first in range(0, len(places), step):
-            self._count += 1
-            self._queue.append(_Batch(self._count, chunk, places[first : first + step]))
+        self._queue.extend(_Batch(self._count, chunk, places[first : first + step]) for first in places[::step])
         self._filled.set()
 
-    def _places(self, chunk: Chunk) -> Sequence[int]:
-        """Which events of ``chunk`` are delivered now; the others are set aside."""
-        desk, events = self._desk, chunk.events
+    def _screened(self, batch: _Batch) -> _Batch:
+        """``batch`` without the events that must not be delivered now."""
+        desk, events = self._desk, batch.events()
         crashed = any(lease.crashes >= SUSPECT_CRASHES for lease in desk.holding.held.values())
         if not crashed and not len(desk.settling.blocked) and all(event.deliver_at is None for event in events):
-            return range(len(events))
-        return [i for i in range(len(events)) if not desk.set_aside(chunk, i)]
+            return batch
+        places = [place for place in batch.places if not desk.set_aside(batch.chunk, place)]
+        return _Batch(batch.number, batch.chunk, places)
 
     async def run(self) -> None:
         """Send what is put, until cancelled."""
@@ -237,6 +237,7 @@ class BatchDelivering:
                 self._send(calls, self._one() if probe else self._queue.popleft())
                 if probe:
                     await asyncio.wait(self._under_way)
+                    self._desk.gate.unused()
 
     async def _ready(self) -> None:
         """Wait until there is a batch to send and room for the call; what came back undone goes first."""
@@ -263,7 +264,14 @@ class BatchDelivering:
         task.add_done_callback(self._under_way.discard)
 
     async def _deliver(self, batch: _Batch) -> None:
+        """One call. What earlier calls came to is looked at last: they may have ended since this one was begun."""
+        if self._undone:
+            self._undone.append(batch)
+            return
+        batch = self._screened(batch)
         desk, events = self._desk, batch.events()
+        if not events:
+            return
         verdicts = await desk.deliver(events)
         if verdicts.count(DELIVERED) == len(events):
             desk.gate.delivered()

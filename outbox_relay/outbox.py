@@ -250,7 +250,7 @@ def _body(event: Event) -> tuple[bytes, str]:
 
 def _serialised(payload: Any, dumps: Dumps | None) -> bytes:
     try:
-        body: object = _json(payload) if dumps is None else dumps(payload)
+        body = cast(object, _json(payload) if dumps is None else dumps(payload))
     except Exception as error:
         what = "dumps" if dumps else "json.dumps"
         advice = "" if dumps else "; dumps= takes another encoder"

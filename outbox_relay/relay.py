@@ -77,6 +77,7 @@ class SinkRelay:
         """
         await self.sink.reset()
         await self.ownership.reclaim(self.holding)
+        await self.store.give_rows_back(self.spec.name, self.ownership.relay)
         floor = await self.store.floor()
         self.settling = settling = Settling(self.store, self.holding, self.ownership.relay)
         desk = self._desk(settling)

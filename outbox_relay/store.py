@@ -34,6 +34,8 @@ CONNECT_SECONDS = 5
 CALL_SECONDS = 10.0
 """Longest wait for the answer to a statement, COMMIT included: no setting of the server bounds a COMMIT that
 waits for a synchronous standby."""
+CONNECTION_LOST = ("08", "57P")
+"""SQLSTATEs with which a session ends."""
 CONNECTION_DEFAULTS: Mapping[str, str | int] = {
     "connect_timeout": CONNECT_SECONDS,
     "tcp_user_timeout": 15_000,
@@ -228,9 +230,9 @@ class Store:
             self.connection_losses += 1
             raise DatabaseLost(f"the database did not answer within {deadline:g} s") from None
         except psycopg.Error as error:
-            lost = explain(error)
-            self.connection_losses += isinstance(lost, DatabaseLost)
-            raise lost from None
+            # A statement that was refused, for a lock say, says nothing about the server.
+            self.connection_losses += not error.sqlstate or error.sqlstate.startswith(CONNECTION_LOST)
+            raise explain(error) from None
 
     async def _rows(
         self,
@@ -494,6 +496,10 @@ class Store:
         claimed = await self._rows("claim_rows", parameters)
         claimed.sort(key=lambda row: row[0])
         return [ClaimedRow(Event._make(row[:-2]), row[-2], row[-1], lease) for row in claimed]
+
+    async def give_rows_back(self, sink: str, owner: UUID) -> int:
+        """End the leases of rows that ``owner`` claimed and does not deliver any more; returns how many."""
+        return await self._do("give_rows_back", {"sink": sink, "owner": owner})
 
     async def rows_done(self, sink: str, done: Sequence[tuple[int, UUID]]) -> set[int]:
         """Remove delivered rows (id, lease); returns the ids whose lease was still ours."""

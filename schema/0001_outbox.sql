@@ -570,7 +570,7 @@ begin
       join lateral (
         select l.id from outbox.delivery l
          where l.sink = sink_name and l.id = chosen.id and l.state <> 'dead' and l.due_at <= now()
-           and (l.lease_until is null or l.lease_until <= now()) and (l.claims >= 2) = suspects
+           and (l.lease_until is null or l.lease_until <= now())
            for update skip locked
       ) locked on true
      where d.sink = sink_name and d.id = locked.id
@@ -687,7 +687,8 @@ as $$
         select array_agg(s.shard order by s.shard) as shards,
                p.a_seq, p.a_snapshot::text::pg_snapshot as a, p.a_next,
                p.b_seq, p.b_snapshot::text::pg_snapshot as b, p.b_next, p.last_id,
-               coalesce(p.b_snapshot::text = '9223372036854775807:9223372036854775807:', false) as old
+               coalesce(p.b_snapshot::text = '9223372036854775807:9223372036854775807:', false) as old,
+               (select m.floor from outbox.meta m) as floor
           from outbox.shard s
          cross join lateral (
             select * from outbox.progress n
@@ -700,11 +701,10 @@ as $$
     )
     select k.late, p.shards, k.a, k.a_next, k.after_id, k.upto_id
       from position p
-     cross join outbox.meta m
      cross join lateral (values
-        (true, p.a, p.a_next, greatest(p.last_id, case when p.old then 0 else m.floor end), p.a_seq),
+        (true, p.a, p.a_next, greatest(p.last_id, case when p.old then 0 else p.floor end), p.a_seq),
         (false, p.a, null, greatest(p.last_id, p.a_seq), case when p.old then p.b_seq else 9223372036854775807 end),
-        (true, p.b, p.b_next, m.floor, case when not p.old then least(p.last_id, p.b_seq) end),
+        (true, p.b, p.b_next, p.floor, case when not p.old then least(p.last_id, p.b_seq) end),
         (false, p.b, null, p.b_seq, case when not p.old then p.last_id end),
         (false, case when p.old then (p.b_next || ':' || p.b_next || ':')::pg_snapshot end, null, p.b_seq,
          case when p.old then 9223372036854775807 end)
@@ -728,6 +728,7 @@ set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set enable_hashjoin = off
 set enable_mergejoin = off
+set jit = off
 as $$
 #variable_conflict use_column
 declare

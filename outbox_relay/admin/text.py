@@ -90,7 +90,7 @@ def _said(sink: dict[str, Any], shard: int) -> str:
         case "under-way":
             return f"under way at relay {sink['relay']}, leased for {duration(sink['lease_seconds'])}"
         case _:
-            return f"dead since {duration(sink['since_seconds'])}"
+            return f"dead for {duration(sink['since_seconds'])}"
 
 
 def _owner(sink: dict[str, Any]) -> str:

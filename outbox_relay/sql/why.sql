@@ -47,14 +47,13 @@ select e.id, e.shard, e.uid::text, e.type, e.key, e.in_log, e.created_at,
     select case when n.b_snapshot::text = '9223372036854775807:9223372036854775807:'
                 then e.id <= n.b_seq and (pg_visible_in_snapshot(e.xid, n.a_snapshot) or e.id <= n.last_id)
                 else pg_visible_in_snapshot(e.xid, n.a_snapshot)
-                     or e.id <= least(m.floor, n.a_seq)
+                     or e.id <= least((select m.floor from outbox.meta m), n.a_seq)
                      or coalesce(pg_visible_in_snapshot(e.xid, n.b_snapshot) and e.id <= n.last_id, false)
            end as settled
       from (select * from outbox.progress f
              where f.sink = k.sink and f.shard = e.shard
              order by f.epoch desc, f.seq desc
              limit 1) n
-     cross join outbox.meta m
   ) p on true
   left join lateral (
     select f.uid, f.state

@@ -126,6 +126,44 @@ async def test_followers_of_a_failing_key_are_held_and_come_after_it(database: D
     assert query(database, "select count(*) from outbox.delivery") == [(0,)]
 
 
+async def test_followers_in_later_batches_are_held_too(database: Database) -> None:
+    """A key becomes blocked while batches with its later events wait to be sent."""
+    late = Late()
+    sink = MemorySink(late)
+    sink.max_batch = 5
+    wanted = emit(database, [f"k{n % 4}" for n in range(100)])
+    late.script = fails(2, [wanted[2], wanted[41]])
+    async with running(database.dsn, (spec("s"), sink)) as rig:
+        await delivered(sink, wanted)
+        await rig.settled()
+    assert ids(sink).count(wanted[2]) == 1
+    assert in_order(sink.delivered)
+
+
+async def test_rows_of_a_session_that_ends_are_claimed_again_at_once_and_no_claim_counts(database: Database) -> None:
+    """Their leases last longer than any request: a relay that goes on does not wait for its own."""
+    stuck = asyncio.Event()
+
+    async def script(_event: Event, attempt: int) -> Verdict:
+        if attempt == 1:
+            return Failed("once")
+        if attempt == 2:
+            stuck.set()
+            await asyncio.Event().wait()
+        return DELIVERED
+
+    sink = MemorySink(script, keeps_order=False)
+    async with running(database.dsn, (spec("s", park_after_seconds=30.0), sink)) as rig:
+        wanted = emit(database, ["a"])
+        await asyncio.wait_for(stuck.wait(), 20)
+        assert query(database, "select claims from outbox.delivery where lease_until > now()") == [(1,)]
+        query(database, "update outbox.shard set epoch = epoch + 1 where owner = %s returning 1", rig.relay)
+        await rig.ownership.round()
+        emit(database, ["b"])
+        await auntil(lambda: _true(bool(rig.ended)), seconds=10, what="the session ends")
+        await delivered(sink, wanted)
+
+
 @BOTH
 async def test_other_keys_flow_while_one_fails(database: Database, keeps_order: bool) -> None:
     def script(event: Event, _attempt: int) -> Verdict:

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 import structlog
 
-from outbox_relay.errors import IncarnationChanged, Unusable
+from outbox_relay.errors import DatabaseLost, IncarnationChanged, Unusable
 from outbox_relay.migrate import migrate
 from outbox_relay.sinks.memory import MemorySink
 from outbox_relay.store import Look
@@ -167,6 +167,25 @@ async def test_a_lost_connection_anywhere_makes_what_was_read_doubtful(database:
         wanted = emit(database, ["a", "b"])
         await delivered(sink, wanted)
         assert rig.ticking.era > era
+
+
+async def test_a_statement_that_is_refused_for_a_lock_makes_nothing_doubtful(database: Database) -> None:
+    sink = MemorySink()
+    async with running(database.dsn, (spec("s"), sink)) as rig:
+        await delivered(sink, emit(database, ["a"]))
+        era = rig.ticking.era
+        with database.connect() as dropping:
+            [(newest,)] = dropping.execute(
+                "select max(relname) from pg_class where relkind = 'r' and relname ~ '^event_2'"
+            ).fetchall()
+            dropping.execute(f"drop table outbox.{newest}")
+        with database.connect() as holder:
+            holder.execute("lock table outbox.event_default in access exclusive mode")
+            with pytest.raises(DatabaseLost, match="55P03"):
+                await rig.store.make_partitions()
+            holder.rollback()
+        await delivered(sink, emit(database, ["b"]))
+        assert rig.ticking.era == era
 
 
 @pytest.mark.parametrize("mode", ["fast", "immediate"])

@@ -106,6 +106,14 @@ async def test_in_a_window_it_is_delivered_up_to_the_last_id_done(books: Ledger)
     assert (await why(books, late))["state"] == "in-log"
 
 
+async def test_the_position_of_the_newest_epoch_counts(books: Ledger) -> None:
+    [event_id] = books.emit("k")
+    await to_the_end(books)
+    books.epochs.clear()
+    await books.place("s", Position(BEGINNING))
+    assert await why(books, event_id) == {"state": "delivered"}
+
+
 async def test_after_a_rebase_what_was_not_done_is_read_once_more(books: Ledger) -> None:
     [done] = books.emit("k")
     await to_the_end(books)
@@ -210,7 +218,7 @@ async def test_a_dead_letter_tells_its_reason_and_since_when(books: Ledger) -> N
     found = await why(books, event_id)
     assert 0 <= found.pop("since_seconds") < 30
     assert found == {"state": "dead", "attempts": 30, "last_error": "gone", "last_status": 410}
-    assert "dead since 0." in await said(books, event_id)
+    assert "dead for " in await said(books, event_id)
 
 
 async def test_a_pause_and_an_open_circuit_are_named_where_an_event_waits_for_them(books: Ledger) -> None:

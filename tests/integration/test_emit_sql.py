@@ -1,0 +1,360 @@
+"""The SQL functions emit and emit_raw: signatures, casts, limits, wake-up, and nothing left behind."""
+
+import random
+import threading
+from collections.abc import Iterator
+from typing import Any, LiteralString
+
+import psycopg
+import pytest
+from psycopg import errors, sql
+
+from outbox_relay import outbox
+from tests.support.database import Database
+from tests.support.postgres import PostgresServer
+from tests.support.wait import until
+
+WAKE_LOCK = (1869967971, 1)
+
+
+@pytest.fixture
+def conn(database: Database) -> Iterator[psycopg.Connection[Any]]:
+    with database.connect() as connection:
+        yield connection
+
+
+def stored(conn: psycopg.Connection[Any], columns: LiteralString = "payload, content_type, key, headers") -> Any:
+    """The newest row of the log."""
+    found = conn.execute(sql.SQL("select {} from outbox.event order by id desc limit 1").format(sql.SQL(columns)))
+    return found.fetchone()
+
+
+def count(conn: psycopg.Connection[Any]) -> int:
+    """How many events this transaction sees."""
+    [(events,)] = conn.execute("select count(*) from outbox.event").fetchall()
+    return events
+
+
+# -- calls --------------------------------------------------------------------------------------------------------
+
+
+def test_the_statement_of_the_readme_works_as_it_stands(conn: psycopg.Connection[Any]) -> None:
+    conn.execute("""select outbox.emit('order.created', '{"id": 1}', key => 'order-1')""")
+    assert stored(conn) == (b'{"id": 1}', "application/json", "order-1", None)
+
+
+CALLS: list[tuple[LiteralString, tuple[object, ...]]] = [
+    ("emit('t', '[1,  2]')", (b"[1, 2]", "application/json", None, None)),
+    ("emit('t', row_to_json(o)::jsonb, id::text)", (b'{"id": 7}', "application/json", "7", None)),
+    ("emit('t', jsonb_build_object('n', id), key => id::text)", (b'{"n": 7}', "application/json", "7", None)),
+    ("emit('t', cast('1' as jsonb), headers => '{}')", (b"1", "application/json", None, {})),
+    ("emit_raw('t', 'abc')", (b"abc", "application/octet-stream", None, None)),
+    ("emit_raw('t', '\\x00ff', 'k', content_type => 'x/y')", (b"\x00\xff", "x/y", "k", None)),
+    ("emit_raw('t', '')", (b"", "application/octet-stream", None, None)),
+    ("emit('t', 'null')", (b"null", "application/json", None, None)),
+]
+
+
+@pytest.mark.parametrize(("call", "row"), CALLS)
+def test_calls(conn: psycopg.Connection[Any], call: LiteralString, row: tuple[object, ...]) -> None:
+    conn.execute(sql.SQL("select outbox.{} from (select 7 as id) o").format(sql.SQL(call)))
+    assert stored(conn) == row
+
+
+def test_there_are_two_functions_and_no_overloads(conn: psycopg.Connection[Any]) -> None:
+    found = conn.execute(
+        "select proname, prosecdef, proconfig, pg_get_function_identity_arguments(oid) from pg_proc"
+        " where pronamespace = 'outbox'::regnamespace and proname like 'emit%' order by proname"
+    ).fetchall()
+    path = ["search_path=pg_catalog, pg_temp"]
+    common = "key text, headers jsonb, deliver_at timestamp with time zone, uid uuid"
+    assert found == [
+        ("emit", True, path, f"type text, payload jsonb, {common}"),
+        ("emit_raw", True, path, f"type text, payload bytea, {common}, content_type text"),
+    ]
+    names = conn.execute(
+        "select proname from pg_proc where pronamespace = 'outbox'::regnamespace group by 1 having count(*) > 1"
+    )
+    assert names.fetchall() == []
+
+
+def test_a_transaction_has_its_xid_before_it_takes_an_id(conn: psycopg.Connection[Any]) -> None:
+    columns = conn.execute(
+        "select attrelid::regclass::text, attname from pg_attribute join pg_class c on c.oid = attrelid"
+        " where relnamespace = 'outbox'::regnamespace and attnum > 0 and attname in ('xid', 'id')"
+        " and (relname = 'event' or relispartition) and relkind in ('r', 'p') order by 1, attnum"
+    ).fetchall()
+    tables = {table for table, _ in columns}
+    assert len(tables) > 2
+    assert columns == [(table, name) for table in sorted(tables) for name in ("xid", "id")]
+
+
+def test_rolled_back_savepoints_emit_nothing(conn: psycopg.Connection[Any]) -> None:
+    conn.execute("select outbox.emit('kept', '1')")
+    conn.execute("savepoint a")
+    conn.execute("select outbox.emit('lost', '1')")
+    conn.execute("rollback to a")
+    assert conn.execute("select type from outbox.event").fetchall() == [("kept",)]
+
+
+def test_statements_that_fail_emit_nothing(conn: psycopg.Connection[Any]) -> None:
+    conn.execute("savepoint a")
+    with pytest.raises(errors.DivisionByZero):
+        conn.execute("select outbox.emit('t', '1'), 1 / (n - 3) from generate_series(1, 5) n")
+    conn.execute("rollback to a")
+    assert count(conn) == 0
+
+
+def test_any_collation_of_the_caller_will_do(conn: psycopg.Connection[Any]) -> None:
+    conn.execute("""create temporary table o (a text collate "C", b text collate "POSIX") on commit drop""")
+    conn.execute("insert into o values ('order.created', 'k')")
+    conn.execute("select outbox.emit(a, '1', key => b, headers => '{\"x\": \"y\"}') from o")
+    refusing = conn.info.server_version < 180000  # collations that regular expressions of these versions refuse
+    if refusing:
+        conn.execute(
+            "create collation pg_temp.loose (provider = icu, locale = 'und-u-ks-level2', deterministic = false)"
+        )
+        conn.execute("select outbox.emit(a collate pg_temp.loose, '1', key => b) from o")
+    assert count(conn) == 1 + refusing
+
+
+def test_the_shard_follows_the_key_and_without_one_the_uid(conn: psycopg.Connection[Any]) -> None:
+    for n in range(400):
+        conn.execute("select outbox.emit('t', '1', key => %s)", [f"k{n % 4}" if n < 200 else None])
+    shards = conn.execute("select key, count(distinct shard), min(shard), max(shard) from outbox.event group by 1")
+    found = {key: (distinct, least, most) for key, distinct, least, most in shards}
+    assert all(found[f"k{n}"][0] == 1 for n in range(4))
+    distinct, least, most = found[None]
+    assert distinct > 50
+    assert (least, most) >= (0, 0)
+    assert most <= 63
+
+
+# -- limits -------------------------------------------------------------------------------------------------------
+
+TYPE = 'type must be 1 to 255 visible ASCII characters without space and "*"; this one has '
+NAME = "is not a token: 1 to 255 letters, digits or !#$%&'*+-.^_`|~"
+LIMITS: list[tuple[dict[str, Any], str | None]] = [
+    ({"type": "x"}, None),
+    ({"type": "!" + "~" * 254}, None),
+    ({"type": "x" * 256}, TYPE + "256 characters"),
+    ({"type": ""}, TYPE + "0 characters"),
+    ({"type": "a b"}, TYPE + "3 characters"),
+    ({"type": "order.*"}, TYPE + "7 characters"),
+    ({"type": "a\n"}, TYPE + "2 characters"),
+    ({"type": "\x7f"}, TYPE + "1 characters"),
+    ({"type": "é"}, TYPE + "1 characters"),
+    ({"key": "k" * 1024}, None),
+    ({"key": "é" * 512}, None),
+    ({"key": ""}, None),
+    ({"key": "k" * 1025}, "key must have at most 1024 bytes; this one has 1025"),
+    ({"key": "é" * 513}, "key must have at most 1024 bytes; this one has 1026"),
+    ({"payload": b"x" * 1048576}, None),
+    (
+        {"payload": b"x" * 1048577},
+        "payload must have at most 1048576 bytes (setting outbox.max_payload_bytes); this one has 1048577",
+    ),
+    ({"content_type": "x" * 255}, None),
+    ({"content_type": "x" * 256}, "content_type must be 1 to 255 printable ASCII characters"),
+    ({"content_type": ""}, "content_type must be 1 to 255 printable ASCII characters"),
+    ({"content_type": "text/plain\r\nx: y"}, "content_type must be 1 to 255 printable ASCII characters"),
+    ({"headers": {}}, None),
+    ({"headers": {"Trace-Id_1!#$%&'*+.^`|~": "\té€ "}}, None),
+    ({"headers": {"x" * 255: ""}}, None),
+    ({"headers": {"x" * 256: ""}}, f"header name '{'x' * 60}' {NAME}"),
+    ({"headers": {"": "x"}}, f"header name '' {NAME}"),
+    ({"headers": {"a b": "x"}}, f"header name 'a b' {NAME}"),
+    ({"headers": {"a:": "x"}}, f"header name 'a:' {NAME}"),
+    ({"headers": {"é": "x"}}, f"header name 'é' {NAME}"),
+    ({"headers": {"a": "x\r\ny"}}, "the value of header 'a' has a control character"),
+    ({"headers": {"a": "\x01"}}, "the value of header 'a' has a control character"),
+    ({"headers": {"a": "\x1f"}}, "the value of header 'a' has a control character"),
+    ({"headers": {"a": "\x7f"}}, "the value of header 'a' has a control character"),
+    ({"headers": {"a": "x" * 16375}}, None),
+    ({"headers": {"a": "x" * 16376}}, "headers must have at most 16384 bytes as JSON; these have 16385"),
+]
+
+
+@pytest.mark.parametrize(("fields", "said"), LIMITS, ids=range(len(LIMITS)))
+def test_limits(conn: psycopg.Connection[Any], fields: dict[str, Any], said: str | None) -> None:
+    given: dict[str, Any] = {"type": "t", "payload": b"", "content_type": "x/y", **fields}
+    event = outbox.Event(**given)
+    if said is None:
+        outbox.emit(conn, **given)
+        outbox.emit_many(conn, [event])
+        assert count(conn) == 2
+        return
+    with pytest.raises(outbox.InvalidEvent) as caught:
+        outbox.emit(conn, **given)
+    assert str(caught.value) == said
+    conn.rollback()
+    with pytest.raises(outbox.InvalidEvent) as caught:
+        outbox.emit_many(conn, [outbox.Event("t", 1), event])
+    assert (str(caught.value), caught.value.index) == (f"event 1: {said}", 1)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        ("emit(null, '1')", TYPE + "no value"),
+        ("emit('t', null)", "payload must not be null"),
+        ("emit_raw('t', null)", "payload must not be null"),
+        ("emit('t', '1', headers => '[]')", "headers must be a JSON object of strings, not array"),
+        ("emit('t', '1', headers => '\"a\"')", "headers must be a JSON object of strings, not string"),
+        ("emit('t', '1', headers => 'null')", "headers must be a JSON object of strings, not null"),
+        ("emit('t', '1', headers => '{\"a\": 1}')", "the value of header 'a' must be a string, not number"),
+        ("emit('t', '1', headers => '{\"a\": null}')", "the value of header 'a' must be a string, not null"),
+        ("emit('t', '1', headers => '{\"a\": {}}')", "the value of header 'a' must be a string, not object"),
+        ("emit('t', '1', deliver_at => 'infinity')", "deliver_at must be a finite time"),
+        ("emit('t', '1', deliver_at => '-infinity')", "deliver_at must be a finite time"),
+        ("emit_raw('t', '', content_type => null)", "content_type must be 1 to 255 printable ASCII characters"),
+        ("emit('a b', '\"SECRET\"', 'SECRET')", TYPE + "3 characters"),
+    ],
+)
+def test_limits_that_only_sql_can_pass(conn: psycopg.Connection[Any], call: LiteralString, said: str) -> None:
+    with pytest.raises(errors.InvalidParameterValue) as caught:
+        conn.execute(sql.SQL("select outbox.{}").format(sql.SQL(call)))
+    assert caught.value.diag.message_primary == f"outbox.emit: {said}"
+    assert "SECRET" not in f"{caught.value} {caught.value.diag.context}"
+
+
+def test_the_payloads_limit_is_a_setting(database: Database, conn: psycopg.Connection[Any]) -> None:
+    name = sql.Identifier(database.name)
+    conn.execute(sql.SQL("alter database {} set outbox.max_payload_bytes = 10").format(name))
+    conn.commit()
+    with database.connect() as fresh:
+        fresh.execute("""select outbox.emit('t', '"45678910"')""")
+        with pytest.raises(errors.InvalidParameterValue, match=r"at most 10 bytes .*; this one has 11"):
+            fresh.execute("""select outbox.emit('t', '"456789101"')""")
+        fresh.rollback()
+        fresh.execute("set local outbox.max_payload_bytes = 2000000")
+        outbox.emit(fresh, "t", b"x" * 2_000_000, content_type="x/y")
+        fresh.rollback()
+        with pytest.raises(outbox.InvalidEvent, match="at most 10 bytes"):
+            outbox.emit(fresh, "t", b"x" * 11, content_type="x/y")
+
+
+@pytest.mark.parametrize("value", ["1MB", "-1", "1e6", "1234567890"])
+def test_a_payloads_limit_that_is_no_number(conn: psycopg.Connection[Any], value: str) -> None:
+    conn.execute("select set_config('outbox.max_payload_bytes', %s, false)", [value])
+    with pytest.raises(outbox.InvalidEvent, match=r"^the setting outbox\.max_payload_bytes must be a number of bytes"):
+        outbox.emit(conn, "t", 1)
+
+
+# -- waking a relay -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sleeper(database: Database) -> Iterator[psycopg.Connection[Any]]:
+    """A relay that sleeps: it holds the lock, and hears the notifications of emits."""
+    with database.connect(autocommit=True) as connection:
+        connection.execute("listen outbox")
+        connection.execute("select pg_advisory_lock(%s, %s)", WAKE_LOCK)
+        yield connection
+
+
+def heard(sleeper: psycopg.Connection[Any]) -> int:
+    """How many notifications have come: all that were committed before this call."""
+    sleeper.execute("select 1")
+    return len(list(sleeper.notifies(timeout=0)))
+
+
+def test_a_sleeping_relay_is_woken_at_the_commit(
+    conn: psycopg.Connection[Any], sleeper: psycopg.Connection[Any]
+) -> None:
+    conn.execute("select outbox.emit('t', '1') from generate_series(1, 3)")
+    assert heard(sleeper) == 0
+    conn.commit()
+    assert heard(sleeper) == 1
+    conn.execute("select outbox.emit('t', '1')")
+    conn.rollback()
+    assert heard(sleeper) == 0
+
+
+def test_nobody_is_notified_while_no_relay_sleeps(
+    conn: psycopg.Connection[Any], sleeper: psycopg.Connection[Any]
+) -> None:
+    sleeper.execute("select pg_advisory_unlock(%s, %s)", WAKE_LOCK)
+    conn.execute("select outbox.emit('t', '1')")
+    conn.commit()
+    assert heard(sleeper) == 0
+
+
+def test_an_event_that_is_not_emitted_again_wakes_nobody(
+    conn: psycopg.Connection[Any], sleeper: psycopg.Connection[Any]
+) -> None:
+    call = "select outbox.emit('t', '1', uid => '00000000-0000-7000-8000-000000000001')"
+    conn.execute(call)
+    conn.commit()
+    assert heard(sleeper) == 1
+    conn.execute(call)
+    conn.commit()
+    assert heard(sleeper) == 0
+
+
+@pytest.mark.usefixtures("sleeper")
+def test_prepared_transactions(database: Database) -> None:
+    with database.connect(autocommit=True) as conn:
+        conn.execute("begin")
+        conn.execute("select outbox.emit('t', '1')")
+        with pytest.raises(errors.FeatureNotSupported, match="NOTIFY"):
+            conn.execute("prepare transaction 'noisy'")
+        conn.execute("set outbox.wake = off")
+        for name in ("kept", "dropped"):
+            conn.execute("begin")
+            conn.execute("select outbox.emit(%s, '1')", [name])
+            conn.execute(sql.SQL("prepare transaction {}").format(sql.Literal(f"{database.name}_{name}")))
+        assert count(conn) == 0
+        conn.execute(sql.SQL("commit prepared {}").format(sql.Literal(f"{database.name}_kept")))
+        conn.execute(sql.SQL("rollback prepared {}").format(sql.Literal(f"{database.name}_dropped")))
+        assert conn.execute("select type from outbox.event").fetchall() == [("kept",)]
+        conn.execute("set outbox.wake = on")
+        conn.execute("select outbox.emit('t', '1')")
+
+
+def test_the_lock_is_never_left_behind(database: Database) -> None:
+    """Statements that are cancelled at random leave no advisory lock, which would keep every relay awake for good."""
+    held = "select count(*) from pg_locks where locktype = 'advisory' and pid = %s"
+    noise = random.Random(7)
+    cancelled = 0
+    with database.connect(autocommit=True) as conn, database.connect(autocommit=True) as watcher:
+        pid = conn.info.backend_pid
+        for _ in range(150):
+            timer = threading.Timer(noise.uniform(0.001, 0.03), conn.cancel_safe)
+            timer.start()
+            try:
+                conn.execute("select outbox.emit('t', '1') from generate_series(1, 1000)")
+            except errors.QueryCanceled:
+                cancelled += 1
+            timer.join()
+            assert watcher.execute(held, [pid]).fetchone() == (0,)
+    assert cancelled > 20
+
+
+def test_emitters_wait_for_nobody(database: Database, sleeper: psycopg.Connection[Any]) -> None:
+    """Neither a sleeping relay nor other emitters make an emit wait for a lock."""
+    with database.connect() as first, database.connect() as second:
+        first.execute("select outbox.emit('t', '1', key => 'k')")
+        second.execute("set local lock_timeout = '1ms'")
+        second.execute("select outbox.emit('t', '1', key => 'k')")
+        second.commit()
+        first.commit()
+    assert until(lambda: heard(sleeper), seconds=10, what="a notification") > 0
+
+
+# -- many clients -------------------------------------------------------------------------------------------------
+
+
+def test_many_clients_emit_at_once(database: Database, postgres: PostgresServer) -> None:
+    script = (
+        "\\set k random(1, 20)\nbegin;\nselect outbox.emit('t', '{\"n\": 1}', key => 'k' || :k);\nsavepoint a;\n"
+        "select outbox.emit_raw('lost', 'x');\nrollback to a;\n"
+        "select outbox.emit_raw('u', 'x', key => 'k' || :k);\nend;\n"
+    )
+    postgres.pgbench(database.name, script, transactions=200, clients=8)
+    with database.connect() as conn:
+        found = conn.execute(
+            "select type, count(*), count(distinct uid), count(distinct id), count(distinct xid) from outbox.event"
+            " group by type order by type"
+        ).fetchall()
+    assert found == [("t", 1600, 1600, 1600, 1600), ("u", 1600, 1600, 1600, 1600)]

@@ -1,0 +1,430 @@
+"""The schema's versions: created, brought forward, met by two at once, newer than ours, printed, clearly refused."""
+
+import asyncio
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+from sqlalchemy import NullPool, create_engine, text
+
+from outbox_relay import outbox
+from outbox_relay.errors import DatabaseLost, RelayError, Unusable
+from outbox_relay.migrate import LOCK, SCHEMA_FOLDER, SCHEMA_VERSION, Outcome, fit, migrate, migrations, script
+from outbox_relay.sinks.memory import MemorySink
+from tests.integration.test_roles import new_role
+from tests.support.database import Database
+from tests.support.postgres import PostgresServer
+from tests.support.rig import running, spec
+from tests.support.wait import auntil, until
+
+NEXT = SCHEMA_VERSION + 1
+SHIPPED = tuple(step.name for step in migrations(SCHEMA_FOLDER))
+SECRET = "s3cr#t/p@ss"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """What the next release might ship: this one's migrations, and one more that old relays can live with."""
+    copy = tmp_path / "schema"
+    shutil.copytree(SCHEMA_FOLDER, copy)
+    add(copy, "create function outbox.extra() returns integer language sql return 1;\n")
+    return copy
+
+
+def add(folder: Path, text: str) -> None:
+    """A migration more."""
+    (folder / f"{len(migrations(folder)) + 1:04}_extra.sql").write_text(text, encoding="utf-8")
+
+
+def meta(database: Database) -> tuple[int, int] | None:
+    """Version and oldest relay of the schema, or None without a schema."""
+    with database.connect() as conn:
+        if conn.execute("select to_regnamespace('outbox')::text").fetchone() == (None,):
+            return None
+        return conn.execute("select schema_version, min_relay from outbox.meta").fetchone()  # type: ignore[return-value]
+
+
+def works(database: Database) -> None:
+    """An event can be emitted."""
+    with database.connect() as conn:
+        outbox.emit(conn, "t", 1)
+
+
+# -- creating and bringing forward --------------------------------------------------------------------------------
+
+
+def test_from_nothing_and_again(empty_database: Database) -> None:
+    first = migrate(empty_database.dsn)
+    assert first == Outcome(0, SCHEMA_VERSION, SHIPPED)
+    assert str(first) == f"schema outbox was created with version {SCHEMA_VERSION} ({', '.join(SHIPPED)})"
+    assert meta(empty_database) == (SCHEMA_VERSION, migrations(SCHEMA_FOLDER)[-1].min_relay)
+    works(empty_database)
+    again = migrate(empty_database.dsn)
+    assert again == Outcome(SCHEMA_VERSION, SCHEMA_VERSION)
+    assert str(again) == f"schema outbox has version {SCHEMA_VERSION}: nothing to do"
+
+
+def test_forward(database: Database, folder: Path) -> None:
+    add(folder, f"-- min_relay: {NEXT}\nalter table outbox.meta add column extra integer;\n")
+    found = migrate(database.dsn, folder=folder)
+    names = (f"{NEXT:04}_extra", f"{NEXT + 1:04}_extra")
+    assert found == Outcome(SCHEMA_VERSION, NEXT + 1, names)
+    assert str(found) == f"schema outbox was brought from version {SCHEMA_VERSION} to {NEXT + 1} ({', '.join(names)})"
+    assert meta(database) == (NEXT + 1, NEXT)
+
+
+def test_a_migration_that_fails_changes_nothing(database: Database, folder: Path) -> None:
+    add(folder, "create table outbox.half (); select 1 / 0;\n")
+    with pytest.raises(Unusable, match="22012"):
+        migrate(database.dsn, folder=folder)
+    assert meta(database) == (SCHEMA_VERSION, 1)
+    with database.connect() as conn:
+        assert conn.execute("select to_regclass('outbox.half')::text, to_regproc('outbox.extra')::text").fetchone() == (
+            None,
+            None,
+        )
+
+
+def test_a_folder_with_a_gap(folder: Path) -> None:
+    add(folder, "select 1;")
+    (folder / f"{NEXT:04}_extra.sql").unlink()
+    with pytest.raises(Unusable, match="does not have every migration"):
+        migrations(folder)
+    with pytest.raises(Unusable, match="does not have every migration"):
+        migrations(folder / "none")
+
+
+def test_two_at_once(empty_database: Database) -> None:
+    found: list[Outcome] = []
+    threads = [threading.Thread(target=lambda: found.append(migrate(empty_database.dsn))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    nothing = Outcome(SCHEMA_VERSION, SCHEMA_VERSION)
+    assert sorted(found, key=lambda outcome: outcome.before) == [Outcome(0, SCHEMA_VERSION, SHIPPED), *[nothing] * 3]
+
+
+def test_the_second_waits_for_the_first(empty_database: Database) -> None:
+    found: list[Outcome] = []
+    waiting = "select 1 from pg_locks where locktype = 'advisory' and not granted and classid = %s and objid = %s"
+    with empty_database.connect() as first, empty_database.connect(autocommit=True) as watcher:
+        first.execute(script().encode())
+        second = threading.Thread(target=lambda: found.append(migrate(empty_database.dsn)))
+        second.start()
+        until(lambda: watcher.execute(waiting, LOCK).fetchone(), seconds=20, what="the second migrate waits")
+        first.commit()
+        second.join(timeout=20)
+    assert found == [Outcome(SCHEMA_VERSION, SCHEMA_VERSION)]
+
+
+def test_a_lock_that_is_never_given_back(database: Database) -> None:
+    with database.connect() as conn:
+        conn.execute("set application_name = 'a forgotten shell'")
+        conn.execute("select pg_advisory_xact_lock(%s, %s)", LOCK)
+        with pytest.raises(DatabaseLost) as caught:
+            migrate(database.dsn)
+        said = str(caught.value)
+        assert f"process {conn.info.backend_pid} (user postgres, application a forgotten shell, idle in trans" in said
+        assert "Run migrate again" in said
+
+
+def test_a_table_that_is_in_use(database: Database, folder: Path) -> None:
+    add(folder, "alter table outbox.event add column extra integer;\n")
+    with database.connect() as conn:
+        outbox.emit(conn, "t", 1)
+        with pytest.raises(DatabaseLost, match=rf"process {conn.info.backend_pid} .* in a transaction for"):
+            migrate(database.dsn, folder=folder)
+        conn.commit()
+    assert meta(database) == (SCHEMA_VERSION, 1)
+    assert migrate(database.dsn, folder=folder).after == NEXT + 1
+
+
+# -- newer and older ----------------------------------------------------------------------------------------------
+
+
+def test_a_newer_schema_that_we_can_work_on(database: Database, folder: Path) -> None:
+    migrate(database.dsn, folder=folder)
+    assert meta(database) == (NEXT, 1)
+    found = migrate(database.dsn, grant_emit=["postgres"])
+    assert found == Outcome(NEXT, NEXT, notes=("not granted, which needs the newer outbox-relay: emit to postgres",))
+    assert str(found).startswith(
+        f"schema outbox has version {NEXT}, newer than this outbox-relay's {SCHEMA_VERSION}, which works on it: nothing"
+    )
+    assert meta(database) == (NEXT, 1)
+    works(database)
+
+
+def test_a_newer_schema_that_we_cannot_work_on(database: Database, folder: Path) -> None:
+    add(folder, f"-- min_relay: {NEXT}\nselect 1;\n")
+    migrate(database.dsn, folder=folder)
+    with pytest.raises(Unusable, match=f"has version {NEXT + 1}, which needs relays made for version {NEXT} or newer"):
+        migrate(database.dsn)
+
+
+@pytest.mark.parametrize(
+    ("version", "min_relay", "ours", "said"),
+    [
+        (None, None, 3, "schema outbox is missing: run outbox-relay migrate"),
+        (0, 0, 3, "schema outbox is missing: run outbox-relay migrate"),
+        (2, 1, 3, "schema outbox has version 2 and this relay needs 3: run outbox-relay migrate"),
+        (3, 1, 3, None),
+        (3, 3, 3, None),
+        (4, 3, 3, None),
+        (9, 1, 3, None),
+        (
+            4,
+            4,
+            3,
+            "schema outbox has version 4, which needs relays made for version 4 or newer; "
+            "this one is made for 3: install a newer outbox-relay",
+        ),
+    ],
+)
+def test_which_schemas_fit_a_relay(version: int | None, min_relay: int | None, ours: int, said: str | None) -> None:
+    assert fit(version, min_relay, ours=ours) == said
+
+
+def test_the_schema_that_is_shipped_fits_the_relay_that_is() -> None:
+    newest = migrations(SCHEMA_FOLDER)[-1]
+    assert fit(newest.version, newest.min_relay) is None
+
+
+async def test_a_relay_works_on_the_schema_of_the_next_version(database: Database, folder: Path) -> None:
+    await asyncio.to_thread(migrate, database.dsn, folder=folder)
+    assert meta(database) == (NEXT, 1)
+    with database.connect() as conn:
+        uid = str(outbox.emit(conn, "t", 1))
+    sink = MemorySink()
+
+    async def delivered() -> bool:
+        return uid in [event.uid for event in sink.delivered]
+
+    async with running(database.dsn, (spec("s"), sink)) as rig:
+        await rig.owns_all()
+        await auntil(delivered, seconds=30, what="the event is delivered")
+
+
+# -- grants -------------------------------------------------------------------------------------------------------
+
+
+def test_roles_are_granted_again_after_every_migration(database: Database, folder: Path) -> None:
+    with new_role(database, "app") as app, new_role(database, "relay") as relay, new_role(database, "gone") as gone:
+        found = migrate(database.dsn, grant_emit=[app, gone], grant_relay=[relay, relay])
+        assert found.granted == (f"emit to {app}", f"emit to {gone}", f"relay to {relay}")
+        assert str(found) == f"schema outbox has version {SCHEMA_VERSION}; granted {', '.join(found.granted)}"
+        with database.connect(autocommit=True) as admin:
+            admin.execute(f"drop owned by {gone} cascade".encode())
+            admin.execute(f"alter role {gone} rename to {gone}_x".encode())
+        assert migrate(database.dsn).granted == ()
+        found = migrate(database.dsn, folder=folder)
+        assert found.granted == (f"emit to {app}", f"relay to {relay}")
+        with database.connect(user=relay) as conn:
+            assert conn.execute("select outbox.extra()").fetchone() == (1,)
+            recorded = conn.execute("select role_name, kind from outbox.grantee order by kind").fetchall()
+        assert recorded == [(app, "emit"), (relay, "relay")]
+        with database.connect(autocommit=True) as admin:
+            admin.execute(f"alter role {gone}_x rename to {gone}".encode())
+
+
+def test_names_of_roles_are_quoted(database: Database) -> None:
+    nasty = """Ro'le "x"; \\drop schema outbox"""
+    name = sql.Identifier(nasty)
+    with database.connect(autocommit=True) as admin:
+        admin.execute(sql.SQL("create role {} login").format(name))
+        try:
+            assert migrate(database.dsn, grant_emit=[nasty], grant_relay=[nasty]).granted == (
+                f"emit to {nasty}",
+                f"relay to {nasty}",
+            )
+            with database.connect(user=nasty) as conn:
+                outbox.emit(conn, "t", 1)
+        finally:
+            admin.execute(sql.SQL("drop owned by {} cascade").format(name))
+            admin.execute(sql.SQL("drop role {}").format(name))
+
+
+@pytest.mark.parametrize("role", ["nobody_knows", "public", "", "postgres; --"])
+def test_a_role_that_does_not_exist(empty_database: Database, role: str) -> None:
+    with pytest.raises(Unusable, match=r'^role ".*" does not exist: create it first; nothing was changed$'):
+        migrate(empty_database.dsn, grant_relay=["postgres", role])
+    assert meta(empty_database) is None
+
+
+def test_the_owner_of_a_database_can_migrate_it(postgres: PostgresServer, empty_database: Database) -> None:
+    """No superuser is needed; what the owner may not set is said."""
+    with new_role(empty_database, "owner") as owner, new_role(empty_database, "relay") as relay:
+        with postgres.connect() as admin:
+            admin.execute(f"alter database {empty_database.name} owner to {owner}".encode())
+        found = migrate(empty_database.dsn_as(owner), grant_relay=[relay])
+        assert (found.before, found.after) == (0, SCHEMA_VERSION)
+        assert [note.split(" of ")[0] for note in found.notes] == [
+            "no right to set idle_in_transaction_session_timeout",
+            "no right to set statement_timeout",
+            "no right to set lock_timeout",
+        ]
+        assert str(found).splitlines()[1:] == list(found.notes)
+        with empty_database.connect(user=relay) as conn:
+            conn.execute("select * from outbox.tick()")
+            conn.rollback()
+            conn.execute("select outbox.make_partitions(6)")
+        with postgres.connect() as admin:
+            admin.execute(f"alter database {empty_database.name} owner to postgres".encode())
+
+
+# -- the script ---------------------------------------------------------------------------------------------------
+
+
+def psql(database: Database, text: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
+    """Run a script as its first lines say."""
+    file = tmp_path / "script.sql"
+    file.write_text(text, encoding="utf-8")
+    command = ["psql", "-X", "-q", "-1", "-v", "ON_ERROR_STOP=1", "-f", str(file), database.dsn]
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+
+
+@pytest.fixture
+def roles(empty_database: Database) -> Iterator[tuple[str, str]]:
+    with new_role(empty_database, "app") as app, new_role(empty_database, "relay") as relay:
+        yield app, relay
+
+
+@pytest.mark.skipif(shutil.which("psql") is None, reason="psql is not installed")
+def test_the_script_does_what_migrate_does(empty_database: Database, tmp_path: Path, roles: tuple[str, str]) -> None:
+    app, relay = roles
+    printed = script([app], [relay])
+    done = psql(empty_database, printed, tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert meta(empty_database) == (SCHEMA_VERSION, 1)
+    assert migrate(empty_database.dsn) == Outcome(SCHEMA_VERSION, SCHEMA_VERSION)
+    with empty_database.connect(user=app) as conn:
+        outbox.emit(conn, "t", 1)
+    with empty_database.connect(user=relay) as conn:
+        assert conn.execute("select count(*) from outbox.event").fetchone() == (1,)
+    again = psql(empty_database, printed, tmp_path)
+    assert again.returncode == 3
+    assert f"schema outbox has version {SCHEMA_VERSION}, and this step goes from 0 to 1" in again.stderr
+    with empty_database.connect() as conn:
+        assert conn.execute("select count(*) from outbox.event").fetchone() == (1,)
+
+
+def test_a_script_for_a_database_that_has_the_schema(database: Database, folder: Path) -> None:
+    printed = script(folder=folder, have=SCHEMA_VERSION)
+    assert "create schema" not in printed
+    with database.connect() as conn:
+        conn.execute(printed.encode())
+    assert meta(database) == (NEXT, 1)
+    with database.connect() as conn, pytest.raises(psycopg.errors.RaiseException, match="this step goes from"):
+        conn.execute(printed.encode())
+
+
+def test_a_script_for_a_role_that_does_not_exist(empty_database: Database) -> None:
+    with empty_database.connect() as conn, pytest.raises(psycopg.errors.UndefinedObject, match="nobody_knows"):
+        conn.execute(script(["nobody_knows"]).encode())
+    assert meta(empty_database) is None
+
+
+def test_the_script_runs_in_alembic(empty_database: Database) -> None:
+    """Alembic's op.execute makes a text() of a string; its own table is found after the script as before."""
+    engine = create_engine(
+        "postgresql+psycopg://", creator=lambda: psycopg.connect(empty_database.dsn), poolclass=NullPool
+    )
+    with engine.begin() as connection:
+        connection.execute(text("create table alembic_version (version_num text)"))
+        connection.execute(text(script()))
+        connection.execute(text("insert into alembic_version values ('1')"))
+    works(empty_database)
+
+
+# -- bad input ----------------------------------------------------------------------------------------------------
+
+
+def refused(dsn: str) -> RelayError:
+    """What is said; a line, without the password."""
+    with pytest.raises(RelayError) as caught:
+        migrate(dsn)
+    shown: Any = caught.value
+    while shown is not None:
+        assert not any(piece in str(shown) for piece in ("s3cr", "t/p", "p@ss", "ss@"))
+        shown = shown.__cause__ if shown.__suppress_context__ else shown.__context__
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        f"postgresql://u:{SECRET} x@127.0.0.1/db",
+        "postgresql://u:s3cr%zz@127.0.0.1/db",
+        "postgresql://u:s3cr/t@127.0.0.1/db",
+        "host=127.0.0.1 password=s3cr p@ss",
+        "host=127.0.0.1 s3cr=1",
+        "host=127.0.0.1 port=s3cr",
+        "postgresql://127.0.0.1:99999/db",
+    ],
+)
+def test_a_dsn_that_is_none(dsn: str) -> None:
+    error = refused(dsn)
+    assert isinstance(error, Unusable)
+    assert str(error).startswith("the DSN is not a connection string: write postgresql://")
+
+
+@pytest.mark.parametrize("dsn", [f"postgresql://u:{SECRET}@127.0.0.1/db", "host=nowhere.invalid password=s3cr"])
+def test_a_host_that_does_not_exist(dsn: str) -> None:
+    assert isinstance(refused(dsn), DatabaseLost | Unusable)
+
+
+def test_a_server_that_does_not_answer(empty_database: Database) -> None:
+    error = refused(f"host=127.0.0.1 port=1 dbname={empty_database.name} password=s3cr")
+    assert isinstance(error, DatabaseLost)
+    assert str(error) == "no connection to the database at 127.0.0.1:1: Connection refused"
+
+
+def test_a_database_or_a_user_that_does_not_exist(postgres: PostgresServer) -> None:
+    error = refused(postgres.dsn("nowhere", password="s3cr"))
+    assert isinstance(error, Unusable)
+    assert 'database "nowhere" does not exist: create the database, or correct its name' in str(error)
+    error = refused(postgres.dsn("postgres", user="nobody", password="s3cr"))
+    assert isinstance(error, Unusable)
+    assert 'role "nobody" does not exist: check user name and password' in str(error)
+
+
+def test_a_wrong_password_and_none(own_postgres: PostgresServer) -> None:
+    with own_postgres.connect() as admin:
+        admin.execute("create role guarded login password 'right'")
+    own_postgres.require_password("guarded")
+    connect = own_postgres.dsn("postgres", "guarded", password="right")
+    until(lambda: _answers(connect), seconds=10, what="the right password is taken")
+    wrong = refused(own_postgres.dsn("postgres", "guarded", password="s3cr"))
+    assert isinstance(wrong, Unusable)
+    assert 'password authentication failed for user "guarded": check user name and password' in str(wrong)
+    none = refused(own_postgres.dsn("postgres", "guarded"))
+    assert isinstance(none, Unusable)
+    assert "wants a password and the DSN has none" in str(none)
+
+
+def _answers(dsn: str) -> bool:
+    psycopg.connect(dsn).close()
+    return True
+
+
+def test_no_rights(empty_database: Database, database: Database) -> None:
+    for place in (empty_database, database):
+        with new_role(place, "stranger") as stranger:
+            error = refused(place.dsn_as(stranger))
+            assert isinstance(error, Unusable)
+            assert "permission denied" in str(error)
+            assert "run migrate as the owner of schema outbox or, to create it, as a role that may" in str(error)
+
+
+def test_a_schema_of_somebody_elses(empty_database: Database) -> None:
+    with empty_database.connect() as conn:
+        conn.execute("create schema outbox")
+        conn.execute("create table outbox.event ()")
+    assert "is not outbox-relay's: rename it or drop it" in str(refused(empty_database.dsn))

@@ -1,0 +1,333 @@
+"""Who may do what: an application emits and nothing else, a relay relays and is no superuser, PUBLIC has nothing."""
+
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+from psycopg import errors, sql
+
+from outbox_relay import outbox
+from outbox_relay.migrate import migrate, script
+from outbox_relay.sinks.memory import MemorySink
+from tests.support.database import Database
+from tests.support.rig import running, spec
+from tests.support.wait import auntil
+
+LOG = ("event", "event_default")
+TABLES = ("meta", "grantee", "uid", "sink", "shard", "progress", "relay", "delivery", *LOG)
+
+
+@contextmanager
+def new_role(database: Database, kind: str, options: str = "login") -> Generator[str]:
+    """A role for one test, removed with all that it owns in this database."""
+    name = f"{kind}_{uuid4().hex}"
+    with database.connect(autocommit=True) as admin:
+        admin.execute(f"create role {name} {options}".encode())
+    try:
+        yield name
+    finally:
+        with database.connect(autocommit=True) as admin:
+            admin.execute(f"drop owned by {name} cascade".encode())
+            admin.execute(f"drop role {name}".encode())
+
+
+@pytest.fixture
+def app(database: Database) -> Iterator[str]:
+    """An application's role."""
+    with new_role(database, "app") as name:
+        migrate(database.dsn, grant_emit=[name])
+        yield name
+
+
+@pytest.fixture
+def relay(database: Database) -> Iterator[str]:
+    """A relay's role."""
+    with new_role(database, "relay") as name:
+        migrate(database.dsn, grant_relay=[name])
+        yield name
+
+
+@pytest.fixture
+def stranger(database: Database) -> Iterator[str]:
+    """A role that nothing was granted to."""
+    with new_role(database, "stranger") as name:
+        yield name
+
+
+def denied(database: Database, user: str, statement: str) -> None:
+    """The statement is refused for want of rights, and for nothing else."""
+    with database.connect(user=user) as conn, pytest.raises(errors.InsufficientPrivilege):
+        conn.execute(statement.encode())
+
+
+def functions(database: Database) -> list[str]:
+    """Every function of the schema, with the types of its arguments."""
+    with database.connect() as conn:
+        found = conn.execute("select oid::regprocedure::text from pg_proc where pronamespace = 'outbox'::regnamespace")
+        return [name for (name,) in found]
+
+
+def callable_by(database: Database, user: str) -> set[str]:
+    """The names of the functions that this role may call."""
+    with database.connect() as conn:
+        found = conn.execute(
+            "select proname from pg_proc where pronamespace = 'outbox'::regnamespace"
+            " and has_function_privilege(%s, oid, 'execute')",
+            [user],
+        )
+        return {name for (name,) in found}
+
+
+# -- an application -----------------------------------------------------------------------------------------------
+
+
+def test_an_application_emits(database: Database, app: str) -> None:
+    with database.connect(user=app) as conn:
+        outbox.emit(conn, "a", 1, key="k", uid=uuid4(), headers={"x": "y"})
+        outbox.emit_many(conn, [outbox.Event("b", 1), outbox.Event("c", 1)])
+        conn.execute("select outbox.emit('d', '1')")
+    with database.connect() as conn:
+        assert conn.execute("select type from outbox.event order by id").fetchall() == [("a",), ("b",), ("c",), ("d",)]
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_an_application_can_neither_read_nor_change_anything(database: Database, app: str, table: str) -> None:
+    for statement in ("select from {}", "delete from {}", "truncate {}", "insert into {} default values", "lock {}"):
+        denied(database, app, statement.format(f"outbox.{table}"))
+    with database.connect() as conn:
+        found = conn.execute("select has_any_column_privilege(%s, %s, 'select, insert, update, references')",
+                             [app, f"outbox.{table}"])  # fmt: skip
+        assert found.fetchone() == (False,)
+
+
+def test_an_application_can_call_the_two_functions_and_no_other(database: Database, app: str) -> None:
+    assert callable_by(database, app) == {"emit", "emit_raw"}
+    assert len(functions(database)) > 6
+    denied(database, app, "select outbox.uuid7()")
+    denied(database, app, "select outbox.make_partitions()")
+    denied(database, app, "select nextval('outbox.event_id_seq')")
+    denied(database, app, "select last_value from outbox.event_id_seq")
+    denied(database, app, "create table outbox.mine ()")
+
+
+def test_no_role_of_ours_may_choose_an_id_or_an_xid(database: Database, app: str, relay: str) -> None:
+    for user in (app, relay):
+        for statement in (
+            "insert into outbox.event (id, uid, type, content_type) values (default, gen_random_uuid(), 't', 'c')",
+            "insert into outbox.event (xid, uid, type, content_type) values (default, gen_random_uuid(), 't', 'c')",
+            "insert into outbox.event_default (id, uid, type, content_type) values (1, gen_random_uuid(), 't', 'c')",
+            "copy outbox.event (id, xid) from stdin",
+            "update outbox.event set type = 'x'",
+            "delete from outbox.event",
+            "truncate outbox.event",
+            "select setval('outbox.event_id_seq', 1)",
+        ):
+            denied(database, user, statement)
+
+
+def test_a_stranger_and_public_have_nothing(database: Database, app: str, relay: str, stranger: str) -> None:
+    assert app != relay
+    denied(database, stranger, "select outbox.emit('t', '1')")
+    with database.connect() as conn:
+        grants = conn.execute(
+            """
+            select 'schema', nspname::text from pg_namespace, aclexplode(nspacl) a
+             where nspname = 'outbox' and a.grantee = 0
+            union all
+            select 'table', relname::text from pg_class, aclexplode(relacl) a
+             where relnamespace = 'outbox'::regnamespace and a.grantee = 0
+            union all
+            select 'function', p.proname::text
+              from pg_proc p, aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a
+             where p.pronamespace = 'outbox'::regnamespace and a.grantee = 0
+            """
+        )
+        assert grants.fetchall() == []
+
+
+# -- attacks on SECURITY DEFINER ----------------------------------------------------------------------------------
+
+TRAPS = """
+create function {0}.sprung() returns boolean language plpgsql as $$
+begin
+    raise exception 'sprung as %', current_user;
+end $$;
+create function {0}.length(text) returns integer language sql as 'select {0}.sprung()::integer';
+create function {0}.octet_length(bytea) returns integer language sql as 'select {0}.sprung()::integer';
+create function {0}.jsonb_typeof(jsonb) returns text language sql as 'select {0}.sprung()::text';
+create function {0}.concat(text, text, text) returns text language sql as 'select {0}.sprung()::text';
+create function {0}.uuid7() returns uuid language sql as 'select {0}.sprung()::text::uuid';
+create function {0}.gen_random_uuid() returns uuid language sql as 'select {0}.sprung()::text::uuid';
+create function {0}.set_bit(bytea, integer, integer) returns bytea language sql as 'select {0}.sprung()::text::bytea';
+create function {0}.pg_try_advisory_lock_shared(integer, integer) returns boolean language sql as 'select {0}.sprung()';
+create function {0}.same(text, text) returns boolean language sql as 'select {0}.sprung()';
+create operator {0}.~ (leftarg = text, rightarg = text, function = {0}.same);
+create operator {0}.|| (leftarg = text, rightarg = text, function = {0}.same);
+create domain {0}.text as pg_catalog.int4;
+"""
+
+
+def lay_traps(conn: psycopg.Connection[Any], schema: str) -> None:
+    """Make functions, operators and a type whose use by emit would run code with the rights of the log's owner."""
+    for number, statement in enumerate(TRAPS.format(schema).split(";\ncreate ")):
+        conn.execute(f"{'create ' if number else ''}{statement}".encode())
+
+
+def test_nothing_in_the_callers_search_path_runs_with_the_owners_rights(database: Database, app: str) -> None:
+    with database.connect() as admin:
+        admin.execute(sql.SQL("create schema traps authorization {}").format(sql.Identifier(app)))
+    with database.connect(user=app) as conn:
+        for schema in ("traps", "pg_temp"):
+            lay_traps(conn, schema)
+        conn.execute("create temporary table event (type pg_catalog.text)")
+        conn.execute("create temporary table uid (uid uuid)")
+        conn.execute("set search_path = traps, pg_temp, pg_catalog")
+        with pytest.raises(errors.RaiseException, match=f"sprung as {app}"), conn.transaction():
+            conn.execute("select length('x'::pg_catalog.text)")
+        conn.execute(
+            "select outbox.emit('t', '1', key => 'k', headers => '{\"a\": \"b\"}', uid => %s::uuid)", [uuid4()]
+        )
+        conn.execute("select outbox.emit_raw('t', 'x')")
+        with pytest.raises(errors.InvalidParameterValue, match=r"outbox\.emit: type must be"), conn.transaction():
+            conn.execute("select outbox.emit('a b', '1', headers => '{\"a\": \"b\"}')")
+    with database.connect() as conn:
+        assert conn.execute("select count(*) from outbox.event").fetchone() == (2,)
+
+
+def test_arguments_are_never_run(database: Database, app: str) -> None:
+    nasty = "'); drop schema outbox cascade; --"
+    with database.connect(user=app) as conn:
+        outbox.emit(conn, nasty.replace(" ", "_"), nasty, key=nasty, headers={"a": nasty}, content_type=nasty)
+    with database.connect() as conn:
+        assert conn.execute("select key, headers ->> 'a' from outbox.event").fetchone() == (nasty, nasty)
+
+
+def test_a_schema_is_made_from_the_systems_functions_alone(empty_database: Database) -> None:
+    """Migrations are run with a search_path of their own, so that nobody's functions get into the schema."""
+    with empty_database.connect() as admin:
+        admin.execute("create schema traps")
+        lay_traps(admin, "traps")
+        admin.execute(f"alter database {empty_database.name} set search_path = traps, public".encode())
+    migrate(empty_database.dsn)
+    with empty_database.connect() as conn:
+        conn.execute("select outbox.emit('t', '1')")
+        found = conn.execute(
+            "select count(*) from pg_depend d"
+            " join pg_proc p on p.oid = d.objid and d.classid = 'pg_proc'::regclass"
+            " join pg_proc r on r.oid = d.refobjid and d.refclassid = 'pg_proc'::regclass"
+            " where p.pronamespace = 'outbox'::regnamespace and r.pronamespace = 'traps'::regnamespace"
+        )
+        assert found.fetchone() == (0,)
+
+
+def test_a_script_is_run_with_the_systems_functions_and_gives_the_path_back(empty_database: Database) -> None:
+    with empty_database.connect() as conn:
+        conn.execute("create schema traps")
+        lay_traps(conn, "traps")
+        conn.execute("set search_path = traps, public")
+        conn.execute(script().encode())
+        assert conn.execute("show search_path").fetchone() == ("traps, public",)
+        conn.execute("reset search_path")
+        conn.execute("select outbox.emit('t', '1')")
+
+
+# -- a relay ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_relay_works_with_its_grants_alone(database: Database, relay: str) -> None:
+    """Emits, failures, retries, dead letters, housekeeping and a release, all as a role that is no superuser."""
+    with database.connect() as conn:
+        assert conn.execute("select rolsuper from pg_roles where rolname = %s", [relay]).fetchone() == (False,)
+        uids = [str(outbox.emit(conn, "t", n, key=f"k{n % 5}")) for n in range(50)]
+    sink = MemorySink()
+    async with running(database.dsn_as(relay), (spec("s"), sink)) as rig:
+        await rig.owns_all()
+
+        async def all_delivered() -> bool:
+            return {event.uid for event in sink.delivered} >= set(uids)
+
+        await auntil(all_delivered, seconds=30, what="every event is delivered")
+
+
+def test_a_relay_calls_every_function_but_those_that_emit_or_rebase(database: Database, relay: str) -> None:
+    names = {name.removeprefix("outbox.").partition("(")[0] for name in functions(database)}
+    assert names - callable_by(database, relay) == {"emit", "emit_raw", "rebase"}
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "select * from outbox.tick()",
+        "select outbox.make_partitions(5)",
+        "select max(id) from outbox.event",
+        "select last_value from outbox.event_id_seq",
+        "select * from outbox.meta",
+        "lock table outbox.sink in share row exclusive mode",
+        "select from outbox.shard for update skip locked",
+        "select from outbox.shard for share",
+        "select from outbox.delivery for update skip locked",
+        "update outbox.shard set owner = null, epoch = epoch + 1, lease_until = now(), crashes = 0",
+        "delete from outbox.progress where seq < 0",
+        "delete from outbox.uid where created_at < now()",
+        "delete from outbox.relay",
+        "listen outbox",
+        "select pg_try_advisory_lock(1869967971, 1)",
+    ],
+)
+def test_what_a_relay_may(database: Database, relay: str, statement: str) -> None:
+    with database.connect(user=relay) as conn:
+        conn.execute(statement.encode())
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "insert into outbox.event (uid, type, content_type) values (gen_random_uuid(), 't', 'c')",
+        "update outbox.event set payload = ''",
+        "delete from outbox.event",
+        "truncate outbox.event",
+        "drop table outbox.event_default",
+        "update outbox.meta set min_relay = 0",
+        "update outbox.shard set sink = 'x'",
+        "update outbox.progress set last_id = 0",
+        "insert into outbox.grantee values ('postgres', 'emit')",
+        "select outbox.emit('t', '1')",
+        "select outbox.rebase()",
+        "create table outbox.mine ()",
+        "create function outbox.mine() returns integer language sql return 1",
+    ],
+)
+def test_what_a_relay_may_not(database: Database, relay: str, statement: str) -> None:
+    denied(database, relay, statement)
+
+
+def test_a_relays_role_has_bounds(database: Database, relay: str, app: str) -> None:
+    names = ("idle_in_transaction_session_timeout", "statement_timeout", "lock_timeout")
+    bounds = {}
+    for user in (relay, app):
+        with database.connect(user=user) as conn:
+            bounds[user] = [value for name in names for (value,) in conn.execute(f"show {name}".encode())]
+    assert bounds == {relay: ["10s", "30s", "5s"], app: ["0", "0", "0"]}
+
+
+def test_bounds_that_somebody_else_has_set_stay(database: Database) -> None:
+    with new_role(database, "relay") as relay, database.connect(autocommit=True) as admin:
+        admin.execute(f"alter role {relay} set lock_timeout = '7s'".encode())
+        admin.execute(f"alter role {relay} in database {database.name} set statement_timeout = '8s'".encode())
+        migrate(database.dsn, grant_relay=[relay])
+        with database.connect(user=relay) as conn:
+            assert conn.execute("show lock_timeout").fetchone() == ("7s",)
+            assert conn.execute("show statement_timeout").fetchone() == ("8s",)
+            assert conn.execute("show idle_in_transaction_session_timeout").fetchone() == ("10s",)
+
+
+def test_a_role_that_emits_too_gets_no_bounds(database: Database) -> None:
+    with new_role(database, "both") as both:
+        migrate(database.dsn, grant_emit=[both], grant_relay=[both])
+        with database.connect(user=both) as conn:
+            outbox.emit(conn, "t", 1)
+            assert conn.execute("select count(*) from outbox.event").fetchone() == (1,)
+            assert conn.execute("show statement_timeout").fetchone() == ("0",)
