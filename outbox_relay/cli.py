@@ -158,6 +158,9 @@ def _add_schema_commands(commands: Any) -> None:
     for option, who in (("--grant-emit", "a role of an application"), ("--grant-relay", "the role of the relay")):
         migrate.add_argument(option, metavar="ROLE", action="append", default=[], help=f"grant {who} what it needs")
 
+    text = "after a restore into another cluster: make the log's numbers this server's; while no relay runs"
+    _command(commands, "rebase", _rebase, text)
+
 
 def _add_service_commands(commands: Any) -> None:
     check = _command(commands, "check", _check, "is the configuration right")
@@ -241,8 +244,22 @@ def _migrate(arguments: argparse.Namespace) -> int:
     if arguments.sql:
         print(migrate.script(**grants), end="")
         return DONE
-    dsn: str | None = arguments.dsn if arguments.config is None else None
-    print(migrate.migrate(_settings(arguments).database.dsn() if dsn is None else dsn, **grants))
+    print(migrate.migrate(_owner_dsn(arguments), **grants))
+    return DONE
+
+
+def _owner_dsn(arguments: argparse.Namespace) -> str:
+    """The database whose schema is to be changed: by --dsn alone no settings are looked at."""
+    if arguments.dsn is not None and arguments.config is None:
+        return arguments.dsn
+    return _settings(arguments).database.dsn()
+
+
+def _rebase(arguments: argparse.Namespace) -> int:
+    from outbox_relay import migrate
+
+    floor = migrate.rebase(_owner_dsn(arguments))
+    print(f"rebased: ids go on above {floor}; relays may be started")
     return DONE
 
 

@@ -209,6 +209,24 @@ def _record(kind: str, role: str) -> str:
     )
 
 
+def rebase(dsn: str) -> int:
+    """Make a log whose numbers are another server's relayable again (``outbox.rebase``); returns the floor.
+
+    For after a restore, or a move to another cluster. Raises ``Unusable`` while relays run, and as ``migrate`` does.
+    """
+    try:
+        with _connect(dsn) as connection, connection.transaction():
+            connection.execute("set local lock_timeout = '30s'")
+            rows = connection.execute("select outbox.rebase()").fetchall()
+            return rows[0][0]
+    except errors.LockNotAvailable:
+        raise DatabaseLost("applications or relays use the log: stop them, then rebase") from None
+    except errors.ObjectInUse as error:
+        raise Unusable(f"{error.diag.message_primary}. {error.diag.message_hint}") from None
+    except psycopg.Error as error:
+        raise _explain(error) from None
+
+
 # -- applying it --------------------------------------------------------------------------------------------------
 
 

@@ -644,6 +644,10 @@ declare
     new_floor bigint;
     oldest bigint;
 begin
+    if exists (select from outbox.relay r where r.seen_at > clock_timestamp() - interval '30 seconds') then
+        raise exception using errcode = 'object_in_use', message = 'relays are running: stop every relay first',
+            hint = 'A relay that crashed counts as running for 30 seconds.';
+    end if;
     lock table outbox.event, outbox.sink, outbox.shard, outbox.progress in access exclusive mode;
     select greatest(
                (select max(e.id) from outbox.event e),

@@ -306,6 +306,17 @@ def test_migrate_to_a_role_that_does_not_exist_is_refused(database: Database) ->
     refused(ask(database, "migrate", "--grant-emit", "no_such_role"), 2, "no_such_role")
 
 
+def test_rebase_is_for_when_no_relay_runs(database: Database) -> None:
+    ask(database, "emit", "order.created")
+    ended = ask(database, "rebase")
+    assert (ended.code, ended.out, ended.err) == (0, "rebased: ids go on above 1; relays may be started\n", "")
+    with database.connect() as connection:
+        connection.execute(
+            "insert into outbox.relay (id, name, version, sinks) values (gen_random_uuid(), 'r', '1', '{}')"
+        )
+    refused(ask(database, "rebase"), 2)
+
+
 # -- the service --------------------------------------------------------------------------------------------------
 
 

@@ -236,7 +236,9 @@ async def test_what_is_not_handed_over_in_time_is_unavailable_and_nothing_of_it_
     sink = await sink_on(kafka, topic, {"queue.buffering.max.messages": 20, "linger.ms": 50})
     events = [an_event(None, b"%d" % number) for number in range(4_000)]
     await sink.deliver(events[:1], soon())
-    verdicts = await sink.deliver(events[1:], time.monotonic() + 0.2)
+    until = time.monotonic() + 0.2
+    verdicts = await sink.deliver(events[1:], until)
+    assert time.monotonic() < until + STALL_SECONDS
     delivered = [verdict for verdict in verdicts if isinstance(verdict, Delivered)]
     assert 0 < len(delivered) < len(verdicts)
     assert list(verdicts[: len(delivered)]) == delivered

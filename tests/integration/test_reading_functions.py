@@ -18,6 +18,7 @@ from uuid import UUID, uuid4
 
 import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 
 from outbox_relay.store import statements
 from tests.support.database import Database
@@ -214,7 +215,7 @@ def test_fence_sink(connection: Connection, sink: str) -> None:
 
 
 def test_fence_holds_for_every_shard_or_nothing_is_written(connection: Connection, sink: str) -> None:
-    """Without ``mine <> cardinality(fence_shards)`` one shard that is still held lets the rows of a lost one through."""
+    """Without ``mine <> cardinality(fence_shards)`` a shard that is still held lets the rows of a lost one through."""
     events = [emitted(connection, key=f"key-{n}") for n in range(20)]
     shards = sorted({shard for _, shard in events})
     connection.execute("update outbox.shard set epoch = 2 where sink = %s and shard = %s", (sink, shards[0]))
@@ -644,10 +645,8 @@ def no_sinks(connection: Connection) -> Generator[Connection]:
 def register(connection: Connection, *wanted: tuple[str, list[str], str | None]) -> dict[str, int]:
     """name → generation, registered with a tick of sequence 500."""
     sinks = [{"name": name, "patterns": patterns, "start": start} for name, patterns, start in wanted]
-    rows = call(
-        connection, "register_sinks", wanted=psycopg.types.json.Jsonb(sinks), seq=500, snapshot="90:99:90", next=101
-    )
-    return {name: generation for name, generation in rows}
+    rows = call(connection, "register_sinks", wanted=Jsonb(sinks), seq=500, snapshot="90:99:90", next=101)
+    return dict(rows)
 
 
 def first_positions(connection: Connection, sink: str) -> set[tuple[Any, ...]]:

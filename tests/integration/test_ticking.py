@@ -10,7 +10,7 @@ import pytest
 import structlog
 
 from outbox_relay.errors import DatabaseLost, IncarnationChanged, Unusable
-from outbox_relay.migrate import migrate
+from outbox_relay.migrate import migrate, rebase
 from outbox_relay.sinks.memory import MemorySink
 from outbox_relay.store import Look
 from outbox_relay.ticking import Ticking
@@ -224,7 +224,11 @@ async def test_a_log_whose_numbers_are_not_the_servers_is_not_relayed_until_it_i
     await store.open()
     with pytest.raises(Unusable, match="rebase"):
         await store.floor()
-    [(floor,)] = query(database, "select outbox.rebase()")
+    query(database, "insert into outbox.relay values (gen_random_uuid(), 'r', '0', '{}') returning 1")
+    with pytest.raises(Unusable, match="stop every relay"):
+        rebase(database.dsn)
+    query(database, "delete from outbox.relay returning 1")
+    floor = rebase(database.dsn)
     assert floor == waiting[-1]
     assert await store.floor() == floor
     await store.close()

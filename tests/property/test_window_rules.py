@@ -13,6 +13,7 @@ import psycopg
 import pytest
 
 from outbox_relay.event import SHARDS, Event
+from outbox_relay.migrate import migrate
 from outbox_relay.routing import like
 from outbox_relay.store import Store
 from outbox_relay.window import BEGINNING, FOR_EVER, Position, Tick, nothing_new
@@ -294,28 +295,37 @@ async def test_every_way_to_emit_takes_its_xid_before_its_id(database: Database)
             connection.execute(LENIENT)
 
 
+@pytest.fixture(scope="module")
+def roles(database: Database) -> Generator[Mapping[str, str]]:
+    """What a role was granted for → its name."""
+    names = {kind: f"{database.name}_{kind}" for kind in ("emit", "relay")}
+    everyone = ", ".join(names.values())
+    with database.connect(autocommit=True) as connection:
+        for name in names.values():
+            connection.execute(f"create role {name}".encode())
+        migrate(database.dsn, grant_emit=[names["emit"]], grant_relay=[names["relay"]])
+        yield names
+        connection.execute(f"drop owned by {everyone}; drop role {everyone}".encode())
+
+
+@pytest.mark.parametrize("kind", ["emit", "relay"])
 @pytest.mark.parametrize(
     "statement",
     [
         "insert into outbox.event (id, uid, type, content_type) values (default, gen_random_uuid(), 't', 't')",
         "insert into outbox.event (xid, uid, type, content_type) values ('9', gen_random_uuid(), 't', 't')",
         "select nextval('outbox.event_id_seq')",
+        "select setval('outbox.event_id_seq', 1)",
         "copy outbox.event (id, uid, type, content_type) from stdin",
     ],
 )
-async def test_who_may_emit_may_not_choose_numbers(database: Database, statement: str) -> None:
+async def test_no_role_may_choose_ids_or_xids(
+    database: Database, roles: Mapping[str, str], kind: str, statement: str
+) -> None:
     with database.connect(autocommit=True) as connection:
-        role = f"emits_{database.name}"
-        connection.execute(f"create role {role}".encode())
-        try:
-            connection.execute(f"grant usage on schema outbox to {role}".encode())
-            connection.execute(f"grant execute on all functions in schema outbox to {role}".encode())
-            connection.execute(f"set role {role}".encode())
-            assert value(connection, "select outbox.emit('t', '{}')")
-            with pytest.raises(psycopg.errors.InsufficientPrivilege):
-                connection.execute(statement.encode())
-        finally:
-            connection.execute(f"reset role; drop owned by {role}; drop role {role}".encode())
+        connection.execute(f"set role {roles[kind]}".encode())
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            connection.execute(statement.encode())
 
 
 async def test_older_tick_of_another_relay_brings_nothing_back(database: Database, store: Store) -> None:

@@ -26,6 +26,7 @@ DATABASE_COMMANDS: list[tuple[str, ...]] = [
     ("resume", "s"),
     ("emit", "order.created"),
     ("migrate",),
+    ("rebase",),
     ("run",),
 ]
 KAFKA = """
@@ -52,7 +53,7 @@ def test_version_is_data() -> None:
 def test_help_names_every_command() -> None:
     ended = outbox_relay("--help")
     assert ended.code == 0
-    for name in ("migrate", "check", "run", "status", "why", "pause", "resume", "emit", "health"):
+    for name in ("migrate", "rebase", "check", "run", "status", "why", "pause", "resume", "emit", "health"):
         assert name in ended.out
 
 

@@ -191,6 +191,24 @@ async def test_a_failed_request_is_sent_again_record_by_record_before_anything_l
     assert KafkaError(code).name() in verdicts[6].reason
 
 
+async def test_what_was_taken_back_with_a_failed_request_comes_before_what_was_not_handed_over_yet(
+    client: FakeClient, sink: KafkaSink
+) -> None:
+    events = some_events(1_000, keys=3)
+    client.script = fails(KafkaError.INVALID_RECORD, events[150])
+    verdicts = [verdict for batch in await overlapping(sink, events[:500], events[500:]) for verdict in batch]
+    assert [place for place, verdict in enumerate(verdicts) if verdict is not DELIVERED] == [150]
+    assert client.taken == [event.uid for event in events if event is not events[150]]
+
+
+async def test_what_failed_between_suspects_is_sent_between_them(client: FakeClient, sink: KafkaSink) -> None:
+    events = some_events(30, keys=1)
+    client.script = fails(KafkaError.INVALID_RECORD, events[5], events[20])
+    verdicts = await sink.deliver(events, soon())
+    assert [place for place, verdict in enumerate(verdicts) if verdict is not DELIVERED] == [5, 20]
+    assert client.taken == [event.uid for event in events if event not in (events[5], events[20])]
+
+
 async def test_what_fails_in_company_only_is_delivered(client: FakeClient, sink: KafkaSink) -> None:
     events = some_events(20, keys=3)
     client.script = fails(KafkaError.MSG_SIZE_TOO_LARGE, *events[:12], alone=False)

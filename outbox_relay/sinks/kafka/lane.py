@@ -88,8 +88,6 @@ class Lane:
 
     def take(self, call: Call) -> None:
         """Deliver ``call``."""
-        if call.course.ended is not None:
-            call.give_up()
         self._under_way.calls.append(call)
         self._work()
 
@@ -166,8 +164,12 @@ class Lane:
 
     def _feed(self, call: Call) -> None:
         """Hand over what is left of ``call``; returns early when a report shows a failure."""
-        if not self._prepared(call):
-            return
+        if call.course.ended is not None:
+            call.give_up()
+        elif self._prepared(call):
+            self._hand_over(call)
+
+    def _hand_over(self, call: Call) -> None:
         under_way, wire = self._under_way, self._under_way.opened()
         while call.todo and not under_way.broken:
             if time.monotonic() >= call.until:
@@ -182,11 +184,8 @@ class Lane:
 
     def _cut(self, call: Call, reason: str) -> None:
         """Hand over nothing more in this course; what was handed over is still waited for."""
-        reason = self._log.explain(reason)
-        calls = list(self._under_way.calls)
-        for later in calls[calls.index(call) :]:
-            later.course.ended = later.course.ended or reason
-            later.give_up()
+        call.course.ended = self._log.explain(reason)
+        call.give_up()
 
     def _prepared(self, call: Call) -> bool:
         """Learn what ``call`` needs to know of its topics; returns False when it cannot be fed now."""
