@@ -38,6 +38,7 @@ READY_SECONDS = 10.0
 """Without word from the database for this long a relay is not ready."""
 STALL_LEAST_SECONDS = 3.0
 """Shortest silence of a broker that is taken for a stall; else a third of the lease."""
+UNSERVED = 'sinks.{name}: webhook sinks cannot be served yet; only type = "kafka" can'
 SURVIVED = (DatabaseLost, StartAgain, Unusable)
 """What a running service survives: the part starts again."""
 
@@ -49,6 +50,11 @@ def run(settings: Settings, reload: Callable[[], Settings]) -> int:
     start and waiting would not mend it.
     """
     return asyncio.run(Service(settings, reload).serve())
+
+
+def unserved(settings: Settings) -> list[str]:
+    """The sinks that the settings know and this version cannot serve, a line each."""
+    return [UNSERVED.format(name=name) for name, sink in settings.sinks.items() if isinstance(sink, WebhookSink)]
 
 
 async def check_online(settings: Settings) -> list[str]:
@@ -313,4 +319,4 @@ def _sink(name: str, settings: Settings) -> Sink:
             stall_seconds = max(STALL_LEAST_SECONDS, settings.relay.lease_seconds / 3)
             return KafkaSink(name, kafka.topic_template(), kafka.producer, stall_seconds)
         case WebhookSink():
-            raise Misconfigured(f'sinks.{name}: webhook sinks cannot be served yet; only type = "kafka" can')
+            raise Misconfigured(UNSERVED.format(name=name))

@@ -264,14 +264,12 @@ def _rebase(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    from outbox_relay import settings
+    from outbox_relay import app, settings
 
     loaded = _settings(arguments)
-    warnings = settings.warnings(loaded)
+    warnings = [*settings.warnings(loaded), *app.unserved(loaded)]
     problems: list[str] = []
     if arguments.online:
-        from outbox_relay import app
-
         _keep_libraries_quiet()
         problems = asyncio.run(app.check_online(loaded))
     else:

@@ -9,10 +9,12 @@ create table outbox.meta (
     single boolean primary key default true check (single),
     schema_version integer not null,
     min_relay integer not null,
-    floor bigint not null default 0
+    floor bigint not null default 0,
+    floor_xid bigint not null default 3
 );
 comment on column outbox.meta.floor is
     'Ids up to this one carry transaction numbers of another numbering: see outbox.rebase.';
+comment on column outbox.meta.floor_xid is 'The oldest transaction that ran at that rebase.';
 comment on column outbox.meta.min_relay is
     'The oldest schema version that a relay may have been made for and still work on this one.';
 insert into outbox.meta (schema_version, min_relay) values (0, 0);
@@ -587,6 +589,7 @@ $$;
 -- transaction. `wanted` is a JSON array of {"name", "patterns": [...], "start": "beginning" | "now" | null}.
 -- The shards of a new sink and their first position, one tick for all, are written with it. Without `start`,
 -- the sinks of the first configuration of a database begin at the beginning of the log, later ones at the tick.
+-- After a rebase the beginning lies in the old numbering: its rows are read by a window of their own.
 create function outbox.register_sinks(
     wanted jsonb, tick_seq bigint, tick_snapshot pg_snapshot, tick_next bigint
 ) returns table (name text, generation bigint)
@@ -598,9 +601,11 @@ declare
     first boolean;
     sink record;
     beginning boolean;
+    rebased outbox.meta;
 begin
     lock table outbox.sink in share row exclusive mode;
     first := not exists (select from outbox.sink);
+    select * into rebased from outbox.meta m;
     for sink in
         select w.name, array(select jsonb_array_elements_text(w.patterns)) as patterns, w.start
           from jsonb_to_recordset(wanted) w (name text, patterns jsonb, start text)
@@ -613,11 +618,17 @@ begin
             insert into outbox.sink (name, patterns, start)
             values (sink.name, sink.patterns, case when beginning then 'beginning' else 'now' end);
             insert into outbox.shard (sink, shard) select sink.name, n from generate_series(0, 63) n;
-            insert into outbox.progress (sink, shard, epoch, a_seq, a_snapshot, a_next, last_id)
+            insert into outbox.progress (
+                sink, shard, epoch, a_seq, a_snapshot, a_next, b_seq, b_snapshot, b_next, last_id
+            )
             select sink.name, n, 0,
                    case when beginning then 0 else tick_seq end,
                    case when beginning then '3:3:'::pg_snapshot else tick_snapshot end,
                    case when beginning then 3 else tick_next end,
+                   case when beginning and rebased.floor > 0 then rebased.floor end,
+                   case when beginning and rebased.floor > 0
+                        then '9223372036854775807:9223372036854775807:'::pg_snapshot end,
+                   case when beginning and rebased.floor > 0 then rebased.floor_xid end,
                    0
               from generate_series(0, 63) n;
         end if;
@@ -656,7 +667,7 @@ begin
            ) into new_floor;
     perform setval('outbox.event_id_seq', new_floor);
     oldest := pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
-    update outbox.meta set floor = new_floor;
+    update outbox.meta set floor = new_floor, floor_xid = oldest;
     update outbox.shard set epoch = epoch + 1, owner = null, lease_until = clock_timestamp();
     create temporary table rebased on commit drop as
         select distinct on (p.sink, p.shard) p.sink, p.shard, s.epoch, p.a_seq, p.a_snapshot, p.a_next

@@ -1,7 +1,7 @@
 """The main job end to end on embedded parts, for people: `make demo`.
 
-Starts a PostgreSQL from a wheel, a broker (Apache Kafka where Java and Maven are, else one from a wheel), two relays and
-eight writers; kills one relay with SIGKILL half-way and replaces it; compares what was committed with what arrived.
+Starts a PostgreSQL from a wheel, a broker (Apache Kafka where Java and Maven are, else one from a wheel), two relays
+and eight writers; kills one relay with SIGKILL half-way and replaces it; compares what was committed with what arrived.
 Exit code 0 only if nothing was lost, made up or reordered.
 """
 

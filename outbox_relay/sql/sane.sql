@@ -1,12 +1,12 @@
 -- Whether what is stored can belong to this server's numbering: ids below the sequence, xids below the next. Rows up
 -- to the floor, and windows that end where everything is visible, belong to an older one and are left out.
-select m.floor,
+select (select m.floor from outbox.meta m) as floor,
        coalesce((select max(e.id) from outbox.event e), 0) > (select s.last_value from outbox.event_id_seq s) as ids_ahead,
        greatest(
            0,
            (select max(n.xid::text::bigint)
-              from (select e.xid from outbox.event e where e.id > m.floor order by e.id desc limit 1000) n),
+              from (select e.xid from outbox.event e
+                     where e.id > (select m.floor from outbox.meta m) order by e.id desc limit 1000) n),
            (select max(greatest(p.a_next, p.b_next)) from outbox.progress p
              where p.b_snapshot is null or p.b_snapshot::text <> '9223372036854775807:9223372036854775807:')
        ) as highest_xid
-  from outbox.meta m

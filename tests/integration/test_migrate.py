@@ -14,6 +14,7 @@ from psycopg import sql
 from sqlalchemy import NullPool, create_engine, text
 
 from outbox_relay import outbox
+from outbox_relay.dberrors import explain
 from outbox_relay.errors import DatabaseLost, RelayError, Unusable
 from outbox_relay.migrate import LOCK, SCHEMA_FOLDER, SCHEMA_VERSION, Outcome, fit, migrate, migrations, script
 from outbox_relay.sinks.memory import MemorySink
@@ -428,3 +429,37 @@ def test_a_schema_of_somebody_elses(empty_database: Database) -> None:
         conn.execute("create schema outbox")
         conn.execute("create table outbox.event ()")
     assert "is not outbox-relay's: rename it or drop it" in str(refused(empty_database.dsn))
+
+
+@pytest.mark.parametrize(
+    ("states", "kind"),
+    [
+        ("08006 25006 25P03 40001 40P01 53300 53200 55P03 57014 57P01 57P02 57P03 58030 XX000", DatabaseLost),
+        ("28000 28P01 3D000 3F000 42501 42P01 42703 42883 0A000 22P02 23505", Unusable),
+    ],
+)
+def test_which_errors_pass_by_themselves(states: str, kind: type[RelayError]) -> None:
+    for state in states.split():
+        error = explain(psycopg.errors.lookup(state)("row: s3cret"))
+        assert type(error) is kind, state
+        assert state in str(error)
+        assert "s3cret" not in str(error)
+
+
+def test_errors_without_a_state(database: Database) -> None:
+    conn = database.connect()
+    conn.close()
+    for broken in (conn.execute, conn.cursor):
+        with pytest.raises(psycopg.OperationalError) as caught:
+            broken(b"select 1")  # pyright: ignore[reportArgumentType, reportCallIssue] - both find it closed first
+        assert isinstance(explain(caught.value), DatabaseLost)
+    with database.connect() as conn, pytest.raises(psycopg.ProgrammingError) as misused:
+        conn.execute("select %s", [])
+    assert isinstance(explain(misused.value), DatabaseLost)
+
+
+def test_values_that_the_server_quotes_are_not_passed_on(database: Database) -> None:
+    with database.connect() as conn, pytest.raises(psycopg.DataError) as caught:
+        conn.execute("select 's3cret'::integer")
+    assert "s3cret" in str(caught.value)
+    assert str(explain(caught.value)) == "the database refused a statement (22P02)"

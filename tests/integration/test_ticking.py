@@ -243,6 +243,11 @@ async def test_a_log_whose_numbers_are_not_the_servers_is_not_relayed_until_it_i
         more = emit(database, ["a"])
         await delivered(heir, more)
     assert ids(heir) == [*waiting, *after, *more], "what was delivered before is not read again"
+    newcomer = MemorySink()
+    async with running(database.dsn, (spec("later"), newcomer)) as last:
+        await delivered(newcomer, [*done, *waiting, *after, *more])
+        await last.settled()
+    assert ids(newcomer) == [*done, *waiting, *after, *more], "a sink that begins at the beginning misses nothing"
 
 
 SHIFT = """update outbox.progress set

@@ -54,6 +54,18 @@ def test_secrets_stand_in_no_line(caplog: pytest.LogCaptureFixture) -> None:
     assert log.explain("down") == "down; the client's last error: _AUTHENTICATION: refused ***"
 
 
+def test_the_log_tells_neither_what_we_took_back_nor_what_is_handled_as_a_disaster(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    log = ClientLog(ClientSettings(SERVERS))
+    with caplog.at_level(logging.INFO, "outbox_relay.kafka"):
+        for cause in ("Local: Purged in flight", "Broker: Broker failed to validate record"):
+            line = f"ProduceRequest failed: {cause} (broker 1): unable to satisfy gap-less guarantee"
+            log.log(logging.CRITICAL, "%s [%s] %s", "FATAL", "rdkafka#1", line)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "failed to validate" in caplog.text
+
+
 def test_the_cause_is_kept_when_all_brokers_are_said_to_be_down() -> None:
     log = ClientLog(ClientSettings(SERVERS))
     log.failed(KafkaError(KafkaError._AUTHENTICATION, "wrong password"))

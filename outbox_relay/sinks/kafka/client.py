@@ -57,7 +57,8 @@ ONE_AT_A_TIME: Mapping[str, Scalar] = {
 
 _SECRET = ("password", "secret", "pem", "jaas", "token", "private", "sasl.oauthbearer.config", "ssl.key")
 _LEAST_SECRET_CHARS = 3
-_NOISE = "enable.gapless.guarantee is experimental"
+_NOISE = ("enable.gapless.guarantee is experimental", "failed: Local: Purged in flight")
+_HANDLED = "unable to satisfy gap-less guarantee"
 
 
 class ClientSettings:
@@ -111,9 +112,12 @@ class ClientLog:
         self.last_error: str | None = None
 
     def log(self, level: int, message: str, *args: object) -> None:
-        """Take a line; called by the client as it would call a logger."""
+        """Take a line; called by the client as it would call a logger. What we caused ourselves is left out."""
         line = self._settings.redact(message % args)
-        if _NOISE not in line:
+        if _HANDLED in line:
+            # Fatal for that producer; the sink sends the records again with another one.
+            level = min(level, logging.WARNING)
+        if not any(noise in line for noise in _NOISE):
             self._logger.log(level, "%s", line)
 
     def failed(self, error: KafkaError) -> None:
