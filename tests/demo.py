@@ -60,9 +60,8 @@ def _watch(writers: Writers, seconds: float) -> None:
     while (passed := time.monotonic() - began) < seconds:
         time.sleep(1)
         now = writers.total()
-        _say(
-            f"{now:>9,} events committed, {now - before:,} in the last second, {max(0.0, seconds - passed - 1):.0f} s to go"
-        )
+        left = max(0.0, seconds - passed - 1)
+        _say(f"{now:>9,} events committed, {now - before:,} in the last second, {left:.0f} s to go")
         before = now
 
 

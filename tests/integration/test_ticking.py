@@ -178,7 +178,7 @@ async def test_a_statement_that_is_refused_for_a_lock_makes_nothing_doubtful(dat
             [(newest,)] = dropping.execute(
                 "select max(relname) from pg_class where relkind = 'r' and relname ~ '^event_2'"
             ).fetchall()
-            dropping.execute(f"drop table outbox.{newest}")
+            dropping.execute(f"drop table outbox.{newest}".encode())
         with database.connect() as holder:
             holder.execute("lock table outbox.event_default in access exclusive mode")
             with pytest.raises(DatabaseLost, match="55P03"):

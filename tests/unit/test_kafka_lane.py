@@ -273,8 +273,10 @@ async def test_no_new_call_is_begun_before_all_of_an_ended_course_have_returned(
 
 
 async def test_a_failure_of_the_sink_itself_is_answered_and_told(
-    client: FakeClient, sink: KafkaSink, caplog: pytest.LogCaptureFixture
+    client: FakeClient, sink: KafkaSink, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("outbox_relay.sinks.kafka.underway.PURGE_SECONDS", 0.1)
+
     def broken(_event: Event, _alone: bool) -> None:
         raise ZeroDivisionError
 
