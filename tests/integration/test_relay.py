@@ -263,7 +263,7 @@ async def test_scheduled_events_wait_for_their_time_and_hold_nobody_back(databas
     async with running(database.dsn, (spec("s"), sink)) as rig:
         with database.connect() as connection:
             connection.execute(
-                "select outbox.emit('later', '1', key => 'a', deliver_at => clock_timestamp() + interval '1 second'), "
+                "select outbox.emit('later', '1', key => 'a', deliver_at => clock_timestamp() + interval '4 seconds'), "
                 "outbox.emit('much.later', '1', key => 'a', deliver_at => clock_timestamp() + interval '1 hour'), "
                 "outbox.emit('past', '1', key => 'a', deliver_at => clock_timestamp() - interval '1 hour')"
             )
@@ -272,7 +272,7 @@ async def test_scheduled_events_wait_for_their_time_and_hold_nobody_back(databas
         assert [event.type for event in sink.delivered] == ["past", "test.event"]
         rows = query(database, "select type, state, ordered, due_at = deliver_at from outbox.delivery order by id")
         assert rows == [("later", "waiting", False, True), ("much.later", "waiting", False, True)]
-        await auntil(lambda: _true(len(sink.delivered) == 3), seconds=10, what="the first one is due")
+        await auntil(lambda: _true(len(sink.delivered) == 3), seconds=20, what="the first one is due")
         await rig.settled()
     [(on_time,)] = query(
         database,
