@@ -14,7 +14,7 @@ PYTEST_ARGS ?=
 READY := $(VENV)/.ready
 LOCK_HEADER := \# Exact versions of everything that tests and checks use, for every Python from 3.11 on.\n\# Made by `make lock` from pyproject.toml; do not edit.
 
-.PHONY: help venv kafka test demo bench check format lock build clean
+.PHONY: help venv kafka test demo proof bench check format lock build clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
@@ -36,6 +36,9 @@ test: $(READY) kafka ## all tests; PG=15 takes Debian's PostgreSQL 15, PYTEST_AR
 
 demo: $(READY) ## the main job on embedded parts: database, broker, writers, relays, one killed; half a minute
 	$(BIN)/python -m tests.demo
+
+proof: $(READY) kafka ## the main job with 200,000 events, its counts printed; two minutes
+	OUTBOX_TEST_EVENTS=200000 $(BIN)/python -m pytest -s tests/integration/test_main_job.py
 
 bench: $(READY) kafka ## how fast a backlog drains to Kafka, beside the bare loop
 	$(BIN)/python -m tests.bench.drain

@@ -9,6 +9,8 @@ from typing import Protocol, cast
 from outbox_relay.event import Event
 from outbox_relay.policy import Refused, Verdict
 
+_STRINGS: frozenset[type] = frozenset((str,))
+
 
 class Template(Protocol):
     """What the sink asks of a topic template."""
@@ -54,7 +56,7 @@ def own_headers(text: str) -> list[tuple[str, str]]:
     except ValueError:
         found = None
     if isinstance(found, dict):
-        pairs = list(cast("dict[str, object]", found).items())
-        if all(isinstance(value, str) for _, value in pairs):
-            return cast("list[tuple[str, str]]", pairs)
+        headers = cast("dict[str, str]", found)
+        if _STRINGS.issuperset(map(type, headers.values())):
+            return list(headers.items())
     raise ValueError("the event's headers are not a JSON object of strings")
