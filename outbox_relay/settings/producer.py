@@ -46,6 +46,7 @@ def _never(_: str) -> bool:
 
 
 _IDEMPOTENCE = "should be true or left out: without it a retry overtakes later records of the same key"
+_GAPLESS = "should be true or left out: without it records overtake those of a request that was refused"
 _ACKS = 'should be "all" or left out: otherwise an acknowledged event can be lost with its broker'
 _TIMEOUT = (
     "should be 0 or left out: a record that times out inside librdkafka is sent again behind later ones of its key"
@@ -66,6 +67,7 @@ _CALLBACK = "should be left out: it is a function in the program, not a setting 
 
 _RULES: dict[str, tuple[Callable[[str], bool], str]] = {
     "enable.idempotence": (_is_true, _IDEMPOTENCE),
+    "enable.gapless.guarantee": (_is_true, _GAPLESS),
     "acks": (frozenset(("all", "-1")).__contains__, _ACKS),
     "request.required.acks": (frozenset(("all", "-1")).__contains__, _ACKS),
     "message.timeout.ms": (_is_zero, _TIMEOUT),

@@ -19,6 +19,7 @@ from pathlib import Path
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from outbox_relay.migrate import migrate
+from tests.integration.test_main_job import config
 from tests.support.kafka import KafkaBroker
 from tests.support.postgres import PostgresServer
 from tests.support.service import RelayService
@@ -30,17 +31,6 @@ select outbox.uuid7(), 'order.created', 'k' || (g %% 5000),
                   'UTF8'),
        'application/json'
   from generate_series(1, %s) g"""
-CONFIG = """
-[database]
-dsn = "{dsn}"
-[sinks.events]
-type = "kafka"
-topic = "{topic}"
-[sinks.events.producer]
-"bootstrap.servers" = "{bootstrap}"
-[routes]
-"*" = ["events"]
-"""
 
 
 class Ends:
@@ -84,7 +74,7 @@ def measure_relay(dsn: str, kafka: KafkaBroker, topic: str, events: int) -> floa
     """Events per second of the relay, started on a database that has the backlog and no sink."""
     ends = Ends(kafka, topic)
     with tempfile.TemporaryDirectory() as directory:
-        text = CONFIG.format(dsn=dsn, topic=topic, bootstrap=kafka.bootstrap)
+        text = config(dsn, kafka, topic)
         relay = RelayService(Path(directory), text).start(wait=False)
         try:
             rate = events / ends.seconds(events)

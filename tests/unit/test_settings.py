@@ -427,6 +427,7 @@ def test_listen_address(tmp_path: Path, listen: str, address: tuple[str, int] | 
     ("name", "value"),
     [
         ("enable.idempotence", "true"),
+        ("enable.gapless.guarantee", "true"),
         ("acks", '"all"'),
         ("acks", "-1"),
         ("request.required.acks", '"-1"'),

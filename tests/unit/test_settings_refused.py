@@ -237,6 +237,7 @@ def test_every_problem_is_listed_at_once(tmp_path: Path) -> None:
     ("setting", "value"),
     [
         *[("enable.idempotence", value) for value in ("false", '"false"', "0", '"no"', '""')],
+        ("enable.gapless.guarantee", "false"),
         *[(name, value) for name in ("acks", "request.required.acks") for value in ("1", "0", '"1"', '"leader"')],
         *[
             (name, value)

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import cast
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -128,10 +128,18 @@ def _ends(consumer: Consumer) -> dict[int, int]:
     """The offset after the last record of each assigned partition that has any."""
     ends: dict[int, int] = {}
     for partition in consumer.assignment():
-        bounds = consumer.get_watermark_offsets(partition, timeout=REQUEST_SECONDS)
+        bounds = until(partial(_bounds, consumer, partition), seconds=REQUEST_SECONDS * 2, what="a leader answers")
         if bounds and bounds[1] > bounds[0]:
             ends[partition.partition] = bounds[1]
     return ends
+
+
+def _bounds(consumer: Consumer, partition: TopicPartition) -> tuple[int, int] | None:
+    """First and next offset of a partition; nothing while it has no leader that knows it is one."""
+    try:
+        return consumer.get_watermark_offsets(partition, timeout=REQUEST_SECONDS)
+    except KafkaException:
+        return None
 
 
 def _batch(consumer: Consumer) -> list[Record]:
