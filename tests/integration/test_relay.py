@@ -270,6 +270,7 @@ async def test_scheduled_events_wait_for_their_time_and_hold_nobody_back(databas
         after = emit(database, ["a"])
         await delivered(sink, after)
         assert [event.type for event in sink.delivered] == ["past", "test.event"]
+        await has(database, "select 1 from outbox.delivery having count(*) = 2")
         rows = query(database, "select type, state, ordered, due_at = deliver_at from outbox.delivery order by id")
         assert rows == [("later", "waiting", False, True), ("much.later", "waiting", False, True)]
         await auntil(lambda: _true(len(sink.delivered) == 3), seconds=20, what="the first one is due")
