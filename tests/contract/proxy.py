@@ -59,6 +59,11 @@ class Proxy:
 
     async def _cut(self) -> None:
         if self._server is not None:
+            # A connection that is accepted while its server closes would be left open: first accept no more.
+            for listener in self._server.sockets:
+                self._loop.remove_reader(listener.fileno())
+            for _ in range(5):
+                await asyncio.sleep(0)
             self._server.close()
             self._server = None
         for connection in self._connections:

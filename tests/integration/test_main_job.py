@@ -15,7 +15,7 @@ from tests.support.service import RelayService
 from tests.support.shop import PGBENCH, Report, Writers, compare
 from tests.support.wait import until
 
-EVENTS = int(os.environ.get("OUTBOX_TEST_EVENTS", "50000"))
+EVENTS = int(os.environ.get("OUTBOX_TEST_EVENTS", "30000"))
 """`make proof` runs 200,000."""
 CONFIG = """
 [database]
