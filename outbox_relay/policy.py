@@ -19,6 +19,20 @@ class Delivered:
 
 
 @dataclass(frozen=True, slots=True)
+class Attempt:
+    """What is kept of an attempt that did not deliver, for people: no payload, no secret.
+
+    ``code`` says in a word what happened (the sink's documentation lists its words). ``seconds`` is how long it
+    took, ``steps`` how long its parts did. ``answer`` is the beginning of what the destination said, redacted.
+    """
+
+    code: str
+    seconds: float | None = None
+    answer: str | None = None
+    steps: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """This event failed and may succeed later: counts as an attempt.
 
@@ -29,6 +43,7 @@ class Failed:
     reason: str
     status: int | None = None
     retry_after_seconds: float | None = None
+    attempt: Attempt | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +52,26 @@ class Refused:
 
     reason: str
     status: int | None = None
+    attempt: Attempt | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Unavailable:
-    """The destination is down, or says so: nothing is held against the event, no attempt is counted."""
+    """The destination is down, or says so: nothing is held against the event, no attempt is counted.
+
+    ``throttled``: it asks for less; the circuit opens at once, for ``retry_after_seconds`` at least, and fewer
+    requests go at once afterwards. ``gone``: it says that it will never be back; the sink is paused until a person
+    resumes it. ``part`` names the part of the destination that is in trouble (a topic) while the rest of it is not:
+    the event waits as a row, the others flow.
+    """
 
     reason: str
     status: int | None = None
     retry_after_seconds: float | None = None
+    attempt: Attempt | None = None
+    throttled: bool = False
+    gone: bool = False
+    part: str | None = None
 
 
 Verdict: TypeAlias = Delivered | Failed | Refused | Unavailable

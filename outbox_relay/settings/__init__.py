@@ -8,10 +8,12 @@ place and without any value that may be secret.
 from __future__ import annotations
 
 from outbox_relay.settings.environment import LogSettings, log_settings
+from outbox_relay.settings.every_sink import Circuit, Retry
+from outbox_relay.settings.kafka import KafkaSink
 from outbox_relay.settings.loading import load, warnings
 from outbox_relay.settings.model import Database, Http, Relay, Settings
 from outbox_relay.settings.secrets import SigningSecret
-from outbox_relay.settings.sinks import Circuit, KafkaSink, Retry, WebhookSink
+from outbox_relay.settings.webhook import WebhookSink
 
 __all__ = [
     "Circuit",

@@ -20,7 +20,8 @@ from outbox_relay.settings.places import Sources, lines_of
 from outbox_relay.settings.problems import Path as Place
 from outbox_relay.settings.problems import Problem, Wrong, meant
 from outbox_relay.settings.shape import members
-from outbox_relay.settings.sinks import SINKS, WebhookSink
+from outbox_relay.settings.sinks import SINKS
+from outbox_relay.settings.webhook import WebhookSink
 
 FILE_BYTES = 4 * 1024 * 1024
 """Largest file of settings, in bytes."""
