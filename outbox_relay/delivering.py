@@ -12,16 +12,17 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol
+from typing import NamedTuple, Protocol
 from uuid import UUID, uuid4
 
 from outbox_relay.errors import LeaseLost
 from outbox_relay.event import Event
-from outbox_relay.gate import Gate
+from outbox_relay.gate import Gate, Pass, Slots
 from outbox_relay.ordering import Chunk
 from outbox_relay.ownership import Holding
 from outbox_relay.policy import (
     DELIVERED,
+    Attempt,
     Dead,
     Delivered,
     Done,
@@ -31,6 +32,7 @@ from outbox_relay.policy import (
     Unavailable,
     Verdict,
     decide,
+    longer,
 )
 from outbox_relay.settling import Settling
 from outbox_relay.sinks import Sink
@@ -49,13 +51,26 @@ def _nobody(*_: object) -> None:
     raise RuntimeError("the rows of this sink are not being served")
 
 
+class _Kept(NamedTuple):
+    """What a row remembers of how its event was tried: attempts counted, the last error, its status and details."""
+
+    attempts: int = 0
+    error: str | None = None
+    status: int | None = None
+    attempt: Attempt | None = None
+
+
+NOTHING_KEPT = _Kept()
+
+
 @dataclass(slots=True)
 class Desk:
     """What every part that delivers for one sink works with.
 
     ``now`` is the database's time as far as is known; ``noise`` draws from [-1, 1]; ``slots`` bounds the
     requests under way of a sink that takes one event each; ``overdue`` is given rows whose request outlasted
-    ``park_after_seconds``, with the verdict to come; ``due_in`` the seconds after which a row will be due.
+    ``park_after_seconds``, with what they were sent by and the verdict to come; ``due_in`` the seconds after which a
+    row will be due.
     """
 
     spec: SinkSpec
@@ -65,8 +80,8 @@ class Desk:
     gate: Gate
     now: Callable[[], datetime]
     noise: Callable[[], float]
-    slots: asyncio.Semaphore
-    overdue: Callable[[ClaimedRow, Awaitable[Verdict]], None] = _nobody
+    slots: Slots
+    overdue: Callable[[ClaimedRow, Pass, Awaitable[Verdict]], None] = _nobody
     due_in: Callable[[float], None] = _nobody
 
     def until(self, events: Iterable[Event]) -> float:
@@ -120,50 +135,60 @@ class Desk:
         *,
         ordered: bool | None = None,
         due_in: float | None = None,
-        attempts: int = 0,
         claims: int = 0,
         lease: UUID | None = None,
         lease_for: float | None = None,
-        error: str | None = None,
-        status: int | None = None,
+        kept: _Kept = NOTHING_KEPT,
     ) -> int:
         """Make the event at ``index`` a row; returns the number of the settlement that writes it."""
         event = chunk.events[index]
         takes_part = self.keyed(event) if ordered is None else ordered
         row = NewRow(
-            event.id, event.shard, state, takes_part, due_in, attempts, claims, lease, lease_for, error, status
+            *(event.id, event.shard, state, takes_part, due_in, kept.attempts, claims, lease, lease_for),
+            *(kept.error, kept.status, kept.attempt),
         )
+        self.gate.parked()
         blocks = takes_part and (state != "dead" or self.spec.hold)
         if due_in is not None and state != "dead":
             self.due_in(due_in)
         return self.settling.park(chunk, index, row, blocks=blocks)
 
-    def apply(self, chunk: Chunk, index: int, verdict: Verdict) -> bool:
+    def apply(self, chunk: Chunk, index: int, verdict: Verdict, leave: Pass) -> bool:
         """Settle the event at ``index`` by its first verdict; returns False if it stays where it is."""
         event = chunk.events[index]
-        match decide(0, self.judged(event, verdict), self.spec.retry, self.noise()):
+        match decide(0, self.judged(event, verdict, leave), self.spec.retry, self.noise()):
             case Done():
                 self.settling.done(chunk, index)
-            case Retry(delay, attempts, error, status):
-                self.park(chunk, index, "waiting", due_in=delay, attempts=attempts, error=error, status=status)
-            case Dead(attempts, error, status):
-                self.park(chunk, index, "dead", attempts=attempts, error=error, status=status)
+            case Retry(delay, attempts, error, status, attempt):
+                self.park(chunk, index, "waiting", due_in=delay, kept=_Kept(attempts, error, status, attempt))
+            case Dead(attempts, error, status, attempt):
+                self.park(chunk, index, "dead", kept=_Kept(attempts, error, status, attempt))
             case StandStill():
                 return False
         return True
 
-    def judged(self, event: Event, verdict: Verdict) -> Verdict:
+    def judged(self, event: Event, verdict: Verdict, leave: Pass) -> Verdict:
         """Tell the circuit of ``verdict``; a failure while it is not closed is the destination's, not the event's."""
         match verdict:
-            case Failed(reason, status, retry_after):
-                was_closed = self.gate.closed
-                self.gate.failed(event.id, reason, at_once=False)
-                return verdict if was_closed else Unavailable(reason, status, retry_after)
-            case Unavailable(reason, _, retry_after):
-                self.gate.failed(event.id, reason, at_once=self.sink.keeps_order, retry_after=retry_after)
+            case Failed(reason, status, retry_after, attempt):
+                held = self.gate.holds(leave)
+                self.gate.failed(event.id, reason, leave)
+                return verdict if held else Unavailable(reason, status, retry_after, attempt)
+            case Unavailable(part=None):
+                self._unavailable(event, verdict, leave)
+            case Unavailable():
+                self.gate.trouble(verdict.reason)
             case _:
-                self.gate.delivered()
+                self.gate.delivered(leave)
+                self.slots.more()
         return verdict
+
+    def _unavailable(self, event: Event, verdict: Unavailable, leave: Pass) -> None:
+        retry_after = longer(verdict.retry_after_seconds, self.spec.retry, self.noise())
+        at_once = self.sink.keeps_order
+        opened = self.gate.unavailable(event.id, verdict, leave, at_once=at_once, retry_after=retry_after)
+        if opened and verdict.throttled:
+            self.slots.fewer()
 
 
 class Delivering(Protocol):
@@ -229,15 +254,14 @@ class BatchDelivering:
         async with asyncio.TaskGroup() as calls:
             while True:
                 await self._ready()
-                probe = await self._desk.gate.admit()
-                if self._undone:
-                    if probe:
-                        self._desk.gate.unused()
-                    continue
-                self._send(calls, self._one() if probe else self._queue.popleft())
-                if probe:
-                    await asyncio.wait(self._under_way)
-                    self._desk.gate.unused()
+                await self._desk.gate.room()
+                leave = await self._desk.gate.admit()
+                if not self._undone:
+                    self._send(calls, self._one() if leave.probe else self._queue.popleft(), leave)
+                    if leave.probe:
+                        await asyncio.wait(self._under_way)
+                if leave.probe:
+                    self._desk.gate.unused(leave)
 
     async def _ready(self) -> None:
         """Wait until there is a batch to send and room for the call; what came back undone goes first."""
@@ -258,32 +282,33 @@ class BatchDelivering:
             self._queue.appendleft(_Batch(batch.number, batch.chunk, batch.places[1:]))
         return _Batch(batch.number, batch.chunk, batch.places[:1])
 
-    def _send(self, calls: asyncio.TaskGroup, batch: _Batch) -> None:
-        task = calls.create_task(self._deliver(batch))
+    def _send(self, calls: asyncio.TaskGroup, batch: _Batch, leave: Pass) -> None:
+        task = calls.create_task(self._deliver(batch, leave))
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)
 
-    async def _deliver(self, batch: _Batch) -> None:
+    async def _deliver(self, batch: _Batch, leave: Pass) -> None:
         """One call. What earlier calls came to is looked at last: they may have ended since this one was begun."""
+        desk = self._desk
         if self._undone:
             self._undone.append(batch)
             return
         batch = self._screened(batch)
-        desk, events = self._desk, batch.events()
+        events = batch.events()
         if not events:
             return
         verdicts = await desk.deliver(events)
         if verdicts.count(DELIVERED) == len(events):
-            desk.gate.delivered()
+            desk.gate.delivered(leave)
             if len(events) == len(batch.chunk.events):
                 desk.settling.done(batch.chunk)
             else:
                 for place in batch.places:
                     desk.settling.done(batch.chunk, place)
             return
-        self._sort_out(batch, verdicts)
+        self._sort_out(batch, verdicts, leave)
 
-    def _sort_out(self, batch: _Batch, verdicts: Sequence[Verdict]) -> None:
+    def _sort_out(self, batch: _Batch, verdicts: Sequence[Verdict], leave: Pass) -> None:
         """Settle event by event; a key that becomes blocked takes its undelivered rest with it."""
         desk, chunk = self._desk, batch.chunk
         undone: list[int] = []
@@ -293,7 +318,7 @@ class BatchDelivering:
                 desk.settling.done(chunk, place)
             elif event.key in desk.settling.blocked and desk.keyed(event):
                 desk.park(chunk, place, "held")
-            elif not desk.apply(chunk, place, verdict):
+            elif not desk.apply(chunk, place, verdict, leave):
                 undone.append(place)
         if undone:
             self._undone.append(_Batch(batch.number, chunk, undone))
@@ -355,13 +380,13 @@ class RequestDelivering:
         desk, event = self._desk, chunk.events[index]
         began = None
         while True:
-            await desk.gate.admit()
+            leave = await desk.gate.admit()
             began = began or time.monotonic()
             request = asyncio.ensure_future(self._request(event))
             if await self._outlasts(request, began):
-                self._park_under_way(chunk, index, request, began)
+                self._park_under_way(chunk, index, request, leave, began)
                 return True
-            if desk.apply(chunk, index, request.result()):
+            if desk.apply(chunk, index, request.result(), leave):
                 return False
             if desk.gate.closed:
                 if time.monotonic() - began >= desk.spec.park_after_seconds:
@@ -385,13 +410,15 @@ class RequestDelivering:
             raise
         return not request.done()
 
-    def _park_under_way(self, chunk: Chunk, index: int, request: asyncio.Future[Verdict], began: float) -> None:
+    def _park_under_way(
+        self, chunk: Chunk, index: int, request: asyncio.Future[Verdict], leave: Pass, began: float
+    ) -> None:
         """The request goes on, the event becomes a row leased to it, and nothing waits for either any more."""
         desk, lease = self._desk, uuid4()
         left = max(0.0, desk.sink.timeout_seconds - (time.monotonic() - began)) + LEASE_MARGIN_SECONDS
         number = desk.park(chunk, index, "waiting", due_in=0.0, claims=1, lease=lease, lease_for=left)
         row = ClaimedRow(chunk.events[index], 0, 1, lease)
-        desk.overdue(row, self._after(number, request))
+        desk.overdue(row, leave, self._after(number, request))
 
     async def _after(self, number: int, request: asyncio.Future[Verdict]) -> Verdict:
         """The verdict of ``request``, once the row is in the database."""

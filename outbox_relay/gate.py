@@ -1,28 +1,51 @@
-"""Whether a sink is sent anything now: its circuit, those who wait for it, and what people are told of it."""
+"""What a sink is sent now: its circuit, those who wait for it, how many requests, and what people are told of it."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
+from typing import NamedTuple
 
+from outbox_relay.circuit import Circuit
 from outbox_relay.ownership import Holding
-from outbox_relay.policy import Circuit
+from outbox_relay.policy import Unavailable
+from outbox_relay.spec import SinkSpec
 from outbox_relay.store import Store
 
 RECORD_SECONDS = 1.0
 """Least time between two records of the circuit in the database."""
+REMIND_SECONDS = 60.0
+"""Longest time between two records while it is not closed: the database counts how long a destination is down."""
+
+GONE_SECONDS = 10.0
+"""How long a destination that said that it is gone is left alone at least: by then every relay knows of the pause."""
+
+
+class Pass(NamedTuple):
+    """Leave to send: in which term of the circuit it was given, and whether as the one probe."""
+
+    term: int
+    probe: bool
 
 
 class Gate:
     """One circuit of one sink in this process, shared by everything that sends to it."""
 
-    def __init__(self, store: Store, holding: Holding, circuit: Circuit) -> None:
+    def __init__(self, store: Store, holding: Holding, spec: SinkSpec) -> None:
         self._store = store
         self._holding = holding
-        self._circuit = circuit
+        self._spec = spec
+        self._circuit = Circuit(spec.circuit)
         self._moved = asyncio.Event()
-        self._told: tuple[str, str | None] | None = None
         self._heard = asyncio.Event()
+        self._told: tuple[str, str | None] | None = None
+        self._told_at = float("-inf")
+        self._note: str | None = None
+        self._gone: str | None = None
+        self._trouble: str | None = None
+        self._standing = 0
+        self._counted = asyncio.Event()
 
     @property
     def state(self) -> str:
@@ -34,11 +57,8 @@ class Gate:
         """Whether events flow."""
         return self._circuit.state == "closed"
 
-    async def admit(self) -> bool:
-        """Wait until an event may be sent; returns whether it is the one probe of a circuit that is not closed.
-
-        Whoever gets the probe reports its outcome, or that it was ``unused``.
-        """
+    async def admit(self) -> Pass:
+        """Wait until an event may be sent. Whoever gets the probe reports its outcome, or that it was ``unused``."""
         while (seconds := self._circuit.admits(time.monotonic())) > 0.0:
             self._moved.clear()
             try:
@@ -46,37 +66,165 @@ class Gate:
                     await self._moved.wait()
             except TimeoutError:
                 continue
-        return not self.closed
+        return Pass(self._circuit.term, not self.closed)
 
-    def delivered(self) -> None:
+    def holds(self, leave: Pass) -> bool:
+        """Whether the circuit has neither opened nor closed since ``leave`` was given for more than a probe."""
+        return self.closed and leave.term == self._circuit.term
+
+    def delivered(self, leave: Pass) -> None:
         """The destination took an event."""
         was_closed = self.closed
-        self._circuit.delivered()
-        if not was_closed or self._holding.circuit != "closed":
+        self._circuit.delivered(leave.term)
+        if self.closed and (not was_closed or self._holding.circuit != "closed"):
             self._changed()
 
-    def failed(self, event_id: int, reason: str, *, at_once: bool, retry_after: float | None = None) -> None:
-        """The destination did not take an event."""
-        self._circuit.failed(event_id, reason, time.monotonic(), at_once=at_once, retry_after=retry_after)
+    def failed(self, event_id: int, reason: str, leave: Pass) -> None:
+        """The destination failed with an event: one of several that open the circuit."""
+        self._circuit.failed(event_id, reason, time.monotonic(), leave.term, at_once=False)
         self._changed()
 
-    def unused(self) -> None:
+    def unavailable(
+        self, event_id: int, verdict: Unavailable, leave: Pass, *, at_once: bool, retry_after: float
+    ) -> bool:
+        """The destination is down or asks for less; returns whether the circuit opened by it."""
+        at_once = at_once or verdict.throttled or verdict.gone
+        retry_after = max(retry_after, GONE_SECONDS) if verdict.gone else retry_after
+        opened = self._circuit.failed(
+            event_id, verdict.reason, time.monotonic(), leave.term, at_once=at_once, retry_after=retry_after
+        )
+        if verdict.gone:
+            self._gone = verdict.reason
+        self._changed()
+        return opened
+
+    def unused(self, leave: Pass) -> None:
         """The probe was not needed."""
-        self._circuit.unused()
+        self._circuit.unused(leave.term)
         self._moved.set()
+
+    # -- a part of the destination in trouble -------------------------------------------------------------------
+
+    @property
+    def flows(self) -> bool:
+        """Whether what was read can be delivered, or parked, now."""
+        return self.closed and not self._full()
+
+    def trouble(self, reason: str) -> None:
+        """A part of the destination is in trouble: its events become rows, the others flow."""
+        self._trouble = reason
+        self._tell(reason)
+
+    def parked(self) -> None:
+        """One more event stands as a row."""
+        self._standing += 1
+
+    async def room(self) -> None:
+        """Wait until more events may become rows, if a part is in trouble: ``parked_max`` bounds them."""
+        while self._full():
+            self._tell(f"{self._trouble}; no more than {self._spec.parked_max} events may wait for it as rows")
+            self._counted.clear()
+            await self._counted.wait()
+
+    def _full(self) -> bool:
+        return self._trouble is not None and self._standing >= self._spec.parked_max
+
+    async def _count(self) -> None:
+        """While a part is in trouble, know how many rows stand."""
+        while True:
+            if self._trouble is not None:
+                self._standing = await self._store.standing(self._spec.name, self._spec.parked_max)
+                self._trouble = self._trouble if self._standing else None
+                self._counted.set()
+            await asyncio.sleep(RECORD_SECONDS)
+
+    def _tell(self, reason: str) -> None:
+        if reason != self._note:
+            self._note = reason
+            self._heard.set()
+
+    # -- what people are told -----------------------------------------------------------------------------------
 
     def _changed(self) -> None:
         self._moved.set()
         self._heard.set()
 
     async def run(self) -> None:
-        """Record what was found out, until cancelled. Raises ``DatabaseLost``."""
+        """Record what was found out, and count rows while that matters, until cancelled. Raises ``DatabaseLost``."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._count())
+            tasks.create_task(self._record())
+
+    async def _record(self) -> None:
         while True:
             await self._heard.wait()
             self._heard.clear()
             state = self._circuit.state
-            error = self._circuit.last_error if state != "closed" else None
-            if state != self._holding.circuit or (state, error) != self._told:
-                await self._store.record_circuit(self._holding.sink, state, error)
-                self._holding.circuit, self._told = state, (state, error)
+            error = self._note if state == "closed" else self._circuit.last_error
+            pause_after = self._spec.circuit.pause_after_seconds
+            remind = min(REMIND_SECONDS, pause_after / 10 or REMIND_SECONDS)
+            due = state != "closed" and time.monotonic() - self._told_at > remind
+            if state != self._holding.circuit or (state, error) != self._told or due:
+                await self._store.record_circuit(self._holding.sink, state, error, pause_after)
+                self._holding.circuit, self._told, self._told_at = state, (state, error), time.monotonic()
+            if self._gone is not None:
+                await self._store.pause_gone(self._holding.sink, self._gone)
+                self._gone = None
             await asyncio.sleep(RECORD_SECONDS)
+
+
+class Slots:
+    """How many requests of a sink may be under way at once: up to ``most``, and fewer for a while after it asked.
+
+    Halved when the destination asks for less; raised by one whenever as many as fit were delivered.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = float(most)
+        self._bears = float(most)
+        self._taken = 0
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    @property
+    def limit(self) -> int:
+        """Requests that may be under way now."""
+        return int(self._bears)
+
+    def full(self) -> bool:
+        """Whether the next one has to wait."""
+        return self._taken >= self.limit
+
+    async def acquire(self) -> None:
+        """Wait for room for a request, which whoever takes it gives back by ``release``."""
+        while self.full():
+            turn = asyncio.get_running_loop().create_future()
+            self._waiting.append(turn)
+            try:
+                await turn
+            except asyncio.CancelledError:
+                self._wake()
+                raise
+        self._taken += 1
+
+    def release(self) -> None:
+        """A request has ended."""
+        self._taken -= 1
+        self._wake()
+
+    def fewer(self) -> None:
+        """The destination asked for less."""
+        self._bears = max(1.0, self._bears / 2)
+
+    def more(self) -> None:
+        """A request was delivered."""
+        if self._bears < self._most:
+            self._bears = min(self._most, self._bears + 1.0 / self._bears)
+            self._wake()
+
+    def _wake(self) -> None:
+        room = self.limit - self._taken
+        while room > 0 and self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                room -= 1

@@ -108,6 +108,7 @@ class Retry:
     attempts: int
     error: str
     status: int | None = None
+    attempt: Attempt | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +118,7 @@ class Dead:
     attempts: int
     error: str
     status: int | None = None
+    attempt: Attempt | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +126,9 @@ class StandStill:
     """The destination is down: the event stays where it is, nothing is written."""
 
     error: str
+    status: int | None = None
     retry_after_seconds: float | None = None
+    attempt: Attempt | None = None
 
 
 Settlement: TypeAlias = Done | Retry | Dead | StandStill
@@ -141,93 +145,37 @@ def decide(attempts: int, verdict: Verdict, policy: RetryPolicy, noise: float) -
     match verdict:
         case Delivered():
             return DONE
-        case Unavailable(reason, _, retry_after):
-            return StandStill(clip(reason), retry_after)
-        case Refused(reason, status):
-            return Dead(attempts + 1, clip(reason), status)
-        case Failed(reason, status, retry_after):
+        case Unavailable():
+            return _wait(attempts, verdict, policy, noise)
+        case Refused(reason, status, attempt):
+            return Dead(attempts + 1, clip(reason), status, attempt)
+        case Failed(reason, status, retry_after, attempt):
             counted = attempts + 1
             if counted >= policy.attempts:
-                return Dead(counted, clip(reason), status)
-            delay = policy.delay_seconds(counted, noise)
-            if retry_after is not None:
-                delay = max(delay, retry_after * (1.0 + policy.jitter * abs(noise)))
-            return Retry(delay, counted, clip(reason), status)
+                return Dead(counted, clip(reason), status, attempt)
+            delay = max(policy.delay_seconds(counted, noise), longer(retry_after, policy, noise))
+            return Retry(delay, counted, clip(reason), status, attempt)
+
+
+def _wait(attempts: int, verdict: Unavailable, policy: RetryPolicy, noise: float) -> Settlement:
+    """No attempt is counted: with a part of the destination the event waits by itself, else where it stands."""
+    delay = longer(verdict.retry_after_seconds, policy, noise)
+    if verdict.part is None:
+        return StandStill(clip(verdict.reason), verdict.status, delay or None, verdict.attempt)
+    return Retry(delay or policy.base_seconds, attempts, clip(verdict.reason), verdict.status, verdict.attempt)
+
+
+def longer(seconds: float | None, policy: RetryPolicy, noise: float) -> float:
+    """A delay that somebody asked for, with jitter that only lengthens it; 0.0 when nobody did."""
+    return (seconds or 0.0) * (1.0 + policy.jitter * abs(noise))
 
 
 def clip(reason: str) -> str:
     """``reason`` in one printable line of at most ``LAST_ERROR_CHARS`` characters."""
-    line = "".join(c if c.isprintable() else " " for c in reason)
+    line = printable(reason)
     return line if len(line) <= LAST_ERROR_CHARS else line[: LAST_ERROR_CHARS - 1] + "…"
 
 
-@dataclass(frozen=True, slots=True)
-class CircuitPolicy:
-    """When a circuit opens, in failures in a row of different events, and when it is probed, in seconds, doubling."""
-
-    open_after: int = 20
-    probe_seconds: float = 1.0
-    probe_max_seconds: float = 60.0
-
-
-class Circuit:
-    """Whether a destination is given events. Open: nothing is sent but one probe at a time, at growing distances.
-
-    Every time it is asked or told something it is given ``now``, in seconds of a monotonic clock.
-    """
-
-    __slots__ = ("_delay", "_failing", "_policy", "_probing", "_until", "last_error", "state")
-
-    def __init__(self, policy: CircuitPolicy) -> None:
-        self._policy = policy
-        self._failing: set[int] = set()
-        self._delay = policy.probe_seconds
-        self._until = 0.0
-        self._probing = False
-        self.state = "closed"
-        """``closed``, ``open`` or ``half-open``: what people are shown."""
-        self.last_error: str | None = None
-
-    def admits(self, now: float) -> float:
-        """0.0 when an event may be sent now, else seconds after which to ask again.
-
-        What is admitted while the circuit is not closed is the probe: whoever got it reports what came of it
-        by ``delivered``, ``failed`` or ``unused``.
-        """
-        if self.state == "closed":
-            return 0.0
-        if self._probing:
-            return self._policy.probe_seconds
-        if now < self._until:
-            return self._until - now
-        self._probing = True
-        self.state = "half-open"
-        return 0.0
-
-    def delivered(self) -> None:
-        """The destination took an event."""
-        self._failing.clear()
-        self._delay = self._policy.probe_seconds
-        self._probing = False
-        self.state = "closed"
-
-    def failed(
-        self, event_id: int, reason: str, now: float, *, at_once: bool, retry_after: float | None = None
-    ) -> None:
-        """The destination did not take an event; ``at_once`` opens the circuit without counting further."""
-        if self.state == "open":
-            return
-        self.last_error = clip(reason)
-        if self.state == "half-open":
-            self._delay = min(self._delay * 2, self._policy.probe_max_seconds)
-        else:
-            self._failing.add(event_id)
-            if not at_once and len(self._failing) < self._policy.open_after:
-                return
-        self.state = "open"
-        self._probing = False
-        self._until = now + max(self._delay, retry_after or 0.0)
-
-    def unused(self) -> None:
-        """The probe that was admitted was not needed."""
-        self._probing = False
+def printable(text: str) -> str:
+    """``text`` with a space for every character that cannot be printed: line breaks, NUL, lone surrogates."""
+    return "".join(c if c.isprintable() else " " for c in text)

@@ -106,7 +106,7 @@ class Reading:
 
         While the destination is down nothing drains: then shards go as they stand, and what is in hand is dropped.
         """
-        down = not self._gate.closed
+        down = not self._gate.flows
         drained = [reader for reader in self._leaving if reader.idle or down]
         if not drained:
             return

@@ -10,11 +10,10 @@ from typing import cast
 
 from outbox_relay.delivering import Desk, delivering
 from outbox_relay.errors import RelayError, StartAgain
-from outbox_relay.gate import Gate
+from outbox_relay.gate import Gate, Slots
 from outbox_relay.log import Log
 from outbox_relay.ordering import Reader
 from outbox_relay.ownership import Holding, Ownership
-from outbox_relay.policy import Circuit
 from outbox_relay.reading import Reading
 from outbox_relay.rows import Rows
 from outbox_relay.settling import Settling
@@ -116,7 +115,7 @@ class SinkRelay:
         return reading.draining or self.stopping.is_set()
 
     def _desk(self, settling: Settling) -> Desk:
-        self._gate = Gate(self.store, self.holding, Circuit(self.spec.circuit))
+        self._gate = Gate(self.store, self.holding, self.spec)
         return Desk(
             spec=self.spec,
             sink=self.sink,
@@ -125,7 +124,7 @@ class SinkRelay:
             gate=self._gate,
             now=self.ticking.now,
             noise=self.noise,
-            slots=asyncio.Semaphore(self.sink.max_in_flight),
+            slots=Slots(self.sink.max_in_flight),
         )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Sequence
 from uuid import UUID, uuid4
 
 from outbox_relay.delivering import LEASE_MARGIN_SECONDS, Desk
+from outbox_relay.gate import Pass
 from outbox_relay.log import Log
 from outbox_relay.policy import Dead, Done, Retry, StandStill, Verdict, decide
 from outbox_relay.store import ClaimedRow, RowBack, Store
@@ -42,7 +43,6 @@ class Rows:
         self._due_at = float("inf")
         self._asked_at = self._swept_at = float("-inf")
         self._heads: set[str] = set()
-        self._overdue: list[tuple[ClaimedRow, Awaitable[Verdict]]] = []
         self._tasks: asyncio.TaskGroup | None = None
         self._under_way = 0
         self._done: list[ClaimedRow] = []
@@ -56,16 +56,16 @@ class Rows:
         self._due_at = min(self._due_at, time.monotonic() + seconds)
         self._wake.set()
 
-    def overdue(self, row: ClaimedRow, verdict: Awaitable[Verdict]) -> None:
+    def overdue(self, row: ClaimedRow, leave: Pass, verdict: Awaitable[Verdict]) -> None:
         """``row`` was made of a request that is under way: settle it by the ``verdict`` to come."""
         if self._tasks is None:
             raise RuntimeError("rows are not being settled")
         self._under_way += 1
-        self._tasks.create_task(self._settle_later(row, verdict))
+        self._tasks.create_task(self._settle_later(row, leave, verdict))
 
-    async def _settle_later(self, row: ClaimedRow, verdict: Awaitable[Verdict]) -> None:
+    async def _settle_later(self, row: ClaimedRow, leave: Pass, verdict: Awaitable[Verdict]) -> None:
         try:
-            self._decide(row, await verdict)
+            self._decide(row, await verdict, leave)
         finally:
             self._under_way -= 1
 
@@ -106,23 +106,23 @@ class Rows:
     async def _claim_and_deliver(self, tasks: asyncio.TaskGroup) -> None:
         """One claim and what follows from it. Only a probe is claimed while the circuit is not closed."""
         desk = self._desk
-        probe = await desk.gate.admit()
-        slots = await self._take_slots(1 if probe else MOST_ROWS)
+        leave = await desk.gate.admit()
+        slots = await self._take_slots(1 if leave.probe else MOST_ROWS)
         sent = time.monotonic()
-        claimed = await self._claim(1 if probe else min(slots, MOST_ROWS))
+        claimed = await self._claim(1 if leave.probe else min(slots, MOST_ROWS))
         until = sent + LEASE_MARGIN_SECONDS
         rows = [row for row in claimed if not self._stops_everybody(row)]
         self._give_slots(slots - len(rows) if not desk.sink.keeps_order else 0)
         if not rows:
-            if probe:
-                desk.gate.unused()
+            if leave.probe:
+                desk.gate.unused(leave)
             return
         self._wake.set()
         if desk.sink.keeps_order:
-            await self._deliver(rows, until)
+            await self._deliver(rows, until, leave)
         else:
             for row in rows:
-                tasks.create_task(self._request(row, until))
+                tasks.create_task(self._request(row, until, leave))
 
     async def _take_slots(self, most: int) -> int:
         """Requests that may begin: at least one is waited for."""
@@ -130,7 +130,7 @@ class Rows:
             return min(most, self._desk.sink.max_batch)
         await self._desk.slots.acquire()
         taken = 1
-        while taken < most and not self._desk.slots.locked():
+        while taken < most and not self._desk.slots.full():
             await self._desk.slots.acquire()
             taken += 1
         return taken
@@ -181,36 +181,36 @@ class Rows:
 
     # -- deliver ----------------------------------------------------------------------------------------------
 
-    async def _deliver(self, rows: list[ClaimedRow], until: float) -> None:
+    async def _deliver(self, rows: list[ClaimedRow], until: float, leave: Pass) -> None:
         self._under_way += len(rows)
         try:
-            verdicts = await self._desk.sink.deliver([row.event for row in rows], until)
+            verdicts = await self._desk.sink.deliver([row.event for row in rows], until, rows[0].attempts + 1)
             for row, verdict in zip(rows, verdicts, strict=True):
-                self._decide(row, verdict)
+                self._decide(row, verdict, leave)
         finally:
             self._under_way -= len(rows)
 
-    async def _request(self, row: ClaimedRow, until: float) -> None:
+    async def _request(self, row: ClaimedRow, until: float, leave: Pass) -> None:
         try:
-            await self._deliver([row], until)
+            await self._deliver([row], until, leave)
         finally:
             self._desk.slots.release()
 
     # -- settle -----------------------------------------------------------------------------------------------
 
-    def _decide(self, row: ClaimedRow, verdict: Verdict) -> None:
+    def _decide(self, row: ClaimedRow, verdict: Verdict, leave: Pass) -> None:
         desk, event = self._desk, row.event
-        match decide(row.attempts, desk.judged(event, verdict), desk.spec.retry, desk.noise()):
+        match decide(row.attempts, desk.judged(event, verdict, leave), desk.spec.retry, desk.noise()):
             case Done():
                 self._done.append(row)
                 self._settle.set()
-            case Retry(delay, attempts, error, status):
-                self._send_back(row, RowBack(event.id, row.lease, attempts, "waiting", delay, error, status))
-            case Dead(attempts, error, status):
-                self._send_back(row, RowBack(event.id, row.lease, attempts, "dead", None, error, status))
-            case StandStill(error, retry_after):
+            case Retry(delay, attempts, error, status, attempt):
+                self._send_back(row, RowBack(event.id, row.lease, attempts, "waiting", delay, error, status, attempt))
+            case Dead(attempts, error, status, attempt):
+                self._send_back(row, RowBack(event.id, row.lease, attempts, "dead", None, error, status, attempt))
+            case StandStill(error, status, retry_after, attempt):
                 delay = max(desk.spec.circuit.probe_seconds, retry_after or 0.0)
-                self._send_back(row, RowBack(event.id, row.lease, row.attempts, None, delay, error))
+                self._send_back(row, RowBack(event.id, row.lease, row.attempts, None, delay, error, status, attempt))
 
     def _send_back(self, row: ClaimedRow, back: RowBack) -> None:
         self._back.append((row, back))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from outbox_relay.policy import CircuitPolicy, RetryPolicy
+from outbox_relay.circuit import CircuitPolicy
+from outbox_relay.policy import RetryPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +14,8 @@ class SinkSpec:
 
     ``patterns`` are event-type patterns and ``types`` the same as SQL LIKE patterns, or nothing when every type
     is routed. ``ordered`` is ``order = "key"``, ``hold`` is ``when_dead = "hold"``, ``start`` where a sink that
-    the database does not know begins.
+    the database does not know begins. ``parked_max`` bounds the rows that stand while a part of the destination
+    is in trouble.
     """
 
     name: str
@@ -23,5 +25,6 @@ class SinkSpec:
     hold: bool = False
     start: str | None = None
     park_after_seconds: float = 1.0
+    parked_max: int = 100_000
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     circuit: CircuitPolicy = field(default_factory=CircuitPolicy)

@@ -21,9 +21,11 @@ from psycopg import AsyncConnection, AsyncCursor
 from psycopg.rows import AsyncRowFactory, namedtuple_row, tuple_row
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
+from outbox_relay.cancelling import heeded
 from outbox_relay.dberrors import explain
 from outbox_relay.errors import DatabaseLost, LeaseLost, Unusable
 from outbox_relay.event import Event
+from outbox_relay.policy import Attempt, printable
 from outbox_relay.window import FOR_EVER, Position, Tick
 
 T = TypeVar("T")
@@ -105,6 +107,7 @@ class NewRow:
     lease_for: float | None = None
     error: str | None = None
     status: int | None = None
+    attempt: Attempt | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +134,7 @@ class RowBack:
     due_in: float | None = None
     error: str | None = None
     status: int | None = None
+    attempt: Attempt | None = None
 
 
 def statements() -> dict[str, LiteralString]:
@@ -218,11 +222,12 @@ class Store:
         if self._pool is None:
             raise DatabaseLost("there is no connection to the database")
         try:
-            async with (
-                asyncio.timeout(deadline),
-                self._pool.connection(timeout=min(deadline, CONNECT_SECONDS)) as connection,
-            ):
-                yield connection
+            with heeded():
+                async with (
+                    asyncio.timeout(deadline),
+                    self._pool.connection(timeout=min(deadline, CONNECT_SECONDS)) as connection,
+                ):
+                    yield connection
         except (PoolTimeout, PoolClosed):
             self.connection_losses += 1
             raise DatabaseLost("no connection to the database could be had") from None
@@ -436,9 +441,17 @@ class Store:
             found[shard] = Position(Tick(a_seq, a_snapshot, a_next), b, last)
         return found
 
-    async def record_circuit(self, sink: str, circuit: str, error: str | None) -> None:
-        """Write what was found out about the destination, for people."""
-        await self._do("record_circuit", {"sink": sink, "circuit": circuit, "error": error})
+    async def record_circuit(self, sink: str, circuit: str, error: str | None, pause_after_seconds: float) -> None:
+        """Write what was found out about the destination, for people.
+
+        If it was down for ``pause_after_seconds`` (0: never) the sink is paused.
+        """
+        parameters = {"sink": sink, "circuit": circuit, "error": error, "pause_after": int(pause_after_seconds)}
+        await self._do("record_circuit", parameters)
+
+    async def pause_gone(self, sink: str, reason: str) -> None:
+        """The destination says that it will never be back: pause the sink, for ``reason``."""
+        await self._do("pause_gone", {"sink": sink, "reason": reason})
 
     # -- relays -----------------------------------------------------------------------------------------------
 
@@ -497,6 +510,11 @@ class Store:
         claimed.sort(key=lambda row: row[0])
         return [ClaimedRow(Event._make(row[:-2]), row[-2], row[-1], lease) for row in claimed]
 
+    async def standing(self, sink: str, most: int) -> int:
+        """How many events of the sink stand as rows to be delivered, counted up to ``most``."""
+        [(count,)] = await self._rows("standing", {"sink": sink, "most": most})
+        return count
+
     async def give_rows_back(self, sink: str, owner: UUID) -> int:
         """End the leases of rows that ``owner`` claimed and does not deliver any more; returns how many."""
         return await self._do("give_rows_back", {"sink": sink, "owner": owner})
@@ -517,6 +535,7 @@ class Store:
             "attempts": [r.attempts for r in back],
             "errors": [r.error for r in back],
             "statuses": [r.status for r in back],
+            "last_attempts": [_attempt(r.attempt) for r in back],
         }
         return {row_id for (row_id,) in await self._rows("rows_back", parameters)}
 
@@ -555,6 +574,15 @@ def _positions(positions: Mapping[int, tuple[int, Position]]) -> dict[str, Any]:
     }
 
 
+def _attempt(attempt: Attempt | None) -> str | None:
+    """What is kept of an attempt, as a JSON object; what is not known is left out."""
+    if attempt is None:
+        return None
+    answer = None if attempt.answer is None else printable(attempt.answer)
+    known = {"code": attempt.code, "seconds": attempt.seconds, "answer": answer, "steps": dict(attempt.steps)}
+    return json.dumps({name: value for name, value in known.items() if value not in (None, {})})
+
+
 def _new_rows(rows: Sequence[NewRow], epochs: Mapping[int, int]) -> dict[str, Any]:
     fence = sorted({row.shard for row in rows})
     return {
@@ -568,6 +596,7 @@ def _new_rows(rows: Sequence[NewRow], epochs: Mapping[int, int]) -> dict[str, An
         "lease_for": [r.lease_for for r in rows],
         "errors": [r.error for r in rows],
         "statuses": [r.status for r in rows],
+        "last_attempts": [_attempt(r.attempt) for r in rows],
         "fence_shards": fence,
         "fence_epochs": [epochs.get(shard, -1) for shard in fence],
     }

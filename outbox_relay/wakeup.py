@@ -15,6 +15,7 @@ from typing import Any, cast
 import psycopg
 from psycopg import AsyncConnection
 
+from outbox_relay.cancelling import heeded
 from outbox_relay.dberrors import explain
 from outbox_relay.errors import DatabaseLost
 
@@ -55,17 +56,21 @@ class Wakeup:
         if self._dsn is None:
             return False
         try:
-            async with asyncio.timeout(ANSWER_SECONDS):
-                if self._connection is None:
-                    self._connection = await self._connect(self._dsn())
-                if not self._asleep:
-                    cursor = await self._connection.execute("select pg_try_advisory_lock(%s, %s)", LOCK)
-                    row = await cursor.fetchone()
-                    self._asleep = bool(row and row[0])
+            with heeded():
+                async with asyncio.timeout(ANSWER_SECONDS):
+                    await self._say_asleep()
         except (psycopg.Error, TimeoutError, DatabaseLost):
             await self.close()
             return False
         return True
+
+    async def _say_asleep(self) -> None:
+        if self._connection is None and self._dsn is not None:
+            self._connection = await self._connect(self._dsn())
+        if self._connection is not None and not self._asleep:
+            cursor = await self._connection.execute("select pg_try_advisory_lock(%s, %s)", LOCK)
+            row = await cursor.fetchone()
+            self._asleep = bool(row and row[0])
 
     async def sleep(self, seconds: float) -> bool:
         """Wait for a notification, at most ``seconds``; returns whether one came."""

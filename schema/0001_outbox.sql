@@ -74,7 +74,9 @@ create table outbox.sink (
     generation bigint not null default 1,
     start text not null check (start in ('beginning', 'now')),
     paused boolean not null default false,
+    paused_reason text,
     circuit text not null default 'closed' check (circuit in ('closed', 'open', 'half-open')),
+    circuit_since timestamptz,
     last_error text,
     last_error_at timestamptz,
     created_at timestamptz not null default clock_timestamp()
@@ -138,6 +140,7 @@ create table outbox.delivery (
     last_error text,
     last_status integer,
     last_attempt_at timestamptz,
+    last_attempt jsonb,
     since timestamptz not null default clock_timestamp(),
     uid uuid not null,
     type text collate "C" not null,
@@ -440,7 +443,7 @@ create function outbox.settle(
     a_seqs bigint[], a_snapshots pg_snapshot[], a_nexts bigint[],
     b_seqs bigint[], b_snapshots pg_snapshot[], b_nexts bigint[], last_ids bigint[],
     ids bigint[], states text[], ordereds boolean[], due_in double precision[], attempt_counts integer[], claim_counts integer[],
-    leases uuid[], lease_for double precision[], errors text[], statuses integer[],
+    leases uuid[], lease_for double precision[], errors text[], statuses integer[], last_attempts text[],
     fence_shards smallint[], fence_epochs bigint[]
 ) returns boolean
 language plpgsql volatile
@@ -467,16 +470,18 @@ begin
         end if;
         insert into outbox.delivery (
             sink, id, shard, state, ordered, due_at, attempts, claims, lease, lease_until, owner, last_error, last_status,
-            last_attempt_at, uid, type, key, payload, content_type, headers, deliver_at, created_at
+            last_attempt_at, last_attempt, uid, type, key, payload, content_type, headers, deliver_at, created_at
         )
         select sink_name, e.id, e.shard, r.state, r.ordered,
                coalesce(clock_timestamp() + r.due_in * interval '1 second', e.deliver_at, clock_timestamp()),
                r.attempts, r.claims, r.lease, clock_timestamp() + r.lease_for * interval '1 second',
                case when r.lease is not null then owner_id end, r.error, r.status,
-               case when r.attempts > 0 or r.lease is not null then clock_timestamp() end,
+               case when r.attempts > 0 or r.lease is not null or r.last_attempt is not null then clock_timestamp() end,
+               r.last_attempt::jsonb,
                e.uid, e.type, e.key, e.payload, e.content_type, e.headers, e.deliver_at, e.created_at
-          from unnest(ids, states, ordereds, due_in, attempt_counts, claim_counts, leases, lease_for, errors, statuses)
-               r (id, state, ordered, due_in, attempts, claims, lease, lease_for, error, status)
+          from unnest(ids, states, ordereds, due_in, attempt_counts, claim_counts, leases, lease_for, errors, statuses,
+                      last_attempts)
+               r (id, state, ordered, due_in, attempts, claims, lease, lease_for, error, status, last_attempt)
           join outbox.event e on e.id = r.id
         on conflict (sink, id) do nothing;
         select count(*) into stored

@@ -16,6 +16,7 @@ def status_text(found: dict[str, Any]) -> str:
     sinks, relays, unrouted = found["sinks"], found["relays"], found["unrouted"]
     lines = table([SINK_HEADER, *(_sink_row(name, sink) for name, sink in sinks.items())]) if sinks else [NO_SINKS]
     lines += [f"last error of {name}: {sink['last_error']}" for name, sink in sinks.items() if sink["last_error"]]
+    lines += [f"{name} was paused: {sink['paused_reason']}" for name, sink in sinks.items() if sink["paused_reason"]]
     lines.append("")
     lines += table([RELAY_HEADER, *map(_relay_row, relays)]) if relays else [NO_RELAYS]
     if unrouted:
@@ -64,11 +65,19 @@ def _state(sink: dict[str, Any], shard: int) -> str:
     if sink.get("last_error"):
         status = "" if sink["last_status"] is None else f" (status {sink['last_status']})"
         parts.append(f"last error: {sink['last_error']}{status}")
+    if attempt := sink.get("last_attempt"):
+        parts.append(_attempt(attempt))
     if sink.get("paused"):
         parts.append("the sink is paused")
     if sink.get("circuit", "closed") != "closed":
         parts.append(f"the circuit of the sink is {sink['circuit']}: {sink['sink_error'] or 'no reason is known'}")
     return "; ".join(parts)
+
+
+def _attempt(attempt: dict[str, Any]) -> str:
+    took = f" after {duration(attempt['seconds'])}" if "seconds" in attempt else ""
+    answer = f", answered: {attempt['answer']}" if "answer" in attempt else ""
+    return f"last attempt {duration(attempt['seconds_ago'])} ago: {attempt['code']}{took}{answer}"
 
 
 def _said(sink: dict[str, Any], shard: int) -> str:

@@ -66,7 +66,12 @@ def _in_log(row: Any) -> dict[str, Any]:
 
 def _parked(row: Any) -> dict[str, Any]:
     """It has a row of its own."""
-    tried = {"attempts": row.attempts, "last_error": row.last_error, "last_status": row.last_status}
+    tried = {
+        "attempts": row.attempts,
+        "last_error": row.last_error,
+        "last_status": row.last_status,
+        "last_attempt": _attempt(row),
+    }
     if row.state == "dead":
         return {"state": "dead", **tried, "since_seconds": _seconds(row.since_seconds)}
     if row.leased_for is not None:
@@ -87,6 +92,11 @@ def _parked(row: Any) -> dict[str, Any]:
         **tried,
         **_gate(row),
     }
+
+
+def _attempt(row: Any) -> dict[str, Any] | None:
+    """What is kept of the last attempt; nothing when there was none or its sink keeps nothing."""
+    return row.last_attempt and {**row.last_attempt, "seconds_ago": _seconds(row.tried_seconds)}
 
 
 def _behind(row: Any) -> dict[str, Any]:

@@ -31,8 +31,10 @@ class Sink(Protocol):
         """Make ready to deliver. Called again after ``close``. Does not need the destination to be up."""
         ...
 
-    async def deliver(self, batch: Sequence[Event], until: float) -> Sequence[Verdict]:
+    async def deliver(self, batch: Sequence[Event], until: float, attempt: int = 1, /) -> Sequence[Verdict]:
         """Deliver ``batch`` and return one verdict per event, in the same places.
+
+        ``attempt`` is the number of this attempt, from 1, when the batch is one event.
 
         ``until`` is a ``time.monotonic()`` value: nothing is handed to the destination's client at or after
         it; what was not is ``Unavailable``. With ``keeps_order``, once an event is ``Unavailable`` so is

@@ -58,7 +58,7 @@ class MemorySink:
         """Nothing of the calls under way is recorded any more."""
         self._resets += 1
 
-    async def deliver(self, batch: Sequence[Event], until: float) -> Sequence[Verdict]:
+    async def deliver(self, batch: Sequence[Event], until: float, _attempt: int = 1, /) -> Sequence[Verdict]:
         """See ``Sink``. After an event of a key that is neither delivered nor refused, its later ones are unavailable.
 
         That holds until every call under way has returned.

@@ -1,6 +1,19 @@
--- What this relay has found out about the destination, for people.
-update outbox.sink
+-- What this relay has found out about the destination, for people. A destination that was down for `pause_after`
+-- seconds (0: never) is paused until a person resumes the sink.
+update outbox.sink k
    set circuit = %(circuit)s,
-       last_error = coalesce(%(error)s::text, last_error),
-       last_error_at = case when %(error)s::text is null then last_error_at else clock_timestamp() end
- where name = %(sink)s and (circuit <> %(circuit)s or %(error)s::text is not null)
+       circuit_since = n.since,
+       last_error = coalesce(%(error)s::text, k.last_error),
+       last_error_at = case when %(error)s::text is null then k.last_error_at else n.now end,
+       paused = k.paused or n.too_long,
+       paused_reason = case when n.too_long and not k.paused
+                            then format('the destination was down for %%s seconds: %%s', %(pause_after)s::bigint, %(error)s::text)
+                            else k.paused_reason end
+  from (
+    select b.name, t.now, b.since, coalesce(%(pause_after)s::bigint > 0
+               and b.since < t.now - %(pause_after)s::bigint * interval '1 second', false) as too_long
+      from (select clock_timestamp() as now) t,
+           lateral (select s.name, case when %(circuit)s <> 'closed' then coalesce(s.circuit_since, t.now) end as since
+                      from outbox.sink s where s.name = %(sink)s) b
+  ) n
+ where k.name = n.name and (k.circuit <> %(circuit)s or %(error)s::text is not null)

@@ -7,9 +7,12 @@ update outbox.delivery d
        lease = null, lease_until = null, owner = null,
        last_error = coalesce(r.error, d.last_error),
        last_status = case when r.error is null then d.last_status else r.status end,
-       last_attempt_at = case when r.attempts > d.attempts then clock_timestamp() else d.last_attempt_at end
+       last_attempt_at = case when r.attempts > d.attempts or r.last_attempt is not null then clock_timestamp()
+                              else d.last_attempt_at end,
+       last_attempt = case when r.attempts > d.attempts or r.last_attempt is not null then r.last_attempt::jsonb
+                           else d.last_attempt end
   from unnest(%(ids)s::bigint[], %(leases)s::uuid[], %(states)s::text[], %(due_in)s::double precision[],
-              %(attempts)s::integer[], %(errors)s::text[], %(statuses)s::integer[])
-       r (id, lease, state, due_in, attempts, error, status)
+              %(attempts)s::integer[], %(errors)s::text[], %(statuses)s::integer[], %(last_attempts)s::text[])
+       r (id, lease, state, due_in, attempts, error, status, last_attempt)
  where d.sink = %(sink)s and d.id = r.id and d.lease = r.lease
 returning d.id

@@ -6,5 +6,5 @@ select outbox.settle(
     %(b_seqs)s::bigint[], %(b_snapshots)s::text[]::pg_snapshot[], %(b_nexts)s::bigint[], %(lasts)s::bigint[],
     %(ids)s::bigint[], %(states)s::text[], %(ordereds)s::boolean[], %(due_in)s::double precision[],
     %(attempts)s::integer[], %(claims)s::integer[], %(leases)s::uuid[], %(lease_for)s::double precision[],
-    %(errors)s::text[], %(statuses)s::integer[],
+    %(errors)s::text[], %(statuses)s::integer[], %(last_attempts)s::text[],
     %(fence_shards)s::smallint[], %(fence_epochs)s::bigint[])

@@ -115,7 +115,7 @@ class Settlement:
         fence = {shard: 1 for _, shard in self.events} if self.fence is None else self.fence
         row = {
             "states": "waiting", "ordereds": True, "due_in": 0.0, "attempts": 0, "claims": 0, "leases": None,
-            "lease_for": None, "errors": None, "statuses": None, **self.row,
+            "lease_for": None, "errors": None, "statuses": None, "last_attempts": None, **self.row,
         }  # fmt: skip
         at = [(0, "3:3:", 3, 900, "9:9:", 9, last) for _, last in self.moved.values()]
         return {
@@ -561,6 +561,7 @@ def given_back(connection: Connection, sink: str, lease: UUID, state: str | None
     return call(
         connection, "rows_back", sink=sink, ids=[1], leases=[lease], states=[state], due_in=[row["due_in"]],
         attempts=[row["attempts"]], errors=[row["errors"]], statuses=[row["statuses"]],
+        last_attempts=[row.get("last_attempts")],
     )  # fmt: skip
 
 

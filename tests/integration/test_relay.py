@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from outbox_relay import outbox
+from outbox_relay.circuit import CircuitPolicy
 from outbox_relay.event import SHARDS, Event
-from outbox_relay.policy import DELIVERED, CircuitPolicy, Failed, Refused, RetryPolicy, Unavailable, Verdict
+from outbox_relay.policy import DELIVERED, Failed, Refused, RetryPolicy, Unavailable, Verdict
 from outbox_relay.sinks.memory import MemorySink
 from tests.support.database import Database
 from tests.support.rig import Rig, running, spec

@@ -322,11 +322,18 @@ async def test_events_without_a_partition_of_their_day_are_counted(books: Ledger
 async def test_pause_circuit_last_error_and_shards_without_an_owner_are_shown(books: Ledger) -> None:
     await books.register(("s", ["*"], "beginning"))
     await books.own("s", 60)
-    await books.store.record_circuit("s", "half-open", "broker away")
+    await books.store.record_circuit("s", "half-open", "broker away", 0)
     assert await admin.pause(books.store, "s")
     found = await sink(books)
-    shown = {name: found[name] for name in ("paused", "circuit", "last_error", "unowned")}
-    assert shown == {"paused": True, "circuit": "half-open", "last_error": "broker away", "unowned": 4}
+    assert 0 <= found["circuit_seconds"] < 30
+    shown = {name: found[name] for name in ("paused", "paused_reason", "circuit", "last_error", "unowned")}
+    assert shown == {
+        "paused": True,
+        "paused_reason": None,
+        "circuit": "half-open",
+        "last_error": "broker away",
+        "unowned": 4,
+    }
 
 
 async def test_relays_that_are_alive_are_listed_with_their_shards(books: Ledger) -> None:

@@ -172,6 +172,7 @@ async def test_a_waiting_event_tells_its_attempts_its_last_error_and_when_it_is_
         "attempts": 3,
         "last_error": "no such field",
         "last_status": 422,
+        "last_attempt": None,
         "behind": None,
         "behind_state": None,
         "paused": False,
@@ -218,14 +219,14 @@ async def test_a_dead_letter_tells_its_reason_and_since_when(books: Ledger) -> N
     await to_the_end(books)
     found = await why(books, event_id)
     assert 0 <= found.pop("since_seconds") < 30
-    assert found == {"state": "dead", "attempts": 30, "last_error": "gone", "last_status": 410}
+    assert found == {"state": "dead", "attempts": 30, "last_error": "gone", "last_status": 410, "last_attempt": None}
     assert "dead for " in await said(books, event_id)
 
 
 async def test_a_pause_and_an_open_circuit_are_named_where_an_event_waits_for_them(books: Ledger) -> None:
     [event_id] = books.emit("k")
     await admin.pause(books.store, "s")
-    await books.store.record_circuit("s", "open", "broker away")
+    await books.store.record_circuit("s", "open", "broker away", 0)
     text = await said(books, event_id)
     assert "the sink is paused" in text
     assert "the circuit of the sink is open: broker away" in text

@@ -14,10 +14,11 @@ import structlog
 from psycopg import AsyncConnection
 from psycopg.rows import AsyncRowFactory
 
+from outbox_relay.circuit import CircuitPolicy
 from outbox_relay.errors import DatabaseLost, StartAgain
 from outbox_relay.event import SHARDS
 from outbox_relay.ownership import Holding, Ownership
-from outbox_relay.policy import CircuitPolicy, RetryPolicy
+from outbox_relay.policy import RetryPolicy
 from outbox_relay.relay import SinkRelay
 from outbox_relay.sinks import Sink
 from outbox_relay.spec import SinkSpec
@@ -83,6 +84,7 @@ class Rig:
         self.stopping = asyncio.Event()
         self.relays: list[SinkRelay] = []
         self._log = log
+        self._crashed = False
         self.tasks: list[asyncio.Task[None]] = []
         """Ownership, ticking, then one per sink."""
 
@@ -110,6 +112,8 @@ class Rig:
                 await part()
             except (StartAgain, DatabaseLost) as error:
                 self.ended.append(error)
+                if self._crashed:  # a part that ends by an error forgets that it was cancelled
+                    return
                 await asyncio.sleep(0.02)
             else:
                 return
@@ -153,6 +157,7 @@ class Rig:
 
     async def crash(self) -> None:
         """End at once, releasing nothing."""
+        self._crashed = True
         for task in self.tasks:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)

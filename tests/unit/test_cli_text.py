@@ -18,7 +18,9 @@ SINK: dict[str, Any] = {
     "dead": 0,
     "scheduled": 4,
     "circuit": "closed",
+    "circuit_seconds": None,
     "paused": False,
+    "paused_reason": None,
     "last_error": None,
     "unowned": 0,
 }

@@ -1,8 +1,6 @@
-"""Verdicts and what follows from them: the decision, the bounds of every delay, the circuit's states."""
+"""Verdicts and what follows from them: the decision, and the bounds of every delay."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -12,8 +10,7 @@ from outbox_relay.policy import (
     DELIVERED,
     DONE,
     LAST_ERROR_CHARS,
-    Circuit,
-    CircuitPolicy,
+    Attempt,
     Dead,
     Failed,
     Refused,
@@ -61,7 +58,31 @@ def test_refused_is_dead_at_once() -> None:
 
 @given(st.integers(0, 10_000), POLICIES, NOISE)
 def test_unavailable_counts_no_attempt_however_often(attempts: int, policy: RetryPolicy, noise: float) -> None:
-    assert decide(attempts, Unavailable("down", 503, 7.0), policy, noise) == StandStill("down", 7.0)
+    settlement = decide(attempts, Unavailable("down", 503, 7.0), policy, noise)
+    assert isinstance(settlement, StandStill)
+    assert (settlement.error, settlement.status) == ("down", 503)
+    assert settlement.retry_after_seconds is not None
+    assert settlement.retry_after_seconds >= 7.0
+
+
+@given(st.integers(0, 10_000), POLICIES, NOISE)
+def test_trouble_of_a_part_waits_and_counts_no_attempt(attempts: int, policy: RetryPolicy, noise: float) -> None:
+    settlement = decide(attempts, Unavailable("unknown topic", None, 7.0, part="topic a"), policy, noise)
+    assert isinstance(settlement, Retry)
+    assert settlement.attempts == attempts
+    assert settlement.delay_seconds >= 7.0
+
+
+def test_trouble_of_a_part_that_names_no_time_waits_for_the_base() -> None:
+    assert decide(3, Unavailable("denied", part="topic a"), POLICY, 1.0) == Retry(1.0, 3, "denied")
+
+
+def test_what_is_kept_of_an_attempt_goes_with_every_settlement() -> None:
+    kept = Attempt("http_500", 0.1, "oops")
+    for verdict in (Failed("no", 500, None, kept), Refused("no", 500, kept), Unavailable("no", 500, None, kept)):
+        settlement = decide(0, verdict, POLICY, 0.0)
+        assert isinstance(settlement, Retry | Dead | StandStill)
+        assert settlement.attempt is kept
 
 
 @given(st.integers(0, 998), NOISE, ASKED)
@@ -117,98 +138,3 @@ def test_default_policy_tries_for_about_eighteen_hours() -> None:
     policy = RetryPolicy()
     hours = sum(policy.delay_seconds(n, 0.0) for n in range(1, policy.attempts)) / 3600
     assert 17 < hours < 19
-
-
-# -- circuit ------------------------------------------------------------------------------------------------------
-
-Step = Callable[[Circuit], object]
-THREE = CircuitPolicy(open_after=3, probe_seconds=1.0, probe_max_seconds=4.0)
-
-
-def fails(event: int, now: float, *, at_once: bool = False, retry_after: float | None = None) -> Step:
-    """``event`` comes back at ``now``, undelivered."""
-    return lambda circuit: circuit.failed(event, "down", now, at_once=at_once, retry_after=retry_after)
-
-
-def admitted(now: float) -> Step:
-    """An event is admitted at ``now``."""
-
-    def step(circuit: Circuit) -> None:
-        assert circuit.admits(now) == 0.0
-
-    return step
-
-
-def waits(now: float, seconds: float) -> Step:
-    """Nothing is admitted at ``now``, and ``seconds`` are to be waited."""
-
-    def step(circuit: Circuit) -> None:
-        assert circuit.admits(now) == pytest.approx(seconds)
-
-    return step
-
-
-def works(circuit: Circuit) -> None:
-    """An event is delivered."""
-    circuit.delivered()
-
-
-def unused(circuit: Circuit) -> None:
-    """The probe was not needed."""
-    circuit.unused()
-
-
-OPENED = (fails(1, 10.0, at_once=True),)
-PROBING = (*OPENED, admitted(11.0))
-CIRCUITS: dict[str, tuple[tuple[Step, ...], str]] = {
-    "everything is admitted while closed": ((admitted(0.0), admitted(0.0), admitted(0.0)), "closed"),
-    "failures below the bound leave it closed": ((fails(1, 0.0), fails(2, 0.0), admitted(0.0)), "closed"),
-    "failures of one event count once": (tuple(fails(1, 0.0) for _ in range(9)), "closed"),
-    "failures of different events open it": ((fails(1, 0.0), fails(2, 0.0), fails(3, 0.0)), "open"),
-    "a delivery between failures begins the count anew": (
-        (fails(1, 0.0), fails(2, 0.0), works, fails(3, 0.0), fails(4, 0.0)),
-        "closed",
-    ),
-    "a destination that is down opens it at once": (OPENED, "open"),
-    "nothing is admitted before the probe": ((*OPENED, waits(10.0, 1.0), waits(10.75, 0.25)), "open"),
-    "the first to ask then is the probe": (PROBING, "half-open"),
-    "one probe at a time": ((*PROBING, waits(11.0, 1.0), waits(99.0, 1.0)), "half-open"),
-    "a probe that was not needed is for the next": ((*PROBING, unused, admitted(11.0), waits(11.0, 1.0)), "half-open"),
-    "a probe that is delivered closes it": ((*PROBING, works, admitted(11.0), admitted(11.0)), "closed"),
-    "a probe that fails opens it for twice as long": ((*PROBING, fails(1, 11.5), waits(11.5, 2.0)), "open"),
-    "the distance doubles up to its bound": (
-        (*PROBING, fails(1, 12.0), admitted(14.0), fails(1, 14.0), admitted(18.0), fails(1, 18.0), waits(18.0, 4.0)),
-        "open",
-    ),
-    "a delivery brings the distance back": (
-        (*PROBING, fails(1, 12.0), admitted(14.0), works, fails(2, 20.0, at_once=True), waits(20.0, 1.0)),
-        "open",
-    ),
-    "what was under way when it opened moves nothing": (
-        (*OPENED, fails(2, 10.5), fails(3, 10.9, at_once=True), waits(10.9, 0.1), admitted(11.0)),
-        "half-open",
-    ),
-    "a destination that asks for time gets it": (
-        (fails(1, 10.0, at_once=True, retry_after=30.0), waits(39.0, 1.0), admitted(40.0)),
-        "half-open",
-    ),
-    "less time than its own distance is not given": (
-        (fails(1, 10.0, at_once=True, retry_after=0.1), waits(10.5, 0.5)),
-        "open",
-    ),
-    "a late delivery closes it too": ((*OPENED, works, admitted(10.0)), "closed"),
-}
-
-
-@pytest.mark.parametrize(("steps", "state"), CIRCUITS.values(), ids=CIRCUITS.keys())
-def test_circuit(steps: tuple[Step, ...], state: str) -> None:
-    circuit = Circuit(THREE)
-    for step in steps:
-        step(circuit)
-    assert circuit.state == state
-
-
-def test_circuit_keeps_the_last_reason_for_people() -> None:
-    circuit = Circuit(THREE)
-    circuit.failed(1, "first\nline", 0.0, at_once=False)
-    assert circuit.last_error == "first line"

@@ -1,0 +1,164 @@
+"""A destination that asks for less, is gone, is down for days, or has one part in trouble: nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from uuid import UUID
+
+from outbox_relay.admin import pause, resume, status, why
+from outbox_relay.circuit import CircuitPolicy
+from outbox_relay.event import Event
+from outbox_relay.policy import DELIVERED, Attempt, Failed, Unavailable, Verdict
+from outbox_relay.sinks.memory import MemorySink
+from tests.integration.test_relay import Late, delivered, emit, fails, has, ids, in_order, query
+from tests.support.database import Database
+from tests.support.rig import running, spec
+from tests.support.wait import auntil
+
+TOPIC = "topic orders"
+
+
+async def test_one_that_asks_for_less_is_left_alone_at_once_and_then_gets_half(database: Database) -> None:
+    refuses = True
+    under_way = most = 0
+
+    async def script(_event: Event, _attempt: int) -> Verdict:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await asyncio.sleep(0)
+        under_way -= 1
+        return Unavailable("slow down", 429, 0.2, throttled=True) if refuses else DELIVERED
+
+    sink = MemorySink(script, keeps_order=False, max_in_flight=8)
+    async with running(database.dsn, (spec("s"), sink)) as rig:
+        await rig.owns_all()
+        wanted = emit(database, [None] * 40)
+        await auntil(lambda: _is(rig.relays[0].circuit == "open"), seconds=10, what="the circuit opens")
+        asked = len(sink.attempts)
+        assert asked <= 8
+        refuses, most = False, 0
+        await delivered(sink, wanted)
+        await rig.settled()
+        assert 1 <= most <= 8
+    assert query(database, "select count(*) from outbox.delivery") == [(0,)]
+
+
+async def test_one_that_is_gone_is_paused_with_its_reason_and_nothing_is_lost(database: Database) -> None:
+    late = Late()
+    sink = MemorySink(late, keeps_order=False)
+    late.script = fails(99, None, Unavailable("410 Gone", 410, gone=True))
+    async with running(database.dsn, (spec("s"), sink), lease_seconds=3) as rig:
+        wanted = emit(database, ["a", "a", "b", None])
+        await has(database, "select 1 from outbox.sink where paused and paused_reason = '410 Gone'")
+        await has(database, "select 1 from outbox.shard where owner is not null having count(*) = 0")
+        found = (await status(rig.store))["sinks"]["s"]
+        assert (found["paused"], found["paused_reason"], found["backlog"]) == (True, "410 Gone", 4)
+        asked = len(sink.attempts)
+        more = emit(database, ["c"])
+        late.script = None
+        assert await resume(rig.store, "s")
+        await delivered(sink, [*wanted, *more])
+        await rig.settled()
+        assert (await status(rig.store))["sinks"]["s"]["paused_reason"] is None
+    assert asked <= 4
+    assert in_order(sink.delivered)
+    assert query(database, "select count(*) from outbox.delivery") == [(0,)]
+
+
+async def test_one_that_is_down_for_too_long_is_paused_and_resumed_it_gets_its_whole_time_again(
+    database: Database,
+) -> None:
+    late = Late()
+    sink = MemorySink(late)
+    late.script = fails(999, None, Unavailable("connection refused"))
+    circuit = CircuitPolicy(open_after=1, probe_seconds=0.05, probe_max_seconds=0.05, pause_after_seconds=10)
+    async with running(database.dsn, (spec("s", circuit=circuit), sink), lease_seconds=3) as rig:
+        wanted = emit(database, ["a"])
+        await has(database, "select 1 from outbox.sink where circuit_since is not null and not paused")
+        query(database, "update outbox.sink set circuit_since = now() - interval '2 hours' returning 1")
+        [(reason,)] = await has(database, "select paused_reason from outbox.sink where paused")
+        assert reason == "the destination was down for 10 seconds: connection refused"
+        assert await resume(rig.store, "s")
+        assert query(database, "select paused, paused_reason, circuit_since is null from outbox.sink") != [
+            (True, reason, False)
+        ]
+        late.script = None
+        await delivered(sink, wanted)
+
+
+async def test_a_person_who_pauses_is_not_given_a_reason_of_ours(database: Database) -> None:
+    async with running(database.dsn, (spec("s"), MemorySink())) as rig:
+        assert await pause(rig.store, "s")
+        assert query(database, "select paused, paused_reason from outbox.sink") == [(True, None)]
+
+
+def _trouble(event: Event, _attempt: int) -> Verdict:
+    """Events of the topic with trouble wait; all others are delivered."""
+    if event.key is not None and event.key.startswith("orders"):
+        return Unavailable("topic orders: unknown topic", None, 0.05, part=TOPIC)
+    return DELIVERED
+
+
+async def test_trouble_of_one_part_makes_rows_without_attempts_and_the_others_flow(database: Database) -> None:
+    late = Late()
+    late.script = _trouble
+    sink = MemorySink(late)
+    async with running(database.dsn, (spec("s"), sink)) as rig:
+        wanted = emit(database, [f"{'orders' if n % 2 else 'users'}-{n % 6}" for n in range(60)])
+        await delivered(sink, wanted[::2])
+        await has(database, "select 1 from outbox.delivery having count(*) = 30")
+        assert query(database, "select distinct attempts from outbox.delivery") == [(0,)]
+        await has(database, "select 1 from outbox.sink where circuit = 'closed' and last_error like 'topic orders:%%'")
+        late.script = None
+        await delivered(sink, wanted)
+        await rig.settled()
+    assert sorted(ids(sink)) == wanted
+    assert in_order(sink.delivered)
+
+
+async def test_when_enough_rows_stand_for_a_part_the_position_stands_still_and_status_says_why(
+    database: Database,
+) -> None:
+    late = Late()
+    late.script = _trouble
+    sink = MemorySink(late)
+    sink.max_batch = 20
+    async with running(database.dsn, (spec("s", parked_max=40), sink)) as rig:
+        wanted = emit(database, [f"orders-{n}" for n in range(400)])
+        [(error,)] = await has(database, "select last_error from outbox.sink where last_error like '%%no more%%'")
+        assert error.startswith("topic orders: unknown topic; ")
+        [(rows,)] = query(database, "select count(*) from outbox.delivery")
+        assert 40 <= rows <= 40 + sink.max_in_flight * sink.max_batch
+        assert (await status(rig.store))["sinks"]["s"]["backlog"] == 400
+        late.script = None
+        await delivered(sink, wanted)
+        await rig.settled()
+    assert sorted(ids(sink)) == wanted
+
+
+async def test_the_last_attempt_is_kept_with_its_row_and_why_shows_it(database: Database) -> None:
+    kept = Attempt("http_500", 0.25, "oops \x00\ud800 \x1b[31m", (("connect", 0.01),))
+    for keeps_order in (True, False):
+        late = Late()
+        sink = MemorySink(late, keeps_order=keeps_order)
+        name = f"s{int(keeps_order)}"
+        late.script = fails(99, None, Failed("status 500", 500, None, kept))
+        async with running(database.dsn, (spec(name), sink)) as rig:
+            [wanted] = emit(database, ["a"])
+            for minimum in (1, 2, 5):
+                sql = "select uid from outbox.delivery where sink = %s and id = %s and attempts >= %s"
+                [(uid,)] = await has(database, sql, name, wanted, minimum)
+                found = (await why(rig.store, UUID(str(uid))))["sinks"][name]["last_attempt"]
+                ago = found.pop("seconds_ago")
+                assert 0 <= ago < 30
+                assert found == {
+                    "code": "http_500",
+                    "seconds": 0.25,
+                    "answer": "oops     [31m",
+                    "steps": {"connect": 0.01},
+                }
+
+
+async def _is(fact: bool) -> bool:
+    return fact
