@@ -1,33 +1,5 @@
-"""Free TCP ports on the loopback address for servers that a test starts."""
+"""Free TCP ports, as the product chooses them for what it starts itself."""
 
-import random
-import socket
+from outbox_relay.embedded.ports import LOOPBACK, answers, free_port
 
-LOOPBACK = "127.0.0.1"
-# Below the range from which systems take the ports of outgoing connections, so that a server which restarts finds its
-# port still free.
-FIRST, LAST = 20_000, 32_000
-TRIES = 100
-
-
-def free_port() -> int:
-    """A port of the loopback address on which nothing listens now; raises RuntimeError if none was found."""
-    for _ in range(TRIES):
-        port = random.randint(FIRST, LAST)
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((LOOPBACK, port))
-            except OSError:
-                continue
-            return port
-    raise RuntimeError(f"no free port between {FIRST} and {LAST} in {TRIES} tries: is something using them all?")
-
-
-def answers(port: int) -> bool:
-    """Does something accept connections on this port of the loopback address?"""
-    try:
-        socket.create_connection((LOOPBACK, port), timeout=1).close()
-    except OSError:
-        return False
-    return True
+__all__ = ["LOOPBACK", "answers", "free_port"]

@@ -1,4 +1,4 @@
-"""Writers that emit as applications do, and the oracle that compares what they committed with what arrived.
+"""Writers that emit as applications do; what they committed is compared with what arrived.
 
 Every key has a row that counts its events. A writer locks the rows of some keys, raises their counts and emits one
 event per key with its count, all in one transaction. So what is committed is known from the counts, whatever became
@@ -11,13 +11,14 @@ import json
 import random
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import psycopg
 
 from outbox_relay import outbox
+from outbox_relay.demo.oracle import Account as Report
+from outbox_relay.demo.oracle import Arrivals
 
 TABLE = """create table if not exists shop_count (key text primary key, n bigint not null default 0);
 insert into shop_count (key) select 'key-' || g from generate_series(0, %s - 1) g on conflict do nothing"""
@@ -112,41 +113,10 @@ class Writers:
                 raise psycopg.Rollback
 
 
-@dataclass(frozen=True)
-class Report:
-    """What arrived against what was committed."""
-
-    committed: int
-    arrived: int
-    lost: int
-    phantom: int
-    reordered: int
-    duplicates: int
-
-    @property
-    def sound(self) -> bool:
-        """Nothing lost, nothing made up, every key in order at first delivery."""
-        return not (self.lost or self.phantom or self.reordered)
-
-
 def compare(committed: dict[str, int], values: Iterable[bytes]) -> Report:
     """Judge the payloads that arrived, in the order in which they arrived per key."""
-    seen: Counter[tuple[str, int]] = Counter()
-    newest: dict[str, int] = {}
-    reordered = 0
+    arrivals = Arrivals()
     for value in values:
         event = json.loads(value)
-        key, n = event["key"], event["n"]
-        seen[key, n] += 1
-        if seen[key, n] == 1:
-            reordered += n < newest.get(key, 0)
-            newest[key] = max(n, newest.get(key, 0))
-    expected = {(key, n) for key, most in committed.items() for n in range(1, most + 1)}
-    return Report(
-        committed=len(expected),
-        arrived=seen.total(),
-        lost=len(expected - seen.keys()),
-        phantom=len(seen.keys() - expected),
-        reordered=reordered,
-        duplicates=seen.total() - len(seen),
-    )
+        arrivals.add(event["key"], event["n"])
+    return arrivals.account({(key, n, "") for key, most in committed.items() for n in range(1, most + 1)})

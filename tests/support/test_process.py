@@ -1,4 +1,4 @@
-"""A server of the tests ends with them, however they end."""
+"""A server that is started here ends with the process that started it, however that ends."""
 
 import os
 import signal
@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.account import CURRENT
-from tests.support.process import ServerProcess
+from outbox_relay.embedded.account import CURRENT
+from outbox_relay.embedded.process import ServerProcess
 from tests.support.wait import until
 
 LEAVE_A_SERVER = """
 import os
 from pathlib import Path
-from tests.support.account import CURRENT
-from tests.support.process import ServerProcess
+from outbox_relay.embedded.account import CURRENT
+from outbox_relay.embedded.process import ServerProcess
 
 directory = Path({directory!r})
 server = ServerProcess(["sleep", "300"], directory=directory, log=directory / "log", account=CURRENT)

