@@ -43,6 +43,8 @@ HEALTH_BYTES = 1 << 20
 """Longest answer of a running relay that is read."""
 PAYLOAD_BYTES = 64 << 20
 """Largest payload that is read for an emit."""
+LOAD_SECONDS, LOAD_LEAST, LOAD_MOST = 20, 2, 600
+"""How long the demo emits events, in seconds: by default, at least, at most."""
 
 _SECRETS = re.compile(r"(?<=://)\S*@|(?<=password=)('[^']*'?|\S+)", re.IGNORECASE)
 
@@ -78,7 +80,7 @@ def _run(argv: Sequence[str]) -> int:
         if (error.name or "").startswith("outbox_relay"):
             raise
         reason = str(error).partition("\n")[0]
-        _say(f"outbox-relay {arguments.command} needs pip install 'outbox-relay[relay]' ({reason})")
+        _say(f"outbox-relay {arguments.command} needs pip install 'outbox-relay[{arguments.extra}]' ({reason})")
         return USAGE
 
 
@@ -118,10 +120,11 @@ def _parser() -> _Parser:
     parser.add_argument("--version", action="version", version=f"outbox-relay {__version__}")
     _add_config(parser)
     _add_dsn(parser)
-    parser.set_defaults(config=None, dsn=None)
+    parser.set_defaults(config=None, dsn=None, extra="relay")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     _add_schema_commands(commands)
     _add_service_commands(commands)
+    _add_demo(commands)
     _add_question_commands(commands)
     _add_emit(commands)
     return parser
@@ -157,6 +160,7 @@ def _add_schema_commands(commands: Any) -> None:
     migrate.add_argument("--sql", action="store_true", help="print the SQL instead of running it")
     for option, who in (("--grant-emit", "a role of an application"), ("--grant-relay", "the role of the relay")):
         migrate.add_argument(option, metavar="ROLE", action="append", default=[], help=f"grant {who} what it needs")
+    migrate.add_argument("--debezium", action="store_true", help="make outbox.adopt_debezium too (docs/debezium.md)")
 
     text = "after a restore into another cluster: make the log's numbers this server's; while no relay runs"
     _command(commands, "rebase", _rebase, text)
@@ -167,6 +171,17 @@ def _add_service_commands(commands: Any) -> None:
     check.add_argument("--online", action="store_true", help="ask the database and every sink too")
     _command(commands, "run", _serve, "relay in the foreground, until SIGTERM or SIGINT")
     _command(commands, "health", _health, "ask the running relay whether it is ready", dsn=False)
+
+
+def _add_demo(commands: Any) -> None:
+    text = "see it work: database, broker, receiver, relays and load on this machine, nothing installed, nothing left"
+    demo: argparse.ArgumentParser = commands.add_parser("demo", help=text, description=text, allow_abbrev=False)
+    demo.add_argument(
+        "--seconds", type=_load_seconds, default=LOAD_SECONDS, metavar="N",
+        help=f"how long events are emitted, {LOAD_LEAST} to {LOAD_MOST}; default: {LOAD_SECONDS}",
+    )  # fmt: skip
+    demo.add_argument("--json", action="store_true", help="print the report as JSON")
+    demo.set_defaults(do=_demo, extra="demo")
 
 
 def _add_question_commands(commands: Any) -> None:
@@ -228,6 +243,13 @@ def _number_of_seconds(value: str) -> float:
     return seconds
 
 
+def _load_seconds(value: str) -> float:
+    seconds = _number_of_seconds(value)
+    if not LOAD_LEAST <= seconds <= LOAD_MOST:
+        raise argparse.ArgumentTypeError(f"should be a number of seconds, {LOAD_LEAST} to {LOAD_MOST}")
+    return seconds
+
+
 # -- schema and service -----------------------------------------------------------------------------------------
 
 
@@ -242,9 +264,9 @@ def _migrate(arguments: argparse.Namespace) -> int:
 
     grants = {"grant_emit": arguments.grant_emit, "grant_relay": arguments.grant_relay}
     if arguments.sql:
-        print(migrate.script(**grants), end="")
+        print(migrate.script(**grants, debezium=arguments.debezium), end="")
         return DONE
-    print(migrate.migrate(_owner_dsn(arguments), **grants))
+    print(migrate.migrate(_owner_dsn(arguments), **grants, debezium=arguments.debezium))
     return DONE
 
 
@@ -264,15 +286,16 @@ def _rebase(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    from outbox_relay import app, settings
+    from outbox_relay import app, settings, webhooks
 
     loaded = _settings(arguments)
-    warnings = [*settings.warnings(loaded), *app.unserved(loaded)]
+    warnings = settings.warnings(loaded)
     problems: list[str] = []
     if arguments.online:
         _keep_libraries_quiet()
         problems = asyncio.run(app.check_online(loaded))
     else:
+        warnings += webhooks.unreadable(loaded)
         try:
             loaded.database.require_dsn()
         except Misconfigured as error:
@@ -330,6 +353,14 @@ def _get(host: str, port: int, path: str) -> tuple[int, str]:
     finally:
         connection.close()
     return answer.status, body.decode(errors="replace").rstrip("\n")
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from outbox_relay.demo import story
+
+    report = story.run(arguments.seconds)
+    print(json.dumps(report.json()) if arguments.json else report.text())
+    return DONE if report.sound else FAILED
 
 
 # -- questions and switches -------------------------------------------------------------------------------------

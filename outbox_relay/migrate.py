@@ -3,6 +3,8 @@
 A migration is a file ``NNNN_name.sql`` in ``schema/``. All that are missing are applied in one transaction under an
 advisory lock, so that a database has the schema of one version or of the other. The first lines of a migration may say
 ``-- min_relay: N``: relays made for a schema older than N cannot work on it. Without that they can.
+
+``debezium.sql`` is no migration: functions for whoever comes from Debezium, made anew whenever they are asked for.
 """
 
 from __future__ import annotations
@@ -26,6 +28,9 @@ LOCK: Final = (1869967971, 3)
 LOCK_SECONDS: Final = 5
 """Longest wait for that lock, and for every other lock that a migration needs."""
 CONNECT_SECONDS: Final = 10
+
+DEBEZIUM: Final = "debezium.sql"
+"""The file of the functions that adopt an outbox table of Debezium's."""
 
 _FILE = re.compile(r"(\d{4})_\w+\.sql")
 _MIN_RELAY = re.compile(r"^-- min_relay: (\d+)$", re.MULTILINE)
@@ -52,12 +57,14 @@ class Outcome:
     after: int
     applied: tuple[str, ...] = ()
     granted: tuple[str, ...] = ()
+    debezium: bool = False
     notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """A line for people, and one for each note."""
         grants = "; granted " + ", ".join(self.granted) if self.granted else ""
-        return "\n".join((self._happened() + grants, *self.notes))
+        debezium = "; outbox.adopt_debezium is there" if self.debezium else ""
+        return "\n".join((self._happened() + grants + debezium, *self.notes))
 
     def _happened(self) -> str:
         steps = ", ".join(self.applied)
@@ -67,7 +74,8 @@ class Outcome:
                 "which works on it: nothing was changed"
             )
         if not steps:
-            return f"schema outbox has version {self.after}" + ("" if self.granted else ": nothing to do")
+            done = self.granted or self.debezium
+            return f"schema outbox has version {self.after}" + ("" if done else ": nothing to do")
         if self.before == 0:
             return f"schema outbox was created with version {self.after} ({steps})"
         return f"schema outbox was brought from version {self.before} to {self.after} ({steps})"
@@ -105,13 +113,19 @@ def fit(schema_version: int | None, min_relay: int | None, *, ours: int = SCHEMA
 
 
 def migrate(
-    dsn: str, *, grant_emit: Iterable[str] = (), grant_relay: Iterable[str] = (), folder: Path = SCHEMA_FOLDER
+    dsn: str,
+    *,
+    grant_emit: Iterable[str] = (),
+    grant_relay: Iterable[str] = (),
+    debezium: bool = False,
+    folder: Path = SCHEMA_FOLDER,
 ) -> Outcome:
     """Create the schema or bring it to the newest version in ``folder``, and grant roles what they need.
 
-    All in one transaction, and nothing at all on a schema that is newer. Roles that were granted before are granted
-    again whenever something was applied. Raises ``Unusable`` for what must be mended first, rights and roles among
-    them, and ``DatabaseLost`` when the database cannot be asked or somebody holds a lock for too long.
+    With ``debezium`` the functions that adopt an outbox table of Debezium's are made, or made anew. All in one
+    transaction, and nothing at all on a schema that is newer. Roles that were granted before are granted again whenever
+    something was applied. Raises ``Unusable`` for what must be mended first, rights and roles among them, and
+    ``DatabaseLost`` when the database cannot be asked or somebody holds a lock for too long.
     """
     steps = migrations(folder)
     grants = _grants(grant_emit, grant_relay)
@@ -121,7 +135,7 @@ def migrate(
             connection.add_notice_handler(lambda notice: _note(notice, notes))
             try:
                 with connection.transaction():
-                    return _apply(connection, steps, grants, folder, notes)
+                    return _apply(connection, steps, grants, debezium, folder, notes)
             except errors.LockNotAvailable:
                 raise DatabaseLost(_locked(connection)) from None
     except psycopg.Error as error:
@@ -129,7 +143,12 @@ def migrate(
 
 
 def script(
-    grant_emit: Iterable[str] = (), grant_relay: Iterable[str] = (), *, have: int = 0, folder: Path = SCHEMA_FOLDER
+    grant_emit: Iterable[str] = (),
+    grant_relay: Iterable[str] = (),
+    *,
+    debezium: bool = False,
+    have: int = 0,
+    folder: Path = SCHEMA_FOLDER,
 ) -> str:
     """The SQL that ``migrate`` runs on a schema of version ``have``, for whoever applies it with other tools.
 
@@ -144,6 +163,7 @@ def script(
             _BEFORE,
             *(_step(step) for step in steps),
             *(_record(kind, role) for kind, role in grants),
+            *((folder / name).read_text(encoding="utf-8") for name in (DEBEZIUM,) if debezium),
             (folder / "grants.sql").read_text(encoding="utf-8"),
             _AFTER,
         )
@@ -241,6 +261,7 @@ def _apply(
     connection: psycopg.Connection[tuple[Any, ...]],
     steps: Sequence[Migration],
     grants: Sequence[tuple[str, str]],
+    debezium: bool,
     folder: Path,
     notes: list[str],
 ) -> Outcome:
@@ -250,21 +271,25 @@ def _apply(
     if before > newest:
         if problem := fit(before, min_relay, ours=newest):
             raise Unusable(problem)
-        lost = tuple(f"not granted, which needs the newer outbox-relay: {kind} to {role}" for kind, role in grants)
-        return Outcome(before, before, notes=lost)
+        lost = [f"not granted, which needs the newer outbox-relay: {kind} to {role}" for kind, role in grants]
+        if debezium:
+            lost.append("not made, which needs the newer outbox-relay: outbox.adopt_debezium")
+        return Outcome(before, before, notes=tuple(lost))
     missing = [step for step in steps if step.version > before]
     for step in missing:
         connection.execute(_step(step).encode())
     for kind, role in grants:
         _recorded(connection, kind, role)
-    if not (missing or grants):
+    if not (missing or grants or debezium):
         return Outcome(before, before)
+    if debezium:
+        connection.execute((folder / DEBEZIUM).read_bytes())
     connection.execute((folder / "grants.sql").read_bytes())
     recorded = connection.execute(
         "select kind, role_name::text from outbox.grantee order by kind, role_name"
     ).fetchall()
     granted = tuple(f"{kind} to {role}" for kind, role in recorded if missing or (kind, role) in grants)
-    return Outcome(before, newest, tuple(step.name for step in missing), granted, tuple(notes))
+    return Outcome(before, newest, tuple(step.name for step in missing), granted, debezium, tuple(notes))
 
 
 def _found(connection: psycopg.Connection[tuple[Any, ...]]) -> tuple[int, int]:

@@ -36,6 +36,7 @@ begin
         for what in
             select p.oid::regprocedure from pg_proc p
              where p.pronamespace = 'outbox'::regnamespace and p.proname not in ('emit', 'emit_raw', 'rebase')
+               and p.proname !~ 'debezium'
         loop
             execute format('grant execute on function %s to %I', what, grantee.role_name);
         end loop;

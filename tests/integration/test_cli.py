@@ -16,10 +16,10 @@ from uuid import UUID, uuid4
 import pytest
 from psycopg.conninfo import make_conninfo
 
+from outbox_relay.embedded.ports import free_port
 from tests.support.command import Ended, inside, outbox_relay
 from tests.support.database import Database
 from tests.support.kafka import KafkaBroker
-from tests.support.ports import free_port
 from tests.support.postgres import PostgresServer
 from tests.support.service import RelayService
 from tests.support.wait import until

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from outbox_relay import __version__, cli
+from outbox_relay.embedded.ports import free_port
 from tests.support.command import inside, outbox_relay
-from tests.support.ports import free_port
 
 DATABASE_COMMANDS: list[tuple[str, ...]] = [
     ("status",),
@@ -53,7 +53,7 @@ def test_version_is_data() -> None:
 def test_help_names_every_command() -> None:
     ended = outbox_relay("--help")
     assert ended.code == 0
-    for name in ("migrate", "rebase", "check", "run", "status", "why", "pause", "resume", "emit", "health"):
+    for name in ("migrate", "rebase", "check", "run", "status", "why", "pause", "resume", "emit", "health", "demo"):
         assert name in ended.out
 
 

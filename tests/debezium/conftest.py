@@ -1,0 +1,46 @@
+"""One PostgreSQL server with logical decoding and one Kafka Connect worker for the tests of this directory.
+
+Tests with the marker `debezium` run when they are asked for: `make debezium-test`.
+"""
+
+from collections.abc import Generator
+
+import pytest
+
+from tests.support.connect import ConnectWorker
+from tests.support.kafka import KafkaBroker
+from tests.support.kafka.jars import NoKafka
+from tests.support.postgres import PostgresServer
+
+SLOTS = 16
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is marked `debezium`, unless `-m` names it."""
+    if "debezium" in config.option.markexpr:
+        return
+    left_out = [item for item in items if item.get_closest_marker("debezium")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+
+
+@pytest.fixture(scope="package")
+def logical() -> Generator[PostgresServer]:
+    """A server with logical decoding."""
+    settings = {"wal_level": "logical", "max_replication_slots": SLOTS, "max_wal_senders": SLOTS}
+    with PostgresServer(settings) as server:
+        yield server
+
+
+@pytest.fixture(scope="package")
+def worker(kafka: KafkaBroker) -> Generator[ConnectWorker]:
+    """A worker beside the run's broker; without Java, Maven or Apache Kafka the test is skipped."""
+    if not kafka.real:
+        pytest.skip("needs Apache Kafka, and this is the substitute")
+    try:
+        new = ConnectWorker(kafka.bootstrap)
+    except NoKafka as reason:
+        pytest.skip(str(reason))
+    with new as running:
+        yield running

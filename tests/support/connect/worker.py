@@ -1,0 +1,149 @@
+"""One Kafka Connect worker (ConnectStandalone) in a temporary directory, with the jars of Debezium's connector."""
+
+import json
+import shutil
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from outbox_relay.embedded import ports
+from outbox_relay.embedded.account import CURRENT
+from outbox_relay.embedded.process import ServerProcess
+from tests.support.kafka.jars import jars
+from tests.support.wait import until
+
+POM = Path(__file__).with_name("pom.xml")
+START_SECONDS = 90
+STOP_SECONDS = 20
+REST_SECONDS = 30
+JAVA = (
+    "java", "-XX:-UsePerfData", "-Xmx768m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
+    "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
+)  # fmt: skip
+
+
+class ConnectWorker:
+    """A worker on a free port of the loopback address; connectors are given to it while it runs.
+
+    Its own converters are Connect's defaults. As a context manager it is started, and removed at the end. Raises
+    :class:`tests.support.kafka.jars.NoKafka` where Java or Maven is missing.
+    """
+
+    def __init__(self, bootstrap: str) -> None:
+        self._libraries = jars(POM)
+        self._bootstrap = bootstrap
+        self._port = ports.free_port()
+        self._process: ServerProcess | None = None
+        self.directory = Path(tempfile.mkdtemp(prefix="outbox-connect-"))
+        self.log = self.directory / "connect.log"
+
+    def __enter__(self) -> Self:
+        properties = self.directory / "worker.properties"
+        properties.write_text(
+            f"bootstrap.servers={self._bootstrap}\n"
+            f"listeners=http://{ports.LOOPBACK}:{self._port}\n"
+            f"offset.storage.file.filename={self.directory}/offsets\n"
+            "offset.flush.interval.ms=200\n"
+            "key.converter=org.apache.kafka.connect.json.JsonConverter\n"
+            "value.converter=org.apache.kafka.connect.json.JsonConverter\n"
+        )
+        command = [
+            *JAVA, "-cp", f"{self._libraries}/*", "org.apache.kafka.connect.cli.ConnectStandalone", str(properties),
+        ]  # fmt: skip
+        self._process = ServerProcess(
+            command, directory=self.directory, log=self.log, account=CURRENT, on_orphan="KILL"
+        )
+        try:
+            until(self._is_up, seconds=START_SECONDS, what="Kafka Connect answers")
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the worker and remove its directory."""
+        if self._process is not None:
+            self._process.end(seconds=STOP_SECONDS)
+            self._process = None
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def connect(self, name: str, config: Mapping[str, str]) -> None:
+        """Make a connector, or give it another configuration, and wait until its task runs."""
+        self.ask("PUT", f"/connectors/{name}/config", config)
+        self.await_state(name, "RUNNING")
+
+    def stop(self, name: str) -> None:
+        """Stop a connector; it keeps its place."""
+        self.ask("PUT", f"/connectors/{name}/stop")
+        self.await_state(name, "STOPPED")
+
+    def resume(self, name: str) -> None:
+        """Let a stopped connector go on."""
+        self.ask("PUT", f"/connectors/{name}/resume")
+        self.await_state(name, "RUNNING")
+
+    def remove(self, name: str) -> None:
+        """Remove a connector; its replication slot stays."""
+        self.ask("DELETE", f"/connectors/{name}")
+
+    def config(self, name: str) -> Mapping[str, str]:
+        """A connector's configuration, as the worker tells it."""
+        return self.ask("GET", f"/connectors/{name}/config")
+
+    def await_state(self, name: str, state: str) -> None:
+        """Wait until a connector and its task, if it has one, are in a state. Raises AssertionError if one failed."""
+
+        def is_so() -> bool:
+            found = self.ask("GET", f"/connectors/{name}/status")
+            parts = [found["connector"], *found["tasks"]]
+            assert all(part["state"] != "FAILED" for part in parts), f"{name}: {self.words()}"
+            return all(part["state"] == state for part in parts) and (len(parts) == 2) == (state == "RUNNING")
+
+        until(is_so, seconds=START_SECONDS, what=f"connector {name} is {state}")
+
+    def ask(self, method: str, path: str, body: object = None) -> Any:
+        """The worker's answer, from JSON; none for an empty one. A state that is not there yet is waited for."""
+        answer: list[Any] = []
+
+        def is_answered() -> bool:
+            request = urllib.request.Request(
+                f"http://{ports.LOOPBACK}:{self._port}{path}",
+                method=method,
+                data=None if body is None else json.dumps(body).encode(),
+                headers={"content-type": "application/json"},
+            )
+            try:
+                with urllib.request.urlopen(request, timeout=REST_SECONDS) as found:  # noqa: S310 - our own worker
+                    text = found.read()
+            except urllib.error.HTTPError as error:
+                with error:
+                    if error.code in (404, 409):
+                        return False
+                    raise AssertionError(f"{method} {path}: {error.read().decode()}") from None
+            answer.append(json.loads(text) if text else None)
+            return True
+
+        until(is_answered, seconds=START_SECONDS, what=f"{method} {path} is answered")
+        return answer[0]
+
+    def words(self) -> str:
+        """The end of the worker's log."""
+        return self.log.read_text()[-6000:]
+
+    def _is_up(self) -> bool:
+        if self._process is None or not self._process.alive:
+            raise RuntimeError(f"Kafka Connect ended while it started: {self.words()}")
+        try:
+            with urllib.request.urlopen(f"http://{ports.LOOPBACK}:{self._port}/", timeout=2):
+                return True
+        except OSError:
+            return False
