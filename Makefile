@@ -13,11 +13,14 @@ PYTEST_ARGS ?=
 
 READY := $(VENV)/.ready
 LOCK_HEADER := \# Exact versions of everything that tests and checks use, for every Python from 3.11 on.\n\# Made by `make lock` from pyproject.toml; do not edit.
+LOCK_RELAY_HEADER := \# What the image runs: the extra `relay`, in the versions that requirements.lock has.\n\# Made by `make lock`; do not edit.
+LOCK_BUILD_HEADER := \# What builds the wheel inside the image, in the versions that requirements.lock has.\n\# Made by `make lock`; do not edit.
+LOCK := .cache/lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header
 
-.PHONY: help venv kafka test demo proof bench check format lock build clean
+.PHONY: help venv kafka kafka-proof test demo proof bench check format lock debezium-test image image-test build clean
 
 help: ## this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
 
 venv: $(READY) ## .venv with the locked versions and this project, editable
 
@@ -34,11 +37,12 @@ kafka: $(READY) ## the jars of Apache Kafka into .cache, once; says so where Jav
 test: $(READY) kafka ## all tests; PG=15 takes Debian's PostgreSQL 15, PYTEST_ARGS goes to pytest
 	OUTBOX_TEST_PG=$(PG) $(BIN)/python -m pytest $(PYTEST_ARGS)
 
-demo: $(READY) ## the main job on embedded parts: database, broker, writers, relays, one killed; half a minute
-	$(BIN)/python -m tests.demo
+demo: $(READY) ## everything on this machine: database, broker, receiver, shop, two relays, one killed; half a minute
+	$(BIN)/outbox-relay demo
 
-proof: $(READY) kafka ## the main job with 200,000 events, its counts printed; two minutes
+proof: $(READY) kafka ## the main job with 200,000 events, then Kafka and a webhook at once with 20,000; counts are printed
 	OUTBOX_TEST_EVENTS=200000 $(BIN)/python -m pytest -s tests/integration/test_main_job.py
+	OUTBOX_TEST_BOTH_EVENTS=20000 $(BIN)/python -m pytest -s tests/integration/test_both_sinks.py
 
 bench: $(READY) kafka ## how fast a backlog drains to Kafka, beside the bare loop
 	$(BIN)/python -m tests.bench.drain
@@ -53,12 +57,24 @@ format: $(READY) ## mend what can be mended: format and lint fixes
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-lock: ## requirements.lock anew, with today's versions
+lock: ## the lock files anew, with today's versions
 	$(PYTHON) -m venv .cache/lock
 	.cache/lock/bin/python -m pip install --quiet uv
-	.cache/lock/bin/uv pip compile --quiet --universal --upgrade --python-version 3.11 --generate-hashes --no-header \
-		--extra demo --group dev --output-file requirements.lock pyproject.toml
+	$(LOCK) --upgrade --extra demo --group dev --output-file requirements.lock pyproject.toml
+	$(LOCK) --constraint requirements.lock --extra relay --output-file requirements-relay.lock pyproject.toml
+	$(LOCK) --constraint requirements.lock --group build --output-file requirements-build.lock
 	sed -i '1i $(LOCK_HEADER)' requirements.lock
+	sed -i '1i $(LOCK_RELAY_HEADER)' requirements-relay.lock
+	sed -i '1i $(LOCK_BUILD_HEADER)' requirements-build.lock
+
+debezium-test: $(READY) kafka ## records and docs/debezium.md beside a real Debezium connector; needs Java and Maven
+	$(BIN)/python -m pytest -m debezium tests/debezium $(PYTEST_ARGS)
+
+image: $(READY) ## the image without an engine, into .cache; needs root, and buildah and debootstrap of Debian
+	.ci/image
+
+image-test: image kafka ## migrate, check, run and a shop from the image
+	$(BIN)/python -m pytest -m image tests/packaging $(PYTEST_ARGS)
 
 build: $(READY) ## wheel and source archive into dist
 	$(BIN)/python -m build --no-isolation --outdir dist

@@ -23,11 +23,15 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests by the servers that their fixtures start."""
+    """Mark tests by the servers that their fixtures start.
+
+    Where several processes share the tests, a file stays in one, and one has all that need a broker.
+    """
     for item in items:
         for fixture in getattr(item, "fixturenames", ()):
             if marker := MARKERS.get(fixture):
                 item.add_marker(marker)
+        item.add_marker(pytest.mark.xdist_group("kafka" if item.get_closest_marker("kafka") else item.path.name))
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,49 @@
+# outbox-relay as an image: it runs as a user that is not root, writes nothing to its own file system, and reads
+# /etc/outbox-relay/relay.toml, which is mounted into it. docs/deploying.md shows how.
+#
+# The base's name moves with fixes of Python 3.11 and of Debian. Whoever wants it fixed names its digest at the build:
+#   docker build --build-context python:3.11-slim=docker-image://python:3.11-slim@sha256:… .
+
+FROM python:3.11-slim AS build
+
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
+WORKDIR /src
+COPY requirements-build.lock requirements-relay.lock ./
+# pip and what builds the wheel have an environment of their own: the one that is shipped holds neither.
+RUN python3 -m venv /opt/build \
+ && /opt/build/bin/pip install --quiet --require-hashes -r requirements-build.lock \
+ && python3 -m venv --without-pip /opt/outbox-relay \
+ && /opt/build/bin/pip --python /opt/outbox-relay/bin/python install --quiet \
+    --require-hashes --only-binary :all: -r requirements-relay.lock
+COPY pyproject.toml README.md LICENSE ./
+COPY schema schema
+COPY outbox_relay outbox_relay
+RUN /opt/build/bin/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist . \
+ && /opt/build/bin/pip --python /opt/outbox-relay/bin/python install --quiet --no-deps dist/*.whl
+
+
+FROM python:3.11-slim
+
+LABEL org.opencontainers.image.title="outbox-relay" \
+      org.opencontainers.image.description="Transactional outbox relay for PostgreSQL: to Kafka and webhooks" \
+      org.opencontainers.image.licenses="Apache-2.0"
+
+# The base's own pip is not needed here. The number of the user stands in USER below, so that an orchestrator can tell
+# that it is not root.
+RUN rm -rf /usr/local/bin/pip* /usr/local/lib/python3*/site-packages/* \
+ && groupadd --gid 10001 relay \
+ && useradd --uid 10001 --gid relay --no-log-init --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin relay
+
+COPY --from=build /opt/outbox-relay /opt/outbox-relay
+
+ENV PATH=/opt/outbox-relay/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1 \
+    OUTBOX_RELAY_CONFIG=/etc/outbox-relay/relay.toml
+
+USER 10001:10001
+EXPOSE 8080
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=10s --timeout=5s --start-period=15s --retries=3 CMD ["outbox-relay", "health"]
+ENTRYPOINT ["outbox-relay"]
+CMD ["run"]

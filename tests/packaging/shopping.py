@@ -1,0 +1,58 @@
+"""What the shop of compose.yaml has to do, however its services are run."""
+
+from tests.packaging.stack import READY_SECONDS, Running, Stack
+from tests.support.kafka.records import read_all
+from tests.support.wait import until
+
+EVENTS = 20
+
+
+def set_up(stack: Stack) -> None:
+    """The schema is made, and made again."""
+    made = stack.run("migrate")
+    assert made.returncode == 0, made.stderr
+    assert "emit to shop_app, relay to relay" in made.stdout
+    assert stack.run("migrate").returncode == 0
+
+
+def open_relay(stack: Stack) -> tuple[Running, Running]:
+    """A receiver, and a relay that is checked, started and ready."""
+    receiver = stack.start("receiver")
+    until(lambda: receiver.still() and receiver.lines("receiving"), seconds=READY_SECONDS, what="the receiver listens")
+    checked = stack.run("relay", "outbox-relay", "check", "--online")
+    assert checked.returncode == 0, checked.stderr
+    relay = stack.start("relay")
+    until(
+        lambda: relay.still() and stack.run("relay", "outbox-relay", "health").returncode == 0,
+        seconds=READY_SECONDS,
+        what="outbox-relay health says that the relay is ready",
+    )
+    return receiver, relay
+
+
+def trade(stack: Stack, receiver: Running, relay: Running) -> None:
+    """Orders are placed and paid, and every event arrives once where it should, believed by the receiver."""
+    shop = stack.start("shop")
+    until(
+        lambda: shop.still() and relay.still() and stack.emitted("order.%") >= EVENTS,
+        seconds=READY_SECONDS,
+        what="the shop trades",
+    )
+    assert shop.stop() == 0
+    assert shop.lines("the shop is closed")
+    until(
+        lambda: relay.still() and not any(sink["backlog"] for sink in stack.status()["sinks"].values()),
+        seconds=READY_SECONDS,
+        what="outbox-relay status says that nothing is left to deliver",
+    )
+    assert receiver.lines("refused") == []
+    assert len(receiver.lines("new order.")) == stack.emitted("order.%")
+    for topic in ("order.created", "order.paid", "payment.captured"):
+        assert len(read_all(stack.kafka.bootstrap, f"shop.{topic}")) == stack.emitted(topic), topic
+
+
+def close(stack: Stack, receiver: Running, relay: Running) -> None:
+    """Everybody ends when asked, with 0."""
+    assert relay.stop() == 0, relay.log.read_text()[-3000:]
+    assert receiver.stop() == 0
+    assert stack.status()["relays"] == []

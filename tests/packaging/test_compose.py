@@ -1,0 +1,155 @@
+"""compose.yaml without an engine: against the schema of the Compose Specification, and against itself."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+
+from outbox_relay import settings
+from outbox_relay.settings.kafka import KafkaSink
+from outbox_relay.settings.webhook import WebhookSink
+from tests.packaging import compose
+from tests.packaging.compose import FILE, ROOT
+
+WHOLE = compose.read()
+SERVICES: dict[str, Any] = WHOLE["services"]
+OURS = sorted(name for name, service in SERVICES.items() if service["image"].startswith("outbox-relay"))
+
+
+def relay_settings() -> settings.Settings:
+    """What the relay of the file is set to."""
+    (config,) = SERVICES["relay"]["configs"]
+    assert config["target"] == "/etc/outbox-relay/relay.toml", "which is where the image looks"
+    return settings.load(ROOT / WHOLE["configs"][config["source"]]["file"], SERVICES["relay"]["environment"])
+
+
+def check_schema(file: Path) -> subprocess.CompletedProcess[str]:
+    """The file against the official schema, which check-jsonschema carries."""
+    return subprocess.run(
+        [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", file],
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_it_follows_the_compose_specification(tmp_path: Path) -> None:
+    checked = check_schema(FILE)
+    assert checked.returncode == 0, checked.stdout
+    broken = tmp_path / "compose.yaml"
+    broken.write_text(FILE.read_text().replace("depends_on:", "depend_on:"))
+    assert check_schema(broken).returncode == 1
+
+
+def test_there_are_all_parts() -> None:
+    assert OURS == ["migrate", "receiver", "relay", "shop"]
+    assert SERVICES.keys() - set(OURS) == {"db", "kafka"}
+    assert SERVICES["db"]["image"].startswith("postgres:18")
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_who_is_waited_for_can_be_waited_for(name: str) -> None:
+    for other, wait in SERVICES[name].get("depends_on", {}).items():
+        waited_for = SERVICES[other]
+        if wait["condition"] == "service_healthy":
+            assert waited_for["healthcheck"]["test"], other
+        elif wait["condition"] == "service_completed_successfully":
+            assert waited_for["restart"] in ("no", "on-failure"), f"{other} would be started again"
+
+
+def test_it_starts_in_some_order() -> None:
+    started: set[str] = set()
+    while ready := {
+        name
+        for name, service in SERVICES.items()
+        if name not in started and started.issuperset(service.get("depends_on", {}))
+    }:
+        started |= ready
+    assert started == set(SERVICES)
+
+
+def test_what_is_mounted_is_there() -> None:
+    for name in OURS:
+        for mount in compose.service(name).mounts:
+            assert mount.source.exists(), mount
+            assert "outbox_relay" not in mount.source.relative_to(ROOT).parts, "the image has that itself"
+    used = [source for s in SERVICES.values() for source, _, _ in (v.partition(":") for v in s.get("volumes", ()))]
+    named = {source for source in used if not source.startswith(".")}
+    assert named == set(WHOLE["volumes"])
+    for source in set(used) - named:
+        assert (ROOT / source).exists(), source
+
+
+@pytest.mark.parametrize("kind", ["configs", "secrets"])
+def test_configs_and_secrets_are_declared_and_used(kind: str) -> None:
+    used: set[str] = {
+        entry["source"] if isinstance(entry, dict) else entry  # the two spellings of the specification
+        for service in SERVICES.values()
+        for entry in service.get(kind, ())
+    }
+    assert used == set(WHOLE[kind])
+
+
+def test_secrets_are_those_that_are_read() -> None:
+    mounted = {f"{compose.SECRETS}/{secret}" for secret in SERVICES["relay"]["secrets"]}
+    read = {str(sink.secrets_file) for sink in relay_settings().sinks.values() if isinstance(sink, WebhookSink)}
+    assert read == mounted
+    assert SERVICES["receiver"]["environment"]["WEBHOOK_SECRETS_FILE"] in mounted
+    assert set(SERVICES["receiver"]["secrets"]) == set(SERVICES["relay"]["secrets"])
+
+
+def test_the_relay_leads_to_services_of_the_file() -> None:
+    loaded = relay_settings()
+    assert settings.warnings(loaded) == []
+    assert conninfo_to_dict(loaded.database.dsn())["host"] == "db"
+    sinks = loaded.sinks
+    kafka, webhook = sinks["events"], sinks["crm"]
+    assert isinstance(kafka, KafkaSink)
+    assert isinstance(webhook, WebhookSink)
+    (listener,) = (
+        entry
+        for entry in SERVICES["kafka"]["environment"]["KAFKA_ADVERTISED_LISTENERS"].split(",")
+        if entry.startswith("PLAINTEXT://")
+    )
+    assert kafka.producer["bootstrap.servers"] == listener.removeprefix("PLAINTEXT://")
+    url = urlsplit(webhook.url)
+    assert url.hostname == "receiver"
+    assert SERVICES["receiver"]["environment"]["RECEIVER_LISTEN"] == f"0.0.0.0:{url.port}"
+    (subnet,) = (entry["subnet"] for entry in WHOLE["networks"]["default"]["ipam"]["config"])
+    assert [str(network) for network in webhook.allow_networks] == [subnet]
+
+
+def test_the_relay_listens_where_its_port_leads() -> None:
+    address = relay_settings().http.address
+    assert address is not None
+    (port,) = SERVICES["relay"]["ports"]
+    at, _, inside = port.rpartition(":")
+    assert address == ("0.0.0.0", int(inside))  # noqa: S104 - inside a container
+    assert at.startswith("127.0.0.1:"), "nobody but this machine"
+
+
+def test_the_relay_has_time_to_stop() -> None:
+    grace = SERVICES["relay"]["stop_grace_period"]
+    assert float(grace.removesuffix("s")) > relay_settings().relay.stop_after_seconds + 5
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_our_containers_have_no_rights_to_lose(name: str) -> None:
+    service = SERVICES[name]
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert "user" not in service, "the image's own is not root"
+
+
+def test_only_the_relay_is_asked_for_its_health() -> None:
+    for name in OURS:
+        if name == "relay":
+            assert SERVICES[name]["healthcheck"]["test"] == ["CMD", "outbox-relay", "health"]
+        else:
+            assert SERVICES[name]["healthcheck"] == {"disable": True}

