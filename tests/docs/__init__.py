@@ -1,0 +1,1 @@
+"""Tests of the pages: everything that they show is run, every link leads somewhere."""

@@ -1,0 +1,203 @@
+"""docs/operations.md and the tables of docs/commands.md: every statement is run, every figure is explained."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import psycopg
+import pytest
+
+from outbox_relay import app, outbox, settling
+from outbox_relay.admin import pause, resume, status
+from outbox_relay.event import Event
+from outbox_relay.policy import DELIVERED, Refused, Verdict
+from outbox_relay.sinks.memory import MemorySink
+from tests.docs.pages import ROOT, blocks, prose, text
+from tests.docs.parsing import COMMON, options, parsers
+from tests.support.database import Database
+from tests.support.rig import Rig, running, spec
+from tests.support.wait import auntil
+
+SECONDS = 30
+UID = "01a1fe9a-d7b3-795c-8af1-aa7f5518f66b"
+PAGE = "docs/operations.md"
+STATEMENTS = [block.text for block in blocks(PAGE) if block.language == "sql"]
+
+
+def statement(*words: str) -> str:
+    """The only block of the page with all these words."""
+    [found] = [found for found in STATEMENTS if all(word in found for word in words)]
+    return found
+
+
+def parts(sql: str) -> list[bytes]:
+    """The statements of a block; what it says of the page's day is said of today."""
+    sql = sql.replace("event_20260101", f"event_{datetime.now(UTC):%Y%m%d}")
+    return [part.encode() for part in ([sql] if sql.startswith("do ") else sql.split(";\n")) if part.strip()]
+
+
+def emit(conn: psycopg.Connection[Any], key: str = "order-1", uid: str | None = None) -> str:
+    """Emit an event; its uid."""
+    with conn.transaction():
+        return str(outbox.emit(conn, "order.created", {}, key=key, uid=None if uid is None else UUID(uid)))
+
+
+async def says(rig: Rig, **wanted: object) -> None:
+    """Wait until `status` says so of the sink."""
+
+    async def fact() -> bool:
+        found = (await status(rig.store))["sinks"]["crm"]
+        return found | wanted == found
+
+    await auntil(fact, seconds=SECONDS, what=f"status says {wanted}")
+
+
+def uids(sink: MemorySink) -> list[str]:
+    """What was delivered, in order."""
+    return [event.uid for event in sink.delivered]
+
+
+async def test_every_statement_of_the_page_is_run(database: Database) -> None:
+    with database.connect(autocommit=True) as conn:
+        for sql in STATEMENTS:
+            for part in parts(sql):
+                conn.execute(part)
+
+
+async def test_dead_letters_are_listed_retried_and_given_up(database: Database) -> None:
+    asked: list[str] = []
+
+    def script(event: Event, _attempt: int) -> Verdict:
+        asked.append(event.uid)
+        return Refused("no", 400) if event.uid == UID else DELIVERED
+
+    sink = MemorySink(script, keeps_order=False)
+    with database.connect() as conn:
+        emit(conn, uid=UID)
+        follower = emit(conn)
+    async with running(database.dsn, (spec("crm", hold=True), sink)) as rig:
+        with database.connect(autocommit=True) as conn:
+            await says(rig, dead=1, held=1)
+            [(name, uid, *_)] = conn.execute(statement("select sink, uid").encode()).fetchall()
+            assert (name, str(uid), asked) == ("crm", UID, [UID])
+            for times, retry in enumerate((f"uid = '{UID}'", "type = 'order.created'"), 2):
+                assert conn.execute(statement("set state", retry).encode()).rowcount == 1
+                await says(rig, dead=1, waiting=0)
+                assert asked == [UID] * times
+            assert conn.execute(statement("delete", f"uid = '{UID}'").encode()).rowcount == 1
+            await says(rig, dead=0, backlog=0)
+    assert (uids(sink), asked) == ([follower], [UID] * 3 + [follower])
+
+
+async def test_a_day_is_emptied_once_every_sink_has_settled_it(database: Database) -> None:
+    [empty], sink = parts(statement("truncate")), MemorySink()
+    async with running(database.dsn, (spec("crm"), sink), lease_seconds=3) as rig:
+        with database.connect(autocommit=True) as conn, database.connect() as late:
+            late.execute("select")
+            latecomer = emit(late, "order-2")
+            first = emit(conn)
+            await says(rig, backlog=0)
+            await pause(rig.store, "crm")
+            await says(rig, unowned=64)
+            late.commit()
+            with pytest.raises(psycopg.errors.RaiseException, match="has not settled this day"):
+                conn.execute(empty)
+            await resume(rig.store, "crm")
+            await says(rig, backlog=0, unowned=0)
+
+            await pause(rig.store, "crm")
+            await says(rig, unowned=64)
+            second = emit(conn)
+            with pytest.raises(psycopg.errors.RaiseException, match="has not settled this day"):
+                conn.execute(empty)
+            await resume(rig.store, "crm")
+            await says(rig, backlog=0, unowned=0)
+            assert uids(sink) == [first, latecomer, second]
+
+            late.execute("select from outbox.event")
+            with pytest.raises(psycopg.errors.LockNotAvailable):
+                conn.execute(empty)
+            late.rollback()
+            assert conn.execute("select count(*) from outbox.event").fetchone() == (3,)
+            conn.execute(empty)
+            for part in parts(statement("detach")):
+                conn.execute(part)
+            assert conn.execute("select count(*) from outbox.event").fetchone() == (0,)
+            last = emit(conn)
+            await says(rig, backlog=0)
+            assert uids(sink)[3:] == [last]
+
+
+async def test_a_sink_is_removed(database: Database) -> None:
+    async with running(database.dsn, (spec("crm"), MemorySink())) as rig:
+        await rig.owns_all()
+    with database.connect(autocommit=True) as conn:
+        for part in parts(statement("delete from outbox.sink")):
+            conn.execute(part)
+        for table in ("sink", "shard", "progress", "delivery"):
+            assert conn.execute(f"select count(*) from outbox.{table}".encode()).fetchone() == (0,), table
+
+
+# -- what the pages explain ---------------------------------------------------------------------------------------
+
+
+async def test_every_figure_of_status_is_explained(database: Database) -> None:
+    async with running(database.dsn, (spec("crm"), MemorySink())) as rig:
+        found = await status(rig.store)
+    commands = text("docs/commands.md").split("## status")[1].split("\n## ")[0]
+    watched = prose(PAGE).split("## Watch")[1].split("\n## ")[0]
+    for field in {*found["sinks"]["crm"], *found} - {"sinks"}:
+        assert f"`{field}`" in commands, field
+        assert f"`{field}`" in watched, field
+    [ready] = re.findall(r'^\{"ready.*', text("docs/commands.md"), re.MULTILINE)
+    for field in {*json.loads(ready), *json.loads(ready)["sinks"]["events"]} - {"ready", "sinks"}:
+        assert f"`{field}`" in watched, field
+
+
+def test_the_runbook_quotes_what_the_log_says() -> None:
+    said = "\n".join(path.read_text() for path in (ROOT / "outbox_relay").rglob("*.py"))
+    section = prose(PAGE).split("| level | event | |")[1].split("\n\n")[0]
+    events = [event.removeprefix("… ") for event in re.findall(r"`([^`]+)`", section)]
+    assert len(events) > 10
+    for event in events:
+        if "_" not in event:
+            assert event in said, event
+
+
+def test_the_figures_of_the_pages_are_those_of_the_code() -> None:
+    connections = re.search(r"min\((\d+), (\d+) \+ (\d+) \* len\(self\._sinks\)\)", Path(app.__file__).read_text())
+    assert connections
+    most, base, each = connections.groups()
+    assert f"up to {base} + {each} for each sink, {most} at most" in text(PAGE)
+    assert f"{int(base) + 2 * int(each) + 1} with two sinks" in text(PAGE)
+    guarantees = " ".join(text("docs/guarantees.md").split())
+    assert f"At most {settling.MOST_EVENTS:,} events or {settling.MOST_BYTES >> 20} MiB of payload" in guarantees
+    assert f"written at least every {settling.FLUSH_SECONDS} s" in guarantees
+
+
+SECTIONS = re.split(r"\n## ", text("docs/commands.md"))[1:]
+
+
+def test_the_page_has_a_section_for_every_command() -> None:
+    assert {section.partition("\n")[0] for section in SECTIONS} == set(parsers())
+
+
+@pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.partition("\n")[0])
+def test_the_page_names_every_option(section: str) -> None:
+    command = section.partition("\n")[0]
+    [synopsis] = re.findall(rf"^    (outbox-relay {command}\b.*)$", section, re.MULTILINE)
+    rows = re.findall(r"^\| `(--[\w-]+)", section, re.MULTILINE)
+    assert set(re.findall(r"--[\w-]+", synopsis)) == options(command)
+    assert set(rows) == options(command)
+    assert not set(rows) & COMMON
+
+
+def test_the_examples_of_the_log_are_json() -> None:
+    [block] = [block for block in blocks(PAGE) if block.language == "json"]
+    for line in block.text.splitlines():
+        assert {"event", "level", "time", "logger"} <= json.loads(line).keys()
