@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from outbox_relay.envelope import TopicTemplate
 from outbox_relay.settings import raw
 from outbox_relay.settings.every_sink import EverySink
+from outbox_relay.settings.fields import Count
 from outbox_relay.settings.problems import Problem, Wrong
-from outbox_relay.settings.producer import Scalar, refusals
+from outbox_relay.settings.producer import Scalar, refusals, refusals_of_files
+
+_HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]{1,128}")
 
 
 class KafkaSink(EverySink):
@@ -20,13 +25,48 @@ class KafkaSink(EverySink):
     """The kind of sink."""
     topic: str
     """Topic of an event: a name, or a template of it with {type}, {key} and {headers.NAME}."""
+    partition_header: str = ""
+    """The event's own header that holds the number of its partition; empty: the key chooses."""
+    tombstones: bool = False
+    """Whether an event with an empty payload becomes a tombstone: a record with a key and a null value."""
+    parked_max: Count = Field(default=100_000, ge=1, le=10_000_000)
+    """Events that wait as rows while topics are unknown or denied and others flow, 1 to 10000000; from then on the sink
+    stands still."""
+    partitions: Count | None = Field(default=None, ge=1, le=10_000)
+    """Partitions of a topic that the relay creates, 1 to 10000."""
+    replication_factor: Count | None = Field(default=None, ge=1, le=100)
+    """Copies of each partition of a topic that the relay creates, 1 to 100."""
+    create_topics: bool = False
+    """Whether the relay creates topics that are missing; needs partitions and replication_factor."""
     producer: dict[str, Scalar] = Field(default_factory=dict, repr=False, validate_default=True)
     """librdkafka's settings as they stand, "bootstrap.servers" at least."""
+    producer_files: dict[str, Path] = Field(default_factory=dict, repr=False)
+    """Further settings of librdkafka whose values stand in files, such as "sasl.password"; read whenever a producer is
+    made."""
 
     @field_validator("topic")
     @classmethod
     def _is_template(cls, value: str) -> str:
         TopicTemplate.parse(value)
+        return value
+
+    @field_validator("partition_header")
+    @classmethod
+    def _is_header(cls, value: str) -> str:
+        if value and not _HEADER_NAME.fullmatch(value):
+            raise ValueError("should be the name of a header: 1 to 128 letters, digits and hyphens")
+        return value
+
+    @field_validator("create_topics")
+    @classmethod
+    def _knows_how(cls, value: bool, info: ValidationInfo) -> bool:
+        wrong = [
+            Problem((name,), "is required with create_topics = true")
+            for name in ("partitions", "replication_factor")
+            if value and name in info.data and info.data[name] is None
+        ]
+        if wrong:
+            raise Wrong(wrong, beside=True)
         return value
 
     @field_validator("producer", mode="before")
@@ -47,6 +87,13 @@ class KafkaSink(EverySink):
     @classmethod
     def _keeps_guarantees(cls, value: dict[str, Scalar]) -> dict[str, Scalar]:
         if wrong := refusals(value):
+            raise Wrong(wrong)
+        return value
+
+    @field_validator("producer_files")
+    @classmethod
+    def _may_stand_in_files(cls, value: dict[str, Path], info: ValidationInfo) -> dict[str, Path]:
+        if wrong := refusals_of_files(value, info.data.get("producer", {})):
             raise Wrong(wrong)
         return value
 

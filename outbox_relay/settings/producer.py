@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
+from pathlib import Path
 from typing import TypeAlias
 
 from outbox_relay.settings.problems import Problem
@@ -97,6 +98,20 @@ def refusals(producer: Mapping[str, Scalar]) -> list[Problem]:
         )
         hint = f"; did you mean it with {near}?" if near else ""
         found.append(Problem((), f'needs "{SERVERS[0]}" = "HOST:PORT,…"{hint}'))
+    return found
+
+
+def refusals_of_files(files: Mapping[str, Path], producer: Mapping[str, Scalar]) -> list[Problem]:
+    """What the relay refuses among the settings in ``files``, beside those in ``producer``."""
+    found: list[Problem] = []
+    for name, path in files.items():
+        if "/" not in str(path):
+            # Whoever writes the secret itself here must not read it in an error.
+            found.append(Problem((name,), 'should be the path of a file, with a "/" in it'))
+        if name in producer:
+            found.append(Problem((name,), "stands in producer too: give one of the two"))
+        elif name in _RULES or name in SERVERS or name.endswith("_cb"):
+            found.append(Problem((name,), "should not stand in a file; what may be said of it belongs in producer"))
     return found
 
 

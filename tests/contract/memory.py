@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Sequence
 
 from outbox_relay.event import Event
+from outbox_relay.headers import own_headers
 from outbox_relay.policy import DELIVERED, Refused, Unavailable, Verdict
-from outbox_relay.sinks.kafka.records import own_headers
 from outbox_relay.sinks.memory import MemorySink
 from tests.contract.harness import Received, SinkHarness
 

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, Self
 
@@ -23,6 +23,8 @@ class Proxy:
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
+        self.mute = False
+        """While true what the target answers is thrown away; connections that lost an answer are of no use any more."""
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -80,7 +82,10 @@ class Proxy:
         with contextlib.suppress(asyncio.CancelledError, OSError):
             to_reader, to_writer = await asyncio.open_connection(ports.LOOPBACK, self.target)
             writers.append(to_writer)
-            pumps = {asyncio.ensure_future(_pump(reader, to_writer)), asyncio.ensure_future(_pump(to_reader, writer))}
+            pumps = {
+                asyncio.ensure_future(_pump(reader, to_writer, lambda: False)),
+                asyncio.ensure_future(_pump(to_reader, writer, lambda: self.mute)),
+            }
             try:
                 await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
             finally:
@@ -91,8 +96,9 @@ class Proxy:
         self._connections.discard(connection)
 
 
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mute: Callable[[], bool]) -> None:
     with contextlib.suppress(OSError):
         while data := await reader.read(CHUNK_BYTES):
-            writer.write(data)
-            await writer.drain()
+            if not mute():
+                writer.write(data)
+                await writer.drain()

@@ -1,12 +1,15 @@
 """What librdkafka is told, and what people are told of it."""
 
 import logging
+from pathlib import Path
 
 import pytest
 from confluent_kafka import KafkaError
 
+from outbox_relay.headers import own_headers
 from outbox_relay.sinks.kafka.client import DEFAULTS, GUARANTEES, ClientLog, ClientSettings
-from outbox_relay.sinks.kafka.records import own_headers
+from outbox_relay.sinks.kafka.diagnosis import diagnosed
+from outbox_relay.sinks.kafka.statistics import NOTHING, Statistics, ended, together
 
 SERVERS = {"bootstrap.servers": "a:1"}
 
@@ -81,3 +84,69 @@ def test_own_headers_keep_their_order() -> None:
 def test_headers_that_are_no_object_of_strings_are_an_error(text: str) -> None:
     with pytest.raises(ValueError, match="not a JSON object of strings"):
         own_headers(text)
+
+
+# -- settings in files -------------------------------------------------------------------------------------------
+
+
+def test_a_file_is_read_for_every_client_without_the_end_of_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    settings = ClientSettings(SERVERS, {"sasl.password": path})
+    for secret, content in (("first one", "first one\n"), ("second\r", "second\r\r\n"), ("third", "third")):
+        path.write_bytes(content.encode())
+        assert settings.producer(900, {})["sasl.password"] == secret
+        assert settings.admin(create_topics=False)["sasl.password"] == secret
+        assert settings.redact(f"<{secret}>") == "<***>"
+
+
+def test_a_file_does_not_undo_what_keeps_order(tmp_path: Path) -> None:
+    path = tmp_path / "acks"
+    path.write_text("1")
+    assert ClientSettings(SERVERS, {"acks": path}).producer(900, {})["acks"] == "all"
+
+
+def test_who_creates_topics_lets_no_broker_do_it() -> None:
+    assert ClientSettings(SERVERS, creates=True).producer(900, {})["allow.auto.create.topics"] is False
+    assert "allow.auto.create.topics" not in ClientSettings(SERVERS).producer(900, {})
+
+
+# -- statistics --------------------------------------------------------------------------------------------------
+
+REPORT = """{ "name": "rdkafka#producer-1", "msg_cnt": 7, "msg_size": 900, "brokers":{
+"a:1/1": {"tx": 10, "txerrs": 1, "txretries": 2, "req_timeouts": 3, "rtt": {"avg": 2000, "p99": 9000, "cnt": 30}},
+"b:1/2": {"tx": 5, "txerrs": 0, "txretries": 0, "req_timeouts": 0, "rtt": {"avg": 6000, "p99": 7000, "cnt": 10}},
+"c:1/bootstrap": {"tx": 1, "txerrs": 4, "txretries": 0, "req_timeouts": 0, "rtt": {"avg": 0, "p99": 0, "cnt": 0}}
+}, %s "tx": 16 }"""
+
+
+@pytest.mark.parametrize("topics", ["", '"topics":{ "t": {"partitions": {"0": {"msgq_cnt": 1}}} },'])
+def test_statistics_are_of_all_brokers(topics: str) -> None:
+    found = Statistics.of(REPORT % topics)
+    assert (found.producers, found.queued_records, found.queued_bytes) == (1, 7, 900)
+    assert (found.requests, found.request_errors, found.request_retries, found.request_timeouts) == (16, 5, 2, 3)
+    assert found.round_trip_seconds == pytest.approx(0.003)
+    assert found.round_trip_p99_seconds == pytest.approx(0.009)
+
+
+def test_statistics_of_several_producers_outlive_those_that_are_replaced() -> None:
+    one = Statistics.of(REPORT % "")
+    total = together([ended(one), one, one])
+    assert (total.producers, total.queued_records, total.requests) == (2, 14, 48)
+    assert total.round_trip_seconds == one.round_trip_seconds
+    assert together([]) == NOTHING
+
+
+# -- certificates ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "_TRANSPORT: connection refused",
+        "_SSL: ssl://127.0.0.1:1/bootstrap: certificate verify failed",
+        "_SSL: certificate verify failed",
+    ],
+)
+def test_what_cannot_be_found_out_about_a_certificate_is_left_as_it_is(reason: str, tmp_path: Path) -> None:
+    assert diagnosed(reason, None) == reason
+    assert diagnosed(reason, str(tmp_path / "gone")) == reason

@@ -1,12 +1,15 @@
 """Every error code of Kafka's client has its kind, and what is unknown never counts against an event."""
 
+import re
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from confluent_kafka import KafkaError
 
 from outbox_relay.sinks.kafka.errors import KINDS, TOO_LARGE, Kind, kind
 
+PAGE = Path(__file__).parents[2] / "docs" / "kafka.md"
 CODES = {
     name: value
     for name, value in vars(KafkaError).items()
@@ -61,10 +64,10 @@ def test_no_code_stands_in_the_table_twice() -> None:
         ("UNSUPPORTED_FOR_MESSAGE_FORMAT", Kind.MESSAGE),
         ("_INVALID_DIFFERENT_RECORD", Kind.MESSAGE),
         ("INVALID_TIMESTAMP", Kind.DESTINATION),
-        ("UNKNOWN_TOPIC_OR_PART", Kind.DESTINATION),
-        ("_UNKNOWN_TOPIC", Kind.DESTINATION),
-        ("_UNKNOWN_PARTITION", Kind.DESTINATION),
-        ("TOPIC_AUTHORIZATION_FAILED", Kind.DESTINATION),
+        ("UNKNOWN_TOPIC_OR_PART", Kind.TOPIC),
+        ("_UNKNOWN_TOPIC", Kind.TOPIC),
+        ("_UNKNOWN_PARTITION", Kind.TOPIC),
+        ("TOPIC_AUTHORIZATION_FAILED", Kind.TOPIC),
         ("CLUSTER_AUTHORIZATION_FAILED", Kind.DESTINATION),
         ("SASL_AUTHENTICATION_FAILED", Kind.DESTINATION),
         ("_AUTHENTICATION", Kind.DESTINATION),
@@ -99,3 +102,18 @@ def test_any_fatal_error_ends_the_producer(name: str) -> None:
 
 def test_what_is_too_large_is_about_the_record() -> None:
     assert {KINDS[name] for name in TOO_LARGE} == {Kind.MESSAGE}
+
+
+def test_the_page_puts_codes_where_the_table_does() -> None:
+    rows = {
+        "a record can never be taken": Kind.MESSAGE,
+        "a topic takes nothing": Kind.TOPIC,
+        "the cluster is down": Kind.DESTINATION,
+        "the producer is broken": Kind.FATAL,
+    }
+    lines = [line.split("|") for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
+    for begin, expected in rows.items():
+        (codes,) = [cells[2] for cells in lines if cells[1].strip().startswith(begin)]
+        named = re.findall(r"`(\w+)`", codes)
+        assert len(named) > 3
+        assert {kind(Reported(name)) for name in named} == {expected}

@@ -1,9 +1,10 @@
 """What the Kafka sink makes of delivery reports: order, verdicts and new producers, on a scripted client."""
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from confluent_kafka import KafkaError
@@ -14,6 +15,7 @@ from outbox_relay.policy import DELIVERED, Refused, Unavailable
 from outbox_relay.sinks.kafka import KafkaSink
 from outbox_relay.sinks.kafka.call import Call
 from outbox_relay.sinks.kafka.errors import Kind, kind
+from outbox_relay.sinks.kafka.statistics import NOTHING
 from tests.contract.harness import an_event, some_events, soon
 
 STALL_SECONDS = 0.3
@@ -35,8 +37,12 @@ class FakeClient:
         """The uids that the broker took, in its order."""
         self.held = False
         """While true no reports are made."""
+        self.polled = 0
+        """Records that an answer was made for."""
 
-    def wire(self, _settings: Any, _log: Any, batch_bytes: int, extra: Mapping[str, Any] | None = None) -> "FakeWire":
+    def wire(
+        self, _settings: Any, _log: Any, _form: Any, batch_bytes: int, extra: Mapping[str, Any] | None = None
+    ) -> "FakeWire":
         self.producers.append(FakeWire(self, batch_bytes, alone=extra is not None))
         return self.producers[-1]
 
@@ -47,6 +53,7 @@ class FakeWire:
     def __init__(self, client: FakeClient, batch_bytes: int, *, alone: bool) -> None:
         self.batch_bytes = batch_bytes
         self.fatal: str | None = None
+        self.statistics = NOTHING
         self.closed = self.purged = False
         self.alone = alone
         self._client = client
@@ -69,6 +76,7 @@ class FakeWire:
             answer = PURGED if self.purged else self._client.script(call.batch[place], self.alone)
             if self.fatal and not isinstance(answer, KafkaError):
                 answer = PURGED
+            self._client.polled += 1
             if answer is SILENCE:
                 silent.append((call, place))
                 continue
@@ -88,19 +96,39 @@ class FakeWire:
 
 
 class FakeLimits:
-    """Knows every topic, and no limit of any."""
+    """Knows every topic but the missing ones, and no limit of any."""
+
+    missing: ClassVar[set[str]] = set()
+    asked: ClassVar[list[str]] = []
+    """Topics asked about, each time."""
 
     def __init__(self, *_: Any) -> None:
-        self.batch_bytes = 1_000_000
+        self.most = 1_000_000
+        self._doubted: set[str] = set()
 
-    def unknown(self, _topics: Iterable[str]) -> list[str]:
-        return []
+    def unknown(self, topics: Iterable[str]) -> list[str]:
+        return [topic for topic in topics if topic in self.missing or topic in self._doubted]
+
+    def learn(self, topics: Sequence[str], _seconds: float, *, patient: bool) -> Mapping[str, str]:
+        assert patient in (True, False)
+        self.asked.extend(topics)
+        self._doubted.difference_update(topics)
+        return {topic: f"topic {topic}: UNKNOWN_TOPIC_OR_PART" for topic in topics if topic in self.missing}
+
+    def size(self, _topic: str) -> int:
+        return self.most
+
+    def in_use(self, _size: int) -> bool:
+        return True
 
     def of(self, _topic: str) -> None:
         return None
 
-    def doubt(self, _topic: str | None) -> None:
-        self.batch_bytes //= 2
+    def doubt(self, topic: str) -> None:
+        self._doubted.add(topic)
+
+    def too_large(self, _topic: str) -> None:
+        self.most //= 2
 
     def forget(self) -> None:
         pass
@@ -111,6 +139,8 @@ def client(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
     found = FakeClient()
     monkeypatch.setattr("outbox_relay.sinks.kafka.underway.Wire", found.wire)
     monkeypatch.setattr("outbox_relay.sinks.kafka.lane.Limits", FakeLimits)
+    monkeypatch.setattr(FakeLimits, "missing", set[str]())
+    monkeypatch.setattr(FakeLimits, "asked", list[str]())
     return found
 
 
@@ -270,6 +300,145 @@ async def test_no_new_call_is_begun_before_all_of_an_ended_course_have_returned(
     assert [type(verdict) for verdict in await first] == [Unavailable]
     client.script = lambda _event, _alone: None
     assert await sink.deliver(events, soon()) == [DELIVERED] * 2
+
+
+# -- topics in trouble -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def sink_by_type(client: FakeClient) -> AsyncGenerator[KafkaSink]:
+    opened = KafkaSink("s", TopicTemplate.parse("{type}"), {"bootstrap.servers": "unused:1"}, STALL_SECONDS)
+    await opened.open()
+    assert len(client.producers) == 1
+    yield opened
+    await opened.close()
+
+
+class Clock:
+    """The sink's time, which stands still until a test moves it on."""
+
+    def __init__(self) -> None:
+        self.began = time.monotonic()
+        self.ahead = 0.0
+
+    def monotonic(self) -> float:
+        return self.began + self.ahead
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    found = Clock()
+    for module in ("lane", "sink", "underway"):
+        monkeypatch.setattr(f"outbox_relay.sinks.kafka.{module}.time", found)
+    return found
+
+
+def of_type(kind_of_event: str, key: str | None = None) -> Event:
+    return an_event(key)._replace(type=kind_of_event)
+
+
+def parts(verdicts: Sequence[Any]) -> list[str | None]:
+    """Of each verdict the topic it blames; nothing for what was delivered."""
+    for verdict in verdicts:
+        assert verdict is DELIVERED or (isinstance(verdict, Unavailable) and verdict.part), verdict
+    return [None if verdict is DELIVERED else verdict.part for verdict in verdicts]
+
+
+async def test_a_missing_topic_keeps_only_its_own_events_and_what_follows_them_in_their_keys(
+    client: FakeClient, sink_by_type: KafkaSink
+) -> None:
+    FakeLimits.missing.add("bad")
+    events = [of_type("good", "a"), of_type("bad", "a"), of_type("good", "a"), of_type("good", "b"), of_type("bad")]
+    verdicts = await sink_by_type.deliver(events, soon())
+    assert parts(verdicts) == [None, "topic bad", "topic bad", None, "topic bad"]
+    assert client.taken == [events[0].uid, events[3].uid]
+    assert "UNKNOWN_TOPIC_OR_PART" in str(verdicts[1])
+    assert isinstance(verdicts[1], Unavailable)
+    assert 0 < (verdicts[1].retry_after_seconds or 0) < 5
+    assert len(client.producers) == 1
+
+
+async def test_a_denied_topic_keeps_only_its_own_events(client: FakeClient, sink_by_type: KafkaSink) -> None:
+    events = [of_type("good", "a"), of_type("bad", "b"), of_type("good", "b"), of_type("good", "a"), of_type("bad")]
+    client.script = fails(KafkaError.TOPIC_AUTHORIZATION_FAILED, events[1], events[4])
+    verdicts = await sink_by_type.deliver(events, soon())
+    assert parts(verdicts) == [None, "topic bad", "topic bad", None, "topic bad"]
+    assert "TOPIC_AUTHORIZATION_FAILED" in str(verdicts[1])
+    client.script = fails(KafkaError.TOPIC_AUTHORIZATION_FAILED)
+    assert parts(await sink_by_type.deliver([of_type("bad"), of_type("good")], soon())) == ["topic bad", None]
+
+
+async def test_a_denied_topic_beside_a_record_that_is_refused(client: FakeClient, sink_by_type: KafkaSink) -> None:
+    events = [of_type("bad", "a"), of_type("good", "a"), of_type("good", "b"), of_type("bad", "c"), of_type("good")]
+    denied, invalid = fails(KafkaError.TOPIC_AUTHORIZATION_FAILED, events[0], events[3]), events[4]
+    invalid_record = fails(KafkaError.INVALID_RECORD, invalid)
+    client.script = lambda event, alone: denied(event, alone) or invalid_record(event, alone)
+    verdicts = await sink_by_type.deliver(events, soon())
+    assert isinstance(verdicts[4], Refused)
+    assert parts(verdicts[:4]) == ["topic bad", "topic bad", None, "topic bad"]
+    assert events[2].uid in client.taken
+
+
+async def test_one_probe_at_growing_distances_finds_out_that_a_topic_is_back(
+    clock: Clock, client: FakeClient, sink_by_type: KafkaSink
+) -> None:
+    def bad() -> Event:
+        return of_type("bad")
+
+    client.script = lambda event, _alone: (
+        KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED) if event.type == "bad" else None
+    )
+    sent: list[int] = []
+    for wait in (0.0, 0.5, 0.6, 1.5, 0.6, 3.9, 0.2):
+        clock.ahead += wait
+        before = client.polled
+        assert parts(await sink_by_type.deliver([bad(), bad(), of_type("good")], soon())) == [*["topic bad"] * 2, None]
+        sent.append(client.polled - before)
+    # The first time both are sent, then none, then one after 1, 2 and 4 seconds.
+    assert sent == [3, 1, 2, 1, 2, 1, 2]
+    assert [producer.alone for producer in client.producers].count(True) == 1
+    client.script = fails(KafkaError.TOPIC_AUTHORIZATION_FAILED)
+    clock.ahead += 8.1
+    assert parts(await sink_by_type.deliver([bad(), bad()], soon() + clock.ahead)) == [None, "topic bad"]
+    assert parts(await sink_by_type.deliver([bad(), bad()], soon())) == [None, None]
+
+
+async def test_a_key_that_waits_for_a_topic_holds_back_what_is_under_way_and_nothing_later(
+    client: FakeClient, sink_by_type: KafkaSink
+) -> None:
+    FakeLimits.missing.add("bad")
+    client.held = True
+    ahead, bad, good = of_type("good", "z"), of_type("bad", "a"), of_type("good", "a")
+    first = asyncio.ensure_future(sink_by_type.deliver([ahead, bad], soon()))
+    second = asyncio.ensure_future(sink_by_type.deliver([good], soon()))
+    await asyncio.wait({first, second}, timeout=0.05)
+    client.held = False
+    assert parts(await first) == [None, "topic bad"]
+    assert parts(await second) == ["topic bad"]
+    assert client.taken == [ahead.uid]
+    assert parts(await sink_by_type.deliver([good], soon())) == [None]
+
+
+async def test_acknowledged_events_behind_one_of_a_denied_topic_are_unavailable(
+    client: FakeClient, sink_by_type: KafkaSink
+) -> None:
+    events = [of_type("bad", "a"), of_type("good", "a")]
+    client.script = fails(KafkaError.TOPIC_AUTHORIZATION_FAILED, events[0])
+    assert parts(await sink_by_type.deliver(events, soon())) == ["topic bad", "topic bad"]
+
+
+async def test_a_stall_is_blamed_on_a_topic_that_is_gone(client: FakeClient, sink_by_type: KafkaSink) -> None:
+    events = [of_type("good", "a"), of_type("bad", "b"), of_type("good", "c")]
+
+    def gone(event: Event, _alone: bool) -> object | None:
+        if event.type == "good" or len(client.producers) > 1:
+            return None
+        FakeLimits.missing.add("bad")
+        return SILENCE
+
+    client.script = gone
+    assert parts(await sink_by_type.deliver(events, soon())) == [None, "topic bad", None]
+    assert client.producers[0].purged
 
 
 async def test_a_failure_of_the_sink_itself_is_answered_and_told(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,7 +16,7 @@ from outbox_relay.policy import DELIVERED, Unavailable, Verdict
 
 @dataclass(slots=True, eq=False)
 class Course:
-    """A stretch of calls that stand or fall together: after one event is unavailable, no later one is handed over.
+    """A stretch of calls that stand or fall together: after the sink gave up, none of them is handed over.
 
     A new course begins only when every call of the last one has returned, so that whoever calls has seen the end.
     """
@@ -26,8 +27,50 @@ class Course:
     """Why nothing more is handed over."""
     withdrawn: bool = False
     """Whether what was handed over is to be taken back too."""
-    blocked: set[str] = field(default_factory=set[str])
-    """Keys of which an event is unavailable: so is what comes later."""
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """An event of a key is unavailable: so is what comes later of the key, up to the call number ``last``."""
+
+    number: int
+    place: int
+    verdict: Unavailable
+    last: float = math.inf
+    """Calls with a higher number were begun by someone who knew of this; set when the call with the event returns."""
+
+
+class Blocks:
+    """The keys of which an event is unavailable while calls are under way that may hold later ones."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[str, Block] = {}
+
+    def __len__(self) -> int:
+        """How many keys there are."""
+        return len(self._by_key)
+
+    def on(self, call: Call, place: int, key: str) -> Unavailable | None:
+        """The verdict on the event of ``key`` at ``place`` of ``call`` if an earlier one of the key is unavailable."""
+        block = self._by_key.get(key)
+        if block is None or call.number > block.last or (call.number, place) <= (block.number, block.place):
+            return None
+        return block.verdict
+
+    def begin(self, call: Call, place: int, key: str, verdict: Unavailable) -> None:
+        """Block what comes after the event of ``key`` at ``place`` of ``call``."""
+        block = self._by_key.get(key)
+        if block is None:
+            block = self._by_key[key] = Block(call.number, place, verdict)
+        block.last = math.inf
+        call.blocks.append(block)
+        if call.returned_at is not None:
+            block.last = call.returned_at
+
+    def prune(self, oldest: int) -> None:
+        """Forget what concerns no call from number ``oldest`` on."""
+        if self._by_key:
+            self._by_key = {key: block for key, block in self._by_key.items() if block.last >= oldest}
 
 
 class Reports:
@@ -60,9 +103,11 @@ class Reports:
 class Call:
     """A batch on its way. ``until`` and ``deadline`` are ``time.monotonic()`` values.
 
-    ``answer`` takes the verdicts, in the thread, exactly once.
+    ``number`` counts calls in the order in which they were made. ``answer`` takes the verdicts, in the thread,
+    exactly once.
     """
 
+    number: int
     batch: Sequence[Event]
     until: float
     """Nothing is handed over from here on."""
@@ -75,12 +120,20 @@ class Call:
     """Places not handed over yet, in order."""
     topics: Sequence[str | None] = ()
     """The topic of each place; none where the event was refused before."""
+    producers: int | Sequence[int] = ()
+    """By which producer a place is sent, by the size of its batches: one for all places, or one for each."""
+    probes: dict[str, int] = field(default_factory=dict[str, int])
+    """The place that finds out whether a topic takes events again, by topic."""
     sent: int = 0
     """Records handed over, those sent again counted again."""
     judged: dict[int, Verdict] = field(default_factory=dict[int, Verdict])
     """Verdicts that stand already, by place."""
     lost: Sequence[int] = ()
     """Places given up."""
+    blocks: list[Block] = field(default_factory=list[Block])
+    """What this call blocks."""
+    returned_at: int | None = None
+    """The number of the newest call when this one returned; set in the event loop."""
 
     @property
     def outstanding(self) -> int:
@@ -97,22 +150,34 @@ class Call:
         self.lost = [*self.lost, *self.todo]
         self.todo = ()
 
-    def verdicts(self) -> Sequence[Verdict]:
+    def returned(self, newest: int) -> None:
+        """Note, in the event loop, that whoever called knows the verdicts before any call after ``newest``."""
+        self.returned_at = newest
+        for block in list(self.blocks):
+            block.last = newest
+
+    def delivered(self, place: int) -> bool:
+        """Whether the event at ``place`` of a complete call was acknowledged."""
+        return place not in self.judged and place not in self.reports.failures and place not in self.lost
+
+    def verdicts(self, blocks: Blocks) -> Sequence[Verdict]:
         """One verdict per place. What follows an unavailable event of its key is unavailable, acknowledged or not."""
         verdicts: list[Verdict] = [DELIVERED] * len(self.batch)
-        if self.course.ended is None and not self.judged:
+        if self.course.ended is None and not self.judged and not len(blocks):
             return verdicts
         unavailable = Unavailable(self.course.ended or "")
         for place, verdict in self.judged.items():
             verdicts[place] = verdict
         for place in chain(self.lost, self.reports.failures):
             verdicts[place] = unavailable
-        blocked = self.course.blocked
+        if not len(blocks) and not any(isinstance(verdict, Unavailable) for verdict in verdicts):
+            return verdicts
         for place, event in enumerate(self.batch):
             if event.key is None:
                 continue
-            if event.key in blocked:
-                verdicts[place] = unavailable
-            elif verdicts[place] is unavailable:
-                blocked.add(event.key)
+            verdict = verdicts[place]
+            if blocked := blocks.on(self, place, event.key):
+                verdicts[place] = blocked
+            elif isinstance(verdict, Unavailable):
+                blocks.begin(self, place, event.key, verdict)
         return verdicts

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TypeAlias, cast
 
 from confluent_kafka import KafkaError, KafkaException
 
+from outbox_relay.errors import Misconfigured
+from outbox_relay.sinks.kafka.diagnosis import diagnosed
+
 Scalar: TypeAlias = str | int | float | bool
 
-BATCH_BYTES = 1_000_000
-"""librdkafka's own ``batch.size``, in bytes."""
+BATCH_BYTES = 990_000
+"""The largest batch, in bytes, unless the user says otherwise: what a topic takes that nobody gave another limit."""
+FILE_BYTES = 65_536
+"""Largest file that holds a setting, in bytes."""
 
 DEFAULTS: Mapping[str, Scalar] = {
     # Places keys as Java clients do. Records without a key are spread; plain murmur2 puts them all in one partition.
@@ -28,6 +34,7 @@ DEFAULTS: Mapping[str, Scalar] = {
     # The topic's limit decides what is too large, not the client; below socket.request.max.bytes of brokers, which
     # close the connection of whoever sends more.
     "message.max.bytes": 100_000_000,
+    "statistics.interval.ms": 5_000,
 }
 """What the sink sets unless the user's settings say otherwise."""
 
@@ -62,10 +69,19 @@ _HANDLED = "unable to satisfy gap-less guarantee"
 
 
 class ClientSettings:
-    """The settings of one sink's clients, made from those in its table ``producer``."""
+    """The settings of one sink's clients, made from those in its table ``producer``.
 
-    def __init__(self, user: Mapping[str, Scalar]) -> None:
+    ``files`` are settings whose values stand in files, each read again whenever a client is made. ``creates`` says that
+    the sink creates topics, and no broker shall do it by itself.
+    """
+
+    def __init__(
+        self, user: Mapping[str, Scalar], files: Mapping[str, Path] | None = None, *, creates: bool = False
+    ) -> None:
+        self._asking = {"allow.auto.create.topics": False} if creates else {}
         self._user = {name: value for name, value in user.items() if name not in ALIASES}
+        self._files = dict(files or {})
+        self._of_files: dict[str, str] = {}
         self._secrets = [
             text
             for name, value in user.items()
@@ -74,7 +90,7 @@ class ClientSettings:
 
     @property
     def batch_bytes(self) -> int:
-        """The largest batch that the user or librdkafka would make, in bytes."""
+        """The largest batch that is made, in bytes."""
         return int(self._user.get("batch.size", BATCH_BYTES))
 
     @property
@@ -83,18 +99,60 @@ class ClientSettings:
         codec = self._user.get("compression.type", self._user.get("compression.codec", "none"))
         return str(codec) != "none"
 
+    @property
+    def authorities(self) -> str | None:
+        """Where the certificates of authorities are, if that was said."""
+        found = self._user.get("ssl.ca.location")
+        return None if found is None else str(found)
+
+    @property
+    def record_bytes(self) -> int | None:
+        """The largest record that the user wants to send, in bytes, if that was said."""
+        found = self._user.get("message.max.bytes")
+        return None if found is None else int(found)
+
     def producer(self, batch_bytes: int, extra: Mapping[str, Scalar]) -> dict[str, object]:
-        """The settings of a producer whose batches stay within ``batch_bytes``."""
-        return {**DEFAULTS, **self._user, **GUARANTEES, "batch.size": batch_bytes, **extra}
+        """The settings of a producer whose batches stay within ``batch_bytes``. Raises ``Misconfigured`` for a file."""
+        return {
+            **DEFAULTS,
+            **self._asking,
+            **self._user,
+            **self._read(),
+            **GUARANTEES,
+            "batch.size": batch_bytes,
+            **extra,
+        }
 
     def admin(self, *, create_topics: bool) -> dict[str, object]:
-        """The settings of a client that only asks; ``create_topics``: asking may make the broker create a topic."""
+        """The settings of a client that only asks; ``create_topics``: asking may make the broker create a topic.
+
+        Raises ``Misconfigured`` for a file.
+        """
         own = {"enable.idempotence": False, "allow.auto.create.topics": create_topics}
-        return {"socket.keepalive.enable": True, **self._user, **own}
+        return {"socket.keepalive.enable": True, **self._user, **self._read(), **own}
+
+    def _read(self) -> dict[str, str]:
+        """What stands in the files, without the end of the last line."""
+        found: dict[str, str] = {}
+        for name, path in self._files.items():
+            try:
+                with path.open("rb") as file:
+                    content = file.read(FILE_BYTES + 1)
+                if len(content) > FILE_BYTES:
+                    raise Misconfigured(f'producer_files."{name}": {path} is larger than {FILE_BYTES} bytes')
+                found[name] = content.decode().removesuffix("\n").removesuffix("\r")
+            except OSError as error:
+                raise Misconfigured(f'producer_files."{name}": {path}: {error.strerror}') from None
+            except UnicodeDecodeError:
+                raise Misconfigured(f'producer_files."{name}": {path} is not text in UTF-8') from None
+            if not found[name]:
+                raise Misconfigured(f'producer_files."{name}": {path} is empty')
+        self._of_files = found
+        return found
 
     def redact(self, text: str) -> str:
         """``text`` without the values of settings that hold secrets."""
-        for secret in self._secrets:
+        for secret in (*self._secrets, *self._of_files.values()):
             text = text.replace(secret, "***")
         return text
 
@@ -107,13 +165,13 @@ class ClientLog:
     """librdkafka's own log lines, passed to the logger ``outbox_relay.kafka``; and its last error, kept for reasons."""
 
     def __init__(self, settings: ClientSettings) -> None:
-        self._settings = settings
+        self.settings = settings
         self._logger = logging.getLogger("outbox_relay.kafka")
         self.last_error: str | None = None
 
     def log(self, level: int, message: str, *args: object) -> None:
         """Take a line; called by the client as it would call a logger. What we caused ourselves is left out."""
-        line = self._settings.redact(message % args)
+        line = self.settings.redact(message % args)
         if _HANDLED in line:
             # Fatal for that producer; the sink sends the records again with another one.
             level = min(level, logging.WARNING)
@@ -124,15 +182,17 @@ class ClientLog:
         """Keep ``error``; called by the client for what concerns no record, such as a connection."""
         # That all brokers are down is said after the reason for it, such as a refused password.
         if self.last_error is None or error.code() != KafkaError._ALL_BROKERS_DOWN:
-            self.last_error = self._settings.describe(error)
+            self.last_error = self.settings.describe(error)
 
     def callbacks(self) -> dict[str, Callable[[KafkaError], None]]:
         """The settings by which a client reports its errors here."""
         return {"error_cb": self.failed}
 
     def explain(self, reason: str) -> str:
-        """``reason``, and the client's last error if there is one."""
-        return f"{reason}; the client's last error: {self.last_error}" if self.last_error else reason
+        """``reason``, and the client's last error if there is one that it does not name. Blocks for up to 2 s."""
+        if self.last_error is None or self.last_error in reason:
+            return reason
+        return f"{reason}; the client's last error: {diagnosed(self.last_error, self.settings.authorities)}"
 
 
 def error_of(exception: KafkaException) -> KafkaError:

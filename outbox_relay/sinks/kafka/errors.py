@@ -17,8 +17,10 @@ class Kind(Enum):
     """No error."""
     MESSAGE = "message"
     """One record of the request cannot be taken. Its mates fail with it, so each is sent again alone to find it."""
+    TOPIC = "topic"
+    """One topic: it is unknown, or we may not write to it. The others of the cluster are not concerned."""
     DESTINATION = "destination"
-    """The cluster, the topic, the connection or our rights: says nothing against the event."""
+    """The cluster, the connection or our rights: says nothing against the event."""
     WITHDRAWN = "withdrawn"
     """Taken back by us, or by librdkafka after a fatal error: never counts against anything."""
     FATAL = "fatal"
@@ -53,11 +55,16 @@ _FATAL = """
     _FATAL _FENCED _GAPLESS_GUARANTEE _DESTROY _INCONSISTENT _CRIT_SYS_RESOURCE _STATE
 """
 
+# _UNKNOWN_PARTITION: the topic has fewer partitions than were known, as after it was deleted and made again.
+_TOPIC = """
+    UNKNOWN_TOPIC_OR_PART UNKNOWN_TOPIC_ID INCONSISTENT_TOPIC_ID TOPIC_EXCEPTION TOPIC_AUTHORIZATION_FAILED
+    _UNKNOWN_TOPIC _UNKNOWN_PARTITION
+"""
+
 # INVALID_TIMESTAMP stands here and not above: the relay gives records no time of their own, so it is this machine's
 # clock that the broker refuses, and it would refuse every event.
 _DESTINATION = """
-    UNKNOWN_TOPIC_OR_PART UNKNOWN_TOPIC_ID INCONSISTENT_TOPIC_ID TOPIC_EXCEPTION INVALID_TIMESTAMP
-    TOPIC_AUTHORIZATION_FAILED CLUSTER_AUTHORIZATION_FAILED TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+    INVALID_TIMESTAMP CLUSTER_AUTHORIZATION_FAILED TRANSACTIONAL_ID_AUTHORIZATION_FAILED
     SASL_AUTHENTICATION_FAILED ILLEGAL_SASL_STATE UNSUPPORTED_SASL_MECHANISM SECURITY_DISABLED
     UNACCEPTABLE_CREDENTIAL INVALID_PRINCIPAL_TYPE PRINCIPAL_DESERIALIZATION_FAILURE
     INVALID_REQUIRED_ACKS UNSUPPORTED_COMPRESSION_TYPE UNSUPPORTED_VERSION INVALID_REQUEST INVALID_CONFIG
@@ -69,7 +76,7 @@ _DESTINATION = """
     KAFKA_STORAGE_ERROR LOG_DIR_NOT_FOUND REQUEST_TIMED_OUT NETWORK_EXCEPTION UNKNOWN
     COORDINATOR_LOAD_IN_PROGRESS COORDINATOR_NOT_AVAILABLE NOT_COORDINATOR
     _TRANSPORT _ALL_BROKERS_DOWN _RESOLVE _SSL _AUTHENTICATION _UNKNOWN_BROKER _NODE_UPDATE _DESTROY_BROKER
-    _UNKNOWN_TOPIC _UNKNOWN_PARTITION _WAIT_CACHE _WAIT_COORD _ISR_INSUFF
+    _WAIT_CACHE _WAIT_COORD _ISR_INSUFF
     _MSG_TIMED_OUT _TIMED_OUT _TIMED_OUT_QUEUE _QUEUE_FULL
     _RETRY _INTR _FAIL _APPLICATION _NOT_CONFIGURED _NOT_IMPLEMENTED _UNSUPPORTED_FEATURE _UNKNOWN_PROTOCOL
     _INVALID_ARG _INVALID_TYPE _CONFLICT _FS _READ_ONLY _NOENT _NOOP _IN_PROGRESS _PREV_IN_PROGRESS
@@ -103,6 +110,7 @@ KINDS: dict[str, Kind] = {
     **dict.fromkeys(_MESSAGE.split(), Kind.MESSAGE),
     **dict.fromkeys(_WITHDRAWN.split(), Kind.WITHDRAWN),
     **dict.fromkeys(_FATAL.split(), Kind.FATAL),
+    **dict.fromkeys(_TOPIC.split(), Kind.TOPIC),
     **dict.fromkeys(_DESTINATION.split(), Kind.DESTINATION),
     **dict.fromkeys(_OTHERS.split(), Kind.DESTINATION),
 }

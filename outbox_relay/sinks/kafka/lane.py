@@ -1,15 +1,17 @@
 """The thread of a Kafka sink: takes calls in order, hands their events over, and knows what became of each.
 
-Everything that touches the producer happens in this one thread, the delivery reports included: they are served
+Everything that touches a producer happens in this one thread, the delivery reports included: they are served
 between handing over, so no two threads contend for the interpreter record by record.
 
 What keeps order and loses nothing:
 
 - librdkafka never gives up by itself. When acknowledgements stop, all is purged, all reports are served, the
-  producer is replaced, and what was not acknowledged is ``Unavailable``: acknowledged is a prefix per partition.
+  producers are replaced, and what was not acknowledged is ``Unavailable``: acknowledged is a prefix per partition.
 - A request that fails for good ends its producer (``enable.gapless.guarantee``), so nothing later overtakes. The
   events that were under way are then sent again in order, up to the last suspect one at a time: only what fails
   alone is ``Refused``.
+- A topic that takes no events keeps none of the others: its events are ``Unavailable`` without being sent, but for a
+  probe now and then.
 - A call is answered after all earlier ones, with verdicts in which nothing follows an unavailable event of its key.
 """
 
@@ -19,20 +21,24 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import TypeAlias
 
 from confluent_kafka import KafkaException
 
+from outbox_relay.errors import Misconfigured
 from outbox_relay.event import Event
-from outbox_relay.policy import Refused
-from outbox_relay.sinks.kafka.call import Call, Reports
-from outbox_relay.sinks.kafka.client import ONE_AT_A_TIME, ClientLog, ClientSettings, error_of
+from outbox_relay.headers import own_headers
+from outbox_relay.policy import Refused, Unavailable
+from outbox_relay.sinks.kafka.call import Blocks, Call, Reports
+from outbox_relay.sinks.kafka.client import ClientLog, ClientSettings, error_of
 from outbox_relay.sinks.kafka.errors import TOO_LARGE, Kind, kind
-from outbox_relay.sinks.kafka.limits import Limits, NotReady
-from outbox_relay.sinks.kafka.records import Topics
-from outbox_relay.sinks.kafka.underway import ROOM_SECONDS, Halt, UnderWay
+from outbox_relay.sinks.kafka.limits import TOPICS, Creation, Limits, NotReady
+from outbox_relay.sinks.kafka.records import Form, Topics
+from outbox_relay.sinks.kafka.statistics import Statistics
+from outbox_relay.sinks.kafka.troubles import Troubles
+from outbox_relay.sinks.kafka.underway import CAREFUL, ROOM_SECONDS, Halt, Stalled, UnderWay
 
 CHECK_EVERY = 100
 """Events handed over between two looks at the clock and the reports."""
@@ -40,6 +46,10 @@ SERVE_SECONDS = 0.001
 """How often reports are looked for while some are outstanding and no call comes."""
 IDLE_SECONDS = 0.5
 """The same while none is: only the client's own errors and log lines are served then."""
+BLAME_SECONDS = 1.0
+"""Longest wait for what the brokers say of the topics of records that are not acknowledged."""
+BLAMED_TOPICS = 50
+"""Topics asked about then, at most."""
 LATE = "not handed to Kafka's client in time"
 _PAYLOAD = itemgetter(Event._fields.index("payload"))
 
@@ -52,14 +62,27 @@ class Lane:
     ``places`` is the most that a call may hold.
     """
 
-    def __init__(self, name: str, settings: ClientSettings, topics: Topics, stall_seconds: float, places: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        settings: ClientSettings,
+        topics: Topics,
+        stall_seconds: float,
+        places: int,
+        form: Form,
+        creation: Creation | None,
+    ) -> None:
         self._settings = settings
         self._topics = topics
         self._stall_seconds = stall_seconds
         self._places = places
+        self._form = form
         self._log = ClientLog(settings)
-        self._limits = Limits(settings, self._log)
-        self._under_way = UnderWay(settings, self._log, self._limits, stall_seconds)
+        self._limits = Limits(settings, self._log, creation)
+        self._troubles = Troubles()
+        self._blocks = Blocks()
+        self._under_way = UnderWay(settings, self._log, form, stall_seconds)
+        self._placed: dict[str, int] = {}
         self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
         self._spare: list[Reports] = []
         self._stopped = False
@@ -68,8 +91,11 @@ class Lane:
     # -- from other threads -------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Make the first producer and begin to take jobs. Raises KafkaException for settings that make none."""
-        self._under_way.open()
+        """Make the first producer and begin to take jobs.
+
+        Raises KafkaException for settings that make none, and ``Misconfigured`` for a file that cannot be read.
+        """
+        self._under_way.open(self._limits.most)
         self._thread.start()
 
     def put(self, job: Job) -> None:
@@ -84,11 +110,17 @@ class Lane:
         """A counter for a new call."""
         return self._spare.pop() if self._spare else Reports(self._places)
 
+    @property
+    def statistics(self) -> Statistics:
+        """What the client counts about the producers."""
+        return self._under_way.statistics
+
     # -- jobs ---------------------------------------------------------------------------------------------------
 
     def take(self, call: Call) -> None:
         """Deliver ``call``."""
         self._under_way.calls.append(call)
+        self._blocks.prune(self._under_way.calls[0].number)
         self._work()
 
     def withdraw(self, done: Job) -> None:
@@ -120,29 +152,39 @@ class Lane:
             try:
                 return self._jobs.get(timeout=SERVE_SECONDS if self._under_way.calls else IDLE_SECONDS)
             except queue.Empty:
-                if self._under_way.wire is not None:
-                    return self._work
+                return self._work
 
     def _work(self) -> None:
         """Bring all calls as far as they go now, and answer those of which everything is known."""
-        under_way = self._under_way
-        try:
-            under_way.serve()
-            while True:
-                if under_way.broken:
-                    self._mend()
-                elif call := next((call for call in under_way.calls if call.todo), None):
-                    self._feed(call)
-                else:
-                    break
-        except Halt as halt:
-            self._end(str(halt))
+        while True:
+            try:
+                self._advance()
+            except Stalled as stalled:
+                if self._blamed():
+                    continue
+                self._end(str(stalled))
+            except Halt as halt:
+                self._end(str(halt))
+            break
         self._answer()
+
+    def _advance(self) -> None:
+        under_way = self._under_way
+        under_way.serve()
+        while True:
+            if under_way.broken:
+                self._mend()
+            elif call := next((call for call in under_way.calls if call.todo), None):
+                self._feed(call)
+            else:
+                break
 
     def _answer(self) -> None:
         """Answer the calls that are complete, none before an earlier one."""
         while (call := self._under_way.complete()) is not None:
-            call.answer(call.verdicts())
+            for topic, place in call.probes.items():
+                (self._troubles.mended if call.delivered(place) else self._troubles.unused)(topic)
+            call.answer(call.verdicts(self._blocks))
             call.reports.clear()
             self._spare.append(call.reports)
 
@@ -151,6 +193,7 @@ class Lane:
         reason = self._log.explain(reason)
         self._under_way.take_back()
         self._limits.forget()
+        self._placed.clear()
         for call in self._under_way.calls:
             call.course.ended = reason
             call.give_up()
@@ -170,17 +213,29 @@ class Lane:
             self._hand_over(call)
 
     def _hand_over(self, call: Call) -> None:
-        under_way, wire = self._under_way, self._under_way.opened()
+        under_way = self._under_way
         while call.todo and not under_way.broken:
             if time.monotonic() >= call.until:
                 self._cut(call, LATE)
                 return
-            dealt = wire.put(call, call.todo[:CHECK_EVERY])
+            size, places = self._next_places(call)
+            wire = under_way.wire(size)
+            dealt = wire.put(call, places)
             if not dealt and not under_way.outstanding and wire.fatal is None:
                 call.judged[call.todo[0]] = Refused("larger than the queue of Kafka's client (queue.buffering.max.*)")
                 dealt = 1
             call.todo = call.todo[dealt:]
             under_way.serve(0.0 if dealt else ROOM_SECONDS)
+
+    @staticmethod
+    def _next_places(call: Call) -> tuple[int, Sequence[int]]:
+        """The next few places that go to one producer, and which that is."""
+        places = call.todo[:CHECK_EVERY]
+        if isinstance(call.producers, int):
+            return call.producers, places
+        size = call.producers[places[0]]
+        run = next((n for n, place in enumerate(places) if call.producers[place] != size), len(places))
+        return size, places[:run]
 
     def _cut(self, call: Call, reason: str) -> None:
         """Hand over nothing more in this course; what was handed over is still waited for."""
@@ -196,33 +251,97 @@ class Lane:
             call.topics = self._topics.of(call.batch, call.judged)
         only = self._topics.constant
         topics = [only] if only is not None else sorted({topic for topic in call.topics if topic is not None})
-        if not self._learned(call, topics) or not self._fits():
+        if not self._learned(call, topics):
             return False
-        self._refuse_too_large(call, topics)
+        if len(self._troubles) or len(self._blocks):
+            call.todo = self._screened(call, call.todo)
+        # Topics that are left out now are in trouble: nothing of them is handed over.
+        known = [topic for topic in topics if not self._limits.unknown((topic,))]
+        if not self._placed_well(call, known):
+            return False
+        self._refuse_too_large(call, known)
+        self._refuse_without_partition(call)
         return True
 
     def _learned(self, call: Call, topics: list[str]) -> bool:
-        """Ask about the topics not known yet; ends the course when one cannot take events."""
-        unknown = self._limits.unknown(topics)
+        """Ask about the topics not known yet; ends the course when the cluster does not answer."""
+        now = time.monotonic()
+        unknown = [topic for topic in self._limits.unknown(topics) if self._troubles.due(topic, now)]
         if not unknown:
             return True
+        new = any(topic not in self._troubles for topic in unknown)
         try:
-            self._limits.learn(unknown, min(self._stall_seconds, call.until - time.monotonic()))
-        except NotReady as reason:
+            refused = self._limits.learn(unknown, min(self._stall_seconds, call.until - now), patient=new)
+        except (NotReady, Misconfigured) as reason:
             self._cut(call, str(reason))
+            if not self._under_way.outstanding:
+                # Made again, they read files with secrets again.
+                self._under_way.drop()
+            return False
         except KafkaException as exception:
             self._cut(call, self._settings.describe(error_of(exception)))
-        else:
-            return True
-        return False
+            return False
+        if refused and self._topics.constant is not None:
+            self._cut(call, next(iter(refused.values())))
+            return False
+        for topic, reason in refused.items():
+            self._troubles.note(topic, reason, time.monotonic())
+        return True
 
-    def _fits(self) -> bool:
-        """Replace a producer whose batches are too large for a topic; returns False when that shows a failure."""
-        if self._under_way.opened().batch_bytes > self._limits.batch_bytes:
-            self._under_way.drain()
-            if self._under_way.broken:
+    def _screened(self, call: Call, places: Sequence[int]) -> list[int]:
+        """Those of ``places`` that may be sent: not those of topics in trouble, nor what follows one of its key."""
+        now = time.monotonic()
+        left: list[int] = []
+        for place in places:
+            topic, key = call.topics[place], call.batch[place].key
+            verdict = None if key is None else self._blocks.on(call, place, key)
+            in_trouble = verdict is None and topic is not None and topic in self._troubles
+            if topic is not None and in_trouble and not self._probes(call, place, topic, now):
+                verdict = self._troubles.verdict(topic, now)
+            if verdict is None:
+                left.append(place)
+            else:
+                self._judge(call, place, verdict)
+        return left
+
+    def _probes(self, call: Call, place: int, topic: str, now: float) -> bool:
+        """Whether the event at ``place`` is the probe of ``topic``."""
+        if call.probes.get(topic) == place:
+            return True
+        if self._limits.unknown((topic,)) or not self._troubles.probe(topic, now):
+            return False
+        call.probes[topic] = place
+        return True
+
+    def _judge(self, call: Call, place: int, verdict: Unavailable) -> None:
+        key = call.batch[place].key
+        call.judged[place] = verdict
+        if key is not None:
+            self._blocks.begin(call, place, key, verdict)
+
+    def _placed_well(self, call: Call, topics: list[str]) -> bool:
+        """Choose the producer of each place; returns False when a failure shows while a topic changes its producer."""
+        under_way = self._under_way
+        sizes = {topic: self._limits.size(topic) for topic in topics}
+        if any(self._placed.get(topic, size) != size for topic, size in sizes.items()) or len(self._placed) > TOPICS:
+            under_way.drain()
+            if under_way.broken:
                 return False
-            self._under_way.drop()
+            self._placed.clear()
+        self._placed.update(sizes)
+        different = set(sizes.values())
+        if call.probes or len(different) > 1:
+            # A probe that fails must not end a producer that others use.
+            probes = set(call.probes.values())
+            call.producers = [
+                CAREFUL if place in probes else sizes.get(topic or "", self._limits.most)
+                for place, topic in enumerate(call.topics)
+            ]
+        else:
+            call.producers = next(iter(different), self._limits.most)
+        idle = [size for size in under_way.sizes() if not self._limits.in_use(size) and size not in different]
+        if idle and not under_way.outstanding:
+            under_way.drop(idle)
         return True
 
     def _refuse_too_large(self, call: Call, topics: list[str]) -> None:
@@ -230,10 +349,11 @@ class Lane:
         limits = {topic: limit for topic in topics if (limit := self._limits.of(topic)) is not None}
         if self._settings.compresses or not limits:
             return
-        if max(map(len, map(_PAYLOAD, call.batch))) <= min(limits.values()):
+        least = min(limits.values())
+        if max(map(len, map(_PAYLOAD, call.batch))) <= least:
             return
         topics_of = list(call.topics)
-        for place in call.todo:
+        for place in [place for place in call.todo if len(call.batch[place].payload) > least]:
             topic, size = topics_of[place], len(call.batch[place].payload)
             if topic in limits and size > limits[topic]:
                 self._limits.refresh(topic, self._stall_seconds)
@@ -243,60 +363,125 @@ class Lane:
                     call.judged[place], topics_of[place] = Refused(reason), None
         call.topics = topics_of
 
+    def _refuse_without_partition(self, call: Call) -> None:
+        """Refuse the events that name a partition which their topic does not have."""
+        if self._form.partition_header is None:
+            return
+        topics_of = list(call.topics)
+        for place in call.todo:
+            topic = topics_of[place]
+            if topic is None:
+                continue
+            try:
+                partition = self._form.partition(own_headers(call.batch[place].headers))
+            except ValueError as reason:
+                call.judged[place], topics_of[place] = Refused(str(reason)), None
+                continue
+            if partition >= self._limits.partitions(topic):
+                self._limits.refresh(topic, self._stall_seconds)
+                count = self._limits.partitions(topic)
+                if partition >= count:
+                    reason = f"topic {topic}: there is no partition {partition}, there are {count}, counted from 0"
+                    call.judged[place], topics_of[place] = Refused(reason), None
+        call.topics = topics_of
+
     # -- trouble ------------------------------------------------------------------------------------------------
 
     def _mend(self) -> None:
-        """Find out which records a request failed for and refuse those; raises ``Halt`` when it is not about records.
+        """Find out which records a request failed for; raises ``Halt`` when it is neither about them nor their topic.
 
         From the first record that failed to the last one that may have done so by its own fault, all that failed is
         sent again alone; what failed behind it is handed over again before anything else.
         """
         under_way = self._under_way
-        self._suspects()
+        self._causes()
         under_way.drain()
-        suspects = self._suspects()
-        if not suspects:
-            fatal = under_way.wire.fatal if under_way.wire is not None else None
-            raise Halt(fatal or "Kafka's client gave records back")
+        suspects, topics = self._causes()
+        if not suspects and not topics:
+            raise Halt(under_way.fatal or "Kafka's client gave records back")
         failures = under_way.failures()
-        alone = [failure for failure in failures if failure <= suspects[-1]]
+        under_way.drop_dead()
+        for topic, reason in topics.items():
+            self._note(topic, reason)
+        alone = [failure for failure in failures if suspects and failure <= suspects[-1]]
         self._isolate(alone)
-        for number, call in enumerate(under_way.calls):
-            again = [place for at, place in failures[len(alone) :] if at == number]
+        self._hand_over_again(failures[len(alone) :])
+
+    def _hand_over_again(self, failures: Sequence[tuple[int, int]]) -> None:
+        for number, call in enumerate(self._under_way.calls):
+            again = [place for at, place in failures if at == number]
             call.todo = [*again, *call.todo] if again else call.todo
             call.reports.failures.clear()
 
-    def _suspects(self) -> list[tuple[int, int]]:
-        """Of the records that failed, those whose own fault it may be. Raises ``Halt`` when it is the destination's.
+    def _causes(self) -> tuple[list[tuple[int, int]], dict[str, str]]:
+        """Of the records that failed, those whose own fault it may be, and the topics at fault with the reasons.
 
-        What failed because the producer did is neither: it failed with a suspect, or there is none.
+        Raises ``Halt`` when it is the destination's. What failed because the producer did is none of these: it failed
+        with one of them.
         """
         suspects: list[tuple[int, int]] = []
+        topics: dict[str, str] = {}
         for number, place in self._under_way.failures():
-            error = self._under_way.failure(number, place)
-            if kind(error) is Kind.MESSAGE:
-                suspects.append((number, place))
-            elif kind(error) is Kind.DESTINATION:
-                raise Halt(self._under_way.told(self._under_way.calls[number], place, error))
-        return suspects
+            call, error = self._under_way.calls[number], self._under_way.failure(number, place)
+            match self._kind_of(call, place):
+                case Kind.MESSAGE:
+                    suspects.append((number, place))
+                case Kind.TOPIC:
+                    topics[call.topics[place] or ""] = self._under_way.told(call, place, error)
+                case Kind.DESTINATION:
+                    raise Halt(self._under_way.told(call, place, error))
+                case _:
+                    pass
+        return suspects, topics
+
+    def _kind_of(self, call: Call, place: int) -> Kind:
+        """Whom the failure of a record is about: the only topic of a sink is the whole destination."""
+        found = kind(call.reports.failures[place])
+        return Kind.DESTINATION if found is Kind.TOPIC and self._topics.constant is not None else found
+
+    def _note(self, topic: str, reason: str) -> None:
+        self._troubles.note(topic, reason, time.monotonic())
+        self._limits.doubt(topic)
+        for call in self._under_way.calls:
+            call.probes.pop(topic, None)
+
+    def _blamed(self) -> bool:
+        """After a stall: whether it is about topics, which are then in trouble; what is under way begins again."""
+        topics = self._under_way.topics()
+        if self._topics.constant is not None or len(topics) > BLAMED_TOPICS:
+            return False
+        try:
+            refused = self._limits.learn(topics, BLAME_SECONDS, patient=False)
+        except (NotReady, Misconfigured, KafkaException):
+            return False
+        if not refused:
+            return False
+        for topic, reason in refused.items():
+            self._note(topic, reason)
+        self._under_way.take_back()
+        if self._under_way.outstanding:
+            return False
+        self._hand_over_again(self._under_way.failures())
+        return True
 
     def _isolate(self, failures: list[tuple[int, int]]) -> None:
         """Send records again in order, each alone: what fails alone is refused."""
         calls = self._under_way.calls
         too_large = [at for at in failures if self._under_way.failure(*at).name() in TOO_LARGE]
-        self._under_way.replace(ONE_AT_A_TIME)
         for number, place in failures:
-            self._alone(calls[number], place)
-        self._under_way.drop()
+            if self._screened(calls[number], (place,)):
+                self._alone(calls[number], place)
+            else:
+                del calls[number].reports.failures[place]
         # What fits when it is alone was in a batch too large for the topic.
         for topic in {calls[number].topics[place] for number, place in too_large if place not in calls[number].judged}:
-            self._limits.doubt(topic)
+            self._limits.too_large(topic or "")
 
     def _alone(self, call: Call, place: int) -> None:
-        """Send one record and wait for its report. Raises ``Halt`` when it fails for another reason than itself."""
+        """Send one record and wait for its report. Raises ``Halt`` when the destination fails meanwhile."""
         if time.monotonic() >= call.until:
             raise Halt(LATE)
-        failures, wire = call.reports.failures, self._under_way.opened()
+        failures, wire = call.reports.failures, self._under_way.wire(CAREFUL)
         del failures[place]
         if not wire.put(call, (place,)):
             call.lost = [*call.lost, place]
@@ -306,7 +491,13 @@ class Lane:
         if error is None:
             return
         reason = self._under_way.told(call, place, error)
-        if kind(error) is not Kind.MESSAGE:
-            raise Halt(reason)
+        match self._kind_of(call, place):
+            case Kind.MESSAGE:
+                call.judged[place] = Refused(reason)
+            case Kind.TOPIC:
+                topic = call.topics[place] or ""
+                self._note(topic, reason)
+                self._judge(call, place, self._troubles.verdict(topic, time.monotonic()))
+            case _:
+                raise Halt(reason)
         del failures[place]
-        call.judged[place] = Refused(reason)

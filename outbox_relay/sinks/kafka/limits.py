@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import (
@@ -14,39 +14,82 @@ from confluent_kafka.admin import (
     ConfigResource,  # pyright: ignore[reportPrivateImportUsage]
     ResourceType,  # pyright: ignore[reportPrivateImportUsage]
 )
+from confluent_kafka.cimpl import NewTopic
 
+from outbox_relay.errors import Misconfigured
 from outbox_relay.sinks.kafka.client import ClientLog, ClientSettings, error_of
+from outbox_relay.sinks.kafka.diagnosis import diagnosed
 
 CREATION_SECONDS = 1.0
-"""How long a topic is waited for that the broker may be creating because it was asked for."""
+"""How long a topic is waited for that is being created, by the broker because it was asked for, or by us."""
 DESCRIBE_SECONDS = 1.0
-"""Longest wait for a topic's settings: not every broker knows them, not every user may read them."""
+"""Longest wait for the settings of topics: not every broker knows them, not every user may read them."""
 AGE_SECONDS = 10.0
 """What is known of a topic's limit is read again, after this, before an event is refused for it."""
 LEAST_BATCH_BYTES = 1_000
+PRODUCERS = 4
+"""Sizes of batches in use at once, at most: each needs a producer of its own."""
+TOPICS = 4_096
+"""Topics remembered at once, at most."""
 PAUSE_SECONDS = 0.02
 
 _NOT_YET = frozenset(("UNKNOWN_TOPIC_OR_PART", "LEADER_NOT_AVAILABLE"))
 
 
 class NotReady(Exception):
-    """A topic cannot take events now; the message names it and says why."""
+    """The cluster cannot take events now; the message says why."""
+
+
+class Creation(NamedTuple):
+    """How the relay creates a topic that is missing."""
+
+    partitions: int
+    replication_factor: int
+
+
+class _Known(NamedTuple):
+    limit: int | None
+    partitions: int
+    read_at: float
 
 
 class Limits:
-    """What is known of the topics of one sink."""
+    """What is known of the topics of one sink. ``creation`` is there if the relay may create them."""
 
-    def __init__(self, settings: ClientSettings, log: ClientLog) -> None:
+    def __init__(self, settings: ClientSettings, log: ClientLog, creation: Creation | None = None) -> None:
         self._settings = settings
         self._log = log
-        self._batch_bytes = settings.batch_bytes
-        self._known: dict[str, tuple[int | None, float]] = {}
+        self._creation = creation
+        self._known: dict[str, _Known] = {}
+        self._sizes: list[int] = []
+        self._guessed: dict[str, int] = {}
         self._describes = True
 
     @property
-    def batch_bytes(self) -> int:
-        """A ``batch.size`` that no topic seen so far refuses; only ever shrinks."""
-        return self._batch_bytes
+    def most(self) -> int:
+        """The ``batch.size`` for a topic that sets no narrower limit, in bytes."""
+        return self._settings.batch_bytes
+
+    def size(self, topic: str) -> int:
+        """The ``batch.size`` of the producer for ``topic``, which is known: no batch is then too large for it.
+
+        There are at most ``PRODUCERS`` different ones; a topic shares one that is no less than half of what it takes.
+        """
+        limit = self._known[topic].limit
+        # The broker measures a batch with its framing, a little of which librdkafka does not foresee.
+        most = self._guessed.get(topic, self.most) if limit is None else limit - max(limit // 20, 512)
+        wanted = max(min(most, self.most), LEAST_BATCH_BYTES)
+        fitting = max((size for size in self._sizes if size <= wanted), default=0)
+        if fitting * 2 > wanted or (fitting and len(self._sizes) >= PRODUCERS):
+            return fitting
+        if len(self._sizes) >= PRODUCERS:
+            self._sizes.remove(min(self._sizes))
+        self._sizes.append(wanted)
+        return wanted
+
+    def in_use(self, size: int) -> bool:
+        """Whether a topic may be given a producer of this size."""
+        return size in self._sizes
 
     def unknown(self, topics: Iterable[str]) -> list[str]:
         """Those of ``topics`` that were not asked about yet."""
@@ -54,93 +97,197 @@ class Limits:
 
     def of(self, topic: str) -> int | None:
         """The largest batch that ``topic`` takes, in bytes; nothing when the brokers do not say."""
-        return self._known[topic][0]
+        return self._known[topic].limit
 
-    def learn(self, topics: Iterable[str], seconds: float) -> None:
-        """Ask about ``topics``, for at most ``seconds`` and a little. Raises :class:`NotReady`.
+    def partitions(self, topic: str) -> int:
+        """How many partitions ``topic`` has."""
+        return self._known[topic].partitions
 
-        Asking lets a broker create a topic, where it does that by itself.
+    def learn(self, topics: Sequence[str], seconds: float, *, patient: bool) -> Mapping[str, str]:
+        """Ask about ``topics``, for at most ``seconds`` and a little; returns why some take no events.
+
+        Asking lets a broker create a topic, where it does that by itself; ``patient`` is to wait for it. Raises
+        :class:`NotReady` when the cluster does not answer.
         """
         deadline = time.monotonic() + seconds
-        admin = _admin(self._settings, self._log, create_topics=True)
-        for topic in topics:
-            self._find(admin, topic, deadline)
-            limit = self._describe(admin, topic, deadline)
-            self._known[topic] = limit, time.monotonic()
-            if limit is not None:
-                # The broker measures a batch with its framing, a little of which librdkafka does not foresee.
-                room = max(limit // 20, 512)
-                self._shrink_to(limit - room)
+        admin = self._admin()
+        refused: dict[str, str] = {}
+        partitions = self._find(admin, topics, deadline, refused, patient=patient)
+        limits = self._describe(admin, list(partitions), deadline)
+        if len(self._known) + len(partitions) > TOPICS:
+            self._known.clear()
+        for topic, count in partitions.items():
+            self._known[topic] = _Known(limits.get(topic), count, time.monotonic())
+        return refused
 
     def refresh(self, topic: str, seconds: float) -> None:
         """Ask again about ``topic`` if what is known is old; keeps it if there is no answer."""
-        limit, read_at = self._known[topic]
-        if time.monotonic() - read_at < AGE_SECONDS:
+        known = self._known[topic]
+        now = time.monotonic()
+        if now - known.read_at < AGE_SECONDS:
             return
-        found = self._describe(
-            _admin(self._settings, self._log, create_topics=False), topic, time.monotonic() + seconds
-        )
-        self._known[topic] = found or limit, time.monotonic()
+        self._known[topic] = known._replace(read_at=now)
+        try:
+            admin = self._admin()
+            found = _metadata(admin, self._log, topic, now + seconds).topics[topic]
+            limit = self._describe(admin, [topic], now + seconds).get(topic, known.limit)
+        except (NotReady, Misconfigured):
+            return
+        partitions = known.partitions if found.error else len(found.partitions)
+        self._known[topic] = _Known(limit, partitions, now)
 
-    def doubt(self, topic: str | None) -> None:
-        """A request was too large for ``topic``: ask for its limit again, or guess one if it cannot be known."""
-        if topic is not None and self._known.pop(topic, (None, 0.0))[0] is None:
-            self._shrink_to(self._batch_bytes // 2)
+    def doubt(self, topic: str) -> None:
+        """What is known of ``topic`` was wrong: it is asked about again."""
+        self._known.pop(topic, None)
+
+    def too_large(self, topic: str) -> None:
+        """A batch was too large for ``topic``: ask for its limit again, or guess one if it cannot be known."""
+        known = self._known.get(topic)
+        if known is not None and known.limit is None:
+            if len(self._guessed) >= TOPICS:
+                self._guessed.clear()
+            self._guessed[topic] = max(self.size(topic) // 2, LEAST_BATCH_BYTES)
+        self.doubt(topic)
 
     def forget(self) -> None:
         """Ask about every topic again before its next event: much may change while a destination is down."""
         self._known.clear()
+        self._sizes.clear()
         self._describes = True
 
-    def _shrink_to(self, size: int) -> None:
-        self._batch_bytes = min(self._batch_bytes, max(size, LEAST_BATCH_BYTES))
+    def _admin(self) -> AdminClient:
+        return _admin(self._settings, self._log, create_topics=self._creation is None)
 
-    def _find(self, admin: AdminClient, topic: str, deadline: float) -> None:
-        """Return once ``topic`` is there. Raises :class:`NotReady`."""
-        patience = min(deadline, time.monotonic() + CREATION_SECONDS)
-        while error := _metadata(admin, self._log, topic, deadline).topics[topic].error:
-            if error.name() not in _NOT_YET or time.monotonic() >= patience:
-                raise NotReady(f"topic {topic}: {self._settings.describe(error)}")
+    def _find(
+        self, admin: AdminClient, topics: Sequence[str], deadline: float, refused: dict[str, str], *, patient: bool
+    ) -> dict[str, int]:
+        """The number of partitions of each topic that is there; ``refused`` is filled with the reasons of others."""
+        patience = min(deadline, time.monotonic() + CREATION_SECONDS) if patient else 0.0
+        found: dict[str, int] = {}
+        pending = list(topics)
+        asked_to_create = False
+        while True:
+            missing: list[str] = []
+            for topic in pending:
+                told = _metadata(admin, self._log, topic, deadline).topics[topic]
+                if told.error is None:
+                    found[topic] = len(told.partitions)
+                    refused.pop(topic, None)
+                    continue
+                refused[topic] = f"topic {topic}: {self._settings.describe(told.error)}"
+                if told.error.name() in _NOT_YET:
+                    missing.append(topic)
+            pending = missing
+            if pending and self._creation is not None and not asked_to_create:
+                asked_to_create = True
+                patience = min(deadline, time.monotonic() + CREATION_SECONDS)
+                pending = self._create(admin, self._creation, pending, deadline, refused)
+            if not pending or time.monotonic() >= patience:
+                return found
             time.sleep(PAUSE_SECONDS)
 
-    def _describe(self, admin: AdminClient, topic: str, deadline: float) -> int | None:
-        """The topic's ``max.message.bytes``, or nothing when it cannot be read: then batches stay as they are."""
-        if not self._describes:
-            return None
+    def _create(
+        self, admin: AdminClient, how: Creation, topics: list[str], deadline: float, refused: dict[str, str]
+    ) -> list[str]:
+        """Create ``topics``; returns those that are there now, or will be in a moment."""
+        seconds = max(deadline - time.monotonic(), 0.1)
+        wanted = [NewTopic(topic, how.partitions, how.replication_factor) for topic in topics]
+        asked: dict[str, Future[None]] = cast("Any", admin).create_topics(wanted, request_timeout=seconds)
+        created: list[str] = []
+        for topic, done in asked.items():
+            try:
+                done.result(seconds + 1)
+            except KafkaException as exception:
+                error = error_of(exception)
+                if error.code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                    refused[topic] = f"topic {topic}: cannot be created: {self._settings.describe(error)}"
+                    continue
+            except TimeoutError:
+                refused[topic] = f"topic {topic}: cannot be created: no answer"
+                continue
+            created.append(topic)
+        return created
+
+    def _describe(self, admin: AdminClient, topics: Sequence[str], deadline: float) -> dict[str, int]:
+        """The ``max.message.bytes`` of those topics where it can be read: batches of others stay as they are."""
+        if not self._describes or not topics:
+            return {}
         seconds = min(DESCRIBE_SECONDS, max(deadline - time.monotonic(), 0.1))
-        try:
-            return int(_settings_of(admin, ResourceType.TOPIC, topic, seconds)["max.message.bytes"])
-        except KafkaException as exception:
-            # A broker without this request never answers; metadata came, so it is not down.
-            self._describes = error_of(exception).code() != KafkaError._TIMED_OUT
-        except (KeyError, ValueError, TimeoutError):
-            self._describes = False
-        return None
+        found: dict[str, int] = {}
+        for topic, asked in _ask(admin, ResourceType.TOPIC, topics, seconds).items():
+            try:
+                found[topic] = int(_values(asked, seconds)["max.message.bytes"])
+            except KafkaException as exception:
+                # A broker without this request never answers; metadata came, so it is not down.
+                self._describes = error_of(exception).code() != KafkaError._TIMED_OUT
+            except (KeyError, ValueError, TimeoutError):
+                self._describes = False
+            if not self._describes:
+                break
+        return found
 
 
-def check(settings: ClientSettings, topic: str | None, seconds: float) -> str | None:
-    """Why the cluster, or ``topic`` on it, would take no events now; nothing when it would. Creates no topic."""
+def check(settings: ClientSettings, topic: str | None, seconds: float, *, creates: bool) -> str | None:
+    """Why the cluster, or ``topic`` on it, would take no events now; nothing when it would. Creates no topic.
+
+    ``creates`` says that the relay creates topics itself.
+    """
     log = ClientLog(settings)
-    admin = _admin(settings, log, create_topics=False)
     deadline = time.monotonic() + seconds
     try:
+        admin = _admin(settings, log, create_topics=False)
         found = _metadata(admin, log, topic, deadline)
-    except NotReady as reason:
+    except (NotReady, Misconfigured) as reason:
         return str(reason)
     error = found.topics[topic].error if topic is not None else None
-    if error is None or (error.name() in _NOT_YET and _creates_topics(admin, found, deadline)):
-        return None
+    if error is None:
+        return _too_large(settings, admin, found, topic, deadline)
+    if error.name() in _NOT_YET and (creates or _creates_topics(admin, found, deadline)):
+        return _too_large(settings, admin, found, None, deadline)
     return f"topic {topic}: {settings.describe(error)}"
+
+
+def _too_large(
+    settings: ClientSettings, admin: AdminClient, cluster: ClusterMetadata, topic: str | None, deadline: float
+) -> str | None:
+    """Why records as large as the user wants them would be refused; nothing where that cannot be known."""
+    wanted = settings.record_bytes
+    if wanted is None:
+        return None
+    if topic is None:
+        told, name = _of_broker(admin, cluster, deadline), "message.max.bytes"
+    else:
+        told, name = _of_topic(admin, topic, deadline), "max.message.bytes"
+    limit = told.get(name, "")
+    if not limit.isdigit() or wanted <= int(limit):
+        return None
+    what = "the brokers take" if topic is None else f"topic {topic} takes"
+    return (
+        f'producer "message.max.bytes" is {wanted}, but {what} at most {limit} bytes ({name}): '
+        "raise that one, or lower this one; larger records would be refused"
+    )
 
 
 def _creates_topics(admin: AdminClient, cluster: ClusterMetadata, deadline: float) -> bool:
     """Whether the broker says that it creates a topic when a record comes for it."""
-    broker = str(next(iter(cluster.brokers), 0))
+    return _of_broker(admin, cluster, deadline).get("auto.create.topics.enable") == "true"
+
+
+def _of_broker(admin: AdminClient, cluster: ClusterMetadata, deadline: float) -> dict[str, str]:
+    return _of(admin, ResourceType.BROKER, str(next(iter(cluster.brokers), 0)), deadline)
+
+
+def _of_topic(admin: AdminClient, topic: str, deadline: float) -> dict[str, str]:
+    return _of(admin, ResourceType.TOPIC, topic, deadline)
+
+
+def _of(admin: AdminClient, of: ResourceType, name: str, deadline: float) -> dict[str, str]:
+    """The settings of one broker or topic; none where they cannot be read."""
     seconds = max(deadline - time.monotonic(), 0.1)
     try:
-        return _settings_of(admin, ResourceType.BROKER, broker, seconds).get("auto.create.topics.enable") == "true"
+        return _values(_ask(admin, of, [name], seconds)[name], seconds)
     except (KafkaException, TimeoutError):
-        return False
+        return {}
 
 
 def _admin(settings: ClientSettings, log: ClientLog, *, create_topics: bool) -> AdminClient:
@@ -157,12 +304,20 @@ def _metadata(admin: AdminClient, log: ClientLog, topic: str | None, deadline: f
         reason = log.last_error
         # Serving the client's own errors, such as a refused password, may replace it by the cause.
         admin.poll(0)
-        raise NotReady(log.last_error or reason) from None
+        raise NotReady(diagnosed(log.last_error or reason or "", log.settings.authorities)) from None
 
 
-def _settings_of(admin: AdminClient, of: ResourceType, name: str, seconds: float) -> dict[str, str]:
-    """All settings of a topic or a broker. Raises KafkaException or TimeoutError."""
+def _ask(
+    admin: AdminClient, of: ResourceType, names: Sequence[str], seconds: float
+) -> dict[str, Future[dict[str, Any]]]:
+    """The settings of topics or brokers, each to come."""
     ask = cast("Any", admin).describe_configs
-    asked: dict[object, Future[dict[str, Any]]] = ask([ConfigResource(of, name)], request_timeout=seconds)
-    (found,) = asked.values()
-    return {setting: str(entry.value) for setting, entry in found.result(seconds + 1).items()}
+    asked: dict[Any, Future[dict[str, Any]]] = ask(
+        [ConfigResource(of, name) for name in names], request_timeout=seconds
+    )
+    return {resource.name: found for resource, found in asked.items()}
+
+
+def _values(asked: Future[dict[str, Any]], seconds: float) -> dict[str, str]:
+    """What was asked for. Raises KafkaException or TimeoutError."""
+    return {setting: str(entry.value) for setting, entry in asked.result(seconds + 1).items()}

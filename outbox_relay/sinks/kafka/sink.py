@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 from confluent_kafka import KafkaException
@@ -17,8 +18,9 @@ from outbox_relay.policy import Verdict
 from outbox_relay.sinks.kafka.call import Call, Course
 from outbox_relay.sinks.kafka.client import ClientSettings, Scalar, error_of
 from outbox_relay.sinks.kafka.lane import Lane
-from outbox_relay.sinks.kafka.limits import check
-from outbox_relay.sinks.kafka.records import Template, Topics
+from outbox_relay.sinks.kafka.limits import Creation, check
+from outbox_relay.sinks.kafka.records import Form, Template, Topics
+from outbox_relay.sinks.kafka.statistics import NOTHING, Statistics
 
 T = TypeVar("T")
 
@@ -40,52 +42,82 @@ class KafkaSink:
     ``Unavailable``; a new producer needs up to a second for its first acknowledgement, so two are the least that is
     of use.
 
-    ``Refused`` is answered only for an event that has no topic, cannot be made a record, or fails alone.
+    ``Refused`` is answered only for an event that has no topic, cannot be made a record, or fails alone. When the
+    template has a field, a topic that is unknown or denied makes only its own events ``Unavailable``, with the topic as
+    ``part``; the only topic of a sink is the whole destination.
+
+    ``form`` says how events become records, ``creation`` how the sink creates topics if it does. ``files`` hold
+    settings of the producer, by name; each is read again whenever a producer is made.
     """
 
     max_batch = MAX_BATCH
     max_in_flight = MAX_IN_FLIGHT
     keeps_order = True
 
-    def __init__(self, name: str, topic: Template, producer: Mapping[str, Scalar], stall_seconds: float) -> None:
+    def __init__(
+        self,
+        name: str,
+        topic: Template,
+        producer: Mapping[str, Scalar],
+        stall_seconds: float,
+        *,
+        form: Form | None = None,
+        creation: Creation | None = None,
+        files: Mapping[str, Path] | None = None,
+    ) -> None:
         self.timeout_seconds = CALL_STALLS * stall_seconds
         self._name = name
         self._topics = Topics(topic)
-        self._settings = ClientSettings(producer)
+        self._settings = ClientSettings(producer, files, creates=creation is not None)
+        self._form = form or Form()
+        self._creation = creation
         self._stall_seconds = stall_seconds
         self._lane: Lane | None = None
         self._course = Course()
+        self._number = 0
+
+    @property
+    def statistics(self) -> Statistics:
+        """What librdkafka counts about the sink's producers, every few seconds (``statistics.interval.ms``)."""
+        return NOTHING if self._lane is None else self._lane.statistics
 
     async def open(self) -> None:
         """Start the thread and the producer, which connects by itself when it can.
 
-        Raises ``Misconfigured`` for settings that librdkafka does not take.
+        Raises ``Misconfigured`` for settings that librdkafka does not take, and for files that cannot be read.
         """
         if self._lane is not None:
             return
-        lane = Lane(self._name, self._settings, self._topics, self._stall_seconds, self.max_batch)
+        lane = Lane(
+            self._name, self._settings, self._topics, self._stall_seconds, self.max_batch, self._form, self._creation
+        )
         try:
             await asyncio.to_thread(lane.start)
         except KafkaException as exception:
             reason = self._settings.describe(error_of(exception))
             raise Misconfigured(f"sinks.{self._name}.producer: {reason}") from None
+        except Misconfigured as reason:
+            raise Misconfigured(f"sinks.{self._name}.{reason}") from None
         self._lane = lane
         self._course = Course()
 
-    async def deliver(self, batch: Sequence[Event], until: float) -> Sequence[Verdict]:
+    async def deliver(self, batch: Sequence[Event], until: float, _attempt: int = 1, /) -> Sequence[Verdict]:
         """Deliver as ``Sink.deliver`` says; at most ``max_batch`` events. Raises RuntimeError when not open."""
         lane = self._opened()
         course = self._course = self._course_of_new_call()
         deadline = time.monotonic() + self.timeout_seconds
         verdicts: asyncio.Future[Sequence[Verdict]] = asyncio.get_running_loop().create_future()
         answer = partial(_answer, verdicts)
-        call = Call(batch, min(until, deadline), deadline, course, answer, lane.reports(), range(len(batch)))
+        self._number += 1
+        todo = range(len(batch))
+        call = Call(self._number, batch, min(until, deadline), deadline, course, answer, lane.reports(), todo)
         course.under_way += 1
         try:
             lane.put(partial(lane.take, call))
             return await verdicts
         finally:
             course.under_way -= 1
+            call.returned(self._number)
 
     def _course_of_new_call(self) -> Course:
         course = self._course
@@ -104,8 +136,12 @@ class KafkaSink:
         await done
 
     async def check(self) -> str | None:
-        """Ask for the metadata of the cluster, and of the topic if there is only one; creates no topic."""
-        return await asyncio.to_thread(check, self._settings, self._topics.constant, CHECK_SECONDS)
+        """Ask for the metadata of the cluster, and of the topic if there is only one; creates no topic.
+
+        Also whether records may be as large as ``message.max.bytes`` of the producer says, if it does.
+        """
+        creates = self._creation is not None
+        return await asyncio.to_thread(check, self._settings, self._topics.constant, CHECK_SECONDS, creates=creates)
 
     async def close(self) -> None:
         """Purge, end the producer and the thread."""

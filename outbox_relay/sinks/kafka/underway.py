@@ -1,20 +1,26 @@
-"""The calls under way and the producer that their records are on. Used by one thread only; most of it blocks."""
+"""The calls under way and the producers that their records are on. Used by one thread only; most of it blocks."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable
 
 from confluent_kafka import KafkaError, KafkaException
 
+from outbox_relay.errors import Misconfigured
 from outbox_relay.sinks.kafka.call import Call
-from outbox_relay.sinks.kafka.client import ClientLog, ClientSettings, Scalar, error_of
-from outbox_relay.sinks.kafka.limits import Limits
+from outbox_relay.sinks.kafka.client import ONE_AT_A_TIME, ClientLog, ClientSettings, error_of
+from outbox_relay.sinks.kafka.records import Form
+from outbox_relay.sinks.kafka.statistics import NOTHING, Statistics, ended, together
 from outbox_relay.sinks.kafka.wire import Wire
 
+CAREFUL = 0
+"""The producer of records that are sent alone, among those that are told by the size of their batches."""
 ROOM_SECONDS = 0.05
 """One wait for reports, or for the room that they make, when nothing else can be done."""
+TURN_SECONDS = 0.002
+"""The same for each of several producers: while one is waited for, another may have news."""
 PURGE_SECONDS = 5.0
 """Longest wait for the reports of purged records; this process makes them itself, so they come at once."""
 NAMED_TOPICS = 3
@@ -25,22 +31,32 @@ class Halt(Exception):
     """Nothing more can be delivered now: what is under way is taken back. The message says why."""
 
 
+class Stalled(Halt):
+    """Acknowledgements have stopped."""
+
+
 class UnderWay:
     """Serves the reports of all calls under way, and notices when none come any more.
 
     ``calls`` are in the order in which they were made; the records of each were handed over before those of the
-    next.
+    next. A topic's records are all on one producer, but for those that are sent alone.
     """
 
-    def __init__(self, settings: ClientSettings, log: ClientLog, limits: Limits, stall_seconds: float) -> None:
+    def __init__(self, settings: ClientSettings, log: ClientLog, form: Form, stall_seconds: float) -> None:
         self.calls: deque[Call] = deque()
-        self.wire: Wire | None = None
+        self._wires: dict[int, Wire] = {}
         self._settings = settings
         self._log = log
-        self._limits = limits
+        self._form = form
         self._stall_seconds = stall_seconds
         self._reported = 0
         self._progress_at = 0.0
+        self._counted = NOTHING
+
+    @property
+    def statistics(self) -> Statistics:
+        """What the client counts about all producers, those that were replaced too. May be asked by any thread."""
+        return together([self._counted, *(wire.statistics for wire in list(self._wires.values()))])
 
     @property
     def outstanding(self) -> int:
@@ -48,18 +64,23 @@ class UnderWay:
         return sum(call.outstanding for call in self.calls)
 
     @property
+    def fatal(self) -> str | None:
+        """The error after which a producer is dead, if one is."""
+        return next((wire.fatal for wire in self._wires.values() if wire.fatal is not None), None)
+
+    @property
     def broken(self) -> bool:
-        """Whether a record failed or the producer is dead."""
-        dead = self.wire is not None and self.wire.fatal is not None
-        return dead or any(call.reports.failures for call in self.calls)
+        """Whether a record failed or a producer is dead."""
+        return self.fatal is not None or any(call.reports.failures for call in self.calls)
 
     def serve(self, seconds: float = 0.0) -> None:
         """Serve delivery reports; when there is none, wait up to ``seconds`` for one.
 
         Raises ``Halt`` when what is under way must not be waited for any longer.
         """
-        if self.wire is not None:
-            self.wire.poll(seconds)
+        turn = seconds if len(self._wires) < 2 else min(seconds, TURN_SECONDS)
+        for wire in self._wires.values():
+            wire.poll(turn)
         reported = sum(call.reports.count for call in self.calls)
         if reported > self._reported:
             self._log.last_error = None
@@ -73,22 +94,27 @@ class UnderWay:
         if any(call.course.withdrawn and not call.complete for call in self.calls):
             raise Halt("withdrawn")
         if now - self._progress_at > self._stall_seconds:
-            raise Halt(f"{self._of_topics()}no acknowledgement for {self._stall_seconds:g} s")
+            raise Stalled(f"{self._of_topics()}no acknowledgement for {self._stall_seconds:g} s")
         if now > self.calls[0].deadline:
             raise Halt(f"{self._of_topics()}a batch was not acknowledged in time")
 
+    def topics(self) -> list[str]:
+        """The topics of the calls under way, in alphabetical order."""
+        return sorted({topic for call in self.calls for topic in call.topics if topic is not None})
+
     def _of_topics(self) -> str:
         """The topics of the calls under way, as the beginning of a reason."""
-        topics = sorted({topic for call in self.calls for topic in call.topics if topic is not None})
+        topics = self.topics()
         named = ", ".join(topics[:NAMED_TOPICS]) + (", …" if len(topics) > NAMED_TOPICS else "")
         return f"topic {named}: " if topics else ""
 
     def drain(self) -> None:
         """Wait until everything handed over has been reported on. Raises ``Halt`` as ``serve`` does."""
         while self.outstanding:
-            if self.wire is not None and self.wire.fatal is not None:
-                # A dead producer sends nothing more, and keeps what a failed request puts back.
-                self.wire.purge(in_flight=False)
+            for wire in self._wires.values():
+                if wire.fatal is not None:
+                    # A dead producer sends nothing more, and keeps what a failed request puts back.
+                    wire.purge(in_flight=False)
             self.serve(ROOM_SECONDS)
 
     def failures(self) -> list[tuple[int, int]]:
@@ -111,36 +137,47 @@ class UnderWay:
         self._reported -= call.reports.count
         return call
 
-    def opened(self) -> Wire:
-        """The producer; a new one if there is none. Raises ``Halt`` for a client that does not start any more."""
-        return self.wire or self.replace()
-
-    def replace(self, extra: Mapping[str, Scalar] | None = None) -> Wire:
-        """A new producer with ``extra`` settings, in place of the old one. Raises ``Halt`` as ``opened`` does."""
+    def wire(self, size: int) -> Wire:
+        """The producer of batches of ``size``; a new one if there is none. Raises ``Halt`` when none can be made."""
+        found = self._wires.get(size)
+        if found is not None:
+            return found
         try:
-            return self.open(extra)
+            return self.open(size)
         except KafkaException as exception:
             raise Halt(self._settings.describe(error_of(exception))) from exception
+        except Misconfigured as reason:
+            raise Halt(str(reason)) from None
 
-    def open(self, extra: Mapping[str, Scalar] | None = None) -> Wire:
-        """Do as ``replace`` does, but raise the client's own KafkaException."""
-        self.drop()
-        self.wire = Wire(self._settings, self._log, self._limits.batch_bytes, extra)
+    def open(self, size: int) -> Wire:
+        """Do as ``wire`` does, but raise the client's own KafkaException, or ``Misconfigured``."""
+        extra = ONE_AT_A_TIME if size == CAREFUL else None
+        wire = Wire(self._settings, self._log, self._form, size or self._settings.batch_bytes, extra)
+        self._wires[size] = wire
         self._progress_at = time.monotonic()
-        return self.wire
+        return wire
 
-    def drop(self) -> None:
-        """End the producer, if there is one, and whatever it holds."""
-        if self.wire is not None:
-            self.wire.close()
-            self.wire = None
+    def sizes(self) -> list[int]:
+        """The producers there are, by the size of their batches, without that of records that are sent alone."""
+        return [size for size in self._wires if size != CAREFUL]
+
+    def drop_dead(self) -> None:
+        """End the producers that are dead, and whatever they hold."""
+        self.drop(size for size, wire in list(self._wires.items()) if wire.fatal is not None)
+
+    def drop(self, sizes: Iterable[int] | None = None) -> None:
+        """End producers, all of them unless told which, and whatever they hold."""
+        for size in list(self._wires) if sizes is None else sizes:
+            wire = self._wires.pop(size)
+            self._counted = together([self._counted, ended(wire.statistics)])
+            wire.close()
 
     def take_back(self) -> None:
-        """Purge the producer, serve every report of it, and end it: nothing of it can be sent any more."""
-        if self.wire is None:
-            return
-        self.wire.purge(in_flight=True)
+        """Purge the producers, serve every report of them, and end them: nothing of them can be sent any more."""
+        for wire in self._wires.values():
+            wire.purge(in_flight=True)
         limit = time.monotonic() + PURGE_SECONDS
-        while self.outstanding and time.monotonic() < limit:
-            self.wire.poll(ROOM_SECONDS)
+        while self._wires and self.outstanding and time.monotonic() < limit:
+            for wire in self._wires.values():
+                wire.poll(TURN_SECONDS)
         self.drop()

@@ -7,13 +7,14 @@ from typing import cast
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
+from outbox_relay.headers import own_headers
 from outbox_relay.policy import Refused
 from outbox_relay.sinks.kafka.call import Call
 from outbox_relay.sinks.kafka.client import ClientLog, ClientSettings, Scalar, error_of
 from outbox_relay.sinks.kafka.errors import Kind, kind
-from outbox_relay.sinks.kafka.records import own_headers
+from outbox_relay.sinks.kafka.records import ANY_PARTITION, Form, Headers
+from outbox_relay.sinks.kafka.statistics import NOTHING, Statistics
 
-_ANY_PARTITION = -1
 _NOW = 0
 
 
@@ -25,13 +26,20 @@ class Wire:
     """
 
     def __init__(
-        self, settings: ClientSettings, log: ClientLog, batch_bytes: int, extra: Mapping[str, Scalar] | None = None
+        self,
+        settings: ClientSettings,
+        log: ClientLog,
+        form: Form,
+        batch_bytes: int,
+        extra: Mapping[str, Scalar] | None = None,
     ) -> None:
-        self.batch_bytes = batch_bytes
         self.fatal: str | None = None
         """The error after which this producer is dead."""
+        self.statistics: Statistics = NOTHING
+        """As of the client's last report."""
         self._settings = settings
-        config = {**settings.producer(batch_bytes, extra or {}), **log.callbacks()}
+        self._form = None if form.plain else form
+        config = {**settings.producer(batch_bytes, extra or {}), **log.callbacks(), "stats_cb": self._counted}
         self._producer = Producer(config, logger=log)
 
     def put(self, call: Call, places: Sequence[int]) -> int:
@@ -41,17 +49,21 @@ class Wire:
         record is judged at once.
         """
         batch, topics, callbacks, produce = call.batch, call.topics, call.reports.callbacks, self._producer.produce
+        form = self._form
         dealt = sent = 0
         for place in places:
             topic = topics[place]
             if topic is not None:
                 _, _, uid, kind_of_event, key, payload, content_type, own, _, _ = batch[place]
-                headers: list[tuple[str, str | bytes | None]]
-                headers = [("id", uid), ("type", kind_of_event), ("content-type", content_type)]
+                value: bytes | None = payload
+                partition = ANY_PARTITION
+                headers: Headers = [("id", uid), ("type", kind_of_event), ("content-type", content_type)]
                 try:
-                    if own is not None:
+                    if form is not None:
+                        value, partition, headers = form.record(batch[place])
+                    elif own is not None:
                         headers += own_headers(own)
-                    produce(topic, payload, key, _ANY_PARTITION, callbacks[place], None, _NOW, headers)
+                    produce(topic, value, key, partition, callbacks[place], None, _NOW, headers)
                     sent += 1
                 except BufferError:
                     break
@@ -75,6 +87,9 @@ class Wire:
             case _:
                 call.reports.failures[place] = error
         return True
+
+    def _counted(self, text: str) -> None:
+        self.statistics = Statistics.of(text)
 
     def poll(self, seconds: float) -> None:
         """Serve the reports that are there; when there is none, wait up to ``seconds`` for one. Blocks."""

@@ -1,6 +1,8 @@
-"""A Kafka broker of the tests' own, and what can be asked of it."""
+"""Kafka brokers of the tests' own, and what can be asked of them."""
 
 from tests.support.kafka.broker import KafkaBroker
+from tests.support.kafka.cluster import KafkaCluster
 from tests.support.kafka.records import Record
+from tests.support.kafka.topics import Administration
 
-__all__ = ["KafkaBroker", "Record"]
+__all__ = ["Administration", "KafkaBroker", "KafkaCluster", "Record"]

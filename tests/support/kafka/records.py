@@ -3,15 +3,13 @@
 import contextlib
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import cast
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
 
+from outbox_relay.embedded.broker import led_partitions
 from tests.support.wait import NotInTime, until
 
 BATCH = 1_000
@@ -34,16 +32,6 @@ class Record:
     def headers(self) -> Mapping[str, bytes | None]:
         """The headers by name, the last of each name."""
         return dict(self.header_list)
-
-
-def create_topic(bootstrap: str, name: str, partitions: int, config: Mapping[str, str]) -> None:
-    """Make a topic and wait until the broker shows it with a leader for each partition."""
-    admin = AdminClient({"bootstrap.servers": bootstrap})
-    wanted = [NewTopic(name, partitions, 1, config=dict(config))]
-    made = cast("dict[str, Future[None]]", admin.create_topics(wanted, operation_timeout=REQUEST_SECONDS))  # pyright: ignore[reportUnknownMemberType] - its type leaves the futures' content open
-    made[name].result(REQUEST_SECONDS)
-    what = f"topic {name} has {partitions} leaders"
-    until(lambda: len(_partitions(admin, name)) == partitions, seconds=REQUEST_SECONDS, what=what)
 
 
 def consume(
@@ -92,36 +80,18 @@ def read_all(bootstrap: str, topic: str, *, seconds: float = 30) -> list[Record]
     return records
 
 
-def answers(bootstrap: str) -> bool:
-    """Does a broker at this address answer a metadata request?"""
-    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
-    try:
-        return bool(admin.list_topics(timeout=2).brokers)
-    except KafkaException:
-        return False
-
-
 @contextlib.contextmanager
 def _assigned(bootstrap: str, topic: str, deadline: float) -> Generator[Consumer]:
     """A consumer that holds all partitions of a topic, from their start."""
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "tests", "enable.auto.commit": False})
     try:
         partitions = until(
-            lambda: _partitions(consumer, topic), seconds=deadline - time.monotonic(), what=f"topic {topic} is there"
+            lambda: led_partitions(consumer, topic), seconds=deadline - time.monotonic(), what=f"topic {topic} is there"
         )
         consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in partitions])
         yield consumer
     finally:
         consumer.close()
-
-
-def _partitions(client: AdminClient | Consumer, topic: str) -> list[int]:
-    """The topic's partitions that have a leader; none while it is missing."""
-    try:
-        found = client.list_topics(topic, timeout=REQUEST_SECONDS).topics[topic]
-    except KafkaException:
-        return []
-    return [number for number, partition in found.partitions.items() if partition.leader >= 0]
 
 
 def _ends(consumer: Consumer) -> dict[int, int]:

@@ -1,0 +1,50 @@
+"""Why a broker's certificate is not believed: the client says only that it is not."""
+
+from __future__ import annotations
+
+import re
+import socket
+import ssl
+from pathlib import Path
+
+CONNECT_SECONDS = 1.0
+"""Longest wait for one connection that is made to find out."""
+
+_UNVERIFIED = "certificate verify failed"
+_ADDRESS = re.compile(r"ssl://(\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):(\d+)/")
+
+
+def diagnosed(reason: str, authorities: str | None) -> str:
+    """``reason``, an error of the client, preceded by what is wrong with the certificate if it is about one.
+
+    ``authorities`` is what the user gave as ``ssl.ca.location``. Blocks for up to two seconds and sends nothing but the
+    beginning of a TLS connection.
+    """
+    address = _ADDRESS.search(reason) if _UNVERIFIED in reason else None
+    if address is None:
+        return reason
+    host, port = address[1].strip("[]"), int(address[2])
+    fault = _fault(host, port, authorities)
+    return reason if fault is None else f"the certificate of {address[1]}:{port} is not accepted: {fault} ({reason})"
+
+
+def _fault(host: str, port: int, authorities: str | None) -> str | None:
+    try:
+        context = _context(authorities)
+        with (
+            socket.create_connection((host, port), CONNECT_SECONDS) as connection,
+            context.wrap_socket(connection, server_hostname=host),
+        ):
+            return None
+    except ssl.SSLCertVerificationError as error:
+        return error.verify_message
+    except (OSError, ValueError):
+        return None
+
+
+def _context(authorities: str | None) -> ssl.SSLContext:
+    if authorities is None or authorities == "probe":
+        return ssl.create_default_context()
+    if Path(authorities).is_dir():
+        return ssl.create_default_context(capath=authorities)
+    return ssl.create_default_context(cafile=authorities)

@@ -1,0 +1,326 @@
+"""What becomes of a steady stream when its brokers do not stand still, on three brokers and a real relay process.
+
+usage: python -m tests.bench.rolling [rolling|frozen|oversized|outage] ...
+
+- rolling: every broker is restarted in turn, for some rounds, under 5,000 events/s: lost, reordered, repeated.
+- frozen: the leader of a partition is stopped where it stands for 3, 10 and 60 s: the same figures.
+- oversized: drain rate with one record in a thousand above the topic's limit, beside the rate without.
+- outage: no broker answers for 60 s while a million events are emitted: the position stands, no row is written, then
+  the backlog drains, beside the drain rate of a relay that starts on the same backlog.
+
+Starts PostgreSQL and the brokers by itself. The figures depend on what else the machine does; its load is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psycopg
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+
+from outbox_relay import outbox
+from outbox_relay.migrate import migrate
+from tests.support.kafka import KafkaBroker, KafkaCluster
+from tests.support.postgres import PostgresServer
+from tests.support.service import RelayService
+from tests.support.shop import Report, compare
+from tests.support.wait import until
+
+PARTITIONS = 6
+KEYS = 2_000
+BATCH = 250
+LIMIT = 20_000
+"""``max.message.bytes`` of the topic that gets oversized records."""
+CONFIG = """
+[database]
+dsn = "{dsn}"
+[sinks.events]
+type = "kafka"
+topic = "{topic}"
+[sinks.events.producer]
+"bootstrap.servers" = "{bootstrap}"
+[routes]
+"*" = ["events"]
+"""
+
+
+class Stream:
+    """Emits `rate` events a second from one thread: of each key numbers 1, 2, 3 and so on."""
+
+    def __init__(self, dsn: str, rate: float, keys: int = KEYS) -> None:
+        self._dsn = dsn
+        self._rate = rate
+        self._keys = keys
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.emitted = 0
+        self._took = 0.0
+
+    def __enter__(self) -> Stream:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Emit nothing more."""
+        self._stopped.set()
+        self._thread.join(60)
+
+    @property
+    def reached(self) -> float:
+        """Events a second that were really emitted: a busy machine does not keep up."""
+        return self.emitted / self._took if self._took else 0.0
+
+    def committed(self) -> dict[str, int]:
+        """key → events committed."""
+        whole, rest = divmod(self.emitted, self._keys)
+        counts = {f"k{key}": whole + (key < rest) for key in range(self._keys)}
+        return {key: count for key, count in counts.items() if count}
+
+    def _run(self) -> None:
+        began = time.monotonic()
+        with psycopg.connect(self._dsn) as connection:
+            while not self._stopped.is_set():
+                due = began + self.emitted / self._rate
+                self._stopped.wait(max(0.0, due - time.monotonic()))
+                self._emit(connection)
+                self._took = time.monotonic() - began
+
+    def _emit(self, connection: psycopg.Connection) -> None:
+        events: list[outbox.Event] = []
+        for number in range(self.emitted, self.emitted + BATCH):
+            key = f"k{number % self._keys}"
+            payload = {"key": key, "n": number // self._keys + 1, "note": "x" * 180}
+            events.append(outbox.Event("order.created", payload, key=key))
+        with connection.transaction():
+            outbox.emit_many(connection, events)
+        self.emitted += BATCH
+
+
+class Parts:
+    """A database and a relay for one topic."""
+
+    def __init__(self, postgres: PostgresServer, bootstrap: str, topic: str, directory: Path) -> None:
+        name = topic.replace(".", "_")
+        postgres.create_database(name)
+        self.dsn = postgres.dsn(name)
+        migrate(self.dsn)
+        self.relay = RelayService(directory, CONFIG.format(dsn=self.dsn, topic=topic, bootstrap=bootstrap), name)
+
+    def one(self, query: str) -> int:
+        """The number that a query answers."""
+        with psycopg.connect(self.dsn) as connection:
+            row = connection.execute(query.encode()).fetchone()
+        assert row is not None
+        return int(row[0])
+
+    def memory_mib(self) -> float:
+        """Memory of the relay's process now."""
+        pages = int(Path(f"/proc/{self.relay.process.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+class Ends:
+    """How many records stand in a topic."""
+
+    def __init__(self, bootstrap: str, topic: str) -> None:
+        self._partitions = [TopicPartition(topic, n) for n in range(PARTITIONS)]
+        self._consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "ends", "log_level": 0})
+
+    def count(self) -> int:
+        """The number now; 0 while it cannot be found out."""
+        try:
+            return sum(self._consumer.get_watermark_offsets(p, timeout=10)[1] for p in self._partitions)
+        except KafkaException:
+            return 0
+
+    def seconds(self, records: int, limit: float = 900) -> float:
+        """Wait until `records` are there; seconds since the count first moved."""
+        began, there = time.monotonic(), self.count()
+        moved = False
+        deadline = began + limit
+        while (now := self.count()) < records:
+            if not moved and now > there:
+                began, moved = time.monotonic(), True
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{now} of {records} records arrived")
+            time.sleep(0.01)
+        return time.monotonic() - began
+
+
+def judged(cluster: KafkaCluster, topic: str, committed: dict[str, int], seconds: float = 120) -> Report:
+    """Wait until all that was committed has arrived, and judge it."""
+    wanted = sum(committed.values())
+    ends = Ends(cluster.bootstrap, topic)
+    until(lambda: ends.count() >= wanted, seconds=seconds, what=f"{wanted} events arrive")
+    found: list[bytes] = []
+
+    def arrived() -> bool:
+        found[:] = [record.value or b"" for record in cluster.read_all(topic, seconds=180)]
+        return len(set(found)) >= wanted
+
+    until(arrived, seconds=seconds, what=f"{wanted} different events arrive")
+    return compare(committed, found)
+
+
+def under_stream(
+    postgres: PostgresServer, cluster: KafkaCluster, topic: str, rate: float, trouble: Callable[[], None]
+) -> Report:
+    """What arrives of a stream during which there is `trouble`."""
+    cluster.create_topic(topic, PARTITIONS)
+    with tempfile.TemporaryDirectory() as directory:
+        parts = Parts(postgres, cluster.bootstrap, topic, Path(directory))
+        with parts.relay.start() as relay, Stream(parts.dsn, rate) as stream:
+            until(lambda: stream.emitted > rate, seconds=60, what="the stream flows")
+            trouble()
+            after = stream.emitted
+            until(lambda: stream.emitted > after + rate, seconds=60, what="the stream goes on")
+            stream.stop()
+            report = judged(cluster, topic, stream.committed())
+            said = {line.get("reason") or line.get("event") for line in relay.lines() if line.get("level") == "error"}
+            print(
+                f"{topic}: {report}; {stream.reached:,.0f} of {rate:,.0f} events/s were emitted; "
+                f"relay {parts.memory_mib():.0f} MiB; errors logged: {len(said)}; {load()}",
+                flush=True,
+            )
+            relay.stop()
+    return report
+
+
+def rolling(postgres: PostgresServer, cluster: KafkaCluster, rounds: int, rate: float) -> bool:
+    """Restart every broker in turn, `rounds` times; whether nothing was lost or reordered."""
+
+    def trouble() -> None:
+        for number in range(rounds):
+            began = time.monotonic()
+            cluster.restart_each("rolling")
+            print(f"round {number + 1}: {time.monotonic() - began:.0f} s, {load()}", flush=True)
+
+    return under_stream(postgres, cluster, "rolling", rate, trouble).sound
+
+
+def frozen(postgres: PostgresServer, cluster: KafkaCluster, seconds: float, rate: float) -> bool:
+    """Stop the leader of a partition where it stands for `seconds`; whether nothing was lost or reordered."""
+    topic = f"frozen.{seconds:g}"
+
+    def trouble() -> None:
+        with cluster.leader(topic).frozen():
+            time.sleep(seconds)
+
+    return under_stream(postgres, cluster, topic, rate, trouble).sound
+
+
+FILL = """insert into outbox.event (uid, type, key, payload, content_type)
+select outbox.uuid7(), 'order.created', 'k' || (g %% 5000),
+       convert_to('{"order_id": 123456, "note": "' || repeat('x', case when g %% %s = 0 then %s else 200 end) || '"}',
+                  'UTF8'),
+       'application/json'
+  from generate_series(1, %s) g"""
+
+
+def drained(postgres: PostgresServer, kafka: KafkaBroker, topic: str, events: int, large_each: int) -> float:
+    """Events a second at which a backlog drains in which each so many events is too large; all others must arrive."""
+    kafka.create_topic(topic, partitions=PARTITIONS, config={"max.message.bytes": str(LIMIT)})
+    ends = Ends(kafka.bootstrap, topic)
+    with tempfile.TemporaryDirectory() as directory:
+        parts = Parts(postgres, kafka.bootstrap, topic, Path(directory))
+        with psycopg.connect(parts.dsn, autocommit=True) as connection:
+            connection.execute(FILL, (large_each, LIMIT, events))
+            connection.execute("vacuum analyze outbox.event")
+        wanted = events - events // large_each
+        with parts.relay.start(wait=False):
+            rate = wanted / ends.seconds(wanted)
+            dead = "select count(*) from outbox.delivery where state = 'dead'"
+            until(lambda: parts.one(dead) == events - wanted, seconds=60, what="what is too large is dead")
+            print(f"{topic}: {rate:,.0f} events/s, {events - wanted} dead, {load()}", flush=True)
+    return rate
+
+
+def oversized(postgres: PostgresServer, events: int) -> bool:
+    """Whether one record in a thousand above the topic's limit leaves four fifths of the rate."""
+    with KafkaBroker() as kafka:
+        without = drained(postgres, kafka, "without", events, events + 1)
+        with_them = drained(postgres, kafka, "oversized", events, 1_000)
+    print(f"one oversized record in a thousand: ratio {with_them / without:.2f}", flush=True)
+    return with_them >= 0.8 * without
+
+
+def outage(postgres: PostgresServer, events: int, seconds: float) -> bool:
+    """Whether a backlog that grew while no broker answered drains as fast as one that was there before the start."""
+    with KafkaBroker() as kafka, tempfile.TemporaryDirectory() as directory:
+        kafka.create_topic("outage", partitions=PARTITIONS)
+        parts = Parts(postgres, kafka.bootstrap, "outage", Path(directory))
+        with parts.relay.start(), psycopg.connect(parts.dsn, autocommit=True) as connection:
+            connection.execute(FILL, (events, 200, 1_000))
+            ends = Ends(kafka.bootstrap, "outage")
+            ends.seconds(1_000)
+            kafka.stop()
+            began = time.monotonic()
+            for _ in range(10):
+                connection.execute(FILL, (events, 200, events // 10))
+            time.sleep(max(0.0, seconds - (time.monotonic() - began)))
+            rows = parts.one("select count(*) from outbox.delivery")
+            memory = parts.memory_mib()
+            circuit = parts.one("select count(*) from outbox.sink where circuit <> 'closed'")
+            print(
+                f"down for {time.monotonic() - began:.0f} s with {events} events: {rows} rows, circuit open: {circuit}"
+            )
+            kafka.start()
+            catching_up = events / ends.seconds(1_000 + events)
+            print(
+                f"catch-up {catching_up:,.0f} events/s, relay {memory:.0f} then {parts.memory_mib():.0f} MiB, {load()}"
+            )
+        kafka.create_topic("drain", partitions=PARTITIONS)
+        parts = Parts(postgres, kafka.bootstrap, "drain", Path(directory))
+        with psycopg.connect(parts.dsn, autocommit=True) as connection:
+            connection.execute(FILL, (events, 200, events))
+            connection.execute("vacuum analyze outbox.event")
+        with parts.relay.start(wait=False):
+            drain = events / Ends(kafka.bootstrap, "drain").seconds(events)
+        print(f"drain {drain:,.0f} events/s, ratio {catching_up / drain:.2f}, {load()}", flush=True)
+    return rows == 0 and catching_up >= 0.9 * drain
+
+
+def load() -> str:
+    """How busy the machine is."""
+    return f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
+
+
+def main() -> int:
+    """Run what was asked for; 1 when something did not hold."""
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("what", nargs="*", default=["rolling", "frozen", "oversized", "outage"])
+    arguments.add_argument("--rounds", type=int, default=3)
+    arguments.add_argument("--rate", type=float, default=5_000)
+    arguments.add_argument("--freeze", type=float, nargs="+", default=[3, 10, 60])
+    arguments.add_argument("--events", type=int, default=1_000_000)
+    arguments.add_argument("--down-seconds", type=float, default=60)
+    options = arguments.parse_args()
+    freezes: list[float] = options.freeze if "frozen" in options.what else []
+    held: dict[str, bool] = {}
+    with PostgresServer(settings={"shared_buffers": "1GB", "max_wal_size": "8GB"}) as postgres:
+        if {"rolling", "frozen"} & set(options.what):
+            with KafkaCluster() as cluster:
+                if "rolling" in options.what:
+                    held["rolling"] = rolling(postgres, cluster, options.rounds, options.rate)
+                for seconds in freezes:
+                    held[f"frozen {seconds:g} s"] = frozen(postgres, cluster, seconds, options.rate)
+        if "oversized" in options.what:
+            held["oversized"] = oversized(postgres, options.events // 2)
+        if "outage" in options.what:
+            held["outage"] = outage(postgres, options.events, options.down_seconds)
+    for name, holds in held.items():
+        print(f"{name}: {'holds' if holds else 'does NOT hold'}")
+    return 0 if all(held.values()) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

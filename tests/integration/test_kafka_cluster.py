@@ -1,0 +1,141 @@
+"""The Kafka sink on three brokers: leaders that die, freeze and come back, too few copies, answers that get lost."""
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from typing import Any
+
+import pytest
+
+from outbox_relay.envelope import TopicTemplate
+from outbox_relay.event import Event
+from outbox_relay.policy import Delivered, Unavailable
+from tests.contract.harness import hand_over_all, some_events
+from tests.contract.kafka import proxied_broker
+from tests.support.kafka import Administration, KafkaBroker, KafkaCluster, Record
+from tests.support.kafka.watched import Watched
+
+STALL_SECONDS = 2.0
+EVENTS = 8_000
+KEYS = 50
+
+
+@pytest.fixture(scope="module")
+def cluster(kafka: KafkaBroker) -> Generator[KafkaCluster]:
+    """Three brokers; a test that breaks one must leave it running again."""
+    if not kafka.real:
+        pytest.skip("needs Apache Kafka, and this is the substitute")
+    with KafkaCluster() as started:
+        yield started
+
+
+@pytest.fixture
+async def sink_to() -> AsyncGenerator[Callable[..., Any]]:
+    """Opens sinks: `await sink_to(bootstrap, topic)`."""
+    async with contextlib.AsyncExitStack() as opened:
+
+        async def open_one(bootstrap: str, topic: str) -> Watched:
+            sink = Watched("events", TopicTemplate.parse(topic), {"bootstrap.servers": bootstrap}, STALL_SECONDS)
+            await sink.open()
+            opened.push_async_callback(sink.close)
+            return sink
+
+        yield open_one
+
+
+@pytest.fixture
+def report(capsys: pytest.CaptureFixture[str]) -> Callable[[str, int], None]:
+    """Shows how many records came twice."""
+
+    def show(what: str, duplicates: int) -> None:
+        with capsys.disabled():
+            sys.stdout.write(f"\n{what}: {EVENTS} events, 0 lost, 0 out of order, {duplicates} duplicates\n")
+
+    return show
+
+
+def duplicates(records: Sequence[Record], events: Sequence[Event]) -> int:
+    """How many records came again; nothing is lost and the first ones of each key are in order."""
+    expected: dict[bytes, list[str]] = {}
+    for event in events:
+        expected.setdefault((event.key or "").encode(), []).append(event.uid)
+    found: dict[bytes, dict[str, None]] = {}
+    for record in records:
+        found.setdefault(record.key or b"", {})[(record.headers["id"] or b"").decode()] = None
+    assert {key: list(uids) for key, uids in found.items()} == expected
+    return len(records) - len(events)
+
+
+async def test_a_leader_that_is_killed_is_followed_by_another(
+    cluster: KafkaCluster, topic: str, sink_to: Any, report: Callable[[str, int], None]
+) -> None:
+    cluster.create_topic(topic)
+    sink = await sink_to(cluster.bootstrap, topic)
+    events = some_events(EVENTS, keys=KEYS)
+    relaying = asyncio.ensure_future(hand_over_all(sink, events))
+    await sink.has(Delivered, 2_000)
+    leader = cluster.leader(topic)
+    await asyncio.to_thread(leader.kill)
+    try:
+        await relaying
+    finally:
+        await asyncio.to_thread(leader.start)
+    report("killed leader", duplicates(cluster.read_all(topic), events))
+
+
+async def test_a_leader_that_freezes_is_followed_by_another_or_waited_for(
+    cluster: KafkaCluster, topic: str, sink_to: Any, report: Callable[[str, int], None]
+) -> None:
+    cluster.create_topic(topic)
+    sink = await sink_to(cluster.bootstrap, topic)
+    events = some_events(EVENTS, keys=KEYS)
+    relaying = asyncio.ensure_future(hand_over_all(sink, events))
+    await sink.has(Delivered, 2_000)
+    leader = cluster.leader(topic)
+    with leader.frozen():
+        await asyncio.wait({relaying}, timeout=3.0)
+    await relaying
+    report("frozen leader", duplicates(cluster.read_all(topic), events))
+
+
+async def test_too_few_copies_are_waited_for(
+    cluster: KafkaCluster, topic: str, sink_to: Any, report: Callable[[str, int], None]
+) -> None:
+    cluster.create_topic(topic)
+    sink = await sink_to(cluster.bootstrap, topic)
+    events = some_events(EVENTS, keys=KEYS)
+    relaying = asyncio.ensure_future(hand_over_all(sink, events))
+    await sink.has(Delivered, 2_000)
+    follower = next(node for node in cluster.nodes if node is not cluster.leader(topic))
+    # Now all three copies are needed, and one is gone: brokers answer NOT_ENOUGH_REPLICAS.
+    cluster.administration.set_topic(topic, {"min.insync.replicas": "3"})
+    await asyncio.to_thread(follower.kill)
+    try:
+        await sink.has(Unavailable)
+    finally:
+        await asyncio.to_thread(follower.start)
+    await relaying
+    report("too few copies", duplicates(cluster.read_all(topic), events))
+
+
+async def test_answers_that_are_lost_are_repeated_in_order(
+    real_kafka: KafkaBroker, topic: str, sink_to: Any, report: Callable[[str, int], None]
+) -> None:
+    """Requests reach the broker, its answers are thrown away: everything that was under way comes twice."""
+    assert real_kafka.real
+    with proxied_broker() as (broker, proxy):
+        Administration(broker.bootstrap).create_topic(topic, 2)
+        sink = await sink_to(proxy.address, topic)
+        events = some_events(EVENTS, keys=KEYS)
+        relaying = asyncio.ensure_future(hand_over_all(sink, events))
+        await sink.has(Delivered, 2_000)
+        proxy.mute = True
+        await sink.has(Unavailable)
+        proxy.mute = False
+        await asyncio.to_thread(proxy.cut)
+        await asyncio.to_thread(proxy.restore)
+        await relaying
+        found = duplicates(broker.read_all(topic), events)
+    assert found > 0
+    report("lost answers", found)

@@ -1,0 +1,122 @@
+"""The Kafka sink inside a relay: topics in trouble beside good ones, and what people are shown of it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from outbox_relay import outbox
+from tests.support.database import Database
+from tests.support.kafka import Administration, KafkaBroker
+from tests.support.service import RelayService
+from tests.support.wait import until
+
+CONFIG = """
+[database]
+dsn = "{dsn}"
+[sinks.events]
+type = "kafka"
+topic = "{topic}.{{type}}"
+parked_max = {parked_max}
+# One broker cannot hold three copies: what is missing stays missing, until the test makes it.
+create_topics = true
+partitions = 1
+replication_factor = 3
+[sinks.events.circuit]
+probe_seconds = 0.2
+probe_max_seconds = 1
+[sinks.events.producer]
+"bootstrap.servers" = "{bootstrap}"
+[routes]
+"*" = ["events"]
+"""
+
+
+def emit(database: Database, kind: str, numbers: range, key: str = "k") -> None:
+    """Events of one kind, of five keys in turn."""
+    events = [outbox.Event(kind, {"n": n}, key=f"{key}{n % 5}") for n in numbers]
+    with psycopg.connect(database.dsn) as connection:
+        outbox.emit_many(connection, events)
+
+
+def numbers(kafka: KafkaBroker, topic: str) -> list[int]:
+    """What has arrived, in the order of each partition."""
+    return [json.loads(record.value or b"")["n"] for record in kafka.read_all(topic)]
+
+
+def shown(database: Database) -> dict[str, Any]:
+    """The sink as the table of sinks and its rows show it."""
+    with psycopg.connect(database.dsn) as connection:
+        rows = dict(connection.execute("select state, count(*) from outbox.delivery group by state").fetchall())
+        attempts = connection.execute("select coalesce(max(attempts), 0) from outbox.delivery").fetchone()
+        sink = connection.execute("select circuit, last_error from outbox.sink").fetchone()
+    assert attempts is not None
+    assert sink is not None
+    return {"waiting": 0, "held": 0, "dead": 0, **rows, "attempts": attempts[0], "circuit": sink[0], "error": sink[1]}
+
+
+def relay(database: Database, kafka: KafkaBroker, topic: str, directory: Path, parked_max: int) -> RelayService:
+    text = CONFIG.format(dsn=database.dsn, topic=topic, bootstrap=kafka.bootstrap, parked_max=parked_max)
+    return RelayService(directory, text)
+
+
+@pytest.fixture
+def good(real_kafka: KafkaBroker, topic: str) -> str:
+    """A topic that is there; `bad` beside it is not."""
+    Administration(real_kafka.bootstrap).create_topic(f"{topic}.good", 2)
+    return f"{topic}.good"
+
+
+def test_events_of_a_missing_topic_wait_as_rows_while_others_flow(
+    database: Database, real_kafka: KafkaBroker, topic: str, good: str, tmp_path: Path
+) -> None:
+    with relay(database, real_kafka, topic, tmp_path, 100_000) as service:
+        emit(database, "bad", range(200), key="bad")
+        emit(database, "good", range(300))
+        until(lambda: len(numbers(real_kafka, good)) == 300, seconds=30, what="the good topic gets its events")
+        until(lambda: shown(database)["waiting"] + shown(database)["held"] == 200, seconds=30, what="others wait")
+        found = shown(database)
+        assert (found["attempts"], found["dead"], found["circuit"]) == (0, 0, "closed")
+        assert f"{topic}.bad" in found["error"]
+        Administration(real_kafka.bootstrap).create_topic(f"{topic}.bad", 1)
+        until(lambda: shown(database)["waiting"] + shown(database)["held"] == 0, seconds=60, what="nothing waits")
+        assert service.stop() == 0
+    arrived = numbers(real_kafka, f"{topic}.bad")
+    assert sorted(arrived) == list(range(200))
+    for key in range(5):
+        assert [n for n in arrived if n % 5 == key] == list(range(key, 200, 5))
+
+
+def test_a_key_does_not_overtake_its_event_that_waits_for_a_topic(
+    database: Database, real_kafka: KafkaBroker, topic: str, good: str, tmp_path: Path
+) -> None:
+    with relay(database, real_kafka, topic, tmp_path, 100_000) as service:
+        emit(database, "bad", range(1))
+        emit(database, "good", range(50))
+        until(lambda: len(numbers(real_kafka, good)) == 40, seconds=30, what="the other keys are delivered")
+        assert [n for n in numbers(real_kafka, good) if n % 5 == 0] == []
+        Administration(real_kafka.bootstrap).create_topic(f"{topic}.bad", 1)
+        until(lambda: len(numbers(real_kafka, good)) == 50, seconds=60, what="the key goes on")
+        assert service.stop() == 0
+    assert [n for n in numbers(real_kafka, good) if n % 5 == 0] == list(range(0, 50, 5))
+
+
+def test_from_parked_max_rows_on_the_sink_stands_still_and_names_the_topic(
+    database: Database, real_kafka: KafkaBroker, topic: str, good: str, tmp_path: Path
+) -> None:
+    with relay(database, real_kafka, topic, tmp_path, 100) as service:
+        emit(database, "bad", range(200), key="bad")
+        until(lambda: shown(database)["waiting"] + shown(database)["held"] == 200, seconds=30, what="rows stand")
+        emit(database, "bad", range(200, 5_000), key="bad")
+        until(lambda: "100 events" in (shown(database)["error"] or ""), seconds=30, what="the sink stands still")
+        emit(database, "good", range(50))
+        found = shown(database)
+        assert found["waiting"] + found["held"] < 5_000
+        assert f"{topic}.bad" in found["error"]
+        Administration(real_kafka.bootstrap).create_topic(f"{topic}.bad", 1)
+        until(lambda: len(numbers(real_kafka, good)) == 50, seconds=90, what="everything flows again")
+        bad = f"{topic}.bad"
+        until(lambda: len(set(numbers(real_kafka, bad))) == 5_000, seconds=90, what="what waited arrives")
+        assert service.stop() == 0

@@ -1,0 +1,228 @@
+"""Topics of one sink: unknown ones beside good ones, limits of their own, creation, records of other forms."""
+
+import contextlib
+import json
+import threading
+from collections.abc import AsyncGenerator, Callable, Mapping
+from typing import Any
+
+import pytest
+from cloudevents.core.bindings.kafka import KafkaMessage, from_binary, from_structured
+from cloudevents.core.formats.json import JSONFormat
+
+from outbox_relay.envelope import TopicTemplate
+from outbox_relay.event import Event
+from outbox_relay.policy import DELIVERED, Delivered, Refused, Unavailable
+from outbox_relay.sinks.kafka import Creation, Form, KafkaSink
+from tests.contract.harness import an_event, hand_over, soon
+from tests.support.kafka import Administration, KafkaBroker
+from tests.support.wait import auntil
+
+STALL_SECONDS = 2.0
+SMALL_LIMIT = 20_000
+
+
+@pytest.fixture
+async def sink_on() -> AsyncGenerator[Callable[..., Any]]:
+    """Opens sinks: `await sink_on(broker, template, producer settings, **more)`."""
+    async with contextlib.AsyncExitStack() as opened:
+
+        async def open_one(
+            broker: KafkaBroker, template: str, producer: Mapping[str, str | int] | None = None, **more: Any
+        ) -> KafkaSink:
+            settings = {"bootstrap.servers": broker.bootstrap, **(producer or {})}
+            sink = KafkaSink("events", TopicTemplate.parse(template), settings, STALL_SECONDS, **more)
+            await sink.open()
+            opened.push_async_callback(sink.close)
+            return sink
+
+        yield open_one
+
+
+def to(region: str, key: str | None = None, payload: bytes = b"{}") -> Event:
+    """An event whose header names the end of its topic's name."""
+    return an_event(key, payload, headers=json.dumps({"to": region}))
+
+
+def producers() -> int:
+    """Threads of producers in this process."""
+    return sum("rdk" in thread.name for thread in threading.enumerate())
+
+
+# -- topics that take no events ------------------------------------------------------------------------------------
+
+
+async def test_a_topic_that_cannot_be_made_keeps_only_its_own_events(
+    real_kafka: KafkaBroker, topic: str, sink_on: Any
+) -> None:
+    """The broker would create it, but for its limit on partitions it has to refuse the request."""
+    admin = Administration(real_kafka.bootstrap)
+    admin.create_topic(f"{topic}.good", 2)
+    sink = await sink_on(real_kafka, f"{topic}.{{headers.to}}", creation=Creation(1, 3))
+    events = [to("good", "a"), to("bad", "a"), to("good", "b"), to("good", "a"), to("bad", "c")]
+    verdicts = await sink.deliver(events, soon())
+    assert [type(verdict) for verdict in verdicts] == [Delivered, Unavailable, Delivered, Unavailable, Unavailable]
+    for verdict in (verdicts[1], verdicts[3], verdicts[4]):
+        assert verdict.part == f"topic {topic}.bad"
+        assert "cannot be created: INVALID_REPLICATION_FACTOR" in verdict.reason
+        assert verdict.retry_after_seconds > 0
+    admin.create_topic(f"{topic}.bad", 2)
+
+    async def delivered() -> bool:
+        return list(await sink.deliver([to("bad")], soon())) == [DELIVERED]
+
+    await auntil(delivered, seconds=20, what="the topic takes events")
+    assert list(await sink.deliver([events[1], events[3], events[4]], soon())) == [DELIVERED] * 3
+
+
+async def test_a_topic_that_is_deleted_under_way_keeps_only_its_own_events(
+    real_kafka: KafkaBroker, topic: str, sink_on: Any
+) -> None:
+    admin = Administration(real_kafka.bootstrap)
+    for name in ("good", "gone"):
+        admin.create_topic(f"{topic}.{name}", 2)
+    # With three copies, which one broker cannot hold, the topic is not made again.
+    sink = await sink_on(real_kafka, f"{topic}.{{headers.to}}", creation=Creation(1, 3))
+    assert list(await sink.deliver([to("good"), to("gone")], soon())) == [DELIVERED] * 2
+    admin.delete_topic(f"{topic}.gone")
+    verdicts = await sink.deliver([to("good"), to("gone"), to("good")], soon())
+    assert [type(verdict) for verdict in verdicts] == [Delivered, Unavailable, Delivered]
+    assert verdicts[1].part == f"topic {topic}.gone"
+
+
+async def test_the_relay_creates_topics_as_it_is_told(real_kafka: KafkaBroker, topic: str, sink_on: Any) -> None:
+    sink = await sink_on(real_kafka, f"{topic}.{{headers.to}}", creation=Creation(partitions=3, replication_factor=1))
+    assert list(await sink.deliver([to("one"), to("two")], soon())) == [DELIVERED] * 2
+    for name in ("one", "two"):
+        found = Administration(real_kafka.bootstrap).client.list_topics(f"{topic}.{name}", timeout=5)
+        assert len(found.topics[f"{topic}.{name}"].partitions) == 3
+    assert await (await sink_on(real_kafka, f"{topic}.never", creation=Creation(1, 1))).check() is None
+
+
+# -- limits --------------------------------------------------------------------------------------------------------
+
+
+async def test_topics_with_limits_of_their_own_have_producers_of_their_own(
+    real_kafka: KafkaBroker, topic: str, sink_on: Any
+) -> None:
+    admin = Administration(real_kafka.bootstrap)
+    admin.create_topic(f"{topic}.wide", 1, config={"max.message.bytes": "5000000"})
+    admin.create_topic(f"{topic}.small", 1, config={"max.message.bytes": str(SMALL_LIMIT)})
+    sink = await sink_on(real_kafka, f"{topic}.{{headers.to}}")
+    events = [to("wide" if number % 2 else "small", f"k{number % 5}", b"x" * 500) for number in range(2_000)]
+    events[501] = events[501]._replace(payload=b"x" * 4_500_000)
+    events[600] = events[600]._replace(payload=b"x" * (SMALL_LIMIT + 1))
+    verdicts = await hand_over(sink, events, batch=500)
+    assert [place for place, verdict in enumerate(verdicts) if verdict is not DELIVERED] == [600]
+    assert isinstance(verdicts[600], Refused)
+    for name, rest in (("small", 0), ("wide", 1)):
+        expected = [event.uid for place, event in enumerate(events) if place % 2 == rest and place != 600]
+        found = [(record.headers["id"] or b"").decode() for record in real_kafka.read_all(f"{topic}.{name}")]
+        assert found == expected
+
+
+async def test_a_wish_that_the_topic_does_not_fulfil_fails_the_check(
+    real_kafka: KafkaBroker, topic: str, sink_on: Any
+) -> None:
+    Administration(real_kafka.bootstrap).create_topic(topic, 1, config={"max.message.bytes": "3000000"})
+    assert await (await sink_on(real_kafka, topic, {"message.max.bytes": 3_000_000})).check() is None
+    reason = await (await sink_on(real_kafka, topic, {"message.max.bytes": 3_000_001})).check()
+    assert f"topic {topic} takes at most 3000000 bytes" in (reason or "")
+    reason = await (await sink_on(real_kafka, f"{topic}.{{key}}", {"message.max.bytes": 90_000_000})).check()
+    assert "the brokers take at most" in (reason or "")
+
+
+async def test_large_records_go_as_far_as_the_topic_lets_them(
+    real_kafka: KafkaBroker, topic: str, sink_on: Any
+) -> None:
+    Administration(real_kafka.bootstrap).create_topic(topic, 1, config={"max.message.bytes": "10000000"})
+    sink = await sink_on(real_kafka, topic)
+    large = [an_event("k", b"x" * size) for size in (9_990_000, 10, 5_000_000)]
+    assert await hand_over(sink, large) == [DELIVERED] * 3
+    assert [len(record.value or b"") for record in real_kafka.read_all(topic)] == [9_990_000, 10, 5_000_000]
+
+
+# -- forms ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_header_chooses_the_partition(real_kafka: KafkaBroker, topic: str, sink_on: Any) -> None:
+    real_kafka.create_topic(topic, partitions=4)
+    sink = await sink_on(real_kafka, topic, form=Form(partition_header="partition"))
+    values = ["3", "0", "4", "-1", None, "2"]
+    events = [
+        an_event("k", b"%d" % number, headers=None if value is None else json.dumps({"partition": value}))
+        for number, value in enumerate(values)
+    ]
+    verdicts = await sink.deliver(events, soon())
+    refused = {place: verdict.reason for place, verdict in enumerate(verdicts) if isinstance(verdict, Refused)}
+    assert refused.keys() == {2, 3}
+    assert "there is no partition 4, there are 4" in refused[2]
+    assert "header partition should be the number of a partition" in refused[3]
+    found = {record.value: record.partition for record in real_kafka.read_all(topic)}
+    assert (found[b"0"], found[b"1"], found[b"5"]) == (3, 0, 2)
+    assert b"4" in found
+
+
+async def test_an_empty_payload_becomes_a_tombstone(kafka: KafkaBroker, topic: str, sink_on: Any) -> None:
+    kafka.create_topic(topic, partitions=1)
+    sink = await sink_on(kafka, topic, form=Form(tombstones=True))
+    events = [an_event("k", b"1"), an_event("k", b""), an_event(None, b"")]
+    verdicts = await sink.deliver(events, soon())
+    assert [type(verdict) for verdict in verdicts] == [Delivered, Delivered, Refused]
+    assert "a tombstone needs a key" in verdicts[2].reason
+    found = kafka.consume(topic, count=2)
+    assert [(record.key, record.value) for record in found] == [(b"k", b"1"), (b"k", None)]
+    assert found[1].headers["id"] == events[1].uid.encode()
+
+
+@pytest.mark.parametrize("mode", ["binary", "structured"])
+async def test_cloudevents_are_read_by_their_own_library(
+    kafka: KafkaBroker, topic: str, sink_on: Any, mode: Any
+) -> None:
+    kafka.create_topic(topic, partitions=1)
+    sink = await sink_on(kafka, topic, form=Form(cloudevents=mode, source="/shop/orders"))
+    event = an_event("k", '{"total": "12.34", "имя": "日本"}'.encode(), headers='{"traceparent": "00-1-2-03"}')
+    assert list(await sink.deliver([event], soon())) == [DELIVERED]
+    (record,) = kafka.consume(topic, count=1)
+    message = KafkaMessage(
+        headers={name: value or b"" for name, value in record.header_list}, key=record.key, value=record.value or b""
+    )
+    read = from_binary if mode == "binary" else from_structured
+    found = read(message, JSONFormat())
+    assert (found.get_id(), found.get_type(), found.get_source()) == (event.uid, event.type, "/shop/orders")
+    assert found.get_time() == event.created_at
+    assert found.get_data() == json.loads(event.payload)
+
+
+@pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
+async def test_compressed_records_arrive(real_kafka: KafkaBroker, topic: str, sink_on: Any, codec: str) -> None:
+    real_kafka.create_topic(topic, partitions=1)
+    sink = await sink_on(real_kafka, topic, {"compression.type": codec})
+    # Larger than the topic takes, but for its compression.
+    events = [an_event("k", b"x" * 1_500_000), an_event("k", b"y" * 10)]
+    assert await hand_over(sink, events) == [DELIVERED] * 2
+    assert [record.value for record in real_kafka.read_all(topic)] == [event.payload for event in events]
+
+
+# -- statistics ----------------------------------------------------------------------------------------------------
+
+
+async def test_the_client_counts_its_requests_and_their_time(real_kafka: KafkaBroker, topic: str, sink_on: Any) -> None:
+    real_kafka.create_topic(topic)
+    sink = await sink_on(real_kafka, topic, {"statistics.interval.ms": 100})
+    assert sink.statistics.producers in (0, 1)
+    await hand_over(sink, [an_event(f"k{n % 5}") for n in range(500)])
+
+    async def counted() -> bool:
+        return sink.statistics.requests > 0 and sink.statistics.round_trip_seconds > 0
+
+    await auntil(counted, seconds=10, what="requests were counted")
+    found = sink.statistics
+    assert found.producers == 1
+    assert 0 < found.round_trip_seconds <= found.round_trip_p99_seconds < 60
+    requests = found.requests
+    # A producer that is replaced leaves its counts.
+    set_small = Administration(real_kafka.bootstrap)
+    set_small.set_topic(topic, {"max.message.bytes": "5000"})
+    await hand_over(sink, [an_event("k", b"x" * 300) for _ in range(500)], batch=500)
+    assert sink.statistics.requests >= requests

@@ -1,0 +1,146 @@
+"""A broker with TLS, SASL and access rules, and the certificates for it."""
+
+import datetime
+import ssl
+from pathlib import Path
+
+import trustme
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
+
+from outbox_relay.embedded import ports
+from tests.support.kafka.broker import KafkaBroker
+from tests.support.kafka.topics import Administration
+from tests.support.wait import until
+
+LONG_AGO = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
+UNIT = "tests"
+"""Brokers change to a certificate only if it names the same."""
+EXPIRED = datetime.datetime(2021, 1, 1, tzinfo=datetime.UTC)
+
+
+class Certificates:
+    """An authority, a server certificate that is good, one that has expired, and one of a client."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        authority = trustme.CA()
+        self.authority = directory / "ca.pem"
+        authority.cert_pem.write_to_path(self.authority)
+        self.server = self._written("server", authority.issue_cert(ports.LOOPBACK, organization_unit_name=UNIT))
+        self.expired = self._written(
+            "expired",
+            authority.issue_cert(ports.LOOPBACK, organization_unit_name=UNIT, not_before=LONG_AGO, not_after=EXPIRED),
+        )
+        self.client = self._written("client", authority.issue_cert("relay.example", common_name="relay"))
+        self.expired_client = self._written(
+            "expired-client",
+            authority.issue_cert("relay.example", common_name="relay", not_before=LONG_AGO, not_after=EXPIRED),
+        )
+
+    def _written(self, name: str, certificate: trustme.LeafCert) -> Path:
+        # Java reads a key only as PKCS #8.
+        key = load_pem_private_key(certificate.private_key_pem.bytes(), None)
+        path = self._directory / f"{name}.pem"
+        chain = b"".join(blob.bytes() for blob in certificate.cert_chain_pems)
+        path.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()) + chain)
+        return path
+
+
+class SecuredBroker(KafkaBroker):
+    """Listeners: plain, where everything is allowed; SCRAM and PLAIN over TLS; client certificates; OAUTHBEARER.
+
+    Who does not come by the plain one may do what access rules allow, and nothing else. No topic is made by itself.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.certificates = Certificates(self.directory)
+        self._ports = {name: ports.free_port() for name in ("SCRAM", "MTLS", "OAUTH")}
+        listeners = {"PLAINTEXT": self.port, **self._ports, "CONTROLLER": self.controller_port}
+        named = ",".join(f"{name}://{ports.LOOPBACK}:{port}" for name, port in listeners.items())
+        login = "org.apache.kafka.common.security"
+        self.add_settings(
+            {
+                "listeners": named,
+                "advertised.listeners": named,
+                "listener.security.protocol.map": (
+                    "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SCRAM:SASL_SSL,MTLS:SSL,OAUTH:SASL_PLAINTEXT"
+                ),
+                "auto.create.topics.enable": "false",
+                # Each of several threads would change to another certificate at its own time.
+                "num.network.threads": "1",
+                "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+                "super.users": "User:ANONYMOUS",
+                "listener.name.scram.sasl.enabled.mechanisms": "SCRAM-SHA-512,PLAIN",
+                "listener.name.scram.scram-sha-512.sasl.jaas.config": f"{login}.scram.ScramLoginModule required;",
+                "listener.name.scram.plain.sasl.jaas.config": (
+                    f'{login}.plain.PlainLoginModule required user_plain="plain-secret";'
+                ),
+                "listener.name.scram.ssl.keystore.type": "PEM",
+                "listener.name.scram.ssl.keystore.location": str(self.certificates.server),
+                "listener.name.mtls.ssl.keystore.type": "PEM",
+                "listener.name.mtls.ssl.keystore.location": str(self.certificates.server),
+                "listener.name.mtls.ssl.truststore.type": "PEM",
+                "listener.name.mtls.ssl.truststore.location": str(self.certificates.authority),
+                "listener.name.mtls.ssl.client.auth": "required",
+                "ssl.principal.mapping.rules": "RULE:^.*CN=([^,]*).*$/$1/",
+                "listener.name.oauth.sasl.enabled.mechanisms": "OAUTHBEARER",
+                "listener.name.oauth.oauthbearer.sasl.jaas.config": (
+                    f'{login}.oauthbearer.OAuthBearerLoginModule required unsecuredLoginStringClaim_sub="broker";'
+                ),
+            }
+        )
+
+    @property
+    def administration(self) -> Administration:
+        """A new administrator's connection."""
+        return Administration(self.bootstrap)
+
+    def address(self, listener: str) -> str:
+        """The address of a listener."""
+        return f"{ports.LOOPBACK}:{self._ports[listener]}"
+
+    def show(self, listener: str, certificate: Path) -> None:
+        """Let a listener show another certificate, and wait until it does."""
+        prefix = f"listener.name.{listener.lower()}.ssl.keystore"
+        self.administration.set_broker(1, {f"{prefix}.location": str(certificate), f"{prefix}.type": "PEM"})
+        wanted = certificate.read_text().partition("-----BEGIN CERTIFICATE-----")[2].partition("-----END")[0]
+        port = self._ports[listener]
+        until(
+            lambda: wanted in ssl.get_server_certificate((ports.LOOPBACK, port), timeout=5),
+            seconds=20,
+            what=f"{listener} shows {certificate.name}",
+        )
+
+    def scram(
+        self, password: str | None = None, mechanism: str = "SCRAM-SHA-512", user: str = "relay"
+    ) -> dict[str, str]:
+        """The producer's settings for a user of the listener SCRAM; without a password those of another place."""
+        found = {
+            "bootstrap.servers": self.address("SCRAM"),
+            "security.protocol": "SASL_SSL",
+            "ssl.ca.location": str(self.certificates.authority),
+            "sasl.mechanism": mechanism,
+            "sasl.username": user,
+        }
+        return found if password is None else {**found, "sasl.password": password}
+
+    def mtls(self, certificate: Path) -> dict[str, str]:
+        """The producer's settings for a client that shows `certificate`."""
+        return {
+            "bootstrap.servers": self.address("MTLS"),
+            "security.protocol": "SSL",
+            "ssl.ca.location": str(self.certificates.authority),
+            "ssl.certificate.location": str(certificate),
+            "ssl.key.location": str(certificate),
+        }
+
+    def oauth(self, user: str) -> dict[str, str]:
+        """The producer's settings for a user who says who they are by a token without a signature."""
+        return {
+            "bootstrap.servers": self.address("OAUTH"),
+            "security.protocol": "SASL_PLAINTEXT",
+            "sasl.mechanism": "OAUTHBEARER",
+            "enable.sasl.oauthbearer.unsecure.jwt": "true",
+            "sasl.oauthbearer.config": f"principal={user}",
+        }

@@ -1,0 +1,77 @@
+"""What an event becomes in Kafka: value, partition, headers."""
+
+import json
+from typing import Any
+
+import pytest
+
+from outbox_relay.sinks.kafka.records import ANY_PARTITION, Form
+from tests.contract.harness import an_event
+
+SOURCE = "/shop/orders"
+
+
+def test_the_plain_form_is_known_as_such() -> None:
+    assert Form().plain
+    for changed in (Form(partition_header="p"), Form(tombstones=True), Form(cloudevents="binary", source=SOURCE)):
+        assert not changed.plain
+
+
+@pytest.mark.parametrize(("own", "partition"), [('{"p": "3"}', 3), ('{"p": "0"}', 0), ('{"q": "3"}', ANY_PARTITION)])
+def test_a_header_names_the_partition_and_is_passed_on(own: str, partition: int) -> None:
+    event = an_event(headers=own)
+    value, found, headers = Form(partition_header="p").record(event)
+    assert (value, found) == (event.payload, partition)
+    assert headers == [
+        ("id", event.uid),
+        ("type", event.type),
+        ("content-type", event.content_type),
+        *json.loads(own).items(),
+    ]
+
+
+@pytest.mark.parametrize("wrong", ["", "-1", "1.0", "one", "٣", " 1", "9999999999", "+1"])
+def test_a_wrong_partition_is_told_without_its_value(wrong: str) -> None:
+    with pytest.raises(ValueError, match="header p should be the number of a partition") as raised:
+        Form(partition_header="p").record(an_event(headers=json.dumps({"p": wrong})))
+    assert not wrong.strip() or wrong not in str(raised.value)
+
+
+def test_an_empty_payload_is_a_tombstone_only_when_asked_for() -> None:
+    assert Form(partition_header="p").record(an_event(payload=b""))[0] == b""
+    assert Form(tombstones=True).record(an_event(payload=b""))[0] is None
+    assert Form(tombstones=True).record(an_event(payload=b" "))[0] == b" "
+
+
+def test_a_tombstone_needs_a_key() -> None:
+    with pytest.raises(ValueError, match="needs a key"):
+        Form(tombstones=True).record(an_event(None, payload=b""))
+
+
+def test_binary_cloudevents_keep_the_payload_and_add_headers() -> None:
+    event = an_event(headers='{"a": "1", "ce_id": "theirs", "ce_mine": "x"}')
+    value, _, headers = Form(cloudevents="binary", source=SOURCE).record(event)
+    found = dict(headers)
+    assert value == event.payload
+    assert len(found) == len(headers)
+    assert (found["ce_id"], found["ce_type"], found["ce_source"]) == (event.uid, event.type, SOURCE)
+    assert (found["ce_specversion"], found["content-type"]) == ("1.0", event.content_type)
+    assert (found["a"], found["ce_mine"]) == ("1", "x")
+    assert "ce_time" in found
+
+
+def test_structured_cloudevents_wrap_the_payload() -> None:
+    event = an_event(payload=b'{"n": 1.10}', headers='{"a": "1"}')
+    value, _, headers = Form(cloudevents="structured", source=SOURCE).record(event)
+    assert value is not None
+    wrapped: Any = json.loads(value)
+    assert wrapped["data"] == {"n": 1.1}
+    assert wrapped["id"] == event.uid
+    assert dict(headers)["content-type"] == "application/cloudevents+json; charset=utf-8"
+    assert [name for name, _ in headers] == ["id", "type", "content-type", "a"]
+
+
+def test_a_tombstone_is_told_of_in_headers_in_structured_mode_too() -> None:
+    value, _, headers = Form(tombstones=True, cloudevents="structured", source=SOURCE).record(an_event(payload=b""))
+    assert value is None
+    assert {"ce_id", "ce_type", "ce_source", "ce_specversion"} <= dict(headers).keys()

@@ -1,0 +1,100 @@
+"""What the table of a Kafka sink takes beyond its topic and its producer."""
+
+from pathlib import Path
+
+import pytest
+
+from outbox_relay.errors import Misconfigured
+from outbox_relay.settings import KafkaSink, load
+
+FILE = """
+[sinks.events]
+type = "kafka"
+topic = "shop.{type}"
+%s
+[sinks.events.producer]
+"bootstrap.servers" = "localhost:9092"
+[routes]
+"*" = ["events"]
+"""
+TWINS = "OUTBOX_RELAY_SINKS__EVENTS__"
+
+
+@pytest.fixture
+def sink(tmp_path: Path) -> "Loads":
+    return Loads(tmp_path)
+
+
+class Loads:
+    """Makes the settings of a sink from lines of its table and from the environment."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / "relay.toml"
+
+    def __call__(self, *lines: str, **environ: str) -> KafkaSink:
+        self._path.write_text(FILE % "\n".join(lines))
+        found = load(self._path, {TWINS + name: value for name, value in environ.items()}).sinks["events"]
+        assert isinstance(found, KafkaSink)
+        return found
+
+
+def test_defaults(sink: Loads) -> None:
+    found = sink()
+    assert (found.partition_header, found.tombstones, found.create_topics) == ("", False, False)
+    assert found.parked_max == 100_000
+    assert found.producer_files == {}
+
+
+def test_topics_are_created_as_the_file_says(sink: Loads) -> None:
+    found = sink("create_topics = true", "partitions = 12", "replication_factor = 3")
+    assert (found.create_topics, found.partitions, found.replication_factor) == (True, 12, 3)
+
+
+def test_creating_topics_needs_to_know_how(sink: Loads) -> None:
+    with pytest.raises(Misconfigured) as refused:
+        sink("create_topics = true")
+    said = str(refused.value)
+    assert "sinks.events.partitions: is required with create_topics = true" in said
+    assert "sinks.events.replication_factor: is required with create_topics = true" in said
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("parked_max = 0", r"parked_max: should be greater than or equal to 1"),
+        ("partitions = 0", r"partitions: should be greater than or equal to 1"),
+        ("replication_factor = 101", r"replication_factor: should be less than or equal to 100"),
+        ('partition_header = "a b"', r"partition_header: should be the name of a header"),
+        ('tombstones = "perhaps"', r"tombstones: should be a valid boolean"),
+    ],
+)
+def test_wrong_values_are_refused_at_their_place(sink: Loads, line: str, said: str) -> None:
+    with pytest.raises(Misconfigured, match=said):
+        sink(line)
+
+
+def test_settings_of_the_producer_may_stand_in_files(sink: Loads) -> None:
+    found = sink('producer_files = { "sasl.password" = "/run/secrets/kafka" }')
+    assert found.producer_files == {"sasl.password": Path("/run/secrets/kafka")}
+
+
+def test_a_file_has_a_twin_in_the_environment(sink: Loads) -> None:
+    found = sink(PRODUCER_FILES__SASL_PASSWORD="/run/secrets/kafka")
+    assert found.producer_files == {"sasl.password": Path("/run/secrets/kafka")}
+
+
+def test_a_password_instead_of_a_path_is_refused_without_being_repeated(sink: Loads) -> None:
+    with pytest.raises(Misconfigured, match=r"producer_files.*sasl.password.*should be the path of a file") as refused:
+        sink('producer_files = { "sasl.password" = "hunter2" }')
+    assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["acks", "enable.idempotence", "transactional.id", "metadata.broker.list", "oauth_cb"])
+def test_what_keeps_the_guarantees_may_not_stand_in_a_file(sink: Loads, name: str) -> None:
+    with pytest.raises(Misconfigured, match="should not stand in a file"):
+        sink(f'producer_files = {{ "{name}" = "/run/x" }}')
+
+
+def test_a_setting_stands_in_one_place(sink: Loads) -> None:
+    with pytest.raises(Misconfigured, match="stands in producer too"):
+        sink('producer_files = { "sasl.password" = "/run/x" }', PRODUCER__SASL_PASSWORD="x")
