@@ -13,22 +13,24 @@ from structlog.stdlib import BoundLogger
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
 from outbox_relay import __version__, migrate
+from outbox_relay.circuit import CircuitPolicy
 from outbox_relay.errors import DatabaseLost, Misconfigured, StartAgain, Unusable
 from outbox_relay.health import Health
 from outbox_relay.housekeeping import Housekeeping
 from outbox_relay.ownership import Ownership
-from outbox_relay.policy import CircuitPolicy
 from outbox_relay.relay import SinkRelay
 from outbox_relay.routing import like
 from outbox_relay.settings import KafkaSink as KafkaSettings
-from outbox_relay.settings import Settings, WebhookSink
+from outbox_relay.settings import Settings
+from outbox_relay.settings import WebhookSink as WebhookSettings
 from outbox_relay.sinks import Sink
-from outbox_relay.sinks.kafka import KafkaSink
+from outbox_relay.sinks.kafka import Creation, Form, KafkaSink
 from outbox_relay.spec import SinkSpec
 from outbox_relay.store import Store
 from outbox_relay.telemetry import logger
 from outbox_relay.ticking import Ticking
 from outbox_relay.wakeup import Wakeup
+from outbox_relay.webhooks import Webhooks
 
 RECOVER_MOST_SECONDS = 2.0
 """Longest pause before a part that lost the database tries again."""
@@ -38,7 +40,6 @@ READY_SECONDS = 10.0
 """Without word from the database for this long a relay is not ready."""
 STALL_LEAST_SECONDS = 3.0
 """Shortest silence of a broker that is taken for a stall; else a third of the lease."""
-UNSERVED = 'sinks.{name}: webhook sinks cannot be served yet; only type = "kafka" can'
 SURVIVED = (DatabaseLost, StartAgain, Unusable)
 """What a running service survives: the part starts again."""
 
@@ -52,11 +53,6 @@ def run(settings: Settings, reload: Callable[[], Settings]) -> int:
     return asyncio.run(Service(settings, reload).serve())
 
 
-def unserved(settings: Settings) -> list[str]:
-    """The sinks that the settings know and this version cannot serve, a line each."""
-    return [UNSERVED.format(name=name) for name, sink in settings.sinks.items() if isinstance(sink, WebhookSink)]
-
-
 async def check_online(settings: Settings) -> list[str]:
     """What is wrong with the database and the destinations, a line each; nothing when all answer."""
     problems: list[str] = []
@@ -68,15 +64,23 @@ async def check_online(settings: Settings) -> list[str]:
         problems.append(f"database: {error}")
     finally:
         await store.close()
-    for spec, sink in _sinks(settings):
-        try:
-            await sink.open()
-            reason = await sink.check()
-        finally:
-            await sink.close()
-        if reason:
-            problems.append(f"sinks.{spec.name}: {reason}")
-    return problems
+    webhooks = Webhooks(settings)
+    await webhooks.own.refresh()
+    found = [await _check_sink(name, settings, webhooks) for name in settings.sinks]
+    return [*problems, *filter(None, found)]
+
+
+async def _check_sink(name: str, settings: Settings, webhooks: Webhooks) -> str | None:
+    try:
+        sink = _sink(name, settings, webhooks)
+    except Misconfigured as error:
+        return str(error)
+    try:
+        await sink.open()
+        reason = await sink.check()
+    finally:
+        await sink.close()
+    return f"sinks.{name}: {reason}" if reason else None
 
 
 class Service:
@@ -88,7 +92,8 @@ class Service:
         self._log: BoundLogger = logger().bind(relay=settings.relay.name)
         self._stopping = asyncio.Event()
         self._reloading = asyncio.Event()
-        self._sinks = _sinks(settings)
+        self._webhooks = Webhooks(settings)
+        self._sinks = [(_spec(name, settings), _sink(name, settings, self._webhooks)) for name in settings.sinks]
         self._store = _store(settings, min(30, 4 + 3 * len(self._sinks)))
         lease = settings.relay.lease_seconds
         self._ticking = Ticking(self._store, Wakeup(_wakeup_dsn(settings)), lease, self._log)
@@ -132,6 +137,7 @@ class Service:
             host, port = await health.start()
         except OSError as error:
             raise Misconfigured(f"http.listen: cannot listen at {address[0]}:{address[1]}: {error.strerror}") from None
+        self._webhooks.own.add(host, port)
         self._log.info("listening", host=host, port=port)
         return health
 
@@ -164,6 +170,7 @@ class Service:
             with attempt:
                 await self._store.open()
                 await _check_schema(self._store)
+                await self._webhooks.own.refresh()
                 await self._register()
         for _, sink in self._sinks:
             await sink.open()
@@ -200,6 +207,7 @@ class Service:
                     ("ownership", self._ownership.run),
                     ("ticking", self._ticking.run),
                     ("housekeeping", Housekeeping(self._store, self._log).run),
+                    ("own addresses", self._webhooks.own.run),
                     ("reload", self._reload_when_asked),
                 )
             ]
@@ -249,7 +257,7 @@ class Service:
     # -- reload -----------------------------------------------------------------------------------------------
 
     async def _reload_when_asked(self) -> None:
-        """At SIGHUP, routes are read again; a bad file changes nothing."""
+        """At SIGHUP, routes, secrets and headers are read again; what is bad or missing changes nothing."""
         while True:
             await self._reloading.wait()
             self._reloading.clear()
@@ -263,9 +271,11 @@ class Service:
         specs = {name: _spec(name, settings) for name in settings.sinks}
         if specs.keys() != {relay.spec.name for relay in self._relays}:
             raise Misconfigured("sinks were added or removed: that needs a restart")
+        read = await asyncio.to_thread(self._webhooks.read, settings)
         generations = await self._generations(list(specs.values()))
         for relay in self._relays:
             relay.reload(specs[relay.spec.name], generations[relay.spec.name])
+        self._webhooks.renew(read)
         self._log.info("configuration reloaded")
 
     async def _close(self) -> None:
@@ -293,10 +303,6 @@ def _wakeup_dsn(settings: Settings) -> Callable[[], str] | None:
     return lambda: settings.database.wakeup_dsn() or ""
 
 
-def _sinks(settings: Settings) -> list[tuple[SinkSpec, Sink]]:
-    return [(_spec(name, settings), _sink(name, settings)) for name in settings.sinks]
-
-
 def _spec(name: str, settings: Settings) -> SinkSpec:
     sink = settings.sinks[name]
     patterns = settings.routes.patterns_for(name)
@@ -308,15 +314,31 @@ def _spec(name: str, settings: Settings) -> SinkSpec:
         hold=sink.when_dead == "hold",
         start=sink.start,
         park_after_seconds=settings.relay.park_after_seconds,
+        parked_max=sink.parked_max if isinstance(sink, KafkaSettings) else 0,
         retry=sink.retry_policy(),
-        circuit=CircuitPolicy(sink.circuit.open_after, sink.circuit.probe_seconds, sink.circuit.probe_max_seconds),
+        circuit=CircuitPolicy(**sink.circuit.model_dump()),
     )
 
 
-def _sink(name: str, settings: Settings) -> Sink:
+def _sink(name: str, settings: Settings, webhooks: Webhooks) -> Sink:
     match settings.sinks[name]:
         case KafkaSettings() as kafka:
-            stall_seconds = max(STALL_LEAST_SECONDS, settings.relay.lease_seconds / 3)
-            return KafkaSink(name, kafka.topic_template(), kafka.producer, stall_seconds)
-        case WebhookSink():
-            raise Misconfigured(UNSERVED.format(name=name))
+            return _kafka(name, kafka, max(STALL_LEAST_SECONDS, settings.relay.lease_seconds / 3))
+        case WebhookSettings():
+            return webhooks.make(name)
+
+
+def _kafka(name: str, kafka: KafkaSettings, stall_seconds: float) -> KafkaSink:
+    mode = None if kafka.cloudevents == "none" else kafka.cloudevents
+    creation = None
+    if kafka.create_topics and kafka.partitions and kafka.replication_factor:
+        creation = Creation(kafka.partitions, kafka.replication_factor)
+    return KafkaSink(
+        name,
+        kafka.topic_template(),
+        kafka.producer,
+        stall_seconds,
+        form=Form(kafka.partition_header or None, kafka.tombstones, mode, kafka.cloudevents_source),
+        creation=creation,
+        files=kafka.producer_files,
+    )

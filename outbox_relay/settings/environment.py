@@ -1,8 +1,8 @@
 """Settings from the environment: every one has a twin, ``OUTBOX_RELAY_`` and its path joined by ``__``.
 
 A value is text; lists and tables are JSON, and replace what the file says. A list of strings may also be one plain
-string. Below ``PRODUCER__`` an underscore stands for a dot. Names without ``__`` are ignored, except those of
-``ALONE``: Kubernetes puts names such as ``OUTBOX_RELAY_PORT`` into the environment by itself.
+string. Below ``PRODUCER__`` and ``PRODUCER_FILES__`` an underscore stands for a dot. Names without ``__`` are ignored,
+except those of ``ALONE``: Kubernetes puts names such as ``OUTBOX_RELAY_PORT`` into the environment by itself.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _is_variable(name: str) -> bool:
 def _path(name: str) -> tuple[str, ...]:
     """The path that a variable stands for."""
     steps = [step.lower() for step in _SEPARATOR.split(name.removeprefix(PREFIX))]
-    if len(steps) == 4 and steps[0] == "sinks" and steps[2] == "producer":
+    if len(steps) == 4 and steps[0] == "sinks" and steps[2] in ("producer", "producer_files"):
         steps[3] = steps[3].replace("_", ".")
     return tuple(steps)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
 from outbox_relay.policy import RetryPolicy
 from outbox_relay.settings.fields import Count, Number, Section
+
+_URI_REFERENCE = re.compile(r"(?:[-A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=]|%[0-9A-Fa-f]{2})+")
 
 
 class Retry(Section):
@@ -37,6 +40,8 @@ class Circuit(Section):
     """Time to the first probe, doubled after each further one, in seconds, above 0 and at most 3600."""
     probe_max_seconds: Number = Field(default=60.0, gt=0, le=86_400, validate_default=True)
     """Longest time between probes, in seconds, probe_seconds to 86400."""
+    pause_after_seconds: Number = Field(default=432_000.0, ge=0, le=31_536_000)
+    """How long a destination may be down until the sink is paused and a person resumes it, in seconds; 0: never."""
 
     @field_validator("probe_max_seconds")
     @classmethod
@@ -61,8 +66,19 @@ class EverySink(Section):
     "now" for later ones."""
     when_dead: Literal["skip", "hold"] = "skip"
     """Whether later events of a key go on after a dead letter of it ("skip") or wait for a person ("hold")."""
+    cloudevents: Literal["none", "binary", "structured"] = "none"
+    """Whether events are sent as CloudEvents: attributes beside the payload ("binary") or around it ("structured")."""
+    cloudevents_source: str = Field(default="/outbox-relay", min_length=1, max_length=1024)
+    """Where CloudEvents say that they come from: a URI or the path of one, 1 to 1024 characters."""
     retry: Retry = Field(default_factory=Retry)
     circuit: Circuit = Field(default_factory=Circuit)
+
+    @field_validator("cloudevents_source")
+    @classmethod
+    def _is_uri_reference(cls, value: str) -> str:
+        if not _URI_REFERENCE.fullmatch(value):
+            raise ValueError("should be a URI or the path of one: letters, digits and -._~:/?#[]@!$&'()*+,;= or %XX")
+        return value
 
     def retry_policy(self) -> RetryPolicy:
         """The table ``retry`` as the value that decisions are made with."""

@@ -16,6 +16,7 @@ from outbox_relay.errors import Misconfigured
 from outbox_relay.settings import environment, raw
 from outbox_relay.settings.addresses import opens
 from outbox_relay.settings.model import Settings
+from outbox_relay.settings.own import own_problems
 from outbox_relay.settings.places import Sources, lines_of
 from outbox_relay.settings.problems import Path as Place
 from outbox_relay.settings.problems import Problem, Wrong, meant
@@ -54,6 +55,8 @@ def load(path: Path | None, environ: Mapping[str, str], dsn: str | None = None) 
     except ValidationError as error:
         problems += _problems(error)
         settings = None
+    else:
+        problems += own_problems(settings, environ)
     if settings is None or problems or given.problems:
         problems.sort(key=lambda problem: sources.line(problem.path))
         lines = [*given.problems, *(sources.at(problem.path, problem.text) for problem in problems)]
@@ -63,18 +66,30 @@ def load(path: Path | None, environ: Mapping[str, str], dsn: str | None = None) 
 
 
 def warnings(settings: Settings) -> list[str]:
-    """What is allowed but probably not meant, a line each with its place: sinks without a route, networks too wide."""
+    """What is allowed but probably not meant, a line each with its place.
+
+    Sinks without a route, networks that are too wide, secrets that all come to an end.
+    """
     found: list[str] = []
     if not settings.sinks:
         found.append(settings.at((), "there is no sink: nothing will be delivered"))
     for name, sink in settings.sinks.items():
         if name not in settings.routes.sinks:
             found.append(settings.at(("sinks", name), "no route leads to this sink; add it to a list in [routes]"))
-        for n, network in enumerate(sink.allow_networks if isinstance(sink, WebhookSink) else ()):
-            if kinds := opens(network):
-                said = f"{network} allows {', '.join(kinds)} addresses too; list only the networks that are needed"
-                found.append(settings.at(("sinks", name, "allow_networks", n), said))
+        if isinstance(sink, WebhookSink):
+            found += (settings.at(("sinks", name, *problem.path), problem.text) for problem in _doubts(sink))
     return found
+
+
+def _doubts(sink: WebhookSink) -> Iterator[Problem]:
+    for n, network in enumerate(sink.allow_networks):
+        if kinds := opens(network):
+            said = f"{network} allows {', '.join(kinds)} addresses too; list only the networks that are needed"
+            yield Problem(("allow_networks", n), said)
+    ends = [secret.until for secret in sink.secrets if secret.until is not None]
+    if ends and len(ends) == len(sink.secrets):
+        said = f"every secret has an end: from {max(ends).isoformat()} on nothing is sent; add one without"
+        yield Problem(("secrets",), said)
 
 
 def _read(name: str) -> str:

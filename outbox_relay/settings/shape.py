@@ -60,8 +60,8 @@ def shape(path: Sequence[str], kinds: Mapping[str, str]) -> Shape | None:
             return "table"
         case ("sinks", name):
             return "table" if _is_sink_name(name) else None
-        case ("sinks", name, "producer", _):
-            return "text" if "producer" in members(("sinks", name), kinds) else None
+        case ("sinks", name, ("producer" | "producer_files") as setting, _):
+            return "text" if setting in members(("sinks", name), kinds) else None
         case _:
             field = members(path[:-1], kinds).get(path[-1])
             return None if field is None else _shape_of(field)

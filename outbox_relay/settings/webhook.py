@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Mapping
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Literal
@@ -15,20 +15,14 @@ from outbox_relay.settings.destination import check_url
 from outbox_relay.settings.every_sink import EverySink
 from outbox_relay.settings.fields import Count, Number
 from outbox_relay.settings.problems import Problem, Wrong
+from outbox_relay.settings.request_headers import HEADERS, HeaderValue, header_problems, name_refusal, read_headers
 from outbox_relay.settings.secrets import SECRETS, SigningSecret, read_secrets
+from outbox_relay.signing import Key
 
-FORWARDED_HEADERS = 32
-"""Headers of the event that a webhook passes on, at most."""
+OWN_MEANING = frozenset((408, 410, 425, 429, 502, 503, 504))
+"""Statuses that say when to come back, or that nobody is there: they cannot be permanent."""
 
 _EVERYWHERE = (ip_network("0.0.0.0/0"), ip_network("::/0"))
-_TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]{1,128}")
-_OWN_HEADERS = frozenset(
-    (
-        *("accept", "accept-encoding", "connection", "cookie", "expect", "host", "idempotency-key", "keep-alive"),
-        *("te", "traceparent", "trailer", "transfer-encoding", "upgrade", "user-agent"),
-    )
-)
-_OWN_PREFIXES = ("webhook-", "outbox-", "content-", "proxy-", "ce-", "x-amz-", "x-goog-", "x-envoy-", "x-forwarded-")
 
 
 def _network(value: object) -> object:
@@ -66,8 +60,22 @@ class WebhookSink(EverySink):
     """Longest time for one request from connecting to the end of the answer, in seconds, above 0 and at most 60."""
     max_in_flight: Count = Field(default=64, ge=1, le=4096)
     """Requests under way at once in one relay, 1 to 4096."""
-    forward_headers: tuple[str, ...] = Field(default=(), max_length=FORWARDED_HEADERS)
+    forward_headers: tuple[str, ...] = Field(default=(), max_length=HEADERS)
     """Names of the event's own headers that are passed on, at most 32, in lower case; none by default."""
+    headers: dict[str, HeaderValue] = Field(default_factory=dict, repr=False)
+    """Headers added to each request, at most 32: text, { env = "NAME" } or { file = "PATH" }, which are read at start
+    and on SIGHUP."""
+    permanent_statuses: tuple[Count, ...] = (400,)
+    """Statuses of an answer that end an event at once, 400 to 599; every other failure is tried again."""
+    retry_after_max_seconds: Number = Field(default=3600.0, gt=0, le=86_400)
+    """Longest wait that an answer's Retry-After can ask for, in seconds, above 0 and at most 86400."""
+    client_certificate: Path | None = None
+    """A PEM file with the certificate that the relay shows, and those between it and its authority; read at start and
+    on SIGHUP."""
+    client_key: Path | None = None
+    """A PEM file with the key of client_certificate, not encrypted; left out: it stands in the same file."""
+    ca_file: Path | None = None
+    """A PEM file with the authorities that receivers are trusted by, instead of the system's."""
 
     @field_validator("url")
     @classmethod
@@ -95,10 +103,32 @@ class WebhookSink(EverySink):
     @field_validator("forward_headers")
     @classmethod
     def _may_be_forwarded(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        wrong = [Problem((n,), text) for n, name in enumerate(value) if (text := _header_refusal(name)) is not None]
+        wrong = [Problem((n,), text) for n, name in enumerate(value) if (text := name_refusal(name)) is not None]
         if wrong:
             raise Wrong(wrong)
         return tuple(dict.fromkeys(name.lower() for name in value))
+
+    @field_validator("headers")
+    @classmethod
+    def _may_be_added(cls, value: dict[str, HeaderValue], info: ValidationInfo) -> dict[str, HeaderValue]:
+        if wrong := header_problems(value, info.data.get("forward_headers", ())):
+            raise Wrong(wrong)
+        return value
+
+    @field_validator("permanent_statuses")
+    @classmethod
+    def _can_be_permanent(cls, value: tuple[int, ...]) -> tuple[int, ...]:
+        wrong = [Problem((n,), text) for n, status in enumerate(value) if (text := _status_refusal(status)) is not None]
+        if wrong:
+            raise Wrong(wrong)
+        return tuple(dict.fromkeys(value))
+
+    @field_validator("client_key")
+    @classmethod
+    def _belongs_to_a_certificate(cls, value: Path | None, info: ValidationInfo) -> Path | None:
+        if value is not None and info.data.get("client_certificate", value) is None:
+            raise ValueError("needs client_certificate, to which it belongs")
+        return value
 
     def signing_secrets(self) -> tuple[SigningSecret, ...]:
         """The secrets, from ``secrets_file`` at each call if that is set.
@@ -109,6 +139,18 @@ class WebhookSink(EverySink):
         """
         return self.secrets if self.secrets_file is None else read_secrets(self.secrets_file)
 
+    def signing_keys(self) -> tuple[Key, ...]:
+        """What requests are signed with; blocks and raises as :meth:`signing_secrets`."""
+        return tuple(secret.key() for secret in self.signing_secrets())
+
+    def request_headers(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """The values of ``headers`` by their names in lower case, read at each call from ``environ`` and files.
+
+        Blocks for as long as reading small files takes. Raises Misconfigured, with the names and sources and without
+        any value, when one cannot be read or cannot be sent.
+        """
+        return read_headers(self.headers, environ)
+
     def denied(self, address: Address | str) -> str | None:
         """Why this sink does not connect to ``address``, in a word or two; nothing when it may.
 
@@ -117,9 +159,9 @@ class WebhookSink(EverySink):
         return denied(address, self.allow_networks)
 
 
-def _header_refusal(name: str) -> str | None:
-    if not _TOKEN.fullmatch(name):
-        return "should be the name of a header: 1 to 128 letters, digits and hyphens"
-    if name.lower() in _OWN_HEADERS or name.lower().startswith(_OWN_PREFIXES):
-        return "is a header that the relay or the connection sets itself"
+def _status_refusal(status: int) -> str | None:
+    if not 400 <= status <= 599:
+        return f"is {status}, should be 400 to 599: the statuses of failures"
+    if status in OWN_MEANING:
+        return f"is {status}, which has a meaning of its own: only a person or time can end what it says"
     return None

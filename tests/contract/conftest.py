@@ -9,6 +9,7 @@ from tests.contract.harness import SinkHarness
 from tests.contract.kafka import KafkaHarness, proxied_broker
 from tests.contract.memory import MemoryHarness
 from tests.contract.proxy import Proxy
+from tests.contract.webhook import WebhookHarness
 from tests.support.kafka import KafkaBroker
 
 
@@ -19,17 +20,23 @@ def proxied() -> Generator[tuple[KafkaBroker, Proxy]]:
         yield found
 
 
-@pytest.fixture(params=[pytest.param("kafka", marks=pytest.mark.kafka), "memory, batches", "memory, single events"])
+@pytest.fixture(
+    params=[pytest.param("kafka", marks=pytest.mark.kafka), "webhook", "memory, batches", "memory, single events"]
+)
 async def harness(request: pytest.FixtureRequest) -> AsyncGenerator[SinkHarness]:
     """A sink's harness, with its destination up before and after."""
     match request.param:
         case "kafka":
             broker, proxy = request.getfixturevalue("proxied")
             harness = KafkaHarness(broker, proxy, request.getfixturevalue("topic"))
+        case "webhook":
+            harness = WebhookHarness()
         case name:
             harness = MemoryHarness(keeps_order=name == "memory, batches")
     yield harness
     await harness.mend_destination()
+    if isinstance(harness, WebhookHarness):
+        harness.stop()
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hmac
 import os
 import socket
 from datetime import UTC, datetime
@@ -16,10 +17,11 @@ from pydantic import SecretStr, ValidationError
 from outbox_relay.envelope import TopicTemplate
 from outbox_relay.errors import Misconfigured
 from outbox_relay.policy import RetryPolicy
-from outbox_relay.settings import KafkaSink, Settings, WebhookSink, load, log_settings, warnings
+from outbox_relay.settings import KafkaSink, Settings, SigningSecret, WebhookSink, load, log_settings, warnings
 
 KEY = b"k" * 24
 SECRET = "whsec_" + base64.b64encode(KEY).decode()
+ED25519 = "whsk_" + base64.b64encode(b"s" * 32).decode()
 OTHER = "whsec_" + base64.b64encode(b"o" * 64).decode()
 DSN = "postgresql://relay@localhost/shop"
 
@@ -74,6 +76,16 @@ def webhook(settings: Settings, name: str = "crm") -> WebhookSink:
     return sink
 
 
+def hmac_of(key: bytes) -> bytes:
+    """What a symmetric key makes of nothing."""
+    return hmac.digest(key, b"", "sha256")
+
+
+def signed_by(secret: SigningSecret) -> bytes:
+    """What a secret of the settings makes of nothing."""
+    return secret.key().sign(b"")
+
+
 def test_file_of_the_documentation_loads(tmp_path: Path) -> None:
     settings = load_text(tmp_path, FILE)
     assert settings.database.dsn() == DSN
@@ -99,9 +111,12 @@ def test_defaults_are_those_of_the_contract(tmp_path: Path) -> None:
     for sink in settings.sinks.values():
         assert (sink.order, sink.start, sink.when_dead) == ("key", None, "skip")
         assert (sink.circuit.open_after, sink.circuit.probe_seconds, sink.circuit.probe_max_seconds) == (20, 1, 60)
+        assert (sink.cloudevents, sink.cloudevents_source) == ("none", "/outbox-relay")
     assert kafka(settings).retry_policy() == RetryPolicy()
     crm = webhook(settings)
     assert (crm.timeout_seconds, crm.max_in_flight, crm.allow_http, crm.forward_headers) == (15, 64, False, ())
+    assert (crm.headers, crm.permanent_statuses, crm.retry_after_max_seconds) == ({}, (400,), 3600)
+    assert (crm.client_certificate, crm.client_key, crm.ca_file) == (None, None, None)
 
 
 def test_nothing_given_is_no_error_but_names_no_database() -> None:
@@ -209,12 +224,12 @@ class TestEnvironment:
     def test_secrets_are_one_string_or_json(self, tmp_path: Path) -> None:
         name = "OUTBOX_RELAY_SINKS__CRM__SECRETS"
         plain = webhook(load_text(tmp_path, FILE, {name: OTHER})).signing_secrets()
-        assert [(secret.key(), secret.until) for secret in plain] == [(b"o" * 64, None)]
+        assert [(signed_by(secret), secret.until) for secret in plain] == [(hmac_of(b"o" * 64), None)]
         text = f'[{{"secret": "{SECRET}", "until": "2030-05-01T02:00:00+02:00"}}, "{OTHER}"]'
         listed = webhook(load_text(tmp_path, FILE, {name: text})).signing_secrets()
-        assert [(secret.key(), secret.until) for secret in listed] == [
-            (KEY, datetime(2030, 5, 1, tzinfo=UTC)),
-            (b"o" * 64, None),
+        assert [(signed_by(secret), secret.until) for secret in listed] == [
+            (hmac_of(KEY), datetime(2030, 5, 1, tzinfo=UTC)),
+            (hmac_of(b"o" * 64), None),
         ]
 
     def test_whole_relay_without_a_file(self) -> None:
@@ -314,9 +329,9 @@ class TestSecretsFile:
         path = tmp_path / "secrets"
         sink = webhook(load_text(tmp_path, self.FILE.replace("PATH", str(path))))
         path.write_text(f"# new\n{SECRET}\n\n  {OTHER}  \n")
-        assert [secret.key() for secret in sink.signing_secrets()] == [KEY, b"o" * 64]
+        assert [signed_by(secret) for secret in sink.signing_secrets()] == [hmac_of(KEY), hmac_of(b"o" * 64)]
         path.write_text(OTHER)
-        assert [secret.key() for secret in sink.signing_secrets()] == [b"o" * 64]
+        assert [signed_by(secret) for secret in sink.signing_secrets()] == [hmac_of(b"o" * 64)]
 
     @pytest.mark.parametrize(
         ("content", "said"),
@@ -326,6 +341,9 @@ class TestSecretsFile:
             (f"{SECRET}\n" * 17, "holds 17 secrets"),
             (f"{SECRET}\nwhsec_hunter2", "line 2: is not standard base64"),
             ("hunter2", "line 1: should be whsec_ followed by"),
+            (f"{SECRET} 2027-01-01T00:00:00", "line 1: what stands behind the secret should be its end"),
+            (f"{SECRET} hunter2", "line 1: what stands behind the secret should be its end"),
+            ("#" * 65_537, "is larger than 65536 bytes"),
             ("whsec_hünter2", "holds characters beyond ASCII"),
         ],
     )
@@ -338,10 +356,76 @@ class TestSecretsFile:
         assert "nter2" not in str(refused.value)
         assert SECRET.removeprefix("whsec_") not in str(refused.value)
 
+    def test_a_secret_may_have_its_end_behind_it(self, tmp_path: Path) -> None:
+        path = tmp_path / "secrets"
+        path.write_text(f"{OTHER}\n{SECRET}  2027-01-01T00:00:00Z\n{ED25519}\t2027-01-01 01:00:00+02:00 \n")
+        sink = webhook(load_text(tmp_path, self.FILE.replace("PATH", str(path))))
+        assert [secret.until for secret in sink.signing_secrets()] == [
+            None,
+            datetime(2027, 1, 1, tzinfo=UTC),
+            datetime(2026, 12, 31, 23, tzinfo=UTC),
+        ]
+        assert [key.version for key in sink.signing_keys()] == ["v1", "v1", "v1a"]
+
     def test_missing_file_is_named(self, tmp_path: Path) -> None:
         sink = webhook(load_text(tmp_path, self.FILE.replace("PATH", str(tmp_path / "gone"))))
         with pytest.raises(Misconfigured, match="gone: No such file"):
             sink.signing_secrets()
+
+
+class TestHeaders:
+    """Headers that are added to the requests of a webhook."""
+
+    FILE = FILE.replace("allow_networks", "headers = HEADERS\nallow_networks")
+
+    def sink(self, tmp_path: Path, headers: str) -> WebhookSink:
+        """A sink with these headers."""
+        return webhook(load_text(tmp_path, self.FILE.replace("HEADERS", headers)))
+
+    def test_values_are_text_variables_or_files_and_read_at_each_call(self, tmp_path: Path) -> None:
+        path = tmp_path / "token"
+        sink = self.sink(
+            tmp_path, f"{{ X-Tenant = 'a b', authorization = {{ env = 'TOKEN' }}, x-key = {{ file = '{path}' }} }}"
+        )
+        path.write_text("one\n")
+        expected = {"x-tenant": "a b", "authorization": "Bearer hunter2", "x-key": "one"}
+        assert sink.request_headers({"TOKEN": "Bearer hunter2"}) == expected
+        path.write_bytes(b"two\r\n")
+        assert sink.request_headers({"TOKEN": "x"}) == expected | {"authorization": "x", "x-key": "two"}
+
+    def test_headers_come_from_the_environment_as_json(self, tmp_path: Path) -> None:
+        environ = {"OUTBOX_RELAY_SINKS__CRM__HEADERS": '{"x-a": "1", "x-b": {"env": "B"}}'}
+        assert webhook(load_text(tmp_path, FILE, environ)).request_headers({"B": "2"}) == {"x-a": "1", "x-b": "2"}
+
+    @pytest.mark.parametrize(
+        ("headers", "said"),
+        [
+            ("{ x-a = { env = 'GONE' } }", "headers.x-a: the variable GONE is not set"),
+            ("{ x-a = { env = 'EMPTY' } }", "headers.x-a: the variable EMPTY should hold visible ASCII characters"),
+            ("{ x-a = { env = 'LINES' } }", "headers.x-a: the variable LINES should hold visible ASCII characters"),
+            ("{ x-a = { file = 'DIR/gone' } }", "headers.x-a: DIR/gone: No such file or directory"),
+            ("{ x-a = { file = 'DIR' } }", "headers.x-a: DIR: Is a directory"),
+            ("{ x-a = { file = 'DIR/long' } }", "headers.x-a: DIR/long holds more than 4096 bytes"),
+            ("{ x-a = { file = 'DIR/binary' } }", "headers.x-a: DIR/binary should hold visible ASCII characters"),
+            (
+                "{ " + ", ".join(f"x-{n} = {{ env = 'LONG' }}" for n in range(5)) + " }",
+                "headers: names and values hold 20015 bytes together, should hold at most 16384",
+            ),
+        ],
+    )
+    def test_what_cannot_be_read_is_named_without_its_value(self, tmp_path: Path, headers: str, said: str) -> None:
+        (tmp_path / "long").write_text("hunter2" * 600)
+        (tmp_path / "binary").write_bytes(b"hunter2\xff")
+        sink = self.sink(tmp_path, headers.replace("DIR", str(tmp_path)))
+        with pytest.raises(Misconfigured) as refused:
+            sink.request_headers({"EMPTY": "", "LINES": "hunter2\r\nx: y", "LONG": "h" * 4000})
+        assert said.replace("DIR", str(tmp_path)) in str(refused.value)
+        assert "hunter2" not in str(refused.value)
+
+    def test_the_most_that_may_be_added(self, tmp_path: Path) -> None:
+        headers = "{ " + ", ".join(f"x-{n} = '{'v' * 400}'" for n in range(32)) + " }"
+        assert len(self.sink(tmp_path, headers).request_headers({})) == 32
+        assert len(self.sink(tmp_path, f"{{ x-a = '{'v' * 4096}' }}").request_headers({})["x-a"]) == 4096
 
 
 class TestAddresses:
@@ -481,6 +565,14 @@ class TestWarnings:
         assert f"sinks.crm.allow_networks[0]: {network} allows" in said
         assert all(kind in said for kind in kinds)
 
+    def test_secrets_that_all_end(self, tmp_path: Path) -> None:
+        text = FILE.replace(f'["{SECRET}", ', "[")
+        line = text.splitlines().index(next(line for line in text.splitlines() if line.startswith("secrets"))) + 1
+        assert warnings(load_text(tmp_path, text)) == [
+            f"{tmp_path}/relay.toml:{line}: sinks.crm.secrets: every secret has an end: "
+            "from 2027-01-01T00:00:00+00:00 on nothing is sent; add one without"
+        ]
+
 
 class TestLog:
     """The two variables about the log."""
@@ -508,10 +600,13 @@ def test_secrets_do_not_show(tmp_path: Path) -> None:
         'shop"\nsecrets', 'shop?t=hunter2"\nsecrets'
     )
     text = text.replace('"linger.ms" = 5', '"sasl.password" = "hunter2"')
+    text = text.replace("allow_networks", "headers = { authorization = 'hunter2' }\nallow_networks")
     settings = load_text(tmp_path, text, {"OUTBOX_RELAY_DATABASE__LISTEN_DSN": "password=hunter2"})
     assert kafka(settings).producer["sasl.password"] == "hunter2"
     assert webhook(settings).url.endswith("hunter2")
-    for shown in (repr(settings), str(settings), f"{settings.database} {settings.sinks}"):
+    header = webhook(settings).headers["authorization"]
+    assert webhook(settings).request_headers({}) == {"authorization": "hunter2"}
+    for shown in (repr(settings), str(settings), f"{settings.database} {settings.sinks}", f"{header} {header!r}"):
         assert "hunter2" not in shown
         assert SECRET.removeprefix("whsec_") not in shown
     assert isinstance(webhook(settings).secrets[0].secret, SecretStr)

@@ -23,7 +23,11 @@ HEADER = re.compile(r"\[([\w.]+)\]")
 COMMENTED = re.compile(r'#("[\w.]+"|\w+) = .+')
 SETTING = re.compile(r'#?("[\w.]+"|\w+) =')
 ALTERNATIVE = {"dsn_file": "dsn", "secrets_file": "secrets"}
-NO_DEFAULT = {"dsn_file", "secrets_file", "name", "start", "linger.ms", "compression.type", "listen_dsn"}
+NEEDED = {"client_key": "client_certificate"}
+NO_DEFAULT = {
+    *("dsn_file", "secrets_file", "name", "start", "linger.ms", "compression.type", "listen_dsn"),
+    *("client_certificate", "client_key", "ca_file", "partitions", "replication_factor"),
+}
 """Commented lines that show an example, or an empty text that stands for none."""
 
 
@@ -48,7 +52,9 @@ def uncommented(section: str, name: str) -> str:
     lines: list[str] = []
     opened = False
     for at, line in example():
-        if at == section and re.match(rf'#"?{re.escape(name)}"? =', line):
+        if at == section and any(
+            re.match(rf'#"?{re.escape(active)}"? =', line) for active in (name, NEEDED.get(name, name))
+        ):
             lines.append(line.removeprefix("#"))
             continue
         if at == section and name in ALTERNATIVE and line.startswith(f"{ALTERNATIVE[name]} ="):

@@ -118,6 +118,78 @@ WRONG: list[tuple[str, str, str, str]] = [
     ),
     ("allow_networks = []", 'forward_headers = ["x", "Host"]', "sinks.crm.forward_headers[1]", "sets itself"),
     ("allow_networks = []", 'forward_headers = ["Webhook-Id"]', "sinks.crm.forward_headers[0]", "sets itself"),
+    *[
+        ("allow_networks = []", f"headers = {headers}", f"sinks.crm.headers.{place}", said)
+        for headers, place, said in [
+            ("{ Host = 'h' }", "Host", "is a header that the relay or the connection sets itself"),
+            ("{ Webhook-Signature = 'v1,x' }", "Webhook-Signature", "sets itself"),
+            ("{ content-type = 'x' }", "content-type", "sets itself"),
+            ("{ Outbox-Key = 'x' }", "Outbox-Key", "sets itself"),
+            ("{ X-Forwarded-For = '::1' }", "X-Forwarded-For", "sets itself"),
+            ("{ proxy-authorization = 'x' }", "proxy-authorization", "sets itself"),
+            ("{ cookie = 'x' }", "cookie", "sets itself"),
+            ("{ '' = 'x' }", '""', "should be the name of a header"),
+            ("{ 'x a' = 'x' }", '"x a"', "should be the name of a header"),
+            ("{ 'x:' = 'x' }", '"x:"', "should be the name of a header"),
+            ('{ "x\\r\\ny" = "x" }', '"x\\r\\ny"', "should be the name of a header"),
+            (f"{{ {'x' * 129} = 'x' }}", '"' + "x" * 80 + '…"', "should be the name of a header"),
+            ("{ x-a = '1', X-A = '2' }", "X-A", "stands twice"),
+            (f'{{ x-a = "{CANARY}\\r\\nx-b: 1" }}', "x-a", "should hold visible ASCII characters"),
+            (f'{{ x-a = "{CANARY}\\u0000" }}', "x-a", "should hold visible ASCII characters"),
+            (f'{{ x-a = " {CANARY}" }}', "x-a", "with spaces only between them"),
+            (f'{{ x-a = "{CANARY}😀" }}', "x-a", "should hold visible ASCII characters"),
+            ("{ x-a = '' }", "x-a", "should hold visible ASCII characters"),
+            (f'{{ x-a = "{CANARY * 400}" }}', "x-a", "holds more than 4096 bytes"),
+            ("{ x-a = 3 }", "x-a", 'should be text, or a table { env = "NAME" } or { file = "PATH" }'),
+            (f"{{ x-a = {{ evn = '{CANARY}' }} }}", "x-a", "should be text, or a table"),
+            ("{ x-a = { env = 'A', file = 'b' } }", "x-a", "should be text, or a table"),
+            ("{ x-a = {} }", "x-a", "should be text, or a table"),
+            (f"{{ x-a = {{ text = '{CANARY}' }} }}", "x-a", "should be text, or a table"),
+            ("{ x-a = { env = '' } }", "x-a.env", "at least 1 character"),
+        ]
+    ],
+    ("allow_networks = []", 'headers = "x"', "sinks.crm.headers", "should be a table"),
+    (
+        "allow_networks = []",
+        "headers = { " + ", ".join(f"x-{n} = 'v'" for n in range(33)) + " }",
+        "sinks.crm.headers",
+        "holds 33 headers, should hold at most 32",
+    ),
+    (
+        "allow_networks = []",
+        'forward_headers = ["x-tenant"]\nheaders = { X-Tenant = "t" }',
+        "sinks.crm.headers.X-Tenant",
+        "is in forward_headers too",
+    ),
+    ("allow_networks = []", "permanent_statuses = [400, 399]", "sinks.crm.permanent_statuses[1]", "is 399, should be"),
+    ("allow_networks = []", "permanent_statuses = [600]", "sinks.crm.permanent_statuses[0]", "is 600, should be"),
+    *[
+        ("allow_networks = []", f"permanent_statuses = [{n}]", "sinks.crm.permanent_statuses[0]", "meaning of its own")
+        for n in (408, 410, 425, 429, 502, 503, 504)
+    ],
+    ("allow_networks = []", 'permanent_statuses = ["4xx"]', "sinks.crm.permanent_statuses[0]", "valid integer"),
+    ("allow_networks = []", "retry_after_max_seconds = 0", "sinks.crm.retry_after_max_seconds", "greater than 0"),
+    (
+        "allow_networks = []",
+        "retry_after_max_seconds = 86401",
+        "sinks.crm.retry_after_max_seconds",
+        "or equal to 86400",
+    ),
+    ("allow_networks = []", 'client_key = "k.pem"', "sinks.crm.client_key", "needs client_certificate"),
+    ("allow_networks = []", 'cloudevents = "batched"', "sinks.crm.cloudevents", "'none', 'binary' or 'structured'"),
+    ("allow_networks = []", 'cloudevents_source = ""', "sinks.crm.cloudevents_source", "at least 1 character"),
+    (
+        "allow_networks = []",
+        'cloudevents_source = "a b"',
+        "sinks.crm.cloudevents_source",
+        "should be a URI or the path",
+    ),
+    (
+        "allow_networks = []",
+        'cloudevents_source = "a%2"',
+        "sinks.crm.cloudevents_source",
+        "should be a URI or the path",
+    ),
     ("allow_networks = []", 'allow_networks = ["10.1.0.1/16"]', "sinks.crm.allow_networks[0]", 'is "10.1.0.0/16"'),
     ("allow_networks = []", 'allow_networks = ["lan"]', "sinks.crm.allow_networks[0]", "should be a network such as"),
     ("allow_networks = []", "allow_networks = [1]", "sinks.crm.allow_networks[0]", "network"),
@@ -353,6 +425,8 @@ def test_address_is_judged_by_what_is_listed(tmp_path: Path) -> None:
         ('["whsec_' + base64.b64encode(b"k" * 25).decode().rstrip("=") + '"]', "is not standard base64"),
         ('["whsec_' + base64.urlsafe_b64encode(b"\xff" * 24).decode() + '"]', "is not standard base64"),
         (f'["{SECRET} "]', "is not standard base64"),
+        ('["whsk_' + base64.b64encode(b"k" * 31).decode() + '"]', "holds 31 bytes after whsk_"),
+        ('["whsk_' + base64.b64encode(b"k" * 64).decode() + '"]', "public key after whsk_ that does not belong"),
         (
             f'["{SECRET}", {{secret = "{SECRET}", until = 2027-01-01T00:00:00}}]',
             "secrets[1].until: should have timezone",
@@ -510,7 +584,10 @@ def places() -> list[tuple[str, ...]]:
     return [*found, ("sinks", "crm"), ("sinks", "events", "producer", "ssl.key.pem")]
 
 
-PUBLIC = {"name", "topic", "dsn_file", "secrets_file", "forward_headers"}
+PUBLIC = {
+    *("name", "topic", "dsn_file", "secrets_file", "forward_headers", "cloudevents_source"),
+    *("client_certificate", "client_key", "ca_file", "partition_header"),
+}
 """Settings that take any text and hide none of it."""
 VALID = {
     "OUTBOX_RELAY_SINKS__EVENTS__TYPE": "kafka",

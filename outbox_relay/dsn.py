@@ -1,0 +1,39 @@
+"""Where a connection string leads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+PORT = 5432
+"""Where PostgreSQL listens unless it is told otherwise."""
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+def endpoints(dsn: str, environ: Mapping[str, str]) -> list[tuple[str, int]]:
+    """Hosts, names or addresses, and ports that ``dsn`` may lead to; ``environ`` has what libpq falls back on.
+
+    A server behind a Unix socket usually listens on the loopback address too, at the same port. Nothing when ``dsn`` is
+    none; service files are not read.
+    """
+    try:
+        given = conninfo_to_dict(dsn)
+    except psycopg.Error:
+        return []
+    hosts = _listed(given.get("host") or environ.get("PGHOST"))
+    addresses = _listed(given.get("hostaddr") or environ.get("PGHOSTADDR"))
+    ports = _listed(given.get("port") or environ.get("PGPORT"))
+    found: list[tuple[str, int]] = []
+    for n in range(max(len(hosts), len(addresses), 1)):
+        text = ports[n] if n < len(ports) else ports[-1] if len(ports) == 1 else ""
+        port = int(text) if text.isascii() and text.isdigit() else PORT
+        names = [names[n] for names in (hosts, addresses) if n < len(names) and names[n]]
+        local = not names or any(name.startswith(("/", "@")) for name in names)
+        found += [(name, port) for name in (LOOPBACK if local else names)]
+    return found
+
+
+def _listed(value: object) -> list[str]:
+    return [part.strip() for part in str(value).split(",")] if value else []

@@ -1,0 +1,26 @@
+"""The headers that an event carries itself."""
+
+from __future__ import annotations
+
+import json
+from typing import cast
+
+_STRINGS: frozenset[type] = frozenset((str,))
+
+
+def own_headers(text: str | None) -> list[tuple[str, str]]:
+    """The headers in ``text``, as ``Event.headers`` has them, in their order; none for nothing.
+
+    Raises ValueError, without any of them, unless ``text`` is a JSON object of strings.
+    """
+    if text is None:
+        return []
+    try:
+        found: object = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if isinstance(found, dict):
+        headers = cast("dict[str, str]", found)
+        if _STRINGS.issuperset(map(type, headers.values())):
+            return list(headers.items())
+    raise ValueError("the event's headers are not a JSON object of strings")

@@ -1,0 +1,77 @@
+"""The TLS context of a webhook: whom it trusts, and the certificate that it shows."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """Files in PEM. ``ca_file``: authorities instead of the system's. ``client_key`` may stand in the certificate's."""
+
+    ca_file: Path | None = None
+    client_certificate: Path | None = None
+    client_key: Path | None = None
+
+    def context(self) -> ssl.SSLContext:
+        """A context of these files; TLS 1.2 is the least it speaks. Blocks for as long as reading files takes.
+
+        Raises ValueError, with the setting and the file and without their content, when one cannot be used.
+        """
+        context = _trusting(self.ca_file)
+        self._show(context)
+        return context
+
+    def renew(self, context: ssl.SSLContext) -> None:
+        """Read the files again for connections that ``context`` makes from now on. Blocks and raises as ``context``.
+
+        Authorities are added to those it trusts, none is taken away. When it raises, nothing has changed.
+        """
+        if self == Tls():
+            return
+        self.context()
+        if self.ca_file is not None:
+            context.load_verify_locations(self.ca_file)
+        self._show(context)
+
+    def _show(self, context: ssl.SSLContext) -> None:
+        if self.client_certificate is None:
+            return
+        named = f"client_certificate {self.client_certificate}"
+        if self.client_key is not None:
+            named += f" or client_key {self.client_key}"
+        try:
+            context.load_cert_chain(self.client_certificate, self.client_key, password=_no_password)
+        except _EncryptedError:
+            raise ValueError(f"{named}: the key is encrypted; the relay takes keys without a password") from None
+        except ssl.SSLError as error:
+            raise ValueError(f"{named}: {_reason(error)}") from None
+        except OSError as error:
+            raise ValueError(f"{named}: {error.strerror}") from None
+
+
+class _EncryptedError(Exception):
+    """Somebody would have to type a password."""
+
+
+def _no_password() -> str:
+    raise _EncryptedError
+
+
+def _trusting(ca_file: Path | None) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=ca_file)
+    except ssl.SSLError as error:
+        raise ValueError(f"ca_file {ca_file}: {_reason(error)}") from None
+    except OSError as error:
+        raise ValueError(f"ca_file {ca_file}: {error.strerror}") from None
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+def _reason(error: ssl.SSLError) -> str:
+    """OpenSSL's word for it."""
+    return error.reason.lower().replace("_", " ") if error.reason else "holds nothing in PEM that fits"

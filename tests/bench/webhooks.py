@@ -1,0 +1,263 @@
+"""How many webhooks one process delivers, beside the libraries it could use, bare, in the same run.
+
+usage: python -m tests.bench.webhooks [--seconds 3] [--rounds 3]
+
+The receiver is a process of its own: each host is a port of it. Every row sends the same headers and body and reads the
+whole answer; the rows take turns, and each figure is the median of the rounds. `cpu` is the client's own processor
+time for each request, which suffers least from what else runs on the machine; `ratio` compares it with bare aiohttp's.
+
+- sink: `WebhookSink.deliver`, signature and verdict included
+- transport: `Transport.post`
+- aiohttp: one `ClientSession` for each host, nothing around it
+- httpx: one `httpx.AsyncHTTPTransport` (over httpcore) for each host, without the client layer
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass
+
+import aiohttp
+import httpx
+from yarl import URL
+
+from outbox_relay import signing
+from outbox_relay.policy import DELIVERED
+from outbox_relay.sinks.webhook import Credentials, Destination, WebhookSink
+from outbox_relay.sinks.webhook.transport import Answer, Transport
+from tests.contract.harness import an_event
+from tests.support.receiver.signatures import SECRET
+
+BODY = b'{"id":1,"note":"' + b"x" * 983 + b'"}'
+HEADERS = [
+    ("webhook-id", "019a0000-0000-7000-8000-000000000001"),
+    ("webhook-timestamp", "1900000000"),
+    ("webhook-signature", "v1," + "g" * 43 + "="),
+    ("idempotency-key", "019a0000-0000-7000-8000-000000000001"),
+    ("content-type", "application/json"),
+    ("user-agent", "outbox-relay"),
+    ("accept", "*/*"),
+    ("accept-encoding", "identity"),
+    ("outbox-type", "order.created"),
+    ("outbox-attempt", "1"),
+    ("outbox-key", "k"),
+]
+ANSWER = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: 2\r\n\r\nok"
+LONG_SECONDS = 30.0
+PERCENTILE = 0.99
+
+Post = Callable[[], Awaitable[object]]
+Make = Callable[[AsyncExitStack, str, int], Awaitable[Post]]
+
+
+@dataclass(frozen=True)
+class Load:
+    """So many requests under way to each of so many hosts, which answer after `delay_seconds`."""
+
+    name: str
+    hosts: int
+    each: int
+    delay_seconds: float
+
+
+LOADS = (
+    Load("1 host, 64 under way, answers at once", 1, 64, 0.0),
+    Load("100 hosts, 500 under way, answer at once", 100, 5, 0.0),
+    Load("100 hosts, 500 under way, answer after 50 ms", 100, 5, 0.05),
+)
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Requests per second, microseconds of processor time for each, and the 99th percentile of the answers, in ms."""
+
+    rate: float
+    cpu_us: float
+    p99_ms: float
+
+
+async def sink(stack: AsyncExitStack, url: str, connections: int) -> Post:
+    """The product's sink."""
+    made = WebhookSink(
+        "bench",
+        Destination(url, lambda _: None),
+        Credentials([signing.key(SECRET)]),
+        timeout_seconds=LONG_SECONDS,
+        max_in_flight=connections,
+    )
+    await made.open()
+    stack.push_async_callback(made.close)
+    batch = [an_event(payload=BODY)]
+
+    async def post() -> None:
+        assert await made.deliver(batch, time.monotonic() + LONG_SECONDS) == [DELIVERED]
+
+    return post
+
+
+async def transport(stack: AsyncExitStack, url: str, connections: int) -> Post:
+    """The product's transport."""
+    made = Transport(url=url, denied=lambda _: None, max_connections=connections)
+    await made.open()
+    stack.push_async_callback(made.close)
+
+    async def post() -> None:
+        found = await made.post(HEADERS, BODY, LONG_SECONDS)
+        assert isinstance(found, Answer), found
+
+    return post
+
+
+async def bare_aiohttp(stack: AsyncExitStack, url: str, connections: int) -> Post:
+    """A session with a total limit of time, as the product has one."""
+    session = await stack.enter_async_context(
+        aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=connections),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=aiohttp.ClientTimeout(total=LONG_SECONDS),
+            auto_decompress=False,
+        )
+    )
+    target = URL(url)
+
+    async def post() -> None:
+        async with session.post(target, data=BODY, headers=HEADERS, allow_redirects=False) as answer:
+            await answer.read()
+
+    return post
+
+
+async def bare_httpx(stack: AsyncExitStack, url: str, connections: int) -> Post:
+    """A transport over httpcore, with limits of time of its own kind: one for each read."""
+    limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections, keepalive_expiry=4)
+    made = await stack.enter_async_context(httpx.AsyncHTTPTransport(limits=limits))
+    target = httpx.URL(url)
+    each = dict.fromkeys(("connect", "read", "write", "pool"), LONG_SECONDS)
+
+    async def post() -> None:
+        request = httpx.Request("POST", target, headers=HEADERS, content=BODY, extensions={"timeout": each})
+        response = await made.handle_async_request(request)
+        await response.aread()
+        await response.aclose()
+
+    return post
+
+
+ROWS: dict[str, Make] = {"sink": sink, "transport": transport, "aiohttp": bare_aiohttp, "httpx": bare_httpx}
+
+
+async def measure(make: Make, urls: Sequence[str], load: Load, seconds: float) -> Figures:
+    """Keep as many requests under way as `load` says, for `seconds`, after every connection has been made."""
+    async with AsyncExitStack() as stack:
+        posts = [await make(stack, url, load.each) for url in urls]
+        await asyncio.gather(*(post() for post in posts for _ in range(load.each)))
+        took: list[float] = []
+        end = time.monotonic() + seconds
+
+        async def one_after_the_other(post: Post) -> None:
+            now = time.monotonic()
+            while now < end:
+                began = now
+                await post()
+                now = time.monotonic()
+                took.append(now - began)
+
+        began, cpu = time.monotonic(), time.process_time()
+        await asyncio.gather(*(one_after_the_other(post) for post in posts for _ in range(load.each)))
+        lasted, spent = time.monotonic() - began, time.process_time() - cpu
+    took.sort()
+    return Figures(len(took) / lasted, spent / len(took) * 1e6, took[int(len(took) * PERCENTILE)] * 1e3)
+
+
+@contextmanager
+def receiver(load: Load) -> Generator[list[str]]:
+    """The URLs of a receiver in a process of its own."""
+    command = [sys.executable, "-m", "tests.bench.webhooks", "--receive", str(load.hosts), str(load.delay_seconds)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield [f"http://127.0.0.1:{port}/hooks" for port in process.stdout.readline().split()]
+        process.terminate()
+
+
+class Answering(asyncio.Protocol):
+    """Answers each request that it has read, at once or later."""
+
+    def __init__(self, delay_seconds: float) -> None:
+        self._delay = delay_seconds
+        self._read = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep it."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """Answer if the request is complete."""
+        self._read += data
+        head, end, body = self._read.partition(b"\r\n\r\n")
+        if not end or len(body) < int(head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0]):
+            return
+        self._read = b""
+        if self._delay:
+            asyncio.get_running_loop().call_later(self._delay, self._transport.write, ANSWER)
+        else:
+            self._transport.write(ANSWER)
+
+
+async def receive(hosts: int, delay_seconds: float) -> None:
+    """Listen on as many ports, print them, and answer until the process is ended."""
+    loop = asyncio.get_running_loop()
+    servers = [
+        await loop.create_server(lambda: Answering(delay_seconds), "127.0.0.1", 0, backlog=1024) for _ in range(hosts)
+    ]
+    print(*(server.sockets[0].getsockname()[1] for server in servers), flush=True)
+    await asyncio.Event().wait()
+
+
+def median(figures: Sequence[Figures]) -> Figures:
+    """The median of each figure."""
+    columns = zip(*((each.rate, each.cpu_us, each.p99_ms) for each in figures), strict=True)
+    return Figures(*(statistics.median(column) for column in columns))
+
+
+def table(load: Load, found: dict[str, list[Figures]]) -> None:
+    """Print a load's rows. A ratio is the median of the rounds' own: rows of one round stand beside each other."""
+    print(f"\n{load.name}\n{'':10} {'requests/s':>11} {'ratio':>6} {'cpu us':>8} {'ratio':>6} {'p99 ms':>8}")
+    for name, figures in found.items():
+        middle = median(figures)
+        beside = list(zip(figures, found["aiohttp"], strict=True))
+        rate = statistics.median(own.rate / bare.rate for own, bare in beside)
+        cpu = statistics.median(bare.cpu_us / own.cpu_us for own, bare in beside)
+        print(f"{name:10} {middle.rate:11,.0f} {rate:6.2f} {middle.cpu_us:8,.0f} {cpu:6.2f} {middle.p99_ms:8,.0f}")
+
+
+def main() -> None:
+    """Measure and print, or be the receiver."""
+    arguments = argparse.ArgumentParser(prog="python -m tests.bench.webhooks", description=__doc__)
+    arguments.add_argument("--seconds", type=float, default=3.0)
+    arguments.add_argument("--rounds", type=int, default=3)
+    arguments.add_argument("--receive", nargs=2, metavar=("HOSTS", "DELAY"), help=argparse.SUPPRESS)
+    given = arguments.parse_args()
+    if given.receive:
+        asyncio.run(receive(int(given.receive[0]), float(given.receive[1])))
+        return
+    logging.disable(logging.INFO)
+    for load in LOADS:
+        found: dict[str, list[Figures]] = {name: [] for name in ROWS}
+        with receiver(load) as urls:
+            for _ in range(given.rounds):
+                for name, make in ROWS.items():
+                    found[name].append(asyncio.run(measure(make, urls, load, given.seconds)))
+        table(load, found)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""The webhook sink under the contract, on a receiver that verifies every signature."""
+
+from collections.abc import Sequence
+from urllib.parse import unquote
+
+from outbox_relay.event import Event
+from outbox_relay.signing import key
+from outbox_relay.sinks.webhook import Credentials, Destination, WebhookSink
+from tests.contract.harness import Received, SinkHarness
+from tests.support.receiver import Receiver, Request
+from tests.support.receiver.answers import Behaviour, chosen, say
+from tests.support.receiver.signatures import SECRET
+
+POISON = b"poison"
+
+
+class WebhookHarness(SinkHarness):
+    """A receiver of its own; the destination goes down as services behind a gateway do, which answers 503 for them."""
+
+    def __init__(self) -> None:
+        self._up = True
+        self._taken: list[Request] = []
+        self.receiver = Receiver(chosen(self._answer))
+        self.receiver.start()
+
+    def stop(self) -> None:
+        """End the receiver. Fails if a signature did not verify."""
+        self.receiver.stop()
+        assert self.receiver.unverified == []
+
+    def _answer(self, request: Request) -> Behaviour:
+        if not self._up:
+            return say(503)
+        if request.body == POISON:
+            return say(400)
+        self._taken.append(request)
+        return say(204)
+
+    def make_sink(self) -> WebhookSink:
+        return WebhookSink("contract", Destination(self.receiver.url, lambda _: None), Credentials([key(SECRET)]))
+
+    async def received(self) -> Sequence[Received]:
+        return [_received(request) for request in self._taken]
+
+    async def break_destination(self) -> None:
+        self._up = False
+
+    async def mend_destination(self) -> None:
+        self._up = True
+
+    def poison(self, event: Event) -> Event:
+        return event._replace(payload=POISON)
+
+
+def _received(request: Request) -> Received:
+    named = dict(request.headers)
+    key_of_event = named.get("outbox-key")
+    return Received(
+        None if key_of_event is None else unquote(key_of_event, errors="strict"),
+        named["webhook-id"],
+        request.body,
+        named["outbox-type"],
+        named["content-type"],
+        named,
+    )

@@ -1,0 +1,186 @@
+"""The process with a webhook: what it refuses to start with, what SIGHUP changes, what becomes of a refused event."""
+
+from __future__ import annotations
+
+import base64
+import signal
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.test_relay import query
+from tests.support.command import inside, outbox_relay
+from tests.support.database import Database
+from tests.support.ports import free_port
+from tests.support.receiver import Receiver, Request
+from tests.support.receiver.answers import Behaviour, chosen, say
+from tests.support.receiver.signatures import SECRET
+from tests.support.service import RelayService
+from tests.support.wait import until
+
+OTHER = "whsec_" + base64.b64encode(b"o" * 32).decode()
+TOKEN = "hunter2-canary"
+CONFIG = """
+[database]
+{database}
+[relay]
+lease_seconds = 3
+[sinks.crm]
+type = "webhook"
+url = "{url}"
+secrets_file = "{directory}/secrets"
+headers = {{ authorization = {{ env = "CRM_TOKEN" }}, x-tenant = {{ file = "{directory}/tenant" }} }}
+allow_http = true
+allow_networks = ["127.0.0.0/8"]
+[routes]
+"*" = ["crm"]
+"""
+
+
+@pytest.fixture
+def receiver() -> Generator[Receiver]:
+    with Receiver() as receiver:
+        yield receiver
+
+
+def config(database: str, url: str, directory: Path) -> str:
+    """One webhook for every type; its secrets and headers stand in files and the environment."""
+    (directory / "secrets").write_text(SECRET)
+    (directory / "tenant").write_text("one\n")
+    return CONFIG.format(database=database, url=url, directory=directory)
+
+
+def relay_of(database: Database, receiver: Receiver, directory: Path) -> RelayService:
+    """A relay that posts to the receiver."""
+    text = config(f'dsn = "{database.dsn}"', receiver.url, directory)
+    return RelayService(directory, text, CRM_TOKEN=TOKEN)
+
+
+def emit(database: Database, payload: str, key: str) -> str:
+    """Emit one event; its uid."""
+    with database.connect() as connection:
+        [(uid,)] = connection.execute("select outbox.emit('order.made', %s, key => %s)::text", (payload, key))
+    return uid
+
+
+def bodies(receiver: Receiver) -> list[bytes]:
+    """What has arrived, in order."""
+    return [request.body for request in list(receiver.requests)]
+
+
+def test_an_event_that_is_refused_ends_dead_with_status_and_reason_and_its_neighbours_arrive(
+    database: Database, receiver: Receiver, tmp_path: Path
+) -> None:
+    def answer(request: Request) -> Behaviour:
+        return say(400, body=b"no such product") if request.body == b'"bad"' else say(204)
+
+    receiver.answer = chosen(answer)
+    with relay_of(database, receiver, tmp_path) as relay:
+        _, bad, _, _ = (emit(database, *event) for event in (("1", "a"), ('"bad"', "a"), ("2", "a"), ("3", "b")))
+        until(lambda: {b"2", b"3"} <= set(bodies(receiver)), seconds=30, what="the neighbours arrive")
+        rows = "select state::text, last_status, last_error from outbox.delivery"
+        until(lambda: query(database, rows), seconds=30, what="the refused event is a dead letter")
+        assert query(database, rows) == [("dead", 400, "answered 400 Bad Request")]
+        assert bodies(receiver).count(b'"bad"') == 1
+        assert [body for body in bodies(receiver) if body != b"3"] == [b"1", b'"bad"', b"2"]
+        why = outbox_relay("why", bad, "-c", relay.config)
+        assert (why.code, "answered 400 Bad Request" in why.out) == (0, True)
+        assert relay.stop() == 0
+    assert receiver.unverified == []
+    assert {request.header("authorization") for request in receiver.requests} == {TOKEN}
+
+
+def test_secrets_and_headers_are_read_again_at_sighup_and_what_is_missing_changes_nothing(
+    database: Database, receiver: Receiver, tmp_path: Path
+) -> None:
+    receiver.secrets = (SECRET, OTHER)
+    with relay_of(database, receiver, tmp_path) as relay:
+        emit(database, "1", "a")
+        until(lambda: len(receiver.requests) == 1, seconds=30, what="the first event arrives")
+        (tmp_path / "secrets").write_text(f"{OTHER}\nwhsec_{TOKEN}\n")
+        (tmp_path / "tenant").write_text("two")
+        relay.send(signal.SIGHUP)
+        until(lambda: "nothing has changed" in relay.log.read_text(), seconds=20, what="the bad file is refused")
+        assert f"sinks.crm: secrets_file {tmp_path}/secrets: line 2: is not standard base64" in relay.log.read_text()
+        emit(database, "2", "a")
+        until(lambda: len(receiver.requests) == 2, seconds=30, what="the second event arrives as before")
+        receiver.secrets = (OTHER,)
+        (tmp_path / "secrets").write_text(OTHER)
+        relay.send(signal.SIGHUP)
+        until(lambda: "configuration reloaded" in relay.log.read_text(), seconds=20, what="the good file is taken")
+        emit(database, "3", "a")
+        until(lambda: len(receiver.requests) == 3, seconds=30, what="the third event arrives")
+        (tmp_path / "secrets").unlink()
+        relay.send(signal.SIGHUP)
+        until(lambda: "No such file" in relay.log.read_text(), seconds=20, what="the missing file is named")
+        emit(database, "4", "a")
+        until(lambda: len(receiver.requests) == 4, seconds=30, what="the fourth event arrives")
+        assert relay.stop() == 0
+        text = relay.log.read_text()
+    assert [request.problem for request in receiver.requests] == [None] * 4
+    assert [request.header("x-tenant") for request in receiver.requests] == ["one", "one", "two", "two"]
+    for canary in (TOKEN, SECRET.removeprefix("whsec_"), OTHER.removeprefix("whsec_")):
+        assert canary not in text
+
+
+@pytest.mark.parametrize(
+    ("missing", "said"),
+    [
+        ("secrets", "secrets_file DIR/secrets: No such file or directory"),
+        ("tenant", "headers.x-tenant: DIR/tenant: No such file or directory"),
+        ("CRM_TOKEN", "headers.authorization: the variable CRM_TOKEN is not set"),
+    ],
+)
+def test_check_says_what_of_its_secrets_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str, said: str
+) -> None:
+    relay = tmp_path / "relay.toml"
+    relay.write_text(config(f'dsn = "host=127.0.0.1 port={free_port()}"', "http://127.0.0.1:9/", tmp_path))
+    (tmp_path / missing).unlink(missing_ok=True)
+    monkeypatch.setenv("CRM_TOKEN", TOKEN)
+    monkeypatch.delenv(missing, raising=False)
+    found = f"{relay}:6: sinks.crm: {said.replace('DIR', str(tmp_path))}\n"
+    check = inside("check", "-c", relay)
+    assert (check.code, check.err) == (0, f"warning: {found}")
+    online = inside("check", "--online", "-c", relay)
+    assert (online.code, found in online.err) == (2, True)
+
+
+def test_it_does_not_start_without_its_secrets(tmp_path: Path) -> None:
+    relay = tmp_path / "relay.toml"
+    relay.write_text(config(f'dsn = "host=127.0.0.1 port={free_port()}"', "http://127.0.0.1:9/", tmp_path))
+    run = outbox_relay("run", "-c", relay)
+    assert run.code == 2
+    assert run.err == f"{relay}:6: sinks.crm: headers.authorization: the variable CRM_TOKEN is not set\n"
+
+
+class TestOwn:
+    """The relay's own database and HTTP port are no destinations."""
+
+    def test_database_is_refused_at_load(self, database: Database, tmp_path: Path) -> None:
+        [(port,)] = query(database, "select inet_server_port()")
+        text = config(f'dsn = "{database.dsn}"', f"http://127.0.0.1:{port}/", tmp_path)
+        (tmp_path / "relay.toml").write_text(text)
+        check = inside("check", "-c", tmp_path / "relay.toml", CRM_TOKEN=TOKEN)
+        assert check.code == 2
+        assert "sinks.crm.url: leads to the relay's own database" in check.err
+
+    def test_database_is_not_dialled_when_only_a_file_names_it(self, database: Database, tmp_path: Path) -> None:
+        [(port,)] = query(database, "select inet_server_port()")
+        (tmp_path / "dsn").write_text(database.dsn)
+        text = config(f'dsn_file = "{tmp_path}/dsn"', f"http://127.0.0.1:{port}/", tmp_path)
+        (tmp_path / "relay.toml").write_text(text)
+        check = inside("check", "--online", "-c", tmp_path / "relay.toml", CRM_TOKEN=TOKEN)
+        assert check.code == 2
+        assert "sinks.crm: ssrf_blocked: " in check.err
+        assert "the relay's own" in check.err
+
+    def test_http_port_is_not_dialled_under_any_address(self, database: Database, tmp_path: Path) -> None:
+        """Neither by the address that it listens at nor by another one of this machine."""
+        port = free_port()
+        text = config(f'dsn = "{database.dsn}"', f"http://127.0.0.3:{port}/", tmp_path)
+        (tmp_path / "relay.toml").write_text(f'{text}\n[http]\nlisten = "0.0.0.0:{port}"\n')
+        check = inside("check", "-c", tmp_path / "relay.toml", CRM_TOKEN=TOKEN)
+        assert check.code == 2
+        assert "sinks.crm.url: leads to the relay's own HTTP port" in check.err

@@ -1,0 +1,172 @@
+"""Signatures: the vectors of the reference libraries, what must fail, and who signs when."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta, timezone
+from typing import NamedTuple
+
+import pytest
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from hypothesis import given
+from hypothesis import strategies as st
+from standardwebhooks import Webhook
+from standardwebhooks.webhooks import WebhookVerificationError
+
+from outbox_relay.signing import Key, header, key, signing
+
+FIRST = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+SECOND = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"
+UNPADDED = "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSwBr"
+PRIVATE = "whsk_6Xb/dCcHpPea21PS1N9VY/NZW723CEc77N4rJCubMbfVKIDij2HKpMKkioLlX0dRqSKJp4AJ6p9lMicMFs6Kvg=="
+PUBLIC = "1SiA4o9hyqTCpIqC5V9HUakiiaeACeqfZTInDBbOir4="
+UID = "msg_p5jXN8AQM9LWM0D4loKWxJek"
+AT = 1614265330
+BODY = b'{"test": 2432232314}'
+SIGNED = "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
+SIGNED_ED25519 = "v1a,hnO3f9T8Ytu9HwrXslvumlUpqtNVqkhqw/enGzPCXe5BdqzCInXqYXFymVJaA7AZdpXwVLPo3mNl8EM+m7TBAg=="
+
+VECTORS = {
+    "one key": ([FIRST], BODY, SIGNED),
+    "Ed25519": ([PRIVATE], BODY, SIGNED_ED25519),
+    "empty body": ([FIRST], b"", "v1,v48jdbgvh29KJz2Qc+ghw8G6vG3nAKnujWBg8oM/62A="),
+    "two keys": ([SECOND, FIRST], BODY, f"v1,78nXHjpFP0tVJQW5D0SBwmVyyW87BV/rL6MgfM/Bw44= {SIGNED}"),
+    "beyond ASCII": ([FIRST], '{"name":"Zoë 😀"}'.encode(), "v1,5dE+xCmDRCTT6qQMUoXsLn7BV/TeIxgDgZbwmC3tErE="),
+    "every byte": ([FIRST], bytes(range(256)), "v1,sEcZ042G8Crqgxbybb3y0eDxQR3TcfYsk11I1XULhSI="),
+    "both kinds": ([FIRST, PRIVATE], BODY, f"{SIGNED} {SIGNED_ED25519}"),
+}
+
+
+def keys(*secrets: str) -> list[Key]:
+    """The keys in these secrets."""
+    return [key(secret) for secret in secrets]
+
+
+class Request(NamedTuple):
+    """What the reference library is asked to verify."""
+
+    secret: str
+    signature: str
+    uid: str
+    at: int
+    body: bytes
+
+
+def verify(secret: str, signature: str, uid: str, at: int, body: bytes) -> None:
+    """The reference library verifies `signature`; it raises when it cannot, or when `at` is not now."""
+    headers = {"webhook-id": uid, "webhook-timestamp": str(at), "webhook-signature": signature}
+    Webhook(secret).verify(body, headers, json_parse=False)
+
+
+@pytest.mark.parametrize(("secrets", "body", "expected"), VECTORS.values(), ids=VECTORS.keys())
+def test_vectors_of_the_reference_libraries(secrets: Sequence[str], body: bytes, expected: str) -> None:
+    assert header(keys(*secrets), UID, AT, body) == expected
+
+
+def test_vector_of_a_key_that_the_reference_libraries_take_unpadded() -> None:
+    with pytest.raises(ValueError, match="should be whsec_"):
+        key(UNPADDED)
+    with pytest.raises(ValueError, match="not standard base64"):
+        key(f"whsec_{UNPADDED}")
+    # Two bits of the last character stand for nothing: the strict form of the same 25 bytes.
+    strict = "whsec_" + base64.b64encode(base64.b64decode(UNPADDED + "==")).decode()
+    assert header(keys(strict), UID, AT, BODY) == "v1,yK2tMbA6BHPrMEJ1lLv7UlJJbgFoqGenJkiajZ29evg="
+
+
+def test_seed_alone_signs_as_with_its_public_key() -> None:
+    seed = "whsk_" + base64.b64encode(base64.b64decode(PRIVATE.removeprefix("whsk_"))[:32]).decode()
+    assert header(keys(seed), UID, AT, BODY) == SIGNED_ED25519
+
+
+def test_asymmetric_signature_is_verified_with_the_public_key() -> None:
+    signature = base64.b64decode(header(keys(PRIVATE), UID, AT, BODY).removeprefix("v1a,"))
+    public = Ed25519PublicKey.from_public_bytes(base64.b64decode(PUBLIC))
+    public.verify(signature, f"{UID}.{AT}.".encode() + BODY)
+    with pytest.raises(InvalidSignature):
+        public.verify(signature, f"{UID}.{AT + 1}.".encode() + BODY)
+
+
+@given(
+    st.binary(min_size=24, max_size=64),
+    st.text(alphabet="0123456789abcdef-", min_size=1, max_size=36),
+    st.text(max_size=200).map(str.encode),
+)
+def test_reference_library_verifies_what_is_signed(secret: bytes, uid: str, body: bytes) -> None:
+    text = "whsec_" + base64.b64encode(secret).decode()
+    now = int(datetime.now(UTC).timestamp())
+    verify(text, header(keys(FIRST, text, PRIVATE), uid, now, body), uid, now, body)
+
+
+CHANGES: list[tuple[Callable[[Request], Request], str]] = [
+    (lambda r: r._replace(signature=r.signature[:-2] + ("A=" if r.signature[-2] != "A" else "E=")), "No matching"),
+    (lambda r: r._replace(signature="v1,"), "No matching"),
+    (lambda r: r._replace(uid=r.uid + "x"), "No matching"),
+    (lambda r: r._replace(at=r.at - 1), "No matching"),
+    (lambda r: r._replace(body=r.body + b" "), "No matching"),
+    (lambda r: r._replace(secret=SECOND), "No matching"),
+    (lambda r: r._replace(at=r.at - 600), "too old"),
+]
+
+
+@pytest.mark.parametrize(("change", "said"), CHANGES)
+def test_reference_library_refuses_whatever_was_changed(change: Callable[[Request], Request], said: str) -> None:
+    now = int(datetime.now(UTC).timestamp())
+    request = Request(FIRST, header(keys(FIRST), UID, now, BODY), UID, now, BODY)
+    verify(*request)
+    with pytest.raises(WebhookVerificationError, match=said):
+        verify(*change(request))
+
+
+def test_a_last_character_that_differs_is_another_signature() -> None:
+    assert header(keys(FIRST), UID, AT, BODY) != "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OA="
+
+
+@pytest.mark.parametrize("secret", [FIRST, PRIVATE])
+@pytest.mark.parametrize("zone", [UTC, timezone(timedelta(hours=-7))])
+def test_a_key_signs_up_to_its_end_and_not_at_it(secret: str, zone: timezone) -> None:
+    ends = datetime.fromtimestamp(AT, zone)
+    both = [key(SECOND), key(secret, ends)]
+    assert signing(both, AT - 0.001) == both
+    assert signing(both, AT) == both[:1]
+    assert signing(both, AT + 0.5) == both[:1]
+
+
+def test_keys_that_have_all_ended_sign_nothing() -> None:
+    ended = [key(FIRST, datetime.fromtimestamp(AT, UTC))]
+    assert signing(ended, AT) == []
+    assert header([], UID, AT, BODY) == ""
+
+
+@pytest.mark.parametrize(
+    ("secret", "said"),
+    [
+        ("", "should be whsec_ followed by the base64 of 24 to 64 random bytes"),
+        (f"v1,{FIRST}", "should be whsec_"),
+        ("whpk_" + PUBLIC, "should be whsec_"),
+        ("whsec_", "holds 0 bytes after whsec_, should hold 24 to 64"),
+        ("whsec_" + base64.b64encode(b"k" * 23).decode(), "holds 23 bytes"),
+        ("whsec_" + base64.b64encode(b"k" * 65).decode(), "holds 65 bytes"),
+        ("whsec_" + "ab" * 16 + "\n", "is not standard base64"),
+        ("whsec_" + base64.urlsafe_b64encode(b"\xff" * 24).decode(), "is not standard base64"),
+        ("whsec_" + "é" * 32, "is not standard base64"),
+        ("whsk_", "holds 0 bytes after whsk_, should hold 32, the seed, or 64"),
+        ("whsk_" + base64.b64encode(b"k" * 33).decode(), "holds 33 bytes after whsk_"),
+        ("whsk_" + base64.b64encode(b"k" * 64).decode(), "a public key after whsk_ that does not belong to its seed"),
+        (PRIVATE.removesuffix("=="), "is not standard base64 with its padding after whsk_"),
+    ],
+)
+def test_what_is_no_secret_is_refused_without_it(secret: str, said: str) -> None:
+    with pytest.raises(ValueError, match=r"should|is not|holds") as refused:
+        key(secret)
+    assert said in str(refused.value)
+    encoded = secret.partition("_")[2]
+    assert not encoded or encoded not in str(refused.value)
+
+
+@pytest.mark.parametrize("secret", [FIRST, PRIVATE])
+def test_a_key_does_not_show(secret: str) -> None:
+    shown = repr(key(secret, datetime.now(UTC)))
+    assert secret.partition("_")[2] not in shown
+    assert repr(base64.b64decode(secret.partition("_")[2])) not in shown

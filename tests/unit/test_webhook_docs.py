@@ -1,0 +1,149 @@
+"""The page about webhooks: its snippets run, its example is what is sent, its tables are complete."""
+
+from __future__ import annotations
+
+import re
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from outbox_relay import __version__
+from outbox_relay.event import Event
+from outbox_relay.policy import DELIVERED, Failed, Refused, Unavailable
+from outbox_relay.settings import load, warnings
+from outbox_relay.settings.secrets import read_secrets
+from outbox_relay.signing import key
+from outbox_relay.sinks.webhook.request import Credentials, Form, Request, request
+from outbox_relay.sinks.webhook.results import Rules, verdict
+from outbox_relay.sinks.webhook.transport import Answer, Fault
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "webhooks.md").read_text(encoding="utf-8")
+SOURCES = ROOT / "outbox_relay" / "sinks" / "webhook"
+SECRET = "whsec_ZXhhbXBsZS1vZi1hLW5ldy1zZWNyZXQtLS0t"
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+def snippets(language: str) -> list[str]:
+    """The code blocks of the page in one language, without their indentation."""
+    found = re.findall(rf"^( *)```{language}\n(.*?)^ *```", PAGE, re.DOTALL | re.MULTILINE)
+    return ["\n".join(line.removeprefix(indent) for line in text.splitlines()) for indent, text in found]
+
+
+def made(now: float, *secrets: str) -> Request:
+    """The request of the page's example, at another time."""
+    event = Event(
+        *(1, 0, "019a0000-0000-7000-8000-000000000001", "order.created", "order-1", b'{"id": 1}', "application/json"),
+        *(f'{{"traceparent": "{TRACE}"}}', None, datetime(2026, 1, 1, tzinfo=UTC)),
+    )
+    return request(event, Form(), Credentials([key(secret) for secret in secrets]), attempt=1, now=now)
+
+
+def test_example_is_what_is_sent() -> None:
+    [text] = snippets("http")
+    head, _, body = text.partition("\n\n")
+    first, *lines = head.splitlines()
+    assert first == "POST /hooks/shop HTTP/1.1"
+    found = made(1_800_000_000, SECRET)
+    shown = dict(line.split(": ", 1) for line in lines)
+    assert shown.pop("host") == "crm.example.com"
+    assert shown.pop("content-length") == str(len(body.encode()))
+    assert shown == dict(found.headers)
+    assert shown["user-agent"] == f"outbox-relay/{__version__}"
+    assert body.encode() == found.body
+
+
+VERIFY = [text for text in snippets("python") if "def verify" in text]
+
+
+@pytest.mark.parametrize("text", VERIFY, ids=["library", "plain"])
+def test_receivers_verify_with_the_snippets(text: str) -> None:
+    names: dict[str, Any] = {}
+    exec(text, names)  # noqa: S102 - the snippet of the page
+    found = made(time.time(), "whsec_" + "A" * 32, SECRET)
+    names["verify"](SECRET, dict(found.headers), found.body)
+    old = made(time.time() - 301, SECRET)
+    for headers, body in ((found.headers, found.body + b" "), (old.headers, old.body)):
+        with pytest.raises(Exception, match=r"(?i)matching signature|too old"):
+            names["verify"](SECRET, dict(headers), body)
+
+
+def test_snippet_makes_a_pair_of_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    import base64
+
+    [text] = [text for text in snippets("python") if text not in VERIFY]
+    exec(text, {})  # noqa: S102 - the snippet of the page
+    private, public = (line.split(": ")[1] for line in capsys.readouterr().out.splitlines())
+    verifier = Ed25519PublicKey.from_public_bytes(base64.b64decode(public.removeprefix("whpk_")))
+    verifier.verify(key(private).sign(b"x"), b"x")
+
+
+@pytest.mark.parametrize("text", snippets("toml"), ids=lambda text: text.splitlines()[-5])
+def test_settings_of_the_page_load(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "relay.toml"
+    path.write_text(text)
+    assert warnings(load(path, {})) == []
+
+
+def test_file_of_secrets_of_the_page_can_be_read(tmp_path: Path) -> None:
+    [text] = snippets("text")
+    (tmp_path / "secrets").write_text(text)
+    assert [secret.until for secret in read_secrets(tmp_path / "secrets")] == [None, datetime(2027, 1, 1, tzinfo=UTC)]
+
+
+def rows(heading: str) -> list[list[str]]:
+    """The cells of the table under a heading, without its head."""
+    section = PAGE.split(f"## {heading}\n")[1].split("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+OUTCOMES: dict[str, list[Answer | Fault]] = {
+    "200 to 299": [Answer(200), Answer(299, whole=False)],
+    "400, or another": [Answer(400), Answer(422)],
+    "any other 4xx or 5xx": [Answer(401), Answer(408), Answer(425), Answer(500)],
+    "300 to 399": [Answer(300), Answer(308), Answer(399)],
+    "no answer in time": [Fault("read_timeout", sent=True, reason="-"), Fault("disconnected", sent=True, reason="-")],
+    "any failure with": [Answer(500, {"webhook-delivery": "abort-message"})],
+    "502, 504; 503": [Answer(502), Answer(503), Answer(504)],
+    "429; 503": [Answer(429), Answer(503, {"retry-after": "1"})],
+    "410; any failure": [Answer(410), Answer(500, {"webhook-delivery": "disable"})],
+    "no name": [Fault(code, sent=False, reason="-") for code in ("dns_error", "tls_error", "ssrf_blocked")],
+}
+
+
+@pytest.mark.parametrize("row", rows("What an answer leads to"), ids=lambda row: row[0][:20])
+def test_table_of_answers_is_true(row: list[str]) -> None:
+    answer, event, sink = row
+    event = event.replace("the same", "is tried again")
+    [outcomes] = [found for name, found in OUTCOMES.items() if answer.startswith(name)]
+    for outcome in outcomes:
+        match verdict(outcome, Rules(frozenset((400, 422))), lambda _: None, time.time()):
+            case Failed():
+                said = ("is tried again", "")
+            case Refused():
+                said = ("is dead at once", "")
+            case Unavailable(throttled=True):
+                said = ("waits", "pauses at once")
+            case Unavailable(gone=True):
+                said = ("waits", "is paused")
+            case Unavailable():
+                said = ("waits", "pauses after")
+            case found:
+                assert found is DELIVERED
+                said = ("is delivered", "")
+        assert event.startswith(said[0])
+        assert sink.startswith(said[1])
+        assert bool(sink) == bool(said[1])
+
+
+def test_table_of_words_is_complete() -> None:
+    listed = {word for cells in rows("What is kept of a failed attempt") for word in re.findall(r"`(\w+)`", cells[0])}
+    text = "\n".join(path.read_text(encoding="utf-8") for path in SOURCES.glob("*.py"))
+    used = set(re.findall(r'(?:NotConnected|[Aa]ttempt)\("(\w+)"', text)) | set(re.findall(r'return "(\w+)", ', text))
+    assert {"dns_error", "config_error", "withdrawn"} <= used
+    assert used | {"http_NUMBER"} == listed

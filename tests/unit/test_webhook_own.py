@@ -1,0 +1,136 @@
+"""The relay's own database and HTTP port, which no webhook is sent to."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+
+import pytest
+
+from outbox_relay.dsn import endpoints
+from outbox_relay.errors import Misconfigured
+from outbox_relay.settings import load
+from outbox_relay.webhooks import OwnAddresses
+
+SECRET = "whsec_" + base64.b64encode(b"k" * 24).decode()
+LOCAL = [("localhost", 5432), ("127.0.0.1", 5432), ("::1", 5432)]
+FILE = """
+[database]
+dsn = "{dsn}"
+[http]
+listen = "{listen}"
+[sinks.crm]
+type = "webhook"
+url = "{url}"
+secrets = ["{secret}"]
+allow_http = true
+allow_networks = ["127.0.0.0/8", "::1", "10.0.0.0/8"]
+[routes]
+"*" = ["crm"]
+"""
+
+
+def written(tmp_path: Path, url: str, dsn: str = "host=db.internal", listen: str = "127.0.0.1:8080") -> Path:
+    """A file with these settings."""
+    path = tmp_path / "relay.toml"
+    path.write_text(FILE.format(url=url, dsn=dsn, listen=listen, secret=SECRET))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("dsn", "expected"),
+    [
+        ("postgresql://u:p@db.internal:6000/shop", [("db.internal", 6000)]),
+        ("host=db.internal dbname=shop", [("db.internal", 5432)]),
+        ("host=a,b port=1,2", [("a", 1), ("b", 2)]),
+        ("host=a,b port=7", [("a", 7), ("b", 7)]),
+        ("host=a,b port=,2", [("a", 5432), ("b", 2)]),
+        ("host=db.internal hostaddr=10.0.0.5 port=6000", [("db.internal", 6000), ("10.0.0.5", 6000)]),
+        ("hostaddr=10.0.0.5", [("10.0.0.5", 5432)]),
+        ("dbname=shop", LOCAL),
+        ("host=/var/run/postgresql", LOCAL),
+        ("postgresql://[::1]:6000/shop", [("::1", 6000)]),
+        ("postgresql://%2Ftmp/shop", LOCAL),
+        ("no connection string", []),
+    ],
+)
+def test_where_a_connection_string_leads(dsn: str, expected: list[tuple[str, int]]) -> None:
+    assert endpoints(dsn, {}) == expected
+
+
+def test_what_a_connection_string_leaves_out_comes_from_the_environment() -> None:
+    assert endpoints("dbname=shop", {"PGHOST": "db.internal", "PGPORT": "6000"}) == [("db.internal", 6000)]
+    assert endpoints("host=a port=1", {"PGHOST": "db.internal", "PGPORT": "6000"}) == [("a", 1)]
+
+
+@pytest.mark.parametrize(
+    ("url", "dsn", "what"),
+    [
+        ("https://db.internal:5432/", "host=db.internal", "database"),
+        ("https://DB.internal.:5432/", "host=db.internal", "database"),
+        ("http://10.0.0.5:6000/", "postgresql://u:p@10.0.0.5:6000/shop", "database"),
+        ("http://[::1]:5432/", "host=localhost", "database"),
+        ("http://localhost:5432/", "dbname=shop", "database"),
+        ("http://[::ffff:127.0.0.1]:5432/", "host=127.0.0.1", "database"),
+        ("http://127.0.0.1:8080/x", "host=db.internal", "HTTP port"),
+        ("http://localhost:8080/x", "host=db.internal", "HTTP port"),
+    ],
+)
+def test_a_url_that_leads_to_the_relay_is_refused_at_load(tmp_path: Path, url: str, dsn: str, what: str) -> None:
+    path = written(tmp_path, url, dsn)
+    with pytest.raises(Misconfigured) as refused:
+        load(path, {})
+    assert str(refused.value) == (
+        f"{path}:8: sinks.crm.url: leads to the relay's own {what}: name another host or port"
+    )
+
+
+@pytest.mark.parametrize(
+    ("url", "listen"),
+    [
+        ("https://db.internal/", "127.0.0.1:8080"),
+        ("http://127.0.0.1:8081/", "127.0.0.1:8080"),
+        ("http://10.0.0.5:8080/", "127.0.0.1:8080"),
+        ("http://10.0.0.5:5432/", "127.0.0.1:8080"),
+        ("http://127.0.0.1:8080/", ""),
+    ],
+)
+def test_other_ports_and_hosts_are_taken(tmp_path: Path, url: str, listen: str) -> None:
+    load(written(tmp_path, url, listen=listen), {})
+
+
+@pytest.mark.parametrize(("url", "listen"), [("http://127.0.0.1:80/", "0.0.0.0:80"), ("http://[::1]/", "[::]:80")])
+def test_a_listener_everywhere_is_on_the_loopback_address_too(tmp_path: Path, url: str, listen: str) -> None:
+    with pytest.raises(Misconfigured, match="leads to the relay's own HTTP port"):
+        load(written(tmp_path, url, listen=listen), {})
+
+
+async def test_names_are_known_with_their_addresses(tmp_path: Path) -> None:
+    own = OwnAddresses(load(written(tmp_path, "https://x.example", "host=localhost port=6000"), {}))
+    assert set(own()) == {("localhost", 6000), ("127.0.0.1", 8080)}
+    own.add("127.0.0.1", 43210)
+    await own.refresh()
+    assert {("localhost", 6000), ("127.0.0.1", 6000), ("127.0.0.1", 8080), ("127.0.0.1", 43210)} <= set(own())
+
+
+async def test_a_name_that_is_not_found_keeps_its_last_addresses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = OwnAddresses(load(written(tmp_path, "https://x.example", "host=localhost port=6000"), {}))
+    await own.refresh()
+
+    def unknown(*_: object, **__: object) -> None:
+        raise OSError("a name server that is down cannot be made here")
+
+    before = set(own())
+    monkeypatch.setattr("outbox_relay.webhooks.socket.getaddrinfo", unknown)
+    await own.refresh()
+    assert set(own()) == before
+
+
+async def test_without_a_database_only_the_listener_is_known(tmp_path: Path) -> None:
+    path = tmp_path / "relay.toml"
+    path.write_text('[database]\ndsn_file = "/nowhere"\n[http]\nlisten = "127.0.0.1:8080"')
+    own = OwnAddresses(load(path, {}))
+    await own.refresh()
+    assert set(own()) == {("127.0.0.1", 8080)}

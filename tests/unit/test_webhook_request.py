@@ -1,0 +1,153 @@
+"""Requests of a webhook: what an event becomes, whatever it holds."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+from cloudevents.core.bindings.http import HTTPMessage, from_binary_event, from_structured_event
+from hypothesis import given
+from hypothesis import strategies as st
+from standardwebhooks import Webhook
+
+from outbox_relay import __version__
+from outbox_relay.event import Event
+from outbox_relay.signing import key
+from outbox_relay.sinks.webhook.request import Credentials, Form, Mode, Request, request
+
+SECRET = "whsec_" + base64.b64encode(b"k" * 24).decode()
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+NOW = 1_800_000_000.75
+SIGNED = Credentials([key(SECRET)])
+
+
+def an_event(**changes: Any) -> Event:
+    """An event of the log."""
+    uid = "019a0000-0000-7000-8000-000000000001"
+    at = datetime(2026, 3, 1, 12, tzinfo=UTC)
+    event = Event(1, 0, uid, "order.created", "order-1", b'{"id": 1}', "application/json", None, None, at)
+    return event._replace(**changes)
+
+
+def made(event: Event, form: Form | None = None, credentials: Credentials = SIGNED, attempt: int = 1) -> Request:
+    """The request for an event."""
+    return request(event, form or Form(), credentials, attempt=attempt, now=NOW)
+
+
+def headers_of(event: Event, form: Form | None = None, credentials: Credentials = SIGNED) -> dict[str, str]:
+    """The headers of the request for an event, none of them twice."""
+    headers = made(event, form, credentials).headers
+    assert len({name.lower() for name, _ in headers}) == len(headers)
+    return dict(headers)
+
+
+def test_request_has_exactly_these_headers() -> None:
+    event = an_event(headers=json.dumps({"traceparent": TRACE, "x-tenant": "t"}))
+    found = dict(made(event, attempt=3).headers)
+    assert found.pop("webhook-signature").startswith("v1,")
+    assert found == {
+        "webhook-id": event.uid,
+        "webhook-timestamp": "1800000000",
+        "idempotency-key": event.uid,
+        "content-type": "application/json",
+        "user-agent": f"outbox-relay/{__version__}",
+        "accept": "*/*",
+        "accept-encoding": "identity",
+        "outbox-type": "order.created",
+        "outbox-key": "order-1",
+        "outbox-attempt": "3",
+        "traceparent": TRACE,
+    }
+
+
+@pytest.mark.parametrize("mode", ["none", "binary", "structured"])
+@pytest.mark.parametrize("payload", [b"", b'{"b":1, "a": "Zo\xc3\xab \xe2\x80\xa8"}', b'"\\ud800"', "текст".encode()])
+def test_what_is_sent_is_what_is_signed(mode: Mode, payload: bytes) -> None:
+    now = time.time()
+    found = request(an_event(payload=payload), Form(mode), SIGNED, attempt=1, now=now)
+    Webhook(SECRET).verify(found.body, dict(found.headers), json_parse=False)
+    assert dict(found.headers)["webhook-signature"] == found.signature
+    if mode != "structured":
+        assert found.body == payload
+
+
+def test_payload_that_is_no_text_is_sent_as_it_is() -> None:
+    assert made(an_event(payload=bytes(range(256)))).body == bytes(range(256))
+
+
+def test_every_key_that_has_not_ended_signs() -> None:
+    ends = [datetime.fromtimestamp(at, UTC) for at in (NOW, NOW + 1)]
+    keys = [key(SECRET), key(SECRET, ends[0]), key(SECRET, ends[1])]
+    assert len(made(an_event(), credentials=Credentials(keys)).signature.split(" ")) == 2
+
+
+@given(st.none() | st.text(st.characters(exclude_categories=["Cs"]), max_size=50))
+def test_key_is_percent_encoded_and_left_out_when_there_is_none(name: str | None) -> None:
+    found = headers_of(an_event(key=name))
+    if name is None:
+        assert "outbox-key" not in found
+    else:
+        assert found["outbox-key"].isascii()
+        assert unquote(found["outbox-key"], errors="strict") == name
+
+
+HEADERS = st.dictionaries(
+    st.text(alphabet="aAbB-", min_size=1, max_size=3) | st.sampled_from(["Traceparent", "traceparent"]),
+    st.text(st.characters(exclude_categories=["Cs"]), max_size=20),
+)
+
+
+@given(HEADERS, st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), min_size=1, max_size=30))
+def test_every_header_can_be_sent(headers: dict[str, str], content_type: str) -> None:
+    event = an_event(headers=json.dumps(headers), content_type=content_type)
+    for mode in ("none", "binary", "structured"):
+        for name, value in headers_of(event, Form(mode, "/s", frozenset(("a", "b", "a-b")))).items():
+            assert name.isascii()
+            assert all(c == "\t" or " " <= c <= "~" for c in value)
+            assert value == value.strip(" \t")
+
+
+def test_only_named_headers_of_the_event_are_passed_on() -> None:
+    headers = {"X-Tenant": " t 1\t", "x-trace": "no", "x-city": "Zoë 100%", "X-TENANT": "second", "webhook-id": "evil"}
+    found = headers_of(an_event(headers=json.dumps(headers)), Form(forward=frozenset(("x-tenant", "x-city"))))
+    assert {name: value for name, value in found.items() if name.startswith("x-")} == {
+        "x-tenant": "t 1",
+        "x-city": "Zo%C3%AB 100%",
+    }
+    assert found["webhook-id"] == an_event().uid
+
+
+def test_headers_of_the_settings_are_added() -> None:
+    found = headers_of(an_event(), None, Credentials([key(SECRET)], {"authorization": "Bearer hunter2"}))
+    assert found["authorization"] == "Bearer hunter2"
+    assert "hunter2" not in repr(Credentials([key(SECRET)], {"authorization": "Bearer hunter2"}))
+
+
+def test_headers_that_cannot_be_read_are_an_error() -> None:
+    with pytest.raises(ValueError, match="not a JSON object of strings"):
+        made(an_event(headers="[1]"))
+
+
+def test_binary_cloudevent_is_read_by_the_reference_library() -> None:
+    event = an_event(type='50%"off"', headers=json.dumps({"traceparent": TRACE, "tracestate": "a=1, b=%2"}))
+    found = made(event, Form("binary", "/shop?a=%20b"))
+    read: Any = from_binary_event(HTTPMessage(dict(found.headers), found.body))
+    assert (read.get_id(), read.get_source(), read.get_type()) == (event.uid, "/shop?a=%20b", '50%"off"')
+    assert (read.get_time(), read.get_specversion()) == (event.created_at, "1.0")
+    assert (read.get_extension("traceparent"), read.get_extension("tracestate")) == (TRACE, "a=1, b=%2")
+    assert read.get_datacontenttype() == "application/json"
+    assert (read.get_data(), found.body) == ({"id": 1}, event.payload)
+
+
+def test_structured_cloudevent_is_read_by_the_reference_library() -> None:
+    event = an_event()
+    found = made(event, Form("structured", "/shop"))
+    assert dict(found.headers)["content-type"] == "application/cloudevents+json; charset=utf-8"
+    assert not any(name.startswith("ce-") for name, _ in found.headers)
+    read: Any = from_structured_event(HTTPMessage(dict(found.headers), found.body))
+    assert (read.get_id(), read.get_source(), read.get_data()) == (event.uid, "/shop", {"id": 1})

@@ -1,0 +1,319 @@
+"""The webhook sink on real connections: what it sends, what it makes of answers, and what changes while it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import time
+from collections.abc import Generator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from outbox_relay.event import Event
+from outbox_relay.policy import DELIVERED, Attempt, Failed, Refused, Unavailable, Verdict
+from outbox_relay.settings.addresses import denied
+from outbox_relay.signing import key
+from outbox_relay.sinks.webhook import Credentials, Destination, Rules, Tls, WebhookSink
+from outbox_relay.sinks.webhook.sink import ALL_ENDED
+from tests.support.ports import free_port
+from tests.support.receiver import Receiver, Request
+from tests.support.receiver.answers import Behaviour, chosen, say
+from tests.support.receiver.certificates import Authority
+from tests.support.receiver.faults import hang
+from tests.support.receiver.signatures import SECRET, problem
+from tests.support.wait import auntil
+
+OTHER = "whsec_" + base64.b64encode(b"o" * 32).decode()
+TOKEN = "Bearer hunter2-canary/token"
+CREDENTIALS = Credentials([key(SECRET)])
+
+
+def an_event(payload: bytes = b'{"id": 1}', headers: str | None = None) -> Event:
+    """An event of the log."""
+    uid = "019a0000-0000-7000-8000-000000000001"
+    return Event(1, 0, uid, "order.created", "k", payload, "application/json", headers, None, datetime.now(UTC))
+
+
+def soon() -> float:
+    """A deadline that nothing meets."""
+    return time.monotonic() + 60
+
+
+@pytest.fixture
+def receiver() -> Generator[Receiver]:
+    with Receiver() as receiver:
+        yield receiver
+
+
+def sink_to(url: str, credentials: Credentials = CREDENTIALS, rules: Rules | None = None) -> WebhookSink:
+    """A sink that may go to the loopback address."""
+    return WebhookSink("crm", Destination(url, lambda _: None), credentials, rules=rules, timeout_seconds=5)
+
+
+async def delivered(sink: WebhookSink, event: Event | None = None, *, attempt: int = 1) -> Verdict:
+    """The verdict of one event, from a sink that is open for it alone."""
+    await sink.open()
+    try:
+        [verdict] = await sink.deliver([event or an_event()], soon(), attempt)
+    finally:
+        await sink.close()
+    return verdict
+
+
+async def test_an_event_arrives_signed_with_the_number_of_the_attempt(receiver: Receiver) -> None:
+    assert await delivered(sink_to(receiver.url), attempt=7) is DELIVERED
+    [request] = receiver.requests
+    assert (request.problem, request.header("outbox-attempt"), request.body) == (None, "7", b'{"id": 1}')
+    assert request.header("host") == f"127.0.0.1:{receiver.port}"
+    assert request.header("content-length") == "9"
+    assert len(request.headers) == len({name.lower() for name, _ in request.headers})
+
+
+async def test_the_connection_adds_no_header_of_its_own(receiver: Receiver) -> None:
+    await delivered(sink_to(receiver.url))
+    assert {name.lower() for name, _ in receiver.requests[0].headers} == {
+        *("host", "content-length", "content-type", "user-agent", "accept", "accept-encoding", "idempotency-key"),
+        *("webhook-id", "webhook-timestamp", "webhook-signature", "outbox-type", "outbox-key", "outbox-attempt"),
+    }
+
+
+async def test_nothing_is_sent_at_or_after_the_deadline(receiver: Receiver) -> None:
+    sink = sink_to(receiver.url)
+    await sink.open()
+    assert await sink.deliver([an_event()], time.monotonic()) == [Unavailable("not delivered in time")]
+    await sink.close()
+    assert receiver.requests == []
+
+
+async def test_nothing_is_sent_unsigned(receiver: Receiver) -> None:
+    sink = sink_to(receiver.url, Credentials([key(SECRET, datetime.now(UTC) - timedelta(seconds=1))]))
+    assert await delivered(sink) == Unavailable(ALL_ENDED, attempt=Attempt("config_error"))
+    assert await sink.check() == ALL_ENDED
+    assert receiver.connections == 0
+
+
+async def test_an_event_whose_headers_cannot_be_read_is_refused(receiver: Receiver) -> None:
+    verdict = await delivered(sink_to(receiver.url), an_event(headers="[]"))
+    assert verdict == Refused("the event's headers are not a JSON object of strings", attempt=Attempt("config_error"))
+    assert receiver.connections == 0
+
+
+async def test_secrets_and_headers_change_between_requests(receiver: Receiver) -> None:
+    receiver.secrets = (OTHER,)
+    sink = sink_to(receiver.url)
+    await sink.open()
+    await sink.deliver([an_event()], soon())
+    sink.renew(Credentials([key(OTHER)], {"x-tenant": "t"}))
+    await sink.deliver([an_event()], soon())
+    await sink.close()
+    before, after = receiver.requests
+    assert before.problem is not None
+    assert (after.problem, after.header("x-tenant"), after.connection) == (None, "t", before.connection)
+
+
+async def test_while_secrets_change_both_receivers_verify(receiver: Receiver) -> None:
+    ends = datetime.now(UTC) + timedelta(hours=1)
+    await delivered(sink_to(receiver.url, Credentials([key(OTHER), key(SECRET, ends)])))
+    [request] = receiver.requests
+    assert [problem(request, [secret]) for secret in (OTHER, SECRET)] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (say(429, ("Retry-After", "3")), Unavailable("answered 429 Too Many Requests", 429, 3.0, throttled=True)),
+        (say(503), Unavailable("answered 503 Service Unavailable", 503)),
+        (say(410), Unavailable("answered 410 Gone: it wants no more events", 410, gone=True)),
+        (say(400, body=b"no such order"), Refused("answered 400 Bad Request", 400)),
+        (say(404), Failed("answered 404 Not Found", 404)),
+        (say(500, ("retry-after", "1"), ("retry-after", "2")), Failed("answered 500 Internal Server Error", 500)),
+        (
+            say(302, ("location", "http://169.254.169.254/latest")),
+            Failed("answered 302 Found to 169.254.169.254; redirects are not followed", 302),
+        ),
+        (
+            say(422, ("Webhook-Delivery", "abort-message")),
+            Refused("answered 422 Unprocessable Entity and asked for no more attempts", 422),
+        ),
+    ],
+    ids=["429", "503", "410", "400", "404", "500", "302", "abort"],
+)
+async def test_answers_become_verdicts(
+    receiver: Receiver, answer: Behaviour, expected: Failed | Refused | Unavailable
+) -> None:
+    receiver.answer = answer
+    found = await delivered(sink_to(receiver.url))
+    assert isinstance(found, Failed | Refused | Unavailable)
+    assert found.attempt is not None
+    assert found.attempt.seconds is not None
+    assert [name for name, _ in found.attempt.steps] == ["connect", "first_byte"]
+    assert (type(found), found.reason, found.status) == (type(expected), expected.reason, expected.status)
+    for name in ("retry_after_seconds", "throttled", "gone"):
+        assert getattr(found, name, None) == getattr(expected, name, None)
+
+
+async def test_refused_connections_are_the_destinations_trouble() -> None:
+    found = await delivered(sink_to(f"http://127.0.0.1:{free_port()}/"))
+    assert isinstance(found, Unavailable)
+    assert found.attempt is not None
+    assert found.attempt.code == "connection_refused"
+
+
+def echo(request: Request) -> Behaviour:
+    """An answer that repeats every header, as frameworks in debug mode do."""
+    return say(500, body=json.dumps({"got": request.headers, "path": request.target}).encode())
+
+
+async def test_an_answer_that_repeats_our_headers_shows_no_secret(receiver: Receiver) -> None:
+    receiver.answer = chosen(echo)
+    credentials = Credentials([key(SECRET)], {"authorization": TOKEN})
+    found = await delivered(sink_to(f"{receiver.url}?token=query-canary", credentials))
+    assert isinstance(found, Failed)
+    assert found.attempt is not None
+    assert found.attempt.answer is not None
+    assert '"outbox-type", "order.created"' in found.attempt.answer
+    [request] = receiver.requests
+    signature = (request.header("webhook-signature") or "").removeprefix("v1,")
+    for canary in ("hunter2-canary", "query-canary", signature):
+        assert canary not in repr(found)
+
+
+async def test_an_answer_that_repeats_the_payload_is_left_out(receiver: Receiver) -> None:
+    receiver.answer = chosen(lambda request: say(500, body=b"cannot take " + request.body))
+    found = await delivered(sink_to(receiver.url), an_event(b'{"card": "4111 1111 1111 1111"}'))
+    assert isinstance(found, Failed)
+    assert found.attempt is not None
+    assert found.attempt.answer == "[left out: it repeats the payload]"
+
+
+async def test_a_reset_makes_what_is_under_way_unavailable(receiver: Receiver) -> None:
+    receiver.answer = hang
+    sink = sink_to(receiver.url)
+    await sink.open()
+    under_way = asyncio.ensure_future(sink.deliver([an_event()], soon()))
+
+    async def arrived() -> bool:
+        return bool(receiver.requests)
+
+    await auntil(arrived, seconds=10, what="the request has arrived")
+    await sink.reset()
+    assert await under_way == [Unavailable("the sink was reset")]
+    receiver.answer = say(204)
+    assert await sink.deliver([an_event()], soon()) == [DELIVERED]
+    await sink.close()
+
+
+def test_a_sink_shows_nothing_of_its_secrets(receiver: Receiver) -> None:
+    credentials = Credentials([key(SECRET)], {"authorization": TOKEN})
+    destination = Destination(f"{receiver.url}?token=query-canary", lambda _: None)
+    shown = f"{sink_to(destination.url, credentials)!r} {destination!r} {credentials!r}"
+    for canary in ("canary", SECRET.removeprefix("whsec_")):
+        assert canary not in shown
+
+
+class TestCheck:
+    """What can be told of a destination without posting to it."""
+
+    async def test_a_destination_that_is_up_passes_and_gets_no_request(self, receiver: Receiver) -> None:
+        assert await sink_to(receiver.url).check() is None
+        assert receiver.requests == []
+
+    async def test_nobody_listens(self) -> None:
+        assert (await sink_to(f"http://127.0.0.1:{free_port()}/").check() or "").startswith("connection_refused: ")
+
+    async def test_a_private_address_is_not_dialled(self, receiver: Receiver) -> None:
+        sink = WebhookSink("crm", Destination(receiver.url, lambda address: denied(address, ())), CREDENTIALS)
+        assert (await sink.check() or "").startswith("ssrf_blocked: ")
+        assert receiver.connections == 0
+
+    async def test_the_relays_own_port_is_not_dialled(self, receiver: Receiver) -> None:
+        own = [("0.0.0.0", receiver.port)]  # noqa: S104 - nothing binds here
+        sink = WebhookSink("crm", Destination(receiver.url, lambda _: None, lambda: own), CREDENTIALS)
+        assert (await sink.check() or "").startswith("ssrf_blocked: ")
+        verdict = await delivered(sink)
+        assert isinstance(verdict, Unavailable)
+        assert receiver.connections == 0
+
+    async def test_a_certificate_of_an_unknown_authority(self, tmp_path: Path) -> None:
+        authority = Authority(tmp_path)
+        with Receiver(tls=authority.good()) as receiver:
+            assert (await sink_to(receiver.url).check() or "").startswith("tls_error: ")
+            sink = WebhookSink(
+                "crm",
+                Destination(receiver.url, lambda _: None, tls=Tls(authority.certificate_file).context()),
+                CREDENTIALS,
+            )
+            assert await sink.check() is None
+            assert await delivered(sink) is DELIVERED
+
+
+class TestTls:
+    """Certificates from files."""
+
+    async def test_a_client_certificate_is_shown_and_read_again(self, tmp_path: Path) -> None:
+        authority = Authority(tmp_path)
+        first, first_key = authority.client_files()
+        certificate, private = tmp_path / "certificate.pem", tmp_path / "key.pem"
+        unknown, unknown_key = authority.client_files("unknown")
+        certificate.write_bytes(unknown.read_bytes())
+        private.write_bytes(unknown_key.read_bytes())
+        tls = Tls(authority.certificate_file, certificate, private)
+        context = tls.context()
+        with Receiver(tls=authority.asks_for_certificate()) as receiver:
+            sink = WebhookSink("crm", Destination(receiver.url, lambda _: None, tls=context), CREDENTIALS)
+            assert not isinstance(await delivered(sink), type(DELIVERED))
+            certificate.write_bytes(first.read_bytes())
+            private.write_bytes(first_key.read_bytes())
+            tls.renew(context)
+            assert await delivered(sink) is DELIVERED
+            assert receiver.requests[0].peer["subject"]
+
+    def test_a_key_may_stand_in_the_same_file(self, tmp_path: Path) -> None:
+        certificate, private = Authority(tmp_path).client_files()
+        certificate.write_bytes(certificate.read_bytes() + private.read_bytes())
+        Tls(client_certificate=certificate).context()
+
+    @pytest.mark.parametrize(
+        ("files", "said"),
+        [
+            ((None, "junk", None), "client_certificate DIR/junk: holds nothing in PEM that fits"),
+            ((None, "gone", None), "client_certificate DIR/gone: No such file or directory"),
+            ((None, "good", "gone"), "client_certificate DIR/good or client_key DIR/gone: No such file or directory"),
+            ((None, "good", "other"), "client_certificate DIR/good or client_key DIR/other: key values mismatch"),
+            ((None, "good", "locked"), "or client_key DIR/locked: the key is encrypted"),
+            (("junk", None, None), "ca_file DIR/junk: no certificate or crl found"),
+            (("gone", None, None), "ca_file DIR/gone: No such file or directory"),
+        ],
+    )
+    def test_files_that_cannot_be_used_are_named(
+        self, tmp_path: Path, files: tuple[str | None, str | None, str | None], said: str
+    ) -> None:
+        authority = Authority(tmp_path)
+        (tmp_path / "good").write_bytes(authority.client_files()[0].read_bytes())
+        (tmp_path / "other").write_bytes(authority.client_files("unknown")[1].read_bytes())
+        (tmp_path / "locked").write_bytes(LOCKED)
+        (tmp_path / "junk").write_text("hunter2")
+        tls = Tls(*(tmp_path / name if name else None for name in files))
+        good = Tls().context()
+        for ask in (tls.context, lambda: tls.renew(good)):
+            with pytest.raises(ValueError, match=r"client_|ca_file") as refused:
+                ask()
+            assert said.replace("DIR", str(tmp_path)) in str(refused.value)
+            assert "hunter2" not in str(refused.value)
+
+
+def _locked() -> bytes:
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    return Ed25519PrivateKey.generate().private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.BestAvailableEncryption(b"password"),
+    )
+
+
+LOCKED = _locked()

@@ -1,0 +1,101 @@
+"""Transports of the webhook sink alone, without a sink around them."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncGenerator, Callable, Collection
+from contextlib import asynccontextmanager
+from typing import Any
+
+from outbox_relay.settings.addresses import denied
+from outbox_relay.sinks.webhook.transport import Answer, Fault, Transport
+from tests.support.receiver import Behaviour, Receiver, Request
+from tests.support.receiver.certificates import Authority
+
+HEADERS = [("content-type", "application/json"), ("accept-encoding", "identity"), ("webhook-id", "one")]
+BODY = b'{"id":1}'
+LONG_SECONDS = 20.0
+"""A limit that no test is meant to meet."""
+QUICK_SECONDS = 0.5
+"""A limit that a test is meant to meet."""
+LATE_SECONDS = 4.0
+"""By then whatever ends with that limit has ended, and nothing has that another limit ends."""
+
+
+def anywhere(_address: str) -> str | None:
+    """Every address may be dialled."""
+    return None
+
+
+def fenced(address: str) -> str | None:
+    """No private address may be dialled."""
+    return denied(address, ())
+
+
+@asynccontextmanager
+async def posting(
+    url: str,
+    *,
+    connections: int = 4,
+    judge: Callable[[str], str | None] = anywhere,
+    own: Collection[tuple[str, int]] = (),
+    tls: ssl.SSLContext | None = None,
+) -> AsyncGenerator[Transport]:
+    """An open transport."""
+    transport = Transport(url=url, denied=judge, own=lambda: own, max_connections=connections, tls=tls)
+    await transport.open()
+    try:
+        yield transport
+    finally:
+        await transport.close()
+
+
+async def post(transport: Transport, *, body: bytes = BODY, seconds: float = LONG_SECONDS) -> Answer | Fault:
+    """One request."""
+    return await transport.post(HEADERS, body, seconds)
+
+
+async def outcome(url: str, *, body: bytes = BODY, seconds: float = LONG_SECONDS, **made: Any) -> Answer | Fault:
+    """What comes of one request over a transport of its own."""
+    async with posting(url, **made) as transport:
+        return await post(transport, body=body, seconds=seconds)
+
+
+async def answered(behaviour: Behaviour, *, seconds: float = LONG_SECONDS) -> Answer | Fault:
+    """What comes of one request to a receiver that behaves so."""
+    with Receiver(behaviour, secrets=()) as receiver:
+        return await outcome(receiver.url, seconds=seconds)
+
+
+def an_answer(found: Answer | Fault) -> Answer:
+    """`found`, which is an answer."""
+    assert isinstance(found, Answer), found
+    return found
+
+
+def a_fault(found: Answer | Fault, code: str, *, sent: bool) -> Fault:
+    """`found`, which is this fault."""
+    assert isinstance(found, Fault), found
+    assert (found.code, found.sent) == (code, sent), found
+    return found
+
+
+def trusting(authority: Authority) -> ssl.SSLContext:
+    """A client's context that trusts the tests' authority alone."""
+    return ssl.create_default_context(cafile=str(authority.certificate_file))
+
+
+class Gate:
+    """An answer that waits until the test lets it go, and counts who waits."""
+
+    def __init__(self, behaviour: Behaviour) -> None:
+        self.waiting = 0
+        self.is_open = False
+        self._behaviour = behaviour
+
+    async def __call__(self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.waiting += 1
+        while not self.is_open and not writer.is_closing():  # noqa: ASYNC110 - opened from another thread
+            await asyncio.sleep(0.005)
+        await self._behaviour(request, reader, writer)
