@@ -44,6 +44,9 @@ proof: $(READY) kafka ## the main job with 200,000 events, then Kafka and a webh
 	OUTBOX_TEST_EVENTS=200000 $(BIN)/python -m pytest -s tests/integration/test_main_job.py
 	OUTBOX_TEST_BOTH_EVENTS=20000 $(BIN)/python -m pytest -s tests/integration/test_both_sinks.py
 
+kafka-proof: $(READY) kafka ## rolling restarts, frozen brokers and an outage under load, counted; half an hour
+	$(BIN)/python -m tests.bench.rolling
+
 bench: $(READY) kafka ## how fast a backlog drains to Kafka, beside the bare loop
 	$(BIN)/python -m tests.bench.drain
 

@@ -167,9 +167,15 @@ class Desk:
                 return False
         return True
 
-    def judged(self, event: Event, verdict: Verdict, leave: Pass) -> Verdict:
-        """Tell the circuit of ``verdict``; a failure while it is not closed is the destination's, not the event's."""
+    def judged(self, event: Event, verdict: Verdict, leave: Pass, *, failed_before: bool = False) -> Verdict:
+        """Tell the circuit of ``verdict``; a failure while it is not closed is the destination's, not the event's.
+
+        An event that ``failed_before`` and does so again says nothing about the destination: such events come together
+        when their delays end, would open the circuit and, as probes, keep it open while all others would be taken.
+        """
         match verdict:
+            case Failed() if failed_before:
+                self.gate.unused(leave)
             case Failed(reason, status, retry_after, attempt):
                 held = self.gate.holds(leave)
                 self.gate.failed(event.id, reason, leave)

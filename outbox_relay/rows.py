@@ -200,7 +200,8 @@ class Rows:
 
     def _decide(self, row: ClaimedRow, verdict: Verdict, leave: Pass) -> None:
         desk, event = self._desk, row.event
-        match decide(row.attempts, desk.judged(event, verdict, leave), desk.spec.retry, desk.noise()):
+        judged = desk.judged(event, verdict, leave, failed_before=row.attempts > 0)
+        match decide(row.attempts, judged, desk.spec.retry, desk.noise()):
             case Done():
                 self._done.append(row)
                 self._settle.set()

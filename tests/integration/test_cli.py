@@ -24,7 +24,8 @@ from tests.support.postgres import PostgresServer
 from tests.support.service import RelayService
 from tests.support.wait import until
 
-QUESTIONS: list[tuple[str, ...]] = [("status",), ("why", str(uuid4())), ("pause", "s"), ("resume", "s")]
+NOWHERE = "01900000-0000-7000-8000-000000000000"
+QUESTIONS: list[tuple[str, ...]] = [("status",), ("why", NOWHERE), ("pause", "s"), ("resume", "s")]
 CONFIG = """
 [database]
 dsn = "{dsn}"

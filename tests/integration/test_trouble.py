@@ -160,5 +160,17 @@ async def test_the_last_attempt_is_kept_with_its_row_and_why_shows_it(database: 
                 }
 
 
+async def test_events_that_fail_again_neither_open_the_circuit_nor_keep_it_open(database: Database) -> None:
+    late = Late()
+    sink = MemorySink(late, keeps_order=False)
+    circuit = CircuitPolicy(open_after=20, probe_seconds=600)
+    wanted = emit(database, [None] * 500)
+    late.script = fails(2, wanted[::5])
+    async with running(database.dsn, (spec("s", circuit=circuit), sink)) as rig:
+        await delivered(sink, wanted)
+        await rig.settled()
+    assert sorted(ids(sink)) == wanted
+
+
 async def _is(fact: bool) -> bool:
     return fact

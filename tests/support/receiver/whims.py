@@ -1,0 +1,59 @@
+"""A receiver's bad days, decided by the event's uid and how often it came: the same in every run."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from dataclasses import dataclass, field
+
+from tests.support.receiver.answers import Behaviour, say
+from tests.support.receiver.faults import hang
+from tests.support.receiver.request import Request
+
+OK = say(200)
+REFUSED_EVERY, FAILED_EVERY, HUNG_EVERY = 50, 5, 500
+
+
+def number(uid: str) -> int:
+    """A number that is spread evenly over uids."""
+    return int.from_bytes(hashlib.sha256(uid.encode()).digest()[:4])
+
+
+def is_refused(uid: str) -> bool:
+    """One event in fifty is answered 400, however often it comes."""
+    return number(uid) % REFUSED_EVERY == 1
+
+
+def fails_twice(uid: str) -> bool:
+    """Every fifth is answered 500 the first two times."""
+    return number(uid) % FAILED_EVERY == 0
+
+
+def hangs_once(uid: str) -> bool:
+    """One in five hundred is not answered at all the first time."""
+    return number(uid) % HUNG_EVERY == 3
+
+
+@dataclass
+class Whims:
+    """Decides by uid and turn; `throttled_every` says after how many requests one is answered 429."""
+
+    throttled_every: int = 2000
+    retry_after: str = "1"
+    asked: int = 0
+    _came: Counter[str] = field(default_factory=Counter[str])
+
+    def decide(self, request: Request) -> tuple[str, Behaviour]:
+        """What happens to the request, in a word for the log, and as a behaviour."""
+        uid = request.uid
+        self.asked += 1
+        if self.asked % self.throttled_every == 0:
+            return "429", say(429, ("retry-after", self.retry_after))
+        self._came[uid] += 1
+        if is_refused(uid):
+            return "400", say(400, body=b"never this one")
+        if fails_twice(uid) and self._came[uid] <= 2:
+            return "500", say(500, body=b"try again")
+        if hangs_once(uid) and self._came[uid] == 1:
+            return "hang", hang
+        return "200", OK

@@ -1,0 +1,26 @@
+"""Fixtures of the webhook's cases."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Generator
+
+import pytest
+
+from tests.support.receiver.certificates import Authority
+from tests.webhook.names import Names
+
+
+@pytest.fixture(scope="session")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """The tests' own certificate authority."""
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> Generator[Names]:
+    """Names under `.test` that stand for what the test says."""
+    names = Names(socket.getaddrinfo)
+    monkeypatch.setattr(socket, "getaddrinfo", names)
+    yield names
+    names.release()

@@ -1,0 +1,110 @@
+"""Webhook sinks made of settings, as the relay makes them, and what comes of single events."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, cast
+
+from outbox_relay.event import Event
+from outbox_relay.policy import Verdict
+from outbox_relay.settings import Settings, load
+from outbox_relay.sinks import Sink
+from outbox_relay.webhooks import Webhooks
+from tests.contract.harness import an_event, soon
+from tests.support.receiver.signatures import SECRET
+
+PLENTY_SECONDS = 20.0
+"""Time limit of a request that should not meet it, however busy the machine is."""
+QUICK_SECONDS = 1.0
+"""Time limit of a request that is meant to meet it."""
+LATE_SECONDS = 5.0
+"""How much later than its limit a busy machine may notice it."""
+LOOPBACK_NETWORKS = ["127.0.0.0/8", "::1/128"]
+
+
+def settings(url: str, dsn: str = "postgresql://localhost/x", **changes: Any) -> Settings:
+    """The settings of a relay whose sink `crm` may address this machine, read from a file; `changes` as in the file."""
+    return _load(dsn, {"crm": url}, changes)
+
+
+def _load(dsn: str, urls: Mapping[str, str], changes: Mapping[str, Any]) -> Settings:
+    values: dict[str, Any] = {
+        "type": "webhook",
+        "secrets": [SECRET],
+        "allow_http": True,
+        "allow_networks": LOOPBACK_NETWORKS,
+        "timeout_seconds": PLENTY_SECONDS,
+        **changes,
+    }
+    lines = "\n".join(f"{name} = {toml(value)}" for name, value in values.items())
+    sinks = "\n".join(f"[sinks.{name}]\nurl = {toml(url)}\n{lines}" for name, url in urls.items())
+    with TemporaryDirectory() as directory:
+        path = Path(directory) / "relay.toml"
+        path.write_text(f'[database]\ndsn = "{dsn}"\n{sinks}\n[routes]\n"*" = {toml(list(urls))}\n')
+        return load(path, {})
+
+
+def toml(value: Any) -> str:
+    """`value` as TOML."""
+    if isinstance(value, dict):
+        pairs = cast("dict[str, Any]", value)
+        return "{" + ", ".join(f"{json.dumps(name)} = {toml(each)}" for name, each in pairs.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(toml(each) for each in cast("list[Any]", value)) + "]"
+    return json.dumps(str(value) if isinstance(value, Path) else value)
+
+
+def a_sink(url: str, **changes: Any) -> Sink:
+    """A sink for `url`, not open."""
+    return Webhooks(settings(url, **changes)).make("crm")
+
+
+@asynccontextmanager
+async def many(urls: Sequence[str], **changes: Any) -> AsyncGenerator[list[Sink]]:
+    """An open sink for each URL, all of one relay."""
+    named = {f"s{n}": url for n, url in enumerate(urls)}
+    webhooks = Webhooks(_load("postgresql://localhost/x", named, changes))
+    sinks: list[Sink] = [webhooks.make(name) for name in named]
+    for sink in sinks:
+        await sink.open()
+    try:
+        yield sinks
+    finally:
+        for sink in sinks:
+            await sink.close()
+
+
+@asynccontextmanager
+async def sending(url: str, **changes: Any) -> AsyncGenerator[Sink]:
+    """An open sink for `url`."""
+    sink = a_sink(url, **changes)
+    await sink.open()
+    try:
+        yield sink
+    finally:
+        await sink.close()
+
+
+async def verdict(sink: Sink, event: Event | None = None) -> Verdict:
+    """What becomes of one event; never much later than the sink's time limit."""
+    began = time.monotonic()
+    [found] = await sink.deliver([event or an_event()], soon())
+    assert time.monotonic() - began < sink.timeout_seconds + LATE_SECONDS
+    return found
+
+
+async def outcome(url: str, event: Event | None = None, **changes: Any) -> Verdict:
+    """What becomes of one event with a sink of its own."""
+    async with sending(url, **changes) as sink:
+        return await verdict(sink, event)
+
+
+def code(found: Verdict) -> str:
+    """The word for what happened; empty for a delivery."""
+    attempt = getattr(found, "attempt", None)
+    return attempt.code if attempt else ""

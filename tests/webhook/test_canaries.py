@@ -1,0 +1,208 @@
+"""Secrets and payloads stay where they belong: in no log, status, error or table, whatever a receiver echoes."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+import psycopg
+from psycopg import sql
+
+from outbox_relay import outbox
+from tests.support.command import inside
+from tests.support.database import Database
+from tests.support.receiver import Behaviour, Receiver, Request
+from tests.support.receiver.answers import head
+from tests.support.service import RelayService
+from tests.support.wait import until
+
+KEY = b"canary-of-a-signing-key-0"
+SECRET = "whsec_" + base64.b64encode(KEY).decode()
+PASSWORD = "canary-of-a-password"
+TOKEN = "canary-of-a-token-in-the-url"
+HEADER = "canary-of-a-header-of-the-settings"
+PAYLOAD = "canary-of-a-payload"
+CANARIES = {
+    "signing secret": SECRET.removeprefix("whsec_"),
+    "signing key": KEY.decode(),
+    "password": PASSWORD,
+    "token of the URL": TOKEN,
+    "header of the settings": HEADER,
+    "payload": PAYLOAD,
+}
+SINK = """
+[sinks.{name}]
+type = "webhook"
+url = "{url}/{token}?token={token}"
+secrets = ["{secret}"]
+allow_http = true
+allow_networks = ["127.0.0.0/8"]
+timeout_seconds = 2
+forward_headers = ["x-event"]
+headers = {{ authorization = {{ env = "CANARY_HEADER" }} }}
+[sinks.{name}.retry]
+attempts = 2
+base_seconds = 0.05
+[sinks.{name}.circuit]
+open_after = {most}
+probe_seconds = 0.2
+probe_max_seconds = 0.2
+"""
+
+
+def echo(request: Request) -> bytes:
+    """Everything that came, in one text."""
+    lines = [f"{request.method} {request.target}", *(f"{name}: {value}" for name, value in request.headers)]
+    return "\n".join(lines).encode() + b"\n\n" + request.body
+
+
+def echoing(status: int) -> Behaviour:
+    """An answer that repeats the request in its body, its headers and its reason phrase."""
+
+    async def behave(request: Request, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        body = echo(request)
+        line = " ".join(body.decode("latin-1").split())
+        headers = [("location", f"http://h{request.target}"), ("x-echo", line), ("content-length", str(len(body)))]
+        if status == 429:
+            headers.append(("retry-after", line))
+        writer.write(head(status, headers, reason=line) + body)
+        await writer.drain()
+
+    return behave
+
+
+async def nonsense(request: Request, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """No HTTP, but the request once more."""
+    writer.write(echo(request) + b"\r\n\r\n")
+    await writer.drain()
+    writer.close()
+
+
+async def bad_header(request: Request, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """A head that repeats the request where no header may stand."""
+    writer.write(b"HTTP/1.1 200 OK\r\n\x01" + b" ".join(echo(request).split()) + b"\r\n\r\n")
+    await writer.drain()
+    writer.close()
+
+
+class Text(NamedTuple):
+    """Something that people or machines may read, and where it stands."""
+
+    place: str
+    content: str
+
+
+def tables(dsn: str) -> Iterator[Text]:
+    """Every column of schema outbox that holds text, and what JSON there is."""
+    with psycopg.connect(dsn) as connection:
+        columns = connection.execute(
+            "select c.table_name, c.column_name from information_schema.columns c"
+            " join information_schema.tables t using (table_schema, table_name)"
+            " where table_schema = 'outbox' and table_type = 'BASE TABLE'"
+            " and data_type in ('text', 'character varying', 'json', 'jsonb', 'ARRAY', 'name')"
+        ).fetchall()
+        assert ("delivery", "last_error") in columns
+        for table, column in columns:
+            query = sql.SQL("select coalesce(string_agg({}::text, chr(10)), '') from outbox.{}").format(
+                sql.Identifier(column), sql.Identifier(table)
+            )
+            row = connection.execute(query).fetchone()
+            assert row is not None
+            yield Text(f"outbox.{table}.{column}", row[0])
+
+
+def everything(relay: RelayService, dsn: str, uids: list[str]) -> Iterator[Text]:
+    """All that can be read of a relay."""
+    yield Text("log", relay.log.read_text())
+    for arguments in (
+        ("status",),
+        ("status", "--json"),
+        ("check",),
+        ("check", "--online"),
+        *(("why", uid) for uid in uids),
+        *(("why", uid, "--json") for uid in uids),
+    ):
+        ended = inside(*arguments, "-c", relay.config, CANARY_HEADER=HEADER)
+        yield Text(" ".join(arguments), ended.out + ended.err)
+    for path in ("/readyz", "/livez"):
+        yield Text(path, json.dumps(relay.ask(path)[1]))
+    yield from tables(dsn)
+
+
+KILLING: dict[str, Behaviour] = {
+    "failing": echoing(500),
+    "refusing": echoing(400),
+    "redirecting": echoing(302),
+    "no_http": nonsense,
+    "bad_header": bad_header,
+}
+"""Sinks whose events end dead."""
+STANDING: dict[str, Behaviour] = {"throttling": echoing(429), "gone": echoing(410), "down": echoing(503)}
+"""Sinks that stand still and say why."""
+
+
+def test_nothing_secret_is_seen_anywhere_when_receivers_echo_it(database: Database, tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        receivers = {
+            name: stack.enter_context(Receiver(answer, secrets=[SECRET]))
+            for name, answer in (KILLING | STANDING).items()
+        }
+        dsn = database.dsn_as("postgres", password=PASSWORD)
+        sinks = "".join(
+            SINK.format(name=name, url=receiver.url, secret=SECRET, token=TOKEN, most=1 if name in STANDING else 1000)
+            for name, receiver in receivers.items()
+        )
+        text = f'[database]\ndsn = "{dsn}"\n{sinks}\n[routes]\n"*" = {json.dumps(list(receivers))}\n'
+        relay = stack.enter_context(RelayService(tmp_path, text, CANARY_HEADER=HEADER))
+        uids = _emit(database)
+        until(
+            lambda: _count(database, "outbox.delivery where state = 'dead'") == 2 * len(KILLING),
+            seconds=60,
+            what="dead",
+        )
+        until(
+            lambda: _count(database, "outbox.sink where last_error is not null") >= len(STANDING),
+            seconds=60,
+            what="the others say why they stand",
+        )
+        for receiver in receivers.values():
+            assert _shows_all(receiver.requests[0]), "the receiver has what must not be seen"
+            assert receiver.unverified == []
+        found = list(everything(relay, database.dsn, uids))
+        assert relay.stop() == 0
+        found.append(Text("log at the end", relay.log.read_text()))
+    seen = [f"{name} in {text.place}" for text in found for name, canary in CANARIES.items() if canary in text.content]
+    assert seen == []
+    shown = next(text.content for text in found if text.place.startswith("why") and "--json" in text.place)
+    assert "http_500" in shown, "the last attempt is shown all the same"
+
+
+def _emit(database: Database) -> list[str]:
+    with database.connect() as connection:
+        return [
+            str(uid)
+            for uid in outbox.emit_many(
+                connection,
+                [
+                    outbox.Event("test.event", {"note": PAYLOAD, "n": n}, key=f"k{n}", headers={"x-event": "harmless"})
+                    for n in range(2)
+                ],
+            )
+        ]
+
+
+def _count(database: Database, what: str) -> int:
+    with database.connect() as connection:
+        row = connection.execute(f"select count(*) from {what}".encode()).fetchone()
+    assert row is not None
+    return row[0]
+
+
+def _shows_all(request: Request) -> bool:
+    shown = echo(request).decode("latin-1")
+    return all(part in shown for part in (TOKEN, HEADER, PAYLOAD, "webhook-signature"))

@@ -1,0 +1,234 @@
+"""Requests that would end inside a private network, or beside it: refused before a connection is made."""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+from collections.abc import Generator
+
+import pytest
+
+from outbox_relay.errors import Misconfigured
+from outbox_relay.policy import DELIVERED, Failed, Unavailable, Verdict
+from outbox_relay.webhooks import Webhooks
+from tests.support.receiver import Receiver
+from tests.support.receiver.answers import in_turn, say
+from tests.support.receiver.certificates import NAME, Authority
+from tests.support.receiver.faults import stale
+from tests.webhook.names import Names
+from tests.webhook.sending import LOOPBACK_NETWORKS, code, outcome, sending, settings, verdict
+
+PUBLIC = "93.184.215.14"
+ONLY_ONE = ["127.0.0.1/32"]
+"""The one address of this machine that may be addressed where a test plays both sides of the fence."""
+
+INSIDE = {
+    "case 14: loopback": "127.0.0.1",
+    "case 14: another loopback": "127.99.0.1",
+    "case 14: unspecified": "0.0.0.0",  # noqa: S104 - an address to refuse
+    "case 15: loopback of IPv6": "::1",
+    "case 15: unspecified of IPv6": "::",
+    "case 15: IPv4 mapped into IPv6": "::ffff:127.0.0.1",
+    "case 15: IPv4 compatible": "::127.0.0.1",
+    "case 15: link-local of IPv6": "fe80::1",
+    "case 16: metadata of most clouds": "169.254.169.254",
+    "case 16: metadata over IPv6": "fd00:ec2::254",
+    "case 16: metadata behind carrier addresses": "100.100.100.200",
+    "case 16: platform address": "168.63.129.16",
+    "case 17: metadata through NAT64": "64:ff9b::a9fe:a9fe",
+    "case 17: metadata through local NAT64": "64:ff9b:1::a9fe:a9fe",
+    "case 17: metadata through 6to4": "2002:a9fe:a9fe::1",
+    "case 17: metadata through Teredo": "2001:0:a9fe:a9fe::1",
+    "case 17: metadata mapped": "::ffff:169.254.169.254",
+    "case 20: private": "10.0.0.1",
+    "case 20: private of IPv6": "fd12::1",
+}
+
+
+def assert_blocked(found: Verdict, *hidden: str) -> None:
+    """Nothing was sent, no attempt counts, and the reason does not tell what the name stands for."""
+    assert isinstance(found, Unavailable)
+    assert code(found) == "ssrf_blocked"
+    assert not any(address in found.reason for address in hidden)
+    assert not any(address in (found.attempt.answer or "") for address in hidden if found.attempt)
+
+
+def of_name(receiver: Receiver, name: str = NAME) -> str:
+    """The receiver's URL by a name."""
+    return receiver.url.replace(receiver.host, name)
+
+
+@pytest.mark.parametrize("address", INSIDE.values(), ids=INSIDE.keys())
+async def test_a_name_that_stands_for_an_inner_address_is_not_dialled(names: Names, address: str) -> None:
+    names.say(NAME, [address])
+    assert_blocked(await outcome(f"http://{NAME}/", allow_networks=[]), address)
+    assert names.asked[NAME] == 1
+
+
+async def test_case_16_a_metadata_name_is_refused_by_its_address(names: Names) -> None:
+    names.say("metadata.test", ["169.254.169.254"])
+    assert_blocked(await outcome("http://metadata.test/latest", allow_networks=LOOPBACK_NETWORKS), "169.254")
+
+
+@pytest.mark.parametrize(
+    "addresses",
+    [[PUBLIC, "10.0.0.1"], ["10.0.0.1", PUBLIC], [PUBLIC, "fd00::1"], ["127.0.0.1", "::1"]],
+    ids=[
+        "case 18: one public address, one private",
+        "case 18: the private one first",
+        "case 19: IPv4 public, IPv6 private",
+        "case 19: one listed, one of IPv6 not",
+    ],
+)
+async def test_a_name_with_one_inner_address_among_others_is_not_dialled_at_all(
+    names: Names, addresses: list[str]
+) -> None:
+    with Receiver() as receiver:
+        names.say(NAME, addresses)
+        assert_blocked(await outcome(of_name(receiver), allow_networks=ONLY_ONE), *addresses)
+        assert receiver.connections == 0
+
+
+@contextlib.contextmanager
+def two_sides() -> Generator[tuple[Receiver, Receiver]]:
+    """Two receivers on one port: on an address that is listed, and on one that is not."""
+    with Receiver(stale) as listed, Receiver(host="127.0.0.2", port=listed.port) as inner:
+        yield listed, inner
+
+
+async def test_case_20_a_name_that_moves_inside_between_two_requests_is_judged_again(names: Names) -> None:
+    with two_sides() as (listed, inner):
+        names.in_turn(NAME, ["127.0.0.1"], ["127.0.0.2"])
+        async with sending(of_name(listed), allow_networks=ONLY_ONE) as sink:
+            assert await verdict(sink) == DELIVERED
+            found = await verdict(sink)
+        assert found == DELIVERED or code(found) == "ssrf_blocked"
+        assert inner.connections == 0
+
+
+async def test_case_20_the_address_that_was_judged_is_the_one_that_is_dialled(names: Names) -> None:
+    """A name server that answers every question differently gains nothing: one question per connection."""
+    with two_sides() as (listed, inner):
+        turns = iter(range(1_000))
+        names.say(NAME, lambda: ["127.0.0.1" if next(turns) % 2 == 0 else "127.0.0.2"])
+        async with sending(of_name(listed), allow_networks=ONLY_ONE) as sink:
+            for _ in range(5):
+                found = await verdict(sink)
+                assert found == DELIVERED or code(found) == "ssrf_blocked"
+        assert inner.connections == 0
+        assert listed.connections > 0
+
+
+async def test_case_20_a_fresh_sink_asks_again_and_refuses(names: Names) -> None:
+    with two_sides() as (listed, inner):
+        names.in_turn(NAME, ["127.0.0.1"], ["127.0.0.2"])
+        assert await outcome(of_name(listed), allow_networks=ONLY_ONE) == DELIVERED
+        assert_blocked(await outcome(of_name(listed), allow_networks=ONLY_ONE), "127.0.0.2")
+        assert inner.connections == 0
+
+
+@pytest.mark.parametrize("inner", [True, False], ids=["one of them inside", "all of them listed and dead"])
+async def test_case_21_a_name_with_500_addresses_ends_within_the_limit(names: Names, *, inner: bool) -> None:
+    """The chain of names behind it and its time to live are the resolver's business: what counts is the addresses."""
+    many = [f"127.0.{n // 250 + 1}.{n % 250 + 1}" for n in range(500)]
+    names.say(NAME, [*many[:-1], "10.0.0.1"] if inner else many)
+    found = await outcome(f"http://{NAME}:9/", allow_networks=LOOPBACK_NETWORKS)
+    assert isinstance(found, Unavailable)
+    assert code(found) == ("ssrf_blocked" if inner else "connection_refused")
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+async def test_case_22_a_redirect_is_a_failed_attempt_and_is_not_followed(status: int) -> None:
+    with Receiver() as target, Receiver(say(status, ("location", target.url + "?token=t0ken"))) as receiver:
+        found = await outcome(receiver.url)
+        assert isinstance(found, Failed)
+        assert (code(found), found.status) == ("redirect", status)
+        assert "t0ken" not in found.reason
+        assert target.connections == 0
+
+
+async def test_case_23_proxies_of_the_environment_are_passed_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Receiver(say(407)) as proxy, Receiver() as receiver:
+        for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+            monkeypatch.setenv(name, proxy.url)
+            monkeypatch.setenv(name.lower(), proxy.url)
+        monkeypatch.delenv("NO_PROXY", raising=False)
+        assert await outcome(receiver.url) == DELIVERED
+        assert proxy.connections == 0
+
+
+async def test_case_23_credentials_of_the_home_directory_are_not_sent(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    home = tmp_path_factory.mktemp("home")
+    netrc = home / ".netrc"
+    netrc.write_text("machine 127.0.0.1 login relay password canary\n")
+    netrc.chmod(0o600)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("NETRC", str(netrc))
+    with Receiver() as receiver:
+        assert await outcome(receiver.url) == DELIVERED
+        assert receiver.requests[0].header("authorization") is None
+
+
+async def test_a_name_is_asked_for_and_shown_although_its_address_is_dialled(
+    names: Names, authority: Authority
+) -> None:
+    """The certificate is that of the name, and the name stands in Host and in the handshake."""
+    shown: list[str | None] = []
+    context = authority.good(NAME)
+    context.sni_callback = lambda _socket, name, _context: shown.append(name)
+    names.say(NAME, ["127.0.0.1"])
+    with Receiver(tls=context) as receiver:
+        found = await outcome(of_name(receiver), ca_file=authority.certificate_file)
+        assert found == DELIVERED
+        assert receiver.requests[0].header("host") == f"{NAME}:{receiver.port}"
+    assert shown == [NAME]
+    assert isinstance(context, ssl.SSLContext)
+
+
+async def test_an_address_that_refuses_does_not_stop_the_next_one_of_the_name(names: Names) -> None:
+    with Receiver(in_turn(say(200))) as receiver:
+        names.say(NAME, ["127.0.0.9", "127.0.0.1"])
+        assert await outcome(of_name(receiver)) == DELIVERED
+
+
+@pytest.mark.parametrize("name", [f"{NAME}.", NAME.upper(), "Receiver.TEST."])
+async def test_case_10_a_dot_behind_the_name_and_upper_case_make_no_other_host(names: Names, name: str) -> None:
+    names.say(NAME, ["10.0.0.1"])
+    assert_blocked(await outcome(f"http://{name}/"), "10.0.0.1")
+
+
+async def test_case_24_what_is_the_relays_own_is_not_dialled(names: Names) -> None:
+    """Its database, by address and by name, and its own port: refused although the network is listed."""
+    names.say(NAME, ["127.0.0.1"])
+    with Receiver() as receiver:
+        at_home = f"postgresql://relay@127.0.0.1:{receiver.port}/shop"
+        for url in (receiver.url, of_name(receiver, "localhost")):
+            with pytest.raises(Misconfigured, match="relay's own database"):
+                settings(url, dsn=at_home)
+        assert_blocked(await outcome(of_name(receiver), dsn=at_home))
+        elsewhere = Webhooks(settings(receiver.url))
+        elsewhere.own.add("127.0.0.1", receiver.port)
+        assert receiver.connections == 0
+        assert_blocked(await _through(elsewhere))
+        assert receiver.connections == 0
+        assert await outcome(receiver.url, dsn=f"postgresql://relay@127.0.0.1:{receiver.port + 1}/shop") == DELIVERED
+
+
+async def test_case_24_the_name_of_the_database_is_looked_up(names: Names) -> None:
+    names.say("database.test", ["127.0.0.1"])
+    with Receiver() as receiver:
+        webhooks = Webhooks(settings(receiver.url, dsn=f"postgresql://relay@database.test:{receiver.port}/shop"))
+        await webhooks.own.refresh()
+        assert_blocked(await _through(webhooks))
+        assert receiver.connections == 0
+
+
+async def _through(webhooks: Webhooks) -> Verdict:
+    sink = webhooks.make("crm")
+    await sink.open()
+    try:
+        return await verdict(sink)
+    finally:
+        await sink.close()

@@ -1,0 +1,192 @@
+"""Connections that are not made, break or lie: what was not sent counts no attempt, what may have arrived does."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import pytest
+
+from outbox_relay.policy import DELIVERED, Failed, Unavailable
+from tests.support.ports import LOOPBACK, free_port
+from tests.support.receiver import Behaviour, Receiver
+from tests.support.receiver.answers import head, in_turn, raw, say
+from tests.support.receiver.certificates import Authority
+from tests.support.receiver.faults import close, half_handshake, hang, reset, stale, then
+from tests.webhook.sending import QUICK_SECONDS, code, outcome, sending, verdict
+
+STALLED = {"connect_timeout", "deadline"}
+BROKEN = {"disconnected", "connection_reset", "protocol_error"}
+
+
+@contextmanager
+def black_hole() -> Generator[str]:
+    """A URL whose connections are never made: the queue of its port is full, so that the system drops each SYN."""
+    with ExitStack() as sockets:
+        listening = sockets.enter_context(socket.socket())
+        listening.bind((LOOPBACK, 0))
+        listening.listen(0)
+        for _ in range(4):
+            one = sockets.enter_context(socket.socket())
+            one.setblocking(False)
+            one.connect_ex(listening.getsockname())
+        yield f"http://{LOOPBACK}:{listening.getsockname()[1]}/"
+
+
+async def test_case_30_a_refused_connection_counts_no_attempt() -> None:
+    found = await outcome(f"http://{LOOPBACK}:{free_port()}/")
+    assert isinstance(found, Unavailable)
+    assert code(found) == "connection_refused"
+
+
+async def test_case_31_a_connection_that_is_never_made_counts_no_attempt() -> None:
+    with black_hole() as url:
+        found = await outcome(url, timeout_seconds=QUICK_SECONDS)
+    assert isinstance(found, Unavailable)
+    assert code(found) in STALLED
+
+
+async def test_case_32_accepted_and_then_silent_is_a_failed_attempt() -> None:
+    with Receiver(at_accept=hang) as receiver:
+        found = await outcome(receiver.url, timeout_seconds=QUICK_SECONDS)
+        assert receiver.connections == 1
+    assert isinstance(found, Failed)
+    assert code(found) == "read_timeout"
+
+
+async def test_case_33_tls_to_a_plain_port_counts_no_attempt(authority: Authority) -> None:
+    plain = raw(head(400, [("content-length", "0"), ("connection", "close")]), close=True)
+    with Receiver(at_accept=plain) as receiver:
+        found = await outcome(receiver.url.replace("http:", "https:"), ca_file=authority.certificate_file)
+    assert isinstance(found, Unavailable)
+    assert code(found) == "tls_error"
+
+
+async def test_case_33_plain_to_a_tls_port_is_a_failed_attempt(authority: Authority) -> None:
+    with Receiver(tls=authority.good()) as receiver:
+        found = await outcome(receiver.url.replace("https:", "http:"))
+        assert receiver.requests == []
+    assert isinstance(found, Failed)
+    assert code(found) in BROKEN
+
+
+async def test_a_good_certificate_is_taken_and_one_of_an_unknown_authority_is_not(authority: Authority) -> None:
+    with Receiver(tls=authority.good()) as receiver:
+        assert await outcome(receiver.url, ca_file=authority.certificate_file) == DELIVERED
+        found = await outcome(receiver.url)
+        assert isinstance(found, Unavailable)
+        assert code(found) == "tls_error"
+        assert len(receiver.requests) == 1
+
+
+@pytest.mark.parametrize("kind", ["expired", "self_signed", "wrong_host", "tls_1_0"])
+async def test_case_34_a_bad_certificate_or_an_old_protocol_is_refused_before_anything_is_sent(
+    authority: Authority, kind: str
+) -> None:
+    with Receiver(tls=getattr(authority, kind)()) as receiver:
+        found = await outcome(receiver.url, ca_file=authority.certificate_file)
+        assert receiver.requests == []
+    assert isinstance(found, Unavailable)
+    assert code(found) == "tls_error"
+
+
+async def test_case_35_a_client_certificate_is_shown_where_it_is_asked_for(authority: Authority) -> None:
+    certificate, key = authority.client_files()
+    with Receiver(tls=authority.asks_for_certificate()) as receiver:
+        changes: dict[str, Any] = {"ca_file": authority.certificate_file}
+        assert await outcome(receiver.url, client_certificate=certificate, client_key=key, **changes) == DELIVERED
+        assert "client.test" in str(receiver.requests[0].peer)
+
+
+@pytest.mark.parametrize("kind", ["none", "expired", "unknown"])
+async def test_case_35_without_a_good_client_certificate_nothing_arrives(authority: Authority, kind: str) -> None:
+    """With TLS 1.3 the server says so only after the client's side of the handshake is over, so it may count."""
+    changes: dict[str, Any] = {"ca_file": authority.certificate_file}
+    if kind != "none":
+        certificate, key = authority.client_files(kind)
+        changes |= {"client_certificate": certificate, "client_key": key}
+    with Receiver(tls=authority.asks_for_certificate()) as receiver:
+        found = await outcome(receiver.url, **changes)
+        assert receiver.requests == []
+    assert isinstance(found, Unavailable | Failed)
+    assert code(found) in {"tls_error", *BROKEN}
+
+
+async def test_case_36_a_stall_inside_the_handshake_counts_no_attempt(authority: Authority) -> None:
+    with Receiver(at_accept=half_handshake(authority.good())) as receiver:
+        url = receiver.url.replace("http:", "https:")
+        found = await outcome(url, ca_file=authority.certificate_file, timeout_seconds=QUICK_SECONDS)
+        assert receiver.connections == 1
+    assert isinstance(found, Unavailable)
+    assert code(found) in STALLED
+
+
+async def test_case_36_silence_instead_of_a_handshake_counts_no_attempt() -> None:
+    with Receiver(at_accept=hang) as receiver:
+        found = await outcome(receiver.url.replace("http:", "https:"), timeout_seconds=QUICK_SECONDS)
+    assert isinstance(found, Unavailable)
+    assert code(found) in STALLED
+
+
+async def test_case_37_closed_at_accept() -> None:
+    with Receiver(at_accept=close) as receiver:
+        found = await outcome(receiver.url)
+        assert receiver.connections == 1
+    assert isinstance(found, Failed | Unavailable)
+    assert code(found) in BROKEN
+
+
+RESETS: dict[str, Behaviour] = {
+    "before the answer": reset,
+    "during the status line": then(raw(b"HTTP/1.1 20"), reset),
+    "during the headers": then(raw(b"HTTP/1.1 200 OK\r\nx-a: b"), reset),
+    "before the headers end": then(raw(b"HTTP/1.1 200 OK\r\nx-a: b\r\n"), reset),
+    "closed during the headers": then(raw(b"HTTP/1.1 200 OK\r\nx-a: b\r\n"), close),
+    "closed without an answer": close,
+}
+
+
+@pytest.mark.parametrize("answer", RESETS.values(), ids=[f"case 38: {name}" for name in RESETS])
+async def test_a_connection_that_breaks_after_sending_is_a_failed_attempt(answer: Behaviour) -> None:
+    with Receiver(answer) as receiver:
+        found = await outcome(receiver.url)
+        assert len(receiver.requests) == 1
+    assert isinstance(found, Failed)
+    assert code(found) in BROKEN
+
+
+@pytest.mark.parametrize(("status", "delivered"), [(200, True), (500, False)])
+async def test_case_38_a_reset_in_the_body_changes_nothing_that_the_status_said(
+    status: int, *, delivered: bool
+) -> None:
+    answer = then(raw(head(status, [("content-length", "100")]) + b"x"), reset)
+    with Receiver(answer) as receiver:
+        found = await outcome(receiver.url)
+        assert len(receiver.requests) == 1
+    assert (found == DELIVERED) is delivered
+    assert code(found) == ("" if delivered else "http_500")
+
+
+@pytest.mark.parametrize("ending", [stale, in_turn(say(200), close, say(200)), in_turn(say(200), reset, say(200))])
+async def test_case_39_a_kept_connection_that_was_closed_meanwhile_is_made_anew_at_once(ending: Behaviour) -> None:
+    """It had been promised to stay open: no attempt is lost to that."""
+    with Receiver(ending) as receiver:
+        async with sending(receiver.url) as sink:
+            assert [await verdict(sink) for _ in range(3)] == [DELIVERED] * 3
+        uids = receiver.uids
+        assert len(set(uids)) == 3
+
+
+async def test_case_39_on_a_new_connection_nothing_is_sent_twice() -> None:
+    with Receiver(close) as receiver:
+        assert isinstance(await outcome(receiver.url), Failed)
+        assert len(receiver.requests) == 1
+
+
+async def test_connections_are_kept_between_requests() -> None:
+    with Receiver() as receiver:
+        async with sending(receiver.url) as sink:
+            assert [await verdict(sink) for _ in range(20)] == [DELIVERED] * 20
+        assert receiver.connections == 1

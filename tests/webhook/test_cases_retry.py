@@ -1,0 +1,326 @@
+"""When an event is sent again, and when not: Retry-After, throttling, goodbyes, refusals, crashes, clocks, keys."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from outbox_relay import gate
+from outbox_relay.policy import DELIVERED, Failed, Refused, RetryPolicy, Unavailable
+from tests.integration.test_relay import emit, has, query
+from tests.support.database import Database
+from tests.support.receiver import Behaviour, Receiver, Request
+from tests.support.receiver.answers import after, chosen, in_turn, of_each, raw, say
+from tests.support.receiver.faults import RETRY_AFTER, hang
+from tests.support.receiver.signatures import SECRET
+from tests.support.rig import running, spec
+from tests.support.wait import auntil
+from tests.webhook.sending import QUICK_SECONDS, a_sink, code, outcome, sending, verdict
+
+DAY_SECONDS = 86_400
+OTHER_SECRET = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"
+
+WAITS: dict[str, tuple[str, float | None]] = {
+    "a negative number is none": ("-1", None),
+    "not a number is none": ("NaN", None),
+    "infinity is none": ("inf", None),
+    "junk of 10 kB is none": (RETRY_AFTER["junk"], None),
+    "digits of another script are none": ("٣", None),
+    "zero": ("0", 0),
+    "two minutes": ("120", 120),
+    "a fraction is rounded up": ("120.6", 121),
+    "a far date is cut": (RETRY_AFTER["far date"], 3600),
+    "a past date is at once": (RETRY_AFTER["past date"], 0),
+    "a past date as of RFC 850 is at once": (RETRY_AFTER["date of RFC 850"], 0),
+    "a past date as of asctime is at once": (RETRY_AFTER["date of asctime"], 0),
+    "a day is cut": ("86400", 3600),
+}
+
+
+@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize(("value", "seconds"), WAITS.values(), ids=[f"case 56: {name}" for name in WAITS])
+async def test_retry_after_is_read_as_it_is_meant(status: int, value: str, seconds: float | None) -> None:
+    with Receiver(raw(_head(status, [value.encode()]))) as receiver:
+        found = await outcome(receiver.url)
+    assert isinstance(found, Unavailable)
+    assert (found.retry_after_seconds or None) == (seconds or None)
+    assert found.status == status
+
+
+def _head(status: int, values: list[bytes], *more: bytes) -> bytes:
+    lines = [b"HTTP/1.1 %d Wait" % status, *(b"retry-after: " + value for value in values), *more]
+    return b"\r\n".join([*lines, b"content-length: 0", b"", b""])
+
+
+async def test_case_56_a_billion_seconds_are_never_waited_for() -> None:
+    with Receiver(raw(_head(429, [b"1000000000"]))) as receiver:
+        found = await outcome(receiver.url)
+    assert isinstance(found, Unavailable)
+    assert (found.retry_after_seconds or 0) <= DAY_SECONDS
+
+
+async def test_case_56_two_headers_ask_for_no_more_than_the_longer_one() -> None:
+    with Receiver(raw(_head(429, [b"5", b"7"]))) as receiver:
+        found = await outcome(receiver.url)
+    assert isinstance(found, Unavailable)
+    assert found.retry_after_seconds in {None, 5, 7}
+
+
+async def test_case_56_a_date_is_read_by_the_clock_of_the_receiver() -> None:
+    """A receiver whose clock is a day behind asks for a minute, not for nothing."""
+    theirs = datetime.now(UTC) - timedelta(days=1)
+    stamp = "%a, %d %b %Y %H:%M:%S GMT"
+    until = (theirs + timedelta(seconds=60)).strftime(stamp).encode()
+    with Receiver(raw(_head(503, [until], b"date: " + theirs.strftime(stamp).encode()))) as receiver:
+        found = await outcome(receiver.url)
+    assert isinstance(found, Unavailable)
+    assert found.retry_after_seconds == pytest.approx(60, abs=2)
+
+
+async def settled(database: Database, sink: str) -> None:
+    """Wait until the sink has no row any more that waits."""
+
+    async def fact() -> bool:
+        rows = await asyncio.to_thread(
+            query, database, "select count(*) from outbox.delivery where sink = %s and state <> 'dead'", sink
+        )
+        return rows == [(0,)]
+
+    await auntil(fact, seconds=20, what="no row waits")
+
+
+async def has_all(receiver: Receiver, count: int) -> None:
+    """Wait until `count` different events have come to the receiver."""
+
+    async def fact() -> bool:
+        return len(set(receiver.uids)) >= count
+
+    await auntil(fact, seconds=60, what=f"{count} events came")
+
+
+async def test_case_57_a_throttling_receiver_is_left_alone_and_others_are_not_touched(database: Database) -> None:
+    """Of a storm of 429 little is heard: the sink stands, asks once in a while, and its neighbour has everything."""
+    with Receiver(say(429, ("retry-after", "30"))) as stormy, Receiver() as calm:
+        sinks = [(spec("stormy"), a_sink(stormy.url)), (spec("calm"), a_sink(calm.url))]
+        async with running(database.dsn, *sinks):
+            emit(database, [f"k{n}" for n in range(500)])
+            await has_all(calm, 500)
+            asked = len(stormy.requests)
+            assert 0 < asked <= 64
+            circuit = query(database, "select circuit, last_error from outbox.sink where name = 'stormy'")
+            assert circuit[0][0] == "open"
+            assert "429" in circuit[0][1]
+    assert query(database, "select count(*) from outbox.delivery where attempts > 0") == [(0,)]
+
+
+async def test_case_57_after_the_wait_everything_comes(database: Database) -> None:
+    with Receiver(in_turn(say(429, ("retry-after", "1")), say(200))) as receiver:
+        async with running(database.dsn, (spec("crm"), a_sink(receiver.url))) as rig:
+            emit(database, [f"k{n % 20}" for n in range(200)])
+            await has_all(receiver, 200)
+            await rig.settled(60)
+        first, *rest = receiver.requests
+        assert rest
+        at_once = [request for request in rest if request.arrived - first.arrived < 0.9]
+        assert len(at_once) < 64, "what was under way at the 429, and no more"
+
+
+async def test_case_58_after_a_410_the_sink_pauses_and_when_resumed_nothing_is_lost(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate, "GONE_SECONDS", 3.0)
+    with Receiver(in_turn(say(410), say(200))) as receiver:
+        async with running(database.dsn, (spec("crm"), a_sink(receiver.url, max_in_flight=1))) as rig:
+            emit(database, [f"k{n % 10}" for n in range(100)])
+            rows = await has(database, "select paused, last_error from outbox.sink where paused")
+            assert "410" in str(rows[0])
+            asked = len(receiver.requests)
+            emit(database, [f"k{n % 10}" for n in range(100)])
+            assert asked == len(receiver.requests)
+            assert query(database, "select count(*) from outbox.delivery where state = 'dead' or attempts > 0") == [
+                (0,)
+            ]
+            query(database, "update outbox.sink set paused = false returning 1")
+            await has_all(receiver, 200)
+            await rig.settled(60)
+        assert receiver.unverified == []
+
+
+async def test_case_59_an_event_that_is_always_400_stops_nobody_but_itself(database: Database) -> None:
+    with Receiver(chosen(_dislikes(b'{"n":3}', say(400, body=b"no")))) as receiver:
+        async with running(database.dsn, (spec("crm"), a_sink(receiver.url))) as rig:
+            emit(database, [f"k{n % 3}" for n in range(30)])
+            await has_all(receiver, 30)
+            await rig.settled(60)
+        dead = query(database, "select key, last_status, attempts, last_error from outbox.delivery")
+        assert [row[:3] for row in dead] == [("k0", 400, 1)]
+        assert "400" in dead[0][3]
+        assert_in_order(receiver)
+
+
+async def test_case_59_an_event_that_always_fails_holds_only_its_key_and_dies(database: Database) -> None:
+    policy = RetryPolicy(attempts=3, base_seconds=0.05, max_seconds=0.1, jitter=0.0)
+    sick = b'{"n":3}'
+    with Receiver(chosen(_dislikes(sick, say(422)))) as receiver:
+        async with running(database.dsn, (spec("crm", retry=policy), a_sink(receiver.url))) as rig:
+            emit(database, [f"k{n % 3}" for n in range(30)])
+            await has_all(receiver, 30)
+            await rig.settled(60)
+        dead = query(database, "select key, last_status, attempts from outbox.delivery where state = 'dead'")
+        assert dead == [("k0", 422, 3)]
+        tries = [place for place, request in enumerate(receiver.requests) if request.body == sick]
+        assert len(tries) == 3
+        between = receiver.requests[tries[0] + 1 : tries[-1]]
+        followers = {json.dumps({"n": n}, separators=(",", ":")).encode() for n in range(6, 30, 3)}
+        assert not any(request.body in followers for request in between), "its key waits"
+        assert_in_order(receiver)
+
+
+def _dislikes(body: bytes, answer: Behaviour) -> Callable[[Request], Behaviour]:
+    ok = say(200)
+
+    def choose(request: Request) -> Behaviour:
+        return answer if request.body == body else ok
+
+    return choose
+
+
+def assert_in_order(receiver: Receiver) -> None:
+    """Of each key (the number modulo 3) the numbers came in order, repetitions aside."""
+    numbers = list(dict.fromkeys(json.loads(request.body)["n"] for request in receiver.requests))
+    for key in range(3):
+        of_key = [n for n in numbers if n % 3 == key]
+        assert of_key == sorted(of_key)
+    assert receiver.unverified == []
+
+
+async def test_case_60_after_a_crash_between_2xx_and_commit_the_same_id_comes_with_a_new_time(
+    database: Database,
+) -> None:
+    """The settlement is held up by a lock, the relay dies, the next one delivers again: a consumer can tell."""
+    with Receiver() as receiver:
+        with database.connect() as blocker:
+            async with running(database.dsn, (spec("crm"), a_sink(receiver.url)), lease_seconds=2) as rig:
+                await rig.owns_all()
+                blocker.execute("lock table outbox.progress in exclusive mode")
+                emit(database, ["k"])
+                await has_all(receiver, 1)
+        async with running(database.dsn, (spec("crm"), a_sink(receiver.url)), lease_seconds=2):
+
+            async def again() -> bool:
+                return len(receiver.requests) >= 2
+
+            await auntil(again, seconds=60, what="it came again")
+    first, second = receiver.requests[:2]
+    assert first.uid == second.uid
+    assert first.body == second.body
+    assert int(second.header("webhook-timestamp") or 0) > int(first.header("webhook-timestamp") or 0)
+    assert first.header("webhook-signature") != second.header("webhook-signature")
+    assert receiver.unverified == []
+
+
+@pytest.mark.parametrize("jump", [-7200.0, 7200.0], ids=["case 61: the clock jumps back", "case 61: and forward"])
+async def test_a_clock_that_jumps_changes_no_deadline_and_no_signature(
+    monkeypatch: pytest.MonkeyPatch, jump: float
+) -> None:
+    """A fake clock, since the machine's own cannot be set: what is signed is the time that is sent."""
+    real = time.time
+    with Receiver(after(0.2, say(200)), secrets=()) as receiver:
+        async with sending(receiver.url) as sink:
+            assert await verdict(sink) == DELIVERED
+            under_way = asyncio.ensure_future(verdict(sink))
+            await has_all(receiver, 2)
+            monkeypatch.setattr(time, "time", lambda: real() + jump)
+            assert await under_way == DELIVERED
+            assert await verdict(sink) == DELIVERED
+    stamps = [int(request.header("webhook-timestamp") or 0) for request in receiver.requests]
+    assert stamps[2] - stamps[1] == pytest.approx(jump, abs=3)
+    for request in receiver.requests:
+        assert_signed(request, SECRET)
+
+
+def assert_signed(request: Request, secret: str) -> None:
+    """One of its signatures is that of its id, its time and its body with this secret."""
+    from standardwebhooks import Webhook
+
+    stamp = datetime.fromtimestamp(int(request.header("webhook-timestamp") or 0), UTC)
+    expected = Webhook(secret).sign(request.uid, stamp, request.body.decode())
+    assert expected in (request.header("webhook-signature") or "").split(" ")
+
+
+async def test_case_62_while_two_secrets_sign_either_verifies_and_after_its_end_the_old_one_does_not() -> None:
+    end = datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=2)
+    secrets = [OTHER_SECRET, {"secret": SECRET, "until": end.isoformat()}]
+    with Receiver(secrets=[SECRET]) as old, Receiver(secrets=[OTHER_SECRET]) as new:
+        async with sending(old.url, secrets=secrets) as to_old, sending(new.url, secrets=secrets) as to_new:
+            while time.time() < end.timestamp() + 0.2:
+                assert await verdict(to_old) == await verdict(to_new) == DELIVERED
+                await asyncio.sleep(0.01)
+    assert new.unverified == []
+    stamps = [(int(request.header("webhook-timestamp") or 0), request.problem is None) for request in old.requests]
+    assert {good for stamp, good in stamps if stamp < end.timestamp()} == {True}
+    assert {good for stamp, good in stamps if stamp >= end.timestamp()} == {False}
+
+
+RESULTS: dict[str, tuple[Behaviour, type, str]] = {
+    "201": (say(201), type(DELIVERED), ""),
+    "400 is for ever": (say(400), Refused, "http_400"),
+    "401": (say(401), Failed, "http_401"),
+    "404": (say(404), Failed, "http_404"),
+    "408": (say(408), Failed, "http_408"),
+    "425": (say(425), Failed, "http_425"),
+    "429": (say(429), Unavailable, "http_429"),
+    "500": (say(500), Failed, "http_500"),
+    "502": (say(502), Unavailable, "http_502"),
+    "503": (say(503), Unavailable, "http_503"),
+    "504": (say(504), Unavailable, "http_504"),
+    "507": (say(507), Failed, "http_507"),
+    "410": (say(410), Unavailable, "endpoint_disabled"),
+    "the receiver gives the message up": (
+        say(500, ("webhook-delivery", "abort-message")),
+        Refused,
+        "aborted_by_receiver",
+    ),
+    "the receiver gives itself up": (say(500, ("webhook-delivery", "disable")), Unavailable, "endpoint_disabled"),
+}
+
+
+@pytest.mark.parametrize(("answer", "kind", "word"), RESULTS.values(), ids=RESULTS.keys())
+async def test_each_status_has_its_verdict(answer: Behaviour, kind: type, word: str) -> None:
+    with Receiver(answer) as receiver:
+        found = await outcome(receiver.url)
+    assert isinstance(found, kind), found
+    assert code(found) == word
+
+
+async def test_what_goes_comes_back_with_its_words() -> None:
+    """What `gone` and `throttled` say to the relay."""
+    with Receiver(in_turn(say(410), say(429), say(503))) as receiver:
+        async with sending(receiver.url) as sink:
+            gone, throttled, down = [await verdict(sink) for _ in range(3)]
+    assert isinstance(gone, Unavailable)
+    assert isinstance(throttled, Unavailable)
+    assert isinstance(down, Unavailable)
+    assert (gone.gone, throttled.throttled) == (True, True)
+    assert dataclasses.replace(down, reason="").gone is False
+
+
+async def test_every_attempt_of_an_event_has_the_same_id_and_its_own_number(database: Database) -> None:
+    with Receiver(of_each(say(500), hang, say(200))) as receiver:
+        async with running(database.dsn, (spec("crm"), a_sink(receiver.url, timeout_seconds=QUICK_SECONDS))) as rig:
+            emit(database, ["k"])
+
+            async def thrice() -> bool:
+                return len(receiver.requests) >= 3
+
+            await auntil(thrice, seconds=60, what="it came three times")
+            await rig.settled(60)
+    assert len(set(receiver.uids)) == 1
+    assert [request.header("outbox-attempt") for request in receiver.requests] == ["1", "2", "3"]
+    assert {request.header("idempotency-key") for request in receiver.requests} == set(receiver.uids)
