@@ -104,8 +104,13 @@ class Rows:
                 return
 
     async def _claim_and_deliver(self, tasks: asyncio.TaskGroup) -> None:
-        """One claim and what follows from it. Only a probe is claimed while the circuit is not closed."""
+        """One claim and what follows from it. Only a probe is claimed while the circuit is not closed.
+
+        A slot comes before the leave to send, as for events of the log: whoever has the probe never waits for a slot.
+        """
         desk = self._desk
+        if not desk.sink.keeps_order:
+            await desk.slots.acquire()
         leave = await desk.gate.admit()
         slots = await self._take_slots(1 if leave.probe else MOST_ROWS)
         sent = time.monotonic()
@@ -125,10 +130,9 @@ class Rows:
                 tasks.create_task(self._request(row, until, leave))
 
     async def _take_slots(self, most: int) -> int:
-        """Requests that may begin: at least one is waited for."""
+        """Requests that may begin, the one that was waited for among them."""
         if self._desk.sink.keeps_order:
             return min(most, self._desk.sink.max_batch)
-        await self._desk.slots.acquire()
         taken = 1
         while taken < most and not self._desk.slots.full():
             await self._desk.slots.acquire()

@@ -306,5 +306,6 @@ def settlement(ids: list[int]) -> dict[str, Any]:
         "sink": SINK, "owner": OWNER, **{name: [] for name in positions}, "ids": ids, "states": ["held"] * len(ids),
         "ordereds": [True] * len(ids), "due_in": none, "attempts": [0] * len(ids), "claims": [0] * len(ids),
         "leases": none, "lease_for": none, "errors": none, "statuses": none,
+        "last_attempts": none,
         "fence_shards": list(range(64)), "fence_epochs": [1] * 64,
     }  # fmt: skip

@@ -172,5 +172,18 @@ async def test_events_that_fail_again_neither_open_the_circuit_nor_keep_it_open(
     assert sorted(ids(sink)) == wanted
 
 
+async def test_whoever_has_the_probe_never_waits_for_a_slot(database: Database) -> None:
+    """Rows and the log ask for the probe; all slots are held by events of the log that wait for it too."""
+    sink = MemorySink(
+        fails(25, None, Unavailable("busy", 429, None, throttled=True)), keeps_order=False, max_in_flight=1
+    )
+    circuit = CircuitPolicy(open_after=1, probe_seconds=0.02, probe_max_seconds=0.02)
+    async with running(database.dsn, (spec("s", circuit=circuit), sink)) as rig:
+        wanted = emit(database, ["a", "b", None])
+        await delivered(sink, wanted, seconds=30)
+        await rig.settled()
+    assert sorted(ids(sink)) == wanted
+
+
 async def _is(fact: bool) -> bool:
     return fact
