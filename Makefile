@@ -17,7 +17,7 @@ LOCK_RELAY_HEADER := \# What the image runs: the extra `relay`, in the versions 
 LOCK_BUILD_HEADER := \# What builds the wheel inside the image, in the versions that requirements.lock has.\n\# Made by `make lock`; do not edit.
 LOCK := .cache/lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header
 
-.PHONY: help venv kafka kafka-proof test demo proof bench check format lock debezium-test image image-test build clean
+.PHONY: help venv kafka kafka-proof test thorough demo proof bench check format lock debezium-test image image-test build clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -35,7 +35,10 @@ kafka: $(READY) ## the jars of Apache Kafka into .cache, once; says so where Jav
 	@$(BIN)/python -m tests.support.kafka
 
 test: $(READY) kafka ## all tests; PG=15 takes Debian's PostgreSQL 15, PYTEST_ARGS goes to pytest
-	OUTBOX_TEST_PG=$(PG) $(BIN)/python -m pytest $(PYTEST_ARGS)
+	OUTBOX_TEST_PG=$(PG) $(BIN)/python -m pytest -n 2 --dist loadgroup $(PYTEST_ARGS)
+
+thorough: $(READY) kafka ## the tests that take long: three brokers, the wheel in an empty environment, the test's own broker
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m thorough $(PYTEST_ARGS)
 
 demo: $(READY) ## everything on this machine: database, broker, receiver, shop, two relays, one killed; half a minute
 	$(BIN)/outbox-relay demo

@@ -22,11 +22,15 @@ def pytest_configure() -> None:
         del os.environ[name]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests by the servers that their fixtures start.
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark tests by the servers that their fixtures start; leave out the thorough ones unless `-m` names them.
 
     Where several processes share the tests, a file stays in one, and one has all that need a broker.
     """
+    if "thorough" not in config.option.markexpr:
+        left_out = [item for item in items if item.get_closest_marker("thorough")]
+        items[:] = [item for item in items if not item.get_closest_marker("thorough")]
+        config.hook.pytest_deselected(items=left_out)
     for item in items:
         for fixture in getattr(item, "fixturenames", ()):
             if marker := MARKERS.get(fixture):

@@ -16,6 +16,8 @@ from tests.contract.kafka import proxied_broker
 from tests.support.kafka import Administration, KafkaBroker, KafkaCluster, Record
 from tests.support.kafka.watched import Watched
 
+pytestmark = pytest.mark.thorough
+
 STALL_SECONDS = 2.0
 EVENTS = 8_000
 KEYS = 50

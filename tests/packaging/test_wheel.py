@@ -24,12 +24,13 @@ SECONDS = 300
 OLDEST_PSYCOPG = "psycopg==3.2"
 
 # An environment is filled from the network, once for several tests.
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(400)]
 
 EMIT = """
 import asyncio, sys
 import psycopg
 from outbox_relay import outbox
+
 
 for name in ("pydantic", "aiohttp", "httpx", "confluent_kafka", "structlog", "outbox_relay.settings"):
     assert name not in sys.modules, name

@@ -8,6 +8,8 @@ from confluent_kafka import Producer
 from tests.support.kafka import KafkaBroker
 from tests.support.wait import NotInTime
 
+pytestmark = pytest.mark.thorough
+
 
 def produce(broker: KafkaBroker, topic: str, *values: bytes) -> None:
     producer = Producer({"bootstrap.servers": broker.bootstrap})
