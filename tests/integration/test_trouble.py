@@ -8,7 +8,7 @@ from uuid import UUID
 from outbox_relay.admin import pause, resume, status, why
 from outbox_relay.circuit import CircuitPolicy
 from outbox_relay.event import Event
-from outbox_relay.policy import DELIVERED, Attempt, Failed, Unavailable, Verdict
+from outbox_relay.policy import DELIVERED, Attempt, Failed, RetryPolicy, Unavailable, Verdict
 from outbox_relay.sinks.memory import MemorySink
 from tests.integration.test_relay import Late, delivered, emit, fails, has, ids, in_order, query
 from tests.support.database import Database
@@ -163,10 +163,11 @@ async def test_the_last_attempt_is_kept_with_its_row_and_why_shows_it(database: 
 async def test_events_that_fail_again_neither_open_the_circuit_nor_keep_it_open(database: Database) -> None:
     late = Late()
     sink = MemorySink(late, keeps_order=False)
-    circuit = CircuitPolicy(open_after=20, probe_seconds=600)
+    circuit = CircuitPolicy(open_after=20, probe_seconds=600.0)
+    together = RetryPolicy(attempts=5, base_seconds=1.0, max_seconds=1.0, jitter=0.0)
     wanted = emit(database, [None] * 500)
     late.script = fails(2, wanted[::5])
-    async with running(database.dsn, (spec("s", circuit=circuit), sink)) as rig:
+    async with running(database.dsn, (spec("s", circuit=circuit, retry=together), sink)) as rig:
         await delivered(sink, wanted)
         await rig.settled()
     assert sorted(ids(sink)) == wanted
