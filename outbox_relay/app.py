@@ -145,7 +145,12 @@ class Service:
         silent = time.monotonic() - self._ownership.heard_at
         ready = bool(self._relays) and silent < READY_SECONDS and not self._stopping.is_set()
         sinks = {
-            relay.spec.name: {"shards": len(relay.holding.held), "in_hand": relay.in_hand, "circuit": relay.circuit}
+            relay.spec.name: {
+                "shards": len(relay.holding.held),
+                "in_hand": relay.in_hand,
+                "in_flight_limit": relay.in_flight_limit,
+                "circuit": relay.circuit,
+            }
             for relay in self._relays
         }
         return ready, {"database_heard_seconds_ago": round(silent, 1) if self._relays else None, "sinks": sinks}

@@ -43,6 +43,7 @@ class SinkRelay:
     noise: Callable[[], float] = lambda: random.uniform(-1.0, 1.0)  # noqa: S311 - jitter is no secret
     _next: tuple[SinkSpec, int] | None = None
     _gate: Gate | None = None
+    _slots: Slots | None = None
     settling: Settling | None = None
     """What is in hand, in the session under way."""
 
@@ -50,6 +51,11 @@ class SinkRelay:
     def circuit(self) -> str:
         """The state of the sink's circuit in this process."""
         return self._gate.state if self._gate else "closed"
+
+    @property
+    def in_flight_limit(self) -> int:
+        """How many requests may be under way at once, now: fewer for a while after the destination asked for less."""
+        return self._slots.limit if self._slots else self.sink.max_in_flight
 
     @property
     def in_hand(self) -> int:
@@ -116,6 +122,7 @@ class SinkRelay:
 
     def _desk(self, settling: Settling) -> Desk:
         self._gate = Gate(self.store, self.holding, self.spec)
+        self._slots = Slots(self.sink.max_in_flight)
         return Desk(
             spec=self.spec,
             sink=self.sink,
@@ -124,7 +131,7 @@ class SinkRelay:
             gate=self._gate,
             now=self.ticking.now,
             noise=self.noise,
-            slots=Slots(self.sink.max_in_flight),
+            slots=self._slots,
         )
 
 

@@ -14,6 +14,8 @@ from tests.support.postgres import PostgresServer
 TEMPLATE = "outbox_template"
 # A fixture's name, and the marker that tests get which ask for it, directly or through other fixtures.
 MARKERS = {"postgres": "postgres", "own_postgres": "postgres", "kafka": "kafka", "own_kafka": "kafka"}
+# Each has a make target of its own.
+ON_REQUEST = ("debezium", "image", "thorough")
 
 
 def pytest_configure() -> None:
@@ -23,14 +25,15 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark tests by the servers that their fixtures start; leave out the thorough ones unless `-m` names them.
+    """Mark tests by the servers that their fixtures start; leave out those that run only when `-m` names them.
 
     Where several processes share the tests, a file stays in one, and one has all that need a broker.
     """
-    if "thorough" not in config.option.markexpr:
-        left_out = [item for item in items if item.get_closest_marker("thorough")]
-        items[:] = [item for item in items if not item.get_closest_marker("thorough")]
+    unasked = [marker for marker in ON_REQUEST if marker not in config.option.markexpr]
+    left_out = [item for item in items if any(map(item.get_closest_marker, unasked))]
+    if left_out:
         config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
     for item in items:
         for fixture in getattr(item, "fixturenames", ()):
             if marker := MARKERS.get(fixture):

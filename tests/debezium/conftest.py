@@ -15,16 +15,6 @@ from tests.support.postgres import PostgresServer
 SLOTS = 16
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is marked `debezium`, unless `-m` names it."""
-    if "debezium" in config.option.markexpr:
-        return
-    left_out = [item for item in items if item.get_closest_marker("debezium")]
-    if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in left_out]
-
-
 @pytest.fixture(scope="package")
 def logical() -> Generator[PostgresServer]:
     """A server with logical decoding."""
