@@ -7,7 +7,10 @@ from typing import Final
 
 import psycopg
 
-from outbox_relay.errors import DatabaseLost, RelayError, Unusable
+from outbox_relay.errors import DatabaseLost, IncarnationChanged, RelayError, Unusable
+
+ANOTHER_SERVER: Final = "OR001"
+"""The SQLSTATE with which ``outbox.only_at`` refuses a statement."""
 
 # PostgreSQL, appendix A. A whole class, or one state.
 MENDING: Final = {
@@ -66,6 +69,7 @@ UNSENT: Final = re.compile(r"placeholder|parameter missing|adapt|result")
 def explain(error: psycopg.Error) -> RelayError:
     """``DatabaseLost`` for what passes by itself, ``Unusable`` for what somebody must mend.
 
+    ``IncarnationChanged`` for what another server than the caller's refused.
     psycopg's own text may hold rows, passwords or whole DSNs: of what the server answered only the primary message
     and the SQLSTATE are passed on, of what libpq says only known phrases.
     """
@@ -79,6 +83,8 @@ def explain(error: psycopg.Error) -> RelayError:
 
 
 def _answered(state: str, said: str) -> RelayError:
+    if state == ANOTHER_SERVER:
+        return IncarnationChanged(said)
     mending = MENDING.get(state) or MENDING.get(state[:2])
     if mending:
         return Unusable(f"the database says: {said} ({state}): {mending}")

@@ -22,7 +22,7 @@ from psycopg.rows import AsyncRowFactory, namedtuple_row, tuple_row
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
 from outbox_relay.cancelling import heeded
-from outbox_relay.dberrors import explain
+from outbox_relay.dberrors import ANOTHER_SERVER, explain
 from outbox_relay.errors import DatabaseLost, LeaseLost, Unusable
 from outbox_relay.event import Event
 from outbox_relay.policy import Attempt, printable
@@ -36,6 +36,9 @@ CONNECT_SECONDS = 5
 CALL_SECONDS = 10.0
 """Longest wait for the answer to a statement, COMMIT included: no setting of the server bounds a COMMIT that
 waits for a synchronous standby."""
+TICK_SECONDS = 5.0
+"""The same for a tick, which reads next to nothing: the first to notice a connection that was lost without a word, so
+that the relay delivers again within 20 s. To give up takes the driver up to 10 s more."""
 CONNECTION_LOST = ("08", "57P")
 """SQLSTATEs with which a session ends."""
 CONNECTION_DEFAULTS: Mapping[str, str | int] = {
@@ -71,12 +74,16 @@ class Claimed(NamedTuple):
 
 
 class SinkRow(NamedTuple):
-    """What the database says of a sink; ``free`` shards have no owner."""
+    """What the database says of a sink; ``free`` shards have no owner.
+
+    ``in_flight_limit``: how many requests a relay may have under way, nothing: as many as its settings say.
+    """
 
     name: str
     generation: int
     paused: bool
     circuit: str
+    in_flight_limit: int | None
     free: int
 
 
@@ -157,6 +164,9 @@ class Store:
 
     Raises ``DatabaseLost`` when a statement got no answer in time or the connection broke: whether it took
     effect is then unknown. Raises ``Unusable`` for what waiting does not mend.
+
+    ``server`` is the incarnation of the server that the caller's ticks are from: any other refuses the statement,
+    with ``IncarnationChanged``. Nothing: whichever answers.
     """
 
     def __init__(
@@ -169,7 +179,8 @@ class Store:
         self._call_seconds = call_seconds
         self._pool: AsyncConnectionPool[AsyncConnection[Any]] | None = None
         self.connection_losses = 0
-        """Raised whenever a call failed for its connection: whoever holds what was read compares it."""
+        """Raised whenever a call failed for its connection, or came to another server: whoever holds what was read
+        compares it."""
 
     async def open(self) -> None:
         """Connect once, to learn what is wrong if anything is, and keep a pool from then on."""
@@ -236,7 +247,9 @@ class Store:
             raise DatabaseLost(f"the database did not answer within {deadline:g} s") from None
         except psycopg.Error as error:
             # A statement that was refused, for a lock say, says nothing about the server.
-            self.connection_losses += not error.sqlstate or error.sqlstate.startswith(CONNECTION_LOST)
+            self.connection_losses += not error.sqlstate or error.sqlstate.startswith(
+                (*CONNECTION_LOST, ANOTHER_SERVER)
+            )
             raise explain(error) from None
 
     async def _rows(
@@ -271,6 +284,11 @@ class Store:
         """(version of the schema, oldest version that a relay may have been made for)."""
         return (await self._rows("schema", {}))[0]
 
+    async def max_payload_bytes(self) -> int | None:
+        """The largest payload that applications may emit, in bytes; nothing if what is set is no number."""
+        [(found,)] = await self._rows("max_payload", {})
+        return found
+
     async def floor(self) -> int:
         """The floor of the numbering (see ``outbox.rebase``).
 
@@ -288,7 +306,8 @@ class Store:
 
     async def tick(self) -> Look:
         """Take a tick."""
-        [(seq, snapshot, next_xid, incarnation, wal, now, generations)] = await self._rows("tick", {})
+        deadline = min(TICK_SECONDS, self._call_seconds)
+        [(seq, snapshot, next_xid, incarnation, wal, now, generations)] = await self._rows("tick", {}, TUPLES, deadline)
         return Look(Tick(seq, snapshot, next_xid), incarnation, wal, now, int(generations))
 
     async def read_rest(
@@ -301,6 +320,8 @@ class Store:
         upto: int,
         rows: int,
         payload_bytes: int,
+        *,
+        server: str | None = None,
     ) -> list[Event]:
         """Events of the window from ``a`` to ``b`` with ids in (``after``, ``upto``] above ``a.seq``, in id order.
 
@@ -317,6 +338,7 @@ class Store:
                 "upto": upto,
                 "rows": rows,
                 "bytes": payload_bytes,
+                "server": server,
             },
             event_row,
         )
@@ -331,6 +353,8 @@ class Store:
         upto: int,
         rows: int,
         payload_bytes: int,
+        *,
+        server: str | None = None,
     ) -> list[Event]:
         """The latecomers of the window from ``a`` to ``b``, otherwise as ``read_rest``."""
         return await self._rows(
@@ -345,6 +369,7 @@ class Store:
                 "upto": upto,
                 "rows": rows,
                 "bytes": payload_bytes,
+                "server": server,
             },
             event_row,
         )
@@ -356,6 +381,8 @@ class Store:
         positions: Mapping[int, tuple[int, Position]],
         rows: Sequence[NewRow],
         epochs: Mapping[int, int],
+        *,
+        server: str | None = None,
     ) -> None:
         """Write ``positions`` (shard → epoch, position) and ``rows``, whole or not at all.
 
@@ -363,14 +390,14 @@ class Store:
         raises ``LeaseLost`` and nothing was written.
         """
         parameters = {"sink": sink, "owner": owner, **_positions(positions), **_new_rows(rows, epochs)}
-        [(mine,)] = await self._rows("settle", parameters)
+        [(mine,)] = await self._rows("settle", {**parameters, "server": server})
         if not mine:
             raise LeaseLost(f"sink {sink}: a shard with rows to settle has another owner")
 
     # -- sinks and shards -----------------------------------------------------------------------------------
 
     async def register_sinks(
-        self, wanted: Iterable[tuple[str, Sequence[str], str | None]], tick: Tick
+        self, wanted: Iterable[tuple[str, Sequence[str], str | None]], tick: Tick, *, server: str | None = None
     ) -> dict[str, int]:
         """Make sinks (name, patterns, start) known; returns the generations under which this relay serves them.
 
@@ -382,6 +409,7 @@ class Store:
             "seq": tick.seq,
             "snapshot": tick.snapshot,
             "next": tick.next_xid,
+            "server": server,
         }
         return dict(await self._rows("register_sinks", parameters))
 
@@ -430,10 +458,10 @@ class Store:
         """Forget the crashes of shards (shard → epoch) whose position has moved."""
         await self._do("reset_crashes", {"sink": sink, "owner": owner, **_shards(held)})
 
-    async def positions(self, sink: str, shards: Iterable[int]) -> dict[int, Position]:
+    async def positions(self, sink: str, shards: Iterable[int], *, server: str | None = None) -> dict[int, Position]:
         """Where these shards stand in the ledger."""
         found: dict[int, Position] = {}
-        parameters = {"sink": sink, "shards": list(shards)}
+        parameters = {"sink": sink, "shards": list(shards), "server": server}
         for shard, a_seq, a_snapshot, a_next, b_seq, b_snapshot, b_next, last in await self._rows(
             "positions", parameters
         ):
@@ -441,13 +469,16 @@ class Store:
             found[shard] = Position(Tick(a_seq, a_snapshot, a_next), b, last)
         return found
 
-    async def record_circuit(self, sink: str, circuit: str, error: str | None, pause_after_seconds: float) -> None:
+    async def record_circuit(
+        self, sink: str, circuit: str, error: str | None, in_flight_limit: int | None, pause_after_seconds: float
+    ) -> None:
         """Write what was found out about the destination, for people.
 
-        If it was down for ``pause_after_seconds`` (0: never) the sink is paused.
+        ``in_flight_limit`` is how many requests may be under way at once since it asked for less; nothing: as many as
+        the settings say. If it was down for ``pause_after_seconds`` (0: never) the sink is paused.
         """
-        parameters = {"sink": sink, "circuit": circuit, "error": error, "pause_after": int(pause_after_seconds)}
-        await self._do("record_circuit", parameters)
+        found = {"sink": sink, "circuit": circuit, "error": error, "in_flight_limit": in_flight_limit}
+        await self._do("record_circuit", found | {"pause_after": int(pause_after_seconds)})
 
     async def pause_gone(self, sink: str, reason: str) -> None:
         """The destination says that it will never be back: pause the sink, for ``reason``."""
@@ -471,13 +502,17 @@ class Store:
 
     # -- rows of delivery -------------------------------------------------------------------------------------
 
-    async def blocked_keys(self, sink: str, shards: Iterable[int], hold: bool) -> list[tuple[str, int]]:
+    async def blocked_keys(
+        self, sink: str, shards: Iterable[int], hold: bool, *, server: str | None = None
+    ) -> list[tuple[str, int]]:
         """(key, shard) of the keys of these shards with rows that take part in their order."""
-        return await self._rows("blocked_keys", {"sink": sink, "shards": list(shards), "hold": hold})
+        parameters = {"sink": sink, "shards": list(shards), "hold": hold, "server": server}
+        return await self._rows("blocked_keys", parameters)
 
-    async def still_blocked(self, sink: str, keys: Sequence[str], hold: bool) -> set[str]:
+    async def still_blocked(self, sink: str, keys: Sequence[str], hold: bool, *, server: str | None = None) -> set[str]:
         """Which of these keys still have such rows."""
-        return {key for (key,) in await self._rows("still_blocked", {"sink": sink, "keys": keys, "hold": hold})}
+        parameters = {"sink": sink, "keys": keys, "hold": hold, "server": server}
+        return {key for (key,) in await self._rows("still_blocked", parameters)}
 
     async def claim_rows(
         self,
@@ -510,10 +545,13 @@ class Store:
         claimed.sort(key=lambda row: row[0])
         return [ClaimedRow(Event._make(row[:-2]), row[-2], row[-1], lease) for row in claimed]
 
-    async def standing(self, sink: str, most: int) -> int:
-        """How many events of the sink stand as rows to be delivered, counted up to ``most``."""
-        [(count,)] = await self._rows("standing", {"sink": sink, "most": most})
-        return count
+    async def standing(self, sink: str, most: int) -> tuple[int, bool]:
+        """How many events of the sink stand as rows to be delivered, counted up to ``most`` of each sort of rows.
+
+        And whether one of them came back without an attempt being counted: it waits for a destination or part of one.
+        """
+        [(count, waiting)] = await self._rows("standing", {"sink": sink, "most": most})
+        return count, waiting
 
     async def give_rows_back(self, sink: str, owner: UUID) -> int:
         """End the leases of rows that ``owner`` claimed and does not deliver any more; returns how many."""

@@ -41,6 +41,7 @@ class Ticking:
         self._log = log
         self._waiting: set[asyncio.Event] = set()
         self._wanted = asyncio.Event()
+        self._one_at_a_time = asyncio.Lock()
         self._look: Look | None = None
         self._losses = 0
         self._empty_since = time.monotonic()
@@ -67,7 +68,9 @@ class Ticking:
         return self._clock + timedelta(seconds=time.monotonic() - self.seen_at)
 
     def since(self, era: int) -> Tick | None:
-        """The newest tick. Raises ``IncarnationChanged`` if it is not of ``era``."""
+        """The newest tick. Raises ``IncarnationChanged`` if it is not of ``era``, or a connection was lost since."""
+        if self._look is not None and self._store.connection_losses != self._losses:
+            self._new_era("a connection was lost", None)
         if era != self.era:
             raise IncarnationChanged("the server may not be the one that was read from")
         return self.latest
@@ -88,14 +91,19 @@ class Ticking:
         finally:
             await self._wakeup.close()
 
-    async def refresh(self) -> Tick:
-        """A tick taken now."""
+    async def refresh(self) -> Look:
+        """Look now. The tick returned is the newest one of the era, and from the server that it names."""
         await self._tick()
         if self._look is None:
             raise DatabaseLost("no tick could be taken")
-        return self._look.tick
+        return self._look
 
     async def _tick(self) -> None:
+        """Look once. One look at a time: their answers are compared in the order in which they were asked for."""
+        async with self._one_at_a_time:
+            await self._compare()
+
+    async def _compare(self) -> None:
         before = self._look
         asked = time.monotonic()
         try:

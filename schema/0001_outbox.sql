@@ -77,6 +77,7 @@ create table outbox.sink (
     paused_reason text,
     circuit text not null default 'closed' check (circuit in ('closed', 'open', 'half-open')),
     circuit_since timestamptz,
+    in_flight_limit integer check (in_flight_limit > 0),
     last_error text,
     last_error_at timestamptz,
     created_at timestamptz not null default clock_timestamp()
@@ -166,7 +167,8 @@ create index delivery_uid on outbox.delivery (uid);
 -- emit
 -- ---------------------------------------------------------------------------------------------------------
 
--- A UUIDv7 (RFC 9562, 5.7): milliseconds since 1970 in the first 48 bits, random bits after them.
+-- A UUIDv7 (RFC 9562, 5.7): milliseconds since 1970 in the first 48 bits, random bits after them. PostgreSQL has its
+-- own from 18 on, which costs a third of this one.
 create function outbox.uuid7() returns uuid
 language sql volatile parallel safe
 return encode(
@@ -183,6 +185,14 @@ return encode(
     ),
     'hex'
 )::uuid;
+
+do $$
+begin
+    if current_setting('server_version_num')::integer >= 180000 then
+        execute 'create or replace function outbox.uuid7() returns uuid language sql volatile parallel safe return uuidv7()';
+    end if;
+end
+$$;
 
 -- What is wrong with a header mapping, or null. Names are HTTP tokens (RFC 9110, 5.6.2).
 create function outbox.header_fault(headers jsonb) returns text
@@ -215,11 +225,47 @@ begin
 end
 $$;
 
--- Emits one event. `outbox.max_payload_bytes` and `outbox.wake` are settings for a database, a role or a session;
+-- What is wrong with an event, as a message, or null. `most` is the setting `outbox.max_payload_bytes` or null;
 -- `outbox.event_index` is set by who emits many events with one statement, and says which of them was refused.
 --
--- A regular expression with a bound such as {1,255} costs as much as the rest of an emit: lengths are compared.
+-- One expression, which takes the place of its call when emit is planned: an emit runs in a transaction of the
+-- application. A regular expression with a bound such as {1,255} costs as much as the rest: lengths are compared.
 -- The caller's collation may be one that regular expressions refuse: they are told theirs.
+create function outbox.event_fault(
+    type text, payload bytea, key text, headers jsonb, deliver_at timestamptz, content_type text, most text
+) returns text
+language sql stable
+return 'outbox.emit: ' || coalesce('event ' || nullif(current_setting('outbox.event_index', true), '') || ': ', '') || case
+    when type is null or length(type) not between 1 and 255 or type collate "C" ~ '[^\x21-\x29\x2b-\x7e]' then
+        format('type must be 1 to 255 visible ASCII characters without space and "*"; this one has %s',
+               coalesce(length(type)::text || ' characters', 'no value'))
+    when payload is null then
+        'payload must not be null'
+    when most is not null and (length(most) > 9 or most collate "C" ~ '[^0-9]') then
+        'the setting outbox.max_payload_bytes must be a number of bytes, below 1000000000'
+    when octet_length(payload) > coalesce(most::integer, 1048576) then
+        format('payload must have at most %s bytes (setting outbox.max_payload_bytes); this one has %s',
+               coalesce(most, '1048576'), octet_length(payload))
+    when octet_length(key) > 1024 then
+        format('key must have at most 1024 bytes; this one has %s', octet_length(key))
+    when content_type is null or length(content_type) not between 1 and 255
+         or content_type collate "C" ~ '[^\x20-\x7e]' then
+        'content_type must be 1 to 255 printable ASCII characters'
+    when deliver_at is not null and not isfinite(deliver_at) then
+        'deliver_at must be a finite time'
+    when headers is not null then
+        outbox.header_fault(headers)
+end;
+
+-- Whether a relay sleeps: it then holds this lock exclusively, and only then is a notification worth its price, a lock
+-- of the whole cluster at commit. Taken and given back in one expression, which leaves no point to be interrupted
+-- between; nothing ever waits for it. `outbox.wake` is a setting for those who prepare transactions.
+create function outbox.asleep() returns boolean
+language sql volatile
+return not (pg_try_advisory_lock_shared(1869967971, 1) and pg_advisory_unlock_shared(1869967971, 1))
+       and current_setting('outbox.wake', true) is distinct from 'off';
+
+-- Emits one event.
 create function outbox.emit_raw(
     type text,
     payload bytea,
@@ -234,35 +280,12 @@ set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_variable
 declare
-    fault text;
-    most text := coalesce(nullif(current_setting('outbox.max_payload_bytes', true), ''), '1048576');
+    most text := nullif(current_setting('outbox.max_payload_bytes', true), '');
+    fault text := outbox.event_fault(type, payload, key, headers, deliver_at, content_type, most);
 begin
-    if type is null or length(type) not between 1 and 255 or type collate "C" ~ '[^\x21-\x29\x2b-\x7e]' then
-        fault := format('type must be 1 to 255 visible ASCII characters without space and "*"; this one has %s',
-                        coalesce(length(type)::text || ' characters', 'no value'));
-    elsif payload is null then
-        fault := 'payload must not be null';
-    elsif length(most) > 9 or most collate "C" ~ '[^0-9]' then
-        fault := 'the setting outbox.max_payload_bytes must be a number of bytes, below 1000000000';
-    elsif octet_length(payload) > most::integer then
-        fault := format('payload must have at most %s bytes (setting outbox.max_payload_bytes); this one has %s',
-                        most, octet_length(payload));
-    elsif octet_length(key) > 1024 then
-        fault := format('key must have at most 1024 bytes; this one has %s', octet_length(key));
-    elsif content_type is null or length(content_type) not between 1 and 255
-          or content_type collate "C" ~ '[^\x20-\x7e]' then
-        fault := 'content_type must be 1 to 255 printable ASCII characters';
-    elsif deliver_at is not null and not isfinite(deliver_at) then
-        fault := 'deliver_at must be a finite time';
-    elsif headers is not null then
-        fault := outbox.header_fault(headers);
-    end if;
     if fault is not null then
-        raise exception using
-            errcode = 'invalid_parameter_value',
-            message = concat('outbox.emit: ', 'event ' || nullif(current_setting('outbox.event_index', true), '') || ': ', fault);
+        raise exception using errcode = 'invalid_parameter_value', message = fault;
     end if;
-
     if uid is null then
         uid := outbox.uuid7();
     else
@@ -273,18 +296,14 @@ begin
     end if;
     insert into outbox.event (uid, type, key, payload, content_type, headers, deliver_at)
     values (uid, type, key, payload, content_type, headers, deliver_at);
-
-    -- A relay that sleeps holds this lock exclusively: only then is a notification worth its price, a lock
-    -- of the whole cluster at commit. Taken and given back in one expression, which leaves no point to be
-    -- interrupted between; nothing ever waits for it.
-    if not (pg_try_advisory_lock_shared(1869967971, 1) and pg_advisory_unlock_shared(1869967971, 1))
-       and current_setting('outbox.wake', true) is distinct from 'off' then
+    if outbox.asleep() then
         perform pg_notify('outbox', '');
     end if;
     return uid;
 end
 $$;
 
+-- The same for JSON. It has a body of its own: a call within the call costs the application some microseconds more.
 create function outbox.emit(
     type text,
     payload jsonb,
@@ -296,8 +315,29 @@ create function outbox.emit(
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
+#variable_conflict use_variable
+declare
+    body bytea := convert_to(payload::text, 'UTF8');
+    most text := nullif(current_setting('outbox.max_payload_bytes', true), '');
+    fault text := outbox.event_fault(type, body, key, headers, deliver_at, 'application/json', most);
 begin
-    return outbox.emit_raw(type, convert_to(payload::text, 'UTF8'), key, headers, deliver_at, uid, 'application/json');
+    if fault is not null then
+        raise exception using errcode = 'invalid_parameter_value', message = fault;
+    end if;
+    if uid is null then
+        uid := outbox.uuid7();
+    else
+        insert into outbox.uid (uid) values (uid) on conflict do nothing;
+        if not found then
+            return uid;
+        end if;
+    end if;
+    insert into outbox.event (uid, type, key, payload, content_type, headers, deliver_at)
+    values (uid, type, key, body, 'application/json', headers, deliver_at);
+    if outbox.asleep() then
+        perform pg_notify('outbox', '');
+    end if;
+    return uid;
 end
 $$;
 
@@ -305,11 +345,37 @@ $$;
 -- Reading
 -- ---------------------------------------------------------------------------------------------------------
 
+-- Which server this is, and since when: changes when it was restarted, failed over or recovered from the crash of a
+-- backend. Refused by a standby. Before version 15 what is counted of the WAL is read from a file that is written for
+-- every reader, so there it is left out. Its body takes the place of every call.
+create function outbox.incarnation() returns text
+language sql stable
+return concat_ws(
+    '/',
+    extract(epoch from pg_postmaster_start_time()),
+    left(pg_walfile_name(pg_current_wal_lsn()), 8),
+    case when current_setting('server_version_num')::integer >= 150000
+         then extract(epoch from (pg_stat_get_wal()).stats_reset) end
+);
+
+-- True on the server with this incarnation, an error (OR001) on any other. For statements that speak of ticks, or of
+-- what was decided from what a server said: another one may have given out the same ids and transaction numbers for
+-- other events, and a pooler may have sent the statement there without a word. Nothing is asked for null.
+create function outbox.only_at(server text) returns boolean
+language plpgsql stable
+as $$
+begin
+    if server <> outbox.incarnation() then
+        raise exception 'the server is another incarnation' using errcode = 'OR001';
+    end if;
+    return true;
+end
+$$;
+
 -- A tick: what a sink's next window may end at. Its statements are separate on purpose: the sequence is read
 -- before the snapshot. `next_xid` bounds the transactions that may be running above the snapshot's xmax, which
 -- is only the newest finished xid plus one; leaving them out loses events. age() gives the next xid modulo
--- 2^32, or the caller's own if it has one: hence the assertion. `incarnation` changes when the server was
--- restarted, failed over or recovered from the crash of a backend.
+-- 2^32, or the caller's own if it has one: hence the assertion.
 create function outbox.tick(
     out seq bigint, out snapshot pg_snapshot, out next_xid bigint, out incarnation text, out wal bigint,
     out now timestamptz, out generations bigint
@@ -332,12 +398,7 @@ begin
     select coalesce(sum(s.generation), 0) into generations from outbox.sink s;
     wal := pg_current_wal_lsn() - '0/0'::pg_lsn;
     now := clock_timestamp();
-    incarnation := concat_ws('/', extract(epoch from pg_postmaster_start_time()),
-                             left(pg_walfile_name(pg_current_wal_lsn()), 8));
-    -- Before version 15 this view is read from a file that is written for every reader.
-    if current_setting('server_version_num')::integer >= 150000 then
-        incarnation := incarnation || '/' || (select extract(epoch from w.stats_reset) from pg_stat_wal w);
-    end if;
+    incarnation := outbox.incarnation();
 end
 $$;
 
@@ -457,6 +518,7 @@ as $$
 declare
     mine integer;
     stored integer;
+    wanted integer;
 begin
     if cardinality(ids) > 0 then
         select count(*) into mine from (
@@ -484,10 +546,11 @@ begin
                r (id, state, ordered, due_in, attempts, claims, lease, lease_for, error, status, last_attempt)
           join outbox.event e on e.id = r.id
         on conflict (sink, id) do nothing;
-        select count(*) into stored
-          from unnest(ids) r (id) join outbox.delivery d on d.sink = sink_name and d.id = r.id;
-        if stored <> cardinality(ids) then
-            raise exception 'outbox.settle: % of % events are no longer in the log', cardinality(ids) - stored, cardinality(ids);
+        -- Not joined: a plan made while there was no row would go through all rows of the sink for each id.
+        select count(*) into stored from outbox.delivery d where d.sink = sink_name and d.id = any (ids);
+        select count(distinct r.id) into wanted from unnest(ids) r (id);
+        if stored <> wanted then
+            raise exception 'outbox.settle: % of % events are no longer in the log', wanted - stored, wanted;
         end if;
     end if;
     if cardinality(shards) > 0 then
@@ -526,6 +589,7 @@ as $$
 declare
     waiting bigint[];
     held bigint[];
+    chosen bigint[];
 begin
     waiting := array(
         select d.id from outbox.delivery d
@@ -560,11 +624,7 @@ begin
            and (h.lease_until is null or h.lease_until <= now()) and (h.claims >= 2) = suspects
          limit most_rows
     );
-    return query
-    update outbox.delivery d
-       set owner = owner_id, lease = lease_id, lease_until = clock_timestamp() + lease_for * interval '1 second',
-           claims = d.claims + 1
-      from (
+    chosen := array(
         select c.id from (
             select b.id, sum(octet_length(b.payload)) over (order by b.id) - octet_length(b.payload) as before
               from outbox.delivery b
@@ -573,14 +633,20 @@ begin
         where c.before < most_bytes or c.before is null
         order by c.id
         limit case when suspects then 1 else most_rows end
-      ) chosen
-      join lateral (
+    );
+    -- A statement of its own: joined to the change, a plan made while there was no row goes through all rows of the
+    -- sink for each row that is claimed.
+    chosen := array(
         select l.id from outbox.delivery l
-         where l.sink = sink_name and l.id = chosen.id and l.state <> 'dead' and l.due_at <= now()
+         where l.sink = sink_name and l.id = any (chosen) and l.state <> 'dead' and l.due_at <= now()
            and (l.lease_until is null or l.lease_until <= now())
            for update skip locked
-      ) locked on true
-     where d.sink = sink_name and d.id = locked.id
+    );
+    return query
+    update outbox.delivery d
+       set owner = owner_id, lease = lease_id, lease_until = clock_timestamp() + lease_for * interval '1 second',
+           claims = d.claims + 1
+     where d.sink = sink_name and d.id = any (chosen)
     returning d.id, d.shard, d.uid::text, d.type, d.key, d.payload, d.content_type, d.headers::text, d.deliver_at,
               d.created_at, d.attempts, d.claims;
 end

@@ -7,3 +7,4 @@ select s.shard, p.a_seq, p.a_snapshot::text, p.a_next, p.b_seq, p.b_snapshot::te
      order by p.epoch desc, p.seq desc
      limit 1
  ) p
+ where outbox.only_at(%(server)s::text)

@@ -2,3 +2,4 @@
 select id, shard, uid, type, key, payload, content_type, headers, deliver_at, created_at
   from outbox.read_late(%(shards)s::smallint[], %(types)s::text[], %(a)s::pg_snapshot, %(a_next)s::bigint,
                         %(b)s::pg_snapshot, %(after)s::bigint, %(upto)s::bigint, %(rows)s::integer, %(bytes)s::bigint)
+ where outbox.only_at(%(server)s::text)

@@ -3,6 +3,7 @@
 update outbox.sink k
    set circuit = %(circuit)s,
        circuit_since = n.since,
+       in_flight_limit = %(in_flight_limit)s::integer,
        last_error = coalesce(%(error)s::text, k.last_error),
        last_error_at = case when %(error)s::text is null then k.last_error_at else n.now end,
        paused = k.paused or n.too_long,
@@ -16,4 +17,6 @@ update outbox.sink k
            lateral (select s.name, case when %(circuit)s <> 'closed' then coalesce(s.circuit_since, t.now) end as since
                       from outbox.sink s where s.name = %(sink)s) b
   ) n
- where k.name = n.name and (k.circuit <> %(circuit)s or %(error)s::text is not null)
+ where k.name = n.name
+   and (k.circuit <> %(circuit)s or %(error)s::text is not null
+        or k.in_flight_limit is distinct from %(in_flight_limit)s::integer)

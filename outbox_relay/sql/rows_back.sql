@@ -14,5 +14,5 @@ update outbox.delivery d
   from unnest(%(ids)s::bigint[], %(leases)s::uuid[], %(states)s::text[], %(due_in)s::double precision[],
               %(attempts)s::integer[], %(errors)s::text[], %(statuses)s::integer[], %(last_attempts)s::text[])
        r (id, lease, state, due_in, attempts, error, status, last_attempt)
- where d.sink = %(sink)s and d.id = r.id and d.lease = r.lease
+ where d.sink = %(sink)s and d.id = any (%(ids)s::bigint[]) and d.id = r.id and d.lease = r.lease
 returning d.id

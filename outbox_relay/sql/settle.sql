@@ -8,3 +8,4 @@ select outbox.settle(
     %(attempts)s::integer[], %(claims)s::integer[], %(leases)s::uuid[], %(lease_for)s::double precision[],
     %(errors)s::text[], %(statuses)s::integer[], %(last_attempts)s::text[],
     %(fence_shards)s::smallint[], %(fence_epochs)s::bigint[])
+ where outbox.only_at(%(server)s::text)

@@ -1,5 +1,5 @@
 -- What the database says of the sinks of this relay, and how many of their shards nobody owns.
-select k.name, k.generation, k.paused, k.circuit,
+select k.name, k.generation, k.paused, k.circuit, k.in_flight_limit,
        (select count(*) from outbox.shard s
          where s.sink = k.name and s.lease_until <= clock_timestamp())::integer as free
   from outbox.sink k

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID, uuid4
@@ -104,7 +104,7 @@ class Explained:
     def run(self, statement: str, **parameters: Any) -> list[tuple[Any, ...]]:
         """The rows of one of the product's statements; the plans inside it are kept."""
         self.texts.clear()
-        return self.connection.execute(statements()[statement], parameters).fetchall()
+        return self.connection.execute(statements()[statement], {"server": None, **parameters}).fetchall()
 
     def nodes(self, *, of: str) -> list[Node]:
         """The nodes of the statement inside the function that has the text ``of``."""
@@ -239,8 +239,12 @@ def claim(explained: Explained, **changes: Any) -> list[tuple[Any, ...]]:
         return explained.run("claim_rows", **{**parameters, **changes})
 
 
-WAITING, HEADS, HELD, CLAIMED = "d.due_at <= now()", "recursive blocked", "cross join lateral", "skip locked"
-COPIED, STORED = "insert into outbox.delivery", "join outbox.delivery d on d.sink = sink_name"
+WAITING, HEADS, HELD, LOCKED = "d.due_at <= now()", "recursive blocked", "cross join lateral", "skip locked"
+CLAIMED, COPIED, STORED = (
+    "set owner = owner_id",
+    "insert into outbox.delivery",
+    "d.id = any (ids)",
+)
 
 
 def test_due_rows_are_found_by_the_time_they_are_due(explained: Explained) -> None:
@@ -273,11 +277,10 @@ def test_sweep_reads_one_row_of_each_key(explained: Explained) -> None:
 
 def test_claimed_rows_are_locked_and_changed_by_their_primary_key(explained: Explained) -> None:
     claimed = claim(explained)
-    scans = explained.scans("delivery", of=CLAIMED)
-    assert scans
-    assert "Seq Scan" not in {node.type for node in scans}
-    assert {index for index, _ in explained.conditions(of=CLAIMED)} == {"delivery_pkey"}
-    assert sum(node.scanned for node in scans) <= 3 * len(claimed)
+    for text in (LOCKED, CLAIMED):
+        [scan] = explained.scans("delivery", of=text)
+        assert {index for index, _ in explained.conditions(of=text)} == {"delivery_pkey"}
+        assert scan.scanned == len(claimed)
 
 
 def test_settled_rows_are_copied_by_the_id_of_their_events(explained: Explained) -> None:
@@ -309,3 +312,91 @@ def settlement(ids: list[int]) -> dict[str, Any]:
         "last_attempts": none,
         "fence_shards": list(range(64)), "fence_epochs": [1] * 64,
     }  # fmt: skip
+
+
+PLANNED_EMPTY = 4_000
+"""Rows that come after the plans were made."""
+TOUCHED = """
+select coalesce(sum(seq_tup_read), 0)::bigint + coalesce(sum(idx_tup_fetch), 0)::bigint
+  from pg_stat_xact_user_tables
+ where schemaname = 'outbox' and (relname like 'event%' or relname = 'delivery')
+"""
+
+
+@dataclass
+class Early:
+    """A connection whose plans were made while log and rows were empty, as those of a relay that waits for work."""
+
+    connection: psycopg.Connection[Any]
+
+    def run(self, statement: str, **parameters: Any) -> list[tuple[Any, ...]]:
+        """The rows of one of the product's statements, prepared as the relay does it."""
+        text = statements()[statement]
+        return self.connection.execute(text, {"server": None, **parameters}, prepare=True).fetchall()
+
+    def touched(self, statement: str, **parameters: Any) -> tuple[int, int]:
+        """(rows of the log and of ``delivery`` that a statement looked at, rows that it returned), and undo it."""
+        with self.connection.transaction(force_rollback=True):
+            before = self._count()
+            found = len(self.run(statement, **parameters))
+            return self._count() - before, found
+
+    def _count(self) -> int:
+        [(count,)] = self.connection.execute(TOUCHED).fetchall()
+        return count
+
+
+@pytest.fixture
+def early(database: Database) -> Generator[Early]:
+    with database.connect(autocommit=True) as connection:
+        connection.execute("alter table outbox.delivery set (autovacuum_enabled = off)")
+        connection.execute("insert into outbox.sink (name, patterns, start) values ('crm', '{*}', 'now')")
+        connection.execute(
+            "insert into outbox.shard (sink, shard, owner, epoch) select 'crm', n, %s, 1 from generate_series(0, 63) n",
+            (OWNER,),
+        )
+        early = Early(connection)
+        # Beyond the calls that are planned one by one.
+        for _ in range(7):
+            for statement, parameters in WITH_ROWS.items():
+                early.touched(statement, **{**parameters([1]), **NO_ROWS.get(statement, {})})
+        connection.execute(EVENTS_OF_A_DAY.format(0, PLANNED_EMPTY).encode())
+        connection.execute(ROWS_OF_A_SINK.encode(), {"sink": SINK, "first": 1, "last": PLANNED_EMPTY // 2})
+        yield early
+
+
+def claiming(ids: list[int]) -> dict[str, Any]:
+    return {
+        "sink": SINK, "owner": OWNER, "lease": uuid4(), "lease_for": 20.0, "rows": len(ids), "bytes": AMPLE,
+        "hold": False, "keys": [], "sweep": False, "suspects": False,
+    }  # fmt: skip
+
+
+def given_back(ids: list[int]) -> dict[str, Any]:
+    none = [None] * len(ids)
+    return {
+        "sink": SINK, "ids": ids, "leases": [OWNER] * len(ids), "states": none, "due_in": none,
+        "attempts": [1] * len(ids), "errors": none, "statuses": none, "last_attempts": none,
+    }  # fmt: skip
+
+
+WITH_ROWS: dict[str, Callable[[list[int]], dict[str, Any]]] = {
+    "claim_rows": claiming,
+    "settle": lambda ids: settlement([PLANNED_EMPTY - number for number in ids]),
+    "rows_done": lambda ids: {"sink": SINK, "ids": ids, "leases": [OWNER] * len(ids)},
+    "rows_back": given_back,
+}
+NO_ROWS = {"settle": settlement([])}
+"""While the log is empty nothing can be settled as a row."""
+
+
+# Of the rows that are due those can be claimed that are the first of their key.
+@pytest.mark.parametrize(
+    ("statement", "returned"), [("claim_rows", 167), ("settle", 1), ("rows_done", 200), ("rows_back", 200)]
+)
+def test_plans_made_before_the_first_row_look_at_no_more_rows(early: Early, statement: str, returned: int) -> None:
+    ids = list(range(1, 201))
+    early.connection.execute("update outbox.delivery set lease = %s where id = any(%s)", (OWNER, ids))
+    touched, found = early.touched(statement, **WITH_ROWS[statement](ids))
+    assert found == returned
+    assert len(ids) <= touched <= 8 * len(ids)

@@ -62,7 +62,7 @@ def sink(connection: Connection) -> str:
 
 def call(connection: Connection, statement: str, **parameters: Any) -> list[tuple[Any, ...]]:
     """The rows of one of the store's statements."""
-    return connection.execute(SQL[statement], parameters).fetchall()
+    return connection.execute(SQL[statement], {"server": None, **parameters}).fetchall()
 
 
 @contextmanager

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
+from uuid import uuid4
 
 import psycopg
 import pytest
@@ -12,10 +14,10 @@ import structlog
 from outbox_relay.errors import DatabaseLost, IncarnationChanged, Unusable
 from outbox_relay.migrate import migrate, rebase
 from outbox_relay.sinks.memory import MemorySink
-from outbox_relay.store import Look
+from outbox_relay.store import Look, Store
 from outbox_relay.ticking import Ticking
 from outbox_relay.wakeup import LOCK, Wakeup
-from outbox_relay.window import Tick
+from outbox_relay.window import BEGINNING, Position, Tick
 from tests.integration.test_relay import delivered, emit, has, ids, query
 from tests.support.database import Database
 from tests.support.postgres import PostgresServer
@@ -152,6 +154,53 @@ async def test_what_was_read_is_doubted_when_the_server_is_not_the_same(change: 
             ticking.since(era)
     else:
         assert ticking.since(era) is not None
+
+
+class Overtaking(Scripted):
+    """A store whose first tick is answered last, as on a connection of its own it may be: a mock, for its order."""
+
+    async def tick(self) -> Look:
+        """The next look, the earlier the longer it takes."""
+        look = await super().tick()
+        await asyncio.sleep(0.05 * len(self._looks))
+        return look
+
+
+async def test_the_newest_tick_is_the_one_that_was_asked_for_last() -> None:
+    """A session that begins looks while the ticks of others go on."""
+    ticking = Ticking(Overtaking(looks({"seq": 11}, {"seq": 12})), Wakeup(None), 15.0, structlog.get_logger())
+    await ticking.refresh()
+    era = ticking.era
+    await asyncio.gather(ticking.refresh(), ticking.refresh())
+    assert ticking.era == era
+    assert ticking.since(era) == Tick(12, "100:100:", 100)
+
+
+SPEAK_OF_TICKS: dict[str, Callable[[Store, str], Awaitable[object]]] = {
+    "read_rest": lambda store, server: store.read_rest([0], None, BEGINNING, BEGINNING, 0, 9, 9, 9, server=server),
+    "read_late": lambda store, server: store.read_late([0], None, BEGINNING, BEGINNING, 0, 9, 9, 9, server=server),
+    "settle": lambda store, server: store.settle("s", uuid4(), {0: (9, Position(BEGINNING))}, [], {}, server=server),
+    "positions": lambda store, server: store.positions("s", [0], server=server),
+    "blocked_keys": lambda store, server: store.blocked_keys("s", [0], hold=False, server=server),
+    "still_blocked": lambda store, server: store.still_blocked("s", ["a"], hold=False, server=server),
+    "register_sinks": lambda store, server: store.register_sinks([("t", ["*"], None)], BEGINNING, server=server),
+}
+
+
+@pytest.mark.parametrize("name", SPEAK_OF_TICKS)
+async def test_what_speaks_of_ticks_is_refused_by_every_server_but_theirs(database: Database, name: str) -> None:
+    store = CountingStore(database.dsn)
+    await store.open()
+    look = await store.tick()
+    await store.register_sinks([("s", ["*"], None)], look.tick, server=look.incarnation)
+    await SPEAK_OF_TICKS[name](store, look.incarnation)
+    written = "select (select count(*) from outbox.progress), (select count(*) from outbox.sink)"
+    before, losses = query(database, written), store.connection_losses
+    with pytest.raises(IncarnationChanged):
+        await SPEAK_OF_TICKS[name](store, look.incarnation + "0")
+    assert query(database, written) == before
+    assert store.connection_losses > losses, "whoever holds a tick of the other server is told"
+    await store.close()
 
 
 async def test_a_lost_connection_anywhere_makes_what_was_read_doubtful(database: Database) -> None:
