@@ -46,9 +46,9 @@ class Account:
         for inside in path.rglob("*") if path.is_dir() else ():
             os.chown(inside, self.user, self.group, follow_symlinks=False)
 
-    def new_directory(self, prefix: str) -> Path:
-        """A new temporary directory that belongs to this user, where this user can reach it."""
-        directory = Path(tempfile.mkdtemp(prefix=prefix, dir=self._reachable()))
+    def new_directory(self, prefix: str, parent: Path | None = None) -> Path:
+        """A new temporary directory that belongs to this user, in ``parent`` or where this user can reach it."""
+        directory = Path(tempfile.mkdtemp(prefix=prefix, dir=parent or self._reachable()))
         self.own(directory)
         return directory
 

@@ -46,21 +46,27 @@ class PostgresServer:
 
     `settings` are added to :data:`SETTINGS`. `programs` is the directory of another PostgreSQL's programs, by default
     the wheel's are taken. Everybody on this machine may connect without a password. Nothing is flushed to disk unless
-    `fsync` is true: crashes of the server lose nothing by that, only crashes of the machine would.
+    `fsync` is true: crashes of the server lose nothing by that, only crashes of the machine would. `parent` is the
+    directory for the temporary one, by default the usual.
 
     As a context manager it is made, started, and removed at the end. Raises :class:`PartFailed` when it does not start,
     RuntimeError when root finds nobody to lend it to.
     """
 
     def __init__(
-        self, settings: Mapping[str, Setting] | None = None, *, fsync: bool = False, programs: Path | None = None
+        self,
+        settings: Mapping[str, Setting] | None = None,
+        *,
+        fsync: bool = False,
+        programs: Path | None = None,
+        parent: Path | None = None,
     ) -> None:
         self.port = free_port()
         self._settings = {**SETTINGS, "fsync": "on" if fsync else "off", **(settings or {})}
         self._account = unprivileged()
         self._programs = programs
         self._process: ServerProcess | None = None
-        self.directory = self._account.new_directory("outbox-postgres-")
+        self.directory = self._account.new_directory("outbox-postgres-", parent)
         self.data = self.directory / "data"
         self.log = self.directory / "server.log"
 

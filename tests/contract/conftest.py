@@ -8,9 +8,9 @@ from outbox_relay.sinks import Sink
 from tests.contract.harness import SinkHarness
 from tests.contract.kafka import KafkaHarness, proxied_broker
 from tests.contract.memory import MemoryHarness
-from tests.contract.proxy import Proxy
 from tests.contract.webhook import WebhookHarness
 from tests.support.kafka import KafkaBroker
+from tests.support.proxy import Proxy
 
 
 @pytest.fixture(scope="session")

@@ -10,8 +10,8 @@ from outbox_relay.envelope import TopicTemplate
 from outbox_relay.event import Event
 from outbox_relay.sinks.kafka import KafkaSink
 from tests.contract.harness import Received, SinkHarness
-from tests.contract.proxy import Proxy
 from tests.support.kafka import KafkaBroker, Record
+from tests.support.proxy import Proxy
 
 STALL_SECONDS = 2.0
 TOO_MANY_BYTES = 2_000_000

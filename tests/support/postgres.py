@@ -15,6 +15,9 @@ from outbox_relay.embedded.account import unprivileged
 from outbox_relay.embedded.postgres import STOP_SECONDS, SUPERUSER, Setting, StopMode
 
 WHEEL_MAJOR = 18
+MEMORY = Path("/dev/shm")  # noqa: S108 - a directory with a name of its own is made in it
+MEMORY_FREE_BYTES, MACHINE_BYTES = 6 << 30, 12 << 30
+"""What must be free there, and what the machine must have, for data to be kept in memory."""
 TOOL_SECONDS = 120
 SETTINGS: Mapping[str, Setting] = {"max_prepared_transactions": 20}
 
@@ -30,7 +33,9 @@ class PostgresServer(postgres.PostgresServer):
         self, settings: Mapping[str, Setting] | None = None, *, fsync: bool = False, major: int | None = None
     ) -> None:
         self.major = wanted_major() if major is None else major
-        super().__init__({**SETTINGS, **(settings or {})}, fsync=fsync, programs=_programs(self.major))
+        super().__init__(
+            {**SETTINGS, **(settings or {})}, fsync=fsync, programs=_programs(self.major), parent=_memory()
+        )
 
     @property
     def pid(self) -> int:
@@ -111,6 +116,17 @@ class PostgresServer(postgres.PostgresServer):
 def wanted_major() -> int:
     """The PostgreSQL version that the tests run on: OUTBOX_TEST_PG, or the wheel's."""
     return int(os.environ.get("OUTBOX_TEST_PG") or WHEEL_MAJOR)
+
+
+@cache
+def _memory() -> Path | None:
+    """The file system in memory, where there is plenty: each test makes and removes a database of many files."""
+    if not MEMORY.is_dir():
+        return None
+    there = os.statvfs(MEMORY)
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    plenty = there.f_bavail * there.f_frsize >= MEMORY_FREE_BYTES and machine >= MACHINE_BYTES
+    return MEMORY if plenty else None
 
 
 @cache

@@ -34,8 +34,10 @@ CIRCUIT = CircuitPolicy(open_after=20, probe_seconds=0.05, probe_max_seconds=0.2
 class CountingStore(Store):
     """A store that counts its statements by name."""
 
-    def __init__(self, dsn: str, connections: int = 8, call_seconds: float = CALL_SECONDS) -> None:
-        super().__init__(lambda: dsn, pooler=False, connections=connections, call_seconds=call_seconds)
+    def __init__(
+        self, dsn: str, connections: int = 8, call_seconds: float = CALL_SECONDS, *, pooler: bool = False
+    ) -> None:
+        super().__init__(lambda: dsn, pooler=pooler, connections=connections, call_seconds=call_seconds)
         self.calls: Counter[str] = Counter()
 
     async def _rows(
@@ -73,12 +75,14 @@ class Rig:
     sinks: list[tuple[SinkSpec, Sink]]
     lease_seconds: float = 15.0
     listen: bool = True
+    pooler: bool = False
+    call_seconds: float = CALL_SECONDS
     relay: UUID = field(default_factory=uuid4)
     ended: list[BaseException] = field(default_factory=list[BaseException])
 
     def __post_init__(self) -> None:
         log = structlog.get_logger("rig")
-        self.store = CountingStore(self.dsn)
+        self.store = CountingStore(self.dsn, call_seconds=self.call_seconds, pooler=self.pooler)
         self.ticking = Ticking(self.store, Wakeup((lambda: self.dsn) if self.listen else None), self.lease_seconds, log)
         self.ownership = Ownership(self.store, self.relay, "rig", "0", self.lease_seconds, log)
         self.stopping = asyncio.Event()
@@ -95,7 +99,7 @@ class Rig:
     async def start(self) -> None:
         """Register the sinks and begin to work."""
         await self.store.open()
-        tick = await self.ticking.refresh()
+        tick = (await self.ticking.refresh()).tick
         generations = await self.store.register_sinks([(s.name, s.patterns, s.start) for s, _ in self.sinks], tick)
         for sink_spec, sink in self.sinks:
             await sink.open()

@@ -35,7 +35,10 @@ commit;
 
 @dataclass
 class Writers:
-    """`count` threads that emit until told to stop: rollbacks, savepoints and long transactions among them."""
+    """`count` threads that emit until told to stop: rollbacks, savepoints and long transactions among them.
+
+    Their own statements are not prepared, as befits who may have a pooler in between. What an emit does is its matter.
+    """
 
     dsn: str
     count: int = 8
@@ -91,7 +94,7 @@ class Writers:
     def _transact(self, connection: psycopg.Connection, rng: random.Random, number: int) -> None:
         with connection.transaction():
             if rng.random() < 0.2:
-                connection.execute("select pg_current_xact_id()")
+                connection.execute("select pg_current_xact_id()", prepare=False)
             for _ in range(rng.choice([1, 1, 1, 2])):
                 self._emit_some(connection, rng)
             if rng.random() < 0.1:
@@ -105,7 +108,7 @@ class Writers:
     def _emit_some(self, connection: psycopg.Connection, rng: random.Random) -> None:
         keys = [f"key-{k}" for k in rng.sample(range(self.keys), rng.randint(1, self.keys_per_transaction))]
         with connection.transaction():
-            taken = connection.execute(TAKE, (keys,)).fetchall()
+            taken = connection.execute(TAKE, (keys,), prepare=False).fetchall()
             outbox.emit_many(
                 connection, [outbox.Event("order.created", {"key": key, "n": n}, key=key) for key, n in taken]
             )

@@ -120,10 +120,14 @@ LENGTHS = {
 """Heads whose body has no honest length; each is sent with the body `ok` and closed."""
 
 
-def gzip_bomb() -> bytes:
-    """A few kilobytes that are 200 MiB when decoded."""
-    squeezed = gzip.compress(gzip.compress(b"\0" * (200 * MEBIBYTE), 9), 9)
-    return head(200, [("content-encoding", "gzip, gzip"), ("content-length", str(len(squeezed)))]) + squeezed
+def gzip_bombs() -> tuple[bytes, bytes]:
+    """200 KiB that are 200 MiB when decoded, and a few kilobytes that are when decoded twice."""
+    once = gzip.compress(b"\0" * (200 * MEBIBYTE), 9)
+    twice = gzip.compress(once, 9)
+    return (
+        head(200, [("content-encoding", "gzip"), ("content-length", str(len(once)))]) + once,
+        head(200, [("content-encoding", "gzip, gzip"), ("content-length", str(len(twice)))]) + twice,
+    )
 
 
 BODIES = {

@@ -1,4 +1,4 @@
-"""A TCP proxy on the loopback address that a test can cut: connections end at once and new ones are refused."""
+"""A TCP proxy on the loopback address that a test can cut, mute, or make lose connections without a word."""
 
 import asyncio
 import contextlib
@@ -22,9 +22,11 @@ class Proxy:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
         self._server: asyncio.Server | None = None
-        self._connections: set[asyncio.Task[None]] = set()
+        self._connections: dict[asyncio.Task[None], _Passage] = {}
         self.mute = False
         """While true what the target answers is thrown away; connections that lost an answer are of no use any more."""
+        self.swallowing = False
+        """While true new connections are accepted and never reach the target."""
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -52,8 +54,20 @@ class Proxy:
         """Take connections again."""
         self._run(self._listen())
 
-    def _run(self, step: Coroutine[Any, Any, None]) -> None:
-        asyncio.run_coroutine_threadsafe(step, self._loop).result(STEP_SECONDS)
+    def blackhole(self) -> int:
+        """Lose every connection there is: nothing passes any more, and neither end is told when the other closes.
+
+        Returns how many. New connections pass. The kernel still acknowledges what the ends send, so that neither
+        keepalives nor TCP_USER_TIMEOUT show anything: only who waits for an answer with a deadline finds out.
+        """
+        return self._run(self._lose())
+
+    def bury(self) -> None:
+        """End the connections that were lost, as their peers would find when the network is back."""
+        self._run(self._end([task for task, passage in self._connections.items() if passage.lost]))
+
+    def _run(self, step: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(step, self._loop).result(STEP_SECONDS)
 
     async def _listen(self) -> None:
         if self._server is None:
@@ -68,32 +82,51 @@ class Proxy:
                 await asyncio.sleep(0)
             self._server.close()
             self._server = None
-        for connection in self._connections:
+        await self._end(list(self._connections))
+
+    async def _lose(self) -> int:
+        for passage in self._connections.values():
+            passage.lost = True
+        return len(self._connections)
+
+    async def _end(self, connections: list[asyncio.Task[None]]) -> None:
+        for connection in connections:
             connection.cancel()
-        if self._connections:
-            await asyncio.wait(self._connections)
+        if connections:
+            await asyncio.wait(connections)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = asyncio.current_task()
         assert connection is not None
-        self._connections.add(connection)
+        self._connections[connection] = passage = _Passage(self.swallowing)
         writers = [writer]
         # A cancelled task would be reported as an error of the server; here it is how a connection ends.
         with contextlib.suppress(asyncio.CancelledError, OSError):
+            if passage.lost:
+                await asyncio.Event().wait()
             to_reader, to_writer = await asyncio.open_connection(ports.LOOPBACK, self.target)
             writers.append(to_writer)
             pumps = {
-                asyncio.ensure_future(_pump(reader, to_writer, lambda: False)),
-                asyncio.ensure_future(_pump(to_reader, writer, lambda: self.mute)),
+                asyncio.ensure_future(_pump(reader, to_writer, lambda: passage.lost)),
+                asyncio.ensure_future(_pump(to_reader, writer, lambda: passage.lost or self.mute)),
             }
             try:
                 await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+                if passage.lost:
+                    await asyncio.Event().wait()
             finally:
                 for pump in pumps:
                     pump.cancel()
         for end in writers:
             end.transport.abort()
-        self._connections.discard(connection)
+        del self._connections[connection]
+
+
+class _Passage:
+    """One connection through the proxy."""
+
+    def __init__(self, lost: bool) -> None:
+        self.lost = lost
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mute: Callable[[], bool]) -> None:

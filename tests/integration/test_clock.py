@@ -1,0 +1,106 @@
+"""A relay whose clock is an hour wrong: leases, due rows and hand-over go by the database's clock and a steady one."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.test_webhook_service import CONFIG
+from tests.support.database import Database
+from tests.support.receiver import Receiver, Request
+from tests.support.receiver.answers import Behaviour, chosen, say
+from tests.support.receiver.signatures import SECRET
+from tests.support.service import RelayService
+from tests.support.wait import until
+
+pytestmark = pytest.mark.thorough
+
+HOUR = 3600
+EVENTS = 100
+DUE_SECONDS = 3.0
+
+
+def library() -> Path:
+    """Where libfaketime is; without it a test is skipped, and fails when the environment variable CI is "true"."""
+    found = next(iter(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1")), None)
+    if found is None:
+        missing = "no libfaketime: apt-get install faketime"
+        if os.environ.get("CI") == "true":
+            raise RuntimeError(missing)
+        pytest.skip(missing)
+    return found
+
+
+def shifted(seconds: int) -> dict[str, str]:
+    """The environment of a process whose wall clock is wrong, and whose monotonic clock is not."""
+    return {
+        "LD_PRELOAD": str(library()),
+        "FAKETIME": f"{seconds:+d}s",
+        "DONT_FAKE_MONOTONIC": "1",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+    }
+
+
+@pytest.fixture
+def receiver() -> Generator[Receiver]:
+    with Receiver() as receiver:
+        yield receiver
+
+
+def shards(relay: RelayService) -> int:
+    """How many shards a relay has."""
+    _, body = relay.ask("/readyz")
+    return body["sinks"]["crm"]["shards"] if body else 0
+
+
+def emit(database: Database, keys: int, *, due_in: float | None = None) -> dict[str, float]:
+    """Emit an event for each of that many keys; uid → when it is due, in unix seconds."""
+    with database.connect() as connection:
+        rows = connection.execute(
+            "with due as materialized (select clock_timestamp() + make_interval(secs => %s) as at)"
+            " select outbox.emit('order.made', '1', key => 'key-' || g, deliver_at => due.at)::text,"
+            "        coalesce(extract(epoch from due.at), 0)::float8"
+            "   from due, generate_series(1, %s) g",
+            (due_in, keys),
+        ).fetchall()
+    return dict(rows)
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("shift", [HOUR, -HOUR], ids=["an hour ahead", "an hour behind"])
+def test_a_wrong_clock_changes_nothing_but_the_timestamps_of_webhooks(
+    database: Database, receiver: Receiver, tmp_path: Path, shift: int
+) -> None:
+    came: dict[str, float] = {}
+
+    def answer(request: Request) -> Behaviour:
+        came.setdefault(request.uid, time.time())
+        return say(204)
+
+    receiver.answer = chosen(answer)
+    (tmp_path / "secrets").write_text(SECRET)
+    (tmp_path / "tenant").write_text("one")
+    text = CONFIG.format(database=f'dsn = "{database.dsn}"', url=receiver.url, directory=tmp_path)
+    with RelayService(tmp_path, text, "right", CRM_TOKEN="x") as right:
+        wrong = RelayService(tmp_path, text, "wrong", CRM_TOKEN="x", **shifted(shift))
+        with wrong.start():
+            until(lambda: (shards(right), shards(wrong)) == (32, 32), seconds=30, what="the shards are even")
+            wanted = emit(database, EVENTS) | emit(database, EVENTS, due_in=DUE_SECONDS)
+            until(lambda: wanted.keys() <= came.keys(), seconds=60, what="everything arrives")
+            assert (shards(right), shards(wrong)) == (32, 32), "a lease was lost"
+            assert not [uid for uid, due in wanted.items() if came[uid] < due]
+            wrong.kill()
+        until(lambda: shards(right) == 64, seconds=20, what="the other one takes over")
+        again = emit(database, EVENTS)
+        until(lambda: again.keys() <= came.keys(), seconds=30, what="everything arrives again")
+        assert right.stop() == 0
+    uids = [request.uid for request in list(receiver.requests)]
+    assert len(uids) == len(set(uids)), "something arrived twice"
+    stamps = {request.uid: int(request.header("webhook-timestamp") or 0) for request in receiver.requests}
+    of_the_wrong = {uid for uid, stamp in stamps.items() if abs(stamp - came[uid]) > HOUR / 2}
+    assert of_the_wrong, "the relay with the wrong clock delivered nothing"
+    assert {request.uid for request in receiver.unverified} == of_the_wrong, "a receiver refuses what is an hour off"

@@ -1,0 +1,407 @@
+"""Failover and crashes that take commits back: nothing that the surviving server has is lost, hidden or not.
+
+Behind a pooler a relay sees no connection break: what it holds of one server meets another one that gives out the same
+ids and transaction numbers for other events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import uuid4
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from outbox_relay import outbox, reading, settling
+from outbox_relay.demo.oracle import Arrivals
+from outbox_relay.embedded.ports import LOOPBACK
+from outbox_relay.event import Event
+from outbox_relay.migrate import migrate
+from outbox_relay.policy import DELIVERED, Failed, Verdict
+from outbox_relay.sinks.memory import MemorySink
+from tests.integration.test_main_job import config
+from tests.integration.test_relay import query
+from tests.support.database import Database
+from tests.support.kafka import KafkaBroker
+from tests.support.pgbouncer import PgBouncer
+from tests.support.postgres import PostgresServer
+from tests.support.replication import NAME, Pair
+from tests.support.rig import Rig, running, spec
+from tests.support.service import RelayService
+from tests.support.shop import Report, Writers
+from tests.support.wait import auntil, until
+
+KEYS = 500
+KEPT = 20
+UNFLUSHED = {"wal_writer_delay": "10s"}
+"""Commits that did not wait for the disk stay off it for a while."""
+
+
+@pytest.fixture(scope="module")
+def servers() -> Generator[Pair]:
+    """A primary and its synchronous standby."""
+    with Pair() as pair:
+        yield pair
+
+
+@dataclass(frozen=True)
+class Shop:
+    """One database on a pair of servers."""
+
+    pair: Pair
+    name: str
+
+    @property
+    def database(self) -> Database:
+        """It, on the server that is the primary now."""
+        return Database(self.pair.primary, self.name)
+
+    @property
+    def dsn(self) -> str:
+        """Both servers, and the one that takes writes is wanted."""
+        hosts, ports = ",".join([LOOPBACK] * 2), ",".join(map(str, self.pair.ports))
+        return make_conninfo(
+            host=hosts, port=ports, dbname=self.name, user="postgres", target_session_attrs="read-write"
+        )
+
+    def forsake(self) -> None:
+        """From now on the standby gets nothing: a failover takes back what is committed."""
+        self.pair.set_synchronous("")
+        self.pair.wait_until_replayed()
+        self.pair.detach()
+
+
+@pytest.fixture
+def shop(servers: Pair) -> Generator[Shop]:
+    """A database of its own; the servers are a pair again afterwards."""
+    name = f"test_{uuid4().hex}"
+    servers.primary.create_database(name)
+    migrate(servers.primary.dsn(name))
+    yield Shop(servers, name)
+    if servers.standby is None:
+        servers.replace()
+    servers.set_synchronous(NAME)
+
+
+@pytest.fixture
+def pooler(servers: Pair) -> Generator[PgBouncer]:
+    """PgBouncer in front of the primary."""
+    with PgBouncer(servers.primary) as pooler:
+        yield pooler
+
+
+def hidden_failover(pair: Pair, pooler: PgBouncer) -> None:
+    """The primary is lost; clients of the pooler only wait a little longer for their next answer."""
+    pooler.pause()
+    pair.fail_over()
+    pooler.turn_to(pair.primary)
+    pooler.resume()
+
+
+# -- what is held of a server that is gone ----------------------------------------------------------------------
+
+
+@dataclass
+class Held:
+    """A sink that delivers the first event when `first` is set, and the others when `rest` is."""
+
+    first: asyncio.Event
+    rest: asyncio.Event
+    asked: int = 0
+
+    async def script(self, _event: Event, _attempt: int) -> Verdict:
+        """Wait to be let go."""
+        self.asked += 1
+        await (self.first if self.asked == 1 else self.rest).wait()
+        return DELIVERED
+
+
+def emit(database: Database, keys: Sequence[str], payload: str = "x") -> list[str]:
+    """Emit one event per key in one transaction; returns their uids."""
+    with database.connect() as connection:
+        events = [outbox.Event("test.event", payload, key=key) for key in keys]
+        return [str(uid) for uid in outbox.emit_many(connection, events)]
+
+
+def every_other_runs_on(database: Database, begun: int) -> list[psycopg.Connection]:
+    """Of transactions that began one after the other, half; the others have ended."""
+    left: list[psycopg.Connection] = []
+    for n in range(begun):
+        connection = database.connect()
+        connection.execute("select pg_current_xact_id()")
+        if n % 2:
+            left.append(connection)
+        else:
+            connection.commit()
+            connection.close()
+    return left
+
+
+def take_ids(database: Database, count: int) -> None:
+    """What is emitted next has ids that are higher by `count`."""
+    query(database, "select max(nextval('outbox.event_id_seq')) from generate_series(1, %s)", count)
+
+
+async def in_hand(rig: Rig, events: int) -> None:
+    """Wait until the relay has read this many."""
+
+    async def fact() -> bool:
+        return rig.relays[0].in_hand >= events
+
+    await auntil(fact, seconds=20, what=f"{events} events are in hand")
+
+
+async def arrived(sink: MemorySink, wanted: Sequence[str]) -> None:
+    """Wait until all of `wanted` have been delivered."""
+    missing = set(wanted)
+
+    async def fact() -> bool:
+        return not missing - {event.uid for event in sink.delivered}
+
+    await auntil(fact, seconds=20, what=f"{len(missing)} events are delivered")
+
+
+@pytest.mark.parametrize("first", ["position", "window"])
+async def test_what_was_read_from_a_server_that_is_gone_is_of_no_use_at_its_successor(
+    shop: Shop, pooler: PgBouncer, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    """A relay stands in the middle of a window when ids and transaction numbers are given out again; it takes no tick.
+
+    The first thing of it to reach the new server is its position, which is ahead of the log there, or a read of the
+    window's rest, in which its tick shows every other event.
+    """
+    monkeypatch.setattr(reading, "CHUNK_EVENTS", 100)
+    monkeypatch.setattr(reading, "CHUNK_BYTES", 1000)
+    monkeypatch.setattr(settling, "MOST_EVENTS", 100)
+    monkeypatch.setattr(settling, "FLUSH_SECONDS", 0.1 if first == "position" else 60.0)
+    held = Held(asyncio.Event(), asyncio.Event())
+    sink = MemorySink(held.script)
+    async with running(pooler.dsn(shop.name), (spec("s"), sink), listen=False, pooler=True) as rig:
+        await rig.owns_all()
+        await asyncio.to_thread(shop.forsake)
+        pooler.pause()
+        left = every_other_runs_on(shop.database, 2 * KEPT)
+        if first == "position":
+            take_ids(shop.database, 300)
+        lost = [*emit(shop.database, ["big"], "x" * 2000), *emit(shop.database, ["a", "b", "c", "d"] * 50)]
+        pooler.resume()
+        await in_hand(rig, 101)
+        settlements = rig.store.calls["settle"]
+        await asyncio.to_thread(hidden_failover, shop.pair, pooler)
+        if first == "window":
+            take_ids(shop.database, 300)
+        kept = [uid for _ in range(KEPT) for uid in emit(shop.database, ["one"])]
+        held.first.set()
+        if first == "position":
+            await auntil(
+                lambda: asyncio.sleep(0, rig.store.calls["settle"] > settlements), seconds=10, what="it settles"
+            )
+        held.rest.set()
+        await arrived(sink, kept)
+    uids = [event.uid for event in sink.delivered]
+    assert [uid for uid in dict.fromkeys(uids) if uid in kept] == kept, "first deliveries in order"
+    assert set(uids) & set(lost), "nothing was delivered that was then lost"
+    for connection in left:
+        connection.close()
+
+
+async def test_a_commit_that_waits_for_a_standby_is_given_up_and_settled_once(shop: Shop) -> None:
+    """The standby is gone: what a relay settles is committed, and nobody says so before its deadline.
+
+    An event that fails meanwhile has one row, whatever became of the settlement that made it.
+    """
+    failed: set[int] = set()
+
+    def script(event: Event, _attempt: int) -> Verdict:
+        if event.key == "fails" and event.id not in failed:
+            failed.add(event.id)
+            return Failed("not yet")
+        return DELIVERED
+
+    sink = MemorySink(script)
+    assert shop.pair.standby is not None
+    async with running(shop.dsn, (spec("s"), sink), call_seconds=1.0) as rig:
+        await arrived(sink, emit(shop.database, ["a"]))
+        await asyncio.to_thread(shop.pair.standby.stop)
+        with shop.database.connect() as connection:
+            connection.execute("set local synchronous_commit = local")
+            events = [outbox.Event("test.event", "x", key=key) for key in ["a", "fails"] * 10]
+            emitted = list(map(str, outbox.emit_many(connection, events)))
+        await auntil(lambda: asyncio.sleep(0, _given_up(rig)), seconds=20, what="the relay gives up waiting")
+        await auntil(lambda: asyncio.sleep(0, bool(failed)), seconds=20, what="an event fails")
+        await asyncio.to_thread(shop.pair.standby.start)
+        await arrived(sink, emitted)
+        await rig.settled()
+        rows = query(shop.database, "select count(*) from outbox.delivery")
+        again = emit(shop.database, ["a", "fails"])
+        await arrived(sink, again)
+    assert rows == [(0,)]
+    uids = list(dict.fromkeys(event.uid for event in sink.delivered if event.key == "fails"))
+    assert uids == [*emitted[1::2], again[1]], "the order of first deliveries"
+
+
+def _given_up(rig: Rig) -> bool:
+    return any("did not answer" in str(error) for error in rig.ended)
+
+
+# -- under load, with relays as processes ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """What arrived in a topic, judged by what the surviving server has."""
+
+    report: Report
+    phantoms: int
+    """Events that arrived and are not on the surviving server: lost with their transactions."""
+
+
+def survivors(database: Database) -> list[tuple[str, int, str]]:
+    """Key, number and uid of every event that the server has."""
+    return query(
+        database,
+        "select key, (convert_from(payload, 'UTF8')::jsonb ->> 'n')::bigint, uid::text from outbox.event order by id",
+    )
+
+
+def judge(kafka: KafkaBroker, topic: str, database: Database, seconds: float = 60) -> Verdicts:
+    """Wait until everything that survived has arrived; judge it by uid, and phantoms apart.
+
+    A phantom's number is given out again: what survived is in order among itself.
+    """
+    committed = set(survivors(database))
+    wanted = {uid for _, _, uid in committed}
+    found: list[tuple[str, int, str]] = []
+
+    def all_there() -> bool:
+        found[:] = [_arrival(r.value, r.headers["id"]) for r in kafka.read_all(topic, seconds=60)]
+        return wanted <= {uid for _, _, uid in found}
+
+    until(all_there, seconds=seconds, what=f"{len(wanted)} events arrive")
+    arrivals = Arrivals()
+    for event in found:
+        if event[2] in wanted:
+            arrivals.add(*event)
+    found_out = Verdicts(arrivals.account(committed), len({uid for _, _, uid in found} - wanted))
+    sys.stdout.write(f"{found_out}\n")
+    return found_out
+
+
+def _arrival(value: bytes | None, uid: bytes | None) -> tuple[str, int, str]:
+    event = json.loads(value or b"")
+    return event["key"], event["n"], (uid or b"").decode()
+
+
+def grown(writers: Writers, by: int) -> Callable[[], bool]:
+    """Has more been committed than now, by this many events?"""
+    now = writers.total()
+    return lambda: writers.total() > now + by
+
+
+def pooled(text: str) -> str:
+    """The same configuration for a DSN that leads to a pooler."""
+    return text.replace("[relay]", 'pooler = "transaction"\n[relay]')
+
+
+@pytest.fixture
+def writers(shop: Shop) -> Generator[Writers]:
+    """Writers that emit to whichever server takes writes; stopped in any case."""
+    writers = Writers(shop.dsn, count=4, keys=KEYS, keys_per_transaction=20)
+    writers.prepare()
+    yield writers
+    writers.stop()
+
+
+@pytest.mark.thorough
+def test_the_synchronous_standby_is_promoted_under_load(
+    shop: Shop, kafka: KafkaBroker, topic: str, tmp_path: Path, writers: Writers
+) -> None:
+    """Nothing is lost, nothing is made up, and the same process goes on by itself."""
+    kafka.create_topic(topic, partitions=3)
+    with RelayService(tmp_path, config(shop.dsn, kafka, topic, lease_seconds=5)) as relay:
+        writers.start()
+        until(grown(writers, 500), seconds=60, what="events are emitted")
+        process = relay.process.pid
+        shop.pair.fail_over()
+        until(grown(writers, 500), seconds=60, what="events are emitted to the new primary")
+        writers.stop()
+        found = judge(kafka, topic, shop.database)
+        assert relay.process.pid == process
+        assert relay.process.poll() is None
+    assert found.report.sound
+    assert found.phantoms == 0
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("hidden", [False, True], ids=["several hosts", "hidden by a pooler"])
+def test_the_standby_that_is_promoted_lacks_the_last_commits(
+    shop: Shop, pooler: PgBouncer, kafka: KafkaBroker, topic: str, tmp_path: Path, writers: Writers, *, hidden: bool
+) -> None:
+    """What survives is delivered in order; what was delivered and is gone is a phantom, and counted."""
+    kafka.create_topic(topic, partitions=3)
+    text = config(pooler.dsn(shop.name) if hidden else shop.dsn, kafka, topic, lease_seconds=5)
+    with RelayService(tmp_path, pooled(text) if hidden else text) as relay:
+        writers.start()
+        until(grown(writers, 300), seconds=60, what="events are emitted")
+        shop.forsake()
+        kept = writers.total()
+        until(grown(writers, 300), seconds=60, what="events are emitted that the standby lacks")
+        until(lambda: len(kafka.read_all(topic)) > kept, seconds=60, what="some of them are delivered")
+        before = set(survivors(shop.database))
+        if hidden:
+            hidden_failover(shop.pair, pooler)
+        else:
+            shop.pair.fail_over()
+        until(grown(writers, 500), seconds=60, what="events are emitted to the new primary")
+        writers.stop()
+        found = judge(kafka, topic, shop.database)
+        assert relay.process.poll() is None
+    gone = before - set(survivors(shop.database))
+    assert found.report.sound
+    assert len(gone) > 0
+    assert found.phantoms > 0
+    # Everything that was made up was committed once. What was committed after the look above is gone too.
+    assert found.phantoms <= len(gone) + 500
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("hidden", [False, True], ids=["direct", "hidden by a pooler"])
+def test_a_crash_takes_back_commits_that_did_not_wait_for_the_disk(
+    kafka: KafkaBroker, topic: str, tmp_path: Path, *, hidden: bool
+) -> None:
+    """Three crashes; what survived each is delivered in order, whatever was delivered of the rest."""
+    kafka.create_topic(topic, partitions=3)
+    with PostgresServer(UNFLUSHED) as server, ExitStack() as stack:
+        server.create_database("shop")
+        migrate(server.dsn("shop"))
+        database = Database(server, "shop")
+        pooler = stack.enter_context(PgBouncer(server)) if hidden else None
+        text = config(pooler.dsn("shop") if pooler else database.dsn, kafka, topic, lease_seconds=5)
+        writers = Writers(
+            server.dsn("shop", options="-c synchronous_commit=off"), count=4, keys=KEYS, keys_per_transaction=20
+        )
+        writers.prepare()
+        with RelayService(tmp_path, pooled(text) if hidden else text):
+            writers.start()
+            taken_back = 0
+            for _ in range(3):
+                until(grown(writers, 300), seconds=60, what="events are emitted")
+                if pooler:
+                    pooler.pause()
+                before = set(survivors(database))
+                server.restart("immediate")
+                taken_back += len(before - set(survivors(database)))
+                if pooler:
+                    pooler.resume()
+            until(grown(writers, 300), seconds=60, what="events are emitted after the last crash")
+            writers.stop()
+            found = judge(kafka, topic, database)
+        assert found.report.sound
+        assert taken_back > 0, "every commit was on disk"
