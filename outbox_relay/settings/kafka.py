@@ -42,7 +42,7 @@ class KafkaSink(EverySink):
     """librdkafka's settings as they stand, "bootstrap.servers" at least."""
     producer_files: dict[str, Path] = Field(default_factory=dict, repr=False)
     """Further settings of librdkafka whose values stand in files, such as "sasl.password"; read whenever a producer is
-    made."""
+    made, and at SIGHUP."""
 
     @field_validator("topic")
     @classmethod

@@ -16,8 +16,8 @@ Scalar: TypeAlias = str | int | float | bool
 
 SERVERS = ("bootstrap.servers", "metadata.broker.list")
 """The two names of the list of brokers, of which one is required."""
-MAX_IN_FLIGHT = 5
-"""Requests under way at once on a connection, at most: beyond it the broker does not put retries in order."""
+MAX_IN_FLIGHT = 1
+"""Requests under way at once on a connection, at most: with more, the first of a partition can be lost."""
 
 
 def _is_true(value: str) -> bool:
@@ -53,7 +53,7 @@ _TIMEOUT = (
     "should be 0 or left out: a record that times out inside librdkafka is sent again behind later ones of its key"
 )
 _IN_FLIGHT = (
-    f"should be 1 to {MAX_IN_FLIGHT} or left out: with more, a retry can overtake later records of the same key"
+    f"should be {MAX_IN_FLIGHT} or left out: with more, the first records of a partition can be lost when it is made"
 )
 _RETRIES = (
     "should be left out: librdkafka tries again by itself for as long as order needs it, the relay decides the rest"

@@ -2,12 +2,14 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from outbox_relay import outbox
+from tests.support.command import inside
 from tests.support.database import Database
 from tests.support.kafka import Administration, KafkaBroker
 from tests.support.service import RelayService
@@ -120,3 +122,102 @@ def test_from_parked_max_rows_on_the_sink_stands_still_and_names_the_topic(
         bad = f"{topic}.bad"
         until(lambda: len(set(numbers(real_kafka, bad))) == 5_000, seconds=90, what="what waited arrives")
         assert service.stop() == 0
+
+
+TWO_CLUSTERS = """
+[database]
+dsn = "{dsn}"
+[sinks.near]
+type = "kafka"
+topic = "{topic}.{{type}}"
+producer = {{ "bootstrap.servers" = "{near}" }}
+[sinks.far]
+type = "kafka"
+topic = "{topic}"
+producer = {{ "bootstrap.servers" = "{far}", "compression.type" = "lz4" }}
+circuit = {{ probe_seconds = 0.2, probe_max_seconds = 1 }}
+[routes]
+"*" = ["near", "far"]
+"""
+
+
+@pytest.mark.thorough
+def test_two_clusters_in_one_file_do_not_wait_for_each_other(
+    database: Database, real_kafka: KafkaBroker, own_kafka: KafkaBroker, topic: str, tmp_path: Path
+) -> None:
+    text = TWO_CLUSTERS.format(dsn=database.dsn, topic=topic, near=real_kafka.bootstrap, far=own_kafka.bootstrap)
+    own_kafka.create_topic(topic, partitions=2)
+    for kind in ("good", "other"):
+        real_kafka.create_topic(f"{topic}.{kind}", partitions=2)
+    with RelayService(tmp_path, text) as service:
+        emit(database, "good", range(50))
+        until(lambda: len(numbers(own_kafka, topic)) == 50, seconds=30, what="the far one has the first events")
+        own_kafka.stop()
+        emit(database, "good", range(50, 100))
+        emit(database, "other", range(100, 150))
+        good, other = f"{topic}.good", f"{topic}.other"
+        until(lambda: len(numbers(real_kafka, good)) == 100, seconds=30, what="the near one goes on")
+        until(lambda: len(numbers(real_kafka, other)) == 50, seconds=30, what="in all its topics")
+        until(lambda: circuits(database)["far"] != "closed", seconds=30, what="the far one's circuit is open")
+        assert circuits(database)["near"] == "closed"
+        own_kafka.start()
+        until(lambda: len(set(numbers(own_kafka, topic))) == 150, seconds=60, what="the far one catches up")
+        assert service.stop() == 0
+    for found in (numbers(own_kafka, topic), [*numbers(real_kafka, good), *numbers(real_kafka, other)]):
+        for key in range(5):
+            assert list(dict.fromkeys(n for n in found if n % 5 == key)) == list(range(key, 150, 5))
+
+
+def circuits(database: Database) -> dict[str, str]:
+    """The circuit of each sink."""
+    with psycopg.connect(database.dsn) as connection:
+        return dict(connection.execute("select name, circuit from outbox.sink").fetchall())
+
+
+def check(database: Database, kafka: KafkaBroker, topic: str, directory: Path, producer: str = "") -> tuple[int, str]:
+    """How `check --online` ends, and what it says on stderr."""
+    text = CONFIG.format(dsn=database.dsn, topic=topic, bootstrap=kafka.bootstrap, parked_max=1)
+    file = directory / "relay.toml"
+    file.write_text(text.replace("[routes]", f"{producer}\n[routes]").replace(".{type}", ""))
+    ended = inside("check", "--online", "-c", file)
+    return ended.code, ended.err
+
+
+def named(statement: LiteralString, name: str) -> sql.Composed:
+    """A statement about something of that name."""
+    return sql.SQL(statement).format(sql.Identifier(name))
+
+
+def test_check_online_warns_of_events_that_the_topic_would_not_take(
+    database: Database, real_kafka: KafkaBroker, topic: str, tmp_path: Path
+) -> None:
+    Administration(real_kafka.bootstrap).create_topic(topic, 1, config={"max.message.bytes": "3000000"})
+    assert check(database, real_kafka, topic, tmp_path) == (0, "")
+    with database.connect(autocommit=True) as connection:
+        connection.execute(named("alter database {} set outbox.max_payload_bytes = 3000001", database.name))
+    code, said = check(database, real_kafka, topic, tmp_path)
+    assert code == 0
+    assert said == (
+        "warning: sinks.events: events may have payloads of 3000001 bytes (outbox.max_payload_bytes in the database), "
+        f"but topic {topic} takes at most 3000000 bytes (max.message.bytes): "
+        "raise that limit, or lower outbox.max_payload_bytes; larger events would end dead\n"
+    )
+    _, said = check(database, real_kafka, topic, tmp_path, '"message.max.bytes" = 2000000')
+    assert 'but the producer\'s "message.max.bytes" is 2000000' in said
+    _, said = check(database, real_kafka, f"{topic}.of.{{key}}", tmp_path)
+    assert "but the brokers take at most 1048588 bytes (message.max.bytes)" in said
+
+
+def test_check_online_knows_what_a_role_may_emit(
+    database: Database, real_kafka: KafkaBroker, topic: str, tmp_path: Path
+) -> None:
+    Administration(real_kafka.bootstrap).create_topic(topic, 1)
+    role = f"emitter_{database.name}"
+    with database.connect(autocommit=True) as connection:
+        connection.execute(named("create role {}", role))
+        try:
+            connection.execute(named("alter role {} set outbox.max_payload_bytes = 9000000", role))
+            _, said = check(database, real_kafka, topic, tmp_path)
+        finally:
+            connection.execute(named("drop role {}", role))
+    assert "payloads of 9000000 bytes" in said

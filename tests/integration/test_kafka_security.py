@@ -1,19 +1,27 @@
 """The Kafka sink and brokers that want to know who it is: TLS, SASL, access rules; wrong, expired, mended."""
 
 import contextlib
+import json
+import signal
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import psycopg
 import pytest
 
+from outbox_relay import outbox
 from outbox_relay.envelope import TopicTemplate
 from outbox_relay.errors import Misconfigured
 from outbox_relay.policy import DELIVERED, Unavailable
 from outbox_relay.sinks.kafka import KafkaSink
 from tests.contract.harness import hand_over_all, some_events, soon
+from tests.support.command import inside
+from tests.support.database import Database
 from tests.support.kafka import Record
 from tests.support.kafka.secured import SecuredBroker
+from tests.support.service import RelayService
+from tests.support.wait import until
 
 STALL_SECONDS = 2.0
 PASSWORD = "correct-horse"
@@ -204,3 +212,197 @@ async def test_a_file_that_holds_no_secret_is_named_without_what_is_in_it(
     with pytest.raises(Misconfigured, match=said) as refusal:
         await sink_of("t", {"bootstrap.servers": "127.0.0.1:1"}, files={"sasl.password": path})
     assert "xxx" not in str(refusal.value)
+
+
+# -- in a relay's process ------------------------------------------------------------------------------------------
+
+CONFIG = """
+[database]
+dsn = "{dsn}"
+[relay]
+lease_seconds = 9
+[sinks.events]
+type = "kafka"
+topic = "{topic}"
+producer = {producer}
+producer_files = {files}
+[sinks.events.circuit]
+probe_seconds = 0.5
+probe_max_seconds = 1
+[routes]
+"*" = ["events"]
+"""
+EVENTS = 60
+WRONG = "hunter2-and-more"
+
+
+class Case(NamedTuple):
+    """Trouble that a relay starts with, and how it ends while it runs."""
+
+    topic: str
+    producer: Mapping[str, str]
+    files: Mapping[str, Path]
+    said: str
+    mend: Callable[[], object]
+
+
+def relay_of(database: Database, case: Case, directory: Path) -> RelayService:
+    producer, files = (
+        "{" + ", ".join(f'"{name}" = "{value}"' for name, value in settings.items()) + "}"
+        for settings in (case.producer, case.files)
+    )
+    text = CONFIG.format(dsn=database.dsn, topic=case.topic, producer=producer, files=files)
+    return RelayService(directory, text)
+
+
+def emit(database: Database, numbers: range, kind: str = "order") -> None:
+    events = [outbox.Event(kind, {"n": n}, key=f"k{n % 5}") for n in numbers]
+    with psycopg.connect(database.dsn) as connection:
+        outbox.emit_many(connection, events)
+
+
+def status(relay: RelayService) -> dict[str, Any]:
+    ended = inside("status", "--json", "-c", relay.config)
+    assert ended.code == 0, ended.err
+    return ended.json["sinks"]["events"]
+
+
+def numbers(secured: SecuredBroker, topic: str) -> dict[bytes | None, list[int]]:
+    """What has arrived, each number for the first time, by key."""
+    found: dict[bytes | None, dict[int, None]] = {}
+    for record in arrived(secured, topic):
+        found.setdefault(record.key, {})[json.loads(record.value or b"")["n"]] = None
+    return {key: list(of_key) for key, of_key in found.items()}
+
+
+def in_order(count: int) -> dict[bytes | None, list[int]]:
+    return {f"k{key}".encode(): list(range(key, count, 5)) for key in range(5)}
+
+
+def wrong_password(secured: SecuredBroker, topic: str, directory: Path) -> Case:
+    path = directory / "password"
+    path.write_text(WRONG)
+    mend = lambda: path.write_text(PASSWORD)  # noqa: E731
+    return Case(f"open.{topic}", secured.scram(), {"sasl.password": path}, "Authentication failed", mend)
+
+
+def denied_topic(secured: SecuredBroker, topic: str, directory: Path) -> Case:
+    path = directory / "password"
+    path.write_text(PASSWORD)
+    name = f"closed.{topic}"
+    mend = lambda: secured.administration.allow("relay", "WRITE", topic=name)  # noqa: E731
+    return Case(name, secured.scram(), {"sasl.password": path}, f"topic {name}: TOPIC_AUTHORIZATION_FAILED", mend)
+
+
+def expired_certificate(secured: SecuredBroker, topic: str, directory: Path) -> Case:
+    """Of the brokers."""
+    path = directory / "password"
+    path.write_text(PASSWORD)
+    secured.show("SCRAM", secured.certificates.expired)
+    mend = lambda: secured.show("SCRAM", secured.certificates.server)  # noqa: E731
+    return Case(f"open.{topic}", secured.scram(), {"sasl.password": path}, "certificate has expired", mend)
+
+
+def expired_client(secured: SecuredBroker, topic: str, directory: Path) -> Case:
+    """The relay's own certificate."""
+    path = directory / "client.pem"
+    path.write_bytes(secured.certificates.expired_client.read_bytes())
+    mend = lambda: path.write_bytes(secured.certificates.client.read_bytes())  # noqa: E731
+    return Case(f"open.{topic}", secured.mtls(path), {}, "certificate", mend)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        wrong_password,
+        pytest.param(denied_topic, marks=pytest.mark.thorough),
+        pytest.param(expired_certificate, marks=pytest.mark.thorough),
+        pytest.param(expired_client, marks=pytest.mark.thorough),
+    ],
+)
+def test_status_says_why_nothing_is_taken_and_once_it_is_mended_all_arrives_without_a_restart(
+    secured: SecuredBroker, database: Database, topic: str, tmp_path: Path, make: Callable[..., Case]
+) -> None:
+    case = make(secured, topic, tmp_path)
+    secured.administration.create_topic(case.topic, 2)
+    try:
+        with relay_of(database, case, tmp_path) as relay:
+            emit(database, range(EVENTS))
+            until(lambda: case.said in (status(relay)["last_error"] or ""), seconds=30, what="status says why")
+            found = status(relay)
+            assert found["circuit"] in ("open", "half-open")
+            assert {name: found[name] for name in ("backlog", "waiting", "held", "dead")} == {
+                "backlog": EVENTS, "waiting": 0, "held": 0, "dead": 0,
+            }  # fmt: skip
+            case.mend()
+            until(lambda: numbers(secured, case.topic) == in_order(EVENTS), seconds=60, what="all of it arrives")
+            until(lambda: status(relay)["circuit"] == "closed", seconds=10, what="the circuit is closed")
+            until(lambda: status(relay)["backlog"] == 0, seconds=10, what="nothing is left")
+            assert relay.stop() == 0
+            for secret in (WRONG, PASSWORD):
+                assert secret not in relay.log.read_text() + json.dumps(found)
+    finally:
+        secured.show("SCRAM", secured.certificates.server)
+
+
+@pytest.mark.thorough
+def test_a_denied_topic_beside_others_waits_as_rows_which_status_shows(
+    secured: SecuredBroker, database: Database, topic: str, tmp_path: Path
+) -> None:
+    password = tmp_path / "password"
+    password.write_text(PASSWORD)
+    admin = secured.administration
+    admin.allow("relay", "WRITE", topic=f"{topic}.open")
+    for name in ("open", "closed"):
+        admin.create_topic(f"{topic}.{name}", 2)
+    case = Case(f"{topic}.{{type}}", secured.scram(), {"sasl.password": password}, "", str)
+    with relay_of(database, case, tmp_path) as relay:
+        emit(database, range(EVENTS), "open")
+        emit(database, range(EVENTS, 2 * EVENTS), "closed")
+        until(lambda: numbers(secured, f"{topic}.open") == in_order(EVENTS), seconds=30, what="the others flow")
+        until(lambda: status(relay)["waiting"] + status(relay)["held"] == EVENTS, seconds=30, what="rows wait")
+        found = status(relay)
+        assert f"topic {topic}.closed: TOPIC_AUTHORIZATION_FAILED" in found["last_error"]
+        assert (found["circuit"], found["dead"]) == ("closed", 0)
+        admin.allow("relay", "WRITE", topic=f"{topic}.closed")
+        until(lambda: status(relay)["backlog"] == 0, seconds=60, what="nothing is left")
+        assert relay.stop() == 0
+    expected = {key: [n + EVENTS for n in of_key] for key, of_key in in_order(EVENTS).items()}
+    assert numbers(secured, f"{topic}.closed") == expected
+
+
+def test_files_are_read_again_at_sighup_and_a_bad_one_changes_nothing(
+    secured: SecuredBroker, database: Database, topic: str, tmp_path: Path
+) -> None:
+    """Another user takes over without any trouble: afterwards the first one has no rights, and nothing is refused."""
+    admin, name = secured.administration, f"handed.{topic}"
+    admin.create_topic(name, 2)
+    admin.set_password("successor", "tr0ubador-and-3")
+    for user in ("relay", "successor"):
+        admin.allow(user, "WRITE", topic=name)
+    user, password = tmp_path / "user", tmp_path / "password"
+    user.write_text("relay")
+    password.write_text(PASSWORD)
+    settings = secured.scram()
+    del settings["sasl.username"]
+    case = Case(name, settings, {"sasl.username": user, "sasl.password": password}, "", str)
+    with relay_of(database, case, tmp_path) as relay:
+        emit(database, range(20))
+        until(lambda: numbers(secured, name) == in_order(20), seconds=30, what="the first user delivers")
+        user.write_text("successor")
+        password.unlink()
+        relay.send(signal.SIGHUP)
+        until(lambda: "nothing has changed" in relay.log.read_text(), seconds=20, what="the missing file is refused")
+        assert f'sinks.events.producer_files.\\"sasl.password\\": {password}: No such file' in relay.log.read_text()
+        emit(database, range(20, 40))
+        until(lambda: numbers(secured, name) == in_order(40), seconds=30, what="the first user goes on")
+        password.write_text("tr0ubador-and-3")
+        relay.send(signal.SIGHUP)
+        until(lambda: "configuration reloaded" in relay.log.read_text(), seconds=20, what="the files are taken")
+        admin.take_back("relay", "WRITE", topic=name)
+        emit(database, range(40, 60))
+        until(lambda: numbers(secured, name) == in_order(60), seconds=30, what="the other user delivers")
+        assert status(relay)["last_error"] is None
+        assert relay.stop() == 0
+        for secret in (PASSWORD, "tr0ubador"):
+            assert secret not in relay.log.read_text()

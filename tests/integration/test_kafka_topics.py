@@ -1,5 +1,6 @@
 """Topics of one sink: unknown ones beside good ones, limits of their own, creation, records of other forms."""
 
+import asyncio
 import contextlib
 import json
 import threading
@@ -226,3 +227,20 @@ async def test_the_client_counts_its_requests_and_their_time(real_kafka: KafkaBr
     set_small.set_topic(topic, {"max.message.bytes": "5000"})
     await hand_over(sink, [an_event("k", b"x" * 300) for _ in range(500)], batch=500)
     assert sink.statistics.requests >= requests
+
+
+async def test_the_depth_of_the_clients_queue_is_seen(real_kafka: KafkaBroker, topic: str, sink_on: Any) -> None:
+    real_kafka.create_topic(topic)
+    sink = await sink_on(real_kafka, topic, {"statistics.interval.ms": 100})
+    events = [an_event("k", b"x" * 100) for _ in range(50)]
+    assert await hand_over(sink, events[:1]) == [DELIVERED]
+
+    async def queued(records: int) -> bool:
+        return sink.statistics.queued_records == records and (sink.statistics.queued_bytes > 0) == (records > 0)
+
+    with real_kafka.frozen():
+        under_way = asyncio.ensure_future(sink.deliver(events, soon()))
+        # What is not acknowledged in time is taken back: a queue of 50 is seen until then.
+        await auntil(lambda: queued(50), seconds=20, what="all that was handed over is counted")
+    await under_way
+    await auntil(lambda: queued(0), seconds=20, what="nothing is queued any more")

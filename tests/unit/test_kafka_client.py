@@ -32,11 +32,15 @@ def test_nothing_overrides_what_keeps_order_and_loses_nothing() -> None:
         "delivery.timeout.ms": 5,
         "enable.gapless.guarantee": False,
         "delivery.report.only.error": True,
+        "max.in.flight": 5,
+        "max.in.flight.requests.per.connection": 5,
     }
     told = ClientSettings({**SERVERS, **undone}).producer(900, {})
     assert {name: told[name] for name in GUARANTEES} == GUARANTEES
     assert "request.required.acks" not in told
     assert "delivery.timeout.ms" not in told
+    # With a second one, what a partition that is being made did not take is reported as delivered.
+    assert (told["max.in.flight.requests.per.connection"], "max.in.flight" in told) == (1, False)
 
 
 @pytest.mark.parametrize(

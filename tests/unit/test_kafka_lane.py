@@ -1,20 +1,26 @@
 """What the Kafka sink makes of delivery reports: order, verdicts and new producers, on a scripted client."""
 
 import asyncio
+import threading
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 from confluent_kafka import KafkaError
 
 from outbox_relay.envelope import TopicTemplate
+from outbox_relay.errors import Misconfigured
 from outbox_relay.event import Event
 from outbox_relay.policy import DELIVERED, Refused, Unavailable
 from outbox_relay.sinks.kafka import KafkaSink
 from outbox_relay.sinks.kafka.call import Call
+from outbox_relay.sinks.kafka.client import ClientSettings
 from outbox_relay.sinks.kafka.errors import Kind, kind
+from outbox_relay.sinks.kafka.lane import Lane
+from outbox_relay.sinks.kafka.records import Form, Topics
 from outbox_relay.sinks.kafka.statistics import NOTHING
 from tests.contract.harness import an_event, some_events, soon
 
@@ -54,6 +60,7 @@ class FakeWire:
         self.batch_bytes = batch_bytes
         self.fatal: str | None = None
         self.statistics = NOTHING
+        self.opening = None
         self.closed = self.purged = False
         self.alone = alone
         self._client = client
@@ -273,6 +280,30 @@ async def test_a_stall_takes_everything_back_and_makes_a_new_producer(client: Fa
     assert client.taken == [event.uid for event in events]
 
 
+def test_waiting_for_a_call_ends_in_time_however_busy_the_machine_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it waits for ever no report is served and no stall is noticed: the sink would stand still, and say nothing.
+
+    The time here is up before the wait begins, as it is now and then on a machine that is too busy.
+    """
+    monkeypatch.setattr("outbox_relay.sinks.kafka.lane.IDLE_SECONDS", 1e-9)
+    settings, topics = ClientSettings({"bootstrap.servers": "unused:1"}), Topics(TopicTemplate.parse("orders"))
+    lane = Lane("s", settings, topics, STALL_SECONDS, 1, Form(), None, holds=False)
+    rounds = 20_000
+    done: list[int] = []
+
+    def wait() -> None:
+        for number in range(rounds):
+            lane.put(lambda: None)
+            for _ in range(2):
+                lane._next()  # pyright: ignore[reportPrivateUsage] - the wait itself
+            done.append(number)
+
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    waiting.join(30)
+    assert len(done) == rounds
+
+
 async def test_a_call_is_answered_after_all_earlier_ones(client: FakeClient, sink: KafkaSink) -> None:
     first, second = some_events(1), some_events(1)
     client.script = lambda event, _alone: SILENCE if event in first else None
@@ -455,3 +486,66 @@ async def test_a_failure_of_the_sink_itself_is_answered_and_told(
     assert "ZeroDivisionError" in caplog.text
     client.script = lambda _event, _alone: None
     assert await sink.deliver(some_events(1), soon()) == [DELIVERED]
+
+
+# -- other settings ------------------------------------------------------------------------------------------------
+
+NEWER = {"bootstrap.servers": "unused:1", "sasl.password": "the-new-one"}
+
+
+async def test_new_settings_are_taken_once_all_that_is_under_way_is_reported_on(
+    client: FakeClient, sink: KafkaSink
+) -> None:
+    """What was handed over before goes out by the old producer, and what comes after it by a new one, in that order."""
+    client.held = True
+    events = some_events(20, keys=2)
+    first = asyncio.ensure_future(sink.deliver(events[:10], soon()))
+    await asyncio.wait({first}, timeout=0.05)
+    sink.renew(ClientSettings(NEWER))
+    second = asyncio.ensure_future(sink.deliver(events[10:], soon()))
+    await asyncio.wait({second}, timeout=0.05)
+    assert [producer.closed for producer in client.producers] == [False]
+    client.held = False
+    assert list(await first) + list(await second) == [DELIVERED] * 20
+    assert [(producer.closed, producer.purged) for producer in client.producers] == [(True, False), (False, False)]
+    assert client.taken == [event.uid for event in events]
+
+
+async def test_new_settings_reach_the_next_producer_and_old_secrets_stay_redacted(
+    client: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[tuple[object, str]] = []
+
+    def wire(settings: ClientSettings, *more: Any) -> "FakeWire":
+        made.append((settings.producer(1, {}).get("sasl.password"), settings.redact("the-old-one the-new-one")))
+        return client.wire(settings, *more)
+
+    monkeypatch.setattr("outbox_relay.sinks.kafka.underway.Wire", wire)
+    opened = KafkaSink("s", TopicTemplate.parse("t"), {**NEWER, "sasl.password": "the-old-one"}, STALL_SECONDS)
+    await opened.open()
+    opened.renew(ClientSettings(NEWER))
+    assert await opened.deliver(some_events(1), soon()) == [DELIVERED]
+    await opened.close()
+    assert made == [("the-old-one", "*** the-new-one"), ("the-new-one", "*** ***")]
+
+
+async def test_new_settings_come_through_a_stall(client: FakeClient, sink: KafkaSink) -> None:
+    """Acknowledgements stop while the producer is to be replaced: all is taken back, and that is its end."""
+    events = some_events(4, keys=2)
+    client.script = lambda event, _alone: SILENCE if event in events[2:] else None
+    first = asyncio.ensure_future(sink.deliver(events, soon()))
+    await asyncio.wait({first}, timeout=0.05)
+    sink.renew(ClientSettings(NEWER))
+    assert [verdict is DELIVERED for verdict in await first] == [True, True, False, False]
+    client.script = lambda _event, _alone: None
+    assert await sink.deliver(events[2:], soon()) == [DELIVERED] * 2
+    assert client.taken == [event.uid for event in events]
+    assert len(client.producers) == 2
+
+
+async def test_settings_that_make_no_producer_are_refused_before_anything_changes() -> None:
+    sink = KafkaSink("s", TopicTemplate.parse("t"), NEWER, STALL_SECONDS)
+    with pytest.raises(Misconfigured, match=r"sinks\.s\.producer: .*no.such.setting"):
+        sink.tried({**NEWER, "no.such.setting": "hunter2"}, {})
+    with pytest.raises(Misconfigured, match=r'sinks\.s\.producer_files\."ssl\.key\.pem": .*No such file'):
+        sink.tried(NEWER, {"ssl.key.pem": Path("/nowhere/key")})

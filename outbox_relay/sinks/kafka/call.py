@@ -7,11 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
+from typing import cast
 
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, Message
 
 from outbox_relay.event import Event
-from outbox_relay.policy import DELIVERED, Unavailable, Verdict
+from outbox_relay.policy import DELIVERED, Refused, Unavailable, Verdict
+
+BEHIND = Unavailable("an earlier event of its key was refused, and dead letters hold their key", behind=True)
+"""The verdict on what is not sent for that."""
 
 
 @dataclass(slots=True, eq=False)
@@ -31,7 +35,10 @@ class Course:
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """An event of a key is unavailable: so is what comes later of the key, up to the call number ``last``."""
+    """An event of a key is unavailable, or refused and holds its key.
+
+    What comes later of the key is unavailable too, up to the call number ``last``.
+    """
 
     number: int
     place: int
@@ -41,7 +48,7 @@ class Block:
 
 
 class Blocks:
-    """The keys of which an event is unavailable while calls are under way that may hold later ones."""
+    """The keys of which an event is unavailable, or holds them, while calls are under way that may have later ones."""
 
     def __init__(self) -> None:
         self._by_key: dict[str, Block] = {}
@@ -51,7 +58,7 @@ class Blocks:
         return len(self._by_key)
 
     def on(self, call: Call, place: int, key: str) -> Unavailable | None:
-        """The verdict on the event of ``key`` at ``place`` of ``call`` if an earlier one of the key is unavailable."""
+        """The verdict on the event of ``key`` at ``place`` of ``call`` if an earlier one of the key blocks it."""
         block = self._by_key.get(key)
         if block is None or call.number > block.last or (call.number, place) <= (block.number, block.place):
             return None
@@ -79,11 +86,13 @@ class Reports:
     One callback per place, made once: nothing is made per event.
     """
 
-    __slots__ = ("callbacks", "count", "failures")
+    __slots__ = ("callbacks", "count", "failures", "partitions")
 
     def __init__(self, places: int) -> None:
         self.count = 0
         self.failures: dict[int, KafkaError] = {}
+        self.partitions: set[tuple[str, int]] | None = None
+        """Where to note topics and partitions of acknowledged records, if anybody wants to know."""
         self.callbacks: Sequence[Callable[[KafkaError | None, object], None]] = [
             partial(self._report, place) for place in range(places)
         ]
@@ -92,11 +101,15 @@ class Reports:
         """Begin anew, once every report of the last call has come."""
         self.count = 0
         self.failures = {}
+        self.partitions = None
 
-    def _report(self, place: int, error: KafkaError | None, _: object) -> None:
+    def _report(self, place: int, error: KafkaError | None, record: object) -> None:
         self.count += 1
         if error is not None:
             self.failures[place] = error
+        elif self.partitions is not None:
+            message = cast("Message", record)
+            self.partitions.add((message.topic() or "", message.partition() or 0))
 
 
 @dataclass(slots=True, eq=False)
@@ -132,6 +145,8 @@ class Call:
     """Places given up."""
     blocks: list[Block] = field(default_factory=list[Block])
     """What this call blocks."""
+    holding: Blocks | None = None
+    """Where to block the keys of refused events, if those hold them."""
     returned_at: int | None = None
     """The number of the newest call when this one returned; set in the event loop."""
 
@@ -144,6 +159,13 @@ class Call:
     def complete(self) -> bool:
         """Whether nothing more will be heard of any place."""
         return not self.todo and self.sent == self.reports.count
+
+    def refuse(self, place: int, reason: str) -> None:
+        """The event at ``place`` will never be taken. If it holds its key, nothing later of the key is to be sent."""
+        self.judged[place] = Refused(reason)
+        key = self.batch[place].key
+        if self.holding is not None and key is not None:
+            self.holding.begin(self, place, key, BEHIND)
 
     def give_up(self) -> None:
         """Hand over nothing more."""
@@ -161,7 +183,10 @@ class Call:
         return place not in self.judged and place not in self.reports.failures and place not in self.lost
 
     def verdicts(self, blocks: Blocks) -> Sequence[Verdict]:
-        """One verdict per place. What follows an unavailable event of its key is unavailable, acknowledged or not."""
+        """One verdict per place. What follows an unavailable event of its key is unavailable, acknowledged or not.
+
+        What follows one that was refused and holds its key was not sent; what another topic had taken by then is out.
+        """
         verdicts: list[Verdict] = [DELIVERED] * len(self.batch)
         if self.course.ended is None and not self.judged and not len(blocks):
             return verdicts
@@ -177,7 +202,7 @@ class Call:
                 continue
             verdict = verdicts[place]
             if blocked := blocks.on(self, place, event.key):
-                verdicts[place] = blocked
+                verdicts[place] = verdict if blocked.behind and verdict is DELIVERED else blocked
             elif isinstance(verdict, Unavailable):
                 blocks.begin(self, place, event.key, verdict)
         return verdicts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias, cast
 
@@ -43,6 +43,10 @@ GUARANTEES: Mapping[str, Scalar] = {
     "acks": "all",
     # librdkafka never gives up by itself: what it gave up would be sent again behind later records of its key.
     "message.timeout.ms": 0,
+    # When the first request of a partition fails and may be repeated, as it does while the partition is being made, and
+    # a second one is under way, the broker takes that second one for the first, and librdkafka then counts the first as
+    # delivered: it would be lost.
+    "max.in.flight.requests.per.connection": 1,
     # A request that fails for good ends the producer. Otherwise librdkafka sends the next requests of the partition,
     # and they overtake the mates of a record that was refused.
     "enable.gapless.guarantee": True,
@@ -50,7 +54,7 @@ GUARANTEES: Mapping[str, Scalar] = {
 }
 """What keeps order and loses nothing; set last."""
 
-ALIASES = ("request.required.acks", "delivery.timeout.ms")
+ALIASES = ("request.required.acks", "delivery.timeout.ms", "max.in.flight")
 """Other names of settings in ``GUARANTEES``: left out, so that the order of settings decides nothing."""
 
 ONE_AT_A_TIME: Mapping[str, Scalar] = {
@@ -78,7 +82,7 @@ class ClientSettings:
     def __init__(
         self, user: Mapping[str, Scalar], files: Mapping[str, Path] | None = None, *, creates: bool = False
     ) -> None:
-        self._asking = {"allow.auto.create.topics": False} if creates else {}
+        self._asking: Mapping[str, Scalar] = {"allow.auto.create.topics": False} if creates else {}
         self._user = {name: value for name, value in user.items() if name not in ALIASES}
         self._files = dict(files or {})
         self._of_files: dict[str, str] = {}
@@ -87,6 +91,13 @@ class ClientSettings:
             for name, value in user.items()
             if any(part in name for part in _SECRET) and len(text := str(value)) >= _LEAST_SECRET_CHARS
         ]
+        self._former: Sequence[str] = ()
+
+    def adopt(self, newer: ClientSettings) -> None:
+        """Be as ``newer`` is from now on. What was secret until now is still redacted: clients that use it live on."""
+        self._former = (*self._secrets, *self._of_files.values())
+        self._asking, self._user, self._files = newer._asking, newer._user, newer._files
+        self._secrets, self._of_files = newer._secrets, newer._of_files
 
     @property
     def batch_bytes(self) -> int:
@@ -152,7 +163,7 @@ class ClientSettings:
 
     def redact(self, text: str) -> str:
         """``text`` without the values of settings that hold secrets."""
-        for secret in (*self._secrets, *self._of_files.values()):
+        for secret in (*self._secrets, *self._of_files.values(), *self._former):
             text = text.replace(secret, "***")
         return text
 

@@ -7,12 +7,14 @@ What keeps order and loses nothing:
 
 - librdkafka never gives up by itself. When acknowledgements stop, all is purged, all reports are served, the
   producers are replaced, and what was not acknowledged is ``Unavailable``: acknowledged is a prefix per partition.
-- A request that fails for good ends its producer (``enable.gapless.guarantee``), so nothing later overtakes. The
-  events that were under way are then sent again in order, up to the last suspect one at a time: only what fails
-  alone is ``Refused``.
+- A request that fails for good ends its producer (``enable.gapless.guarantee``), so nothing later overtakes; a new
+  producer begins with one event of each key (``opening``). The events that were under way are then sent again in order,
+  up to the last suspect one at a time: only what fails alone is ``Refused``.
 - A topic that takes no events keeps none of the others: its events are ``Unavailable`` without being sent, but for a
   probe now and then.
 - A call is answered after all earlier ones, with verdicts in which nothing follows an unavailable event of its key.
+- Where dead letters hold their key, nothing of a key is handed over after a refused event. What failed in one request
+  with it, or behind it, is sent again only after it was found out: by then its key is known to wait.
 """
 
 from __future__ import annotations
@@ -30,11 +32,12 @@ from confluent_kafka import KafkaException
 from outbox_relay.errors import Misconfigured
 from outbox_relay.event import Event
 from outbox_relay.headers import own_headers
-from outbox_relay.policy import Refused, Unavailable
+from outbox_relay.policy import Unavailable
 from outbox_relay.sinks.kafka.call import Blocks, Call, Reports
 from outbox_relay.sinks.kafka.client import ClientLog, ClientSettings, error_of
 from outbox_relay.sinks.kafka.errors import TOO_LARGE, Kind, kind
 from outbox_relay.sinks.kafka.limits import TOPICS, Creation, Limits, NotReady
+from outbox_relay.sinks.kafka.opening import Opening
 from outbox_relay.sinks.kafka.records import Form, Topics
 from outbox_relay.sinks.kafka.statistics import Statistics
 from outbox_relay.sinks.kafka.troubles import Troubles
@@ -59,7 +62,7 @@ Job: TypeAlias = Callable[[], None]
 class Lane:
     """Delivers the calls of one sink. ``put`` may be called from any thread, the jobs run in the lane's own.
 
-    ``places`` is the most that a call may hold.
+    ``places`` is the most that a call may hold. With ``holds`` a refused event holds back what follows of its key.
     """
 
     def __init__(
@@ -71,20 +74,25 @@ class Lane:
         places: int,
         form: Form,
         creation: Creation | None,
+        *,
+        holds: bool,
     ) -> None:
         self._settings = settings
         self._topics = topics
         self._stall_seconds = stall_seconds
         self._places = places
         self._form = form
+        self._holds = holds
         self._log = ClientLog(settings)
         self._limits = Limits(settings, self._log, creation)
         self._troubles = Troubles()
         self._blocks = Blocks()
         self._under_way = UnderWay(settings, self._log, form, stall_seconds)
         self._placed: dict[str, int] = {}
-        self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        # Not a SimpleQueue: before Python 3.13 its get() waits for ever when its time is up between two looks.
+        self._jobs: queue.Queue[Job] = queue.Queue()
         self._spare: list[Reports] = []
+        self._outdated = False
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name=f"kafka sink {name}", daemon=True)
 
@@ -119,6 +127,7 @@ class Lane:
 
     def take(self, call: Call) -> None:
         """Deliver ``call``."""
+        call.holding = self._blocks if self._holds else None
         self._under_way.calls.append(call)
         self._blocks.prune(self._under_way.calls[0].number)
         self._work()
@@ -128,6 +137,12 @@ class Lane:
         if self._under_way.calls:
             self._end("withdrawn")
         done()
+
+    def renew(self, settings: ClientSettings) -> None:
+        """Before anything more is handed over, replace every producer by one with ``settings``."""
+        self._settings.adopt(settings)
+        self._outdated = True
+        self._work()
 
     def stop(self) -> None:
         """End the thread."""
@@ -174,10 +189,25 @@ class Lane:
         while True:
             if under_way.broken:
                 self._mend()
+            elif self._outdated:
+                self._replace()
             elif call := next((call for call in under_way.calls if call.todo), None):
                 self._feed(call)
             else:
                 break
+
+    def _replace(self) -> None:
+        """End the producers once all they hold is reported on, so that nothing overtakes; new ones are made at need."""
+        self._under_way.drain()
+        if not self._under_way.broken:
+            self._under_way.drop()
+            self._start_over()
+
+    def _start_over(self) -> None:
+        """Of the producers that were nothing is left: know nothing of topics that may have changed since."""
+        self._limits.forget()
+        self._placed.clear()
+        self._outdated = False
 
     def _answer(self) -> None:
         """Answer the calls that are complete, none before an earlier one."""
@@ -192,8 +222,7 @@ class Lane:
         """Take back everything under way and answer it."""
         reason = self._log.explain(reason)
         self._under_way.take_back()
-        self._limits.forget()
-        self._placed.clear()
+        self._start_over()
         for call in self._under_way.calls:
             call.course.ended = reason
             call.give_up()
@@ -219,13 +248,32 @@ class Lane:
                 self._cut(call, LATE)
                 return
             size, places = self._next_places(call)
-            wire = under_way.wire(size)
+            wire, blocking = under_way.wire(size), len(call.blocks)
+            opening = wire.opening
+            if opening is not None and opening.over(call, places):
+                opening = None
+            if opening is not None and not (places := self._opened(opening, call, places)):
+                continue
             dealt = wire.put(call, places)
+            if opening is not None:
+                opening.sent(call, places[:dealt])
             if not dealt and not under_way.outstanding and wire.fatal is None:
-                call.judged[call.todo[0]] = Refused("larger than the queue of Kafka's client (queue.buffering.max.*)")
+                call.refuse(call.todo[0], "larger than the queue of Kafka's client (queue.buffering.max.*)")
                 dealt = 1
             call.todo = call.todo[dealt:]
+            if len(call.blocks) > blocking:
+                call.todo = self._screened(call, call.todo)
             under_way.serve(0.0 if dealt else ROOM_SECONDS)
+
+    def _opened(self, opening: Opening, call: Call, places: Sequence[int]) -> Sequence[int]:
+        """Those of ``places`` that may go out on a producer that is new; none when a failure shows meanwhile."""
+        call.reports.partitions = opening.partitions
+        if fitting := opening.fitting(call, places):
+            return fitting
+        self._under_way.drain()
+        if not self._under_way.broken:
+            opening.acknowledged(self._limits.partitions)
+        return ()
 
     @staticmethod
     def _next_places(call: Call) -> tuple[int, Sequence[int]]:
@@ -248,7 +296,7 @@ class Lane:
             self._cut(call, LATE)
             return False
         if not call.topics:
-            call.topics = self._topics.of(call.batch, call.judged)
+            call.topics = self._topics.of(call.batch, call.refuse)
         only = self._topics.constant
         topics = [only] if only is not None else sorted({topic for topic in call.topics if topic is not None})
         if not self._learned(call, topics):
@@ -261,6 +309,8 @@ class Lane:
             return False
         self._refuse_too_large(call, known)
         self._refuse_without_partition(call)
+        if call.holding is not None and len(call.holding):
+            call.todo = self._screened(call, call.todo)
         return True
 
     def _learned(self, call: Call, topics: list[str]) -> bool:
@@ -270,6 +320,7 @@ class Lane:
         if not unknown:
             return True
         new = any(topic not in self._troubles for topic in unknown)
+        self._limits.over = lambda: call.course.withdrawn
         try:
             refused = self._limits.learn(unknown, min(self._stall_seconds, call.until - now), patient=new)
         except (NotReady, Misconfigured) as reason:
@@ -359,8 +410,10 @@ class Lane:
                 self._limits.refresh(topic, self._stall_seconds)
                 limits[topic] = limit = self._limits.of(topic) or size
                 if size > limit:
-                    reason = f"topic {topic}: MSG_SIZE_TOO_LARGE: {size} bytes, the topic takes at most {limit}"
-                    call.judged[place], topics_of[place] = Refused(reason), None
+                    topics_of[place] = None
+                    call.refuse(
+                        place, f"topic {topic}: MSG_SIZE_TOO_LARGE: {size} bytes, the topic takes at most {limit}"
+                    )
         call.topics = topics_of
 
     def _refuse_without_partition(self, call: Call) -> None:
@@ -375,14 +428,17 @@ class Lane:
             try:
                 partition = self._form.partition(own_headers(call.batch[place].headers))
             except ValueError as reason:
-                call.judged[place], topics_of[place] = Refused(str(reason)), None
+                topics_of[place] = None
+                call.refuse(place, str(reason))
                 continue
             if partition >= self._limits.partitions(topic):
                 self._limits.refresh(topic, self._stall_seconds)
                 count = self._limits.partitions(topic)
                 if partition >= count:
-                    reason = f"topic {topic}: there is no partition {partition}, there are {count}, counted from 0"
-                    call.judged[place], topics_of[place] = Refused(reason), None
+                    topics_of[place] = None
+                    call.refuse(
+                        place, f"topic {topic}: there is no partition {partition}, there are {count}, counted from 0"
+                    )
         call.topics = topics_of
 
     # -- trouble ------------------------------------------------------------------------------------------------
@@ -493,7 +549,7 @@ class Lane:
         reason = self._under_way.told(call, place, error)
         match self._kind_of(call, place):
             case Kind.MESSAGE:
-                call.judged[place] = Refused(reason)
+                call.refuse(place, reason)
             case Kind.TOPIC:
                 topic = call.topics[place] or ""
                 self._note(topic, reason)

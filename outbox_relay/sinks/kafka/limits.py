@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple, cast
 
@@ -22,6 +22,8 @@ from outbox_relay.sinks.kafka.diagnosis import diagnosed
 
 CREATION_SECONDS = 1.0
 """How long a topic is waited for that is being created, by the broker because it was asked for, or by us."""
+ASK_SECONDS = 0.25
+"""First wait for the metadata of a cluster; each further one is twice as long."""
 DESCRIBE_SECONDS = 1.0
 """Longest wait for the settings of topics: not every broker knows them, not every user may read them."""
 AGE_SECONDS = 10.0
@@ -64,6 +66,8 @@ class Limits:
         self._sizes: list[int] = []
         self._guessed: dict[str, int] = {}
         self._describes = True
+        self.over: Callable[[], bool] = lambda: False
+        """Whether who asks does not want to know any more."""
 
     @property
     def most(self) -> int:
@@ -169,7 +173,7 @@ class Limits:
         while True:
             missing: list[str] = []
             for topic in pending:
-                told = _metadata(admin, self._log, topic, deadline).topics[topic]
+                told = _metadata(admin, self._log, topic, deadline, self.over).topics[topic]
                 if told.error is None:
                     found[topic] = len(told.partitions)
                     refused.pop(topic, None)
@@ -254,18 +258,53 @@ def _too_large(
     wanted = settings.record_bytes
     if wanted is None:
         return None
-    if topic is None:
-        told, name = _of_broker(admin, cluster, deadline), "message.max.bytes"
-    else:
-        told, name = _of_topic(admin, topic, deadline), "max.message.bytes"
-    limit = told.get(name, "")
-    if not limit.isdigit() or wanted <= int(limit):
+    limit, said = _largest(admin, cluster, topic, deadline)
+    if limit is None or wanted <= limit:
         return None
-    what = "the brokers take" if topic is None else f"topic {topic} takes"
     return (
-        f'producer "message.max.bytes" is {wanted}, but {what} at most {limit} bytes ({name}): '
+        f'producer "message.max.bytes" is {wanted}, but {said}: '
         "raise that one, or lower this one; larger records would be refused"
     )
+
+
+def refuses(settings: ClientSettings, topic: str | None, payload_bytes: int, seconds: float) -> str | None:
+    """What is to be said where payloads may be as large as ``payload_bytes`` and records with them would be refused.
+
+    Nothing where they would not be, or where nobody says what the cluster takes.
+    """
+    log = ClientLog(settings)
+    deadline = time.monotonic() + seconds
+    limits: list[tuple[int, str]] = []
+    if settings.record_bytes is not None:
+        limits.append((settings.record_bytes, f'the producer\'s "message.max.bytes" is {settings.record_bytes}'))
+    try:
+        admin = _admin(settings, log, create_topics=False)
+        found = _metadata(admin, log, topic, deadline)
+    except (NotReady, Misconfigured):
+        return None
+    there = None if topic is None or found.topics[topic].error is not None else topic
+    limit, said = _largest(admin, found, there, deadline)
+    if limit is not None:
+        limits.append((limit, f"{said}{', compressed' * settings.compresses}"))
+    least, said = min(limits, default=(payload_bytes, ""))
+    if payload_bytes <= least:
+        return None
+    return (
+        f"events may have payloads of {payload_bytes} bytes (outbox.max_payload_bytes in the database), but {said}: "
+        "raise that limit, or lower outbox.max_payload_bytes; larger events would end dead"
+    )
+
+
+def _largest(
+    admin: AdminClient, cluster: ClusterMetadata, topic: str | None, deadline: float
+) -> tuple[int | None, str]:
+    """The largest batch that ``topic`` takes, or without one the brokers, and how that is told; nothing if unknown."""
+    if topic is None:
+        told, name, what = _of_broker(admin, cluster, deadline), "message.max.bytes", "the brokers take"
+    else:
+        told, name, what = _of_topic(admin, topic, deadline), "max.message.bytes", f"topic {topic} takes"
+    limit = told.get(name, "")
+    return (int(limit) if limit.isdigit() else None), f"{what} at most {limit} bytes ({name})"
 
 
 def _creates_topics(admin: AdminClient, cluster: ClusterMetadata, deadline: float) -> bool:
@@ -296,15 +335,30 @@ def _admin(settings: ClientSettings, log: ClientLog, *, create_topics: bool) -> 
     return AdminClient(config, logger=log)
 
 
-def _metadata(admin: AdminClient, log: ClientLog, topic: str | None, deadline: float) -> ClusterMetadata:
-    try:
-        return admin.list_topics(topic, timeout=max(deadline - time.monotonic(), 0.1))
-    except KafkaException as exception:
-        log.failed(error_of(exception))
-        reason = log.last_error
-        # Serving the client's own errors, such as a refused password, may replace it by the cause.
-        admin.poll(0)
-        raise NotReady(diagnosed(log.last_error or reason or "", log.settings.authorities)) from None
+def _metadata(
+    admin: AdminClient, log: ClientLog, topic: str | None, deadline: float, over: Callable[[], bool] = lambda: False
+) -> ClusterMetadata:
+    """What the cluster says of ``topic``, or of all; asked again and again, each time for longer, until it is ``over``.
+
+    Raises ``NotReady``.
+    """
+    seconds = ASK_SECONDS
+    while True:
+        asked = time.monotonic()
+        try:
+            return admin.list_topics(topic, timeout=max(min(deadline - asked, seconds), 0.1))
+        except KafkaException as exception:
+            log.failed(error_of(exception))
+            if time.monotonic() < asked + 0.8 * seconds or over():  # not because it waited in vain
+                raise _not_ready(admin, log) from None
+        seconds *= 2
+
+
+def _not_ready(admin: AdminClient, log: ClientLog) -> NotReady:
+    reason = log.last_error
+    # Serving the client's own errors, such as a refused password, may replace it by the cause.
+    admin.poll(0)
+    return NotReady(diagnosed(log.last_error or reason or "", log.settings.authorities))
 
 
 def _ask(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 from outbox_relay import cloudevents
 from outbox_relay.event import Event
 from outbox_relay.headers import own_headers
-from outbox_relay.policy import Refused, Verdict
 
 ANY_PARTITION = -1
 """Tells the client to choose the partition by the key."""
@@ -86,16 +85,16 @@ class Topics:
         self.constant = None if template.fields else template.render("", None, {})
         """The one topic of all events, if the template has no field."""
 
-    def of(self, batch: Sequence[Event], judged: dict[int, Verdict]) -> Sequence[str | None]:
-        """The topic of each place; none where the event can have no topic, which ``judged`` then says."""
+    def of(self, batch: Sequence[Event], refuse: Callable[[int, str], None]) -> Sequence[str | None]:
+        """The topic of each place; none where the event can have no topic, and ``refuse`` is told the place and why."""
         if self.constant is not None:
             return [self.constant] * len(batch)
-        return [self._topic(place, event, judged) for place, event in enumerate(batch)]
+        return [self._topic(place, event, refuse) for place, event in enumerate(batch)]
 
-    def _topic(self, place: int, event: Event, judged: dict[int, Verdict]) -> str | None:
+    def _topic(self, place: int, event: Event, refuse: Callable[[int, str], None]) -> str | None:
         try:
             headers = dict(own_headers(event.headers)) if self._of_headers and event.headers else {}
             return self._template.render(event.type, event.key, headers)
         except ValueError as reason:
-            judged[place] = Refused(str(reason))
+            refuse(place, str(reason))
             return None

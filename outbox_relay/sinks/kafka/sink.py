@@ -16,11 +16,12 @@ from outbox_relay.errors import Misconfigured
 from outbox_relay.event import Event
 from outbox_relay.policy import Verdict
 from outbox_relay.sinks.kafka.call import Call, Course
-from outbox_relay.sinks.kafka.client import ClientSettings, Scalar, error_of
+from outbox_relay.sinks.kafka.client import ClientLog, ClientSettings, Scalar, error_of
 from outbox_relay.sinks.kafka.lane import Lane
-from outbox_relay.sinks.kafka.limits import Creation, check
+from outbox_relay.sinks.kafka.limits import Creation, check, refuses
 from outbox_relay.sinks.kafka.records import Form, Template, Topics
 from outbox_relay.sinks.kafka.statistics import NOTHING, Statistics
+from outbox_relay.sinks.kafka.wire import Wire
 
 T = TypeVar("T")
 
@@ -47,7 +48,8 @@ class KafkaSink:
     ``part``; the only topic of a sink is the whole destination.
 
     ``form`` says how events become records, ``creation`` how the sink creates topics if it does. ``files`` hold
-    settings of the producer, by name; each is read again whenever a producer is made.
+    settings of the producer, by name; each is read again whenever a producer is made. With ``holds`` nothing of a key
+    is sent after a refused event, in this and in every call under way: it is ``Unavailable`` with ``behind``.
     """
 
     max_batch = MAX_BATCH
@@ -64,6 +66,7 @@ class KafkaSink:
         form: Form | None = None,
         creation: Creation | None = None,
         files: Mapping[str, Path] | None = None,
+        holds: bool = False,
     ) -> None:
         self.timeout_seconds = CALL_STALLS * stall_seconds
         self._name = name
@@ -72,6 +75,7 @@ class KafkaSink:
         self._form = form or Form()
         self._creation = creation
         self._stall_seconds = stall_seconds
+        self._holds = holds
         self._lane: Lane | None = None
         self._course = Course()
         self._number = 0
@@ -89,17 +93,47 @@ class KafkaSink:
         if self._lane is not None:
             return
         lane = Lane(
-            self._name, self._settings, self._topics, self._stall_seconds, self.max_batch, self._form, self._creation
+            self._name,
+            self._settings,
+            self._topics,
+            self._stall_seconds,
+            self.max_batch,
+            self._form,
+            self._creation,
+            holds=self._holds,
         )
         try:
             await asyncio.to_thread(lane.start)
         except KafkaException as exception:
-            reason = self._settings.describe(error_of(exception))
-            raise Misconfigured(f"sinks.{self._name}.producer: {reason}") from None
+            raise self._misconfigured(self._settings.describe(error_of(exception)), "producer: ") from None
         except Misconfigured as reason:
-            raise Misconfigured(f"sinks.{self._name}.{reason}") from None
+            raise self._misconfigured(reason) from None
         self._lane = lane
         self._course = Course()
+
+    def tried(self, producer: Mapping[str, Scalar], files: Mapping[str, Path]) -> ClientSettings:
+        """Settings that ``renew`` adopts: other ones of the producer, and what its files hold now.
+
+        Blocks for some milliseconds, and raises ``Misconfigured`` as ``open`` does.
+        """
+        newer = ClientSettings(producer, files, creates=self._creation is not None)
+        try:
+            Wire(newer, ClientLog(newer), self._form, newer.batch_bytes).close()
+        except KafkaException as exception:
+            raise self._misconfigured(newer.describe(error_of(exception)), "producer: ") from None
+        except Misconfigured as reason:
+            raise self._misconfigured(reason) from None
+        return newer
+
+    def renew(self, newer: ClientSettings) -> None:
+        """Deliver with ``newer`` from the next batch on; what is under way is waited for first."""
+        if self._lane is None:
+            self._settings.adopt(newer)
+        else:
+            self._lane.put(partial(self._lane.renew, newer))
+
+    def _misconfigured(self, reason: object, place: str = "") -> Misconfigured:
+        return Misconfigured(f"sinks.{self._name}.{place}{reason}")
 
     async def deliver(self, batch: Sequence[Event], until: float, _attempt: int = 1, /) -> Sequence[Verdict]:
         """Deliver as ``Sink.deliver`` says; at most ``max_batch`` events. Raises RuntimeError when not open."""
@@ -142,6 +176,10 @@ class KafkaSink:
         """
         creates = self._creation is not None
         return await asyncio.to_thread(check, self._settings, self._topics.constant, CHECK_SECONDS, creates=creates)
+
+    async def refuses(self, payload_bytes: int) -> str | None:
+        """Where an event with a payload so large, which the database lets in, would end dead: what to do about it."""
+        return await asyncio.to_thread(refuses, self._settings, self._topics.constant, payload_bytes, CHECK_SECONDS)
 
     async def close(self) -> None:
         """Purge, end the producer and the thread."""

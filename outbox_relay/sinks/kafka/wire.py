@@ -8,10 +8,10 @@ from typing import cast
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from outbox_relay.headers import own_headers
-from outbox_relay.policy import Refused
 from outbox_relay.sinks.kafka.call import Call
 from outbox_relay.sinks.kafka.client import ClientLog, ClientSettings, Scalar, error_of
 from outbox_relay.sinks.kafka.errors import Kind, kind
+from outbox_relay.sinks.kafka.opening import Opening
 from outbox_relay.sinks.kafka.records import ANY_PARTITION, Form, Headers
 from outbox_relay.sinks.kafka.statistics import NOTHING, Statistics
 
@@ -35,6 +35,8 @@ class Wire:
     ) -> None:
         self.fatal: str | None = None
         """The error after which this producer is dead."""
+        self.opening: Opening | None = None if extra else Opening()
+        """What may go out while it is new; nothing where records are sent alone."""
         self.statistics: Statistics = NOTHING
         """As of the client's last report."""
         self._settings = settings
@@ -45,11 +47,11 @@ class Wire:
     def put(self, call: Call, places: Sequence[int]) -> int:
         """Hand the events at ``places`` to the client; returns how many of them are dealt with.
 
-        Fewer than given when the client's queue is full or the producer is dead. An event that can never be a
-        record is judged at once.
+        Fewer than given when the client's queue is full or the producer is dead, and after a refused event that holds
+        its key. An event that can never be a record is judged at once.
         """
         batch, topics, callbacks, produce = call.batch, call.topics, call.reports.callbacks, self._producer.produce
-        form = self._form
+        form, holds, over = self._form, call.holding is not None, False
         dealt = sent = 0
         for place in places:
             topic = topics[place]
@@ -70,9 +72,13 @@ class Wire:
                 except KafkaException as exception:
                     if not self._not_taken(call, place, error_of(exception)):
                         break
+                    over = holds
                 except (ValueError, TypeError) as exception:
-                    call.judged[place] = Refused(f"cannot be made a Kafka record: {_harmless(exception)}")
+                    call.refuse(place, f"cannot be made a Kafka record: {_harmless(exception)}")
+                    over = holds
             dealt += 1
+            if over:
+                break
         call.sent += sent
         return dealt
 
@@ -83,7 +89,7 @@ class Wire:
                 self.fatal = self.fatal or self._settings.describe(error)
                 return False
             case Kind.MESSAGE:
-                call.judged[place] = Refused(self._settings.describe(error))
+                call.refuse(place, self._settings.describe(error))
             case _:
                 call.reports.failures[place] = error
         return True

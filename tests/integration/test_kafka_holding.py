@@ -1,0 +1,176 @@
+"""Kafka and `when_dead = "hold"`: of a key nothing goes out behind an event that was refused."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from outbox_relay import outbox
+from outbox_relay.envelope import TopicTemplate
+from outbox_relay.event import Event
+from outbox_relay.policy import DELIVERED, Refused, Unavailable, Verdict
+from outbox_relay.sinks.kafka import KafkaSink
+from tests.contract.harness import an_event, hand_over, some_events, soon
+from tests.integration.test_relay import has, query
+from tests.support.database import Database
+from tests.support.kafka import KafkaBroker
+from tests.support.rig import running, spec
+from tests.support.wait import auntil
+
+LIMIT = 20_000
+STALL_SECONDS = 5.0
+COUNT, KEYS = 400, 5
+BAD = (70, 103, 311, 312)
+"""Of keys 0, 3, 1 and 2, in different calls and in the middle of them."""
+
+
+def large(event: Event) -> Event:
+    """`event`, too large for the topic however it is compressed."""
+    return event._replace(payload=random.Random(event.id).randbytes(2 * LIMIT))
+
+
+def nameless(event: Event) -> Event:
+    """`event`, of which no legal topic name can be made."""
+    return event._replace(type="no topic/")
+
+
+@dataclass(frozen=True)
+class Case:
+    """How an event comes to be refused: with which topic and settings, by what in it, and who finds out."""
+
+    template: str = "{topic}"
+    producer: dict[str, str | int] = field(default_factory=dict[str, str | int])
+    spoil: Any = large
+
+
+CASES = {
+    "the sink knows the topic's limit": Case(),
+    "only the broker knows": Case(producer={"compression.type": "lz4"}),
+    "the client's own limit": Case(producer={"message.max.bytes": 5_000}),
+    "no topic": Case(template="{topic}{{type}}", spoil=nameless),
+}
+
+
+def expected(events: Sequence[Event], bad: Sequence[int]) -> list[type]:
+    """What each event comes to: of a key nothing is delivered from its first refused event on."""
+    found: list[type] = []
+    ended: set[str | None] = set()
+    for place, event in enumerate(events):
+        found.append(Unavailable if event.key in ended else Refused if place in bad else type(DELIVERED))
+        if place in bad:
+            ended.add(event.key)
+    return found
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+async def test_nothing_of_a_key_is_sent_behind_a_refused_event_in_any_call_under_way(
+    real_kafka: KafkaBroker, topic: str, case: Case
+) -> None:
+    name = f"{topic}order.created" if case.spoil is nameless else topic
+    real_kafka.create_topic(name, partitions=2, config={"max.message.bytes": str(LIMIT)})
+    producer = {"bootstrap.servers": real_kafka.bootstrap, **case.producer}
+    template = TopicTemplate.parse(case.template.format(topic=topic))
+    sink = KafkaSink("events", template, producer, STALL_SECONDS, holds=True)
+    await sink.open()
+    try:
+        events = some_events(COUNT, KEYS)
+        for place in BAD:
+            events[place] = case.spoil(events[place])
+        verdicts: list[Verdict] = []
+        # Two calls at once, as the relay makes them, and no more until both have returned.
+        for at in range(0, COUNT, 200):
+            left = [event for event in events[at : at + 200] if event.key not in _keys(events, verdicts)]
+            found = dict(zip((e.id for e in left), await hand_over_all_of(sink, left), strict=True))
+            verdicts += [found.get(event.id, Unavailable("the relay knows")) for event in events[at : at + 200]]
+    finally:
+        await sink.close()
+    assert [type(verdict) for verdict in verdicts] == expected(events, BAD)
+    arrived = {str(record.headers["id"], "ascii") for record in real_kafka.read_all(name) if record.headers["id"]}
+    assert arrived == {event.uid for event, v in zip(events, verdicts, strict=True) if v is DELIVERED}
+
+
+def _keys(events: Sequence[Event], verdicts: Sequence[Verdict]) -> set[str | None]:
+    """The keys that a relay would hold back by now."""
+    return {event.key for event, verdict in zip(events, verdicts, strict=False) if verdict is not DELIVERED}
+
+
+async def hand_over_all_of(sink: KafkaSink, events: Sequence[Event]) -> list[Verdict]:
+    """The verdicts on `events`, handed over in two calls at once."""
+    half = len(events) // 2
+    first, second = await asyncio.gather(sink.deliver(events[:half], soon()), sink.deliver(events[half:], soon()))
+    assert all(verdict.behind for verdict in (*first, *second) if isinstance(verdict, Unavailable))
+    return [*first, *second]
+
+
+async def test_what_another_topic_had_taken_already_is_told_as_it_is(real_kafka: KafkaBroker, topic: str) -> None:
+    """A record for one topic may be refused after one of its key for another was acknowledged: that one is out."""
+    for kind in ("small", "other"):
+        real_kafka.create_topic(f"{topic}.{kind}", config={"max.message.bytes": str(LIMIT)})
+    producer: dict[str, str | int] = {"bootstrap.servers": real_kafka.bootstrap, "compression.type": "lz4"}
+    sink = KafkaSink("events", TopicTemplate.parse(f"{topic}.{{type}}"), producer, STALL_SECONDS, holds=True)
+    await sink.open()
+    try:
+        events = [an_event("k")._replace(type=kind) for kind in ("small", "small", "other", "small")]
+        events[1] = large(events[1])
+        verdicts = await hand_over(sink, events)
+    finally:
+        await sink.close()
+    arrived = {
+        str(record.headers["id"], "ascii")
+        for kind in ("small", "other")
+        for record in real_kafka.read_all(f"{topic}.{kind}")
+        if record.headers["id"]
+    }
+    assert isinstance(verdicts[1], Refused)
+    assert isinstance(verdicts[3], Unavailable)
+    assert arrived == {event.uid for event, v in zip(events, verdicts, strict=True) if v is DELIVERED}
+
+
+@pytest.mark.parametrize("hold", [True, False], ids=["hold", "skip"])
+async def test_a_dead_letter_of_a_relay_holds_its_key_or_lets_it_go(
+    database: Database, real_kafka: KafkaBroker, topic: str, hold: bool
+) -> None:
+    real_kafka.create_topic(topic, config={"max.message.bytes": str(LIMIT)})
+    producer = {"bootstrap.servers": real_kafka.bootstrap}
+    sink = KafkaSink("s", TopicTemplate.parse(topic), producer, STALL_SECONDS, holds=hold)
+
+    def numbers(key: bytes) -> list[int]:
+        """First deliveries: a relay that was held up for long begins again."""
+        return list(dict.fromkeys(int(r.value or b"") for r in real_kafka.read_all(topic) if r.key == key))
+
+    async def arrived(key: bytes, wanted: list[int]) -> None:
+        async def fact() -> bool:
+            return len(numbers(key)) >= len(wanted)
+
+        await auntil(fact, seconds=20, what=f"{len(wanted)} events arrive")
+        assert numbers(key) == wanted
+
+    with database.connect() as connection:
+        outbox.emit_many(
+            connection,
+            [
+                outbox.Event("t", n if (key, n) != ("a", 3) else "3" * 2 * LIMIT, key=key)
+                for n in range(10)
+                for key in ("a", "b")
+            ],
+        )
+    async with running(database.dsn, (spec("s", hold=hold), sink)) as rig:
+        await arrived(b"b", list(range(10)))
+        [(letter,)] = await has(database, "select id from outbox.delivery where state = 'dead'")
+        if hold:
+            await has(database, "select 1 from outbox.delivery where state = 'held' having count(*) = 6")
+            assert numbers(b"a") == [0, 1, 2]
+            with database.connect() as connection:
+                outbox.emit_many(connection, [outbox.Event("t", 10, key="a"), outbox.Event("t", 10, key="b")])
+            await arrived(b"b", list(range(11)))
+            assert numbers(b"a") == [0, 1, 2]
+            query(database, "delete from outbox.delivery where id = %s returning 1", letter)
+            await arrived(b"a", [0, 1, 2, 4, 5, 6, 7, 8, 9, 10])
+        else:
+            await arrived(b"a", [0, 1, 2, 4, 5, 6, 7, 8, 9])
+        assert rig.relays[0].circuit == "closed", "a key that is held says nothing about the destination"
