@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import NamedTuple
 
 from outbox_relay.circuit import Circuit
@@ -17,6 +18,9 @@ RECORD_SECONDS = 1.0
 """Least time between two records of the circuit in the database."""
 REMIND_SECONDS = 60.0
 """Longest time between two records while it is not closed: the database counts how long a destination is down."""
+
+TROUBLE_SECONDS = 5.0
+"""How long a part of the destination is in trouble at least: by then the rows of its events are in the database."""
 
 GONE_SECONDS = 10.0
 """How long a destination that said that it is gone is left alone at least: by then every relay knows of the pause."""
@@ -39,11 +43,13 @@ class Gate:
         self._circuit = Circuit(spec.circuit)
         self._moved = asyncio.Event()
         self._heard = asyncio.Event()
-        self._told: tuple[str, str | None] | None = None
+        self._told: tuple[str, str | None, int | None] | None = None
         self._told_at = float("-inf")
         self._note: str | None = None
+        self._limit: int | None = None
         self._gone: str | None = None
         self._trouble: str | None = None
+        self._troubled_at = float("-inf")
         self._standing = 0
         self._counted = asyncio.Event()
 
@@ -76,8 +82,18 @@ class Gate:
         """The destination took an event."""
         was_closed = self.closed
         self._circuit.delivered(leave.term)
-        if self.closed and (not was_closed or self._holding.circuit != "closed"):
+        if self.closed and (not was_closed or self._stale()):
             self._changed()
+
+    def _stale(self) -> bool:
+        """Whether the database holds what another relay, or one that is gone, found out and we did not.
+
+        A relay that gets fewer requests says so when that changes; those that do not gainsay it now and then at most.
+        """
+        if self._holding.circuit != "closed":
+            return True
+        patience = REMIND_SECONDS if self._limit is None else 0.0
+        return self._holding.in_flight_limit != self._limit and time.monotonic() - self._told_at > patience
 
     def failed(self, event_id: int, reason: str, leave: Pass) -> None:
         """The destination failed with an event: one of several that open the circuit."""
@@ -112,7 +128,7 @@ class Gate:
 
     def trouble(self, reason: str) -> None:
         """A part of the destination is in trouble: its events become rows, the others flow."""
-        self._trouble = reason
+        self._trouble, self._troubled_at = reason, time.monotonic()
         self._tell(reason)
 
     def parked(self) -> None:
@@ -130,11 +146,13 @@ class Gate:
         return self._trouble is not None and self._standing >= self._spec.parked_max
 
     async def _count(self) -> None:
-        """While a part is in trouble, know how many rows stand."""
+        """While a part is in trouble, know how many rows stand; it is in none once no row waits for it any more."""
         while True:
             if self._trouble is not None:
-                self._standing = await self._store.standing(self._spec.name, self._spec.parked_max)
-                self._trouble = self._trouble if self._standing else None
+                asked_at = time.monotonic()
+                self._standing, waiting = await self._store.standing(self._spec.name, self._spec.parked_max)
+                if not waiting and asked_at - self._troubled_at > TROUBLE_SECONDS:
+                    self._trouble = self._note = self._told = None
                 self._counted.set()
             await asyncio.sleep(RECORD_SECONDS)
 
@@ -144,6 +162,11 @@ class Gate:
             self._heard.set()
 
     # -- what people are told -----------------------------------------------------------------------------------
+
+    def limited(self, limit: int | None) -> None:
+        """So many requests may be under way at once, fewer than the settings say; nothing: as many as those say."""
+        self._limit = limit
+        self._heard.set()
 
     def _changed(self) -> None:
         self._moved.set()
@@ -164,9 +187,12 @@ class Gate:
             pause_after = self._spec.circuit.pause_after_seconds
             remind = min(REMIND_SECONDS, pause_after / 10 or REMIND_SECONDS)
             due = state != "closed" and time.monotonic() - self._told_at > remind
-            if state != self._holding.circuit or (state, error) != self._told or due:
-                await self._store.record_circuit(self._holding.sink, state, error, pause_after)
-                self._holding.circuit, self._told, self._told_at = state, (state, error), time.monotonic()
+            news = (state, error, self._limit)
+            known = (self._holding.circuit, self._holding.in_flight_limit)
+            if (state, self._limit) != known or news != self._told or due:
+                await self._store.record_circuit(self._holding.sink, *news, pause_after)
+                self._holding.circuit, _, self._holding.in_flight_limit = news
+                self._told, self._told_at = news, time.monotonic()
             if self._gone is not None:
                 await self._store.pause_gone(self._holding.sink, self._gone)
                 self._gone = None
@@ -176,12 +202,14 @@ class Gate:
 class Slots:
     """How many requests of a sink may be under way at once: up to ``most``, and fewer for a while after it asked.
 
-    Halved when the destination asks for less; raised by one whenever as many as fit were delivered.
+    Halved when the destination asks for less; raised by one whenever as many as fit were delivered. ``changed`` is
+    given the limit whenever it changes, nothing when it is ``most`` again.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, changed: Callable[[int | None], None] = lambda _: None) -> None:
         self._most = float(most)
         self._bears = float(most)
+        self._changed = changed
         self._taken = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
 
@@ -193,6 +221,10 @@ class Slots:
     def full(self) -> bool:
         """Whether the next one has to wait."""
         return self._taken >= self.limit
+
+    def overfull(self) -> bool:
+        """Whether more are taken than may be now: who has not begun should give his back."""
+        return self._taken > self.limit
 
     async def acquire(self) -> None:
         """Wait for room for a request, which whoever takes it gives back by ``release``."""
@@ -213,13 +245,18 @@ class Slots:
 
     def fewer(self) -> None:
         """The destination asked for less."""
-        self._bears = max(1.0, self._bears / 2)
+        self._set(max(1.0, self._bears / 2))
 
     def more(self) -> None:
         """A request was delivered."""
         if self._bears < self._most:
-            self._bears = min(self._most, self._bears + 1.0 / self._bears)
+            self._set(min(self._most, self._bears + 1.0 / self._bears))
             self._wake()
+
+    def _set(self, bears: float) -> None:
+        before, self._bears = self.limit, bears
+        if self.limit != before:
+            self._changed(self.limit if bears < self._most else None)
 
     def _wake(self) -> None:
         room = self.limit - self._taken

@@ -45,7 +45,9 @@ class Webhooks:
         credentials = _credentials(self._settings, name, settings)
         sink = self._sinks[name] = WebhookSink(
             name,
-            Destination(settings.url, settings.denied, self.own, self._context(name, _tls(settings))),
+            Destination(
+                settings.url, settings.denied, self.own, self._context(name, _tls(settings)), settings.proxy_endpoint()
+            ),
             credentials,
             form=Form(settings.cloudevents, settings.cloudevents_source, frozenset(settings.forward_headers)),
             rules=Rules(frozenset(settings.permanent_statuses), settings.retry_after_max_seconds),
@@ -119,7 +121,7 @@ def _tls(settings: WebhookSettings) -> Tls:
 
 def _credentials(settings: Settings, name: str, sink: WebhookSettings) -> Credentials:
     try:
-        return Credentials(sink.signing_keys(), sink.request_headers(os.environ))
+        return Credentials(sink.signing_keys(), sink.request_headers(os.environ), sink.proxy_authorization())
     except Misconfigured as error:
         raise Misconfigured(settings.at(("sinks", name), str(error))) from None
 

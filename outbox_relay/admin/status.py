@@ -31,7 +31,8 @@ async def status(store: Store) -> dict[str, Any]:
     ``oldest_seconds`` is the age of the oldest of the backlog, by the database's clock, or how long ago it became due
     if that is later; 0.0 when there is none. ``scheduled`` counts rows and events of the log, ``waiting``, ``held`` and
     ``dead`` rows. ``unowned`` is how many shards of the sink no relay owns. ``circuit_seconds`` is for how long
-    the circuit has not been closed, ``paused_reason`` why a relay paused the sink by itself.
+    the circuit has not been closed, ``in_flight_limit`` how many requests a relay makes at once since the destination
+    asked for less, None when as many as the settings say, ``paused_reason`` why a relay paused the sink by itself.
 
     ``relays`` are those that were seen within ``ALIVE_SECONDS`` or own a shard, with the shards they own of every
     sink they serve. ``unrouted`` are the types among the newest ``NEWEST_EVENTS`` events that no sink's patterns match.
@@ -87,6 +88,7 @@ async def _sink(store: Store, sink: Any) -> dict[str, Any]:
         "scheduled": found.scheduled,
         "circuit": sink.circuit,
         "circuit_seconds": None if sink.circuit_seconds is None else round(sink.circuit_seconds, 3),
+        "in_flight_limit": sink.in_flight_limit,
         "paused": sink.paused,
         "paused_reason": sink.paused_reason,
         "last_error": sink.last_error,

@@ -17,6 +17,11 @@ def status_text(found: dict[str, Any]) -> str:
     lines = table([SINK_HEADER, *(_sink_row(name, sink) for name, sink in sinks.items())]) if sinks else [NO_SINKS]
     lines += [f"last error of {name}: {sink['last_error']}" for name, sink in sinks.items() if sink["last_error"]]
     lines += [f"{name} was paused: {sink['paused_reason']}" for name, sink in sinks.items() if sink["paused_reason"]]
+    lines += [
+        f"{name} asked for less: {sink['in_flight_limit']} at once, until it has taken more"
+        for name, sink in sinks.items()
+        if sink["in_flight_limit"] is not None
+    ]
     lines.append("")
     lines += table([RELAY_HEADER, *map(_relay_row, relays)]) if relays else [NO_RELAYS]
     if unrouted:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from ipaddress import IPv6Address, ip_address
+from ipaddress import IPv6Address, ip_address, ip_network
 from urllib.parse import SplitResult, urlsplit
 
 from outbox_relay.settings.addresses import Network, denied
 
 URL_CHARS = 2048
 """Longest URL, in characters."""
+
+EVERYWHERE = (ip_network("0.0.0.0/0"), ip_network("::/0"))
+"""The networks of all addresses."""
 
 _VISIBLE = re.compile(r"[!-~]+")
 _LABEL = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
@@ -36,6 +39,20 @@ def check_url(url: str, *, allow_http: bool, allowed: Sequence[Network]) -> None
         raise ValueError("holds a fragment (#…), which is never sent: take it out")
     _check_port(parts)
     _check_host(parts, allowed)
+
+
+def proxy_endpoint(url: str) -> tuple[str, int]:
+    """Host and port of a forward proxy. Raises ValueError, with the fix and without the URL, when it is none."""
+    parts = _split(url)
+    if parts.scheme != "http" or parts.path not in ("", "/") or "?" in url or "#" in url:
+        raise ValueError("should be http://HOST:PORT: proxies are spoken to without TLS, and have no path")
+    if "@" in parts.netloc:
+        raise ValueError("holds credentials before the host: put them into proxy_authorization_file")
+    _check_port(parts)
+    _check_host(parts, EVERYWHERE)
+    if parts.hostname is None or parts.port is None:
+        raise ValueError("has no port: write http://HOST:PORT")
+    return parts.hostname, parts.port
 
 
 def _split(url: str) -> SplitResult:

@@ -112,6 +112,17 @@ def header_problems(headers: Mapping[str, HeaderValue], forwarded: Iterable[str]
     return found
 
 
+def read_file(setting: str, path: Path) -> str:
+    """A header's value from the file that ``setting`` names; a line break at its end is none of it.
+
+    Raises Misconfigured, with both names and without the value, when it cannot be read or cannot be a header's.
+    """
+    try:
+        return HeaderValue.model_validate({"file": str(path)}).read({})
+    except ValueError as error:
+        raise Misconfigured(f"{setting} {error}") from None
+
+
 def read_headers(headers: Mapping[str, HeaderValue], environ: Mapping[str, str]) -> dict[str, str]:
     """The values of ``headers`` by their names in lower case.
 

@@ -11,18 +11,23 @@ from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
 from outbox_relay.settings import raw
 from outbox_relay.settings.addresses import Address, Network, denied
-from outbox_relay.settings.destination import check_url
+from outbox_relay.settings.destination import EVERYWHERE, check_url, proxy_endpoint
 from outbox_relay.settings.every_sink import EverySink
 from outbox_relay.settings.fields import Count, Number
 from outbox_relay.settings.problems import Problem, Wrong
-from outbox_relay.settings.request_headers import HEADERS, HeaderValue, header_problems, name_refusal, read_headers
+from outbox_relay.settings.request_headers import (
+    HEADERS,
+    HeaderValue,
+    header_problems,
+    name_refusal,
+    read_file,
+    read_headers,
+)
 from outbox_relay.settings.secrets import SECRETS, SigningSecret, read_secrets
 from outbox_relay.signing import Key
 
 OWN_MEANING = frozenset((408, 410, 425, 429, 502, 503, 504))
 """Statuses that say when to come back, or that nobody is there: they cannot be permanent."""
-
-_EVERYWHERE = (ip_network("0.0.0.0/0"), ip_network("::/0"))
 
 
 def _network(value: object) -> object:
@@ -76,11 +81,16 @@ class WebhookSink(EverySink):
     """A PEM file with the key of client_certificate, not encrypted; left out: it stands in the same file."""
     ca_file: Path | None = None
     """A PEM file with the authorities that receivers are trusted by, instead of the system's."""
+    proxy: str | None = Field(default=None, repr=False)
+    """A forward proxy, "http://HOST:PORT", that all connections go through (CONNECT); it looks names up and judges
+    addresses instead of the relay."""
+    proxy_authorization_file: Path | None = None
+    """A file with what the proxy is shown as proxy-authorization; read at start and on SIGHUP."""
 
     @field_validator("url")
     @classmethod
     def _is_safe(cls, value: str, info: ValidationInfo) -> str:
-        allowed = info.data.get("allow_networks", _EVERYWHERE)
+        allowed = info.data.get("allow_networks", EVERYWHERE)
         check_url(value, allow_http=info.data.get("allow_http", True), allowed=allowed)
         return value
 
@@ -123,6 +133,20 @@ class WebhookSink(EverySink):
             raise Wrong(wrong)
         return tuple(dict.fromkeys(value))
 
+    @field_validator("proxy")
+    @classmethod
+    def _is_a_proxy(cls, value: str | None) -> str | None:
+        if value is not None:
+            proxy_endpoint(value)
+        return value
+
+    @field_validator("proxy_authorization_file")
+    @classmethod
+    def _belongs_to_a_proxy(cls, value: Path | None, info: ValidationInfo) -> Path | None:
+        if value is not None and info.data.get("proxy", value) is None:
+            raise ValueError("needs proxy, which it is for")
+        return value
+
     @field_validator("client_key")
     @classmethod
     def _belongs_to_a_certificate(cls, value: Path | None, info: ValidationInfo) -> Path | None:
@@ -150,6 +174,15 @@ class WebhookSink(EverySink):
         any value, when one cannot be read or cannot be sent.
         """
         return read_headers(self.headers, environ)
+
+    def proxy_endpoint(self) -> tuple[str, int] | None:
+        """Host and port of ``proxy``; nothing without one."""
+        return None if self.proxy is None else proxy_endpoint(self.proxy)
+
+    def proxy_authorization(self) -> str | None:
+        """What ``proxy_authorization_file`` holds, read at each call; blocks and raises as :meth:`request_headers`."""
+        path = self.proxy_authorization_file
+        return None if path is None else read_file("proxy_authorization_file", path)
 
     def denied(self, address: Address | str) -> str | None:
         """Why this sink does not connect to ``address``, in a word or two; nothing when it may.

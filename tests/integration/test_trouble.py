@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from uuid import UUID
+
+import pytest
 
 from outbox_relay.admin import pause, resume, status, why
 from outbox_relay.circuit import CircuitPolicy
 from outbox_relay.event import Event
-from outbox_relay.policy import DELIVERED, Attempt, Failed, RetryPolicy, Unavailable, Verdict
+from outbox_relay.policy import DELIVERED, Attempt, Failed, Refused, RetryPolicy, Unavailable, Verdict
 from outbox_relay.sinks.memory import MemorySink
 from tests.integration.test_relay import Late, delivered, emit, fails, has, ids, in_order, query
 from tests.support.database import Database
@@ -31,6 +34,16 @@ async def test_one_that_asks_for_less_is_left_alone_at_once_and_then_gets_half(d
         await rig.settled()
         assert 0 < rig.relays[0].in_flight_limit < 64
     assert query(database, "select count(*) from outbox.delivery") == [(0,)]
+
+
+async def test_what_a_relay_that_is_gone_said_of_fewer_requests_is_forgotten(database: Database) -> None:
+    sink = MemorySink(keeps_order=False)
+    async with running(database.dsn, (spec("s"), sink)) as rig:
+        await rig.owns_all()
+        query(database, "update outbox.sink set in_flight_limit = 8 returning 1")
+        await auntil(lambda: _is(rig.holding("s").in_flight_limit == 8), seconds=10, what="it is known")
+        await delivered(sink, emit(database, [None]))
+        await has(database, "select 1 from outbox.sink where in_flight_limit is null")
 
 
 async def test_one_that_is_gone_is_paused_with_its_reason_and_nothing_is_lost(database: Database) -> None:
@@ -124,6 +137,36 @@ async def test_when_enough_rows_stand_for_a_part_the_position_stands_still_and_s
         await delivered(sink, wanted)
         await rig.settled()
     assert sorted(ids(sink)) == wanted
+
+
+@pytest.mark.parametrize("others", ["scheduled", "held"])
+async def test_a_part_that_answers_again_is_forgotten_whatever_rows_stand_for_other_reasons(
+    database: Database, monkeypatch: pytest.MonkeyPatch, others: str
+) -> None:
+    """More rows than ``parked_max`` stand, none of them for the part: they must not stop the sink for ever."""
+    monkeypatch.setattr("outbox_relay.gate.TROUBLE_SECONDS", 0.5)
+    monkeypatch.setattr("outbox_relay.gate.RECORD_SECONDS", 0.1)
+    late = Late()
+    sink = MemorySink(late)
+    sink.max_batch = 20
+    async with running(database.dsn, (spec("s", parked_max=40, hold=True), sink)) as rig:
+        if others == "scheduled":
+            emit(database, [None] * 60, deliver_at=datetime.now(UTC) + timedelta(hours=1))
+        else:
+            late.script = fails(1, None, Refused("never"))
+            emit(database, ["dead"])
+            await has(database, "select 1 from outbox.delivery where state = 'dead'")
+            emit(database, ["dead"] * 59)
+        await has(database, "select 1 from outbox.delivery having count(*) = 60")
+        late.script = _trouble
+        waited = emit(database, ["orders-1"])
+        await has(database, "select 1 from outbox.sink where last_error like 'topic orders:%%'")
+        late.script = None
+        await delivered(sink, waited)
+        for _ in range(3):
+            more = emit(database, [f"users-{n}" for n in range(30)])
+            await delivered(sink, more)
+        assert rig.ended == []
 
 
 async def test_the_last_attempt_is_kept_with_its_row_and_why_shows_it(database: Database) -> None:

@@ -63,3 +63,27 @@ async def test_one_that_stops_waiting_takes_nobodys_place() -> None:
     first.cancel()
     await asyncio.wait_for(second, 5)
     assert first.cancelled()
+
+
+async def test_every_limit_is_told_once_and_nothing_when_there_is_none_any_more() -> None:
+    told: list[int | None] = []
+    slots = Slots(4, told.append)
+    slots.fewer()
+    slots.fewer()
+    slots.fewer()
+    for _ in range(20):
+        slots.more()
+    assert told == [2, 1, 2, 3, None]
+
+
+async def test_one_that_has_not_begun_gives_its_place_back_only_while_there_are_too_many() -> None:
+    slots = Slots(4)
+    for _ in range(4):
+        await slots.acquire()
+    assert not slots.overfull()
+    slots.fewer()
+    for _ in range(2):
+        assert slots.overfull()
+        slots.release()
+    assert slots.full()
+    assert not slots.overfull()

@@ -112,7 +112,9 @@ OUTCOMES: dict[str, list[Answer | Fault]] = {
     "502, 504; 503": [Answer(502), Answer(503), Answer(504)],
     "429; 503": [Answer(429), Answer(503, {"retry-after": "1"})],
     "410; any failure": [Answer(410), Answer(500, {"webhook-delivery": "disable"})],
-    "no name": [Fault(code, sent=False, reason="-") for code in ("dns_error", "tls_error", "ssrf_blocked")],
+    "no name": [
+        Fault(code, sent=False, reason="-") for code in ("dns_error", "tls_error", "ssrf_blocked", "proxy_error")
+    ],
 }
 
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import socket
+import ssl
 import time
 from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -22,7 +26,7 @@ from tests.support.ports import free_port
 from tests.support.receiver import Receiver, Request
 from tests.support.receiver.answers import Behaviour, chosen, say
 from tests.support.receiver.certificates import Authority
-from tests.support.receiver.faults import hang
+from tests.support.receiver.faults import close, hang
 from tests.support.receiver.signatures import SECRET, problem
 from tests.support.wait import auntil
 
@@ -248,6 +252,47 @@ class TestCheck:
             )
             assert await sink.check() is None
             assert await delivered(sink) is DELIVERED
+
+    @pytest.mark.parametrize("version", ["TLSv1_2", "TLSv1_3"])
+    async def test_a_client_certificate_that_is_asked_for(self, tmp_path: Path, version: str) -> None:
+        """With TLS 1.3 the handshake is over for the relay before the server has looked for a certificate."""
+        authority = Authority(tmp_path)
+        context = authority.asks_for_certificate()
+        context.minimum_version = context.maximum_version = ssl.TLSVersion[version]
+        with shaking_hands(context) as port:
+            for files in (), authority.client_files("expired"):
+                found = await checked(port, Tls(authority.certificate_file, *files))
+                assert (found or "").startswith("tls_error: ")
+            assert await checked(port, Tls(authority.certificate_file, *authority.client_files())) is None
+
+    async def test_a_connection_that_is_closed_behind_the_handshake(self, tmp_path: Path) -> None:
+        authority = Authority(tmp_path)
+        with Receiver(at_accept=close, tls=authority.good()) as receiver:
+            found = await checked(receiver.port, Tls(authority.certificate_file))
+            assert (found or "").startswith("disconnected: ")
+
+
+@contextmanager
+def shaking_hands(context: ssl.SSLContext) -> Generator[int]:
+    """A port that shakes hands and says nothing more; unlike the receiver it sends its alert before it closes."""
+    with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(1) as thread:
+
+        def accept() -> None:
+            with suppress(OSError):
+                while True:
+                    accepted, _ = listening.accept()
+                    with suppress(OSError), context.wrap_socket(accepted, server_side=True) as secure:
+                        secure.recv(1)
+
+        thread.submit(accept)
+        yield listening.getsockname()[1]
+        listening.shutdown(socket.SHUT_RDWR)
+
+
+async def checked(port: int, tls: Tls) -> str | None:
+    """What a sink with these files says of this port."""
+    destination = Destination(f"https://127.0.0.1:{port}/", lambda _: None, tls=tls.context())
+    return await WebhookSink("crm", destination, CREDENTIALS).check()
 
 
 class TestTls:

@@ -27,6 +27,7 @@ PASSWORD = "canary-of-a-password"
 TOKEN = "canary-of-a-token-in-the-url"
 HEADER = "canary-of-a-header-of-the-settings"
 PAYLOAD = "canary-of-a-payload"
+PROXY = "canary-of-the-authorization-of-a-proxy"
 CANARIES = {
     "signing secret": SECRET.removeprefix("whsec_"),
     "signing key": KEY.decode(),
@@ -34,6 +35,7 @@ CANARIES = {
     "token of the URL": TOKEN,
     "header of the settings": HEADER,
     "payload": PAYLOAD,
+    "authorization of the proxy": PROXY,
 }
 SINK = """
 [sinks.{name}]
@@ -45,6 +47,7 @@ allow_networks = ["127.0.0.0/8"]
 timeout_seconds = 2
 forward_headers = ["x-event"]
 headers = {{ authorization = {{ env = "CANARY_HEADER" }} }}
+{more}
 [sinks.{name}.retry]
 attempts = 2
 base_seconds = 0.05
@@ -59,6 +62,13 @@ def echo(request: Request) -> bytes:
     """Everything that came, in one text."""
     lines = [f"{request.method} {request.target}", *(f"{name}: {value}" for name, value in request.headers)]
     return "\n".join(lines).encode() + b"\n\n" + request.body
+
+
+async def headers_alone(request: Request, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """A failure that repeats everything but the payload: this answer is kept, without what must not be seen."""
+    body = b"I got: " + echo(request).removesuffix(request.body).strip()
+    writer.write(head(500, [("content-length", str(len(body)))]) + body)
+    await writer.drain()
 
 
 def echoing(status: int) -> Behaviour:
@@ -134,15 +144,23 @@ def everything(relay: RelayService, dsn: str, uids: list[str]) -> Iterator[Text]
     yield from tables(dsn)
 
 
+PROXIED = "proxied"
+"""The sink whose receiver is its proxy too, and refuses."""
 KILLING: dict[str, Behaviour] = {
     "failing": echoing(500),
     "refusing": echoing(400),
     "redirecting": echoing(302),
     "no_http": nonsense,
     "bad_header": bad_header,
+    "headers_alone": headers_alone,
 }
 """Sinks whose events end dead."""
-STANDING: dict[str, Behaviour] = {"throttling": echoing(429), "gone": echoing(410), "down": echoing(503)}
+STANDING: dict[str, Behaviour] = {
+    "throttling": echoing(429),
+    "gone": echoing(410),
+    "down": echoing(503),
+    PROXIED: echoing(407),
+}
 """Sinks that stand still and say why."""
 
 
@@ -153,10 +171,8 @@ def test_nothing_secret_is_seen_anywhere_when_receivers_echo_it(database: Databa
             for name, answer in (KILLING | STANDING).items()
         }
         dsn = database.dsn_as("postgres", password=PASSWORD)
-        sinks = "".join(
-            SINK.format(name=name, url=receiver.url, secret=SECRET, token=TOKEN, most=1 if name in STANDING else 1000)
-            for name, receiver in receivers.items()
-        )
+        (tmp_path / "proxy").write_text(PROXY)
+        sinks = "".join(_sink(name, receiver, tmp_path / "proxy") for name, receiver in receivers.items())
         text = f'[database]\ndsn = "{dsn}"\n{sinks}\n[routes]\n"*" = {json.dumps(list(receivers))}\n'
         relay = stack.enter_context(RelayService(tmp_path, text, CANARY_HEADER=HEADER))
         uids = _emit(database)
@@ -170,6 +186,7 @@ def test_nothing_secret_is_seen_anywhere_when_receivers_echo_it(database: Databa
             seconds=60,
             what="the others say why they stand",
         )
+        assert PROXY in echo(receivers.pop(PROXIED).requests[0]).decode()
         for receiver in receivers.values():
             assert _shows_all(receiver.requests[0]), "the receiver has what must not be seen"
             assert receiver.unverified == []
@@ -180,6 +197,15 @@ def test_nothing_secret_is_seen_anywhere_when_receivers_echo_it(database: Databa
     assert seen == []
     shown = next(text.content for text in found if text.place.startswith("why") and "--json" in text.place)
     assert "http_500" in shown, "the last attempt is shown all the same"
+    assert "I got: POST [redacted]" in shown, "and an answer that repeats secrets is, without them"
+    assert "the proxy answered 407" in next(text.content for text in found if text.place == "status")
+
+
+def _sink(name: str, receiver: Receiver, proxy_authorization: Path) -> str:
+    more = f'proxy = "http://{receiver.host}:{receiver.port}"\nproxy_authorization_file = "{proxy_authorization}"'
+    most = 1 if name in STANDING else 1000
+    secrets = {"secret": SECRET, "token": TOKEN}
+    return SINK.format(name=name, url=receiver.url, most=most, more=more if name == PROXIED else "", **secrets)
 
 
 def _emit(database: Database) -> list[str]:

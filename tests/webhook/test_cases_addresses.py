@@ -16,7 +16,7 @@ from tests.support.receiver.answers import in_turn, say
 from tests.support.receiver.certificates import NAME, Authority
 from tests.support.receiver.faults import stale
 from tests.webhook.names import Names
-from tests.webhook.sending import LOOPBACK_NETWORKS, code, outcome, sending, settings, verdict
+from tests.webhook.sending import LOOPBACK_NETWORKS, a_sink, code, outcome, sending, settings, verdict
 
 PUBLIC = "93.184.215.14"
 ONLY_ONE = ["127.0.0.1/32"]
@@ -197,6 +197,23 @@ async def test_an_address_that_refuses_does_not_stop_the_next_one_of_the_name(na
 async def test_case_10_a_dot_behind_the_name_and_upper_case_make_no_other_host(names: Names, name: str) -> None:
     names.say(NAME, ["10.0.0.1"])
     assert_blocked(await outcome(f"http://{name}/"), "10.0.0.1")
+
+
+@pytest.mark.parametrize("name", [f"{NAME}.", "Receiver.TEST."])
+async def test_case_10_the_certificate_and_the_host_header_are_those_of_the_name_without_its_dot(
+    names: Names, authority: Authority, name: str
+) -> None:
+    """The dot is for name servers alone, where it says that nothing is to be added."""
+    shown: list[str | None] = []
+    context = authority.good(NAME)
+    context.sni_callback = lambda _socket, told, _context: shown.append(told)
+    names.say(NAME, ["127.0.0.1"])
+    with Receiver(tls=context) as receiver:
+        assert await outcome(of_name(receiver, name), ca_file=authority.certificate_file) == DELIVERED
+        assert await a_sink(of_name(receiver, name), ca_file=authority.certificate_file).check() is None
+        assert receiver.requests[0].header("host") == f"{NAME}:{receiver.port}"
+    assert shown == [NAME] * 2
+    assert set(names.asked) == {f"{NAME}."}
 
 
 async def test_case_24_what_is_the_relays_own_is_not_dialled(names: Names) -> None:

@@ -25,7 +25,7 @@ from tests.support.receiver.faults import (
     drip,
     early_hints,
     endless_chunks,
-    gzip_bomb,
+    gzip_bombs,
     hang,
     header_drip,
     reset,
@@ -39,7 +39,7 @@ MEMORY_BYTES = 8 << 20
 """What one answer may make the relay hold, with everything around it."""
 SYSTEM_BYTES = 24 << 20
 """More than the buffers of a connection hold on both sides."""
-BOMB = gzip_bomb()
+BOMB, DENSE_BOMB = gzip_bombs()
 BROKEN = {"protocol_error", "disconnected", "connection_reset"}
 NEVER = {*BROKEN, "deadline"}
 
@@ -88,6 +88,7 @@ TAKEN = {
     "case 48: a chunked body without end": endless_chunks,
     "case 48: a body without end and without a length": Flood(b"HTTP/1.1 200 OK\r\n\r\n", b"x" * 65536),
     "case 49: a gzip bomb of 200 MiB": raw(BOMB),
+    "case 49: one that is packed twice": raw(DENSE_BOMB),
     "case 49: ten encodings on top of each other": raw(
         head(200, [("content-encoding", ", ".join(["gzip"] * 10)), ("content-length", "3")]) + b"abc"
     ),

@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from outbox_relay import gate
+from outbox_relay.admin import status
 from outbox_relay.policy import DELIVERED, Failed, Refused, RetryPolicy, Unavailable
 from tests.integration.test_relay import emit, has, query
 from tests.support.database import Database
@@ -20,7 +21,7 @@ from tests.support.receiver.answers import after, chosen, in_turn, of_each, raw,
 from tests.support.receiver.faults import RETRY_AFTER, hang
 from tests.support.receiver.signatures import SECRET
 from tests.support.rig import running, spec
-from tests.support.wait import auntil
+from tests.support.wait import auntil, until
 from tests.webhook.sending import QUICK_SECONDS, a_sink, code, outcome, sending, verdict
 
 DAY_SECONDS = 86_400
@@ -129,6 +130,55 @@ async def test_case_57_after_the_wait_everything_comes(database: Database) -> No
         assert rest
         at_once = [request for request in rest if request.arrived - first.arrived < 0.9]
         assert len(at_once) < 64, "what was under way at the 429, and no more"
+
+
+class Throttle:
+    """429 once so many wait, 200 for the request after them; those that come then wait until it is `is_open`."""
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+        self.now = 0
+        self.is_open = False
+        self._came = 0
+
+    async def __call__(self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Behave."""
+        self._came += 1
+        mine = self._came
+        if mine <= self.width:
+            await self._until(lambda: self._came >= self.width, writer)
+            await say(429)(request, reader, writer)
+            return
+        if mine > self.width + 1:
+            self.now += 1
+            await self._until(lambda: self.is_open, writer)
+            self.now -= 1
+        await say(200)(request, reader, writer)
+
+    async def _until(self, fact: Callable[[], bool], writer: asyncio.StreamWriter) -> None:
+        while not fact() and not writer.is_closing():  # noqa: ASYNC110 - opened from another thread
+            await asyncio.sleep(0.005)
+
+
+async def test_case_57_the_first_requests_after_a_429_are_half_as_many_and_status_says_so(database: Database) -> None:
+    """What was under way at the 429 and waits to be sent again keeps to the new limit; what outlasts becomes a row."""
+    throttle = Throttle(32)
+    with Receiver(throttle) as receiver:
+        crm = spec("crm", park_after_seconds=0.5)
+        async with running(database.dsn, (crm, a_sink(receiver.url, max_in_flight=throttle.width))) as rig:
+            emit(database, [f"k{n}" for n in range(500)])
+            leased = "select 1 from outbox.delivery where lease is not null having count(*) >= 16"
+            await has(database, leased)
+            await asyncio.to_thread(until, lambda: throttle.now >= 16, seconds=20, what="all of them came")
+            assert throttle.now == 16
+            assert query(database, "select count(*) from outbox.delivery where lease is not null") == [(16,)]
+            await has(database, "select 1 from outbox.sink where in_flight_limit = 16")
+            assert (await status(rig.store))["sinks"]["crm"]["in_flight_limit"] == 16
+            throttle.is_open = True
+            await has_all(receiver, 500)
+            await rig.settled(60)
+            await has(database, "select 1 from outbox.sink where in_flight_limit is null")
+            assert rig.store.calls["record_circuit"] <= 10
 
 
 async def test_case_58_after_a_410_the_sink_pauses_and_when_resumed_nothing_is_lost(

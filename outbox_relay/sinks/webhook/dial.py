@@ -15,6 +15,7 @@ from aiohappyeyeballs import start_connection  # pyright: ignore[reportUnknownVa
 
 from outbox_relay.sinks.webhook.resolver import Resolver
 from outbox_relay.sinks.webhook.trip import NotConnected, Trip
+from outbox_relay.sinks.webhook.tunnel import Proxy, ask
 
 CONNECT_SECONDS = 5.0
 """Longest wait for a connection, its TLS handshake included, the lookup of the name not."""
@@ -22,6 +23,7 @@ DIALLED = 8
 """Addresses of a name that are tried for one connection, at most."""
 NEXT_SECONDS = 0.25
 """How long an address has to answer before the next one is tried beside it (RFC 8305, section 5)."""
+_UNREACHED = frozenset(("dns_error", "dns_timeout", "connection_refused", "connect_timeout"))
 _EXHAUSTED = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 
 Entry: TypeAlias = tuple[int, int, int, str, tuple[str, int] | tuple[str, int, int, int]]
@@ -34,7 +36,8 @@ class Dialler:
 
     ``denied`` tells why an address may not be dialled, ``own`` lists addresses and ports that are the relay's own and
     never dialled, whatever ``denied`` says. Both are asked for each connection. With ``tls`` the certificate must be
-    that of ``host``.
+    that of ``host``. With ``proxy`` it is the proxy that is looked up and dialled: it alone learns what ``host`` stands
+    for, so judging that is its business.
     """
 
     def __init__(
@@ -45,22 +48,34 @@ class Dialler:
         denied: Callable[[str], str | None],
         own: Callable[[], Collection[tuple[str, int]]],
         tls: ssl.SSLContext | None,
+        proxy: Proxy | None = None,
     ) -> None:
         self._host = host
         self._port = port
+        self._proxy = proxy
+        self._near = (host, port) if proxy is None else (proxy.host, proxy.port)
         self._denied = denied
         self._own = own
         self._tls = tls
-        self._resolver = None if _is_address(host) else Resolver(host)
+        self._resolver = None if _is_address(self._near[0]) else Resolver(self._near[0])
 
     async def connect(self, protocol: Callable[[], P], trip: Trip) -> P:
         """A connection with a protocol of its own; ``trip`` learns how long the parts took.
 
-        Raises NotConnected: dns_error, dns_timeout, ssrf_blocked, connection_refused, connect_timeout, tls_error or
-        internal. Leaves nothing open when it raises or is cancelled.
+        Raises NotConnected: dns_error, dns_timeout, ssrf_blocked, connection_refused, connect_timeout, proxy_error,
+        tls_error or internal. Leaves nothing open when it raises or is cancelled.
         """
+        try:
+            return await self._connect(protocol, trip)
+        except NotConnected as error:
+            if self._proxy is not None and trip.phase != "tls" and error.code in _UNREACHED:
+                raise NotConnected("proxy_error", f"the proxy is not reached: {error.reason}") from None
+            raise
+
+    async def _connect(self, protocol: Callable[[], P], trip: Trip) -> P:
         addresses = await self._addresses(trip)
-        self._judge(addresses)
+        if self._proxy is None:
+            self._judge(addresses)
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 trip.enter("connect")
@@ -78,7 +93,7 @@ class Dialler:
 
     async def _addresses(self, trip: Trip) -> Sequence[str]:
         if self._resolver is None:
-            return (self._host,)
+            return (self._near[0],)
         trip.enter("dns")
         addresses = await self._resolver.addresses()
         trip.leave()
@@ -105,13 +120,15 @@ class Dialler:
         return None
 
     async def _dial(self, addresses: Sequence[str]) -> socket.socket:
-        entries = [_entry(address, self._port) for address in addresses[:DIALLED]]
+        entries = [_entry(address, self._near[1]) for address in addresses[:DIALLED]]
         try:
             dialled = await start_connection(entries, happy_eyeballs_delay=NEXT_SECONDS, interleave=1)
         except OSError as error:
             raise _not_connected(error) from None
         try:
             self._check_peer(dialled, addresses)
+            if self._proxy is not None:
+                await ask(self._proxy, dialled, self._host.rstrip("."), self._port)
         except BaseException:
             dialled.close()
             raise
@@ -165,7 +182,7 @@ def _plain(address: str) -> str:
 def _same(theirs: str, plain: str, host: str) -> bool:
     """Whether an address of the relay's own is the one that would be dialled; a wildcard is all of this machine's."""
     if not _is_address(theirs):
-        return theirs.rstrip(".").lower() == host.lower()
+        return theirs.rstrip(".").lower() == host.rstrip(".").lower()
     own = _plain(theirs)
     return own == plain or (ip_address(own).is_unspecified and _is_here(plain))
 

@@ -119,7 +119,7 @@ def _written(request: httpx.Request, body: bytes) -> bytes:
     return b"%b %b HTTP/1.1\r\nhost: %b\r\n%bcontent-length: %d\r\n\r\n%b" % (
         request.method.encode("ascii"),
         url.raw_path,
-        url.netloc,
+        url.netloc.replace(url.raw_host, url.raw_host.rstrip(b"."), 1),
         lines,
         len(body),
         body,

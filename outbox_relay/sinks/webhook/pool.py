@@ -80,6 +80,7 @@ class Pool:
         if wire is None:
             trip.dialled = True
             wire = await self._dialler.connect(partial(Wire, asyncio.get_running_loop(), self._wires), trip)
+        trip.withdrawn = trip.withdrawn or time.monotonic() >= trip.until
         if trip.withdrawn:
             wire.abort()
             raise Withdrawn("called back")

@@ -46,10 +46,12 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What may change while the sink runs: the keys that sign, and the headers of its settings. Never shown."""
+    """What may change while the sink runs: the keys that sign, the headers of its settings. Never shown."""
 
     keys: Sequence[signing.Key]
     headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    proxy_authorization: str | None = field(default=None, repr=False)
+    """What a proxy is shown; never a part of a request."""
 
 
 def request(event: Event, form: Form, credentials: Credentials, *, attempt: int, now: float) -> Request:

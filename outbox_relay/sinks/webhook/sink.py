@@ -19,9 +19,12 @@ from outbox_relay.sinks.webhook.request import Credentials, Form, Request, reque
 from outbox_relay.sinks.webhook.results import Rules, verdict
 from outbox_relay.sinks.webhook.transport import Fault, Transport
 from outbox_relay.sinks.webhook.trip import NotConnected, Trip
+from outbox_relay.sinks.webhook.tunnel import Proxy
 
 CHECK_SECONDS = 15.0
 """Longest wait of ``check``: for the name, the connection and the TLS handshake together."""
+FAREWELL_SECONDS = 1.0
+"""How long ``check`` listens after the handshake: with TLS 1.3 a server says only then that it wants a certificate."""
 ALL_ENDED = "every signing secret of this sink has ended: nothing is sent unsigned"
 
 
@@ -30,12 +33,14 @@ class Destination:
     """Where a sink posts to. ``url`` has been checked with the settings, and is not shown.
 
     ``denied`` tells why an address is not dialled, ``own`` which are the relay's own; ``tls`` is the context of https.
+    ``proxy``, host and port, is what connections go through: then neither of the first two is asked.
     """
 
     url: str = field(repr=False)
     denied: Callable[[str], str | None]
     own: Callable[[], Collection[tuple[str, int]]] = tuple
     tls: ssl.SSLContext | None = field(default=None, repr=False)
+    proxy: tuple[str, int] | None = None
 
 
 class WebhookSink:
@@ -73,10 +78,15 @@ class WebhookSink:
             own=destination.own,
             max_connections=max_in_flight,
             tls=destination.tls,
+            proxy=self._proxy(),
         )
 
     def __repr__(self) -> str:
         return f"WebhookSink({self._name!r})"
+
+    def _proxy(self) -> Proxy | None:
+        proxy = self._destination.proxy
+        return None if proxy is None else Proxy(*proxy, lambda: self._credentials.proxy_authorization)
 
     def renew(self, credentials: Credentials) -> None:
         """Sign with these keys and send these headers from the next request on."""
@@ -101,9 +111,11 @@ class WebhookSink:
         except ValueError as error:
             return Refused(str(error), attempt=Attempt("config_error"))
         resets = self._resets
-        outcome = await self._transport.post(made.headers, made.body, self.timeout_seconds)
+        outcome = await self._transport.post(made.headers, made.body, self.timeout_seconds, until)
         if resets != self._resets and isinstance(outcome, Fault):
             return Unavailable("the sink was reset")
+        if isinstance(outcome, Fault) and outcome.code == "withdrawn":
+            return Unavailable("not delivered in time")
         return verdict(outcome, self._rules, partial(self._readable, made, credentials), time.time())
 
     def _readable(self, made: Request, credentials: Credentials, prefix: bytes) -> str | None:
@@ -117,26 +129,26 @@ class WebhookSink:
         await self._transport.reset()
 
     async def check(self) -> str | None:
-        """Look the name up, judge its addresses, connect and shake hands; posts nothing."""
+        """Look the name up, judge its addresses, connect, shake hands and listen for a while; posts nothing."""
         if not signing.signing(self._credentials.keys, time.time()):
             return ALL_ENDED
         parts = urlsplit(self._destination.url)
         secure = parts.scheme == "https"
         dialler = Dialler(
-            (parts.hostname or "").removesuffix("."),
+            parts.hostname or "",
             parts.port or (443 if secure else 80),
             denied=self._destination.denied,
             own=self._destination.own,
             tls=(self._destination.tls or ssl.create_default_context()) if secure else None,
+            proxy=self._proxy(),
         )
         try:
             async with asyncio.timeout(CHECK_SECONDS):
-                await dialler.connect(_Hangup, Trip())
+                return await (await dialler.connect(_Listener, Trip())).farewell()
         except NotConnected as fault:
             return f"{fault.code}: {fault.reason}"
         except TimeoutError:
             return f"connect_timeout: no connection was made within {CHECK_SECONDS:g} s"
-        return None
 
     async def close(self) -> None:
         """End every request under way and close the connections."""
@@ -144,9 +156,35 @@ class WebhookSink:
         await self._transport.close()
 
 
-class _Hangup(asyncio.Protocol):
-    """Closes a connection as soon as it is made."""
+class _Listener(asyncio.Protocol):
+    """A connection over which nothing is said: whether the other side ends it."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.BaseTransport | None = None
+        self._lost: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Nothing was to be said."""
-        transport.close()
+        """It is there."""
+        self._transport = transport
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """It is gone."""
+        if not self._lost.done():
+            self._lost.set_result(exc)
+
+    async def farewell(self) -> str | None:
+        """What ended it within ``FAREWELL_SECONDS``; nothing when it stands, or is none of TLS 1.3. Closes it."""
+        assert self._transport is not None  # noqa: S101 - it was made before anybody got it
+        secure: ssl.SSLObject | None = self._transport.get_extra_info("ssl_object")
+        try:
+            if secure is None or secure.version() != "TLSv1.3":
+                return None
+            async with asyncio.timeout(FAREWELL_SECONDS):
+                error = await asyncio.shield(self._lost)
+        except TimeoutError:
+            return None
+        finally:
+            self._transport.close()
+        if isinstance(error, ssl.SSLError):
+            return f"tls_error: the destination ended TLS: {error.reason or 'closed'}"
+        return "disconnected: the destination closed the connection right behind the TLS handshake"

@@ -11,6 +11,7 @@ are bounded, and every dial goes through ``dial``.
 from __future__ import annotations
 
 import asyncio
+import math
 import ssl
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -22,6 +23,7 @@ import httpx
 from outbox_relay.sinks.webhook.dial import Dialler
 from outbox_relay.sinks.webhook.engine import Content, HttpTransport
 from outbox_relay.sinks.webhook.trip import Disconnected, NotConnected, Trip
+from outbox_relay.sinks.webhook.tunnel import Proxy
 
 PREFIX_BYTES = 4096
 """Longest beginning of an answer's body that is kept, in bytes."""
@@ -57,8 +59,9 @@ class Answer:
 class Fault:
     """There was no answer.
 
-    ``code`` is one of dns_error, dns_timeout, connection_refused, connect_timeout, tls_error, ssrf_blocked, deadline,
-    read_timeout, connection_reset, disconnected, protocol_error, withdrawn (``reset`` or ``close`` ended it), internal.
+    ``code`` is one of dns_error, dns_timeout, connection_refused, connect_timeout, tls_error, ssrf_blocked,
+    proxy_error, deadline, read_timeout, connection_reset, disconnected, protocol_error, withdrawn (``reset`` or
+    ``close`` ended it), internal.
     ``sent`` tells whether the destination may have processed the request: False only when nothing of it was sent, not
     even over a kept connection that was found closed. ``reason`` is a line for people: no URL, no address that a name
     stands for, no secret.
@@ -77,7 +80,7 @@ class Transport:
     ``url`` has been checked with the settings. ``denied`` tells why an address may not be dialled (None: it may), and
     ``own`` which addresses and ports are the relay's own, which are never dialled; both are asked for each new
     connection, for every address that the URL's host stands for. ``tls`` is the context for https; by default the
-    system's authorities are trusted.
+    system's authorities are trusted. With ``proxy`` every connection goes through it, and it judges addresses.
     """
 
     def __init__(
@@ -88,6 +91,7 @@ class Transport:
         own: Callable[[], Collection[tuple[str, int]]] = tuple,
         max_connections: int,
         tls: ssl.SSLContext | None = None,
+        proxy: Proxy | None = None,
     ) -> None:
         self._url = httpx.URL(url)
         self._connections = max_connections
@@ -98,6 +102,7 @@ class Transport:
             denied=denied,
             own=own,
             tls=(tls or _default_tls()) if https else None,
+            proxy=proxy,
         )
         self._engine: HttpTransport | None = None
         self._under_way: dict[Trip, asyncio.Timeout] = {}
@@ -108,16 +113,19 @@ class Transport:
             self._dialler.forget()
             self._engine = HttpTransport(self._dialler, self._connections)
 
-    async def post(self, headers: Sequence[tuple[str, str]], body: bytes, seconds: float) -> Answer | Fault:
+    async def post(
+        self, headers: Sequence[tuple[str, str]], body: bytes, seconds: float, until: float = math.inf
+    ) -> Answer | Fault:
         """Post ``body`` with ``headers``, all of it within ``seconds``, the answer's end included.
 
+        Nothing is sent from ``until`` on, a ``time.monotonic()`` value: such a request is withdrawn.
         ``host`` and ``content-length`` are added, nothing else is. A request that met a kept connection which the
         destination had closed goes out once more at once, over a new one. Raises RuntimeError when not open, else for
         cancellation only.
         """
         if self._engine is None:
             raise RuntimeError("the transport is not open")
-        trip = Trip()
+        trip = Trip(until)
         try:
             async with asyncio.timeout(seconds) as limit:
                 self._under_way[trip] = limit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING
 
@@ -37,11 +38,13 @@ class Trip:
 
     __slots__ = (
         *("began", "dialled", "ended", "first_byte", "fresh", "phase", "prefix", "response"),
-        *("sent_at", "steps", "whole", "wire", "withdrawn", "_since"),
+        *("sent_at", "steps", "until", "whole", "wire", "withdrawn", "_since"),
     )
 
-    def __init__(self) -> None:
+    def __init__(self, until: float = math.inf) -> None:
         self.began = self._since = time.monotonic()
+        self.until = until
+        """When it must have been sent: it is not from then on."""
         self.fresh = False
         """Whether it must go over a new connection."""
         self.withdrawn = False
