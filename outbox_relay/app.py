@@ -24,7 +24,7 @@ from outbox_relay.settings import KafkaSink as KafkaSettings
 from outbox_relay.settings import Settings
 from outbox_relay.settings import WebhookSink as WebhookSettings
 from outbox_relay.sinks import Sink
-from outbox_relay.sinks.kafka import Creation, Form, KafkaSink
+from outbox_relay.sinks.kafka import ClientSettings, Creation, Form, KafkaSink
 from outbox_relay.spec import SinkSpec
 from outbox_relay.store import Store
 from outbox_relay.telemetry import logger
@@ -53,34 +53,50 @@ def run(settings: Settings, reload: Callable[[], Settings]) -> int:
     return asyncio.run(Service(settings, reload).serve())
 
 
-async def check_online(settings: Settings) -> list[str]:
-    """What is wrong with the database and the destinations, a line each; nothing when all answer."""
+async def check_online(settings: Settings) -> tuple[list[str], list[str]]:
+    """What is wrong with the database and the destinations, a line each; nothing when all answer.
+
+    And what is to be warned of: that the database lets in events which a destination would refuse.
+    """
     problems: list[str] = []
     store = _store(settings, 2)
+    payload_bytes = None
     try:
         await store.open()
         await _check_schema(store)
+        payload_bytes = await store.max_payload_bytes()
     except (DatabaseLost, Unusable, Misconfigured) as error:
         problems.append(f"database: {error}")
     finally:
         await store.close()
     webhooks = Webhooks(settings)
     await webhooks.own.refresh()
-    found = [await _check_sink(name, settings, webhooks) for name in settings.sinks]
-    return [*problems, *filter(None, found)]
+    warnings: list[str] = []
+    for name in settings.sinks:
+        problem, warning = await _check_sink(name, settings, webhooks, payload_bytes)
+        problems += problem
+        warnings += warning
+    return problems, warnings
 
 
-async def _check_sink(name: str, settings: Settings, webhooks: Webhooks) -> str | None:
+async def _check_sink(
+    name: str, settings: Settings, webhooks: Webhooks, payload_bytes: int | None
+) -> tuple[list[str], list[str]]:
+    """A problem or a warning, or neither."""
     try:
         sink = _sink(name, settings, webhooks)
     except Misconfigured as error:
-        return str(error)
+        return [str(error)], []
+    refuses = None
     try:
         await sink.open()
         reason = await sink.check()
+        if reason is None and payload_bytes is not None and isinstance(sink, KafkaSink):
+            refuses = await sink.refuses(payload_bytes)
     finally:
         await sink.close()
-    return f"sinks.{name}: {reason}" if reason else None
+    problem, warning = ([f"sinks.{name}: {said}"] if said else [] for said in (reason, refuses))
+    return problem, warning
 
 
 class Service:
@@ -199,8 +215,9 @@ class Service:
         self._log.info("started", version=__version__, sinks=sorted(generations))
 
     async def _generations(self, specs: list[SinkSpec]) -> dict[str, int]:
-        tick = await self._ticking.refresh()
-        return await self._store.register_sinks([(s.name, s.patterns, s.start) for s in specs], tick)
+        look = await self._ticking.refresh()
+        wanted = [(s.name, s.patterns, s.start) for s in specs]
+        return await self._store.register_sinks(wanted, look.tick, server=look.incarnation)
 
     # -- work -------------------------------------------------------------------------------------------------
 
@@ -229,6 +246,8 @@ class Service:
                 await self._ownership.stop()
                 if relays:
                     await asyncio.wait(relays)
+                for relay in self._relays:
+                    await relay.leave()
                 await self._ownership.leave()
         except (TimeoutError, DatabaseLost, Unusable) as error:
             self._log.warning("stopped before everything in hand was settled", reason=str(error) or "out of time")
@@ -277,11 +296,22 @@ class Service:
         if specs.keys() != {relay.spec.name for relay in self._relays}:
             raise Misconfigured("sinks were added or removed: that needs a restart")
         read = await asyncio.to_thread(self._webhooks.read, settings)
+        tried = await asyncio.to_thread(self._tried, settings)
         generations = await self._generations(list(specs.values()))
         for relay in self._relays:
             relay.reload(specs[relay.spec.name], generations[relay.spec.name])
+        for sink, newer in tried:
+            sink.renew(newer)
         self._webhooks.renew(read)
         self._log.info("configuration reloaded")
+
+    def _tried(self, settings: Settings) -> list[tuple[KafkaSink, ClientSettings]]:
+        """What the Kafka sinks adopt of ``settings``: their producers' settings and files. Raises Misconfigured."""
+        return [
+            (sink, sink.tried(kafka.producer, kafka.producer_files))
+            for spec, sink in self._sinks
+            if isinstance(sink, KafkaSink) and isinstance(kafka := settings.sinks[spec.name], KafkaSettings)
+        ]
 
     async def _close(self) -> None:
         for _, sink in self._sinks:
@@ -346,4 +376,5 @@ def _kafka(name: str, kafka: KafkaSettings, stall_seconds: float) -> KafkaSink:
         form=Form(kafka.partition_header or None, kafka.tombstones, mode, kafka.cloudevents_source),
         creation=creation,
         files=kafka.producer_files,
+        holds=kafka.when_dead == "hold" and kafka.order == "key",
     )

@@ -180,6 +180,8 @@ class Desk:
                 held = self.gate.holds(leave)
                 self.gate.failed(event.id, reason, leave)
                 return verdict if held else Unavailable(reason, status, retry_after, attempt)
+            case Unavailable(behind=True):
+                self.gate.unused(leave)
             case Unavailable(part=None):
                 self._unavailable(event, verdict, leave)
             case Unavailable():
@@ -386,7 +388,7 @@ class RequestDelivering:
         desk, event = self._desk, chunk.events[index]
         began = None
         while True:
-            leave = await desk.gate.admit()
+            leave = await self._admitted()
             began = began or time.monotonic()
             request = asyncio.ensure_future(self._request(event))
             if await self._outlasts(request, began):
@@ -401,6 +403,14 @@ class RequestDelivering:
                 await asyncio.sleep(desk.spec.park_after_seconds / 4)
             else:
                 began = None
+
+    async def _admitted(self) -> Pass:
+        """Leave to send, with a slot; one that is too many since the destination asked for less is given back first."""
+        gate, slots = self._desk.gate, self._desk.slots
+        while not (leave := await gate.admit()).probe and slots.overfull():
+            slots.release()
+            await slots.acquire()
+        return leave
 
     async def _request(self, event: Event) -> Verdict:
         [verdict] = await self._desk.deliver([event])

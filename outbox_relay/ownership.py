@@ -49,6 +49,8 @@ class Holding:
     """How many of its shards nobody owns, as far as is known."""
     circuit: str = "closed"
     """What the database says of the sink's circuit."""
+    in_flight_limit: int | None = None
+    """What it says of how many requests a relay may have under way; nothing: as many as the settings say."""
 
     def epochs(self, shards: Collection[int]) -> dict[int, int]:
         """shard → epoch of those of ``shards`` that are held."""
@@ -160,7 +162,7 @@ class Ownership:
         changed = False
         for row in rows:
             holding = self._holdings[row.name]
-            holding.circuit, holding.free = row.circuit, row.free
+            holding.circuit, holding.in_flight_limit, holding.free = row.circuit, row.in_flight_limit, row.free
             superseded = row.generation > holding.generation
             serving = not (row.paused or superseded or self._stopping)
             if superseded and not holding.superseded:
@@ -210,9 +212,9 @@ class Ownership:
 
     async def _claim(self, holding: Holding) -> None:
         room = holding.share - len(holding.held)
-        if room > 0:
+        if room > 0 and holding.serving:
             await self._claimed(holding, room, 0.0)
-        if len(holding.held) < SHARDS:
+        if len(holding.held) < SHARDS and holding.serving:
             await self._claimed(holding, SHARDS, self.lease_seconds)
 
     async def _claimed(self, holding: Holding, most: int, unowned_for: float) -> None:
@@ -220,7 +222,10 @@ class Ownership:
         claimed = await self._store.claim_shards(
             holding.sink, self.relay, holding.generation, self.lease_seconds, most, unowned_for
         )
-        if claimed:
+        if claimed and not holding.serving:
+            # Asked to stop meanwhile: nobody may be left who would drain and release them.
+            await self._store.release_shards(holding.sink, self.relay, {c.shard: c.epoch for c in claimed})
+        elif claimed:
             holding.held |= self._leases(claimed, sent)
             self._log.info("claimed shards", sink=holding.sink, shards=len(claimed), held=len(holding.held))
             holding.changed()

@@ -62,7 +62,8 @@ class Unavailable:
     ``throttled``: it asks for less; the circuit opens at once, for ``retry_after_seconds`` at least, and fewer
     requests go at once afterwards. ``gone``: it says that it will never be back; the sink is paused until a person
     resumes it. ``part`` names the part of the destination that is in trouble (a topic) while the rest of it is not:
-    the event waits as a row, the others flow.
+    the event waits as a row, the others flow. ``behind``: an event of its key before it was refused, and nothing of
+    the key is sent until that one is a dead letter that holds it; that too says nothing about the destination.
     """
 
     reason: str
@@ -72,6 +73,7 @@ class Unavailable:
     throttled: bool = False
     gone: bool = False
     part: str | None = None
+    behind: bool = False
 
 
 Verdict: TypeAlias = Delivered | Failed | Refused | Unavailable
@@ -160,7 +162,7 @@ def decide(attempts: int, verdict: Verdict, policy: RetryPolicy, noise: float) -
 def _wait(attempts: int, verdict: Unavailable, policy: RetryPolicy, noise: float) -> Settlement:
     """No attempt is counted: with a part of the destination the event waits by itself, else where it stands."""
     delay = longer(verdict.retry_after_seconds, policy, noise)
-    if verdict.part is None:
+    if verdict.part is None and not verdict.behind:
         return StandStill(clip(verdict.reason), verdict.status, delay or None, verdict.attempt)
     return Retry(delay or policy.base_seconds, attempts, clip(verdict.reason), verdict.status, verdict.attempt)
 

@@ -34,7 +34,7 @@ FAR_IDS = 20_000
 
 
 class Reading:
-    """The readers of one sink, in one session."""
+    """The readers of one sink, in one session: of one ``era`` of the ticks, and so of one server."""
 
     def __init__(
         self,
@@ -47,6 +47,7 @@ class Reading:
         gate: Gate,
         put: Callable[[Chunk], None],
         floor: int,
+        era: int,
     ) -> None:
         self._spec = spec
         self._store = store
@@ -56,7 +57,8 @@ class Reading:
         self._settling = settling
         self._gate = gate
         self._put = put
-        self._era = ticking.era
+        self._era = era
+        self._server = settling.server
         self._generations = -1
         self._readers: list[Reader] = []
         self._leaving: list[Reader] = []
@@ -64,6 +66,11 @@ class Reading:
         self._floor = floor
         self.wake = asyncio.Event()
         """Set when there may be something to do."""
+
+    def changed(self) -> None:
+        """What this relay has of the sink is another now: that comes before anything is waited for."""
+        self.wake.set()
+        self._settling.nudge()
 
     # -- claim ------------------------------------------------------------------------------------------------
 
@@ -83,9 +90,11 @@ class Reading:
     async def _take_over(self, gained: set[int]) -> None:
         """Blocked keys first, then positions; nothing of these shards has been read before."""
         if self._spec.ordered:
-            self._settling.blocked.load(await self._store.blocked_keys(self._spec.name, gained, self._spec.hold))
+            sink, hold = self._spec.name, self._spec.hold
+            self._settling.blocked.load(await self._store.blocked_keys(sink, gained, hold, server=self._server))
         together: defaultdict[Position, list[int]] = defaultdict(list)
-        for shard, position in (await self._store.positions(self._spec.name, gained)).items():
+        standing = await self._store.positions(self._spec.name, gained, server=self._server)
+        for shard, position in standing.items():
             together[position].append(shard)
         for position, shards in together.items():
             reader = Reader(shards, position)
@@ -143,7 +152,8 @@ class Reading:
             self._begin_round()
         open_readers = [reader for reader in self._readers if reader.position.b is not None]
         for reader in open_readers:
-            await self._settling.room()
+            if not await self._settling.room(self.wake):
+                return True
             await self._read(reader)
         if not open_readers and self._readers:
             self._ticking.want(self.wake)
@@ -185,7 +195,9 @@ class Reading:
         most = SUSPECT_EVENTS if self._suspect(reader) else CHUNK_EVENTS
         ask = self._store.read_late if piece.late else self._store.read_rest
         shards = sorted(reader.shards)
-        events = await ask(shards, self._spec.types, start.a, start.b, piece.after, piece.upto, most, CHUNK_BYTES)
+        events = await ask(
+            shards, self._spec.types, start.a, start.b, piece.after, piece.upto, most, CHUNK_BYTES, server=self._server
+        )
         self._ticking.since(self._era)
         cut = len(events) >= most or sum(len(event.payload) for event in events) >= CHUNK_BYTES
         end = start.at(events[-1].id) if cut else read(start, piece)

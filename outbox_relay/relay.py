@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from outbox_relay.delivering import Desk, delivering
@@ -44,6 +44,7 @@ class SinkRelay:
     _next: tuple[SinkSpec, int] | None = None
     _gate: Gate | None = None
     _slots: Slots | None = None
+    _drained: bool = True
     settling: Settling | None = None
     """What is in hand, in the session under way."""
 
@@ -68,30 +69,41 @@ class SinkRelay:
         return self.settling.readers if self.settling else ()
 
     def reload(self, spec: SinkSpec, generation: int) -> None:
-        """Go on as ``spec`` says, once everything in hand is settled and every shard released.
+        """Go on with the routes of ``spec``, once everything in hand is settled and every shard released.
 
         The database already says so: until then this relay counts as one with an older configuration.
         """
         if generation != self.holding.generation:
-            self._next = (spec, generation)
+            self._next = (replace(self.spec, patterns=spec.patterns, types=spec.types), generation)
 
     async def run(self) -> None:
         """One session: everything from the ledger on, until told to stop and drained.
 
         Raises ``StartAgain``, ``DatabaseLost`` or ``Unusable``; the next session then begins from the ledger.
         """
+        self._drained = False
         await self.sink.reset()
+        server, era = (await self.ticking.refresh()).incarnation, self.ticking.era
         await self.ownership.reclaim(self.holding)
         await self.store.give_rows_back(self.spec.name, self.ownership.relay)
         floor = await self.store.floor()
-        self.settling = settling = Settling(self.store, self.holding, self.ownership.relay)
+        self.settling = settling = Settling(self.store, self.holding, self.ownership.relay, server)
         desk = self._desk(settling)
         direct, rows = delivering(desk), Rows(desk, self.store, self.ownership.relay, self.log)
         desk.overdue, desk.due_in = rows.overdue, rows.due_in
         reading = Reading(
-            self.spec, self.store, self.ticking, self.ownership, self.holding, settling, desk.gate, direct.put, floor
+            self.spec,
+            self.store,
+            self.ticking,
+            self.ownership,
+            self.holding,
+            settling,
+            desk.gate,
+            direct.put,
+            floor,
+            era,
         )
-        self.holding.changed = reading.wake.set
+        self.holding.changed = reading.changed
         try:
             async with asyncio.TaskGroup() as parts:
                 running = [parts.create_task(part.run()) for part in (direct, settling, rows, desk.gate)]
@@ -100,6 +112,15 @@ class SinkRelay:
                     part.cancel()
         except BaseExceptionGroup as group:
             raise first(group) from None
+        self._drained = True
+
+    async def leave(self) -> None:
+        """After the last session: what it left behind is anybody's again, and nothing of it is sent later."""
+        if not self._drained:
+            await self.sink.reset()
+        await self.store.give_rows_back(self.spec.name, self.ownership.relay)
+        if self.holding.held:
+            await self.ownership.release(self.holding, set(self.holding.held))
 
     async def _claim_deliver_settle(self, reading: Reading, rows: Rows) -> None:
         """The loop. What it reads is handed to ``direct``, what becomes of that is settled as it comes."""
@@ -122,7 +143,7 @@ class SinkRelay:
 
     def _desk(self, settling: Settling) -> Desk:
         self._gate = Gate(self.store, self.holding, self.spec)
-        self._slots = Slots(self.sink.max_in_flight)
+        self._slots = Slots(self.sink.max_in_flight, self._gate.limited)
         return Desk(
             spec=self.spec,
             sink=self.sink,

@@ -250,11 +250,15 @@ class Rows:
         self._wake.set()
 
     async def _unblocking(self) -> None:
+        while True:
+            await self._unblock()
+            await asyncio.sleep(BUSY_POLL_SECONDS / 2)
+
+    async def _unblock(self) -> None:
         """Deliver keys straight from the log again once nothing of them is left."""
         blocked, desk = self._desk.settling.blocked, self._desk
-        while True:
-            asked_at, keys = blocked.settled(MOST_KEYS)
-            if keys:
-                still = await self._store.still_blocked(desk.spec.name, keys, desk.spec.hold)
-                blocked.free(asked_at, keys, still)
-            await asyncio.sleep(BUSY_POLL_SECONDS / 2)
+        asked_at, keys = blocked.settled(MOST_KEYS)
+        if keys:
+            server = desk.settling.server
+            still = await self._store.still_blocked(desk.spec.name, keys, desk.spec.hold, server=server)
+            blocked.free(asked_at, keys, still)

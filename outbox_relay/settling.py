@@ -27,12 +27,13 @@ MOST_BYTES = 64 << 20
 
 
 class Settling:
-    """What is in hand of one sink, and its way into the database."""
+    """What is in hand of one sink, and its way into the database, on the ``server`` that it was read from alone."""
 
-    def __init__(self, store: Store, holding: Holding, relay: UUID) -> None:
+    def __init__(self, store: Store, holding: Holding, relay: UUID, server: str | None = None) -> None:
         self._store = store
         self._holding = holding
         self._relay = relay
+        self.server = server
         self._chunks: deque[Chunk] = deque()
         self._rows: list[NewRow] = []
         self._progressed: dict[int, Chunk] = {}
@@ -67,11 +68,18 @@ class Settling:
         if chunk.events:
             self._chunks.append(chunk)
 
-    async def room(self) -> None:
-        """Wait until another chunk may be read."""
+    async def room(self, wake: asyncio.Event) -> bool:
+        """Wait until another chunk may be read, or until ``nudge`` when ``wake`` is set; returns whether it may."""
         while not self._has_room():
+            if wake.is_set():
+                return False
             self._room.clear()
             await self._room.wait()
+        return True
+
+    def nudge(self) -> None:
+        """Whoever waits for room looks again."""
+        self._room.set()
 
     def _has_room(self) -> bool:
         while self._chunks and self._chunks[0].finished:
@@ -141,7 +149,8 @@ class Settling:
             if rows or positions:
                 epochs = self._holding.epochs(range(64))
                 fenced = {s: (epochs[s], p) for s, p in positions.items() if s in epochs}
-                await self._store.settle(self._holding.sink, self._relay, fenced, rows, epochs)
+                sink, server = self._holding.sink, self.server
+                await self._store.settle(sink, self._relay, fenced, rows, epochs, server=server)
                 self._written.update(positions)
                 await self._forget_crashes(positions)
             self._flushed_at = time.monotonic()

@@ -39,7 +39,8 @@ class Sink(Protocol):
         ``until`` is a ``time.monotonic()`` value: nothing is handed to the destination's client at or after
         it; what was not is ``Unavailable``. With ``keeps_order``, once an event is ``Unavailable`` so is
         every later one of its key, in this and in every call under way, so that what was delivered of a key
-        is a prefix of what was handed over.
+        is a prefix of what was handed over. A sink that was made to hold keys does the same behind a
+        ``Refused`` event, with ``behind``.
 
         Never raises for what a destination answers or for how it fails. When cancelled, nothing of the batch
         is sent any more after ``reset``.

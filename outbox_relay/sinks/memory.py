@@ -23,13 +23,21 @@ class MemorySink:
     """Records deliveries in order. ``script`` is asked for the verdict of each event.
 
     With ``keeps_order`` it takes batches, one after another, as a log does; without, single events, many at once, as
-    HTTP does.
+    HTTP does. With ``holds`` nothing of a key follows a refused event until the calls under way have returned.
     """
 
     timeout_seconds = 15.0
 
-    def __init__(self, script: Script = _always, *, keeps_order: bool = True, max_in_flight: int | None = None) -> None:
+    def __init__(
+        self,
+        script: Script = _always,
+        *,
+        keeps_order: bool = True,
+        max_in_flight: int | None = None,
+        holds: bool = False,
+    ) -> None:
         self.keeps_order = keeps_order
+        self._holds = holds
         self.max_batch = 4000 if keeps_order else 1
         self.max_in_flight = max_in_flight or (2 if keeps_order else 64)
         self.delivered: list[Event] = []
@@ -81,7 +89,10 @@ class MemorySink:
         if (stopped := self._stopped.get(event.key)) is not None:
             return stopped
         verdict = await self._one(event, until, resets)
-        if not isinstance(verdict, Delivered | Refused):
+        if isinstance(verdict, Refused):
+            if self._holds:
+                self._stopped[event.key] = Unavailable("behind an event that was refused", behind=True)
+        elif not isinstance(verdict, Delivered):
             self._stopped[event.key] = Unavailable(verdict.reason)
         return verdict
 

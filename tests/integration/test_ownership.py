@@ -277,6 +277,29 @@ async def test_relays_with_older_patterns_drain_and_the_newer_ones_take_over(dat
     assert [event.type for event in new.delivered] == ["a", "b"]
 
 
+async def test_a_tick_tells_of_newer_patterns_before_a_window_passes_their_events(database: Database) -> None:
+    """Between two looks at the table of sinks. Goes red when the generations of a tick are not compared."""
+    old, new = MemorySink(), MemorySink()
+    narrow = spec("s", patterns=("a",), types=("a",))
+    wide = spec("s", patterns=("a", "b"), types=("a", "b"))
+    async with running(database.dsn, (narrow, old)) as before:
+        with database.connect() as connection:
+            connection.execute("select outbox.emit('a', '0', key => 'k')")
+        await auntil(lambda: _count(old, 1), seconds=20, what="the older relay delivers")
+        before.tasks[0].cancel()  # ownership: it would look by itself
+        query(
+            database,
+            "update outbox.sink set patterns = '{a,b}', generation = generation + 1 where name = 's' returning 1",
+        )
+        with database.connect() as connection:
+            connection.execute("select outbox.emit('b', '1', key => 'k'), outbox.emit('a', '2', key => 'k')")
+        await owns(before, 0)
+    async with running(database.dsn, (wide, new)):
+        await auntil(lambda: _count(new, 2), seconds=20, what="the newer relay delivers both types")
+    assert [event.type for event in new.delivered] == ["b", "a"]
+    assert len(old.delivered) == 1
+
+
 async def _count(sink: MemorySink, count: int) -> bool:
     return len(sink.delivered) >= count
 

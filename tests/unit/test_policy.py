@@ -77,6 +77,10 @@ def test_trouble_of_a_part_that_names_no_time_waits_for_the_base() -> None:
     assert decide(3, Unavailable("denied", part="topic a"), POLICY, 1.0) == Retry(1.0, 3, "denied")
 
 
+def test_what_stands_behind_a_refused_event_waits_and_counts_no_attempt() -> None:
+    assert decide(3, Unavailable("refused", behind=True), POLICY, 1.0) == Retry(1.0, 3, "refused")
+
+
 def test_what_is_kept_of_an_attempt_goes_with_every_settlement() -> None:
     kept = Attempt("http_500", 0.1, "oops")
     for verdict in (Failed("no", 500, None, kept), Refused("no", 500, kept), Unavailable("no", 500, None, kept)):

@@ -1,0 +1,75 @@
+"""SIGTERM while there is nothing to drain into: positions stand still, so nothing is waited for."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from outbox_relay.envelope import TopicTemplate
+from outbox_relay.policy import Unavailable
+from outbox_relay.sinks.kafka import KafkaSink
+from tests.contract.harness import an_event, soon
+from tests.integration.test_both_sinks import config
+from tests.integration.test_relay import query
+from tests.support.database import Database
+from tests.support.ports import free_port
+from tests.support.proxy import Proxy
+from tests.support.service import RelayService
+from tests.support.wait import until
+
+BACKLOG = """select count(outbox.emit('order.created', to_jsonb(n), key => 'k' || mod(n, 5000)))
+from generate_series(1, %s) n"""
+OPEN = "select count(*) from outbox.sink where circuit <> 'closed'"
+OWNED = "select count(*) from outbox.shard where owner is not null"
+
+
+@pytest.mark.parametrize("fault", ["refused", "silent"])
+def test_a_relay_whose_destinations_are_both_down_releases_everything_and_ends(
+    database: Database, topic: str, tmp_path: Path, fault: str
+) -> None:
+    """With more waiting than is ever in hand. Goes red when shards are released only once there is room for more."""
+    with Proxy() as proxy, database.connect() as connection:
+        proxy.swallowing = True
+        port = proxy.port if fault == "silent" else free_port()
+        connection.execute(BACKLOG, (25_000,))
+        connection.commit()
+        text = config(database.dsn, f"127.0.0.1:{port}", topic, f"http://127.0.0.1:{port}/hooks")
+        with RelayService(tmp_path, text) as relay:
+            until(lambda: query(database, OPEN) == [(2,)], seconds=90, what="both circuits are open")
+            until(lambda: _in_hand(relay, "events") >= 20_000, seconds=60, what="no more is read")
+            assert relay.stop() == 0
+            said = {line["event"] for line in relay.lines() if "event" in line}
+    assert "stopped before everything in hand was settled" not in said, "its limit has not passed"
+    assert {"stopping", "released shards", "stopped"} <= said
+    assert query(database, OWNED) == [(0,)]
+    assert query(database, "select count(*) from outbox.relay") == [(0,)]
+    assert query(database, "select count(*) from outbox.delivery where lease is not null") == [(0,)]
+
+
+async def test_a_sink_that_asks_a_silent_cluster_is_reset_long_before_it_would_give_up() -> None:
+    asked = asyncio.Event()
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.set()
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    sink = KafkaSink("events", TopicTemplate.parse("t"), {"bootstrap.servers": f"127.0.0.1:{port}"}, 90.0)
+    await sink.open()
+    try:
+        call = asyncio.ensure_future(sink.deliver([an_event()], soon()))
+        await asyncio.wait_for(asked.wait(), 30)
+        await asyncio.wait_for(sink.reset(), 30)
+        assert [type(verdict) for verdict in await call] == [Unavailable]
+    finally:
+        await sink.close()
+        server.close()
+
+
+def _in_hand(relay: RelayService, sink: str) -> int:
+    _, body = relay.ask("/readyz")
+    return body["sinks"][sink]["in_hand"] if body else -1
