@@ -1,0 +1,34 @@
+"""The model of claim, lease, settle and hand-over holds, and notices every rule that is left out of it."""
+
+import os
+
+import pytest
+
+from tests.model.spin import BROKEN, FAULTS, SOUND, check, missing
+
+pytestmark = pytest.mark.thorough
+
+
+@pytest.fixture(autouse=True, scope="module")
+def programs() -> None:
+    """Skip where spin is not installed; in CI that is an error."""
+    if absent := missing():
+        reason = f"needs {' and '.join(absent)}: apt-get install spin gcc libc6-dev"
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason)
+        pytest.skip(reason)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("faults", SOUND.values(), ids=SOUND)
+def test_model_holds_in_every_state(faults: tuple[str, ...]) -> None:
+    checked = check(faults)
+    assert checked.violated is None
+    assert checked.whole
+    assert checked.states > 100_000
+
+
+@pytest.mark.parametrize("rule", BROKEN)
+def test_model_notices_a_rule_that_is_left_out(rule: str) -> None:
+    checked = check((*FAULTS, *rule.split()))
+    assert BROKEN[rule] in (checked.violated or "nothing")

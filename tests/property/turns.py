@@ -1,0 +1,309 @@
+"""Statements that wait for their turn: the product's store, of one worker, each statement when the test says so.
+
+Everything a worker does runs in a named lane, one thing at a time. In a lane it goes on until it wants to send a
+statement; then it stands there until it gets its turn. A settlement takes two: its statement, and its COMMIT.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, cast
+from uuid import UUID
+
+import psycopg
+from psycopg import AsyncConnection
+from psycopg.rows import AsyncRowFactory
+
+from outbox_relay.dberrors import explain
+from outbox_relay.store import TUPLES, Store
+
+LANE: ContextVar[str] = ContextVar("LANE")
+"""The lane of the task that runs."""
+STILL_ROUNDS = 20
+"""Rounds of the event loop in which whatever can go on without a statement or an answer has gone on: those who wait
+for another's probe look again for ever."""
+LOCK_TIMEOUT = "set lock_timeout = '2s'"
+"""No statement here ever waits for a lock. One that does, because a rule was broken, fails."""
+OWNERS_CHANGE = frozenset({"claim_shards", "reclaim_shards", "release_shards"})
+WAITS_FOR_SHARDS = frozenset({"renew_shards", "reclaim_shards", "release_shards", "reset_crashes"})
+"""Statements that wait for the end of a settlement under way of their own worker."""
+
+OWNERS = "select shard, owner, epoch from outbox.shard where sink = %s"
+SHARDS_OF_OTHERS = """
+select s::text from outbox.shard s where s.sink = %s and s.shard = any (%s::smallint[]) order by s.shard"""
+ROWS_OF_OTHERS = """
+select d::text from outbox.delivery d
+ where d.sink = %s and exists (
+    select from unnest(%s::bigint[], %s::uuid[]) r (id, lease) where r.id = d.id and d.lease is distinct from r.lease)
+ order by d.id"""
+WRITTEN = """
+select (select count(*) from outbox.progress p where p.sink = %s),
+       (select string_agg(d::text, ',' order by d.id) from outbox.delivery d where d.sink = %s)"""
+NEWEST_EPOCHS = """
+select shard, max(epoch) from outbox.progress where sink = %s and shard = any (%s::smallint[]) group by shard"""
+
+
+async def stillness() -> None:
+    """Let everything go on that can."""
+    loop = cast(Any, asyncio.get_running_loop())
+    for _ in range(STILL_ROUNDS):
+        await asyncio.sleep(0)
+        timers = loop._scheduled
+        if not loop._ready and not (timers and timers[0].when() <= loop.time()):
+            return
+
+
+@dataclass
+class Turns:
+    """Who waits to send a statement, by lane. While ``free``, nobody waits."""
+
+    free: bool = False
+    waiting: dict[str, asyncio.Future[None]] = field(default_factory=dict[str, "asyncio.Future[None]"])
+    _sent: int = 0
+    _idle: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def turn(self) -> None:
+        """Wait for the turn of this lane."""
+        if self.free:
+            return
+        lane = LANE.get()
+        assert lane not in self.waiting, f"two statements at once in lane {lane}"
+        self.waiting[lane] = turn = asyncio.get_running_loop().create_future()
+        try:
+            await turn
+        finally:
+            del self.waiting[lane]
+
+    @asynccontextmanager
+    async def sent(self) -> AsyncGenerator[None]:
+        """A statement is under way inside the block."""
+        self._sent += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._sent -= 1
+            if not self._sent:
+                self._idle.set()
+
+    async def still(self) -> None:
+        """Wait until no statement is under way and nothing else can go on."""
+        await stillness()
+        while self._sent:
+            await self._idle.wait()
+            await stillness()
+
+    async def give(self, lane: str) -> bool:
+        """One turn for ``lane``; returns whether it waited for one. Afterwards all stand still again."""
+        if (turn := self.waiting.get(lane)) is None:
+            return False
+        turn.set_result(None)
+        await self.still()
+        return True
+
+
+@dataclass
+class Held:
+    """A settlement whose statement is done and whose COMMIT is not. ``fence``: shard → (owner, epoch) of its rows."""
+
+    connection: AsyncConnection[Any]
+    fence: dict[int, tuple[UUID, int]]
+    open: bool = True
+
+    async def end(self, *, committed: bool) -> None:
+        """COMMIT, or else ROLLBACK, unless it has ended."""
+        if self.open:
+            self.open = False
+            await (self.connection.commit() if committed else self.connection.rollback())
+
+
+@dataclass
+class Bench:
+    """What all workers share: a database, and the connections that their statements take in turn."""
+
+    dsn: str
+    shared: AsyncConnection[Any]
+    watching: AsyncConnection[Any]
+    spare: list[AsyncConnection[Any]] = field(default_factory=list[AsyncConnection[Any]])
+    held: list[Held] = field(default_factory=list[Held])
+    broken: list[str] = field(default_factory=list[str])
+    """What a statement did that its fence forbids."""
+    refused: int = 0
+    """Writes behind their fence, which changed nothing."""
+    _owners: dict[str, dict[int, tuple[UUID | None, int]]] = field(default_factory=dict[str, Any])
+
+    async def connection(self) -> AsyncConnection[Any]:
+        """A connection for a transaction that stays open, to be given back to ``spare``."""
+        return self.spare.pop() if self.spare else await connected(self.dsn, autocommit=False)
+
+    async def end_held(self) -> None:
+        """COMMIT whatever settlement is under way."""
+        for held in list(self.held):
+            await held.end(committed=True)
+
+    async def ask(self, query: str, *parameters: Any) -> list[Any]:
+        """The rows of a query that the test asks for itself."""
+        return await (await self.watching.execute(query.encode(), parameters)).fetchall()
+
+    async def owners(self, sink: str) -> dict[int, tuple[UUID | None, int]]:
+        """shard → (owner, epoch), as committed."""
+        if sink not in self._owners:
+            self._owners[sink] = {shard: (owner, epoch) for shard, owner, epoch in await self.ask(OWNERS, sink)}
+        return self._owners[sink]
+
+    def owners_changed(self) -> None:
+        """Some statement may have changed who owns what."""
+        self._owners.clear()
+
+    def owners_are_known(self) -> bool:
+        """Whether no statement may have changed who owns what since that was asked."""
+        return bool(self._owners)
+
+    async def close(self) -> None:
+        """Close every connection."""
+        for connection in (self.shared, self.watching, *self.spare):
+            await connection.close()
+
+
+async def connected(dsn: str, *, autocommit: bool = True) -> AsyncConnection[Any]:
+    """A connection on which nothing waits for a lock for long."""
+    connection = await AsyncConnection.connect(dsn, autocommit=True)
+    await connection.execute(LOCK_TIMEOUT)
+    await connection.set_autocommit(autocommit)
+    return connection
+
+
+class SteppedStore(Store):
+    """The store of one worker on the bench's connections; every fenced write is checked against what it changed."""
+
+    def __init__(self, bench: Bench, sink: str, turns: Turns) -> None:
+        super().__init__(lambda: bench.dsn, pooler=False, connections=1)
+        self._bench = bench
+        self._sink = sink
+        self._turns = turns
+        self.commits_are_lost = False
+        """Whether a COMMIT under way when the worker ends becomes a ROLLBACK."""
+
+    @asynccontextmanager
+    async def _connection(self, deadline: float) -> AsyncGenerator[AsyncConnection[Any]]:
+        del deadline
+        try:
+            yield self._bench.shared
+        except psycopg.Error as error:
+            raise explain(error) from error
+
+    async def _rows(
+        self,
+        name: str,
+        parameters: Mapping[str, Any],
+        row_factory: AsyncRowFactory[Any] = TUPLES,
+        deadline: float | None = None,
+    ) -> list[Any]:
+        if name == "settle":
+            return await self._settle(parameters)
+        async with self._turn(name, parameters):
+            return await super()._rows(name, parameters, row_factory, deadline)
+
+    async def _do(self, name: str, parameters: Mapping[str, Any], deadline: float | None = None) -> int:
+        async with self._turn(name, parameters):
+            return await super()._do(name, parameters, deadline)
+
+    @asynccontextmanager
+    async def _turn(self, name: str, parameters: Mapping[str, Any]) -> AsyncGenerator[None]:
+        """Wait for the turn; the statement in the block must not change what its fence keeps from this worker."""
+        await self._turns.turn()
+        async with self._turns.sent():
+            if name in WAITS_FOR_SHARDS:
+                await self._bench.end_held()
+            query = await self._of_others(name, parameters)
+            before = await self._bench.ask(*query) if query else []
+            if name in OWNERS_CHANGE:
+                self._bench.owners_changed()
+            yield
+            if before:
+                self._bench.refused += 1
+                if await self._bench.ask(*query) != before:
+                    self._bench.broken.append(f"{name} changed what is another's")
+
+    async def _of_others(self, name: str, parameters: Mapping[str, Any]) -> tuple[Any, ...]:
+        """What ``name`` is asked to change though it is another's, as a query; nothing when it has no fence."""
+        if name in {"rows_done", "rows_back"}:
+            return ROWS_OF_OTHERS, self._sink, parameters["ids"], parameters["leases"]
+        if name in {"renew_shards", "release_shards", "reset_crashes"}:
+            stale = await self._stale(parameters["owner"], parameters["shards"], parameters["epochs"])
+            return (SHARDS_OF_OTHERS, self._sink, stale) if stale else ()
+        return ()
+
+    async def _stale(self, owner: UUID, shards: list[int], epochs: list[int]) -> list[int]:
+        """Those of ``shards`` that are not ``owner``'s at their epoch of ``epochs``."""
+        now = await self._bench.owners(self._sink)
+        return [shard for shard, epoch in zip(shards, epochs, strict=True) if now[shard] != (owner, epoch)]
+
+    # -- a settlement in two turns ----------------------------------------------------------------------------
+
+    async def _settle(self, parameters: Mapping[str, Any]) -> list[Any]:
+        await self._turns.turn()
+        async with self._turns.sent():
+            standing = await self._outranked(parameters)
+            held, answer = await self._begin_settling(parameters)
+        try:
+            await self._turns.turn()
+        except asyncio.CancelledError:
+            if self.commits_are_lost:
+                await held.end(committed=False)
+            raise
+        finally:
+            async with self._turns.sent():
+                await self._end_settling(held)
+                if standing and await self._positions(standing) != standing:
+                    self._bench.broken.append(f"a late position of shards {sorted(standing)} outranks the new owner's")
+        return answer
+
+    async def _begin_settling(self, parameters: Mapping[str, Any]) -> tuple[Held, list[Any]]:
+        """Execute the settlement in a transaction that stays open, unless its fence must fail."""
+        bench, owner = self._bench, parameters["owner"]
+        shards, epochs = parameters["fence_shards"], parameters["fence_epochs"]
+        stale = await self._stale(owner, shards, epochs) if shards else []
+        before = await bench.ask(WRITTEN, self._sink, self._sink) if stale else []
+        held = Held(await bench.connection(), {s: (owner, e) for s, e in zip(shards, epochs, strict=True)})
+        bench.held.append(held)
+        try:
+            cursor = held.connection.cursor(binary=True)
+            await cursor.execute(self._sql["settle"], parameters)
+            answer = await cursor.fetchall()
+        except psycopg.Error as error:
+            await held.end(committed=False)
+            await self._end_settling(held)
+            raise explain(error) from error
+        if stale:
+            await held.end(committed=True)
+            bench.refused += 1
+            if answer != [(False,)] or await bench.ask(WRITTEN, self._sink, self._sink) != before:
+                bench.broken.append(f"a settlement with rows took effect though shards {stale} are another's")
+        return held, answer
+
+    async def _end_settling(self, held: Held) -> None:
+        bench = self._bench
+        if held.open and held.fence:
+            now = await bench.owners(self._sink)
+            if any(now[shard] != at for shard, at in held.fence.items()):
+                bench.broken.append(f"shards {sorted(held.fence)} changed hands under a settlement of their rows")
+        await held.end(committed=True)
+        bench.held.remove(held)
+        bench.spare.append(held.connection)
+
+    async def _outranked(self, parameters: Mapping[str, Any]) -> dict[int, Any]:
+        """Where those of the shards to be settled stand for which a newer epoch has settled already."""
+        epochs = dict(zip(parameters["shards"], parameters["epochs"], strict=True))
+        newest = await self._bench.ask(NEWEST_EPOCHS, self._sink, list(epochs)) if epochs else []
+        late = [shard for shard, epoch in newest if epoch > epochs[shard]]
+        self._bench.refused += len(late)
+        return await self._positions(late) if late else {}
+
+    async def _positions(self, shards: Mapping[int, Any] | list[int]) -> dict[int, Any]:
+        rows: list[Any] = await super()._rows("positions", {"sink": self._sink, "shards": list(shards), "server": None})
+        return {row[0]: row for row in rows}

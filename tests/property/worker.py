@@ -1,0 +1,351 @@
+"""A relay process in steps: the product's own parts and sessions, without their loops.
+
+What the loops would do at some time is done when the test says so, a statement at a time (see ``turns``). Its
+destination answers when the test says so. Time passes when the test says so: a lease ends for the worker before it
+ends in the database, and what the worker had not handed over by then is not handed over any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager
+from contextvars import copy_context
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+from uuid import UUID
+
+from outbox_relay.errors import StartAgain
+from outbox_relay.event import Event
+from outbox_relay.gate import Gate
+from outbox_relay.log import Log
+from outbox_relay.ownership import Ownership
+from outbox_relay.policy import Failed, Unavailable, Verdict
+from outbox_relay.reading import Reading
+from outbox_relay.relay import SinkRelay
+from outbox_relay.rows import Rows
+from outbox_relay.settling import Settling
+from outbox_relay.sinks.memory import MemorySink
+from outbox_relay.spec import SinkSpec
+from outbox_relay.ticking import Ticking
+from outbox_relay.wakeup import Wakeup
+from tests.property.truth import Truth
+from tests.property.turns import LANE, Bench, SteppedStore, Turns
+
+LEASE_SECONDS = 7200.0
+"""So long that no lease ends by itself."""
+OF_THE_PROCESS = frozenset({"own", "stop", "leave"})
+"""What is done outside of sessions."""
+NEVER, ALWAYS = float("-inf"), float("inf")
+
+LAPSED = """
+update outbox.shard set lease_until = clock_timestamp() - %s * interval '1 hour' where sink = %s and owner = %s"""
+UNSEEN = "update outbox.relay set seen_at = clock_timestamp() - interval '1 day' where id = %s"
+ROWS_LAPSED = """
+update outbox.delivery set lease_until = clock_timestamp() - interval '1 second' where sink = %s and owner = %s"""
+
+
+class Silent:
+    """A log that nobody reads."""
+
+    def debug(self, event: str, /, **values: Any) -> None:
+        """Nothing."""
+
+    def info(self, event: str, /, **values: Any) -> None:
+        """Nothing."""
+
+    def warning(self, event: str, /, **values: Any) -> None:
+        """Nothing."""
+
+
+SILENT: Log = Silent()
+
+
+class SteppedOwnership(Ownership):
+    """A round is always one that renews."""
+
+    async def renew_and_claim(self) -> None:
+        """One round, a third of a lease after the last."""
+        self._renewed_at = NEVER
+        await self.round()
+
+
+async def for_ever() -> None:
+    """Wait until cancelled."""
+    await asyncio.Event().wait()
+
+
+class SteppedSettling(Settling):
+    """Settles when told."""
+
+    async def run(self) -> None:
+        """Nothing by itself."""
+        await for_ever()
+
+
+class SteppedGate(Gate):
+    """Records nothing for people."""
+
+    async def run(self) -> None:
+        """Nothing by itself."""
+        await for_ever()
+
+
+class SteppedRows(Rows):
+    """What the loops of ``Rows`` do, once and when told."""
+
+    async def run(self) -> None:
+        """Settle rows whose request is under way; nothing else by itself."""
+        async with asyncio.TaskGroup() as self._tasks:
+            await for_ever()
+
+    async def claim(self, *, sweep: bool) -> None:
+        """One claim, of the heads of all keys too if ``sweep``, and the deliveries that follow."""
+        self._swept_at = NEVER if sweep else ALWAYS
+        if self._desk.holding.serving and self._tasks is not None:
+            await self._claim_and_deliver(self._tasks)
+
+    async def settle(self) -> None:
+        """Write what has come."""
+        await self._settle_now()
+
+    async def unblock(self) -> None:
+        """Ask once which keys are free."""
+        await self._unblock()
+
+
+@dataclass
+class Session:
+    """What a worker has in memory of its sink."""
+
+    parts: asyncio.TaskGroup
+    settling: Settling
+    reading: Reading
+    rows: SteppedRows
+
+
+@dataclass
+class SteppedRelay(SinkRelay):
+    """The product's session, whose loop is the test."""
+
+    session: Session | None = None
+
+    async def _claim_deliver_settle(self, reading: Reading, rows: Rows) -> None:
+        assert self.settling is not None
+        assert isinstance(rows, SteppedRows)
+        try:
+            async with asyncio.TaskGroup() as parts:
+                self.session = Session(parts, self.settling, reading, rows)
+                await for_ever()
+        finally:
+            self.session = None
+
+
+def in_steps() -> AbstractContextManager[Any]:
+    """Inside, sessions are made of parts whose loops do nothing by themselves."""
+    return patch.multiple("outbox_relay.relay", Settling=SteppedSettling, Gate=SteppedGate, Rows=SteppedRows)
+
+
+class Worker:
+    """One relay process. ``number`` makes its id; ``truth`` is asked for what its destination answers."""
+
+    def __init__(
+        self, bench: Bench, number: int, spec: SinkSpec, generation: int, truth: Truth, *, keeps_order: bool
+    ) -> None:
+        self._bench = bench
+        self._sink_name = spec.name
+        self._truth = truth
+        self.id = UUID(int=number)
+        self.turns = Turns()
+        self.store = store = SteppedStore(bench, spec.name, self.turns)
+        self.ticking = ticking = Ticking(store, Wakeup(None), LEASE_SECONDS, SILENT)
+        self.ownership = ownership = SteppedOwnership(store, self.id, "worker", "0", LEASE_SECONDS, SILENT)
+        self.holding = ownership.add(spec.name, generation)
+        self.sink = sink = MemorySink(lambda event, _: self._asked(event), keeps_order=keeps_order, holds=spec.hold)
+        self.relay = SteppedRelay(
+            *(spec, sink, store, ticking, ownership, self.holding, SILENT, asyncio.Event()), noise=lambda: 0.0
+        )
+        self.stopped = False
+        """Whether it was told to stop: it drains, and leaves when it holds nothing."""
+        self.sessions_ended = 0
+        self.errors: list[BaseException] = []
+        self._lanes: dict[str, asyncio.Task[None]] = {}
+        self._requests: list[tuple[Event, asyncio.Future[Verdict]]] = []
+        self._wish: str | None = None
+
+    # -- the destination ----------------------------------------------------------------------------------------
+
+    async def _asked(self, event: Event) -> Verdict:
+        """The destination is asked to take ``event``: it answers when the test says what."""
+        if self._wish is not None:
+            return self._truth.answer(event, self._wish)
+        answer: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+        self._requests.append((event, answer))
+        try:
+            return await answer
+        finally:
+            self._requests = [request for request in self._requests if request[1] is not answer]
+
+    async def answer(self, wish: str, place: int) -> bool:
+        """The destination answers one of the requests under way; returns whether there was any."""
+        if not self._requests:
+            return False
+        event, answer = self._requests[place % len(self._requests)]
+        answer.set_result(self._truth.answer(event, wish))
+        await self.turns.still()
+        return True
+
+    async def end_requests(self) -> None:
+        """Every request under way ends without having reached the destination."""
+        keeps_order = self.sink.keeps_order
+        while self._requests:
+            verdict = Unavailable("not handed over in time") if keeps_order else Failed("timed out")
+            self._requests[0][1].set_result(verdict)
+            await self.turns.still()
+
+    # -- in steps ------------------------------------------------------------------------------------------------
+
+    async def do(self, what: str, turns: int | None = None) -> None:
+        """Begin ``what``, or go on with it if it was begun: as many statements as ``turns``, or all (None)."""
+        if self.session is None and what not in OF_THE_PROCESS:
+            if not self.busy("session"):
+                self._begin("session", self._serve())
+            await self.go_on("session")
+        if not self.busy(what):
+            self._start(what)
+        await self.go_on(what, turns)
+
+    def _start(self, what: str) -> None:
+        if what in OF_THE_PROCESS:
+            process = {"own": self.ownership.renew_and_claim, "stop": self._stop, "leave": self.ownership.leave}
+            self._begin(what, process[what]())
+        elif self.session is not None:
+            self._begin(what, self._once(what, self.session)(), self.session.parts)
+
+    async def _stop(self) -> None:
+        await self.ownership.stop()
+        self.stopped = True
+
+    def _once(self, what: str, session: Session) -> Callable[[], Coroutine[Any, Any, None]]:
+        async def read() -> None:
+            await self.ticking.refresh()
+            await session.reading.adopt()
+            await session.reading.step()
+
+        async def forward() -> None:
+            await session.settling.flush(everything=True)
+
+        async def claim() -> None:
+            await session.rows.claim(sweep=False)
+
+        async def sweep() -> None:
+            await session.rows.claim(sweep=True)
+
+        return {
+            "read": read,
+            "settle": session.settling.flush,
+            "forward": forward,
+            "claim": claim,
+            "sweep": sweep,
+            "settle rows": session.rows.settle,
+            "unblock": session.rows.unblock,
+        }[what]
+
+    def busy(self, lane: str) -> bool:
+        """Whether something was begun in ``lane`` and is not done."""
+        return lane in self._lanes and not self._lanes[lane].done()
+
+    async def go_on(self, lane: str, turns: int | None = None) -> None:
+        """Give ``lane`` so many turns, or as many as it wants."""
+        await self.turns.still()
+        given = 0
+        while given != turns and await self.turns.give(lane):
+            given += 1
+        self._collect()
+
+    def _begin(self, lane: str, what: Coroutine[Any, Any, None], parts: asyncio.TaskGroup | None = None) -> None:
+        context = copy_context()
+        context.run(LANE.set, lane)
+        create: Any = parts.create_task if parts else asyncio.get_running_loop().create_task
+        self._lanes[lane] = create(what, context=context)
+
+    def _collect(self) -> None:
+        """What went wrong in lanes that are done."""
+        for lane, task in list(self._lanes.items()):
+            if task.done():
+                del self._lanes[lane]
+                if not task.cancelled() and (error := task.exception()) and not isinstance(error, StartAgain):
+                    self.errors.append(error)
+
+    async def _serve(self) -> None:
+        try:
+            await self.relay.run()
+        finally:
+            self.sessions_ended += 1
+
+    @property
+    def session(self) -> Session | None:
+        """What it has in memory, while a session is under way."""
+        return self.relay.session
+
+    # -- what happens to a process ------------------------------------------------------------------------------
+
+    async def lose_leases(self, hours: int) -> None:
+        """No renewal came through, and the leases ended ``hours`` ago: here first, then in the database."""
+        await self.end_requests()
+        self.holding.held = {shard: lease._replace(until=0.0) for shard, lease in self.holding.held.items()}
+        await self._bench.end_held()
+        await self._bench.ask(LAPSED + " returning 1", hours, self._sink_name, self.id)
+        await self._bench.ask(UNSEEN + " returning 1", self.id)
+
+    async def lose_row_leases(self) -> None:
+        """The leases of the rows that are being delivered ended, after their requests."""
+        await self.end_requests()
+        await self._bench.end_held()
+        await self._bench.ask(ROWS_LAPSED + " returning 1", self._sink_name, self.id)
+
+    async def crash(self, *, commits_are_lost: bool = False) -> None:
+        """The process ends; what it had sent to the database is done, or not."""
+        self.store.commits_are_lost = commits_are_lost
+        tasks = list(self._lanes.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.turns.still()
+        self._lanes.clear()
+
+    async def run_freely(self) -> None:
+        """From now on nothing waits for a turn, and the destination takes what comes."""
+        self.turns.free = True
+        self._wish = "taken"
+        for turn in list(self.turns.waiting.values()):
+            turn.set_result(None)
+        while self._requests:
+            await self.answer("taken", 0)
+        await self.turns.still()
+        self._collect()
+
+    async def finish(self, what: str) -> None:
+        """Do ``what`` to its end; for a worker that runs freely."""
+        await self.do(what)
+        if self.busy(what):
+            await asyncio.wait({self._lanes[what]}, timeout=5)
+            assert not self.busy(what), f"{what} does not end"
+        await self.turns.still()
+        self._collect()
+
+    @property
+    def begun(self) -> bool:
+        """Whether it has done anything."""
+        return self.session is not None or self.sessions_ended > 0 or bool(self._lanes) or bool(self.holding.held)
+
+    @property
+    def serves_rows(self) -> bool:
+        """Whether rows are being delivered here."""
+        return self.session is not None and self.session.rows.under_way > 0
+
+    @property
+    def believes(self) -> dict[int, int]:
+        """shard → epoch of the shards that this worker takes for its own and would deliver for."""
+        return {shard: lease.epoch for shard, lease in self.holding.held.items() if lease.until > 0.0}
