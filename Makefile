@@ -10,6 +10,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 PG ?= $(or $(OUTBOX_TEST_PG),18)
 PYTEST_ARGS ?=
+FORM ?= short
+SEED ?=
+REPORT ?=
+BENCH_ARGS ?=
 
 READY := $(VENV)/.ready
 LOCK_HEADER := \# Exact versions of everything that tests and checks use, for every Python from 3.11 on.\n\# Made by `make lock` from pyproject.toml; do not edit.
@@ -17,7 +21,7 @@ LOCK_RELAY_HEADER := \# What the image runs: the extra `relay`, in the versions 
 LOCK_BUILD_HEADER := \# What builds the wheel inside the image, in the versions that requirements.lock has.\n\# Made by `make lock`; do not edit.
 LOCK := .cache/lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header
 
-.PHONY: help venv kafka kafka-proof test thorough demo proof bench check format lock debezium-test image image-test build clean
+.PHONY: help venv kafka kafka-proof test thorough model chaos demo proof bench check format lock debezium-test image image-test build clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -40,6 +44,12 @@ test: $(READY) kafka ## all tests; PG=15 takes Debian's PostgreSQL 15, PYTEST_AR
 thorough: $(READY) kafka ## the tests that take long: three brokers, the wheel in an empty environment, the test's own broker
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m thorough $(PYTEST_ARGS)
 
+model: $(READY) ## every state of the model of claim, settle and hand-over, and each rule left out; needs spin and cc
+	$(BIN)/python -m tests.model
+
+chaos: $(READY) kafka ## faults of every kind under load, and what became of each event; FORM=long, SEED=number, REPORT=file
+	$(BIN)/python -m tests.chaos --form $(FORM) $(if $(SEED),--seed $(SEED)) $(if $(REPORT),--report $(REPORT))
+
 demo: $(READY) ## everything on this machine: database, broker, receiver, shop, two relays, one killed; half a minute
 	$(BIN)/outbox-relay demo
 
@@ -50,8 +60,8 @@ proof: $(READY) kafka ## the main job with 200,000 events, then Kafka and a webh
 kafka-proof: $(READY) kafka ## rolling restarts, frozen brokers and an outage under load, counted; half an hour
 	$(BIN)/python -m tests.bench.rolling
 
-bench: $(READY) kafka ## how fast a backlog drains to Kafka, beside the bare loop
-	$(BIN)/python -m tests.bench.drain
+bench: $(READY) kafka ## outbox-relay bench with a real Apache Kafka; BENCH_ARGS goes to it, such as '--only drain'
+	$(BIN)/python -m tests.bench.measure $(BENCH_ARGS)
 
 check: $(READY) ## lint, format, types, import rules
 	$(BIN)/ruff check .

@@ -1,0 +1,83 @@
+"""What arrived: read from the topic and from the receiver's journal after the run, as often as wanted."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Message, TopicPartition
+
+from outbox_relay.embedded.broker import led_partitions
+from tests.chaos.oracle import Arrival
+from tests.support.wait import until
+
+TOPIC_SETTINGS = {"message.timestamp.type": "LogAppendTime"}
+"""A record's time is when the broker took it, whatever clock the relay has."""
+BATCH = 5_000
+READ_SECONDS = 600.0
+LEADERS_SECONDS = 30.0
+NO_UID = bytes(16)
+
+
+def from_topic(bootstrap: str, topic: str) -> Iterator[Arrival]:
+    """The records of a topic, those of each key in the order in which the broker took them."""
+    to_monotonic = time.monotonic() - time.time()
+    for message in _messages(bootstrap, topic):
+        headers = dict(cast("list[tuple[str, bytes]]", message.headers() or []))
+        arrived = message.timestamp()[1] / 1000 + to_monotonic
+        yield _arrival(message.value() or b"", headers.get("id", b"").decode(), arrived)
+
+
+def from_journal(path: Path) -> Iterator[Arrival]:
+    """The requests that the receiver took, in the order in which they came; those it refused arrived nowhere."""
+    with path.open("rb") as lines:
+        for line in lines:
+            arrived, uid, _mood, problem, body = line.rstrip(b"\n").split(b"\t", 4)
+            if not problem:
+                yield _arrival(body, uid.decode(), float(arrived))
+
+
+def refused(path: Path) -> int:
+    """How many requests the receiver refused for their signature."""
+    with path.open("rb") as lines:
+        return sum(line.split(b"\t", 4)[3] != b"" for line in lines)
+
+
+def _arrival(payload: bytes, uid: str, arrived: float) -> Arrival:
+    """What cannot be an event of the run gets number 0, which nothing committed has."""
+    try:
+        said: dict[str, Any] = json.loads(payload)
+        return Arrival(said["key"], said["n"], bytes.fromhex(uid.replace("-", "")), said["at"], arrived)
+    except (ValueError, KeyError, TypeError):
+        return Arrival(-1, 0, NO_UID, 0.0, arrived)
+
+
+def _messages(bootstrap: str, topic: str) -> Iterator[Message]:
+    """From the start of every partition to the ends that they have now."""
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "judge", "enable.auto.commit": False})
+    try:
+        partitions = until(
+            lambda: led_partitions(consumer, topic), seconds=LEADERS_SECONDS, what=f"{topic} has leaders"
+        )
+        ends = {partition: _end(consumer, topic, partition) for partition in partitions}
+        missing = {partition: end for partition, end in ends.items() if end}
+        consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in missing])
+        deadline = time.monotonic() + READ_SECONDS
+        while missing:
+            assert time.monotonic() < deadline, f"{topic} was not read within {READ_SECONDS:g} s: {missing} are left"
+            for message in consumer.consume(BATCH, timeout=1.0):
+                if error := message.error():
+                    raise KafkaException(error)
+                partition = cast("int", message.partition())
+                if cast("int", message.offset()) + 1 >= missing.get(partition, 0):
+                    missing.pop(partition, None)
+                yield message
+    finally:
+        consumer.close()
+
+
+def _end(consumer: Consumer, topic: str, partition: int) -> int:
+    return consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=LEADERS_SECONDS)[1]

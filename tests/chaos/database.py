@@ -1,0 +1,123 @@
+"""The database of the chaos suite: two servers behind proxies, one the synchronous standby of the other."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Self
+
+import psycopg
+from psycopg.conninfo import make_conninfo
+from psycopg.rows import TupleRow
+
+from outbox_relay.embedded.ports import LOOPBACK
+from outbox_relay.migrate import migrate
+from tests.chaos.nemesis import Nemesis
+from tests.support import volume
+from tests.support.postgres import SUPERUSER
+from tests.support.proxy import Proxy
+from tests.support.replication import Pair
+
+NAME = "shop"
+RELAY = "relay"
+"""The role of the relays: it may do what the documentation grants, and has no slots reserved for it."""
+CROWD = "crowd"
+"""The role that takes all slots but the superuser's."""
+SETTINGS = {"max_connections": 100, "superuser_reserved_connections": 20}
+VOLUME_MEGABYTES = 12_288
+"""Of memory, of which only what is written is used."""
+
+
+class DatabaseSide:
+    """A pair of servers with the schema in one database, and what goes wrong with them.
+
+    As a context manager the servers and the proxies are started, and removed at the end. Faults of the database are
+    injected one at a time, whichever thread asks; after each the standby has all commits again.
+    """
+
+    def __init__(self) -> None:
+        self.pair = Pair("synchronous", SETTINGS, volume_megabytes=VOLUME_MEGABYTES if volume.available() else None)
+        self.one_at_a_time = threading.Lock()
+        self._proxies: dict[int, Proxy] = {}
+        self._done: Counter[str] = Counter()
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        with self._stack:
+            self._stack.enter_context(self.pair)
+            for port in self.pair.ports:
+                self._proxies[port] = proxy = Proxy()
+                proxy.target = port
+                self._stack.enter_context(proxy)
+            self._prepare()
+            self._stack = self._stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    @property
+    def dsn(self) -> str:
+        """For writers: a superuser, straight to whichever server takes writes."""
+        return _dsn(SUPERUSER, self.pair.ports)
+
+    @property
+    def relay_dsn(self) -> str:
+        """For relays: their role, through the proxies, to whichever server takes writes."""
+        return _dsn(RELAY, [self._proxies[port].port for port in self.pair.ports])
+
+    @property
+    def proxies(self) -> list[Proxy]:
+        """One in front of each server, for the relays alone."""
+        return list(self._proxies.values())
+
+    @property
+    def can_fill(self) -> bool:
+        """Do the servers have file systems of their own, so that a full disk is real?"""
+        return volume.available()
+
+    def nemeses(self) -> list[Nemesis]:
+        """One for each fault of the database."""
+        from tests.chaos import dbfaults
+
+        return dbfaults.nemeses(self)
+
+    def counts(self) -> dict[str, int]:
+        """Fault → how often it was injected so far."""
+        return dict(self._done)
+
+    def count(self, fault: str) -> None:
+        """It was injected once more."""
+        self._done[fault] += 1
+
+    def connect(self) -> psycopg.Connection[TupleRow]:
+        """A superuser's connection to the primary, in autocommit mode."""
+        return self.pair.primary.connect(NAME)
+
+    def relay_backends(self) -> list[int]:
+        """The process ids of the server's sessions of relays."""
+        with self.connect() as connection:
+            found = connection.execute("select pid from pg_stat_activity where usename = %s order by pid", (RELAY,))
+            return [pid for (pid,) in found.fetchall()]
+
+    def _prepare(self) -> None:
+        server = self.pair.primary
+        server.create_database(NAME)
+        with server.connect(NAME) as connection:
+            connection.execute(f"create role {RELAY} login".encode())
+            connection.execute(f"create role {CROWD} login".encode())
+        migrate(server.dsn(NAME), grant_relay=[RELAY])
+
+
+def _dsn(user: str, ports: list[int]) -> str:
+    return make_conninfo(
+        host=",".join(LOOPBACK for _ in ports),
+        port=",".join(map(str, ports)),
+        dbname=NAME,
+        user=user,
+        target_session_attrs="read-write",
+    )

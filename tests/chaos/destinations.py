@@ -1,0 +1,83 @@
+"""What happens to the destinations: the broker is killed or stopped, the receiver is gone, slow or silent."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from dataclasses import dataclass
+from typing import Literal
+
+from outbox_relay.embedded.process import PartFailed
+from tests.chaos.nemesis import Strike
+from tests.chaos.receiver import ReceiverProcess
+from tests.support.kafka import KafkaBroker
+
+START_TRIES = 5
+
+
+@dataclass
+class BrokerDown:
+    """The broker's process ends, by SIGKILL or in order, and is started again."""
+
+    broker: KafkaBroker
+    how: Literal["killed", "stopped"]
+
+    @property
+    def fault(self) -> str:
+        """The kind of its strikes."""
+        return f"broker {self.how}"
+
+    def strike(self, rng: random.Random) -> Strike:
+        """Down, and up again."""
+        began = time.monotonic()
+        if self.how == "killed":
+            self.broker.kill()
+        else:
+            self.broker.stop()
+        time.sleep(rng.uniform(0.0, 2.0))  # the fault itself: it lasts a little longer than a start
+        self._start()
+        return Strike(self.fault, began, time.monotonic())
+
+    def _start(self) -> None:
+        """A machine that has no time for it kills it when it is late; then it starts once more."""
+        for _ in range(START_TRIES - 1):
+            with contextlib.suppress(PartFailed):
+                return self.broker.start()
+        return self.broker.start()
+
+
+@dataclass
+class ReceiverDown:
+    """Nobody listens for a while."""
+
+    receiver: ReceiverProcess
+    fault: str = "receiver down"
+
+    def strike(self, rng: random.Random) -> Strike:
+        """Down, and up again."""
+        began = self.receiver.kill()
+        time.sleep(rng.uniform(0.5, 4.0))  # the fault itself
+        self.receiver.start()
+        return Strike(self.fault, began, time.monotonic())
+
+
+@dataclass
+class ReceiverMood:
+    """The receiver takes requests and answers late, or not at all."""
+
+    receiver: ReceiverProcess
+    mood: Literal["slow", "hanging"]
+
+    @property
+    def fault(self) -> str:
+        """The kind of its strikes."""
+        return f"receiver {self.mood}"
+
+    def strike(self, rng: random.Random) -> Strike:
+        """For some seconds."""
+        began = time.monotonic()
+        self.receiver.become(self.mood)
+        time.sleep(rng.uniform(3.0, 7.0))  # the fault itself
+        self.receiver.become("well")
+        return Strike(self.fault, began, time.monotonic())

@@ -1,0 +1,220 @@
+"""The relays of a run: started, replaced at once when they are killed, lent to one nemesis at a time."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Generator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, cast
+
+from tests.chaos.nursery import Child, Nursery
+from tests.chaos.relay_that_dies import Point
+from tests.support.ports import free_port
+from tests.support.wait import until
+
+READY_SECONDS = 60
+STOP_SECONDS = 45
+LOOK_SECONDS = 0.1
+ENVIRONMENT = {"OUTBOX_RELAY_LOG_FORMAT": "json"}
+
+
+class Relay:
+    """A place in the fleet: a configuration and a log, and one process after the other."""
+
+    def __init__(self, directory: Path, name: str, config: str, nursery: Nursery) -> None:
+        self.name = name
+        self.port = free_port()
+        self.config = directory / f"{name}.toml"
+        self.config.write_text(f'{config}\n[http]\nlisten = "127.0.0.1:{self.port}"\n')
+        self.log = directory / f"{name}.log"
+        self.log.touch()
+        self.lent = False
+        self._nursery = nursery
+        self._child: Child | None = None
+        self._mark = 0
+
+    @property
+    def child(self) -> Child:
+        """The process."""
+        assert self._child is not None, f"{self.name} was never started"
+        return self._child
+
+    @property
+    def runs(self) -> bool:
+        """Is there a process now?"""
+        return self._child is not None and self._child.code is None
+
+    def start(self, armed: Point | None = None) -> None:
+        """Start a process, which is replaced by nobody but us."""
+        self._mark = self.log.stat().st_size
+        self._child = self._nursery.start(["run", "-c", self.config], self.log, ENVIRONMENT, armed)
+
+    def start_under(self, environment: Mapping[str, str]) -> None:
+        """Start a process of a Python of its own, under variables that count from its very start."""
+        self._mark = self.log.stat().st_size
+        command = [sys.executable, "-X", "faulthandler", "-m", "outbox_relay", "run", "-c", self.config]
+        with self.log.open("ab") as output:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
+                env={**os.environ, **ENVIRONMENT, **environment},
+            )  # fmt: skip
+        self._child = child = Child(process.pid)
+        threading.Thread(target=lambda: child.ended(process.wait()), daemon=True).start()
+
+    def kill(self) -> float:
+        """SIGKILL; returns when it was sent, once the process is gone."""
+        at = time.monotonic()
+        self.child.send(signal.SIGKILL)
+        assert self.child.wait(10) is not None, f"{self.name} outlived SIGKILL"
+        return at
+
+    def stop(self) -> None:
+        """SIGTERM. Raises AssertionError when it does not end in time, or not with 0.
+
+        One that has not even said that it listens has nothing to stop, and ends as every process does.
+        """
+        self.child.send(signal.SIGTERM)
+        code = self.child.wait(STOP_SECONDS)
+        if code == -signal.SIGTERM and not self.said(self._mark):
+            return
+        if code is None:
+            self.child.send(signal.SIGABRT)
+            self.child.wait(10)
+        assert code == 0, f"{self.name} ended with {code} after SIGTERM: {self.log.read_text()[-1500:]}"
+
+    def shards(self) -> int:
+        """How many shards it owns, of all sinks together; 0 when it does not answer."""
+        status = self.ask("/readyz")[1]
+        return sum(sink["shards"] for sink in status["sinks"].values()) if status else 0
+
+    def ask(self, path: str) -> tuple[int, Any]:
+        """Status and JSON body of a GET; (0, None) when nothing answers."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=2)
+        try:
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            return answer.status, json.loads(answer.read())
+        except (OSError, http.client.HTTPException, ValueError):
+            return 0, None
+        finally:
+            connection.close()
+
+    def said(self, since: int) -> list[dict[str, Any]]:
+        """What it has logged behind the first `since` bytes."""
+        with self.log.open("rb") as log:
+            log.seek(since)
+            lines = log.read().splitlines()
+        return [said for line in lines if (said := _parsed(line))]
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    """A line of the log; nothing for one of another kind, or one that a kill cut off."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else None
+
+
+class Fleet:
+    """`size` relays that shall run all the time, a place for relays that come and go, and one for a strange one.
+
+    The strange one has a configuration of its own.
+    """
+
+    def __init__(self, directory: Path, config: str, of_strange: str, nursery: Nursery, size: int) -> None:
+        self.relays = [Relay(directory, f"relay-{n}", config, nursery) for n in range(1, size + 1)]
+        self.guest = Relay(directory, "guest", config, nursery)
+        self.strange = Relay(directory, "strange", of_strange, nursery)
+        self.unasked: list[str] = []
+        """Relays that ended by themselves, each with the end of its log."""
+        self._freed = threading.Condition()
+        self._over = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
+
+    @property
+    def all(self) -> list[Relay]:
+        """All places."""
+        return [*self.relays, self.guest, self.strange]
+
+    def start(self) -> None:
+        """Start all and wait until they are ready."""
+        for relay in self.relays:
+            relay.start()
+        for relay in self.relays:
+            until(lambda relay=relay: relay.ask("/readyz")[0] == 200, seconds=READY_SECONDS, what=f"{relay.name} ready")
+        self._watcher.start()
+
+    @contextmanager
+    def borrowed(self, rng: random.Random) -> Generator[Relay]:
+        """Some relay that no other nemesis has now; when it comes back it runs, or is made to."""
+        with self._freed:
+            self._freed.wait_for(lambda: any(not relay.lent for relay in self.relays))
+            relay = rng.choice([relay for relay in self.relays if not relay.lent])
+            relay.lent = True
+        with self._returned(relay):
+            yield relay
+
+    @contextmanager
+    def invited(self) -> Generator[Relay]:
+        """The place for relays that come and go; nothing runs there before and after."""
+        with self._freed:
+            self._freed.wait_for(lambda: not self.guest.lent)
+            self.guest.lent = True
+        with self._returned(self.guest):
+            yield self.guest
+
+    @contextmanager
+    def _returned(self, relay: Relay) -> Generator[None]:
+        try:
+            yield
+        finally:
+            if not relay.runs and relay is not self.guest and not self._over.is_set():
+                relay.start()
+            with self._freed:
+                relay.lent = False
+                self._freed.notify_all()
+
+    def stop(self) -> None:
+        """SIGTERM to all at once; all must end with 0."""
+        self.end_watch()
+        with ThreadPoolExecutor(len(self.relays)) as pool:
+            list(pool.map(Relay.stop, self.relays))
+
+    def end_watch(self) -> None:
+        """Nobody is replaced any more."""
+        self._over.set()
+        if self._watcher.is_alive():
+            self._watcher.join(5)
+
+    def _watch(self) -> None:
+        """A relay that ends and was not made to is a failure of the run; the run goes on with another."""
+        while not self._over.wait(LOOK_SECONDS):
+            with self._freed:
+                ended = [relay for relay in self.relays if not relay.lent and not relay.runs]
+                for relay in ended:
+                    self.unasked.append(f"{relay.name} ended with {relay.child.code}: {relay.log.read_text()[-2000:]}")
+                    relay.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end_watch()
+        for relay in self.all:
+            if relay.runs:
+                relay.child.send(signal.SIGCONT)
+                relay.kill()

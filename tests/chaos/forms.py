@@ -1,0 +1,111 @@
+"""The two forms of the suite: how much of what is injected, how fast is written, and what must be reached."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+LEASE_SECONDS = 3
+
+
+@dataclass(frozen=True)
+class Form:
+    """One form."""
+
+    name: str
+    relays: int
+    writers: int
+    rate: float
+    """Events a second that all writers together emit while they can."""
+    keys: int
+    alone: Mapping[str, int]
+    """Faults that strike one at a time, with time to recover, for figures that no other fault blurs."""
+    storm_seconds: float
+    """How long faults of all lanes strike over each other."""
+    lanes: Mapping[str, Mapping[str, int]]
+    """Lane → fault → how often; the faults of a lane strike one after the other, in an order that the seed chooses."""
+    least: Mapping[str, int]
+    """First words of a fault → how many strikes the run must have reached."""
+    least_events: int
+    extra_seconds: float
+    """How much longer than its storm a run may last to reach its counts."""
+    rest_seconds: float
+    """Longest time in which the system must come to rest by itself at the end."""
+    start_seconds: float = 3.0
+    """How long events flow before the first relay is replaced."""
+
+
+SHORT = Form(
+    name="short",
+    relays=4,
+    writers=4,
+    rate=1_000.0,
+    keys=2_000,
+    alone={"sigkill": 3, "postgres crash": 2, "blackholed connection": 1},
+    storm_seconds=110.0,
+    lanes={
+        "relays killed": {"sigkill": 12, "sigkill after acknowledgement": 5, "sigkill inside settle": 5},
+        "relays killed as they join": {"sigkill after claim": 3},
+        "relays frozen": {"zombie": 6},
+        "relays replaced": {"sigterm": 6, "join and leave": 2},
+        "database": {
+            "backend killed": 18,
+            "postgres crash": 2,
+            "promotion": 1,
+            "hanging commit": 1,
+            "too many connections": 1,
+        },
+        "broker": {"broker killed": 2, "broker stopped": 1},
+        "receiver": {"receiver down": 2, "receiver slow": 1, "receiver hanging": 2},
+    },
+    least={
+        "sigkill": 20,
+        "zombie": 5,
+        "backend killed": 15,
+        "postgres crash": 2,
+        "promotion": 1,
+        "broker": 1,
+    },
+    least_events=100_000,
+    extra_seconds=240.0,
+    rest_seconds=300.0,
+)
+LONG = Form(
+    name="long",
+    relays=4,
+    writers=4,
+    rate=1_300.0,
+    keys=2_000,
+    alone={"sigkill": 5, "postgres crash": 5, "promotion": 2, "blackholed connection": 3},
+    storm_seconds=2_000.0,
+    lanes={
+        "relays killed": {"sigkill": 640},
+        "relays killed at a point": {"sigkill after acknowledgement": 170, "sigkill inside settle": 170},
+        "relays killed as they join": {"sigkill after claim": 60, "join and leave": 30, "clock shifted": 20},
+        "relays frozen": {"zombie": 110},
+        "relays replaced": {"sigterm": 60},
+        "database": {
+            "backend killed": 120,
+            "postgres crash": 105,
+            "promotion": 20,
+            "hanging commit": 10,
+            "blackholed connection": 10,
+            "too many connections": 20,
+            "disk full": 10,
+        },
+        "broker": {"broker killed": 40, "broker stopped": 15},
+        "receiver": {"receiver down": 40, "receiver slow": 30, "receiver hanging": 30},
+    },
+    least={
+        "sigkill": 1_000,
+        "zombie": 100,
+        "postgres crash": 100,
+        "promotion": 20,
+        "broker": 50,
+        "clock shifted": 1,
+    },
+    least_events=2_000_000,
+    extra_seconds=1_200.0,
+    rest_seconds=900.0,
+)
+FORMS: Mapping[str, Form] = {form.name: form for form in (SHORT, LONG)}

@@ -1,0 +1,198 @@
+"""Relay processes that start at once: forked from a process that has imported everything and done nothing yet.
+
+A relay that is started anew spends a second on imports; where a thousand are killed within half an hour, that would
+be all that the machine does. What runs in the fork is `outbox-relay` as its command line starts it.
+
+The process reads a line of JSON for each relay to start, and writes one when it has started and one when it ended.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+from tests.chaos.relay_that_dies import Point
+
+START_SECONDS = 30
+LOOK_SECONDS = 0.01
+
+
+class Child:
+    """A relay's process."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._code: int | None = None
+        self._ended = threading.Event()
+
+    @property
+    def code(self) -> int | None:
+        """How it ended, negative for a signal; None while it runs."""
+        return self._code
+
+    def ended(self, code: int) -> None:
+        """Its end was seen."""
+        self._code = code
+        self._ended.set()
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal; nothing happens if it has ended."""
+        if self._code is None:
+            try:
+                os.kill(self.pid, number)
+            except ProcessLookupError:
+                return
+
+    def wait(self, seconds: float) -> int | None:
+        """Wait until it has ended; its exit code, or None when it still runs after `seconds`."""
+        self._ended.wait(seconds)
+        return self._code
+
+
+class Nursery:
+    """Starts relays. As a context manager it ends all of them at the end."""
+
+    def __enter__(self) -> Self:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.chaos.nursery"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        self._lock = threading.Lock()
+        self._children: dict[int, Child] = {}
+        self._started: list[Child] = []
+        self._arrived = threading.Condition()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        return self
+
+    def start(
+        self, arguments: Sequence[str | Path], log: Path, environment: Mapping[str, str], armed: Point | None = None
+    ) -> Child:
+        """A new process: `outbox-relay` with these arguments, that dies at the point `armed` names."""
+        order = {
+            "arguments": [str(argument) for argument in arguments],
+            "log": str(log),
+            "environment": dict(environment),
+            "armed": armed,
+        }
+        with self._lock, self._arrived:
+            _pipe(self._process.stdin).write(json.dumps(order).encode() + b"\n")
+            _pipe(self._process.stdin).flush()
+            if not self._arrived.wait_for(lambda: self._started, START_SECONDS):
+                raise AssertionError(f"no relay was started within {START_SECONDS} s")
+            return self._started.pop()
+
+    def _read(self) -> None:
+        for line in _pipe(self._process.stdout):
+            said = json.loads(line)
+            with self._arrived:
+                if "code" in said:
+                    self._children.pop(said["pid"]).ended(said["code"])
+                else:
+                    child = self._children[said["pid"]] = Child(said["pid"])
+                    self._started.append(child)
+                    self._arrived.notify_all()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _pipe(self._process.stdin).close()
+        self._process.wait(10)
+
+
+def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
+    assert pipe is not None
+    return pipe
+
+
+# -- the process ------------------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Start what is asked for until stdin ends, then end all that still run."""
+    _import_everything()
+    running: set[int] = set()
+    with selectors.DefaultSelector() as selector:
+        selector.register(sys.stdin, selectors.EVENT_READ)
+        while True:
+            if selector.select(LOOK_SECONDS):
+                line = sys.stdin.readline()
+                if not line:
+                    break
+                pid = _fork(json.loads(line))
+                running.add(pid)
+                _say(pid=pid)
+            running -= _reap(running)
+    for pid in running:
+        os.kill(pid, signal.SIGKILL)
+
+
+def _import_everything() -> None:
+    for module in ("outbox_relay.app", "tests.chaos.relay_that_dies"):
+        import_module(module)
+    faulthandler.enable()
+    gc.collect()
+    gc.freeze()
+
+
+def _fork(order: Mapping[str, Any]) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 70
+    try:
+        code = _relay(order)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _relay(order: Mapping[str, Any]) -> int:
+    from outbox_relay import cli
+    from tests.chaos import relay_that_dies
+
+    os.setsid()
+    output = os.open(order["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.environ.update(order["environment"])
+    relay_that_dies.listen()
+    if order["armed"]:
+        relay_that_dies.POINTS[order["armed"]]()
+    return cli.main(order["arguments"])
+
+
+def _reap(running: set[int]) -> set[int]:
+    ended: set[int] = set()
+    for pid in running:
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            ended.add(pid)
+            _say(pid=pid, code=os.waitstatus_to_exitcode(status), at=time.monotonic())
+    return ended
+
+
+def _say(**line: object) -> None:
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

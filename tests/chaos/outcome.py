@@ -1,0 +1,74 @@
+"""What a run found, and what of it must not be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from tests.chaos.forms import Form
+from tests.chaos.lanes import Record
+from tests.chaos.oracle import Account
+from tests.chaos.recovery import BOUND_SECONDS, Flow, recoveries
+from tests.chaos.truth import Reconciled
+
+
+@dataclass
+class Outcome:
+    """What a run found."""
+
+    form: Form
+    seed: int
+    record: Record
+    seconds: dict[str, float] = field(default_factory=dict[str, float])
+    """Phase → how long it took."""
+    load: dict[str, str] = field(default_factory=dict[str, str])
+    """Phase → the load of the machine at its end."""
+    reconciled: Reconciled = field(default_factory=Reconciled)
+    accounts: dict[str, Account] = field(default_factory=dict[str, Account])
+    flows: dict[str, Flow] = field(default_factory=dict[str, Flow])
+    last_emit: float = 0.0
+    refused: int = 0
+    """Requests that the receiver refused for their signature."""
+
+
+def violations(outcome: Outcome) -> Iterator[str]:
+    """A line for each thing that was promised and is not so, and for each count that was not reached."""
+    yield from _of_sinks(outcome)
+    yield from _of_truth(outcome.reconciled)
+    yield from _of_recovery(outcome)
+    yield from _of_counts(outcome)
+
+
+def _of_sinks(outcome: Outcome) -> Iterator[str]:
+    for account in outcome.accounts.values():
+        if not account.sound:
+            yield (
+                f"{account.sink}: {account.lost} lost, {account.stuck} stuck, {account.phantom} phantom,"
+                f" {account.reordered} reordered, {len(account.unexplained)} duplicates that no fault explains:"
+                f" {account.examples}"
+            )
+    if outcome.refused and not outcome.record.count("clock shifted"):
+        yield f"{outcome.refused} requests were refused for their signature, and every relay's clock was right"
+
+
+def _of_truth(found: Reconciled) -> Iterator[str]:
+    if not found.sound:
+        yield (
+            f"the database's log is not what the writers say: {len(found.vanished)} vanished {found.vanished[:5]},"
+            f" {len(found.risen)} rolled back and there {found.risen[:5]},"
+            f" {len(found.strangers)} of nobody {found.strangers[:5]}"
+        )
+
+
+def _of_recovery(outcome: Outcome) -> Iterator[str]:
+    for recovery in recoveries(outcome.record.alone, outcome.flows["kafka"], outcome.last_emit):
+        if recovery.promised is not None and recovery.most > BOUND_SECONDS:
+            yield f"{recovery.fault}: events flowed again only after {recovery.most:.1f} s"
+
+
+def _of_counts(outcome: Outcome) -> Iterator[str]:
+    for words, least in outcome.form.least.items():
+        if outcome.record.count(words) < least:
+            yield f"only {outcome.record.count(words)} of {least} {words} were injected"
+    if outcome.reconciled.committed < outcome.form.least_events:
+        yield f"only {outcome.reconciled.committed} of {outcome.form.least_events} events were committed"

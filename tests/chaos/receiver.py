@@ -1,0 +1,137 @@
+"""The receiver of the webhooks: verifies, writes down before it answers, and is well, slow or silent. A process."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
+
+from tests.support.ports import LOOPBACK, answers, free_port
+from tests.support.receiver import Receiver, Request
+from tests.support.receiver.answers import say
+from tests.support.receiver.faults import hang
+from tests.support.wait import until
+
+Mood = Literal["well", "slow", "hanging"]
+MOODS: tuple[Mood, ...] = ("well", "slow", "hanging")
+SLOW_SECONDS = 1.5
+"""Longer than a position waits for one event."""
+START_SECONDS = 30
+
+
+class Journal:
+    """Behaves by its mood, and writes a line for each request before that is answered."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        self.mood: Mood = "well"
+        self.receiver: Receiver | None = None
+        self._taken, self._refused = say(200), say(401)
+
+    def answer(self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Awaitable[None]:
+        """What is not signed as it must be is refused, all else is taken."""
+        if self.receiver is not None:
+            self.receiver.requests.clear()
+        problem = request.problem or ""
+        line = f"{request.arrived:.4f}\t{request.uid}\t{self.mood}\t{problem}\t".encode() + request.body + b"\n"
+        os.write(self._file, line)
+        return self._answer(problem, self.mood, request, reader, writer)
+
+    async def _answer(
+        self, problem: str, mood: Mood, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        if mood == "hanging":
+            await hang(request, reader, writer)
+            return
+        if mood == "slow":
+            await asyncio.sleep(SLOW_SECONDS)
+        await (self._refused if problem else self._taken)(request, reader, writer)
+
+
+class ReceiverProcess:
+    """The receiver in a process of its own, killed and started again on the same port and journal."""
+
+    def __init__(self, directory: Path) -> None:
+        self.port = free_port()
+        self.journal = directory / "receiver.journal"
+        self.journal.touch()
+        self._output = directory / "receiver.out"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"http://{LOOPBACK}:{self.port}/hooks"
+
+    def start(self) -> Self:
+        """Start it and wait until it listens."""
+        command = [sys.executable, "-m", "tests.chaos.receiver", "--port", str(self.port), "--journal", self.journal]
+        with self._output.open("ab") as output:
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output)
+        until(self._listens, seconds=START_SECONDS, what="the receiver listens")
+        return self
+
+    def _listens(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, f"the receiver ended: {self._output.read_text()[-3000:]}"
+        return answers(self.port)
+
+    def become(self, mood: Mood) -> None:
+        """Behave otherwise from the next request on."""
+        assert self._process is not None
+        assert self._process.stdin is not None
+        self._process.stdin.write(bytes([MOODS.index(mood)]))
+        self._process.stdin.flush()
+
+    def kill(self) -> float:
+        """SIGKILL; returns when."""
+        assert self._process is not None
+        at = time.monotonic()
+        self._process.kill()
+        self._process.wait(10)
+        return at
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+
+
+async def _receive(port: int, path: Path) -> None:
+    journal = Journal(path)
+    ended = asyncio.Event()
+
+    def told() -> None:
+        byte = os.read(sys.stdin.fileno(), 1)
+        if byte:
+            journal.mood = MOODS[byte[0]]
+        else:
+            ended.set()
+
+    asyncio.get_running_loop().add_reader(sys.stdin.fileno(), told)
+    with Receiver(journal.answer, port=port) as receiver:
+        journal.receiver = receiver
+        await ended.wait()
+
+
+def main() -> None:
+    """Receive until stdin ends."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--journal", type=Path, required=True)
+    options = parser.parse_args()
+    asyncio.run(_receive(options.port, options.journal))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""Faults that nobody injected, from the relays' own logs: why else sessions ended, on a busy machine above all."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
+from typing import Any
+
+from tests.chaos.nemesis import Strike
+
+STARVED = "relay starved"
+"""A relay got no time, or no answer in time, and a lease of it ran out or might have."""
+STARVED_SIGNS = (
+    "a tick took",
+    "a lease could not be renewed in time",
+    "the database did not answer within",
+    "has another owner",
+    "a shard was lost",
+)
+GIVEN_UP = "given up while down"
+"""Behind the name of a sink: shards changed hands while its destination could not take what was in hand of them."""
+GIVEN_UP_SIGN = "were given up while the destination is down"
+
+
+def starvations(logs: Iterable[Iterable[Mapping[str, Any]]]) -> Iterator[Strike]:
+    """One for each session that ended so; what was injected at that time explains it as well."""
+    to_monotonic = time.monotonic() - time.time()
+    for lines in logs:
+        for line in lines:
+            if fault := _fault(str(line.get("reason", ""))):
+                at = datetime.fromisoformat(line["time"]).timestamp() + to_monotonic
+                yield Strike(fault, at, at, line["reason"])
+
+
+def _fault(reason: str) -> str | None:
+    if GIVEN_UP_SIGN in reason:
+        sink = reason.removeprefix("sink ").partition(":")[0]
+        return f"{sink} {GIVEN_UP}"
+    return STARVED if any(sign in reason for sign in STARVED_SIGNS) else None

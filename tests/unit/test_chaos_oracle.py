@@ -1,0 +1,309 @@
+"""The judge of the chaos suite reports each thing that may go wrong, when it does, and nothing when all is well."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from tests.chaos.nemesis import Strike
+from tests.chaos.oracle import Account, Arrival, Committed, judge
+from tests.chaos.recovery import NEVER, Flow, recoveries
+from tests.chaos.starved import starvations
+from tests.chaos.truth import TruthFile, read, reconcile
+
+KILL = Strike("sigkill", 10.0, 10.0)
+
+
+def uid(key: int, number: int) -> bytes:
+    """Of each event its own."""
+    return bytes([1, *key.to_bytes(7), *number.to_bytes(8)])
+
+
+def came(number: int, at: float, key: int = 1, emitted: float | None = None) -> Arrival:
+    """An event that was emitted a little before it arrived."""
+    return Arrival(key, number, uid(key, number), at - 0.1 if emitted is None else emitted, at)
+
+
+def committed(count: int = 3, keys: int = 1) -> Committed:
+    """Events 1 to `count` of keys 1 to `keys`."""
+    found = Committed()
+    for key in range(1, keys + 1):
+        for number in range(1, count + 1):
+            found.add(key, number, uid(key, number))
+    return found
+
+
+def judged(arrivals: Sequence[Arrival], *strikes: Strike, backlog: int = 0, sink: str = "kafka") -> Account:
+    """Three events of one key."""
+    return judge(sink, committed(), arrivals, strikes, backlog=backlog)
+
+
+def figures(account: Account) -> tuple[int, int, int, int, int, int]:
+    """Lost, stuck, phantom, reordered, explained and unexplained duplicates."""
+    repeated = account.duplicates.total()
+    return (account.lost, account.stuck, account.phantom, account.reordered, repeated, len(account.unexplained))
+
+
+def test_nothing_is_reported_when_everything_came_once_in_order() -> None:
+    account = judged([came(1, 1), came(2, 2), came(3, 3)])
+    assert account.sound
+    assert figures(account) == (0, 0, 0, 0, 0, 0)
+    assert (account.committed, account.arrived) == (3, 3)
+
+
+@pytest.mark.parametrize("missing", [1, 2, 3])
+def test_what_never_came_is_lost(missing: int) -> None:
+    account = judged([came(n, n) for n in (1, 2, 3) if n != missing])
+    assert figures(account) == (1, 0, 0, 0, 0, 0)
+    assert not account.sound
+    assert account.examples == {"missing": [f"key-1 {missing}"]}
+
+
+def test_everything_is_lost_when_nothing_came() -> None:
+    assert judged([]).lost == 3
+
+
+def test_what_never_came_and_is_still_in_the_backlog_is_stuck() -> None:
+    account = judged([came(1, 1)], backlog=2)
+    assert figures(account) == (0, 2, 0, 0, 0, 0)
+    assert not account.sound
+
+
+def test_a_backlog_that_does_not_go_away_is_stuck_though_everything_came() -> None:
+    account = judged([came(1, 1), came(2, 2), came(3, 3)], backlog=1)
+    assert account.stuck == 1
+    assert not account.sound
+
+
+def test_a_dead_letter_is_neither_lost_nor_stuck() -> None:
+    account = judge("kafka", committed(), [came(1, 1), came(3, 3)], [], dead={(1, 2)})
+    assert account.sound
+    assert account.dead == 1
+
+
+@pytest.mark.parametrize(
+    "made_up",
+    [
+        Arrival(1, 2, uid(1, 9), 2, 2.5),
+        Arrival(1, 4, uid(1, 4), 2, 2.5),
+        Arrival(2, 1, uid(2, 1), 2, 2.5),
+        Arrival(1, 0, bytes(16), 2, 2.5),
+        Arrival(-1, 0, bytes(16), 2, 2.5),
+    ],
+    ids=["another uid", "beyond the last", "another key", "no number", "unreadable"],
+)
+def test_what_was_never_committed_is_a_phantom(made_up: Arrival) -> None:
+    account = judged([came(1, 1), came(2, 2), made_up, came(3, 3)])
+    assert figures(account) == (0, 0, 1, 0, 0, 0)
+    assert not account.sound
+
+
+def test_a_phantom_does_not_stand_in_for_the_event_whose_number_it_has() -> None:
+    account = judged([came(1, 1), Arrival(1, 2, uid(1, 9), 2, 2.5), came(3, 3)])
+    assert figures(account) == (1, 0, 1, 0, 0, 0)
+
+
+def test_a_first_arrival_after_a_later_event_of_its_key_is_reordered() -> None:
+    account = judged([came(1, 1), came(3, 2), came(2, 3)])
+    assert figures(account) == (0, 0, 0, 1, 0, 0)
+    assert not account.sound
+
+
+def test_a_repeated_arrival_after_later_events_is_no_reordering() -> None:
+    account = judged([came(1, 9.5), came(2, 9.6), came(1, 10.5), came(2, 10.6), came(3, 10.7)], KILL)
+    assert figures(account) == (0, 0, 0, 0, 2, 0)
+    assert account.duplicates == {"sigkill": 2}
+    assert account.sound
+
+
+def test_keys_have_no_order_among_each_other() -> None:
+    arrivals = [came(1, 1, key=2), came(2, 2, key=2), came(1, 3, key=1), came(2, 4, key=1)]
+    assert judge("kafka", committed(2, keys=2), arrivals, []).sound
+
+
+def test_a_duplicate_without_any_fault_is_not_explained() -> None:
+    account = judged([came(1, 1), came(2, 2), came(2, 2.5), came(3, 3)])
+    assert figures(account) == (0, 0, 0, 0, 0, 1)
+    assert not account.sound
+
+
+@pytest.mark.parametrize(
+    ("first", "again", "explained"),
+    [
+        (9.9, 13.5, True),
+        (4.0, 13.5, False),
+        (9.9, 9.95, False),
+        (9.9, 19.9, True),
+        (30.0, 31.0, False),
+    ],
+    ids=["in flight", "settled long before", "before the fault", "at the take-over", "long after"],
+)
+def test_a_fault_explains_what_was_in_flight_at_it(first: float, again: float, explained: bool) -> None:
+    later = [came(2, max(again, 14.0) + 0.2, emitted=10.5), came(3, 32)]
+    account = judged(sorted([came(1, first), came(1, again), *later], key=lambda arrival: arrival.arrived), KILL)
+    assert bool(account.duplicates) is explained
+    assert bool(account.unexplained) is not explained
+
+
+def test_a_slow_recovery_explains_duplicates_only_before_its_key_goes_on() -> None:
+    before = [came(1, 9.9), came(1, 50.0), came(2, 50.1, emitted=11.0), came(3, 50.2, emitted=12.0)]
+    assert judged(before, KILL).sound
+    after = [came(1, 9.9), came(2, 50.1, emitted=11.0), came(1, 50.2), came(3, 50.3, emitted=12.0)]
+    assert len(judged(after, KILL).unexplained) == 1
+
+
+def test_what_was_held_up_by_a_fault_may_come_twice_when_it_comes_at_last() -> None:
+    down = Strike("broker killed", 10, 20)
+    arrivals = [came(1, 34.0, emitted=9.0), came(1, 36.0), came(2, 37, emitted=21), came(3, 38)]
+    assert judged(arrivals, down).sound
+    assert not judged([came(1, 34.0, emitted=21.0), *arrivals[1:]], down).sound
+
+
+def test_no_fault_explains_a_duplicate_for_ever() -> None:
+    assert len(judged([came(1, 9.9), came(1, 400.0), came(2, 401), came(3, 402)], KILL).unexplained) == 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "sink", "explains"),
+    [
+        ("sigterm", "kafka", False),
+        ("join and leave", "webhook", False),
+        ("clock shifted", "kafka", False),
+        ("receiver down", "kafka", False),
+        ("receiver down", "webhook", True),
+        ("broker killed", "kafka", True),
+        ("broker killed", "webhook", False),
+        ("zombie", "webhook", True),
+    ],
+)
+def test_only_a_fault_that_can_repeat_events_of_a_sink_explains_one(fault: str, sink: str, explains: bool) -> None:
+    account = judged([came(1, 9.9), came(1, 11), came(2, 12), came(3, 13)], Strike(fault, 10, 10), sink=sink)
+    assert account.sound is explains
+
+
+def test_of_several_faults_the_nearest_one_explains() -> None:
+    arrivals = [came(1, 12.9), came(1, 14), came(2, 15), came(3, 16)]
+    assert judged(arrivals, KILL, Strike("zombie", 12.8, 13.5)).duplicates == {"zombie": 1}
+
+
+def test_faults_that_follow_each_other_explain_what_the_first_kept_from_being_settled() -> None:
+    down = Strike("broker killed", 10, 20)
+    kill = Strike("sigkill", 21, 21)
+    arrivals = [came(1, 9.0), came(1, 45), came(2, 46, emitted=20.5), came(3, 47, emitted=22)]
+    assert judged(arrivals, down, kill).sound
+    assert not judged(arrivals, kill).sound
+
+
+# -- what was committed -------------------------------------------------------------------------------------------
+
+
+def name(key: int, number: int) -> str:
+    """An event's uid as writers write it down."""
+    return str(UUID(bytes=uid(key, number)))
+
+
+def truths(path: Path) -> Path:
+    """Four transactions: one of each end, and one whose end was not written down."""
+    file = TruthFile(path)
+    for number, end in enumerate(["ok", "rolled back", "unknown"], 1):
+        file.intend(number, [(1, number, name(1, number))])
+        file.end(number, end)  # type: ignore[arg-type]
+    file.intend(4, [(1, 4, name(1, 4))])
+    file.close()
+    return path
+
+
+def test_truth_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path = truths(tmp_path / "truth")
+    assert [(events[0][1], end) for events, end in read(path)] == [
+        (1, "ok"),
+        (2, "rolled back"),
+        (3, "unknown"),
+        (4, "unknown"),
+    ]
+    with path.open("ab") as file:
+        file.write(b'{"tx":5,"eve')
+    assert len(list(read(path))) == 4
+
+
+def test_the_database_decides_what_the_writer_does_not_know(tmp_path: Path) -> None:
+    found = reconcile(read(truths(tmp_path / "truth")), [(1, 1, uid(1, 1)), (1, 3, uid(1, 3))], Committed().add)
+    assert found.sound
+    assert (found.committed, found.unknown_committed) == (2, 1)
+    assert found.by_end == {"ok": 1, "rolled back": 1, "unknown": 2}
+
+
+def test_a_log_that_is_not_what_the_writers_say_is_reported(tmp_path: Path) -> None:
+    log = [(1, 2, uid(1, 2)), (1, 3, uid(1, 3)), (2, 7, uid(2, 7)), (2, 4, uid(1, 4))]
+    found = reconcile(read(truths(tmp_path / "truth")), log, Committed().add)
+    assert not found.sound
+    assert [event[1] for event in found.vanished] == [1]
+    assert [event[1] for event in found.risen] == [2]
+    assert [event[:2] for event in found.strangers] == [(2, 7), (2, 4)]
+
+
+def test_a_number_given_out_twice_is_an_error() -> None:
+    found = committed()
+    with pytest.raises(ValueError, match="number 2 is there twice"):
+        found.add(1, 2, uid(9, 9))
+
+
+def test_gaps_are_found_and_nothing_of_them_is_due() -> None:
+    found = Committed()
+    found.add(1, 1, uid(1, 1))
+    found.add(1, 3, uid(1, 3))
+    assert (found.gaps(), len(found)) == ([(1, 2)], 2)
+    assert judge("kafka", found, [came(1, 1), came(3, 3)], []).sound
+
+
+# -- recovery -----------------------------------------------------------------------------------------------------
+
+
+def flow(*arrivals: tuple[int, float, float]) -> Flow:
+    """Shard, emitted, arrived."""
+    found = Flow()
+    for arrival in arrivals:
+        found.add(*arrival)
+    found.close()
+    return found
+
+
+def test_recovery_counts_events_emitted_after_the_fault() -> None:
+    found = flow((1, 9.0, 10.5), (1, 10.2, 13.0), (2, 10.1, 14.0), (2, 10.3, 12.0), (1, 20.0, 20.1), (2, 20.0, 20.2))
+    assert found.first(10.0) == 12.0
+    assert found.everywhere(10.0) == 13.0
+    [recovery] = recoveries([KILL], found, 30.0)
+    assert (recovery.resumed_most, recovery.everywhere_most) == (2.0, 3.0)
+
+
+def test_a_fault_after_the_last_event_has_no_recovery() -> None:
+    found = flow((1, 9.0, 9.5))
+    assert recoveries([KILL], found, 9.0) == []
+    assert found.first(10.0) == NEVER
+
+
+def test_a_relay_finds_out_by_itself_that_a_connection_is_lost() -> None:
+    [recovery] = recoveries([Strike("blackholed connection", 10, 18)], flow((1, 10.5, 22.0), (1, 19.0, 22.1)), 30.0)
+    assert recovery.resumed_most == 12.0
+
+
+def test_what_nobody_injected_is_read_from_the_logs() -> None:
+    now = datetime.now(UTC).isoformat()
+    lines = [
+        {"event": "starting again from the ledger", "reason": "a tick took 1.4 s", "time": now},
+        {"event": "sink kafka starts again", "reason": "the server may not be the one", "time": now},
+        {
+            "event": "sink crm starts again",
+            "reason": "sink crm: shards were given up while the destination is down",
+            "time": now,
+        },
+        {"event": "started", "time": now},
+    ]
+    found = list(starvations([lines]))
+    assert [strike.fault for strike in found] == ["relay starved", "crm given up while down"]
+    assert all(abs(strike.began - time.monotonic()) < 5 for strike in found)
