@@ -26,6 +26,7 @@ from outbox_relay import __version__
 from outbox_relay.errors import Misconfigured, NotFound, RelayError, Unusable
 
 if TYPE_CHECKING:
+    from outbox_relay.bench.report import Report
     from outbox_relay.settings import Settings
     from outbox_relay.store import Store
 
@@ -45,6 +46,10 @@ PAYLOAD_BYTES = 64 << 20
 """Largest payload that is read for an emit."""
 LOAD_SECONDS, LOAD_LEAST, LOAD_MOST = 20, 2, 600
 """How long the demo emits events, in seconds: by default, at least, at most."""
+RUNS, RUNS_MOST = 3, 100
+"""How often the bench measures everything: by default, at most."""
+SCALE_LEAST, SCALE_MOST = 0.0001, 100.0
+"""By what the bench multiplies events and seconds: at least, at most."""
 
 _SECRETS = re.compile(r"(?<=://)\S*@|(?<=password=)('[^']*'?|\S+)", re.IGNORECASE)
 
@@ -125,6 +130,7 @@ def _parser() -> _Parser:
     _add_schema_commands(commands)
     _add_service_commands(commands)
     _add_demo(commands)
+    _add_bench(commands)
     _add_question_commands(commands)
     _add_emit(commands)
     return parser
@@ -182,6 +188,28 @@ def _add_demo(commands: Any) -> None:
     )  # fmt: skip
     demo.add_argument("--json", action="store_true", help="print the report as JSON")
     demo.set_defaults(do=_demo, extra="demo")
+
+
+def _add_bench(commands: Any) -> None:
+    text = "how fast it is on this machine, beside a bare loop in the same run; servers are started or given"
+    bench: argparse.ArgumentParser = commands.add_parser("bench", help=text, description=text, allow_abbrev=False)
+    _add_dsn(bench)
+    size = bench.add_mutually_exclusive_group()
+    size.add_argument("--quick", action="store_true", help="the main scenarios, small, in 3 minutes; the default")
+    size.add_argument("--full", action="store_true", help="every scenario, large; about an hour")
+    bench.add_argument("--only", nargs="+", metavar="SCENARIO", default=[], help="these scenarios, in either size")
+    for name, (read, default, text) in {
+        "--runs": (_number_of_runs, RUNS, f"how often everything is measured, 1 to {RUNS_MOST}; default: {RUNS}"),
+        "--scale": (_scale, 1.0, f"multiply all events and seconds, {SCALE_LEAST:g} to {SCALE_MOST:g}; default: 1"),
+    }.items():
+        bench.add_argument(name, type=read, default=default, metavar="N", help=text)
+    bench.add_argument("--bootstrap", metavar="SERVERS", help="a broker that is there already, HOST:PORT,…")
+    bench.add_argument("--broker", metavar="NAME", help="what the report calls that broker, such as its version")
+    bench.add_argument("--fsync", action="store_true", help="let the database that is started flush at each commit")
+    bench.add_argument("--json", action="store_true", help="print the report as JSON")
+    bench.add_argument("--plot", type=Path, metavar="DIR", help="write pictures of the report into this directory, SVG")
+    bench.add_argument("--read", type=Path, metavar="FILE", help="measure nothing: show a report that --json printed")
+    bench.set_defaults(do=_bench, extra="demo")
 
 
 def _add_question_commands(commands: Any) -> None:
@@ -250,6 +278,22 @@ def _load_seconds(value: str) -> float:
     return seconds
 
 
+def _number_of_runs(value: str) -> int:
+    if not (value.isascii() and value.isdigit() and 1 <= int(value) <= RUNS_MOST):
+        raise argparse.ArgumentTypeError(f"should be a number, 1 to {RUNS_MOST}")
+    return int(value)
+
+
+def _scale(value: str) -> float:
+    try:
+        scale = float(value)
+    except ValueError:
+        scale = math.nan
+    if not SCALE_LEAST <= scale <= SCALE_MOST:
+        raise argparse.ArgumentTypeError(f"should be a number, {SCALE_LEAST:g} to {SCALE_MOST:g}")
+    return scale
+
+
 # -- schema and service -----------------------------------------------------------------------------------------
 
 
@@ -293,7 +337,8 @@ def _check(arguments: argparse.Namespace) -> int:
     problems: list[str] = []
     if arguments.online:
         _keep_libraries_quiet()
-        problems = asyncio.run(app.check_online(loaded))
+        problems, found = asyncio.run(app.check_online(loaded))
+        warnings += found
     else:
         warnings += webhooks.unreadable(loaded)
         try:
@@ -361,6 +406,30 @@ def _demo(arguments: argparse.Namespace) -> int:
     report = story.run(arguments.seconds)
     print(json.dumps(report.json()) if arguments.json else report.text())
     return DONE if report.sound else FAILED
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    from outbox_relay.bench import files
+
+    report = files.read(arguments.read) if arguments.read else _measured(arguments)
+    if arguments.plot:
+        _say(f"{files.draw(report, arguments.plot)} pictures in {arguments.plot}")
+    print(json.dumps(report.json()) if arguments.json else report.text())
+    return DONE if report.complete else FAILED
+
+
+def _measured(arguments: argparse.Namespace) -> Report:
+    from outbox_relay.bench import story
+
+    options = story.Options(
+        full=arguments.full,
+        scale=arguments.scale,
+        dsn=arguments.dsn,
+        bootstrap=arguments.bootstrap,
+        broker=arguments.broker,
+        fsync=arguments.fsync,
+    )
+    return story.run(options, arguments.only, arguments.runs)
 
 
 # -- questions and switches -------------------------------------------------------------------------------------

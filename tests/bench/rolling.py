@@ -1,12 +1,13 @@
 """What becomes of a steady stream when its brokers do not stand still, on three brokers and a real relay process.
 
-usage: python -m tests.bench.rolling [rolling|frozen|oversized|outage] ...
+usage: python -m tests.bench.rolling [rolling|frozen|lost|oversized|outage] ...
 
 - rolling: every broker is restarted in turn, for some rounds, under 5,000 events/s: lost, reordered, repeated.
 - frozen: the leader of a partition is stopped where it stands for 3, 10 and 60 s: the same figures.
+- lost: answers of a broker are thrown away, three times for longer than the relay waits for them: the same figures.
 - oversized: drain rate with one record in a thousand above the topic's limit, beside the rate without.
 - outage: no broker answers for 60 s while a million events are emitted: the position stands, no row is written, then
-  the backlog drains, beside the drain rate of a relay that starts on the same backlog.
+  the backlog drains, beside the drain rate of a relay that starts on such a backlog as the broker comes back.
 
 Starts PostgreSQL and the brokers by itself. The figures depend on what else the machine does; its load is printed.
 """
@@ -20,13 +21,14 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 import psycopg
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
-from outbox_relay import outbox
 from outbox_relay.migrate import migrate
-from tests.support.kafka import KafkaBroker, KafkaCluster
+from tests.contract.kafka import proxied_broker
+from tests.support.kafka import KafkaBroker, KafkaCluster, Record
 from tests.support.postgres import PostgresServer
 from tests.support.service import RelayService
 from tests.support.shop import Report, compare
@@ -37,6 +39,15 @@ KEYS = 2_000
 BATCH = 250
 LIMIT = 20_000
 """``max.message.bytes`` of the topic that gets oversized records."""
+STREAM = """insert into outbox.event (uid, type, key, payload, content_type)
+select outbox.uuid7(), 'order.created', 'k' || g %% %(keys)s,
+       convert_to(format('{"key": "k%%s", "n": %%s, "note": "%%s"}', g %% %(keys)s, g / %(keys)s + 1, repeat('x', 180)),
+                  'UTF8'),
+       'application/json'
+  from generate_series(%(first)s::bigint, %(last)s::bigint) g"""
+"""Made by the server: what makes the load must leave the machine to those who carry it."""
+LOST_SECONDS = 6.0
+"""How long answers are lost: a little longer than the relay waits for them."""
 CONFIG = """
 [database]
 dsn = "{dsn}"
@@ -95,13 +106,8 @@ class Stream:
                 self._took = time.monotonic() - began
 
     def _emit(self, connection: psycopg.Connection) -> None:
-        events: list[outbox.Event] = []
-        for number in range(self.emitted, self.emitted + BATCH):
-            key = f"k{number % self._keys}"
-            payload = {"key": key, "n": number // self._keys + 1, "note": "x" * 180}
-            events.append(outbox.Event("order.created", payload, key=key))
         with connection.transaction():
-            outbox.emit_many(connection, events)
+            connection.execute(STREAM, {"keys": self._keys, "first": self.emitted, "last": self.emitted + BATCH - 1})
         self.emitted += BATCH
 
 
@@ -121,6 +127,11 @@ class Parts:
             row = connection.execute(query.encode()).fetchone()
         assert row is not None
         return int(row[0])
+
+    def cpu_seconds(self) -> float:
+        """Processor time that the relay's process has taken: depends less than a rate on what else the machine does."""
+        fields = Path(f"/proc/{self.relay.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def memory_mib(self) -> float:
         """Memory of the relay's process now."""
@@ -156,7 +167,24 @@ class Ends:
         return time.monotonic() - began
 
 
-def judged(cluster: KafkaCluster, topic: str, committed: dict[str, int], seconds: float = 120) -> Report:
+class Brokers(Protocol):
+    """A cluster or a single broker."""
+
+    @property
+    def bootstrap(self) -> str:
+        """Where clients find them."""
+        ...
+
+    def create_topic(self, name: str, partitions: int = ..., /) -> None:
+        """Make a topic."""
+        ...
+
+    def read_all(self, topic: str, *, seconds: float) -> list[Record]:
+        """All records of a topic."""
+        ...
+
+
+def judged(cluster: Brokers, topic: str, committed: dict[str, int], seconds: float = 120) -> Report:
     """Wait until all that was committed has arrived, and judge it."""
     wanted = sum(committed.values())
     ends = Ends(cluster.bootstrap, topic)
@@ -172,12 +200,17 @@ def judged(cluster: KafkaCluster, topic: str, committed: dict[str, int], seconds
 
 
 def under_stream(
-    postgres: PostgresServer, cluster: KafkaCluster, topic: str, rate: float, trouble: Callable[[], None]
+    postgres: PostgresServer,
+    cluster: Brokers,
+    topic: str,
+    rate: float,
+    trouble: Callable[[], None],
+    bootstrap: str | None = None,
 ) -> Report:
-    """What arrives of a stream during which there is `trouble`."""
+    """What arrives of a stream during which there is `trouble`; the relay goes to `bootstrap`, if that is another."""
     cluster.create_topic(topic, PARTITIONS)
     with tempfile.TemporaryDirectory() as directory:
-        parts = Parts(postgres, cluster.bootstrap, topic, Path(directory))
+        parts = Parts(postgres, bootstrap or cluster.bootstrap, topic, Path(directory))
         with parts.relay.start() as relay, Stream(parts.dsn, rate) as stream:
             until(lambda: stream.emitted > rate, seconds=60, what="the stream flows")
             trouble()
@@ -218,6 +251,24 @@ def frozen(postgres: PostgresServer, cluster: KafkaCluster, seconds: float, rate
     return under_stream(postgres, cluster, topic, rate, trouble).sound
 
 
+def lost(postgres: PostgresServer, rate: float) -> bool:
+    """Throw a broker's answers away, three times; whether nothing was lost or reordered and what was repeated shows."""
+    with proxied_broker() as (kafka, proxy):
+
+        def trouble() -> None:
+            for _ in range(3):
+                proxy.mute = True
+                time.sleep(LOST_SECONDS)
+                proxy.mute = False
+                # Whoever lost an answer waits for it on that connection.
+                proxy.cut()
+                proxy.restore()
+                time.sleep(LOST_SECONDS)
+
+        report = under_stream(postgres, kafka, "lost", rate, trouble, proxy.address)
+    return report.sound and report.duplicates > 0
+
+
 FILL = """insert into outbox.event (uid, type, key, payload, content_type)
 select outbox.uuid7(), 'order.created', 'k' || (g %% 5000),
        convert_to('{"order_id": 123456, "note": "' || repeat('x', case when g %% %s = 0 then %s else 200 end) || '"}',
@@ -254,39 +305,69 @@ def oversized(postgres: PostgresServer, events: int) -> bool:
 
 
 def outage(postgres: PostgresServer, events: int, seconds: float) -> bool:
-    """Whether a backlog that grew while no broker answered drains as fast as one that was there before the start."""
+    """Whether a backlog that grew while no broker answered drains as fast as one that a relay finds at its start.
+
+    Both are as freshly written, and both brokers as freshly started: a vacuumed table and a broker that has been at
+    work for a while are quicker, whoever reads the one and writes to the other.
+    """
     with KafkaBroker() as kafka, tempfile.TemporaryDirectory() as directory:
-        kafka.create_topic("outage", partitions=PARTITIONS)
-        parts = Parts(postgres, kafka.bootstrap, "outage", Path(directory))
-        with parts.relay.start(), psycopg.connect(parts.dsn, autocommit=True) as connection:
-            connection.execute(FILL, (events, 200, 1_000))
-            ends = Ends(kafka.bootstrap, "outage")
-            ends.seconds(1_000)
-            kafka.stop()
-            began = time.monotonic()
-            for _ in range(10):
-                connection.execute(FILL, (events, 200, events // 10))
-            time.sleep(max(0.0, seconds - (time.monotonic() - began)))
-            rows = parts.one("select count(*) from outbox.delivery")
-            memory = parts.memory_mib()
-            circuit = parts.one("select count(*) from outbox.sink where circuit <> 'closed'")
-            print(
-                f"down for {time.monotonic() - began:.0f} s with {events} events: {rows} rows, circuit open: {circuit}"
-            )
-            kafka.start()
-            catching_up = events / ends.seconds(1_000 + events)
-            print(
-                f"catch-up {catching_up:,.0f} events/s, relay {memory:.0f} then {parts.memory_mib():.0f} MiB, {load()}"
-            )
-        kafka.create_topic("drain", partitions=PARTITIONS)
-        parts = Parts(postgres, kafka.bootstrap, "drain", Path(directory))
-        with psycopg.connect(parts.dsn, autocommit=True) as connection:
-            connection.execute(FILL, (events, 200, events))
-            connection.execute("vacuum analyze outbox.event")
-        with parts.relay.start(wait=False):
-            drain = events / Ends(kafka.bootstrap, "drain").seconds(events)
-        print(f"drain {drain:,.0f} events/s, ratio {catching_up / drain:.2f}, {load()}", flush=True)
+        rows, catching_up = caught_up(postgres, kafka, Path(directory), events, seconds)
+        drain = drained_after_outage(postgres, kafka, Path(directory), events, seconds)
+    print(f"catch-up after an outage: ratio {catching_up / drain:.2f}", flush=True)
     return rows == 0 and catching_up >= 0.9 * drain
+
+
+def caught_up(
+    postgres: PostgresServer, kafka: KafkaBroker, directory: Path, events: int, seconds: float
+) -> tuple[int, float]:
+    """Rows that stood at the end of the outage, and the events a second of a relay that lived through it."""
+    kafka.create_topic("outage", partitions=PARTITIONS)
+    parts = Parts(postgres, kafka.bootstrap, "outage", directory)
+    with parts.relay.start(), psycopg.connect(parts.dsn, autocommit=True) as connection:
+        connection.execute(FILL, (events, 200, 1_000))
+        ends = Ends(kafka.bootstrap, "outage")
+        ends.seconds(1_000)
+        kafka.stop()
+        down = fill_for(parts, events, seconds)
+        rows = parts.one("select count(*) from outbox.delivery")
+        circuit = parts.one("select count(*) from outbox.sink where circuit <> 'closed'")
+        print(f"down for {down:.0f} s with {events} events: {rows} rows, circuit open: {circuit}", flush=True)
+        memory, cpu = parts.memory_mib(), parts.cpu_seconds()
+        kafka.start()
+        rate = events / ends.seconds(1_000 + events)
+        told("catch-up", rate, parts.cpu_seconds() - cpu, events)
+        print(f"relay {memory:.0f} MiB while it was down, then {parts.memory_mib():.0f} MiB", flush=True)
+    return rows, rate
+
+
+def drained_after_outage(
+    postgres: PostgresServer, kafka: KafkaBroker, directory: Path, events: int, seconds: float
+) -> float:
+    """Events a second of a relay that starts when the broker does."""
+    kafka.create_topic("drain", partitions=PARTITIONS)
+    parts = Parts(postgres, kafka.bootstrap, "drain", directory)
+    kafka.stop()
+    fill_for(parts, events, seconds)
+    kafka.start()
+    with parts.relay.start(wait=False):
+        rate = events / Ends(kafka.bootstrap, "drain").seconds(events)
+        told("drain", rate, parts.cpu_seconds(), events)
+    return rate
+
+
+def fill_for(parts: Parts, events: int, seconds: float) -> float:
+    """Emit a backlog in ten transactions, and wait until `seconds` have passed; returns how many really have."""
+    began = time.monotonic()
+    with psycopg.connect(parts.dsn, autocommit=True) as connection:
+        for _ in range(10):
+            connection.execute(FILL, (events, 200, events // 10))
+    time.sleep(max(0.0, seconds - (time.monotonic() - began)))
+    return time.monotonic() - began
+
+
+def told(what: str, rate: float, cpu: float, events: int) -> None:
+    """Print a rate, and what an event cost the relay."""
+    print(f"{what} {rate:,.0f} events/s, {cpu / events * 1e6:.1f} us of the relay an event, {load()}", flush=True)
 
 
 def load() -> str:
@@ -297,7 +378,7 @@ def load() -> str:
 def main() -> int:
     """Run what was asked for; 1 when something did not hold."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("what", nargs="*", default=["rolling", "frozen", "oversized", "outage"])
+    arguments.add_argument("what", nargs="*", default=["rolling", "frozen", "lost", "oversized", "outage"])
     arguments.add_argument("--rounds", type=int, default=3)
     arguments.add_argument("--rate", type=float, default=5_000)
     arguments.add_argument("--freeze", type=float, nargs="+", default=[3, 10, 60])
@@ -313,6 +394,8 @@ def main() -> int:
                     held["rolling"] = rolling(postgres, cluster, options.rounds, options.rate)
                 for seconds in freezes:
                     held[f"frozen {seconds:g} s"] = frozen(postgres, cluster, seconds, options.rate)
+        if "lost" in options.what:
+            held["lost answers"] = lost(postgres, options.rate)
         if "oversized" in options.what:
             held["oversized"] = oversized(postgres, options.events // 2)
         if "outage" in options.what:

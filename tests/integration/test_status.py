@@ -322,17 +322,18 @@ async def test_events_without_a_partition_of_their_day_are_counted(books: Ledger
 async def test_pause_circuit_last_error_and_shards_without_an_owner_are_shown(books: Ledger) -> None:
     await books.register(("s", ["*"], "beginning"))
     await books.own("s", 60)
-    await books.store.record_circuit("s", "half-open", "broker away", 0)
+    await books.store.record_circuit("s", "half-open", "broker away", 8, 0)
     assert await admin.pause(books.store, "s")
     found = await sink(books)
     assert 0 <= found["circuit_seconds"] < 30
-    shown = {name: found[name] for name in ("paused", "paused_reason", "circuit", "last_error", "unowned")}
+    shown = {name: found[name] for name in ("paused", "paused_reason", "circuit", "in_flight_limit", "last_error")}
+    assert found["unowned"] == 4
     assert shown == {
         "paused": True,
         "paused_reason": None,
         "circuit": "half-open",
+        "in_flight_limit": 8,
         "last_error": "broker away",
-        "unowned": 4,
     }
 
 

@@ -226,7 +226,7 @@ async def test_a_dead_letter_tells_its_reason_and_since_when(books: Ledger) -> N
 async def test_a_pause_and_an_open_circuit_are_named_where_an_event_waits_for_them(books: Ledger) -> None:
     [event_id] = books.emit("k")
     await admin.pause(books.store, "s")
-    await books.store.record_circuit("s", "open", "broker away", 0)
+    await books.store.record_circuit("s", "open", "broker away", None, 0)
     text = await said(books, event_id)
     assert "the sink is paused" in text
     assert "the circuit of the sink is open: broker away" in text

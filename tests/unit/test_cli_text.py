@@ -19,6 +19,7 @@ SINK: dict[str, Any] = {
     "scheduled": 4,
     "circuit": "closed",
     "circuit_seconds": None,
+    "in_flight_limit": None,
     "paused": False,
     "paused_reason": None,
     "last_error": None,
@@ -77,6 +78,16 @@ def test_status_of_two_sinks() -> None:
         "",
         "events in the DEFAULT partition of the log: 7; is a relay running?",
     ]
+
+
+def test_a_sink_that_gets_fewer_requests_at_once_has_a_line() -> None:
+    found: dict[str, Any] = {
+        "relays": [],
+        "sinks": {"crm": {**SINK, "in_flight_limit": 8}},
+        "unrouted": [],
+        "in_default_partition": 0,
+    }
+    assert "crm asked for less: 8 at once, until it has taken more" in admin.status_text(found).splitlines()
 
 
 def test_status_of_nothing_says_what_to_do() -> None:

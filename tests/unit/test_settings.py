@@ -517,7 +517,7 @@ def test_listen_address(tmp_path: Path, listen: str, address: tuple[str, int] | 
         ("request.required.acks", '"-1"'),
         ("message.timeout.ms", "0"),
         ("delivery.timeout.ms", '"0"'),
-        ("max.in.flight", "5"),
+        ("max.in.flight", "1"),
         ("max.in.flight.requests.per.connection", '"1"'),
         ("partitioner", '"murmur2"'),
         ("queuing.strategy", '"fifo"'),

@@ -176,6 +176,14 @@ WRONG: list[tuple[str, str, str, str]] = [
         "or equal to 86400",
     ),
     ("allow_networks = []", 'client_key = "k.pem"', "sinks.crm.client_key", "needs client_certificate"),
+    ("allow_networks = []", 'proxy = "https://egress:3128"', "sinks.crm.proxy", "should be http://HOST:PORT"),
+    ("allow_networks = []", 'proxy = "http://egress:3128/x"', "sinks.crm.proxy", "should be http://HOST:PORT"),
+    ("allow_networks = []", 'proxy = "http://egress:3128?x"', "sinks.crm.proxy", "should be http://HOST:PORT"),
+    ("allow_networks = []", 'proxy = "http://egress"', "sinks.crm.proxy", "has no port: write http://HOST:PORT"),
+    ("allow_networks = []", 'proxy = "http://egress:0"', "sinks.crm.proxy", "has a wrong port"),
+    ("allow_networks = []", 'proxy = "http://:3128"', "sinks.crm.proxy", "has no host"),
+    ("allow_networks = []", 'proxy = "http://u:p@egress:3128"', "sinks.crm.proxy", "put them into proxy_authoriz"),
+    ("allow_networks = []", 'proxy_authorization_file = "p"', "sinks.crm.proxy_authorization_file", "needs proxy"),
     ("allow_networks = []", 'cloudevents = "batched"', "sinks.crm.cloudevents", "'none', 'binary' or 'structured'"),
     ("allow_networks = []", 'cloudevents_source = ""', "sinks.crm.cloudevents_source", "at least 1 character"),
     (
@@ -316,7 +324,7 @@ def test_every_problem_is_listed_at_once(tmp_path: Path) -> None:
             for name in ("message.timeout.ms", "delivery.timeout.ms")
             for value in ("1", '"300000"', '"x"')
         ],
-        *[("max.in.flight", value) for value in ("6", "0", '"1000000"', '"x"')],
+        *[("max.in.flight", value) for value in ("2", "5", "0", '"1000000"', '"x"')],
         ("max.in.flight.requests.per.connection", "6"),
         ("retries", "2147483647"),
         ("message.send.max.retries", "0"),
@@ -586,7 +594,7 @@ def places() -> list[tuple[str, ...]]:
 
 PUBLIC = {
     *("name", "topic", "dsn_file", "secrets_file", "forward_headers", "cloudevents_source"),
-    *("client_certificate", "client_key", "ca_file", "partition_header"),
+    *("client_certificate", "client_key", "ca_file", "partition_header", "proxy_authorization_file"),
 }
 """Settings that take any text and hide none of it."""
 VALID = {

@@ -1,0 +1,52 @@
+"""The files of the relays that are measured: the product's defaults, and what makes them find their way here."""
+
+from __future__ import annotations
+
+import base64
+import json
+import secrets
+from collections.abc import Sequence
+
+LEASE_SECONDS = 15
+SECRET = f"whsec_{base64.b64encode(secrets.token_bytes(32)).decode()}"
+AT_ONCE = 64
+"""Webhook requests under way at once, the product's default."""
+
+
+def kafka(name: str, topic: str, bootstrap: str) -> str:
+    """A sink that produces to a topic."""
+    return f"""
+[sinks.{name}]
+type = "kafka"
+topic = "{topic}"
+start = "beginning"
+[sinks.{name}.producer]
+"bootstrap.servers" = "{bootstrap}"
+"""
+
+
+def webhook(name: str, url: str) -> str:
+    """A sink that posts to a receiver on this machine."""
+    return f"""
+[sinks.{name}]
+type = "webhook"
+url = "{url}"
+secrets = ["{SECRET}"]
+start = "beginning"
+allow_http = true
+allow_networks = ["127.0.0.0/8"]
+max_in_flight = {AT_ONCE}
+"""
+
+
+def config(dsn: str, names: Sequence[str], *sinks: str) -> str:
+    """The file of a relay: every type of event goes to each of these sinks."""
+    return f"""
+[database]
+dsn = {json.dumps(dsn)}
+[relay]
+lease_seconds = {LEASE_SECONDS}
+{"".join(sinks)}
+[routes]
+"*" = {json.dumps(list(names))}
+"""

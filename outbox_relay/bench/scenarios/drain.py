@@ -1,0 +1,42 @@
+"""Drain of a backlog to Kafka."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outbox_relay.bench import machine
+from outbox_relay.bench.figures import EVENTS_PER_SECOND, MICROSECONDS, Figure, ratio
+from outbox_relay.bench.place import Place
+from outbox_relay.bench.scenarios import draining
+from outbox_relay.bench.scenarios.shape import Scenario
+
+QUICK, FULL = 200_000, 1_000_000
+
+
+def measure(place: Place) -> Sequence[Figure]:
+    """The bare loop, then a relay that starts on the same backlog."""
+    events = place.events(QUICK, FULL)
+    base = place.database()
+    base.fill(events, place.check)
+    base.settle()
+    bare = draining.bare_loop(place, base, events)
+    config, count = draining.to_kafka(place, base)
+    relay = place.relay(config)
+    course = place.course(count, events)
+    spent = machine.cpu_seconds(relay.process.pid)
+    place.end(relay)
+    return [
+        Figure("bare loop", bare, EVENTS_PER_SECOND),
+        Figure("relay", course.per_second, EVENTS_PER_SECOND),
+        ratio("relay / bare loop", course.per_second, bare),
+        Figure("relay: processor time of an event, its start included", spent / events * 1e6, MICROSECONDS),
+    ]
+
+
+SCENARIO = Scenario(
+    "drain",
+    "A backlog of 250-byte events of 5,000 keys, drained to a topic of 6 partitions in order per key, by a relay that "
+    "starts on it; beside the bare loop on the same rows. Counted in the topic, from the first record to the last.",
+    measure,
+    quick=True,
+)

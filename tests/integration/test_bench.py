@@ -1,0 +1,61 @@
+"""The bench end to end with very little to do: what it measures, what it reports, and that it leaves nothing behind."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import psycopg
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from tests.support.command import inside
+from tests.support.kafka import KafkaBroker
+from tests.support.offspring import END_SECONDS, Offspring, reachable
+from tests.support.postgres import PostgresServer
+from tests.support.wait import until
+
+TINY = ("--runs", "1", "--scale", "0.005")
+DATABASES = "select datname from pg_database where datname like 'outbox_bench%'"
+
+
+def test_backlogs_are_drained_beside_the_bare_loops_and_nothing_is_left(
+    postgres: PostgresServer, real_kafka: KafkaBroker, tmp_path: Path
+) -> None:
+    """With servers that are given, which the bench must leave as they were."""
+    given = ("--dsn", postgres.dsn(), "--bootstrap", real_kafka.bootstrap, "--broker", "the tests'")
+    ended = inside("bench", *TINY, *given, "--only", "drain", "webhooks", "--json", "--plot", tmp_path)
+    assert ended.code == 0, ended.err
+    report = ended.json
+    assert report["versions"]["broker"] == "the tests'"
+    assert report["settings"]["rounds"] == "1 of 1"
+    found = {each["name"]: {one["label"]: one for one in each["figures"]} for each in report["scenarios"]}
+    assert found.keys() == {"drain", "webhooks"}
+    for figures, bare in ((found["drain"], "bare loop"), (found["webhooks"], "bare posts")):
+        ratio = figures["relay"]["median"] / figures[bare]["median"]
+        assert figures[f"relay / {bare}"]["median"] == pytest.approx(ratio, rel=1e-3)
+        assert figures["relay"]["values"] == [figures["relay"]["median"]]
+    assert (tmp_path / "drain-ratio.svg").exists()
+    with psycopg.connect(postgres.dsn()) as connection:
+        assert connection.execute(DATABASES).fetchall() == []
+    assert not _topics(real_kafka)
+
+
+def test_signal_leaves_nothing_behind() -> None:
+    with reachable() as place:
+        bench = Offspring(place, "bench", "--only", "idle")
+        try:
+            bench.says("run 1 of 3: idle")
+            until(lambda: bench.descendants("relay-"), seconds=END_SECONDS, what="a relay is started")
+            bench.process.send_signal(signal.SIGINT)
+            assert bench.process.wait(END_SECONDS) == 130
+            assert bench.left() == []
+            assert bench.err.rstrip().endswith("stopped, nothing is left running")
+            assert "Traceback" not in bench.err
+        finally:
+            bench.close()
+
+
+def _topics(broker: KafkaBroker) -> list[str]:
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    return [name for name in admin.list_topics(timeout=10).topics if name.startswith("outbox-bench")]
