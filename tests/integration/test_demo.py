@@ -71,6 +71,7 @@ def test_signal_leaves_nothing_behind(demo: Offspring, words: str, number: signa
     assert "Traceback" not in demo.err
 
 
+@pytest.mark.thorough
 def test_everything_ends_when_the_demo_itself_is_killed(demo: Offspring) -> None:
     demo.says("the shop opens")
     demo.process.kill()

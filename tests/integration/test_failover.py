@@ -168,6 +168,7 @@ async def arrived(sink: MemorySink, wanted: Sequence[str]) -> None:
     await auntil(fact, seconds=20, what=f"{len(missing)} events are delivered")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("first", ["position", "window"])
 async def test_what_was_read_from_a_server_that_is_gone_is_of_no_use_at_its_successor(
     shop: Shop, pooler: PgBouncer, monkeypatch: pytest.MonkeyPatch, first: str

@@ -164,6 +164,7 @@ def between(database: Database) -> Generator[tuple[Proxy, str]]:
         yield proxy, make_conninfo(database.dsn, host="127.0.0.1", port=proxy.port)
 
 
+@pytest.mark.thorough
 @BOTH
 async def test_a_relay_whose_database_went_silent_stops_before_its_lease_ends_there(
     database: Database, keeps_order: bool

@@ -131,6 +131,7 @@ async def test_what_another_topic_had_taken_already_is_told_as_it_is(real_kafka:
     assert arrived == {event.uid for event, v in zip(events, verdicts, strict=True) if v is DELIVERED}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("hold", [True, False], ids=["hold", "skip"])
 async def test_a_dead_letter_of_a_relay_holds_its_key_or_lets_it_go(
     database: Database, real_kafka: KafkaBroker, topic: str, hold: bool
