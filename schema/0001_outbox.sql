@@ -151,7 +151,9 @@ create table outbox.delivery (
     headers jsonb,
     deliver_at timestamptz,
     created_at timestamptz not null,
-    primary key (sink, id)
+    -- The id first: then a plan made while there was no row, or without statistics, looks rows up by both. By the sink
+    -- alone it would go through all of its rows.
+    primary key (id, sink)
 ) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500);
 comment on column outbox.delivery.ordered is
     'Takes part in the order of its key: later events of the key wait behind this row. Scheduled events do not.';

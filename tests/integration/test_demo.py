@@ -16,7 +16,7 @@ from tests.support.wait import until
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
 
 RUN_SECONDS = 150
-GONE_SECONDS = 15
+GONE_SECONDS = 60
 
 
 @pytest.fixture

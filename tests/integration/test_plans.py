@@ -399,4 +399,6 @@ def test_plans_made_before_the_first_row_look_at_no_more_rows(early: Early, stat
     early.connection.execute("update outbox.delivery set lease = %s where id = any(%s)", (OWNER, ids))
     touched, found = early.touched(statement, **WITH_ROWS[statement](ids))
     assert found == returned
-    assert len(ids) <= touched <= 8 * len(ids)
+    # To servers before 17 a look for each id seems dearer than one through a table that they believe to be small.
+    through = 0 if early.connection.info.server_version >= 170000 else PLANNED_EMPTY // 2
+    assert len(ids) <= touched <= 8 * len(ids) + through

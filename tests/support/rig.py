@@ -143,7 +143,7 @@ class Rig:
         )
         return at_end and row == (0,)
 
-    async def owns_all(self, seconds: float = 10) -> None:
+    async def owns_all(self, seconds: float = 30) -> None:
         """Wait until this relay owns every shard of its sinks."""
 
         async def fact() -> bool:
