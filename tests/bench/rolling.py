@@ -153,9 +153,9 @@ class Ends:
         except KafkaException:
             return 0
 
-    def seconds(self, records: int, limit: float = 900) -> float:
-        """Wait until `records` are there; seconds since the count first moved."""
-        began, there = time.monotonic(), self.count()
+    def seconds(self, records: int, there: int = 0, limit: float = 900) -> float:
+        """Wait until `records` are there; seconds since there were more than `there`."""
+        began = time.monotonic()
         moved = False
         deadline = began + limit
         while (now := self.count()) < records:
@@ -334,7 +334,7 @@ def caught_up(
         print(f"down for {down:.0f} s with {events} events: {rows} rows, circuit open: {circuit}", flush=True)
         memory, cpu = parts.memory_mib(), parts.cpu_seconds()
         kafka.start()
-        rate = events / ends.seconds(1_000 + events)
+        rate = events / ends.seconds(1_000 + events, there=1_000)
         told("catch-up", rate, parts.cpu_seconds() - cpu, events)
         print(f"relay {memory:.0f} MiB while it was down, then {parts.memory_mib():.0f} MiB", flush=True)
     return rows, rate
