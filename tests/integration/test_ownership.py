@@ -18,6 +18,7 @@ from outbox_relay.store import NewRow, RowBack
 from outbox_relay.window import BEGINNING, Position
 from tests.integration.test_relay import delivered, emit, has, ids, in_order, query
 from tests.support.database import Database
+from tests.support.ledger import Ledger, ledger
 from tests.support.rig import Rig, running, spec
 from tests.support.wait import auntil
 
@@ -326,3 +327,21 @@ def test_the_helpers_of_this_file_can_tell_disorder() -> None:
     earlier: Any = event._replace(id=1)
     assert in_order([earlier, event])
     assert not in_order([event, earlier])
+
+
+@pytest.mark.parametrize(
+    ("circuit", "said_seconds_ago", "crashes"),
+    [("closed", 0, 1), ("open", 0, 0), ("half-open", 80, 0), ("open", 100, 1)],
+    ids=["up", "down", "down, said a while ago", "nobody says any more that it is down"],
+)
+async def test_a_lapsed_lease_is_no_crash_while_the_destination_is_known_to_be_down(
+    database: Database, circuit: str, said_seconds_ago: int, crashes: int
+) -> None:
+    """Else the shards of relays that come and go while it is down are all sent on one event at a time afterwards."""
+    async with ledger(database) as hand:
+        await hand.register(("s", ["*"], "beginning"))
+        assert len(await hand.own("s", lease_seconds=0.0)) == SHARDS
+        await hand.store.record_circuit("s", circuit, "it was refused", None, 0.0)
+        hand.do("update outbox.sink set last_error_at = last_error_at - %s * interval '1 second'", said_seconds_ago)
+        assert len(await Ledger(database, hand.store).own("s")) == SHARDS
+        assert hand.query("select distinct crashes from outbox.shard") == [(crashes,)]

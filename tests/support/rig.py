@@ -116,6 +116,7 @@ class Rig:
                 await part()
             except (StartAgain, DatabaseLost) as error:
                 self.ended.append(error)
+                self._log.warning("a part ended", reason=str(error))
                 if self._crashed:  # a part that ends by an error forgets that it was cancelled
                     return
                 await asyncio.sleep(0.02)
