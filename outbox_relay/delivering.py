@@ -42,9 +42,10 @@ from outbox_relay.store import ClaimedRow, NewRow
 LEASE_MARGIN_SECONDS = 5.0
 """A row's lease outlasts the request's time limit by at least this."""
 SUSPECT_CRASHES = 2
-"""From this many lapsed leases on, the events of a shard go through rows, one at a time."""
+"""From this many lapsed leases on, the next events of a shard go through rows, where claims are counted."""
 SUSPECT_CLAIMS = 2
-"""Claims with which such rows begin: what was claimed twice and never settled is claimed alone."""
+"""Claims with which such rows begin. They are claimed together once, since most owners die of something else; what was
+claimed three times and never settled is claimed alone."""
 
 
 def _nobody(*_: object) -> None:

@@ -571,7 +571,7 @@ $$;
 -- of the claim, not a state that somebody must change, so nothing can be left behind. With `hold`, dead rows
 -- take part too. Waiting rows are found by the time they are due, held rows at the head of the given `keys`, or
 -- of every key if `sweep`; they are due at once unless they were given back with a delay.
--- `suspects` asks for rows that were claimed twice and never settled, which may have killed their process;
+-- `suspects` asks for rows that were claimed three times and never settled, which may have killed their process;
 -- they are claimed one at a time and by nobody who asks for others.
 create function outbox.claim_rows(
     sink_name text, owner_id uuid, lease_id uuid, lease_for double precision, most_rows integer, most_bytes bigint,
@@ -596,7 +596,7 @@ begin
     waiting := array(
         select d.id from outbox.delivery d
          where d.sink = sink_name and d.state = 'waiting' and d.due_at <= now()
-           and (d.lease_until is null or d.lease_until <= now()) and (d.claims >= 2) = suspects
+           and (d.lease_until is null or d.lease_until <= now()) and (d.claims >= 3) = suspects
            and (not d.ordered or not exists (
                 select from outbox.delivery f
                  where f.sink = sink_name and f.key = d.key and f.id < d.id and f.ordered and (f.state <> 'dead' or hold)))
@@ -623,7 +623,7 @@ begin
              order by d.id limit 1
          ) h
          where h.state = 'held' and h.due_at <= now()
-           and (h.lease_until is null or h.lease_until <= now()) and (h.claims >= 2) = suspects
+           and (h.lease_until is null or h.lease_until <= now()) and (h.claims >= 3) = suspects
          limit most_rows
     );
     chosen := array(

@@ -1,5 +1,6 @@
 """The webhook sink under the contract, on a receiver that verifies every signature."""
 
+import asyncio
 from collections.abc import Sequence
 from urllib.parse import unquote
 
@@ -8,10 +9,12 @@ from outbox_relay.signing import key
 from outbox_relay.sinks.webhook import Credentials, Destination, WebhookSink
 from tests.contract.harness import Received, SinkHarness
 from tests.support.receiver import Receiver, Request
-from tests.support.receiver.answers import Behaviour, chosen, say
+from tests.support.receiver.answers import Behaviour, chosen, head, raw, say
 from tests.support.receiver.signatures import SECRET
 
 POISON = b"poison"
+KNOCK = "/knock"
+DOWN = raw(head(503, [("content-length", "0"), ("connection", "close")]), close=True)
 
 
 class WebhookHarness(SinkHarness):
@@ -19,6 +22,8 @@ class WebhookHarness(SinkHarness):
 
     def __init__(self) -> None:
         self._up = True
+        self._lost = 0
+        """Connections up to this number were made while it was down, or before: what they carry is lost."""
         self._taken: list[Request] = []
         self.receiver = Receiver(chosen(self._answer))
         self.receiver.start()
@@ -26,11 +31,11 @@ class WebhookHarness(SinkHarness):
     def stop(self) -> None:
         """End the receiver. Fails if a signature did not verify."""
         self.receiver.stop()
-        assert self.receiver.unverified == []
+        assert [request for request in self.receiver.unverified if request.target != KNOCK] == []
 
     def _answer(self, request: Request) -> Behaviour:
-        if not self._up:
-            return say(503)
+        if not self._up or request.target == KNOCK or request.connection <= self._lost:
+            return DOWN
         if request.body == POISON:
             return say(400)
         self._taken.append(request)
@@ -46,7 +51,12 @@ class WebhookHarness(SinkHarness):
         self._up = False
 
     async def mend_destination(self) -> None:
-        self._up = True
+        """Connections are accepted in turn: whatever was sent before has one of those that are counted now."""
+        reader, writer = await asyncio.open_connection(self.receiver.host, self.receiver.port)
+        writer.write(f"POST {KNOCK} HTTP/1.1\r\ncontent-length: 0\r\n\r\n".encode())
+        await reader.read()
+        writer.close()
+        self._lost, self._up = self.receiver.connections, True
 
     def poison(self, event: Event) -> Event:
         return event._replace(payload=POISON)

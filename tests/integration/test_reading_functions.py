@@ -377,7 +377,7 @@ IN_THE_WAY: dict[str, tuple[dict[str, Any], bool, bool]] = {
     "leased": ({"lease": OTHER, "lease_for": 60.0}, True, True),
     "held and leased": ({"state": "held", "lease": OTHER, "lease_for": 60.0}, True, True),
     "held and given back": ({"state": "held", "due_in": 3600.0}, True, True),
-    "a suspect": ({"claims": 2}, True, True),
+    "a suspect": ({"claims": 3}, True, True),
     "dead": ({"state": "dead"}, False, True),
     "scheduled": ({"ordered": False, "due_in": 3600.0}, False, False),
     "dead and scheduled": ({"ordered": False, "state": "dead"}, False, False),
@@ -449,10 +449,10 @@ def test_claim_ends_with_the_row_that_reaches_the_byte_bound(connection: Connect
 
 
 def test_suspects_are_claimed_alone_and_only_by_who_asks_for_them(connection: Connection, sink: str) -> None:
-    """Without ``(d.claims >= 2) = suspects`` what kills one process kills the next, with what is beside it."""
-    add(connection, sink, 1, key="a", claims=2)
-    add(connection, sink, 2, key="b", claims=3, state="held")
-    add(connection, sink, 3, key="c", claims=1)
+    """Without ``(d.claims >= 3) = suspects`` what kills one process kills the next, with what is beside it."""
+    add(connection, sink, 1, key="a", claims=3)
+    add(connection, sink, 2, key="b", claims=4, state="held")
+    add(connection, sink, 3, key="c", claims=2)
     assert claimed(connection, sink, suspects=True) == [1]
     assert claimed(connection, sink, suspects=True) == [2]
     assert claimed(connection, sink, suspects=True) == []
@@ -462,7 +462,7 @@ def test_suspects_are_claimed_alone_and_only_by_who_asks_for_them(connection: Co
 @pytest.mark.parametrize("state", ["waiting", "held"])
 @pytest.mark.parametrize(
     "changes",
-    [{"claims": 2}, {"lease": OTHER, "lease_for": 60.0}, {"due_in": 3600.0}],
+    [{"claims": 3}, {"lease": OTHER, "lease_for": 60.0}, {"due_in": 3600.0}],
     ids=["suspect", "leased", "later"],
 )
 def test_rows_that_cannot_be_claimed_take_no_place_of_others(
@@ -476,10 +476,10 @@ def test_rows_that_cannot_be_claimed_take_no_place_of_others(
 
 def test_row_that_is_claimed_again_and_again_becomes_a_suspect(connection: Connection, sink: str) -> None:
     add(connection, sink, 1)
-    for claims in (1, 2):
+    for claims in (1, 2, 3):
         assert [row[-1] for row in claim(connection, sink, lease_for=-1.0)] == [claims]
     assert claim(connection, sink) == []
-    assert [row[-1] for row in claim(connection, sink, suspects=True)] == [3]
+    assert [row[-1] for row in claim(connection, sink, suspects=True)] == [4]
 
 
 def test_claim_passes_by_rows_that_are_being_claimed(database: Database, connection: Connection, sink: str) -> None:

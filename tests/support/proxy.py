@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from tests.support import ports
+from tests.support.listening import refuse_more
 
 CHUNK_BYTES = 65_536
 STEP_SECONDS = 10
@@ -75,12 +76,7 @@ class Proxy:
 
     async def _cut(self) -> None:
         if self._server is not None:
-            # A connection that is accepted while its server closes would be left open: first accept no more.
-            for listener in self._server.sockets:
-                self._loop.remove_reader(listener.fileno())
-            for _ in range(5):
-                await asyncio.sleep(0)
-            self._server.close()
+            await refuse_more(self._server)
             self._server = None
         await self._end(list(self._connections))
 

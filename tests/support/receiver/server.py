@@ -12,6 +12,7 @@ from typing import Self
 from weakref import WeakSet
 
 from outbox_relay.embedded.ports import LOOPBACK
+from tests.support.listening import cancel_others, refuse_more, settle
 from tests.support.receiver.answers import Behaviour, say
 from tests.support.receiver.request import HEAD_BYTES, Request, read_body, read_head
 from tests.support.receiver.signatures import SECRET, problem
@@ -121,15 +122,11 @@ class Receiver:
         self.port = server.sockets[0].getsockname()[1]
         self._started.set()
         await self._ending.wait()
-        server.close()
-        tasks = list(self._open)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await refuse_more(server)
+        await cancel_others()
         for writer in list(self._writers):
             writer.transport.abort()
-        for _ in range(5):
-            await asyncio.sleep(0)  # transports that were aborted take their leave
+        await settle()
 
     def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
