@@ -41,7 +41,8 @@ class Rows:
         self._log = log
         self._wake = asyncio.Event()
         self._due_at = float("inf")
-        self._asked_at = self._swept_at = float("-inf")
+        self._asked_at = self._swept_at = self._suspected_at = float("-inf")
+        self._suspects = self._suspect_was_last = False
         self._heads: set[str] = set()
         self._tasks: asyncio.TaskGroup | None = None
         self._under_way = 0
@@ -144,19 +145,30 @@ class Rows:
             self._desk.slots.release()
 
     async def _claim(self, most: int) -> list[ClaimedRow]:
+        """Rows to deliver now: one that may have killed its owners comes alone, in turn with the others."""
         now = time.monotonic()
+        looked = self._suspects or now - self._suspected_at >= POLL_SECONDS
+        if looked and not self._suspect_was_last and (suspect := await self._ask_suspect(now)):
+            return suspect
         sweep = now - self._swept_at >= POLL_SECONDS
         heads = [self._heads.pop() for _ in range(min(len(self._heads), MOST_KEYS))]
         if self._due_at <= now:
             self._due_at = float("inf")
         claimed = await self._ask(most, heads, sweep=sweep)
-        if not claimed and sweep and not self._under_way:
-            claimed = await self._ask(1, (), sweep=True, suspects=True)
+        if not claimed and self._suspect_was_last:
+            claimed = await self._ask_suspect(now)
+        else:
+            self._suspect_was_last = False
         if len(claimed) == most:
             self._heads.update(heads)
         elif not claimed:
             self._asked_at = now
             self._swept_at = now if sweep else self._swept_at
+        return claimed
+
+    async def _ask_suspect(self, now: float) -> list[ClaimedRow]:
+        claimed = await self._ask(1, (), sweep=True, suspects=True)
+        self._suspected_at, self._suspects, self._suspect_was_last = now, bool(claimed), bool(claimed)
         return claimed
 
     async def _ask(self, most: int, heads: Sequence[str], *, sweep: bool, suspects: bool = False) -> list[ClaimedRow]:

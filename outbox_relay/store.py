@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from importlib import resources
 from typing import Any, LiteralString, NamedTuple, TypeVar, cast
 from uuid import UUID
@@ -155,8 +156,8 @@ def statements() -> dict[str, LiteralString]:
 
 
 def event_row(_cursor: AsyncCursor[Any]) -> Callable[[Sequence[Any]], Event]:
-    """Row factory: columns in the order of ``Event``."""
-    return Event._make
+    """Row factory: columns in the order of ``Event``. Called for every event: a partial is one call without a frame."""
+    return partial(cast(Any, tuple).__new__, Event)
 
 
 class Store:

@@ -565,6 +565,15 @@ begin
 end
 $$;
 
+-- Whether the destination of a sink is known to be down: then nothing is settled, whatever those who try it die of, and
+-- neither a shard's crashes nor a row's claims are counted. What is known is said again at least every minute.
+create function outbox.known_down(sink_name text) returns boolean
+language sql stable
+return exists (
+    select from outbox.sink k
+     where k.name = sink_name and k.circuit <> 'closed' and k.last_error_at > clock_timestamp() - interval '90 seconds'
+);
+
 -- Claims rows of `delivery` that are due: sets owner, lease and `claims`, and returns their events.
 --
 -- A row of a key may be claimed when no earlier row of its sink and key takes part in the order: a condition
@@ -592,6 +601,7 @@ declare
     waiting bigint[];
     held bigint[];
     chosen bigint[];
+    counted integer := case when outbox.known_down(sink_name) then 0 else 1 end;
 begin
     waiting := array(
         select d.id from outbox.delivery d
@@ -647,7 +657,7 @@ begin
     return query
     update outbox.delivery d
        set owner = owner_id, lease = lease_id, lease_until = clock_timestamp() + lease_for * interval '1 second',
-           claims = d.claims + 1
+           claims = d.claims + counted
      where d.sink = sink_name and d.id = any (chosen)
     returning d.id, d.shard, d.uid::text, d.type, d.key, d.payload, d.content_type, d.headers::text, d.deliver_at,
               d.created_at, d.attempts, d.claims;

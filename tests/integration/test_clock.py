@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Generator
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 
 from tests.integration.test_webhook_service import CONFIG
 from tests.support.database import Database
+from tests.support.installed import absent
 from tests.support.receiver import Receiver, Request
 from tests.support.receiver.answers import Behaviour, chosen, say
 from tests.support.receiver.signatures import SECRET
@@ -28,10 +28,7 @@ def library() -> Path:
     """Where libfaketime is; without it a test is skipped, and fails when the environment variable CI is "true"."""
     found = next(iter(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1")), None)
     if found is None:
-        missing = "no libfaketime: apt-get install faketime"
-        if os.environ.get("CI") == "true":
-            raise RuntimeError(missing)
-        pytest.skip(missing)
+        absent("libfaketime", "faketime")
     return found
 
 

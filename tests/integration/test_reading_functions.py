@@ -352,6 +352,23 @@ def test_claimed_row_is_leased_and_counted(connection: Connection, sink: str) ->
 
 
 @pytest.mark.parametrize(
+    ("circuit", "said_seconds_ago", "counted"),
+    [("closed", 0, 1), ("open", 0, 0), ("half-open", 80, 0), ("open", 100, 1)],
+    ids=["up", "down", "down, said a while ago", "nobody says any more that it is down"],
+)
+def test_claim_does_not_count_while_the_destination_is_known_to_be_down(
+    connection: Connection, sink: str, circuit: str, said_seconds_ago: int, counted: int
+) -> None:
+    """Else relays that are restarted again and again while it is down would make dead letters of what they try."""
+    connection.execute(
+        "update outbox.sink set circuit = %s, last_error_at = now() - %s * interval '1 second' where name = %s",
+        (circuit, said_seconds_ago, sink),
+    )
+    add(connection, sink, 1, claims=2)
+    assert [row[-1] for row in claim(connection, sink)] == [2 + counted]
+
+
+@pytest.mark.parametrize(
     ("row", "found"),
     [
         ({}, True),

@@ -15,6 +15,7 @@ from outbox_relay.event import SHARDS, Event
 from outbox_relay.policy import DELIVERED, Failed, Refused, RetryPolicy, Unavailable, Verdict
 from outbox_relay.sinks.memory import MemorySink
 from tests.support.database import Database
+from tests.support.ledger import ledger
 from tests.support.rig import Rig, running, spec
 from tests.support.wait import auntil
 
@@ -364,6 +365,23 @@ async def test_only_routed_types_are_read(database: Database) -> None:
         await auntil(lambda: _true(len(sink.delivered) == 1), seconds=10, what="one event")
         await rig.settled()
     assert [(event.type, json.loads(event.payload)) for event in sink.delivered] == [("order.made", 2)]
+
+
+async def test_what_may_have_killed_its_owners_is_claimed_in_turn_with_the_others(database: Database) -> None:
+    """Alone, but without waiting until nothing else is left: behind it wait the later events of its key."""
+    sink = MemorySink()
+    sink.max_batch = 10
+    async with ledger(database) as hand:
+        events = hand.emit(*(f"k{n}" for n in range(40)))
+        await hand.register(("s", ["*"], "now"))
+        await hand.own("s")
+        await hand.park("s", *(hand.row(event, claims=3 if n >= 37 else 0) for n, event in enumerate(events)))
+        await hand.store.release_shards("s", hand.relay, hand.epochs["s"])
+    async with running(database.dsn, (spec("s"), sink)) as rig:
+        await rig.settled()
+    suspects = [n for n, event in enumerate(sink.delivered) if event.id in events[37:]]
+    assert suspects == [0, 11, 22]
+    assert len(sink.delivered) == 40
 
 
 async def test_a_message_that_kills_its_relay_again_and_again_ends_dead(database: Database) -> None:

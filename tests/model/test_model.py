@@ -1,10 +1,9 @@
 """The model of claim, lease, settle and hand-over holds, and notices every rule that is left out of it."""
 
-import os
-
 import pytest
 
 from tests.model.spin import BROKEN, FAULTS, SOUND, check, missing
+from tests.support.installed import absent
 
 pytestmark = pytest.mark.thorough
 
@@ -12,11 +11,8 @@ pytestmark = pytest.mark.thorough
 @pytest.fixture(autouse=True, scope="module")
 def programs() -> None:
     """Skip where spin is not installed; in CI that is an error."""
-    if absent := missing():
-        reason = f"needs {' and '.join(absent)}: apt-get install spin gcc libc6-dev"
-        if os.environ.get("CI") == "true":
-            pytest.fail(reason)
-        pytest.skip(reason)
+    if programs := missing():
+        absent(" and ".join(programs), "spin", "gcc", "libc6-dev")
 
 
 @pytest.mark.timeout(600)

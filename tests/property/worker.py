@@ -102,7 +102,7 @@ class SteppedRows(Rows):
 
     async def claim(self, *, sweep: bool) -> None:
         """One claim, of the heads of all keys too if ``sweep``, and the deliveries that follow."""
-        self._swept_at = NEVER if sweep else ALWAYS
+        self._swept_at = self._suspected_at = NEVER if sweep else ALWAYS
         if self._desk.holding.serving and self._tasks is not None:
             await self._claim_and_deliver(self._tasks)
 

@@ -11,13 +11,13 @@ from types import TracebackType
 from typing import Any, Self
 
 import psycopg
-import pytest
 from psycopg.conninfo import make_conninfo
 
 from outbox_relay.embedded.account import unprivileged
 from outbox_relay.embedded.ports import LOOPBACK, free_port
 from outbox_relay.embedded.postgres import SUPERUSER
 from outbox_relay.embedded.process import ServerProcess
+from tests.support.installed import absent
 from tests.support.postgres import PostgresServer
 
 START_SECONDS = 20
@@ -134,8 +134,5 @@ def _program() -> Path:
     """Where it is installed. Without it a test is skipped, and fails when the environment variable CI is "true"."""
     found = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
     if found is None:
-        missing = "no PgBouncer: apt-get install pgbouncer"
-        if os.environ.get("CI") == "true":
-            raise RuntimeError(missing)
-        pytest.skip(missing)
+        absent("PgBouncer", "pgbouncer")
     return Path(found)

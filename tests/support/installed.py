@@ -1,0 +1,14 @@
+"""Programs that some tests need and no wheel brings: absent they are skipped, and in CI that is an error."""
+
+import os
+from typing import NoReturn
+
+import pytest
+
+
+def absent(what: str, *packages: str) -> NoReturn:
+    """`what` is not there: skips the test, or fails when the environment variable CI is "true"."""
+    missing = f"no {what}: apt-get install {' '.join(packages)}"
+    if os.environ.get("CI") == "true":
+        raise RuntimeError(missing)
+    pytest.skip(missing)
