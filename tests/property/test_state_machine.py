@@ -41,7 +41,9 @@ from tests.support.database import Database
 
 log = logging.getLogger(__name__)
 SEQUENCES = int(os.environ.get("OUTBOX_TEST_SEQUENCES") or 100)
-"""How many sequences are drawn; CI says 500."""
+"""How many sequences are drawn among the quick tests."""
+MANY_SEQUENCES = 500
+"""And among the thorough ones."""
 STEPS = 30
 WORKERS = 3
 WRITERS = 2
@@ -49,7 +51,6 @@ FIXED_SEED = 20
 """What a run of CI draws from, so that it is the same every time; elsewhere every run draws anew."""
 AT_REST_ROUNDS = 40
 SETTINGS = settings(
-    max_examples=SEQUENCES,
     stateful_step_count=STEPS,
     deadline=None,
     database=None,
@@ -382,16 +383,19 @@ async def closed(ground: Ground) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_ownership_positions_and_rows(database: Database) -> None:
-    drawn_from = seed()
-    log.warning("OUTBOX_TEST_SEED=%s", drawn_from)
+@pytest.mark.parametrize(
+    "sequences", [SEQUENCES, pytest.param(MANY_SEQUENCES, marks=pytest.mark.thorough)], ids=["some", "many"]
+)
+def test_ownership_positions_and_rows(database: Database, sequences: int) -> None:
+    drawn_from = seed() + sequences
+    log.warning("OUTBOX_TEST_SEED=%s", drawn_from - sequences)
     with asyncio.Runner() as runner, in_steps():
         ground = Ground(runner, *runner.run(prepared(database.dsn)))
         try:
             machine: Any = hypothesis.seed(drawn_from)(partial(Outbox, ground))
-            run_state_machine_as_test(machine, settings=SETTINGS)
+            run_state_machine_as_test(machine, settings=settings(SETTINGS, max_examples=sequences))
         finally:
             runner.run(closed(ground))
     log.warning("%s sequences, %s writes behind their fence", ground.sequences, ground.statements_refused)
-    assert ground.sequences >= SEQUENCES
+    assert ground.sequences >= sequences
     assert ground.statements_refused > 0

@@ -1,0 +1,71 @@
+"""What a relay costs the database: its statements and its WAL for the events that it relays, counted, never timed."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+
+import psycopg
+import pytest
+
+from outbox_relay.event import SHARDS
+from outbox_relay.migrate import migrate
+from outbox_relay.reading import CHUNK_EVENTS
+from outbox_relay.sinks.memory import MemorySink
+from tests.support.database import Database
+from tests.support.postgres import PostgresServer
+from tests.support.rig import running, spec
+from tests.support.wait import auntil
+
+SINKS = 2
+EVENTS = 100_000
+CHUNKS = EVENTS // CHUNK_EVENTS
+POSITION_BYTES = 320
+"""WAL of one position in the ledger, its place in the index included."""
+AROUND_BYTES = 100_000
+"""WAL of what happens by the clock meanwhile: leases renewed, relays seen."""
+ONLY_THE_RELAY = {"autovacuum": "off", "full_page_writes": "off"}
+FILL = """
+insert into outbox.event (uid, type, key, payload, content_type)
+select gen_random_uuid(), 'test', 'k' || g %% 5000, convert_to(repeat('x', 250), 'UTF8'), 'text/plain'
+  from generate_series(1, %s) g"""
+WRITTEN = "select pg_current_wal_insert_lsn() - '0/0'::pg_lsn"
+
+
+async def test_a_backlog_costs_two_statements_a_chunk_and_next_to_no_wal(capsys: pytest.CaptureFixture[str]) -> None:
+    """Right before the backlog is committed its own WAL is written: what comes behind is the relay's."""
+    given = [MemorySink() for _ in range(SINKS)]
+    with PostgresServer(ONLY_THE_RELAY) as server:
+        server.create_database("cost")
+        database = Database(server, "cost")
+        migrate(database.dsn)
+        async with running(database.dsn, *((spec(f"s{n}"), sink) for n, sink in enumerate(given))) as rig:
+            await rig.owns_all()
+            await rig.settled()
+            async with await database.aconnect() as connection:
+                await connection.execute(FILL, (EVENTS,))
+                before, calls = await written(connection), Counter(rig.store.calls)
+            await auntil(lambda: everywhere(given), seconds=60, what="everything is delivered")
+            await rig.settled()
+            made = rig.store.calls - calls
+            async with await database.aconnect() as connection:
+                wal = await written(connection) - before
+    with capsys.disabled():
+        sys.stdout.write(
+            f"\n{EVENTS} events to {SINKS} sinks: {wal / EVENTS:.2f} bytes of WAL an event, {dict(made)}\n"
+        )
+    assert made["read_rest"] + made["read_late"] <= SINKS * (CHUNKS + 20)
+    assert made["settle"] <= SINKS * (CHUNKS + 20)
+    assert made["tick"] <= 20
+    assert wal <= made["settle"] * SHARDS * POSITION_BYTES + AROUND_BYTES
+
+
+async def written(connection: psycopg.AsyncConnection) -> int:
+    """Bytes of WAL written so far."""
+    [(found,)] = await (await connection.execute(WRITTEN.encode())).fetchall()
+    return int(found)
+
+
+async def everywhere(sinks: list[MemorySink]) -> bool:
+    """Whether each sink has all events."""
+    return all(len(sink.delivered) >= EVENTS for sink in sinks)
