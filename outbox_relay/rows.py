@@ -147,8 +147,8 @@ class Rows:
     async def _claim(self, most: int) -> list[ClaimedRow]:
         """Rows to deliver now: one that may have killed its owners comes alone, in turn with the others."""
         now = time.monotonic()
-        looked = self._suspects or now - self._suspected_at >= POLL_SECONDS
-        if looked and not self._suspect_was_last and (suspect := await self._ask_suspect(now)):
+        due = self._suspects or now - self._suspected_at >= POLL_SECONDS
+        if due and not self._suspect_was_last and (suspect := await self._ask_suspect(now)):
             return suspect
         sweep = now - self._swept_at >= POLL_SECONDS
         heads = [self._heads.pop() for _ in range(min(len(self._heads), MOST_KEYS))]
@@ -167,6 +167,7 @@ class Rows:
         return claimed
 
     async def _ask_suspect(self, now: float) -> list[ClaimedRow]:
+        """One that may have killed its owners; ``_suspects`` says whether the last such question found one."""
         claimed = await self._ask(1, (), sweep=True, suspects=True)
         self._suspected_at, self._suspects, self._suspect_was_last = now, bool(claimed), bool(claimed)
         return claimed

@@ -11,12 +11,10 @@ import pytest
 from outbox_relay.envelope import TopicTemplate
 from outbox_relay.event import Event
 from outbox_relay.policy import Delivered, Unavailable
-from tests.bench.rolling import rolling
 from tests.contract.harness import hand_over_all, some_events
 from tests.contract.kafka import proxied_broker
 from tests.support.kafka import Administration, KafkaBroker, KafkaCluster, Record
 from tests.support.kafka.watched import Watched
-from tests.support.postgres import PostgresServer
 
 pytestmark = pytest.mark.thorough
 
@@ -121,15 +119,6 @@ async def test_too_few_copies_are_waited_for(
         await asyncio.to_thread(follower.start)
     await relaying
     report("too few copies", duplicates(cluster.read_all(topic), events))
-
-
-@pytest.mark.timeout(400)
-def test_a_rolling_restart_loses_and_reorders_nothing(
-    postgres: PostgresServer, cluster: KafkaCluster, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """One round of what `make kafka-proof` does, with a relay in a process of its own, under 5,000 events a second."""
-    with capsys.disabled():
-        assert rolling(postgres, cluster, 1, 5_000)
 
 
 async def test_answers_that_are_lost_are_repeated_in_order(
