@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 from uuid import UUID, uuid4
 
 from outbox_relay.errors import LeaseLost
-from outbox_relay.event import Event
+from outbox_relay.event import DELIVER_AT, Event
 from outbox_relay.gate import Gate, Pass, Slots
 from outbox_relay.ordering import Chunk
 from outbox_relay.ownership import Holding
@@ -253,7 +253,7 @@ class BatchDelivering:
         """``batch`` without the events that must not be delivered now."""
         desk, events = self._desk, batch.events()
         crashed = any(lease.crashes >= SUSPECT_CRASHES for lease in desk.holding.held.values())
-        if not crashed and not len(desk.settling.blocked) and all(event.deliver_at is None for event in events):
+        if not crashed and not len(desk.settling.blocked) and not any(map(DELIVER_AT, events)):
             return batch
         places = [place for place in batch.places if not desk.set_aside(batch.chunk, place)]
         return _Batch(batch.number, batch.chunk, places)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 
-from outbox_relay.event import Event
+from outbox_relay.event import PAYLOAD, Event
 from outbox_relay.window import Position, Tick, nothing_new
 
 
@@ -30,7 +30,7 @@ class Chunk:
         self.events = events
         self.start = start
         self.end = end
-        self.payload_bytes = sum(len(event.payload) for event in events)
+        self.payload_bytes = sum(map(len, map(PAYLOAD, events)))
         self._done = bytearray(len(events))
 
     def settle(self, index: int) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from outbox_relay.delivering import SUSPECT_CRASHES
 from outbox_relay.errors import LeaseLost, StartAgain
+from outbox_relay.event import PAYLOAD
 from outbox_relay.gate import Gate
 from outbox_relay.ordering import Chunk, Reader
 from outbox_relay.ownership import Holding, Ownership
@@ -199,7 +200,7 @@ class Reading:
             shards, self._spec.types, start.a, start.b, piece.after, piece.upto, most, CHUNK_BYTES, server=self._server
         )
         self._ticking.since(self._era)
-        cut = len(events) >= most or sum(len(event.payload) for event in events) >= CHUNK_BYTES
+        cut = len(events) >= most or sum(map(len, map(PAYLOAD, events))) >= CHUNK_BYTES
         end = start.at(events[-1].id) if cut else read(start, piece)
         self._span = SPAN_IDS if events else min(self._span * 2, 1 << 40)
         self._hand_over(reader, Chunk(events, start, end))

@@ -24,13 +24,12 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from operator import itemgetter
 from typing import TypeAlias
 
 from confluent_kafka import KafkaException
 
 from outbox_relay.errors import Misconfigured
-from outbox_relay.event import Event
+from outbox_relay.event import PAYLOAD
 from outbox_relay.headers import own_headers
 from outbox_relay.policy import Unavailable
 from outbox_relay.sinks.kafka.call import Blocks, Call, Reports
@@ -54,7 +53,6 @@ BLAME_SECONDS = 1.0
 BLAMED_TOPICS = 50
 """Topics asked about then, at most."""
 LATE = "not handed to Kafka's client in time"
-_PAYLOAD = itemgetter(Event._fields.index("payload"))
 
 Job: TypeAlias = Callable[[], None]
 
@@ -401,7 +399,7 @@ class Lane:
         if self._settings.compresses or not limits:
             return
         least = min(limits.values())
-        if max(map(len, map(_PAYLOAD, call.batch))) <= least:
+        if max(map(len, map(PAYLOAD, call.batch))) <= least:
             return
         topics_of = list(call.topics)
         for place in [place for place in call.todo if len(call.batch[place].payload) > least]:
