@@ -32,7 +32,7 @@ class Housekeeping:
         self._log = log
         self._chores = [
             Chore("make partitions", store.make_partitions, 60.0, 2.0),
-            Chore("trim the ledger", store.trim_progress, 15.0, 15.0),
+            Chore("trim the ledger", store.trim_progress, 5.0, 15.0),
             Chore("trim relays", store.trim_relays, 600.0, 60.0),
         ]
 

@@ -599,10 +599,13 @@ def _shards(held: Mapping[int, int]) -> dict[str, Any]:
 
 
 def _positions(positions: Mapping[int, tuple[int, Position]]) -> dict[str, Any]:
-    at = [position for _, position in positions.values()]
+    """Each position once, and for each shard which of them is its."""
+    at = list(dict.fromkeys(position for _, position in positions.values()))
+    places = {position: place for place, position in enumerate(at, 1)}
     return {
         "shards": list(positions),
         "epochs": [epoch for epoch, _ in positions.values()],
+        "places": [places[position] for _, position in positions.values()],
         "a_seqs": [p.a.seq for p in at],
         "a_snapshots": [p.a.snapshot for p in at],
         "a_nexts": [p.a.next_xid for p in at],

@@ -94,13 +94,15 @@ create table outbox.shard (
     primary key (sink, shard)
 ) with (fillfactor = 50);
 
--- The ledger of positions: appended to, never updated. Of a shard the newest row by (epoch, seq) counts.
--- A position is (tick A, tick B or nothing, id of the last event done in the window from A to B).
+-- The ledger of positions: appended to, never updated. Of a shard the newest position by (epoch, seq) counts, see
+-- `standing`. A position is (tick A, tick B or nothing, id of the last event done in the window from A to B). Shards that
+-- stand at the same place share a row, each with the epoch of its owner: a row for each would be most of what a relay
+-- writes.
 create table outbox.progress (
     sink text collate "C" not null,
-    shard smallint not null,
-    epoch bigint not null,
     seq bigint generated always as identity,
+    shards smallint[] not null,
+    epochs bigint[] not null,
     a_seq bigint not null,
     a_snapshot pg_snapshot not null,
     a_next bigint not null,
@@ -108,8 +110,16 @@ create table outbox.progress (
     b_snapshot pg_snapshot,
     b_next bigint,
     last_id bigint not null,
-    primary key (sink, shard, epoch, seq)
-);
+    primary key (sink, seq)
+) with (autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 2000);
+
+-- Where each shard stands.
+create view outbox.standing as
+select distinct on (p.sink, u.shard)
+       p.sink, u.shard, u.epoch, p.seq, p.a_seq, p.a_snapshot, p.a_next, p.b_seq, p.b_snapshot, p.b_next, p.last_id
+  from outbox.progress p
+ cross join lateral unnest(p.shards, p.epochs) u (shard, epoch)
+ order by p.sink, u.shard, u.epoch desc, p.seq desc;
 
 -- One row per live relay process: membership and status.
 create table outbox.relay (
@@ -495,14 +505,14 @@ $$;
 
 -- One settlement of a sink, whole or not at all: new rows of `delivery`, then positions.
 --
--- Every array of the first group has one entry per shard that moved, of the second one per new row, of the
--- third one per shard of those rows. Rows are copied from the log. If there are rows, the fence comes first:
+-- `shards`, `epochs` and `places` have one entry per shard that moved: the place, from 1, of its position in the arrays
+-- behind them. Every array of the next group has one entry per new row, of the last one per shard of those rows. Rows are copied from the log. If there are rows, the fence comes first:
 -- each of their shards must still have this owner and epoch, and stays so until this commits, because a claim
 -- passes by rows that are locked. Returns false, and has written nothing, when the fence fails.
 -- Positions alone need no fence: what they say is true whoever says it, and the epoch ranks them.
 create function outbox.settle(
     sink_name text, owner_id uuid,
-    shards smallint[], epochs bigint[],
+    shards smallint[], epochs bigint[], places integer[],
     a_seqs bigint[], a_snapshots pg_snapshot[], a_nexts bigint[],
     b_seqs bigint[], b_snapshots pg_snapshot[], b_nexts bigint[], last_ids bigint[],
     ids bigint[], states text[], ordereds boolean[], due_in double precision[], attempt_counts integer[], claim_counts integer[],
@@ -556,10 +566,16 @@ begin
         end if;
     end if;
     if cardinality(shards) > 0 then
-        insert into outbox.progress (sink, shard, epoch, a_seq, a_snapshot, a_next, b_seq, b_snapshot, b_next, last_id)
-        select sink_name, p.shard, p.epoch, p.a_seq, p.a_snapshot, p.a_next, p.b_seq, p.b_snapshot, p.b_next, p.last_id
-          from unnest(shards, epochs, a_seqs, a_snapshots, a_nexts, b_seqs, b_snapshots, b_nexts, last_ids)
-               p (shard, epoch, a_seq, a_snapshot, a_next, b_seq, b_snapshot, b_next, last_id);
+        insert into outbox.progress (
+            sink, shards, epochs, a_seq, a_snapshot, a_next, b_seq, b_snapshot, b_next, last_id
+        )
+        select sink_name, t.shards, t.epochs, p.a_seq, p.a_snapshot, p.a_next, p.b_seq, p.b_snapshot, p.b_next, p.last_id
+          from unnest(a_seqs, a_snapshots, a_nexts, b_seqs, b_snapshots, b_nexts, last_ids)
+               with ordinality p (a_seq, a_snapshot, a_next, b_seq, b_snapshot, b_next, last_id, place)
+         cross join lateral (
+            select array_agg(m.shard order by m.shard) as shards, array_agg(m.epoch order by m.shard) as epochs
+              from unnest(shards, epochs, places) m (shard, epoch, place) where m.place = p.place
+         ) t;
     end if;
     return true;
 end
@@ -702,9 +718,9 @@ begin
             values (sink.name, sink.patterns, case when beginning then 'beginning' else 'now' end);
             insert into outbox.shard (sink, shard) select sink.name, n from generate_series(0, 63) n;
             insert into outbox.progress (
-                sink, shard, epoch, a_seq, a_snapshot, a_next, b_seq, b_snapshot, b_next, last_id
+                sink, shards, epochs, a_seq, a_snapshot, a_next, b_seq, b_snapshot, b_next, last_id
             )
-            select sink.name, n, 0,
+            select sink.name, array(select generate_series(0, 63)), array_fill(0, array[64]),
                    case when beginning then 0 else tick_seq end,
                    case when beginning then '3:3:'::pg_snapshot else tick_snapshot end,
                    case when beginning then 3 else tick_next end,
@@ -712,8 +728,7 @@ begin
                    case when beginning and rebased.floor > 0
                         then '9223372036854775807:9223372036854775807:'::pg_snapshot end,
                    case when beginning and rebased.floor > 0 then rebased.floor_xid end,
-                   0
-              from generate_series(0, 63) n;
+                   0;
         end if;
     end loop;
     return query
@@ -753,12 +768,11 @@ begin
     update outbox.meta set floor = new_floor, floor_xid = oldest;
     update outbox.shard set epoch = epoch + 1, owner = null, lease_until = clock_timestamp();
     create temporary table rebased on commit drop as
-        select distinct on (p.sink, p.shard) p.sink, p.shard, s.epoch, p.a_seq, p.a_snapshot, p.a_next
-          from outbox.progress p join outbox.shard s on s.sink = p.sink and s.shard = p.shard
-         order by p.sink, p.shard, p.epoch desc, p.seq desc;
+        select p.sink, p.shard, s.epoch, p.a_seq, p.a_snapshot, p.a_next
+          from outbox.standing p join outbox.shard s on s.sink = p.sink and s.shard = p.shard;
     delete from outbox.progress;
-    insert into outbox.progress (sink, shard, epoch, a_seq, a_snapshot, a_next, b_seq, b_snapshot, b_next, last_id)
-    select r.sink, r.shard, r.epoch, r.a_seq, r.a_snapshot, r.a_next,
+    insert into outbox.progress (sink, shards, epochs, a_seq, a_snapshot, a_next, b_seq, b_snapshot, b_next, last_id)
+    select r.sink, array[r.shard], array[r.epoch], r.a_seq, r.a_snapshot, r.a_next,
            new_floor, '9223372036854775807:9223372036854775807:', oldest, 0
       from pg_temp.rebased r;
     return new_floor;
@@ -782,19 +796,13 @@ language sql stable
 set search_path = pg_catalog, pg_temp
 as $$
     with position as (
-        select array_agg(s.shard order by s.shard) as shards,
+        select array_agg(p.shard order by p.shard) as shards,
                p.a_seq, p.a_snapshot::text::pg_snapshot as a, p.a_next,
                p.b_seq, p.b_snapshot::text::pg_snapshot as b, p.b_next, p.last_id,
                coalesce(p.b_snapshot::text = '9223372036854775807:9223372036854775807:', false) as old,
                (select m.floor from outbox.meta m) as floor
-          from outbox.shard s
-         cross join lateral (
-            select * from outbox.progress n
-             where n.sink = s.sink and n.shard = s.shard
-             order by n.epoch desc, n.seq desc
-             limit 1
-         ) p
-         where s.sink = sink_name
+          from outbox.standing p
+         where p.sink = sink_name
          group by p.a_seq, p.a_snapshot::text, p.a_next, p.b_seq, p.b_snapshot::text, p.b_next, p.last_id
     )
     select k.late, p.shards, k.a, k.a_next, k.after_id, k.upto_id

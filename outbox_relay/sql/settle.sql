@@ -1,7 +1,7 @@
 -- One settlement: rows behind their fence, then positions. False: the fence failed and nothing was written.
 select outbox.settle(
     %(sink)s::text, %(owner)s::uuid,
-    %(shards)s::smallint[], %(epochs)s::bigint[],
+    %(shards)s::smallint[], %(epochs)s::bigint[], %(places)s::integer[],
     %(a_seqs)s::bigint[], %(a_snapshots)s::text[]::pg_snapshot[], %(a_nexts)s::bigint[],
     %(b_seqs)s::bigint[], %(b_snapshots)s::text[]::pg_snapshot[], %(b_nexts)s::bigint[], %(lasts)s::bigint[],
     %(ids)s::bigint[], %(states)s::text[], %(ordereds)s::boolean[], %(due_in)s::double precision[],

@@ -51,10 +51,8 @@ select e.id, e.shard, e.uid::text, e.type, e.key, e.in_log, e.created_at,
                      or e.id <= least((select m.floor from outbox.meta m), n.a_seq)
                      or coalesce(pg_visible_in_snapshot(e.xid, n.b_snapshot) and e.id <= n.last_id, false)
            end as settled
-      from (select * from outbox.progress f
-             where f.sink = k.sink and f.shard = e.shard
-             order by f.epoch desc, f.seq desc
-             limit 1) n
+      from outbox.standing n
+     where n.sink = k.sink and n.shard = e.shard
   ) p on true
   left join lateral (
     select f.uid, f.state

@@ -304,9 +304,10 @@ def test_settled_rows_are_copied_by_the_id_of_their_events(explained: Explained)
 def settlement(ids: list[int]) -> dict[str, Any]:
     """The parameters of a settlement that makes rows of ``ids`` and moves no shard."""
     none = [None] * len(ids)
-    positions = ("shards", "epochs", "a_seqs", "a_snapshots", "a_nexts", "b_seqs", "b_snapshots", "b_nexts", "lasts")
+    moved = ("shards", "epochs", "places")
+    at = ("a_seqs", "a_snapshots", "a_nexts", "b_seqs", "b_snapshots", "b_nexts", "lasts")
     return {
-        "sink": SINK, "owner": OWNER, **{name: [] for name in positions}, "ids": ids, "states": ["held"] * len(ids),
+        "sink": SINK, "owner": OWNER, **{name: [] for name in moved + at}, "ids": ids, "states": ["held"] * len(ids),
         "ordereds": [True] * len(ids), "due_in": none, "attempts": [0] * len(ids), "claims": [0] * len(ids),
         "leases": none, "lease_for": none, "errors": none, "statuses": none,
         "last_attempts": none,

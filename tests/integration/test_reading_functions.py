@@ -123,6 +123,7 @@ class Settlement:
             "owner": self.owner,
             "shards": [*self.moved],
             "epochs": [epoch for epoch, _ in self.moved.values()],
+            "places": [*range(1, len(at) + 1)],
             **{name: [position[n] for position in at] for n, name in enumerate(POSITION)},
             "ids": [event for event, _ in self.events],
             **{name: [value] * len(self.events) for name, value in row.items()},
@@ -135,7 +136,7 @@ def written(connection: Connection, sink: str) -> tuple[int, int]:
     """How many rows and how many positions a sink has."""
     return connection.execute(
         "select (select count(*) from outbox.delivery where sink = %s), "
-        "(select count(*) from outbox.progress where sink = %s)",
+        "(select coalesce(sum(cardinality(shards)), 0) from outbox.progress where sink = %s)",
         (sink, sink),
     ).fetchall()[0]
 

@@ -44,7 +44,9 @@ WRITTEN = """
 select (select count(*) from outbox.progress p where p.sink = %s),
        (select string_agg(d::text, ',' order by d.id) from outbox.delivery d where d.sink = %s)"""
 NEWEST_EPOCHS = """
-select shard, max(epoch) from outbox.progress where sink = %s and shard = any (%s::smallint[]) group by shard"""
+select shard, max(epoch)
+  from outbox.progress, unnest(shards, epochs) u (shard, epoch)
+ where sink = %s and shard = any (%s::smallint[]) group by shard"""
 
 
 async def stillness() -> None:
