@@ -199,7 +199,7 @@ async def test_a_late_position_of_an_old_epoch_never_outranks_the_owner(database
 
 
 async def test_shards_that_stand_at_one_place_share_a_row_of_the_ledger_each_at_its_epoch(database: Database) -> None:
-    """A zombie's row of many shards outranks only where its epoch is the newest; one that does so nowhere is trimmed."""
+    """A zombie's row of many shards outranks only where its epoch is the newest; one that does nowhere is trimmed."""
     rows = "select count(*), sum(cardinality(shards)) from outbox.progress"
     async with ledger(database) as hand:
         await hand.register(("s", ["*"], "beginning"))
