@@ -25,7 +25,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
-from tests.chaos.relay_that_dies import Point
+from tests.chaos.relay_that_dies import SIGNALS, Point
 
 START_SECONDS = 30
 LOOK_SECONDS = 0.01
@@ -149,6 +149,8 @@ def _import_everything() -> None:
 
 
 def _fork(order: Mapping[str, Any]) -> int:
+    # Whoever arms a relay that has only just been forked must not end it: the signal waits until the relay listens.
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS.values())
     pid = os.fork()
     if pid:
         return pid

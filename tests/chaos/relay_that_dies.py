@@ -92,9 +92,10 @@ SIGNALS: Mapping[Point, signal.Signals] = {
 
 
 def listen() -> None:
-    """From now on each of SIGNALS arms its point."""
+    """From now on each of SIGNALS arms its point, one that came while it was blocked too."""
     for point, number in SIGNALS.items():
         signal.signal(number, lambda _number, _frame, arm=POINTS[point]: arm())
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS.values())
 
 
 if __name__ == "__main__":
