@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import NamedTuple, Protocol
 from uuid import UUID, uuid4
 
-from outbox_relay.errors import LeaseLost
+from outbox_relay.errors import LeaseLost, StartAgain
 from outbox_relay.event import DELIVER_AT, Event
 from outbox_relay.gate import Gate, Pass, Slots
 from outbox_relay.ordering import Chunk
@@ -434,8 +434,13 @@ class RequestDelivering:
         desk, lease = self._desk, uuid4()
         left = max(0.0, desk.sink.timeout_seconds - (time.monotonic() - began)) + LEASE_MARGIN_SECONDS
         number = desk.park(chunk, index, "waiting", due_in=0.0, claims=1, lease=lease, lease_for=left)
-        row = ClaimedRow(chunk.events[index], 0, 1, lease)
-        desk.overdue(row, leave, self._after(number, request))
+        verdict = self._after(number, request)
+        try:
+            desk.overdue(ClaimedRow(chunk.events[index], 0, 1, lease), leave, verdict)
+        except StartAgain:
+            verdict.close()
+            request.cancel()
+            raise
 
     async def _after(self, number: int, request: asyncio.Future[Verdict]) -> Verdict:
         """The verdict of ``request``, once the row is in the database."""

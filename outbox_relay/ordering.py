@@ -90,6 +90,11 @@ class Reader:
         return self.chunks[0].reached() if self.chunks else self._settled
 
     @property
+    def undone(self) -> int:
+        """Events of these shards that are in hand and not done."""
+        return sum(chunk.events[index].shard in self.shards for chunk in self.chunks for index in chunk.undone())
+
+    @property
     def idle(self) -> bool:
         """Whether nothing of these shards is in hand."""
         return all(chunk.finished for chunk in self.chunks)

@@ -135,13 +135,14 @@ class Ownership:
         claimed = await self._store.reclaim_shards(holding.sink, self.relay, self.lease_seconds)
         holding.held = self._leases(claimed, sent)
 
-    async def release(self, holding: Holding, shards: Collection[int]) -> None:
-        """Give up drained shards."""
+    async def release(self, holding: Holding, shards: Collection[int], undone: int = 0) -> None:
+        """Give up shards: drained, or with ``undone`` events that were in hand of them and are read again."""
         await self._store.release_shards(holding.sink, self.relay, holding.epochs(shards))
         for shard in shards:
             holding.held.pop(shard, None)
         holding.surplus = max(0, len(holding.held) - holding.share)
-        self._log.info("released shards", sink=holding.sink, shards=len(shards), held=len(holding.held))
+        told = {"undone": undone} if undone else {}
+        self._log.info("released shards", sink=holding.sink, shards=len(shards), held=len(holding.held), **told)
 
     async def stop(self) -> None:
         """Claim nothing more; every holding becomes one to drain."""

@@ -126,7 +126,7 @@ class Reading:
             shards = set(reader.shards)
             self._leaving.remove(reader)
             self._settling.drop(reader)
-            await self._ownership.release(self._holding, shards)
+            await self._ownership.release(self._holding, shards, reader.undone)
         if dropped:
             raise StartAgain(f"sink {self._spec.name}: shards were given up while the destination is down")
 

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Sequence
 from uuid import UUID, uuid4
 
 from outbox_relay.delivering import LEASE_MARGIN_SECONDS, Desk
+from outbox_relay.errors import StartAgain
 from outbox_relay.gate import Pass
 from outbox_relay.log import Log
 from outbox_relay.policy import Dead, Done, Retry, StandStill, Verdict, decide
@@ -58,11 +59,19 @@ class Rows:
         self._wake.set()
 
     def overdue(self, row: ClaimedRow, leave: Pass, verdict: Awaitable[Verdict]) -> None:
-        """``row`` was made of a request that is under way: settle it by the ``verdict`` to come."""
+        """``row`` was made of a request that is under way: settle it by the ``verdict`` to come.
+
+        Raises ``StartAgain`` when the session is ending: then nobody settles anything any more.
+        """
         if self._tasks is None:
             raise RuntimeError("rows are not being settled")
+        later = self._settle_later(row, leave, verdict)
+        try:
+            self._tasks.create_task(later)
+        except RuntimeError:  # the group is shutting down
+            later.close()
+            raise StartAgain(f"sink {self._desk.spec.name}: the session is ending") from None
         self._under_way += 1
-        self._tasks.create_task(self._settle_later(row, leave, verdict))
 
     async def _settle_later(self, row: ClaimedRow, leave: Pass, verdict: Awaitable[Verdict]) -> None:
         try:

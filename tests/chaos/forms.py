@@ -105,7 +105,7 @@ LONG = Form(
         "clock shifted": 1,
     },
     least_events=2_000_000,
-    extra_seconds=1_200.0,
+    extra_seconds=1_800.0,
     rest_seconds=900.0,
 )
 FORMS: Mapping[str, Form] = {form.name: form for form in (SHORT, LONG)}

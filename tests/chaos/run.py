@@ -269,7 +269,7 @@ class Run:
     # -- judging ------------------------------------------------------------------------------------------------------
 
     def _judge(self, backlog: Mapping[str, int]) -> None:
-        for strike in starvations(relay.said(0) for relay in self._fleet.relays):
+        for strike in starvations(relay.said(0) for relay in [*self._fleet.relays, self._fleet.guest]):
             self._record.add(strike)
         truths = [one.truth for one in self._writers]
         evidence = Evidence(self._database.dsn, self._broker.bootstrap, TOPIC, self._receiver.journal, truths)

@@ -28,9 +28,14 @@ def starvations(logs: Iterable[Iterable[Mapping[str, Any]]]) -> Iterator[Strike]
     to_monotonic = time.monotonic() - time.time()
     for lines in logs:
         for line in lines:
-            if fault := _fault(str(line.get("reason", ""))):
+            if fault := _given_up(line) or _fault(str(line.get("reason", ""))):
                 at = datetime.fromisoformat(line["time"]).timestamp() + to_monotonic
-                yield Strike(fault, at, at, line["reason"])
+                yield Strike(fault, at, at, str(line.get("reason", line["event"])))
+
+
+def _given_up(line: Mapping[str, Any]) -> str | None:
+    """Shards that a relay released when it was told to stop, with events of them undone."""
+    return f"{line['sink']} {GIVEN_UP}" if line.get("event") == "released shards" and line.get("undone") else None
 
 
 def _fault(reason: str) -> str | None:

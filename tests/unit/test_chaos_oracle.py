@@ -303,7 +303,9 @@ def test_what_nobody_injected_is_read_from_the_logs() -> None:
             "time": now,
         },
         {"event": "started", "time": now},
+        {"event": "released shards", "sink": "erp", "shards": 3, "undone": 2, "time": now},
+        {"event": "released shards", "sink": "erp", "shards": 3, "time": now},
     ]
     found = list(starvations([lines]))
-    assert [strike.fault for strike in found] == ["relay starved", "crm given up while down"]
+    assert [s.fault for s in found] == ["relay starved", "crm given up while down", "erp given up while down"]
     assert all(abs(strike.began - time.monotonic()) < 5 for strike in found)
