@@ -197,11 +197,11 @@ class Worker:
         return True
 
     async def end_requests(self) -> None:
-        """Every request under way ends without having reached the destination."""
+        """Every request that is under way now ends without having reached the destination; it may be made again."""
         keeps_order = self.sink.keeps_order
-        while self._requests:
-            verdict = Unavailable("not handed over in time") if keeps_order else Failed("timed out")
-            self._requests[0][1].set_result(verdict)
+        for _, answer in list(self._requests):
+            if not answer.done():
+                answer.set_result(Unavailable("not handed over in time") if keeps_order else Failed("timed out"))
             await self.turns.still()
 
     # -- in steps ------------------------------------------------------------------------------------------------
@@ -295,6 +295,7 @@ class Worker:
         """No renewal came through, and the leases ended ``hours`` ago: here first, then in the database."""
         await self.end_requests()
         self.holding.held = {shard: lease._replace(until=0.0) for shard, lease in self.holding.held.items()}
+        await self.end_requests()
         await self._bench.end_held()
         await self._bench.ask(LAPSED + " returning 1", hours, self._sink_name, self.id)
         await self._bench.ask(UNSEEN + " returning 1", self.id)
