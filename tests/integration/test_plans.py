@@ -1,6 +1,6 @@
 """The plans of the statements on the data path, as the server ran them inside the functions: indexes and rows.
 
-The log has a million events in thirty partitions, and the planner knows nothing true of it: it was analysed while
+The log has some 200,000 events in thirty partitions, and the planner knows nothing true of it: it was analysed while
 it was empty, or never. The plans must be the same once the statistics are right.
 """
 
@@ -22,7 +22,7 @@ from outbox_relay.store import statements
 from tests.support.database import Database
 from tests.support.postgres import PostgresServer
 
-PARTITIONS, PER_PARTITION = 30, 34_000
+PARTITIONS, PER_PARTITION = 30, 6_800
 EVENTS = PARTITIONS * PER_PARTITION
 ROWS = 20_000
 """Rows of ``delivery`` for each of the two sinks."""
