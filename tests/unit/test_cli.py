@@ -228,8 +228,8 @@ def test_ctrl_c_ends_with_130_and_without_a_traceback(tmp_path: Path) -> None:
     payload = tmp_path / "payload"
     os.mkfifo(payload)
     command = [sys.executable, "-m", "outbox_relay", "emit", "t", "--payload", payload, "--dsn", "postgresql:///shop"]
-    # Opening the other end waits until the command has opened its own. Python forgets an interruption that comes while it
-    # does something whose errors nobody hears of, such as collecting garbage: then it is asked once more.
+    # Opening the other end waits until the command has opened its own. Python forgets an interruption that comes while
+    # it does something whose errors nobody hears of, such as collecting garbage: then it is asked once more.
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process, payload.open("wb"):
         until(lambda: interrupted(process), seconds=60, what="the command ends")
         _, err = process.communicate(timeout=60)
