@@ -122,6 +122,11 @@ class Desk:
             return False
         return True
 
+    def put_off(self, chunk: Chunk, index: int) -> None:
+        """Make the event at ``index`` a row, to be tried when the destination is next."""
+        if not self.set_aside(chunk, index):
+            self.park(chunk, index, "waiting", due_in=self.spec.circuit.probe_seconds)
+
     def _crashes(self, event: Event) -> int:
         lease = self.holding.held.get(event.shard)
         if lease is None:
@@ -203,6 +208,11 @@ class Desk:
 class Delivering(Protocol):
     """A way of delivering chunks. ``put`` hands one over; ``run`` works until cancelled."""
 
+    @property
+    def under_way(self) -> int:
+        """Calls that the sink has not answered."""
+        ...
+
     def put(self, chunk: Chunk) -> None:
         """Deliver ``chunk`` after everything that was put before it."""
         ...
@@ -240,6 +250,11 @@ class BatchDelivering:
         self._under_way: set[asyncio.Task[None]] = set()
         self._filled = asyncio.Event()
         self._count = 0
+
+    @property
+    def under_way(self) -> int:
+        """Calls that the sink has not answered."""
+        return len(self._under_way)
 
     def put(self, chunk: Chunk) -> None:
         """Deliver ``chunk`` after everything that was put before it."""
@@ -342,6 +357,12 @@ class RequestDelivering:
         self._queue: deque[tuple[Chunk, int]] = deque()
         self._followers: dict[str, deque[tuple[Chunk, int]]] = {}
         self._filled = asyncio.Event()
+        self._under_way = 0
+
+    @property
+    def under_way(self) -> int:
+        """Requests that are waited for: neither answered nor parked."""
+        return self._under_way
 
     def put(self, chunk: Chunk) -> None:
         """Deliver ``chunk``, each key in order."""
@@ -420,11 +441,14 @@ class RequestDelivering:
     async def _outlasts(self, request: asyncio.Future[Verdict], began: float) -> bool:
         """Wait for ``request`` as long as it may be waited for; returns whether that was not enough."""
         left = max(0.0, began + self._desk.spec.park_after_seconds - time.monotonic())
+        self._under_way += 1
         try:
             await asyncio.wait({request}, timeout=left)
         except asyncio.CancelledError:
             request.cancel()
             raise
+        finally:
+            self._under_way -= 1
         return not request.done()
 
     def _park_under_way(

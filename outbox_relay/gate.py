@@ -22,6 +22,9 @@ REMIND_SECONDS = 60.0
 TROUBLE_SECONDS = 5.0
 """How long a part of the destination is in trouble at least: by then the rows of its events are in the database."""
 
+SHUT_SECONDS = 1.0
+"""How often those who wait at a gate that was shut look again; their session ends."""
+
 GONE_SECONDS = 10.0
 """How long a destination that said that it is gone is left alone at least: by then every relay knows of the pause."""
 
@@ -52,6 +55,7 @@ class Gate:
         self._troubled_at = float("-inf")
         self._standing = 0
         self._counted = asyncio.Event()
+        self._shut = False
 
     @property
     def state(self) -> str:
@@ -65,7 +69,7 @@ class Gate:
 
     async def admit(self) -> Pass:
         """Wait until an event may be sent. Whoever gets the probe reports its outcome, or that it was ``unused``."""
-        while (seconds := self._circuit.admits(time.monotonic())) > 0.0:
+        while (seconds := SHUT_SECONDS if self._shut else self._circuit.admits(time.monotonic())) > 0.0:
             self._moved.clear()
             try:
                 async with asyncio.timeout(seconds):
@@ -73,6 +77,10 @@ class Gate:
             except TimeoutError:
                 continue
         return Pass(self._circuit.term, not self.closed)
+
+    def shut(self) -> None:
+        """Give no leave any more: the session ends."""
+        self._shut = True
 
     def holds(self, leave: Pass) -> bool:
         """Whether the circuit has neither opened nor closed since ``leave`` was given for more than a probe."""

@@ -41,9 +41,14 @@ class Chunk:
         """Every event is done."""
         self._done = bytearray(b"\x01" * len(self.events))
 
-    def undone(self) -> list[int]:
-        """The places of the events that are not done."""
-        return [i for i, done in enumerate(self._done) if not done]
+    def undone(self, before: int | None = None) -> list[int]:
+        """The places of the events that are not done, of all or of those ``before`` a place."""
+        return [i for i, done in enumerate(self._done[:before]) if not done]
+
+    @property
+    def last_done(self) -> int:
+        """The place of the last event that is done; -1 when none is."""
+        return self._done.rfind(1)
 
     @property
     def finished(self) -> bool:
@@ -88,6 +93,14 @@ class Reader:
         while self.chunks and self.chunks[0].finished:
             self._settled = self.chunks.popleft().end
         return self.chunks[0].reached() if self.chunks else self._settled
+
+    def gaps(self) -> list[tuple[Chunk, int]]:
+        """What is in hand and not done before something that is, in order: chunk and place of each event."""
+        chunks = list(self.chunks)
+        while chunks and chunks[-1].last_done < 0:
+            chunks.pop()
+        ends = [*(len(chunk.events) for chunk in chunks[:-1]), *(chunk.last_done for chunk in chunks[-1:])]
+        return [(chunk, place) for chunk, end in zip(chunks, ends, strict=True) for place in chunk.undone(end)]
 
     @property
     def undone(self) -> int:

@@ -11,7 +11,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable
 
-from outbox_relay.delivering import SUSPECT_CRASHES
+from outbox_relay.delivering import SUSPECT_CRASHES, Delivering
 from outbox_relay.errors import LeaseLost, StartAgain
 from outbox_relay.event import PAYLOAD
 from outbox_relay.gate import Gate
@@ -46,7 +46,8 @@ class Reading:
         holding: Holding,
         settling: Settling,
         gate: Gate,
-        put: Callable[[Chunk], None],
+        direct: Delivering,
+        put_off: Callable[[Chunk, int], None],
         floor: int,
         era: int,
     ) -> None:
@@ -57,12 +58,14 @@ class Reading:
         self._holding = holding
         self._settling = settling
         self._gate = gate
-        self._put = put
+        self._direct = direct
+        self._put_off = put_off
         self._era = era
         self._server = settling.server
         self._generations = -1
         self._readers: list[Reader] = []
         self._leaving: list[Reader] = []
+        self._gives_up = False
         self._span = SPAN_IDS
         self._floor = floor
         self.wake = asyncio.Event()
@@ -114,21 +117,30 @@ class Reading:
     async def _release(self) -> None:
         """Release drained shards, after their last settlement.
 
-        While the destination is down nothing drains: then shards go as they stand, and what is in hand is dropped.
+        While the destination is down nothing drains: then shards go as they stand, and the session ends.
         """
-        down = not self._gate.flows
-        drained = [reader for reader in self._leaving if reader.idle or down]
-        if not drained:
+        if not self._gate.flows and not all(reader.idle for reader in self._leaving):
+            self._gives_up = True
+            self._gate.shut()
+        drained = [reader for reader in self._leaving if reader.idle or self._gives_up]
+        if not drained or (self._gives_up and self._direct.under_way):
             return
-        dropped = not all(reader.idle for reader in drained)
+        if self._gives_up:
+            self._put_off_gaps()
         await self._settling.flush(everything=True)
         for reader in drained:
             shards = set(reader.shards)
             self._leaving.remove(reader)
             self._settling.drop(reader)
             await self._ownership.release(self._holding, shards, reader.undone)
-        if dropped:
+        if self._gives_up:
             raise StartAgain(f"sink {self._spec.name}: shards were given up while the destination is down")
+
+    def _put_off_gaps(self) -> None:
+        """Make what is not done before something that is into rows: else what is done behind it would be read again."""
+        gaps = [gap for reader in self._settling.readers for gap in reader.gaps()]
+        for chunk, index in dict.fromkeys(gaps):
+            self._put_off(chunk, index)
 
     @property
     def draining(self) -> bool:
@@ -142,6 +154,8 @@ class Reading:
 
         Raises ``IncarnationChanged`` when what was read may be wrong.
         """
+        if self._gives_up:
+            return False
         tick = self._ticking.since(self._era)
         if tick is None:
             self._ticking.want(self.wake)
@@ -208,7 +222,7 @@ class Reading:
     def _hand_over(self, reader: Reader, chunk: Chunk) -> None:
         self._settling.take(reader, chunk)
         if chunk.events:
-            self._put(chunk)
+            self._direct.put(chunk)
 
     def _suspect(self, reader: Reader) -> bool:
         held = self._holding.held

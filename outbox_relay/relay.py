@@ -99,7 +99,8 @@ class SinkRelay:
             self.holding,
             settling,
             desk.gate,
-            direct.put,
+            direct,
+            desk.put_off,
             floor,
             era,
         )

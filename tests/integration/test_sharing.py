@@ -15,13 +15,14 @@ from typing import Any
 
 import pytest
 
+from outbox_relay.circuit import CircuitPolicy
 from outbox_relay.event import SHARDS, Event
-from outbox_relay.policy import DELIVERED, Failed, Verdict
+from outbox_relay.policy import DELIVERED, Failed, Unavailable, Verdict
 from outbox_relay.sinks import Sink
 from outbox_relay.sinks.memory import MemorySink
 from outbox_relay.spec import SinkSpec
 from tests.integration.test_main_job import config
-from tests.integration.test_relay import emit, first_deliveries, in_order, query
+from tests.integration.test_relay import delivered, emit, first_deliveries, in_order, query
 from tests.support.database import Database
 from tests.support.kafka import KafkaBroker
 from tests.support.rig import Rig, spec
@@ -138,6 +139,51 @@ async def test_a_relay_that_is_told_to_stop_while_it_claims_keeps_nothing(databa
     assert rig.store.calls["claim_shards"] == 1
     assert rig.ownership.held == {"s": 0}
     await rig.crash()
+
+
+async def test_shards_that_are_given_up_while_the_destination_is_down_repeat_nothing_that_was_delivered(
+    database: Database,
+) -> None:
+    """What precedes something delivered becomes a row, once all that is under way was answered: red without either."""
+    delivered_behind, answer = asyncio.Event(), asyncio.Event()
+
+    async def script(event: Event, _attempt: int) -> Verdict:
+        if event.key == "stuck":
+            await delivered_behind.wait()
+            return Unavailable("it is down")
+        if event.key == "slow":
+            await answer.wait()
+        return DELIVERED
+
+    sink, circuit = MemorySink(script, keeps_order=False), CircuitPolicy(open_after=1, probe_seconds=0.5)
+    async with party(database.dsn) as join:
+        leaver = await join((spec("s", circuit=circuit, park_after_seconds=60.0), sink))
+        await leaver.owns_all()
+        stuck, slow, a, b, behind = emit(database, ["stuck", "slow", "a", "b", "stuck"])
+        await delivered(sink, [a, b])
+        delivered_behind.set()
+        await auntil(lambda: is_open(leaver), seconds=10, what="the circuit is open")
+        stopped = asyncio.ensure_future(leaver.stop())
+        await auntil(lambda: gives_up(leaver), seconds=10, what="it gives its shards up")
+        answer.set()
+        await stopped
+        heir = MemorySink()
+        await join((spec("s"), heir))
+        await delivered(heir, [stuck, behind])
+        assert [event.id for event in sink.delivered] == [a, b, slow]
+        assert [event.id for event in heir.delivered] == [stuck, behind]
+
+
+async def gives_up(rig: Rig) -> bool:
+    """Whether it sends nothing any more: it waits for what is under way, or has ended its session."""
+    gate = rig.relays[0]._gate  # pyright: ignore[reportPrivateUsage]
+    assert gate is not None
+    return gate._shut or not rig.holding("s").held  # pyright: ignore[reportPrivateUsage]
+
+
+async def is_open(rig: Rig) -> bool:
+    """Whether the circuit of its first sink is not closed."""
+    return rig.relays[0].circuit != "closed"
 
 
 async def test_a_crashed_relays_shards_are_claimed_at_the_first_look_after_their_lease(
