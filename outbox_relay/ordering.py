@@ -69,12 +69,14 @@ class Reader:
     ``position`` is how far they have been read; ``chunks`` is what was read and is not settled yet.
     """
 
-    __slots__ = ("_settled", "chunks", "position", "shards")
+    __slots__ = ("_settled", "chunks", "position", "shards", "stride")
 
     def __init__(self, shards: Iterable[int], position: Position) -> None:
         self.shards = frozenset(shards)
         self.position = position
         self.chunks: deque[Chunk] = deque()
+        self.stride = 0
+        """How the next latecomers are found: see ``window.stride``."""
         self._settled = position
 
     def take(self, chunk: Chunk) -> None:

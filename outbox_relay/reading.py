@@ -21,7 +21,7 @@ from outbox_relay.settling import Settling
 from outbox_relay.spec import SinkSpec
 from outbox_relay.store import Store
 from outbox_relay.ticking import Ticking
-from outbox_relay.window import Position, part, read
+from outbox_relay.window import Position, part, read, stride
 
 CHUNK_EVENTS = 4000
 CHUNK_BYTES = 8 << 20
@@ -30,6 +30,8 @@ SUSPECT_EVENTS = 500
 """The same for shards whose owners crashed again and again."""
 SPAN_IDS = 50_000
 """How many ids one read looks at, at most, so that a sink that few events are routed to is read in bounded steps."""
+MOST_SPAN_IDS = 5_000_000
+"""Up to which that is doubled while nothing is found: half a second's work."""
 FAR_IDS = 20_000
 """How many ids behind the end of its window a reader is waited for by the others."""
 
@@ -206,7 +208,7 @@ class Reading:
         start = reader.position
         if start.b is None:
             return
-        piece = part(start, self._span, self._floor)
+        piece = part(start, self._span, self._floor, reader.stride)
         most = SUSPECT_EVENTS if self._suspect(reader) else CHUNK_EVENTS
         ask = self._store.read_late if piece.late else self._store.read_rest
         shards = sorted(reader.shards)
@@ -216,7 +218,8 @@ class Reading:
         self._ticking.since(self._era)
         cut = len(events) >= most or sum(map(len, map(PAYLOAD, events))) >= CHUNK_BYTES
         end = start.at(events[-1].id) if cut else read(start, piece)
-        self._span = SPAN_IDS if events else min(self._span * 2, 1 << 40)
+        reader.stride = stride(start, piece, len(events), events[0].id, events[-1].id) if cut else 0
+        self._span = SPAN_IDS if events else min(self._span * 2, MOST_SPAN_IDS)
         self._hand_over(reader, Chunk(events, start, end))
 
     def _hand_over(self, reader: Reader, chunk: Chunk) -> None:

@@ -94,9 +94,10 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A piece of a window that one read can return: ids in (``after``, ``upto``], latecomers or the rest.
+    """A piece of a window that one read can return: ids in (``after``, ``upto``].
 
-    ``last`` is whether the window is done when everything in it has been read.
+    ``late`` pieces are looked for by the xids of latecomers, others by walking through the ids. ``last`` is whether the
+    window is done when everything in it has been read.
     """
 
     late: bool
@@ -107,10 +108,15 @@ class Part:
 
 FOR_EVER = 2**63 - 1
 """Above every id."""
+SPARSE = 25
+"""Ids to an event, at most, for latecomers to be found by walking through the ids."""
 
 
-def part(position: Position, span: int, floor: int = 0) -> Part:
+def part(position: Position, span: int, floor: int = 0, stride: int = 0) -> Part:
     """The next piece of the position's window; its rest is cut into ranges of ``span`` ids, so no read is unbounded.
+
+    Latecomers are looked for by xid, or, with a ``stride``, among so many ids: up to ``A.seq`` what is visible in B and
+    not in A was running at A, since whoever began later has ids above it.
 
     The last range has no upper end: between the two reads of B an emit may have taken an id above ``B.seq``
     and committed, which makes it visible in B. Ids up to ``floor`` carry xids of an old numbering: they are no
@@ -122,12 +128,26 @@ def part(position: Position, span: int, floor: int = 0) -> Part:
     old = b.snapshot == EVERYTHING
     first = last if old else max(last, floor)
     if first < a.seq and a.has_pending:
+        if stride and not old:
+            return Part(late=False, after=first, upto=min(first + stride, a.seq), last=False)
         return Part(late=True, after=first, upto=a.seq, last=False)
     after = max(last, a.seq)
     upto = after + span
     if upto < b.seq:
         return Part(False, after, upto, False)
     return Part(False, after, b.seq if old else FOR_EVER, True)
+
+
+def stride(position: Position, piece: Part, events: int, first: int, last: int) -> int:
+    """How many ids to walk through for the next latecomers, once ``piece`` was cut behind so many ``events``.
+
+    ``first`` and ``last`` are the ids of these. 0: ask for xids.
+
+    To ask for xids finds all that is left of their events, and sorts it. Those of one large transaction come in many
+    chunks, and would be found and sorted again for each; but they stand close together.
+    """
+    spread = last - first
+    return 2 * spread if piece.upto <= position.a.seq and spread <= SPARSE * events else 0
 
 
 def read(position: Position, piece: Part) -> Position:

@@ -415,7 +415,8 @@ end
 $$;
 
 -- The window from tick A to tick B, second part: ids above A's sequence value, visible in B and not in A, in
--- id order, after `after_id` and up to `upto_id`.
+-- id order, after `after_id` and up to `upto_id`. Below that value it finds the latecomers, id by id: for those that
+-- stand close together.
 --
 -- At most `most_rows` events and, beyond the first, at most `most_bytes` of payload. The SET clauses fix the
 -- plan without session state: one generic plan, in index order, nothing sorted. Left to itself PostgreSQL

@@ -357,6 +357,23 @@ async def test_shards_at_the_same_position_are_read_with_one_call(database: Data
     assert calls <= 5
 
 
+async def test_the_events_of_a_large_transaction_that_commits_late_are_found_once(database: Database) -> None:
+    """Each look by xid finds and sorts all of them: goes red when every chunk begins with one."""
+    sink = MemorySink()
+    async with running(database.dsn, (spec("s"), sink)) as rig:
+        await rig.owns_all()
+        with database.connect() as connection:
+            outbox.emit_many(connection, [outbox.Event("test.event", n, key=f"k{n % 7}") for n in range(20_000)])
+            await delivered(sink, emit(database, ["while it is open"]))
+            before = rig.store.calls["read_late"]
+        await auntil(lambda: _true(len(sink.delivered) > 20_000), seconds=60, what="all of them are delivered")
+        assert len(sink.delivered) == 20_001
+        assert in_order(sink.delivered)
+        # One for the first chunk, one to see that nothing is left; and while it was open nothing was looked for.
+        assert before <= 2
+        assert rig.store.calls["read_late"] - before <= 3
+
+
 async def test_only_routed_types_are_read(database: Database) -> None:
     sink = MemorySink()
     async with running(database.dsn, (spec("s", patterns=("order.*",), types=("order.%",)), sink)) as rig:

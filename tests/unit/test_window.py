@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from outbox_relay.window import BEGINNING, EVERYTHING, FOR_EVER, Part, Position, Tick, nothing_new, part, read
+from outbox_relay.window import BEGINNING, EVERYTHING, FOR_EVER, Part, Position, Tick, nothing_new, part, read, stride
 
 KEYS = 3
 SCHEDULES = 300
@@ -169,7 +169,8 @@ class Schedule:
         if tick and self.position.b is None and not nothing_new(self.position.a, tick):
             self.position = self.position.opened(tick)
         if self.position.b is not None:
-            self._read(part(self.position, self.random.randint(1, 5)), self.random.randint(1, 3))
+            walk = self.random.choice([0, 0, 2, 20])
+            self._read(part(self.position, self.random.randint(1, 5), stride=walk), self.random.randint(1, 3))
 
     def _read(self, piece: Part, most: int) -> None:
         ids = self._found(piece)[:most]
@@ -258,6 +259,23 @@ def test_latecomers_come_first_and_in_one_range() -> None:
     assert part(start.at(40), 10) == Part(late=True, after=40, upto=100, last=False)
 
 
+def test_latecomers_can_be_walked_through() -> None:
+    start = Position(A).opened(B)
+    assert part(start, 10, stride=30) == Part(late=False, after=0, upto=30, last=False)
+    assert part(start.at(90), 10, stride=30) == Part(late=False, after=90, upto=100, last=False)
+    assert part(start.at(100), 10, stride=30) == Part(late=False, after=100, upto=110, last=False)
+
+
+@pytest.mark.parametrize(("events", "ids"), [(4, 2 * 99), (3, 0)])
+def test_latecomers_that_stand_close_together_are_walked_through(events: int, ids: int) -> None:
+    start = Position(Tick(1000, *A[1:])).opened(B)
+    late = part(start, 10)
+    assert stride(start, late, events, 1, 100) == ids
+    walked = part(start.at(100), 10, stride=300)
+    assert stride(start, walked, events, 101, 200) == ids
+    assert stride(start, part(start.at(1000), 500), events, 1001, 1100) == 0
+
+
 def test_without_pending_there_are_no_latecomers_to_read() -> None:
     assert part(Position(Tick(100, "12:12:", 12), B), 10) == Part(late=False, after=100, upto=110, last=False)
 
@@ -305,6 +323,10 @@ def test_window_of_an_old_numbering_ends_at_its_sequence() -> None:
     piece = part(position, 10, floor=300)
     assert piece == Part(late=False, after=290, upto=300, last=True)
     assert read(position, piece) == Position(Tick(300, "15:15:", 15))
+
+
+def test_latecomers_of_an_old_numbering_are_never_walked_through() -> None:
+    assert part(Position(A, LAST_OF_OLD), 10, floor=300, stride=20).late
 
 
 def test_ids_up_to_the_floor_are_no_latecomers_of_a_new_numbering() -> None:
