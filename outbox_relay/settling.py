@@ -1,7 +1,7 @@
 """Settling: what was delivered becomes positions, what was not becomes rows, in one transaction after another.
 
 Strictly serial per sink. If a settlement fails or its outcome is unknown, the exception ends the session, and
-the sink starts again from the ledger.
+the sink starts again from the ledger: a later settlement would cover rows that were never written.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import time
 from collections import deque
 from uuid import UUID
 
+from outbox_relay.errors import StartAgain
 from outbox_relay.ordering import Blocked, Chunk, Reader
 from outbox_relay.ownership import Holding
 from outbox_relay.store import NewRow, Store
@@ -43,6 +44,7 @@ class Settling:
         self._room = asyncio.Event()
         self._commits = asyncio.Condition()
         self._one_at_a_time = asyncio.Lock()
+        self._in_doubt = False
         self._flushed_at = self._forwarded_at = time.monotonic()
         self.readers: list[Reader] = []
         """Every reader whose shards are ours, those that are leaving included."""
@@ -138,9 +140,13 @@ class Settling:
     async def flush(self, *, everything: bool = False) -> None:
         """Write what has changed now: rows, and the positions of shards that delivered something.
 
-        With ``everything``, also the positions of shards that only moved on.
+        With ``everything``, also the positions of shards that only moved on. Raises ``StartAgain`` once a settlement
+        did not come to its end: whoever waited for its turn meanwhile may get it before the session is ended.
         """
         async with self._one_at_a_time:
+            if self._in_doubt:
+                raise StartAgain(f"sink {self._holding.sink}: a settlement did not come to its end")
+            self._in_doubt = True
             self._changed.clear()
             self._urgent.clear()
             rows, self._rows = self._rows, []
@@ -155,6 +161,7 @@ class Settling:
                 await self._forget_crashes(positions)
             self._flushed_at = time.monotonic()
             self.blocked.commit(number)
+            self._in_doubt = False
         async with self._commits:
             self._commits.notify_all()
 

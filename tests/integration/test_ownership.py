@@ -16,13 +16,16 @@ from outbox_relay.policy import DELIVERED, Failed, RetryPolicy, Verdict
 from outbox_relay.sinks.memory import MemorySink
 from outbox_relay.store import NewRow, RowBack
 from outbox_relay.window import BEGINNING, Position
-from tests.integration.test_relay import delivered, emit, has, ids, in_order, query
+from tests.integration.test_relay import delivered, emit, fails, has, ids, in_order, query
 from tests.support.database import Database
 from tests.support.ledger import Ledger, ledger
 from tests.support.rig import Rig, running, spec
 from tests.support.wait import auntil
 
 SHORT_LEASE = 1.5
+WAITING_SETTLEMENT = """
+select pid from pg_stat_activity
+ where datname = current_database() and wait_event_type = 'Lock' and strpos(query, 'outbox.settle(') > 0 and pid <> pg_backend_pid()"""
 
 
 async def owns(rig: Rig, count: int, seconds: float = 15) -> None:
@@ -180,6 +183,25 @@ async def test_a_settlement_with_rows_at_an_old_epoch_writes_nothing(database: D
             await rig.store.settle("s", uuid4(), position, [row], epochs)
         assert query(database, "select count(*) from outbox.delivery") == [(0,)]
         assert query(database, "select count(*) from outbox.progress where %s = any (epochs)", old[shard]) == before
+
+
+async def test_nothing_is_settled_behind_a_settlement_that_failed(database: Database) -> None:
+    """Goes red when whoever waited for its turn may settle: its position covers the row that was not written."""
+    sink = MemorySink(fails(1))
+    async with running(database.dsn, (spec("s"), sink)) as rig:
+        await rig.owns_all()
+        with database.connect() as connection:
+            connection.execute("select 1 from outbox.shard for update")
+            [event] = emit(database, ["a"])
+            [(waits,)] = await has(database, WAITING_SETTLEMENT)
+            settling = rig.relays[0].settling
+            assert settling is not None
+            behind = asyncio.ensure_future(settling.flush(everything=True))
+            await asyncio.sleep(0)  # it begins, and waits for its turn
+            query(database, "select pg_terminate_backend(%s)", waits)
+            with pytest.raises(StartAgain, match="sink s: a settlement did not come to its end"):
+                await behind
+        await delivered(sink, [event])
 
 
 async def test_a_late_position_of_an_old_epoch_never_outranks_the_owner(database: Database) -> None:

@@ -31,9 +31,14 @@ Connection = psycopg.Connection[Any]
 
 @pytest.fixture(scope="module")
 def database(postgres: PostgresServer, template: str) -> Generator[Database]:
-    """One log for all scenarios: each reads from where it begins."""
+    """One log for all scenarios: each reads from where it begins. No transaction of the server's own comes between."""
     postgres.create_database("window_rules", template=template)
-    yield Database(postgres, "window_rules")
+    with postgres.connect() as connection:
+        connection.execute("alter system set autovacuum = off")
+        connection.execute("select pg_reload_conf()")
+        yield Database(postgres, "window_rules")
+        connection.execute("alter system reset autovacuum")
+        connection.execute("select pg_reload_conf()")
     postgres.drop_database("window_rules")
 
 
