@@ -25,7 +25,8 @@ from tests.support.wait import auntil
 SHORT_LEASE = 1.5
 WAITING_SETTLEMENT = """
 select pid from pg_stat_activity
- where datname = current_database() and wait_event_type = 'Lock' and strpos(query, 'outbox.settle(') > 0 and pid <> pg_backend_pid()"""
+ where datname = current_database() and wait_event_type = 'Lock'
+   and strpos(query, 'outbox.settle(') > 0 and pid <> pg_backend_pid()"""
 
 
 async def owns(rig: Rig, count: int, seconds: float = 15) -> None:
