@@ -11,6 +11,8 @@ from pathlib import Path
 COMMAND_SECONDS = 20
 LEFT_BYTES = 64 * 1024
 """What stays free of a full one: a tmpfs cannot be made smaller than what is in it."""
+FILL_TRIES = 20
+"""More may be written between looking and resizing than was to stay free; then it is looked again."""
 
 
 class Volume:
@@ -27,8 +29,16 @@ class Volume:
 
     def fill(self) -> int:
         """Leave no room; returns the bytes in use. What exists already can still be written over."""
-        used = _used(self.path)
-        self._resize(f"{used + LEFT_BYTES}")
+        used = 0
+        for tries_left in reversed(range(FILL_TRIES)):
+            used = _used(self.path)
+            try:
+                self._resize(f"{used + LEFT_BYTES}")
+            except subprocess.CalledProcessError:
+                if not tries_left:
+                    raise
+            else:
+                break
         return used
 
     def free(self) -> None:
