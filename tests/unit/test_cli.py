@@ -18,7 +18,6 @@ import pytest
 from outbox_relay import __version__, cli
 from outbox_relay.embedded.ports import free_port
 from tests.support.command import inside, outbox_relay
-from tests.support.wait import until
 
 DATABASE_COMMANDS: list[tuple[str, ...]] = [
     ("status",),
@@ -214,25 +213,20 @@ def test_the_command_line_itself_loads_nothing_of_the_relay() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def interrupted(process: subprocess.Popen[bytes]) -> bool:
-    """Send SIGINT; whether the process has ended some seconds later."""
-    process.send_signal(signal.SIGINT)
-    try:
-        process.wait(5)
-    except subprocess.TimeoutExpired:
-        return False
-    return True
+def heeds_ctrl_c() -> None:
+    """Let the command heed SIGINT, which who runs the tests in the background of a shell ignores, and so would it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def test_ctrl_c_ends_with_130_and_without_a_traceback(tmp_path: Path) -> None:
     payload = tmp_path / "payload"
     os.mkfifo(payload)
     command = [sys.executable, "-m", "outbox_relay", "emit", "t", "--payload", payload, "--dsn", "postgresql:///shop"]
-    # Opening the other end waits until the command has opened its own. Python forgets an interruption that comes while
-    # it does something whose errors nobody hears of, such as collecting garbage: then it is asked once more.
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process, payload.open("wb"):
-        until(lambda: interrupted(process), seconds=60, what="the command ends")
-        _, err = process.communicate(timeout=60)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=heeds_ctrl_c) as process:
+        # Opening the other end waits until the command has opened its own.
+        with payload.open("wb"):
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert b"Traceback" not in err
 
