@@ -213,20 +213,19 @@ def test_the_command_line_itself_loads_nothing_of_the_relay() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def heeds_ctrl_c() -> None:
-    """Let the command heed SIGINT, which who runs the tests in the background of a shell ignores, and so would it."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+HEEDS_CTRL_C = ["env", "--default-signal=INT"]
+"""Who runs the tests in the background of a shell ignores SIGINT, and so would the command."""
 
 
 def test_ctrl_c_ends_with_130_and_without_a_traceback(tmp_path: Path) -> None:
     payload = tmp_path / "payload"
     os.mkfifo(payload)
-    command = [sys.executable, "-m", "outbox_relay", "emit", "t", "--payload", payload, "--dsn", "postgresql:///shop"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=heeds_ctrl_c) as process:
-        # Opening the other end waits until the command has opened its own.
-        with payload.open("wb"):
-            process.send_signal(signal.SIGINT)
-            _, err = process.communicate(timeout=60)
+    emit = [sys.executable, "-m", "outbox_relay", "emit", "t", "--payload", payload, "--dsn", "postgresql:///shop"]
+    command = [*HEEDS_CTRL_C, *emit]
+    # Opening the other end waits until the command has opened its own.
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process, payload.open("wb"):
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert b"Traceback" not in err
 
