@@ -87,7 +87,7 @@ class Writers:
                 with psycopg.connect(self.dsn, autocommit=True, connect_timeout=5) as connection:
                     while not self._stop.is_set():
                         self._transact(connection, rng, number)
-            except psycopg.OperationalError:
+            except (psycopg.OperationalError, psycopg.Rollback):  # the latter where the rollback found it broken
                 self.unknown += 1
                 time.sleep(0.1)  # the server is restarting
 
