@@ -286,7 +286,8 @@ class Service:
         async def tell(state: RetryCallState) -> None:
             error = state.outcome.exception() if state.outcome else None
             self._log.warning(what, reason=str(error), again_in_seconds=round(state.upcoming_sleep, 2))
-            await self._store.mend()
+            if isinstance(error, DatabaseLost):
+                await self._store.mend()
 
         return AsyncRetrying(
             retry=retry_if_exception_type(survived),

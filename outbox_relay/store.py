@@ -211,14 +211,13 @@ class Store:
             await pool.close(timeout=1.0)
 
     async def mend(self) -> None:
-        """Drop the connections that are broken, after one was found to be."""
-        if self._pool is None:
-            return
-        try:
-            async with asyncio.timeout(CONNECT_SECONDS):
-                await self._pool.check()
-        except (TimeoutError, psycopg.Error):
-            return
+        """Make every connection anew, after one was found to be broken.
+
+        What the others are worth is not asked: one that is lost without a word never answers, and the pool's ``check``
+        can swallow the end of the time that it is given.
+        """
+        if self._pool is not None:
+            await self._pool.drain()
 
     async def _connect(self) -> AsyncConnection[Any]:
         try:
