@@ -55,7 +55,8 @@ class Gate:
         self._troubled_at = float("-inf")
         self._standing = 0
         self._counted = asyncio.Event()
-        self._shut = False
+        self.is_shut = False
+        """Whether no leave is given any more."""
 
     @property
     def state(self) -> str:
@@ -69,7 +70,7 @@ class Gate:
 
     async def admit(self) -> Pass:
         """Wait until an event may be sent. Whoever gets the probe reports its outcome, or that it was ``unused``."""
-        while (seconds := SHUT_SECONDS if self._shut else self._circuit.admits(time.monotonic())) > 0.0:
+        while (seconds := SHUT_SECONDS if self.is_shut else self._circuit.admits(time.monotonic())) > 0.0:
             self._moved.clear()
             try:
                 async with asyncio.timeout(seconds):
@@ -80,7 +81,7 @@ class Gate:
 
     def shut(self) -> None:
         """Give no leave any more: the session ends."""
-        self._shut = True
+        self.is_shut = True
 
     def holds(self, leave: Pass) -> bool:
         """Whether the circuit has neither opened nor closed since ``leave`` was given for more than a probe."""

@@ -67,7 +67,6 @@ class Reading:
         self._generations = -1
         self._readers: list[Reader] = []
         self._leaving: list[Reader] = []
-        self._gives_up = False
         self._span = SPAN_IDS
         self._floor = floor
         self.wake = asyncio.Event()
@@ -122,12 +121,11 @@ class Reading:
         While the destination is down nothing drains: then shards go as they stand, and the session ends.
         """
         if not self._gate.flows and not all(reader.idle for reader in self._leaving):
-            self._gives_up = True
             self._gate.shut()
-        drained = [reader for reader in self._leaving if reader.idle or self._gives_up]
-        if not drained or (self._gives_up and self._direct.under_way):
+        drained = [reader for reader in self._leaving if reader.idle or self._gate.is_shut]
+        if not drained or (self._gate.is_shut and self._direct.under_way):
             return
-        if self._gives_up:
+        if self._gate.is_shut:
             self._put_off_gaps()
         await self._settling.flush(everything=True)
         for reader in drained:
@@ -135,7 +133,7 @@ class Reading:
             self._leaving.remove(reader)
             self._settling.drop(reader)
             await self._ownership.release(self._holding, shards, reader.undone)
-        if self._gives_up:
+        if self._gate.is_shut:
             raise StartAgain(f"sink {self._spec.name}: shards were given up while the destination is down")
 
     def _put_off_gaps(self) -> None:
@@ -156,7 +154,7 @@ class Reading:
 
         Raises ``IncarnationChanged`` when what was read may be wrong.
         """
-        if self._gives_up:
+        if self._gate.is_shut:
             return False
         tick = self._ticking.since(self._era)
         if tick is None:

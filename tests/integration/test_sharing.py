@@ -178,7 +178,7 @@ async def gives_up(rig: Rig) -> bool:
     """Whether it sends nothing any more: it waits for what is under way, or has ended its session."""
     gate = rig.relays[0]._gate  # pyright: ignore[reportPrivateUsage]
     assert gate is not None
-    return gate._shut or not rig.holding("s").held  # pyright: ignore[reportPrivateUsage]
+    return gate.is_shut or not rig.holding("s").held
 
 
 async def is_open(rig: Rig) -> bool:
