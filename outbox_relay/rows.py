@@ -1,7 +1,8 @@
 """The rows of ``delivery``: claimed with leases, delivered, settled under the fence of their lease.
 
 Any relay that serves a sink may claim its rows. A row of a key is claimed only when no earlier row of its key
-takes part in the order; so the rows of a key come one after another, whoever delivers them.
+takes part in the order, or together with those before it for a sink that keeps the order of its calls; so the rows of a
+key come one after another, whoever delivers them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from outbox_relay.delivering import LEASE_MARGIN_SECONDS, Desk
 from outbox_relay.errors import StartAgain
 from outbox_relay.gate import Pass
 from outbox_relay.log import Log
-from outbox_relay.policy import Dead, Done, Retry, StandStill, Verdict, decide
+from outbox_relay.policy import Dead, Delivered, Done, Retry, StandStill, Unavailable, Verdict, decide
 from outbox_relay.store import ClaimedRow, RowBack, Store
 
 POLL_SECONDS = 1.0
@@ -195,6 +196,7 @@ class Rows:
             keys=heads,
             sweep=sweep,
             suspects=suspects,
+            in_runs=desk.sink.keeps_order,
         )
 
     def _stops_everybody(self, row: ClaimedRow) -> bool:
@@ -211,10 +213,21 @@ class Rows:
         self._under_way += len(rows)
         try:
             verdicts = await self._desk.sink.deliver([row.event for row in rows], until, rows[0].attempts + 1)
-            for row, verdict in zip(rows, verdicts, strict=True):
-                self._decide(row, verdict, leave)
+            self._sort_out(rows, verdicts, leave)
         finally:
             self._under_way -= len(rows)
+
+    def _sort_out(self, rows: list[ClaimedRow], verdicts: Sequence[Verdict], leave: Pass) -> None:
+        """Settle row by row; what was not delivered only because of a row before it says nothing of its own."""
+        stopped: set[str] = set()
+        for row, verdict in zip(rows, verdicts, strict=True):
+            key = row.event.key if self._desk.keyed(row.event) else None
+            if key in stopped and isinstance(verdict, Unavailable):
+                self._send_back(row, RowBack(row.event.id, row.lease, row.attempts))
+                continue
+            self._decide(row, verdict, leave)
+            if key is not None and not isinstance(verdict, Delivered):
+                stopped.add(key)
 
     async def _request(self, row: ClaimedRow, until: float, leave: Pass) -> None:
         try:

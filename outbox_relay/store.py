@@ -527,6 +527,7 @@ class Store:
         keys: Sequence[str] = (),
         sweep: bool = False,
         suspects: bool = False,
+        in_runs: bool = False,
     ) -> list[ClaimedRow]:
         """Claim rows that are due, in id order: see ``outbox.claim_rows`` in the schema."""
         parameters = {
@@ -540,6 +541,7 @@ class Store:
             "keys": list(keys),
             "sweep": sweep,
             "suspects": suspects,
+            "in_runs": in_runs,
         }
         claimed = await self._rows("claim_rows", parameters)
         claimed.sort(key=lambda row: row[0])

@@ -597,11 +597,13 @@ return exists (
 -- of the claim, not a state that somebody must change, so nothing can be left behind. With `hold`, dead rows
 -- take part too. Waiting rows are found by the time they are due, held rows at the head of the given `keys`, or
 -- of every key if `sweep`; they are due at once unless they were given back with a delay.
+-- `in_runs` is for who delivers the rows of a key in order: they come with the first one, as many as there is room for
+-- beside the first ones of other keys, up to a row that may not be claimed. What failed before comes alone.
 -- `suspects` asks for rows that were claimed three times and never settled, which may have killed their process;
 -- they are claimed one at a time and by nobody who asks for others.
 create function outbox.claim_rows(
     sink_name text, owner_id uuid, lease_id uuid, lease_for double precision, most_rows integer, most_bytes bigint,
-    hold boolean, keys text[], sweep boolean, suspects boolean
+    hold boolean, keys text[], sweep boolean, suspects boolean, in_runs boolean
 ) returns table (
     id bigint, shard smallint, uid text, type text, key text, payload bytea, content_type text, headers text,
     deliver_at timestamptz, created_at timestamptz, attempts integer, claims integer
@@ -617,6 +619,7 @@ as $$
 declare
     waiting bigint[];
     held bigint[];
+    behind bigint[];
     chosen bigint[];
     counted integer := case when outbox.known_down(sink_name) then 0 else 1 end;
 begin
@@ -653,11 +656,24 @@ begin
            and (h.lease_until is null or h.lease_until <= now()) and (h.claims >= 3) = suspects
          limit most_rows
     );
+    if in_runs and cardinality(waiting || held) between 1 and most_rows - 1 then
+        behind := array(
+            select r.id from outbox.delivery h
+             cross join lateral (
+                select d.id, d.due_at, d.lease_until, d.attempts, d.claims from outbox.delivery d
+                 where d.sink = sink_name and d.key = h.key and d.ordered and d.id > h.id and d.state <> 'dead'
+                 order by d.id limit most_rows / cardinality(waiting || held)
+             ) r
+             where h.sink = sink_name and h.id = any (waiting || held) and h.ordered and h.attempts = 0
+               and r.attempts = 0 and r.claims < 3 and r.due_at <= now()
+               and (r.lease_until is null or r.lease_until <= now())
+        );
+    end if;
     chosen := array(
         select c.id from (
             select b.id, sum(octet_length(b.payload)) over (order by b.id) - octet_length(b.payload) as before
               from outbox.delivery b
-             where b.sink = sink_name and b.id = any (waiting || held)
+             where b.sink = sink_name and b.id = any (waiting || held || behind)
         ) c
         where c.before < most_bytes or c.before is null
         order by c.id
@@ -671,6 +687,23 @@ begin
            and (l.lease_until is null or l.lease_until <= now())
            for update skip locked
     );
+    -- What must wait, or was claimed by somebody else since it was looked for, may come before what is locked here.
+    if behind <> '{}' then
+        chosen := array(
+            select i.id from (
+                select l.key, l.ordered, array_agg(l.id) as ids from outbox.delivery l
+                 where l.sink = sink_name and l.id = any (chosen) group by l.key, l.ordered
+            ) c
+             left join lateral (
+                select f.id from outbox.delivery f
+                 where f.sink = sink_name and f.key = c.key and f.ordered and (f.state <> 'dead' or hold)
+                   and f.id <> all (c.ids)
+                 order by f.id limit 1
+            ) other on c.ordered
+             cross join lateral unnest(c.ids) i (id)
+             where other.id is null or i.id < other.id
+        );
+    end if;
     return query
     update outbox.delivery d
        set owner = owner_id, lease = lease_id, lease_until = clock_timestamp() + lease_for * interval '1 second',

@@ -233,13 +233,14 @@ def test_latecomers_are_found_by_their_xid(explained: Explained, listed: bool) -
 def claim(explained: Explained, **changes: Any) -> list[tuple[Any, ...]]:
     parameters: dict[str, Any] = {
         "sink": SINK, "owner": OWNER, "lease": uuid4(), "lease_for": 20.0, "rows": 100, "bytes": AMPLE,
-        "hold": False, "keys": [], "sweep": False, "suspects": False,
+        "hold": False, "keys": [], "sweep": False, "suspects": False, "in_runs": False,
     }  # fmt: skip
     with explained.connection.transaction(force_rollback=True):
         return explained.run("claim_rows", **{**parameters, **changes})
 
 
-WAITING, HEADS, HELD, LOCKED = "d.due_at <= now()", "recursive blocked", "cross join lateral", "skip locked"
+WAITING, HEADS, HELD, LOCKED = "d.due_at <= now()", "recursive blocked", "unnest(keys) k (key)", "skip locked"
+RUNS, BEFORE = "cardinality(waiting || held)\n", "array_agg(l.id)"
 CLAIMED, COPIED, STORED = (
     "set owner = owner_id",
     "insert into outbox.delivery",
@@ -273,6 +274,23 @@ def test_sweep_reads_one_row_of_each_key(explained: Explained) -> None:
         scans = explained.scans("delivery", of=text)
         assert {node.index for node in scans} == {"delivery_key"}
         assert sum(node.scanned for node in scans) <= 1000 + 1
+
+
+@pytest.mark.parametrize(("keys", "rows"), [(1, 100), (30, 100), (100, 110)])
+def test_runs_read_no_more_rows_than_are_claimed(explained: Explained, keys: int, rows: int) -> None:
+    with explained.connection.transaction(force_rollback=True):
+        explained.connection.execute(
+            "update outbox.delivery set key = 'run-' || id %% %s, state = 'held', due_at = now() where sink = %s",
+            (keys, SINK),
+        )
+        names = [f"run-{n}" for n in range(keys)]
+        claimed = claim(explained, keys=names, rows=rows, in_runs=True)
+        scanned = [sum(node.scanned for node in explained.scans("delivery", of=text)) for text in (RUNS, BEFORE)]
+        indexes = {index for text in (RUNS, BEFORE) for index, _ in explained.conditions(of=text)}
+    assert len(claimed) > rows - keys
+    assert {row[4] for row in claimed} == {*names}
+    assert indexes == {"delivery_key", "delivery_pkey"}
+    assert max(scanned) <= 2 * rows + keys
 
 
 def test_claimed_rows_are_locked_and_changed_by_their_primary_key(explained: Explained) -> None:
@@ -369,7 +387,7 @@ def early(database: Database) -> Generator[Early]:
 def claiming(ids: list[int]) -> dict[str, Any]:
     return {
         "sink": SINK, "owner": OWNER, "lease": uuid4(), "lease_for": 20.0, "rows": len(ids), "bytes": AMPLE,
-        "hold": False, "keys": [], "sweep": False, "suspects": False,
+        "hold": False, "keys": [], "sweep": False, "suspects": False, "in_runs": False,
     }  # fmt: skip
 
 

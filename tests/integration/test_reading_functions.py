@@ -333,7 +333,7 @@ def claim(connection: Connection, sink: str, **changes: Any) -> list[tuple[Any, 
     """Claim, and return the rows in id order."""
     parameters: dict[str, Any] = {
         "sink": sink, "owner": ME, "lease": uuid4(), "lease_for": 20.0, "rows": 100, "bytes": AMPLE, "hold": False,
-        "keys": [], "sweep": True, "suspects": False,
+        "keys": [], "sweep": True, "suspects": False, "in_runs": False,
     }  # fmt: skip
     return sorted(call(connection, "claim_rows", **{**parameters, **changes}))
 
@@ -425,6 +425,55 @@ def test_rows_of_a_key_are_claimed_one_after_another(connection: Connection, sin
         assert claimed(connection, sink, lease=lease) == [event]
         assert call(connection, "rows_done", sink=sink, ids=[event], leases=[lease]) == [(event,)]
     assert claimed(connection, sink) == []
+
+
+@pytest.mark.parametrize("state", ["waiting", "held"])
+def test_rows_of_a_key_come_together_for_who_delivers_them_in_order(
+    connection: Connection, sink: str, state: str
+) -> None:
+    add(connection, sink, 1, state=state)
+    for event in range(2, 7):
+        add(connection, sink, event, state="held" if event % 2 else "waiting")
+    assert claimed(connection, sink, in_runs=True) == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("later", ["waiting", "held"])
+@pytest.mark.parametrize("hold", [False, True], ids=["skip", "hold"])
+@pytest.mark.parametrize(("row", "skip_waits", "hold_waits"), IN_THE_WAY.values(), ids=IN_THE_WAY.keys())
+def test_run_of_a_key_ends_where_a_row_must_wait(
+    connection: Connection, sink: str, row: dict[str, Any], skip_waits: bool, hold_waits: bool, hold: bool, later: str
+) -> None:
+    """Without the statement after ``skip locked``, a row is claimed that comes before its turn."""
+    add(connection, sink, 1, state="held")
+    add(connection, sink, 2, **{"key": "k", **row})
+    add(connection, sink, 3, state=later)
+    waits = hold_waits if hold else skip_waits
+    assert claimed(connection, sink, hold=hold, in_runs=True) == ([1] if waits else [1, 3])
+
+
+def test_what_failed_before_comes_alone(connection: Connection, sink: str) -> None:
+    """Else as many rows are written each time that it fails again."""
+    for event in range(1, 5):
+        add(connection, sink, event)
+    connection.execute("update outbox.delivery set attempts = 1 where sink = %s and id = 3", (sink,))
+    assert claimed(connection, sink, in_runs=True) == [1, 2]
+    connection.execute("delete from outbox.delivery where sink = %s and id < 3", (sink,))
+    assert claimed(connection, sink, in_runs=True) == [3]
+
+
+def test_first_rows_of_keys_come_before_several_of_one(connection: Connection, sink: str) -> None:
+    for event in range(1, 31):
+        add(connection, sink, event, key=f"key-{event % 3}", state="held")
+    assert claimed(connection, sink, in_runs=True, rows=2, keys=["key-0", "key-1"], sweep=False) == [1, 3]
+    assert claimed(connection, sink, in_runs=True, rows=4) == [2, 5, 8, 11]
+    connection.execute("update outbox.delivery set lease_until = null where sink = %s", (sink,))
+    assert claimed(connection, sink, in_runs=True, rows=12) == list(range(1, 13))
+
+
+def test_suspect_of_a_key_comes_without_those_behind_it(connection: Connection, sink: str) -> None:
+    for event in range(1, 4):
+        add(connection, sink, event, claims=3)
+    assert claimed(connection, sink, in_runs=True, suspects=True) == [1]
 
 
 def test_rows_of_another_sink_stand_in_nobodys_way(connection: Connection, sink: str) -> None:
@@ -537,13 +586,17 @@ PAUSE = 77_001
 """The advisory lock at which the claim below pauses."""
 
 
+BEHIND, CHOSEN = "    if in_runs", "    chosen :="
+"""What of a claim comes after the pause, from the rows behind the first ones of their keys on."""
+
+
 @contextmanager
-def claim_that_pauses(connection: Connection) -> Generator[None]:
+def claim_that_pauses(connection: Connection, before: str = CHOSEN) -> Generator[None]:
     """``outbox.claim_rows`` waits for ``PAUSE`` between looking for rows and locking them, inside the block."""
     [(original,)] = connection.execute(
         "select pg_get_functiondef(oid) from pg_proc where proname = 'claim_rows'"
     ).fetchall()
-    paused = original.replace("    if sweep then", f"    perform pg_advisory_xact_lock({PAUSE});\n    if sweep then", 1)
+    paused = original.replace(before, f"    perform pg_advisory_xact_lock({PAUSE});\n{before}", 1)
     assert paused != original
     connection.execute(paused)
     try:
@@ -568,6 +621,24 @@ def test_row_that_was_given_back_while_it_was_looked_for_is_left(
             assert given_back(other, sink, lease, state, due_in=due_in) == [(1,)]
             other.execute("select pg_advisory_unlock(%s)", (PAUSE,))
         assert found.result() == []
+
+
+@pytest.mark.parametrize("before", [BEHIND, CHOSEN], ids=["the run is not known yet", "the run is known"])
+@pytest.mark.parametrize("first", [1, 2])
+def test_run_is_not_claimed_behind_what_another_has_just_claimed(
+    database: Database, connection: Connection, sink: str, before: str, first: int
+) -> None:
+    """Without the statement after ``skip locked``, rows are claimed behind one that another relay is delivering."""
+    for event in range(1, 4):
+        add(connection, sink, event)
+    with claim_that_pauses(connection, before), database.connect(autocommit=True) as other:
+        other.execute("select pg_advisory_lock(%s)", (PAUSE,))
+        with in_background(database, lambda c: claimed(c, sink, in_runs=True)) as found:
+            assert not found.done(), "the claim did not pause"
+            query = "update outbox.delivery set lease_until = now() + interval '1 h' where sink = %s and id = %s"
+            other.execute(query, (sink, first))
+            other.execute("select pg_advisory_unlock(%s)", (PAUSE,))
+        assert found.result() == list(range(1, first))
 
 
 # -- settling rows ------------------------------------------------------------------------------------------------

@@ -142,6 +142,37 @@ async def test_followers_in_later_batches_are_held_too(database: Database) -> No
     assert in_order(sink.delivered)
 
 
+async def test_held_rows_of_one_key_are_delivered_many_at_a_time(database: Database) -> None:
+    """Else a key with more events a second than claims can be made never gets out of its rows."""
+    late = Late()
+    sink = MemorySink(late)
+    wanted = emit(database, ["hot"] * 2000)
+    late.script = fails(1, wanted[::400])
+    async with running(database.dsn, (spec("s"), sink)) as rig:
+        await delivered(sink, wanted)
+        await rig.settled()
+    assert ids(sink) == wanted
+    assert rig.store.calls["rows_done"] + rig.store.calls["rows_back"] <= 50
+
+
+async def test_what_is_claimed_with_a_row_that_is_refused_stays_behind_it_untouched(database: Database) -> None:
+    late = Late()
+    sink = MemorySink(late, holds=True)
+    wanted = emit(database, ["a"] * 6)
+    first = fails(1, wanted[:1])
+
+    def script(event: Event, attempt: int) -> Verdict:
+        return Refused("never") if event.id == wanted[3] else first(event, attempt)
+
+    late.script = script
+    async with running(database.dsn, (spec("s", hold=True), sink)):
+        await has(database, "select 1 from outbox.delivery where state = 'dead'")
+        await has(database, "select 1 from outbox.delivery where lease is null having count(*) = 3")
+    assert ids(sink) == wanted[:3]
+    rows = query(database, "select id, state, attempts, claims, last_error from outbox.delivery order by id")
+    assert rows == [(wanted[3], "dead", 1, 0, "never"), *((i, "held", 0, 0, None) for i in wanted[4:])]
+
+
 async def test_rows_of_a_session_that_ends_are_claimed_again_at_once_and_no_claim_counts(database: Database) -> None:
     """Their leases last longer than any request: a relay that goes on does not wait for its own."""
     stuck = asyncio.Event()
