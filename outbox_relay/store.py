@@ -23,6 +23,7 @@ from psycopg.rows import AsyncRowFactory, namedtuple_row, tuple_row
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
 from outbox_relay.cancelling import heeded
+from outbox_relay.connection import Connection
 from outbox_relay.dberrors import ANOTHER_SERVER, explain
 from outbox_relay.errors import DatabaseLost, LeaseLost, Unusable
 from outbox_relay.event import Event
@@ -178,7 +179,7 @@ class Store:
         self._prepare_after = None if pooler else 2
         self._connections = connections
         self._call_seconds = call_seconds
-        self._pool: AsyncConnectionPool[AsyncConnection[Any]] | None = None
+        self._pool: AsyncConnectionPool[Connection] | None = None
         self.connection_losses = 0
         """Raised whenever a call failed for its connection, or came to another server: whoever holds what was read
         compares it."""
@@ -192,6 +193,7 @@ class Store:
         except TimeoutError:
             raise DatabaseLost(f"the database did not answer within {CONNECT_SECONDS * 2} s") from None
         self._pool = AsyncConnectionPool(
+            connection_class=Connection,
             conninfo=self._dsn,
             min_size=1,
             max_size=self._connections,
@@ -219,13 +221,13 @@ class Store:
         if self._pool is not None:
             await self._pool.drain()
 
-    async def _connect(self) -> AsyncConnection[Any]:
+    async def _connect(self) -> Connection:
         try:
-            return await AsyncConnection.connect(self._dsn(), autocommit=True, **cast(Any, CONNECTION_DEFAULTS))
+            return await Connection.connect(self._dsn(), autocommit=True, **cast(Any, CONNECTION_DEFAULTS))
         except psycopg.Error as error:
             raise explain(error) from None
 
-    async def _configure(self, connection: AsyncConnection[Any]) -> None:
+    async def _configure(self, connection: Connection) -> None:
         connection.prepare_threshold = self._prepare_after
 
     @asynccontextmanager

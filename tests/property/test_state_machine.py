@@ -76,7 +76,7 @@ WRITER = st.integers(0, WRITERS - 1)
 KEY = st.sampled_from(["a", "b", "c", None])
 WISH = st.sampled_from(["taken", "taken", "taken", "failed", "later", "down"])
 WISHES = st.lists(st.tuples(WISH, st.integers(0, 3)), min_size=1, max_size=6)
-TURNS = st.sampled_from([None, None, None, 1, 2, 3])
+TURNS = st.sampled_from([None, None, None, 0, 1, 2, 3])
 """How many statements something gets to do before it stands still; None: as many as it wants."""
 
 
@@ -233,15 +233,15 @@ class Outbox(RuleBasedStateMachine):
         for wish, place in wishes:
             await self.workers[worker].answer(wish, place)
 
-    @rule(worker=WORKER, wishes=WISHES)
-    def deliver(self, worker: int, wishes: list[tuple[str, int]]) -> None:
-        """A worker reads, the destination answers, and that is settled."""
-        self.run(self._deliver(worker, wishes))
+    @rule(worker=WORKER, wishes=WISHES, turns=TURNS)
+    def deliver(self, worker: int, wishes: list[tuple[str, int]], turns: int | None) -> None:
+        """A worker reads, the destination answers, and that is settled or about to be."""
+        self.run(self._deliver(worker, wishes, turns))
 
-    async def _deliver(self, worker: int, wishes: list[tuple[str, int]]) -> None:
+    async def _deliver(self, worker: int, wishes: list[tuple[str, int]], turns: int | None) -> None:
         await self._begin(worker)
         await self._answer(worker, wishes)
-        await self._work(worker, "settle")
+        await self._work(worker, "settle", turns)
 
     # -- faults -----------------------------------------------------------------------------------------------------
 
