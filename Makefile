@@ -21,7 +21,7 @@ LOCK_RELAY_HEADER := \# What the image runs: the extra `relay`, in the versions 
 LOCK_BUILD_HEADER := \# What builds the wheel inside the image, in the versions that requirements.lock has.\n\# Made by `make lock`; do not edit.
 LOCK := .cache/lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header
 
-.PHONY: help venv kafka kafka-proof test thorough model chaos demo proof bench check format lock debezium-test image image-test build clean
+.PHONY: help venv kafka kafka-proof test thorough model mutations chaos demo proof bench check format lock debezium-test image image-test build clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -46,6 +46,9 @@ thorough: $(READY) kafka ## the tests that take long: three brokers, the wheel i
 
 model: $(READY) ## every state of the model of claim, settle and hand-over, and each rule left out; needs spin and cc
 	$(BIN)/python -m tests.model
+
+mutations: $(READY) ## each rule that carries the order taken out of the code, which the state machine must notice; an hour
+	$(BIN)/python -m tests.property.mutations
 
 chaos: $(READY) kafka ## faults of every kind under load, and what became of each event; FORM=long, SEED=number, REPORT=file
 	$(BIN)/python -m tests.chaos --form $(FORM) $(if $(SEED),--seed $(SEED)) $(if $(REPORT),--report $(REPORT))
