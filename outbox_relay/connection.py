@@ -16,7 +16,7 @@ from psycopg.waiting import Ready, Wait
 T = TypeVar("T")
 
 MOST_PIECES = 16
-"""Pieces of an answer that are taken before the event loop has its turn: 256 KB, well below a millisecond's work."""
+"""Pieces of an answer that are taken before the event loop has its turn."""
 
 
 class Connection(AsyncConnection[Any]):

@@ -191,6 +191,7 @@ class Desk:
             case Unavailable(part=None):
                 self._unavailable(event, verdict, leave)
             case Unavailable():
+                self.gate.unused(leave)
                 self.gate.trouble(verdict.reason)
             case _:
                 self.gate.delivered(leave)

@@ -598,7 +598,8 @@ return exists (
 -- take part too. Waiting rows are found by the time they are due, held rows at the head of the given `keys`, or
 -- of every key if `sweep`; they are due at once unless they were given back with a delay.
 -- `in_runs` is for who delivers the rows of a key in order: they come with the first one, as many as there is room for
--- beside the first ones of other keys, up to a row that may not be claimed. What failed before comes alone.
+-- beside the first ones of other keys, up to a row that may not be claimed. What came back before, with an attempt
+-- counted or without, comes alone: else the rows behind it are delivered, or written, each time that it comes back.
 -- `suspects` asks for rows that were claimed three times and never settled, which may have killed their process;
 -- they are claimed one at a time and by nobody who asks for others.
 create function outbox.claim_rows(
@@ -619,7 +620,7 @@ as $$
 declare
     waiting bigint[];
     held bigint[];
-    behind bigint[];
+    behind bigint[] := '{}';
     chosen bigint[];
     counted integer := case when outbox.known_down(sink_name) then 0 else 1 end;
 begin
@@ -660,23 +661,25 @@ begin
         behind := array(
             select r.id from outbox.delivery h
              cross join lateral (
-                select d.id, d.due_at, d.lease_until, d.attempts, d.claims from outbox.delivery d
+                select d.id, d.due_at, d.lease_until, d.last_error, d.claims from outbox.delivery d
                  where d.sink = sink_name and d.key = h.key and d.ordered and d.id > h.id and d.state <> 'dead'
                  order by d.id limit most_rows / cardinality(waiting || held)
              ) r
-             where h.sink = sink_name and h.id = any (waiting || held) and h.ordered and h.attempts = 0
-               and r.attempts = 0 and r.claims < 3 and r.due_at <= now()
+             where h.sink = sink_name and h.id = any (waiting || held) and h.ordered and h.last_error is null
+               and r.last_error is null and r.claims < 3 and r.due_at <= now()
                and (r.lease_until is null or r.lease_until <= now())
         );
     end if;
     chosen := array(
         select c.id from (
-            select b.id, sum(octet_length(b.payload)) over (order by b.id) - octet_length(b.payload) as before
-              from outbox.delivery b
-             where b.sink = sink_name and b.id = any (waiting || held || behind)
+            select b.id, b.follows, sum(b.bytes) over (order by b.follows, b.id) - b.bytes as before
+              from (
+                select d.id, d.id = any (behind) as follows, octet_length(d.payload) as bytes from outbox.delivery d
+                 where d.sink = sink_name and d.id = any (waiting || held || behind)
+              ) b
         ) c
         where c.before < most_bytes or c.before is null
-        order by c.id
+        order by c.follows, c.id
         limit case when suspects then 1 else most_rows end
     );
     -- A statement of its own: joined to the change, a plan made while there was no row goes through all rows of the

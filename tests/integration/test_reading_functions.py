@@ -451,11 +451,11 @@ def test_run_of_a_key_ends_where_a_row_must_wait(
     assert claimed(connection, sink, hold=hold, in_runs=True) == ([1] if waits else [1, 3])
 
 
-def test_what_failed_before_comes_alone(connection: Connection, sink: str) -> None:
-    """Else as many rows are written each time that it fails again."""
+def test_what_came_back_before_comes_alone(connection: Connection, sink: str) -> None:
+    """Also without a counted attempt. Else what is behind it is delivered, or written, each time that it comes back."""
     for event in range(1, 5):
         add(connection, sink, event)
-    connection.execute("update outbox.delivery set attempts = 1 where sink = %s and id = 3", (sink,))
+    connection.execute("update outbox.delivery set last_error = 'denied' where sink = %s and id = 3", (sink,))
     assert claimed(connection, sink, in_runs=True) == [1, 2]
     connection.execute("delete from outbox.delivery where sink = %s and id < 3", (sink,))
     assert claimed(connection, sink, in_runs=True) == [3]
@@ -468,6 +468,18 @@ def test_first_rows_of_keys_come_before_several_of_one(connection: Connection, s
     assert claimed(connection, sink, in_runs=True, rows=4) == [2, 5, 8, 11]
     connection.execute("update outbox.delivery set lease_until = null where sink = %s", (sink,))
     assert claimed(connection, sink, in_runs=True, rows=12) == list(range(1, 13))
+
+
+@pytest.mark.parametrize(
+    ("bound", "found"), [({"rows": 5}, [1, 2, 11, 21, 31]), ({"bytes": 7000}, [1, 2, 3, 4, 11, 21, 31])]
+)
+def test_rows_behind_take_no_place_of_the_first_of_another_key(
+    connection: Connection, sink: str, bound: dict[str, int], found: list[int]
+) -> None:
+    """With the bounds in id order alone, a key waits for as long as another has earlier rows."""
+    for event in range(1, 41):
+        add(connection, sink, event, key=f"key-{(event - 1) // 10}", payload=bytes(1000))
+    assert claimed(connection, sink, in_runs=True, **bound) == found
 
 
 def test_suspect_of_a_key_comes_without_those_behind_it(connection: Connection, sink: str) -> None:

@@ -119,6 +119,24 @@ async def test_trouble_of_one_part_makes_rows_without_attempts_and_the_others_fl
     assert in_order(sink.delivered)
 
 
+@pytest.mark.parametrize("keeps_order", [True, False])
+async def test_probe_that_meets_the_trouble_of_a_part_leaves_the_next_to_another(
+    database: Database, keeps_order: bool
+) -> None:
+    """Else the circuit waits for ever for an outcome of a probe that nobody sends any more."""
+    late = Late()
+    late.script = _trouble
+    sink = MemorySink(late, keeps_order=keeps_order)
+    async with running(database.dsn, (spec("s", circuit=CircuitPolicy(open_after=1, probe_seconds=0.05)), sink)) as rig:
+        emit(database, ["orders"])
+        await has(database, "select 1 from outbox.delivery where state = 'waiting'")
+        late.script = fails(999, None, Unavailable("connection refused"))
+        await auntil(lambda: _is(rig.relays[0].circuit != "closed"), seconds=10, what="the circuit opens")
+        late.script, asked = _trouble, len(sink.attempts)
+        await auntil(lambda: _is(len(sink.attempts) > asked), seconds=10, what="a probe is sent")
+        await delivered(sink, emit(database, ["users"]))
+
+
 async def test_when_enough_rows_stand_for_a_part_the_position_stands_still_and_status_says_why(
     database: Database,
 ) -> None:

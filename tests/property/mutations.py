@@ -48,6 +48,8 @@ MUTATIONS = (
              "                select from outbox.delivery f\n"
              "                 where f.sink = sink_name and f.key = d.key and f.id < d.id and f.ordered and"
              " (f.state <> 'dead' or hold)))\n"),
+    Mutation("rows of a key that are claimed together have none before them that is not", SCHEMA,
+             "    if behind <> '{}' then", "    if false then"),
     Mutation("blocked keys are known before anything is read", "outbox_relay/reading.py",
              "        if self._spec.ordered:\n            sink, hold", "        if False:\n            sink, hold"),
     Mutation("a key is free only by an answer asked for after its last settlement", "outbox_relay/ordering.py",
