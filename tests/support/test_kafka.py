@@ -56,8 +56,12 @@ def test_topic_settings_are_applied(real_kafka: KafkaBroker, topic: str) -> None
 
 @pytest.fixture(scope="module")
 def breakable() -> Generator[KafkaBroker]:
-    """A broker to break, which notices soon that it was dead, and makes no topics by itself."""
-    with KafkaBroker({"broker.session.timeout.ms": "2000", "auto.create.topics.enable": "false"}) as broker:
+    """A broker to break, which notices soon that it was dead, and makes no topics by itself.
+
+    By default it says every two seconds that it lives, and would be taken for dead in between.
+    """
+    noticed = {"broker.session.timeout.ms": "2000", "broker.heartbeat.interval.ms": "500"}
+    with KafkaBroker({**noticed, "auto.create.topics.enable": "false"}) as broker:
         yield broker
     assert not broker.directory.exists()
 
