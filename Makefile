@@ -47,7 +47,7 @@ thorough: $(READY) kafka ## the tests that take long: three brokers, the wheel i
 model: $(READY) ## every state of the model of claim, settle and hand-over, and each rule left out; needs spin and cc
 	$(BIN)/python -m tests.model
 
-mutations: $(READY) ## each rule that carries the order taken out of the code, which the state machine must notice; an hour
+mutations: $(READY) ## each rule that carries the order taken out of the code, which the state machine must notice; takes long
 	$(BIN)/python -m tests.property.mutations
 
 chaos: $(READY) kafka ## faults of every kind under load, and what became of each event; FORM=long, SEED=number, REPORT=file
