@@ -196,7 +196,7 @@ class Rows:
             keys=heads,
             sweep=sweep,
             suspects=suspects,
-            in_runs=desk.sink.keeps_order,
+            with_followers=desk.sink.keeps_order,
         )
 
     def _stops_everybody(self, row: ClaimedRow) -> bool:

@@ -529,7 +529,7 @@ class Store:
         keys: Sequence[str] = (),
         sweep: bool = False,
         suspects: bool = False,
-        in_runs: bool = False,
+        with_followers: bool = False,
     ) -> list[ClaimedRow]:
         """Claim rows that are due, in id order: see ``outbox.claim_rows`` in the schema."""
         parameters = {
@@ -543,7 +543,7 @@ class Store:
             "keys": list(keys),
             "sweep": sweep,
             "suspects": suspects,
-            "in_runs": in_runs,
+            "with_followers": with_followers,
         }
         claimed = await self._rows("claim_rows", parameters)
         claimed.sort(key=lambda row: row[0])

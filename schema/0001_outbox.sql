@@ -597,14 +597,14 @@ return exists (
 -- of the claim, not a state that somebody must change, so nothing can be left behind. With `hold`, dead rows
 -- take part too. Waiting rows are found by the time they are due, held rows at the head of the given `keys`, or
 -- of every key if `sweep`; they are due at once unless they were given back with a delay.
--- `in_runs` is for who delivers the rows of a key in order: they come with the first one, as many as there is room for
--- beside the first ones of other keys, up to a row that may not be claimed. What came back before, with an attempt
+-- `with_followers` is for who delivers the rows of a key in order: they come with the first one, as many as there is
+-- room for beside the first ones of other keys, up to a row that may not be claimed. What came back before, with an attempt
 -- counted or without, comes alone: else the rows behind it are delivered, or written, each time that it comes back.
 -- `suspects` asks for rows that were claimed three times and never settled, which may have killed their process;
 -- they are claimed one at a time and by nobody who asks for others.
 create function outbox.claim_rows(
     sink_name text, owner_id uuid, lease_id uuid, lease_for double precision, most_rows integer, most_bytes bigint,
-    hold boolean, keys text[], sweep boolean, suspects boolean, in_runs boolean
+    hold boolean, keys text[], sweep boolean, suspects boolean, with_followers boolean
 ) returns table (
     id bigint, shard smallint, uid text, type text, key text, payload bytea, content_type text, headers text,
     deliver_at timestamptz, created_at timestamptz, attempts integer, claims integer
@@ -657,7 +657,7 @@ begin
            and (h.lease_until is null or h.lease_until <= now()) and (h.claims >= 3) = suspects
          limit most_rows
     );
-    if in_runs and cardinality(waiting || held) between 1 and most_rows - 1 then
+    if with_followers and cardinality(waiting || held) between 1 and most_rows - 1 then
         behind := array(
             select r.id from outbox.delivery h
              cross join lateral (

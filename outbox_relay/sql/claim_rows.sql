@@ -2,4 +2,4 @@
 select id, shard, uid, type, key, payload, content_type, headers, deliver_at, created_at, attempts, claims
   from outbox.claim_rows(%(sink)s::text, %(owner)s::uuid, %(lease)s::uuid, %(lease_for)s::double precision,
                          %(rows)s::integer, %(bytes)s::bigint, %(hold)s::boolean, %(keys)s::text[], %(sweep)s::boolean,
-                         %(suspects)s::boolean, %(in_runs)s::boolean)
+                         %(suspects)s::boolean, %(with_followers)s::boolean)

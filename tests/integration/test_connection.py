@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Generator
+from typing import LiteralString
 
 import pytest
 from psycopg.pq import TransactionStatus
@@ -70,19 +71,17 @@ async def test_long_answer_comes_whole(database: Database) -> None:
     assert rows == [(g, chr(97 + g % 26) * 400) for g in range(1, 20001)]
 
 
-async def test_wait_that_is_cancelled_ends_the_statement_and_leaves_the_connection_usable(database: Database) -> None:
+@pytest.mark.parametrize(
+    "query",
+    ["select pg_sleep(600)", "select repeat('x', 1000) from generate_series(1, 100000000)"],
+    ids=["before the answer", "in the middle of a long answer"],
+)
+async def test_wait_that_is_cancelled_ends_the_statement_and_leaves_the_connection_usable(
+    database: Database, query: LiteralString
+) -> None:
     async with await Connection.connect(database.dsn, autocommit=True) as connection:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.2):
-                await connection.execute("select pg_sleep(600)")
-        assert connection.info.transaction_status == TransactionStatus.IDLE
-        assert await (await connection.execute("select 1")).fetchone() == (1,)
-
-
-async def test_cancelled_in_the_middle_of_a_long_answer(database: Database) -> None:
-    async with await Connection.connect(database.dsn, autocommit=True) as connection:
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.2):
-                await connection.execute("select repeat('x', 1000) from generate_series(1, 100000000)")
+                await connection.execute(query)
         assert connection.info.transaction_status == TransactionStatus.IDLE
         assert await (await connection.execute("select 1")).fetchone() == (1,)

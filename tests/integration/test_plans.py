@@ -233,14 +233,14 @@ def test_latecomers_are_found_by_their_xid(explained: Explained, listed: bool) -
 def claim(explained: Explained, **changes: Any) -> list[tuple[Any, ...]]:
     parameters: dict[str, Any] = {
         "sink": SINK, "owner": OWNER, "lease": uuid4(), "lease_for": 20.0, "rows": 100, "bytes": AMPLE,
-        "hold": False, "keys": [], "sweep": False, "suspects": False, "in_runs": False,
+        "hold": False, "keys": [], "sweep": False, "suspects": False, "with_followers": False,
     }  # fmt: skip
     with explained.connection.transaction(force_rollback=True):
         return explained.run("claim_rows", **{**parameters, **changes})
 
 
 WAITING, HEADS, HELD, LOCKED = "d.due_at <= now()", "recursive blocked", "unnest(keys) k (key)", "skip locked"
-RUNS, BEFORE = "cardinality(waiting || held)\n", "array_agg(l.id)"
+FOLLOWERS, BEFORE = "cardinality(waiting || held)\n", "array_agg(l.id)"
 CLAIMED, COPIED, STORED = (
     "set owner = owner_id",
     "insert into outbox.delivery",
@@ -277,16 +277,16 @@ def test_sweep_reads_one_row_of_each_key(explained: Explained) -> None:
 
 
 @pytest.mark.parametrize(("keys", "rows"), [(1, 100), (30, 100), (100, 110)])
-def test_runs_read_no_more_rows_than_are_claimed(explained: Explained, keys: int, rows: int) -> None:
+def test_followers_read_no_more_rows_than_are_claimed(explained: Explained, keys: int, rows: int) -> None:
     with explained.connection.transaction(force_rollback=True):
         explained.connection.execute(
-            "update outbox.delivery set key = 'run-' || id %% %s, state = 'held', due_at = now() where sink = %s",
+            "update outbox.delivery set key = 'many-' || id %% %s, state = 'held', due_at = now() where sink = %s",
             (keys, SINK),
         )
-        names = [f"run-{n}" for n in range(keys)]
-        claimed = claim(explained, keys=names, rows=rows, in_runs=True)
-        scanned = [sum(node.scanned for node in explained.scans("delivery", of=text)) for text in (RUNS, BEFORE)]
-        indexes = {index for text in (RUNS, BEFORE) for index, _ in explained.conditions(of=text)}
+        names = [f"many-{n}" for n in range(keys)]
+        claimed = claim(explained, keys=names, rows=rows, with_followers=True)
+        scanned = [sum(node.scanned for node in explained.scans("delivery", of=text)) for text in (FOLLOWERS, BEFORE)]
+        indexes = {index for text in (FOLLOWERS, BEFORE) for index, _ in explained.conditions(of=text)}
     assert len(claimed) > rows - keys
     assert {row[4] for row in claimed} == {*names}
     assert indexes == {"delivery_key", "delivery_pkey"}
@@ -379,7 +379,7 @@ def early(database: Database) -> Generator[Early]:
         for _ in range(7):
             for statement, parameters in WITH_ROWS.items():
                 early.touched(statement, **{**parameters([1]), **NO_ROWS.get(statement, {})})
-            early.touched("claim_rows", **{**claiming([1, 2]), "in_runs": True})
+            early.touched("claim_rows", **{**claiming([1, 2]), "with_followers": True})
         connection.execute(EVENTS_OF_A_DAY.format(0, PLANNED_EMPTY).encode())
         connection.execute(ROWS_OF_A_SINK.encode(), {"sink": SINK, "first": 1, "last": PLANNED_EMPTY // 2})
         yield early
@@ -388,7 +388,7 @@ def early(database: Database) -> Generator[Early]:
 def claiming(ids: list[int]) -> dict[str, Any]:
     return {
         "sink": SINK, "owner": OWNER, "lease": uuid4(), "lease_for": 20.0, "rows": len(ids), "bytes": AMPLE,
-        "hold": False, "keys": [], "sweep": False, "suspects": False, "in_runs": False,
+        "hold": False, "keys": [], "sweep": False, "suspects": False, "with_followers": False,
     }  # fmt: skip
 
 
@@ -410,12 +410,12 @@ NO_ROWS = {"settle": settlement([])}
 """While the log is empty nothing can be settled as a row."""
 
 
-# Of the rows that are due 167 are the first of their key; in runs others come with them, at more looks a row.
+# Of the rows that are due 167 are the first of their key; with followers others come with them, at more looks a row.
 @pytest.mark.parametrize(
     ("statement", "changes", "returned", "looks"),
     [
         ("claim_rows", {}, 167, 8),
-        ("claim_rows", {"in_runs": True}, 200, 12),
+        ("claim_rows", {"with_followers": True}, 200, 12),
         ("settle", {}, 1, 8),
         ("rows_done", {}, 200, 8),
         ("rows_back", {}, 200, 8),

@@ -333,7 +333,7 @@ def claim(connection: Connection, sink: str, **changes: Any) -> list[tuple[Any, 
     """Claim, and return the rows in id order."""
     parameters: dict[str, Any] = {
         "sink": sink, "owner": ME, "lease": uuid4(), "lease_for": 20.0, "rows": 100, "bytes": AMPLE, "hold": False,
-        "keys": [], "sweep": True, "suspects": False, "in_runs": False,
+        "keys": [], "sweep": True, "suspects": False, "with_followers": False,
     }  # fmt: skip
     return sorted(call(connection, "claim_rows", **{**parameters, **changes}))
 
@@ -434,13 +434,13 @@ def test_rows_of_a_key_come_together_for_who_delivers_them_in_order(
     add(connection, sink, 1, state=state)
     for event in range(2, 7):
         add(connection, sink, event, state="held" if event % 2 else "waiting")
-    assert claimed(connection, sink, in_runs=True) == [1, 2, 3, 4, 5, 6]
+    assert claimed(connection, sink, with_followers=True) == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.parametrize("later", ["waiting", "held"])
 @pytest.mark.parametrize("hold", [False, True], ids=["skip", "hold"])
 @pytest.mark.parametrize(("row", "skip_waits", "hold_waits"), IN_THE_WAY.values(), ids=IN_THE_WAY.keys())
-def test_run_of_a_key_ends_where_a_row_must_wait(
+def test_followers_end_where_a_row_must_wait(
     connection: Connection, sink: str, row: dict[str, Any], skip_waits: bool, hold_waits: bool, hold: bool, later: str
 ) -> None:
     """Without the statement after ``skip locked``, a row is claimed that comes before its turn."""
@@ -448,7 +448,7 @@ def test_run_of_a_key_ends_where_a_row_must_wait(
     add(connection, sink, 2, **{"key": "k", **row})
     add(connection, sink, 3, state=later)
     waits = hold_waits if hold else skip_waits
-    assert claimed(connection, sink, hold=hold, in_runs=True) == ([1] if waits else [1, 3])
+    assert claimed(connection, sink, hold=hold, with_followers=True) == ([1] if waits else [1, 3])
 
 
 def test_what_came_back_before_comes_alone(connection: Connection, sink: str) -> None:
@@ -456,18 +456,18 @@ def test_what_came_back_before_comes_alone(connection: Connection, sink: str) ->
     for event in range(1, 5):
         add(connection, sink, event)
     connection.execute("update outbox.delivery set last_error = 'denied' where sink = %s and id = 3", (sink,))
-    assert claimed(connection, sink, in_runs=True) == [1, 2]
+    assert claimed(connection, sink, with_followers=True) == [1, 2]
     connection.execute("delete from outbox.delivery where sink = %s and id < 3", (sink,))
-    assert claimed(connection, sink, in_runs=True) == [3]
+    assert claimed(connection, sink, with_followers=True) == [3]
 
 
 def test_first_rows_of_keys_come_before_several_of_one(connection: Connection, sink: str) -> None:
     for event in range(1, 31):
         add(connection, sink, event, key=f"key-{event % 3}", state="held")
-    assert claimed(connection, sink, in_runs=True, rows=2, keys=["key-0", "key-1"], sweep=False) == [1, 3]
-    assert claimed(connection, sink, in_runs=True, rows=4) == [2, 5, 8, 11]
+    assert claimed(connection, sink, with_followers=True, rows=2, keys=["key-0", "key-1"], sweep=False) == [1, 3]
+    assert claimed(connection, sink, with_followers=True, rows=4) == [2, 5, 8, 11]
     connection.execute("update outbox.delivery set lease_until = null where sink = %s", (sink,))
-    assert claimed(connection, sink, in_runs=True, rows=12) == list(range(1, 13))
+    assert claimed(connection, sink, with_followers=True, rows=12) == list(range(1, 13))
 
 
 @pytest.mark.parametrize(
@@ -479,13 +479,13 @@ def test_rows_behind_take_no_place_of_the_first_of_another_key(
     """With the bounds in id order alone, a key waits for as long as another has earlier rows."""
     for event in range(1, 41):
         add(connection, sink, event, key=f"key-{(event - 1) // 10}", payload=bytes(1000))
-    assert claimed(connection, sink, in_runs=True, **bound) == found
+    assert claimed(connection, sink, with_followers=True, **bound) == found
 
 
 def test_suspect_of_a_key_comes_without_those_behind_it(connection: Connection, sink: str) -> None:
     for event in range(1, 4):
         add(connection, sink, event, claims=3)
-    assert claimed(connection, sink, in_runs=True, suspects=True) == [1]
+    assert claimed(connection, sink, with_followers=True, suspects=True) == [1]
 
 
 def test_rows_of_another_sink_stand_in_nobodys_way(connection: Connection, sink: str) -> None:
@@ -598,7 +598,7 @@ PAUSE = 77_001
 """The advisory lock at which the claim below pauses."""
 
 
-BEHIND, CHOSEN = "    if in_runs", "    chosen :="
+BEHIND, CHOSEN = "    if with_followers", "    chosen :="
 """What of a claim comes after the pause, from the rows behind the first ones of their keys on."""
 
 
@@ -635,9 +635,9 @@ def test_row_that_was_given_back_while_it_was_looked_for_is_left(
         assert found.result() == []
 
 
-@pytest.mark.parametrize("before", [BEHIND, CHOSEN], ids=["the run is not known yet", "the run is known"])
+@pytest.mark.parametrize("before", [BEHIND, CHOSEN], ids=["the followers are not known yet", "the followers are known"])
 @pytest.mark.parametrize("first", [1, 2])
-def test_run_is_not_claimed_behind_what_another_has_just_claimed(
+def test_followers_are_not_claimed_behind_what_another_has_just_claimed(
     database: Database, connection: Connection, sink: str, before: str, first: int
 ) -> None:
     """Without the statement after ``skip locked``, rows are claimed behind one that another relay is delivering."""
@@ -645,7 +645,7 @@ def test_run_is_not_claimed_behind_what_another_has_just_claimed(
         add(connection, sink, event)
     with claim_that_pauses(connection, before), database.connect(autocommit=True) as other:
         other.execute("select pg_advisory_lock(%s)", (PAUSE,))
-        with in_background(database, lambda c: claimed(c, sink, in_runs=True)) as found:
+        with in_background(database, lambda c: claimed(c, sink, with_followers=True)) as found:
             assert not found.done(), "the claim did not pause"
             query = "update outbox.delivery set lease_until = now() + interval '1 h' where sink = %s and id = %s"
             other.execute(query, (sink, first))
