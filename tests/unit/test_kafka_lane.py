@@ -38,6 +38,7 @@ class FakeClient:
 
     def __init__(self) -> None:
         self.script: Script = lambda _event, _alone: None
+        self.lanes: list[Lane] = []
         self.producers: list[FakeWire] = []
         self.taken: list[str] = []
         """The uids that the broker took, in its order."""
@@ -45,6 +46,10 @@ class FakeClient:
         """While true no reports are made."""
         self.polled = 0
         """Records that an answer was made for."""
+
+    def lane(self, *args: Any, **more: Any) -> Lane:
+        self.lanes.append(Lane(*args, **more))
+        return self.lanes[-1]
 
     def wire(
         self, _settings: Any, _log: Any, _form: Any, batch_bytes: int, extra: Mapping[str, Any] | None = None
@@ -144,6 +149,7 @@ class FakeLimits:
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
     found = FakeClient()
+    monkeypatch.setattr("outbox_relay.sinks.kafka.sink.Lane", found.lane)
     monkeypatch.setattr("outbox_relay.sinks.kafka.underway.Wire", found.wire)
     monkeypatch.setattr("outbox_relay.sinks.kafka.lane.Limits", FakeLimits)
     monkeypatch.setattr(FakeLimits, "missing", set[str]())
@@ -166,6 +172,14 @@ def fails(code: int, *events: Event, alone: bool = True) -> Script:
     return lambda event, is_alone: KafkaError(code) if event.uid in uids and (alone or not is_alone) else None
 
 
+async def all_taken(client: FakeClient) -> None:
+    """Wait until the sink's thread has taken every call made before."""
+    await asyncio.sleep(0)
+    taken = threading.Event()
+    client.lanes[-1].put(taken.set)
+    assert await asyncio.to_thread(taken.wait, 10)
+
+
 async def overlapping(sink: KafkaSink, *batches: Sequence[Event]) -> list[Sequence[Any]]:
     return list(await asyncio.gather(*(sink.deliver(batch, soon()) for batch in batches)))
 
@@ -186,10 +200,10 @@ async def test_what_is_not_about_the_record_is_unavailable_with_all_that_follows
     events = [an_event("a"), an_event("a"), an_event("b"), an_event("a"), an_event(None)]
     client.script = fails(code, events[1])
     client.held = True
-    under_way = asyncio.ensure_future(overlapping(sink, events[:3], events[3:]))
-    await asyncio.wait({under_way}, timeout=0.01)
+    calls = [asyncio.ensure_future(sink.deliver(batch, soon())) for batch in (events[:3], events[3:])]
+    await all_taken(client)
     client.held = False
-    first, second = await under_way
+    first, second = await asyncio.gather(*calls)
     assert first[0] == DELIVERED
     assert isinstance(first[1], Unavailable)
     assert isinstance(second[0], Unavailable)
@@ -321,7 +335,7 @@ async def test_no_new_call_is_begun_before_all_of_an_ended_course_have_returned(
     events = some_events(2, keys=1)
     client.script = lambda event, _alone: SILENCE if event is events[0] else None
     first = asyncio.ensure_future(sink.deliver(events[:1], soon()))
-    await asyncio.wait({first}, timeout=0.01)
+    await all_taken(client)
     resetting = asyncio.ensure_future(sink.reset())
     await asyncio.sleep(0)
     (late,) = await sink.deliver(events[1:], soon())
@@ -442,7 +456,7 @@ async def test_a_key_that_waits_for_a_topic_holds_back_what_is_under_way_and_not
     ahead, bad, good = of_type("good", "z"), of_type("bad", "a"), of_type("good", "a")
     first = asyncio.ensure_future(sink_by_type.deliver([ahead, bad], soon()))
     second = asyncio.ensure_future(sink_by_type.deliver([good], soon()))
-    await asyncio.wait({first, second}, timeout=0.05)
+    await all_taken(client)
     client.held = False
     assert parts(await first) == [None, "topic bad"]
     assert parts(await second) == ["topic bad"]
@@ -500,10 +514,10 @@ async def test_new_settings_are_taken_once_all_that_is_under_way_is_reported_on(
     client.held = True
     events = some_events(20, keys=2)
     first = asyncio.ensure_future(sink.deliver(events[:10], soon()))
-    await asyncio.wait({first}, timeout=0.05)
+    await all_taken(client)
     sink.renew(ClientSettings(NEWER))
     second = asyncio.ensure_future(sink.deliver(events[10:], soon()))
-    await asyncio.wait({second}, timeout=0.05)
+    await asyncio.sleep(0)
     assert [producer.closed for producer in client.producers] == [False]
     client.held = False
     assert list(await first) + list(await second) == [DELIVERED] * 20
@@ -534,7 +548,7 @@ async def test_new_settings_come_through_a_stall(client: FakeClient, sink: Kafka
     events = some_events(4, keys=2)
     client.script = lambda event, _alone: SILENCE if event in events[2:] else None
     first = asyncio.ensure_future(sink.deliver(events, soon()))
-    await asyncio.wait({first}, timeout=0.05)
+    await all_taken(client)
     sink.renew(ClientSettings(NEWER))
     assert [verdict is DELIVERED for verdict in await first] == [True, True, False, False]
     client.script = lambda _event, _alone: None
