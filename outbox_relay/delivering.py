@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import chain, islice
 from typing import NamedTuple, Protocol
 from uuid import UUID, uuid4
 
@@ -41,6 +42,8 @@ from outbox_relay.store import ClaimedRow, NewRow
 
 LEASE_MARGIN_SECONDS = 5.0
 """A row's lease outlasts the request's time limit by at least this."""
+CALL_BYTES = 8 << 20
+"""The most payload of several chunks that one call holds."""
 SUSPECT_CRASHES = 2
 """From this many lapsed leases on, the next events of a shard go through rows, where claims are counted."""
 SUSPECT_CLAIMS = 2
@@ -71,7 +74,7 @@ class Desk:
     ``now`` is the database's time as far as is known; ``noise`` draws from [-1, 1]; ``slots`` bounds the
     requests under way of a sink that takes one event each; ``overdue`` is given rows whose request outlasted
     ``park_after_seconds``, with what they were sent by and the verdict to come; ``due_in`` the seconds after which a
-    row will be due.
+    row will be due. ``hungry`` is called when the sink could soon take more than was read.
     """
 
     spec: SinkSpec
@@ -84,6 +87,7 @@ class Desk:
     slots: Slots
     overdue: Callable[[ClaimedRow, Pass, Awaitable[Verdict]], None] = _nobody
     due_in: Callable[[float], None] = _nobody
+    hungry: Callable[[], None] = _nobody
 
     def until(self, events: Iterable[Event]) -> float:
         """The ``time.monotonic()`` value by which ``events`` must be handed over. Raises ``LeaseLost`` behind it."""
@@ -214,6 +218,11 @@ class Delivering(Protocol):
         """Calls that the sink has not answered."""
         ...
 
+    @property
+    def sated(self) -> bool:
+        """Whether so much waits for the sink that what comes meanwhile is better read together, later."""
+        ...
+
     def put(self, chunk: Chunk) -> None:
         """Deliver ``chunk`` after everything that was put before it."""
         ...
@@ -225,7 +234,7 @@ class Delivering(Protocol):
 
 @dataclass(slots=True)
 class _Batch:
-    """Events of one chunk, by place, to be sent with one call; ``number`` orders chunks."""
+    """Events of one chunk, by place, that are sent with one call; ``number`` orders chunks."""
 
     number: int
     chunk: Chunk
@@ -242,6 +251,8 @@ class BatchDelivering:
     When anything comes back unavailable, nothing more is sent until every call under way has returned. What was
     delivered of a key is then a prefix of what was handed over; the rest is sent again in order, first of all
     one event, to see whether the destination answers.
+
+    While calls take long, few events at a time are read; what has come until there is room for a call goes with it.
     """
 
     def __init__(self, desk: Desk) -> None:
@@ -256,6 +267,11 @@ class BatchDelivering:
     def under_way(self) -> int:
         """Calls that the sink has not answered."""
         return len(self._under_way)
+
+    @property
+    def sated(self) -> bool:
+        """Whether a call waits for those under way."""
+        return bool(self._queue)
 
     def put(self, chunk: Chunk) -> None:
         """Deliver ``chunk`` after everything that was put before it."""
@@ -282,11 +298,13 @@ class BatchDelivering:
                 await self._desk.gate.room()
                 leave = await self._desk.gate.admit()
                 if not self._undone:
-                    self._send(calls, self._one() if leave.probe else self._queue.popleft(), leave)
+                    self._send(calls, [self._one()] if leave.probe else self._together(), leave)
                     if leave.probe:
                         await asyncio.wait(self._under_way)
                 if leave.probe:
                     self._desk.gate.unused(leave)
+                if not self.sated:
+                    self._desk.hungry()
 
     async def _ready(self) -> None:
         """Wait until there is a batch to send and room for the call; what came back undone goes first."""
@@ -307,31 +325,50 @@ class BatchDelivering:
             self._queue.appendleft(_Batch(batch.number, batch.chunk, batch.places[1:]))
         return _Batch(batch.number, batch.chunk, batch.places[:1])
 
-    def _send(self, calls: asyncio.TaskGroup, batch: _Batch, leave: Pass) -> None:
-        task = calls.create_task(self._deliver(batch, leave))
+    def _together(self) -> list[_Batch]:
+        """As much of the queue as one call may hold, but for its first batch no more than ``CALL_BYTES``."""
+        together = [self._queue.popleft()]
+        events, size = len(together[0].places), together[0].chunk.payload_bytes
+        while self._queue:
+            batch = self._queue[0]
+            events, size = events + len(batch.places), size + batch.chunk.payload_bytes
+            if events > self._desk.sink.max_batch or size > CALL_BYTES:
+                break
+            together.append(self._queue.popleft())
+        return together
+
+    def _send(self, calls: asyncio.TaskGroup, batches: list[_Batch], leave: Pass) -> None:
+        task = calls.create_task(self._deliver(batches, leave))
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)
 
-    async def _deliver(self, batch: _Batch, leave: Pass) -> None:
+    async def _deliver(self, batches: list[_Batch], leave: Pass) -> None:
         """One call. What earlier calls came to is looked at last: they may have ended since this one was begun."""
         desk = self._desk
         if self._undone:
-            self._undone.append(batch)
+            self._undone += batches
             return
-        batch = self._screened(batch)
-        events = batch.events()
-        if not events:
+        batches = [screened for batch in batches if (screened := self._screened(batch)).places]
+        if not batches:
             return
+        parts = [batch.events() for batch in batches]
+        events = parts[0] if len(parts) == 1 else list(chain.from_iterable(parts))
         verdicts = await desk.deliver(events)
         if verdicts.count(DELIVERED) == len(events):
             desk.gate.delivered(leave)
-            if len(events) == len(batch.chunk.events):
-                desk.settling.done(batch.chunk)
-            else:
-                for place in batch.places:
-                    desk.settling.done(batch.chunk, place)
+            for batch in batches:
+                self._done(batch)
             return
-        self._sort_out(batch, verdicts, leave)
+        answers = iter(verdicts)
+        for batch in batches:
+            self._sort_out(batch, list(islice(answers, len(batch.places))), leave)
+
+    def _done(self, batch: _Batch) -> None:
+        if len(batch.places) == len(batch.chunk.events):
+            self._desk.settling.done(batch.chunk)
+        else:
+            for place in batch.places:
+                self._desk.settling.done(batch.chunk, place)
 
     def _sort_out(self, batch: _Batch, verdicts: Sequence[Verdict], leave: Pass) -> None:
         """Settle event by event; a key that becomes blocked takes its undelivered rest with it."""
@@ -365,6 +402,11 @@ class RequestDelivering:
         """Requests that are waited for: neither answered nor parked."""
         return self._under_way
 
+    @property
+    def sated(self) -> bool:
+        """Whether as many events wait as may be under way at once."""
+        return len(self._queue) >= self._desk.slots.limit
+
     def put(self, chunk: Chunk) -> None:
         """Deliver ``chunk``, each key in order."""
         self._queue.extend((chunk, index) for index in range(len(chunk.events)))
@@ -380,6 +422,8 @@ class RequestDelivering:
                 await self._desk.slots.acquire()
                 if not self._start(requests, *self._queue.popleft()):
                     self._desk.slots.release()
+                if not self.sated:
+                    self._desk.hungry()
 
     def _start(self, requests: asyncio.TaskGroup, chunk: Chunk, index: int) -> bool:
         """Begin the event at ``index``, unless it is set aside or waits behind one of its key that is under way."""

@@ -1,8 +1,9 @@
 """Reading the log for one sink: shards that stand at the same position are read together, window by window.
 
-A round begins with a tick: every reader that stands between two windows opens one that ends there. The readers
-take turns, a chunk each. A shard just taken over is read on its own; while it is far behind the others go on
-without it, and once it is near a new round waits for it, so that all meet at the same tick and go on as one.
+A round begins with a tick: every reader that stands between two windows opens one that ends there. None begins
+while the sink has enough to do: what comes meanwhile is read together. The readers take turns, a chunk each. A shard
+just taken over is read on its own; while it is far behind the others go on without it, and once it is near a new
+round waits for it, so that all meet at the same tick and go on as one.
 """
 
 from __future__ import annotations
@@ -163,14 +164,15 @@ class Reading:
         if self._generations != self._ticking.generations:
             await self._obey()
             return True
-        if not any(reader.position.b is not None and not self._far(reader) for reader in self._readers):
+        sated = self._direct.sated
+        if not sated and not any(reader.position.b is not None and not self._far(reader) for reader in self._readers):
             self._begin_round()
         open_readers = [reader for reader in self._readers if reader.position.b is not None]
         for reader in open_readers:
             if not await self._settling.room(self.wake):
                 return True
             await self._read(reader)
-        if not open_readers and self._readers:
+        if not open_readers and self._readers and not sated:
             self._ticking.want(self.wake)
         return bool(open_readers)
 

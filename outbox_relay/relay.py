@@ -105,6 +105,7 @@ class SinkRelay:
             era,
         )
         self.holding.changed = reading.changed
+        desk.hungry = reading.wake.set
         try:
             async with asyncio.TaskGroup() as parts:
                 running = [parts.create_task(part.run()) for part in (direct, settling, rows, desk.gate)]

@@ -18,6 +18,7 @@ from outbox_relay.errors import Misconfigured
 from outbox_relay.event import Event
 from outbox_relay.policy import DELIVERED, Delivered, Refused, Unavailable, Verdict
 from outbox_relay.sinks.kafka import KafkaSink
+from outbox_relay.sinks.kafka.client import DEFAULTS
 from tests.contract.harness import an_event, hand_over, hand_over_all, some_events, soon
 from tests.support.kafka import Administration, KafkaBroker, Record
 from tests.support.kafka.watched import Watched
@@ -182,6 +183,21 @@ async def test_a_full_queue_of_the_client_is_waited_for(kafka: KafkaBroker, topi
     await hand_over_all(sink, warm)
     assert await hand_over(sink, events, batch=200) == [DELIVERED] * 600
     assert assert_all_arrived_in_order(kafka.read_all(topic), [*warm, *events]) == 0
+
+
+@pytest.mark.parametrize("of_user", [False, True], ids=["by default", "as the user says"])
+async def test_the_last_records_do_not_linger_unless_the_user_says_so(
+    kafka: KafkaBroker, topic: str, sink_on: Any, monkeypatch: pytest.MonkeyPatch, of_user: bool
+) -> None:
+    """Nobody would wait for a minute: what is not sent before is taken back when acknowledgements stop."""
+    kafka.create_topic(topic)
+    minute = 60_000
+    if not of_user:
+        monkeypatch.setattr("outbox_relay.sinks.kafka.client.DEFAULTS", {**DEFAULTS, "linger.ms": minute})
+        monkeypatch.setattr("outbox_relay.sinks.kafka.wire.LINGER_MS", minute)
+    sink = await sink_on(kafka, topic, {"linger.ms": minute} if of_user else {})
+    [verdict] = await sink.deliver(some_events(1), soon())
+    assert isinstance(verdict, Unavailable if of_user else Delivered)
 
 
 async def test_what_is_not_handed_over_in_time_is_unavailable_and_nothing_of_it_arrives(

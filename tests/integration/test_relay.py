@@ -111,6 +111,40 @@ async def test_everything_is_delivered_once_and_in_order_per_key(database: Datab
     assert query(database, "select count(*) from outbox.delivery") == [(0,)]
 
 
+class Answering(MemorySink):
+    """Notes how many events each call brings, and answers none before it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+        self.told = asyncio.Event()
+
+    async def deliver(self, batch: Sequence[Event], until: float, attempt: int = 1, /) -> Sequence[Verdict]:
+        self.sizes.append(len(batch))
+        await self.told.wait()
+        return await super().deliver(batch, until, attempt)
+
+
+async def test_what_comes_while_a_call_waits_for_others_is_read_together(database: Database) -> None:
+    """Two calls are under way and one waits: until it is sent no window is begun, and then one takes all there is."""
+    sink = Answering()
+    async with running(database.dsn, (spec("s"), sink)) as rig:
+        await rig.owns_all()
+        wanted: list[int] = []
+        for number in range(1, 4):
+            wanted += emit(database, ["k"])
+
+            async def read(number: int = number) -> bool:
+                return rig.relays[0].in_hand == number
+
+            await auntil(read, seconds=20, what=f"{number} events are in hand")
+        for _ in range(10):
+            wanted += await asyncio.to_thread(emit, database, ["k"])
+        sink.told.set()
+        await delivered(sink, wanted)
+    assert sink.sizes == [1, 1, 1, 10]
+
+
 @BOTH
 async def test_followers_of_a_failing_key_are_held_and_come_after_it(database: Database, keeps_order: bool) -> None:
     late = Late()

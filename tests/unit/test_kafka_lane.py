@@ -100,6 +100,8 @@ class FakeWire:
             call.reports.callbacks[place](error, None)
         self._queue = silent
 
+    hurry = poll
+
     def purge(self, *, in_flight: bool) -> None:
         self.purged = self.purged or in_flight
 

@@ -16,15 +16,16 @@ Scalar: TypeAlias = str | int | float | bool
 
 BATCH_BYTES = 990_000
 """The largest batch, in bytes, unless the user says otherwise: what a topic takes that nobody gave another limit."""
+LINGER_MS = 10
+"""How long a record waits for others of its partition while more are handed over, unless the user says otherwise."""
 FILE_BYTES = 65_536
 """Largest file that holds a setting, in bytes."""
 
 DEFAULTS: Mapping[str, Scalar] = {
     # Places keys as Java clients do. Records without a key are spread; plain murmur2 puts them all in one partition.
     "partitioner": "murmur2_random",
-    # The least that lets the events of one read travel together. Under load batches fill behind the requests under
-    # way whatever this says: 1 and 5 ms reach the same throughput, and each event would wait the longer time.
-    "linger.ms": 1,
+    # While more comes, few large requests; the last records handed over do not wait for company (``Wire.hurry``).
+    "linger.ms": LINGER_MS,
     "socket.keepalive.enable": True,
     # A broker that comes back is found within a second; librdkafka itself waits up to ten.
     "reconnect.backoff.max.ms": 1_000,
@@ -54,6 +55,8 @@ GUARANTEES: Mapping[str, Scalar] = {
 }
 """What keeps order and loses nothing; set last."""
 
+LINGERS = {"linger.ms", "queue.buffering.max.ms"}
+"""The two names of how long records wait for others."""
 ALIASES = ("request.required.acks", "delivery.timeout.ms", "max.in.flight")
 """Other names of settings in ``GUARANTEES``: left out, so that the order of settings decides nothing."""
 
@@ -103,6 +106,11 @@ class ClientSettings:
     def batch_bytes(self) -> int:
         """The largest batch that is made, in bytes."""
         return int(self._user.get("batch.size", BATCH_BYTES))
+
+    @property
+    def hurries(self) -> bool:
+        """Whether the last records handed over may go out at once: the user has not said how long they wait."""
+        return LINGERS.isdisjoint(self._user)
 
     @property
     def compresses(self) -> bool:

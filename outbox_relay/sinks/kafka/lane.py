@@ -24,6 +24,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeAlias
 
 from confluent_kafka import KafkaException
@@ -45,7 +46,7 @@ from outbox_relay.sinks.kafka.underway import CAREFUL, ROOM_SECONDS, Halt, Stall
 CHECK_EVERY = 100
 """Events handed over between two looks at the clock and the reports."""
 SERVE_SECONDS = 0.001
-"""How often reports are looked for while some are outstanding and no call comes."""
+"""One wait for reports while some are outstanding and no call comes."""
 IDLE_SECONDS = 0.5
 """The same while none is: only the client's own errors and log lines are served then."""
 BLAME_SECONDS = 1.0
@@ -161,17 +162,17 @@ class Lane:
 
     def _next(self) -> Job:
         """The next job; until there is one, reports are served and stalls noticed."""
-        while True:
-            try:
-                return self._jobs.get(timeout=SERVE_SECONDS if self._under_way.calls else IDLE_SECONDS)
-            except queue.Empty:
-                return self._work
+        under_way = bool(self._under_way.calls)
+        try:
+            return self._jobs.get(block=not under_way, timeout=IDLE_SECONDS)
+        except queue.Empty:
+            return partial(self._work, SERVE_SECONDS if under_way else 0.0)
 
-    def _work(self) -> None:
-        """Bring all calls as far as they go now, and answer those of which everything is known."""
+    def _work(self, seconds: float = 0.0) -> None:
+        """Wait up to ``seconds`` for reports, bring all calls as far as they go, answer those of which all is known."""
         while True:
             try:
-                self._advance()
+                self._advance(seconds)
             except Stalled as stalled:
                 if self._blamed():
                     continue
@@ -181,9 +182,12 @@ class Lane:
             break
         self._answer()
 
-    def _advance(self) -> None:
+    def _advance(self, seconds: float) -> None:
         under_way = self._under_way
-        under_way.serve()
+        if seconds:
+            under_way.wait(seconds)
+        else:
+            under_way.serve()
         while True:
             if under_way.broken:
                 self._mend()
@@ -261,7 +265,10 @@ class Lane:
             call.todo = call.todo[dealt:]
             if len(call.blocks) > blocking:
                 call.todo = self._screened(call, call.todo)
-            under_way.serve(0.0 if dealt else ROOM_SECONDS)
+            if dealt:
+                under_way.serve()
+            else:
+                under_way.wait(ROOM_SECONDS)
 
     def _opened(self, opening: Opening, call: Call, places: Sequence[int]) -> Sequence[int]:
         """Those of ``places`` that may go out on a producer that is new; none when a failure shows meanwhile."""

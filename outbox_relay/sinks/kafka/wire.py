@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from outbox_relay.headers import own_headers
 from outbox_relay.sinks.kafka.call import Call
-from outbox_relay.sinks.kafka.client import ClientLog, ClientSettings, Scalar, error_of
+from outbox_relay.sinks.kafka.client import LINGER_MS, ClientLog, ClientSettings, Scalar, error_of
 from outbox_relay.sinks.kafka.errors import Kind, kind
 from outbox_relay.sinks.kafka.opening import Opening
 from outbox_relay.sinks.kafka.records import ANY_PARTITION, Form, Headers
@@ -21,7 +23,7 @@ _NOW = 0
 class Wire:
     """A librdkafka producer whose delivery reports are served only by :meth:`poll`.
 
-    ``flush`` is never called: a fatal error in it can surface as SystemError, or never let it return.
+    ``flush`` is never called without a limit: a fatal error may never let it return.
     Raises KafkaException when the client does not take its settings.
     """
 
@@ -39,6 +41,7 @@ class Wire:
         """What may go out while it is new; nothing where records are sent alone."""
         self.statistics: Statistics = NOTHING
         """As of the client's last report."""
+        self._handed_over_at = -math.inf
         self._settings = settings
         self._form = None if form.plain else form
         config = {**settings.producer(batch_bytes, extra or {}), **log.callbacks(), "stats_cb": self._counted}
@@ -80,6 +83,7 @@ class Wire:
             if over:
                 break
         call.sent += sent
+        self._handed_over_at = time.monotonic() if sent else self._handed_over_at
         return dealt
 
     def _not_taken(self, call: Call, place: int, error: KafkaError) -> bool:
@@ -99,8 +103,20 @@ class Wire:
 
     def poll(self, seconds: float) -> None:
         """Serve the reports that are there; when there is none, wait up to ``seconds`` for one. Blocks."""
+        self._serve(self._producer.poll, seconds)
+
+    def hurry(self, seconds: float) -> None:
+        """Serve reports until none is to come, or for ``seconds``; no record waits for company meanwhile. Blocks.
+
+        What was handed over longer ago than that waits no more. From then on this is a :meth:`poll`: flushing keeps the
+        client's thread busy for as long as a request is under way.
+        """
+        lingers = self._settings.hurries and time.monotonic() < self._handed_over_at + LINGER_MS / 1000
+        self._serve(self._producer.flush if lingers else self._producer.poll, seconds)
+
+    def _serve(self, serve: Callable[[float], object], seconds: float) -> None:
         try:
-            self._producer.poll(seconds)
+            serve(seconds)
         except KafkaException as exception:
             self.fatal = self.fatal or self._settings.describe(error_of(exception))
         except SystemError as exception:

@@ -1,0 +1,173 @@
+"""Which events go out with which call, and when enough waits for the sink, on a sink that answers when told to."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import cast
+from uuid import UUID
+
+import pytest
+
+from outbox_relay.delivering import BatchDelivering, Delivering, Desk, RequestDelivering
+from outbox_relay.event import Event
+from outbox_relay.gate import Gate, Slots
+from outbox_relay.ordering import Chunk
+from outbox_relay.ownership import Holding, Lease
+from outbox_relay.policy import DELIVERED, Unavailable, Verdict
+from outbox_relay.settling import Settling
+from outbox_relay.sinks.memory import MemorySink
+from outbox_relay.store import Store
+from outbox_relay.window import Position, Tick
+from tests.contract.harness import an_event
+from tests.support.rig import spec
+from tests.support.wait import auntil
+
+NOWHERE = Position(Tick(0, "3:3:", 3), None, 0)
+NO_STORE = cast("Store", None)
+"""Nothing is written here."""
+
+
+class Held(MemorySink):
+    """Notes the calls, and answers none before it is told to."""
+
+    def __init__(self, *, keeps_order: bool = True) -> None:
+        super().__init__(keeps_order=keeps_order)
+        self.calls: list[Sequence[Event]] = []
+        self.answering = asyncio.Event()
+        self.answer: Callable[[Event], Verdict] = lambda _event: DELIVERED
+
+    async def deliver(self, batch: Sequence[Event], _until: float, _attempt: int = 1, /) -> Sequence[Verdict]:
+        self.calls.append(list(batch))
+        await self.answering.wait()
+        return [self.answer(event) for event in batch]
+
+    async def has_calls(self, number: int) -> None:
+        async def fact() -> bool:
+            return len(self.calls) >= number
+
+        await auntil(fact, seconds=10, what=f"{number} calls")
+
+    @property
+    def sizes(self) -> list[int]:
+        return [len(call) for call in self.calls]
+
+
+def a_desk(sink: Held, hungry: Callable[[], None] = lambda: None) -> Desk:
+    lease = Lease(1, time.monotonic() + 60, 0)
+    holding = Holding("s", 1, held=dict.fromkeys(range(64), lease))
+    return Desk(
+        spec("s"), sink, holding, Settling(NO_STORE, holding, UUID(int=1)), Gate(NO_STORE, holding, spec("s")),
+        lambda: datetime.now(UTC), lambda: 0.0, Slots(sink.max_in_flight), hungry=hungry,
+    )  # fmt: skip
+
+
+@asynccontextmanager
+async def at_work(delivering: Delivering) -> AsyncGenerator[None]:
+    running = asyncio.create_task(delivering.run())
+    yield
+    running.cancel()
+    await asyncio.wait({running})
+
+
+def chunks(*sizes: int, payload: bytes = b"{}") -> list[Chunk]:
+    return [Chunk([an_event(f"k{n}", payload) for n in range(size)], NOWHERE, NOWHERE) for size in sizes]
+
+
+async def test_what_waits_for_room_goes_out_with_one_call_in_order() -> None:
+    sink = Held()
+    delivering, read = BatchDelivering(a_desk(sink)), chunks(1, 2, 3, 4, 5)
+    async with at_work(delivering):
+        for chunk in read[:2]:
+            delivering.put(chunk)
+        await sink.has_calls(1)
+        for chunk in read[2:]:
+            delivering.put(chunk)
+        sink.answering.set()
+        await sink.has_calls(2)
+        await auntil_finished(read)
+    assert sink.sizes == [3, 12]
+    assert [event.uid for call in sink.calls for event in call] == [e.uid for chunk in read for e in chunk.events]
+
+
+async def auntil_finished(read: Sequence[Chunk]) -> None:
+    async def fact() -> bool:
+        return all(chunk.finished for chunk in read)
+
+    await auntil(fact, seconds=10, what="all is delivered")
+
+
+async def test_a_call_holds_no_more_events_than_the_sink_takes() -> None:
+    sink = Held()
+    sink.max_batch = 4
+    sink.answering.set()
+    delivering, read = BatchDelivering(a_desk(sink)), chunks(3, 2, 1, 9)
+    for chunk in read:
+        delivering.put(chunk)
+    async with at_work(delivering):
+        await auntil_finished(read)
+    assert sink.sizes == [3, 3, 4, 4, 1]
+
+
+async def test_a_call_of_several_chunks_holds_no_more_than_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outbox_relay.delivering.CALL_BYTES", 100)
+    sink = Held()
+    sink.answering.set()
+    delivering, read = BatchDelivering(a_desk(sink)), chunks(1, 1, 3, 1, payload=b"x" * 40)
+    for chunk in read:
+        delivering.put(chunk)
+    async with at_work(delivering):
+        await auntil_finished(read)
+    assert sink.sizes == [2, 3, 1]
+
+
+async def test_of_a_call_that_comes_back_in_part_each_chunk_knows_its_own() -> None:
+    """What is unavailable, the first of its chunk, is sent again alone; the rest is delivered."""
+    sink = Held()
+    sink.answering.set()
+    delivering, read = BatchDelivering(a_desk(sink)), chunks(2, 3, 2)
+    again = read[1].events[1].uid
+    sink.answer = lambda event: Unavailable("later") if event.uid == again and len(sink.calls) == 1 else DELIVERED
+    for chunk in read:
+        delivering.put(chunk)
+    async with at_work(delivering):
+        await sink.has_calls(2)
+        await auntil_finished(read)
+    assert [[event.uid for event in call] for call in sink.calls[1:]] == [[again]]
+
+
+async def test_the_sink_has_enough_while_a_call_waits_and_says_when_not() -> None:
+    asked: list[bool] = []
+    sink = Held()
+    delivering = BatchDelivering(a_desk(sink, lambda: asked.append(delivering.sated)))
+    assert not delivering.sated
+    async with at_work(delivering):
+        for number, chunk in enumerate(chunks(1, 1)):
+            delivering.put(chunk)
+            await sink.has_calls(number + 1)
+        assert not delivering.sated
+        delivering.put(chunks(1)[0])
+        assert delivering.sated
+        asked.clear()
+        sink.answering.set()
+        await sink.has_calls(3)
+        assert asked == [False]
+
+
+async def test_a_sink_of_requests_has_enough_while_as_many_wait_as_may_be_under_way() -> None:
+    asked: list[bool] = []
+    sink = Held(keeps_order=False)
+    sink.max_in_flight = 3
+    delivering = RequestDelivering(a_desk(sink, lambda: asked.append(delivering.sated)))
+    async with at_work(delivering):
+        delivering.put(chunks(6)[0])
+        await sink.has_calls(3)
+        assert delivering.sated
+        assert not asked
+        sink.answering.set()
+        await sink.has_calls(4)
+        assert asked
+        assert not any(asked)
