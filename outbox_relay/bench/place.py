@@ -26,6 +26,7 @@ from outbox_relay.bench import database, machine
 from outbox_relay.bench.bare_loop import DSN
 from outbox_relay.bench.database import Database
 from outbox_relay.bench.figures import Course
+from outbox_relay.bench.warming import warm
 from outbox_relay.demo.parts import Part, Relay
 from outbox_relay.demo.signals import Signals
 from outbox_relay.embedded import ports
@@ -48,6 +49,7 @@ LEADERS_SECONDS = 30.0
 REQUEST_SECONDS = 10.0
 ARRIVE_SECONDS, SLOWEST = 120.0, 500
 """Longest time for the events of a run to arrive: so long, and longer for more of them than so many a second."""
+WARM_SECONDS, FULL_WARM_SECONDS = 15.0, 60.0
 SHARED_BUFFERS_MOST = 1 << 30
 LOG_TIME = "%n "
 """Seconds since 1970 before every line of the server's log."""
@@ -107,6 +109,15 @@ class Place:
         with psycopg.connect(self.admin, autocommit=True) as connection:
             connection.execute(f"create database {self._template}".encode())
         migrate(make_conninfo(self.admin, dbname=self._template))
+        if not self.embedded_broker:
+            self._warm()
+
+    def _warm(self) -> None:
+        seconds = self.seconds(WARM_SECONDS, FULL_WARM_SECONDS)
+        self.say(f"the broker warms up for {seconds:g} s")
+        self.settings["broker warmed up for"] = f"{seconds:g} s"
+        with ExitStack() as self._run:
+            warm(self.bootstrap, self.topic(), seconds, self.check)
 
     def _open_server(self) -> None:
         if self.options.dsn is not None:
