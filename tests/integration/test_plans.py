@@ -1,7 +1,7 @@
 """The plans of the statements on the data path, as the server ran them inside the functions: indexes and rows.
 
-The log has some 200,000 events in thirty partitions, and the planner knows nothing true of it: it was analysed while
-it was empty, or never. The plans must be the same once the statistics are right.
+The log has a million events in thirty partitions, ``delivery`` 100,000 rows. The planner knows nothing true of them:
+they were analysed while they were empty, or never. The plans must be the same once the statistics are right.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from outbox_relay.store import statements
 from tests.support.database import Database
 from tests.support.postgres import PostgresServer
 
-PARTITIONS, PER_PARTITION = 30, 6_800
+PARTITIONS, PER_PARTITION = 30, 33_400
 EVENTS = PARTITIONS * PER_PARTITION
-ROWS = 20_000
+ROWS = 50_000
 """Rows of ``delivery`` for each of the two sinks."""
 EVERYTHING_BEFORE, NOTHING_BEFORE = "3:3:", "9000000000:9000000000:"
 SINK = "crm"
@@ -111,6 +111,11 @@ class Explained:
         plans = [json.loads(text[text.index("{") :]) for text in self.texts if "plan:" in text]
         [plan] = [plan["Plan"] for plan in plans if of in plan["Query Text"]]
         return list(_walk(plan))
+
+    def relations(self) -> set[str]:
+        """Every table that any of the plans looked at, by name."""
+        plans = [json.loads(text[text.index("{") :])["Plan"] for text in self.texts if "plan:" in text]
+        return {node.relation for plan in plans for node in _walk(plan) if node.relation}
 
     def scans(self, *tables: str, of: str) -> list[Node]:
         """The scans of the tables whose names begin with ``tables``."""
@@ -230,6 +235,54 @@ def test_latecomers_are_found_by_their_xid(explained: Explained, listed: bool) -
     assert sum(node.scanned for node in scans) <= 50
 
 
+def test_a_tick_looks_at_no_event(explained: Explained) -> None:
+    [(seq, *_)] = explained.run("tick")
+    assert seq >= EVENTS
+    assert explained.relations() == {"event_id_seq", "sink"}
+
+
+TOUCHED = """
+select coalesce(sum(seq_tup_read), 0)::bigint + coalesce(sum(idx_tup_fetch), 0)::bigint
+  from pg_stat_xact_user_tables
+ where schemaname = 'outbox' and relname like any (%s)
+"""
+LOG_AND_ROWS = ("event%", "past%", "delivery")
+
+
+def touched(connection: psycopg.Connection[Any], *tables: str) -> int:
+    """Rows that the transaction under way has looked at so far, of the tables whose names are like these."""
+    [(count,)] = connection.execute(TOUCHED, (list(tables),)).fetchall()
+    return count
+
+
+PLACE = """
+insert into outbox.progress (sink, shards, epochs, a_seq, a_snapshot, a_next, last_id)
+select 'crm', array_agg(n), array_agg(1), %s, '3:3:', 3, 0 from generate_series(0, 63) n
+"""
+
+
+def test_status_counts_a_long_backlog_by_its_first_events(explained: Explained) -> None:
+    counted = 10_000
+    connection = explained.connection
+    with connection.transaction(force_rollback=True):
+        own(connection)
+        connection.execute(PLACE, (2 * ROWS,))
+        before = touched(connection, "event_%", "past_%")
+        [(backlog, exact, *_)] = explained.run("status_backlog", sink=SINK, types=None, most=counted, seconds=60.0)
+        looked_at = touched(connection, "event_%", "past_%") - before
+    assert not exact
+    left = EVENTS - 2 * ROWS + ROWS
+    assert 0.9 * left < backlog < 1.1 * left
+    assert looked_at <= 1.5 * counted
+
+
+def test_types_among_the_newest_events_cost_those_events(explained: Explained) -> None:
+    assert len(explained.run("status_types", most=10_000)) == 7
+    scans = explained.scans("event_", "past_", of="order by e.id desc")
+    assert {node.type for node in scans} == {"Index Scan"}
+    assert sum(node.scanned for node in scans) <= 10_000 + len(scans)
+
+
 def claim(explained: Explained, **changes: Any) -> list[tuple[Any, ...]]:
     parameters: dict[str, Any] = {
         "sink": SINK, "owner": OWNER, "lease": uuid4(), "lease_for": 20.0, "rows": 100, "bytes": AMPLE,
@@ -305,11 +358,7 @@ def test_settled_rows_are_copied_by_the_id_of_their_events(explained: Explained)
     connection = explained.connection
     ids = list(range(EVENTS - 999, EVENTS + 1, 10))
     with connection.transaction(force_rollback=True):
-        connection.execute("insert into outbox.sink (name, patterns, start) values ('crm', '{*}', 'now')")
-        connection.execute(
-            "insert into outbox.shard (sink, shard, owner, epoch) select 'crm', n, %s, 1 from generate_series(0, 63) n",
-            (OWNER,),
-        )
+        own(connection)
         assert explained.run("settle", **settlement(ids)) == [(True,)]
         copied = explained.scans("event_", "past_", of=COPIED)
         stored = explained.scans("delivery", of=STORED)
@@ -317,6 +366,15 @@ def test_settled_rows_are_copied_by_the_id_of_their_events(explained: Explained)
     assert {index for index, _ in explained.conditions(of=COPIED)} == {"event_id_shard_idx"}
     assert {index for index, _ in explained.conditions(of=STORED)} == {"delivery_pkey"}
     assert sum(node.scanned for node in copied) == sum(node.scanned for node in stored) == len(ids)
+
+
+def own(connection: psycopg.Connection[Any]) -> None:
+    """Make the sink, and its shards ours."""
+    connection.execute("insert into outbox.sink (name, patterns, start) values ('crm', '{*}', 'now')")
+    connection.execute(
+        "insert into outbox.shard (sink, shard, owner, epoch) select 'crm', n, %s, 1 from generate_series(0, 63) n",
+        (OWNER,),
+    )
 
 
 def settlement(ids: list[int]) -> dict[str, Any]:
@@ -335,11 +393,6 @@ def settlement(ids: list[int]) -> dict[str, Any]:
 
 PLANNED_EMPTY = 4_000
 """Rows that come after the plans were made."""
-TOUCHED = """
-select coalesce(sum(seq_tup_read), 0)::bigint + coalesce(sum(idx_tup_fetch), 0)::bigint
-  from pg_stat_xact_user_tables
- where schemaname = 'outbox' and (relname like 'event%' or relname = 'delivery')
-"""
 
 
 @dataclass
@@ -356,24 +409,16 @@ class Early:
     def touched(self, statement: str, **parameters: Any) -> tuple[int, int]:
         """(rows of the log and of ``delivery`` that a statement looked at, rows that it returned), and undo it."""
         with self.connection.transaction(force_rollback=True):
-            before = self._count()
+            before = touched(self.connection, *LOG_AND_ROWS)
             found = len(self.run(statement, **parameters))
-            return self._count() - before, found
-
-    def _count(self) -> int:
-        [(count,)] = self.connection.execute(TOUCHED).fetchall()
-        return count
+            return touched(self.connection, *LOG_AND_ROWS) - before, found
 
 
 @pytest.fixture
 def early(database: Database) -> Generator[Early]:
     with database.connect(autocommit=True) as connection:
         connection.execute("alter table outbox.delivery set (autovacuum_enabled = off)")
-        connection.execute("insert into outbox.sink (name, patterns, start) values ('crm', '{*}', 'now')")
-        connection.execute(
-            "insert into outbox.shard (sink, shard, owner, epoch) select 'crm', n, %s, 1 from generate_series(0, 63) n",
-            (OWNER,),
-        )
+        own(connection)
         early = Early(connection)
         # Beyond the calls that are planned one by one.
         for _ in range(7):
