@@ -74,7 +74,7 @@ class Desk:
     ``now`` is the database's time as far as is known; ``noise`` draws from [-1, 1]; ``slots`` bounds the
     requests under way of a sink that takes one event each; ``overdue`` is given rows whose request outlasted
     ``park_after_seconds``, with what they were sent by and the verdict to come; ``due_in`` the seconds after which a
-    row will be due. ``hungry`` is called when the sink could soon take more than was read.
+    row will be due. ``hungry`` is called when what was read is no longer enough for the sink.
     """
 
     spec: SinkSpec
@@ -420,9 +420,10 @@ class RequestDelivering:
                     self._filled.clear()
                     await self._filled.wait()
                 await self._desk.slots.acquire()
+                was_sated = self.sated
                 if not self._start(requests, *self._queue.popleft()):
                     self._desk.slots.release()
-                if not self.sated:
+                if was_sated and not self.sated:
                     self._desk.hungry()
 
     def _start(self, requests: asyncio.TaskGroup, chunk: Chunk, index: int) -> bool:
