@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
+import time
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,6 +22,7 @@ from outbox_relay.bench.counter import Counter
 from outbox_relay.bench.figures import Course, Figure, Summary, percentile, ratio, summarised
 from outbox_relay.bench.place import Options, Place
 from outbox_relay.bench.plot import pictures
+from outbox_relay.bench.profile import Profile
 from outbox_relay.bench.report import Found, Report, from_json, shown
 from outbox_relay.bench.scenarios import SCENARIOS, Scenario, burst
 from outbox_relay.bench.story import Bench, Taken, chosen
@@ -327,6 +330,30 @@ def test_machine_is_told() -> None:
     told = machine.hardware()
     assert int(told["cores"]) >= 1
     assert told.keys() >= {"processor", "memory", "system"}
+
+
+def test_a_profile_is_of_the_events_after_the_first_look_that_found_some() -> None:
+    """This thread works between the looks, for so long by its own clock; what it did before the first event is out."""
+    counts = iter([0, 20, 120])
+    profile = Profile("it")
+    count = profile.watching(lambda: next(counts), os.getpid(), 120)
+    for look in range(3):
+        _work(0.2)
+        assert count() == (0, 20, 120)[look]
+    [main] = [figure for figure in profile.figures if figure.label == "it: main thread"]
+    assert (main.value, main.unit) == (pytest.approx(2_000, rel=0.3), "us")
+
+
+def _work(seconds: float) -> None:
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+
+
+def test_a_profile_of_a_single_look_has_no_figures() -> None:
+    profile = Profile("it")
+    assert profile.watching(lambda: 7, os.getpid(), 7)() == 7
+    assert profile.figures == []
 
 
 # -- the command --------------------------------------------------------------------------------------------------

@@ -9,20 +9,21 @@ from outbox_relay.bench.database import Database
 from outbox_relay.bench.ends import Receiver, topic_count
 from outbox_relay.bench.figures import Course
 from outbox_relay.bench.place import Place
+from outbox_relay.bench.profile import Profile
 from outbox_relay.demo.parts import Relay
 
 SINK = "events"
 END_SECONDS = 60.0
 
 
-def bare_loop(place: Place, base: Database, events: int) -> float:
+def bare_loop(place: Place, base: Database, events: int, profile: Profile | None = None) -> float:
     """Events per second of the bare loop, to a topic of its own."""
     topic = place.topic()
     count = topic_count(place, topic)
     part = place.start(
         "bare-loop", "outbox_relay.bench.bare_loop", "--bootstrap", place.bootstrap, "--topic", topic, dsn=base.dsn,
     )  # fmt: skip
-    course = place.course(count, events)
+    course = place.course(profile.watching(count, part.process.pid, events) if profile else count, events)
     place.let_end(part, END_SECONDS)
     return course.per_second
 
