@@ -5,7 +5,7 @@ import shutil
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -33,7 +33,8 @@ class ConnectWorker:
     :class:`tests.support.kafka.jars.NoKafka` where Java or Maven is missing.
     """
 
-    def __init__(self, bootstrap: str) -> None:
+    def __init__(self, bootstrap: str, java: Sequence[str] = JAVA) -> None:
+        self._java = java
         self._libraries = jars(POM)
         self._bootstrap = bootstrap
         self._port = ports.free_port()
@@ -52,7 +53,8 @@ class ConnectWorker:
             "value.converter=org.apache.kafka.connect.json.JsonConverter\n"
         )
         command = [
-            *JAVA, "-cp", f"{self._libraries}/*", "org.apache.kafka.connect.cli.ConnectStandalone", str(properties),
+            *self._java, "-cp", f"{self._libraries}/*",
+            "org.apache.kafka.connect.cli.ConnectStandalone", str(properties),
         ]  # fmt: skip
         self._process = ServerProcess(
             command, directory=self.directory, log=self.log, account=CURRENT, on_orphan="KILL"
