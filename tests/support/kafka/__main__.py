@@ -5,6 +5,6 @@ import sys
 from tests.support.kafka.jars import NoKafka, jars
 
 try:
-    sys.stdout.write(f"Apache Kafka is in {jars()}\n")
+    sys.stderr.write(f"Apache Kafka is in {jars()}\n")
 except NoKafka as reason:
     sys.stdout.write(f"No Apache Kafka here, tests will take the substitute from a wheel: {reason}\n")
