@@ -22,8 +22,8 @@ from outbox_relay.bench.scenarios import draining
 from outbox_relay.bench.scenarios.shape import Scenario
 from outbox_relay.demo.parts import Part
 
-QUICK_SECONDS, FULL_SECONDS = 10.0, 60.0
-QUICK_PAUSES, FULL_PAUSES = 40, 300
+QUICK_SECONDS, FULL_SECONDS = 5.0, 60.0
+QUICK_PAUSES, FULL_PAUSES = 20, 300
 PAUSE_SECONDS = (0.3, 0.6)
 """Between these, at random: longer than a relay stays awake, and not in step with what it does."""
 SETTLE_SECONDS = 3.0

@@ -15,7 +15,7 @@ from outbox_relay.bench.scenarios import draining
 from outbox_relay.bench.scenarios.shape import Scenario
 from outbox_relay.demo.parts import Part
 
-QUICK_SECONDS, FULL_SECONDS = 5.0, 20.0
+QUICK_SECONDS, FULL_SECONDS = 4.0, 20.0
 QUICK_RATES, FULL_RATES = (1_000,), (100, 1_000, 5_000)
 CLIENTS = 8
 WARM_SHARE = 0.1

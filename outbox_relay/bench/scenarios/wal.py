@@ -13,7 +13,7 @@ from outbox_relay.bench.scenarios import draining
 from outbox_relay.bench.scenarios.shape import Scenario
 
 QUICK_EMITTED, FULL_EMITTED = 2_000, 20_000
-QUICK_RELAYED, FULL_RELAYED = 100_000, 500_000
+QUICK_RELAYED, FULL_RELAYED = 50_000, 500_000
 CLIENTS = 4
 SPARE_SECONDS = 120.0
 SCRIPT = f"""\\set k random(1, 5000)
