@@ -326,7 +326,7 @@ class BatchDelivering:
         return _Batch(batch.number, batch.chunk, batch.places[:1])
 
     def _together(self) -> list[_Batch]:
-        """As much of the queue as one call may hold, but for its first batch no more than ``CALL_BYTES``."""
+        """The first batch of the queue, and those behind it that fit into the same call: ``CALL_BYTES`` with them."""
         together = [self._queue.popleft()]
         events, size = len(together[0].places), together[0].chunk.payload_bytes
         while self._queue:

@@ -184,10 +184,7 @@ class Lane:
 
     def _advance(self, seconds: float) -> None:
         under_way = self._under_way
-        if seconds:
-            under_way.wait(seconds)
-        else:
-            under_way.serve()
+        under_way.serve(seconds)
         while True:
             if under_way.broken:
                 self._mend()
@@ -265,10 +262,7 @@ class Lane:
             call.todo = call.todo[dealt:]
             if len(call.blocks) > blocking:
                 call.todo = self._screened(call, call.todo)
-            if dealt:
-                under_way.serve()
-            else:
-                under_way.wait(ROOM_SECONDS)
+            under_way.serve(0.0 if dealt else ROOM_SECONDS)
 
     def _opened(self, opening: Opening, call: Call, places: Sequence[int]) -> Sequence[int]:
         """Those of ``places`` that may go out on a producer that is new; none when a failure shows meanwhile."""

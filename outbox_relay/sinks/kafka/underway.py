@@ -73,26 +73,17 @@ class UnderWay:
         """Whether a record failed or a producer is dead."""
         return self.fatal is not None or any(call.reports.failures for call in self.calls)
 
-    def serve(self) -> None:
-        """Serve the delivery reports that are there.
+    def serve(self, seconds: float = 0.0) -> None:
+        """Serve the delivery reports that are there, or wait up to ``seconds`` for some: meanwhile no record lingers.
 
         Raises ``Halt`` when what is under way must not be waited for any longer.
         """
-        for wire in self._wires.values():
-            wire.poll(0.0)
-        self._look()
-
-    def wait(self, seconds: float) -> None:
-        """Serve delivery reports for up to ``seconds``; nothing is handed over meanwhile, so no record lingers.
-
-        Raises ``Halt`` as ``serve`` does.
-        """
         turn = seconds if len(self._wires) < 2 else min(seconds, TURN_SECONDS)
         for wire in self._wires.values():
-            wire.hurry(turn)
-        self._look()
-
-    def _look(self) -> None:
+            if turn:
+                wire.hurry(turn)
+            else:
+                wire.poll(0.0)
         reported = sum(call.reports.count for call in self.calls)
         if reported > self._reported:
             self._log.last_error = None
@@ -127,7 +118,7 @@ class UnderWay:
                 if wire.fatal is not None:
                     # A dead producer sends nothing more, and keeps what a failed request puts back.
                     wire.purge(in_flight=False)
-            self.wait(ROOM_SECONDS)
+            self.serve(ROOM_SECONDS)
 
     def failures(self) -> list[tuple[int, int]]:
         """The records that failed, in the order of handing over: number of the call, place."""

@@ -21,7 +21,7 @@ _NOW = 0
 
 
 class Wire:
-    """A librdkafka producer whose delivery reports are served only by :meth:`poll`.
+    """A librdkafka producer whose delivery reports are served only by :meth:`poll` and :meth:`hurry`.
 
     ``flush`` is never called without a limit: a fatal error may never let it return.
     Raises KafkaException when the client does not take its settings.
