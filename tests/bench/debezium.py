@@ -29,7 +29,7 @@ create table outboxevent (
 """
 ROWS = """
 insert into outboxevent
-select gen_random_uuid(), 'order', 'k' || g % %s, 'order.created', %s from generate_series(1, %s) g
+select gen_random_uuid(), 'order', 'k' || g %% %s, 'order.created', %s from generate_series(1, %s) g
 """
 STRING = "org.apache.kafka.connect.storage.StringConverter"
 LARGER = {

@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -219,10 +220,10 @@ def main(argv: list[str]) -> int:
     arguments = parser.parse_args(argv)
     settings = {"shared_buffers": "1GB", "max_wal_size": "8GB"}
     with PostgresServer(settings) as server:
-        for found in (
-            *reading(server, arguments.most, arguments.calls),
-            *rows(server, arguments.calls),
-            *partitioned(server, arguments.calls),
+        for found in chain(
+            reading(server, arguments.most, arguments.calls),
+            rows(server, arguments.calls),
+            partitioned(server, arguments.calls),
         ):
             print(json.dumps({name: round(value, 2) for name, value in found.items()}), flush=True)
     return 0
