@@ -74,11 +74,12 @@ class Asked:
         self.connection = connection
         self._calls = calls
         self._snapshot = ""
+        self._sql = statements()
 
     def run(self, name: str, **parameters: Any) -> list[tuple[Any, ...]]:
         """The rows of one of the product's statements."""
         cursor = self.connection.cursor(binary=True)
-        return cursor.execute(statements()[name], {"server": None, **parameters}, prepare=True).fetchall()
+        return cursor.execute(self._sql[name], {"server": None, **parameters}, prepare=True).fetchall()
 
     def newest(self) -> int:
         """The newest id, after which the log is read from now on."""
