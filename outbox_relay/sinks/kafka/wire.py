@@ -108,8 +108,8 @@ class Wire:
     def hurry(self, seconds: float) -> None:
         """Serve reports until none is to come, or for ``seconds``; no record waits for company meanwhile. Blocks.
 
-        What was handed over longer ago than that waits no more. From then on this is a :meth:`poll`: flushing keeps the
-        client's thread busy for as long as a request is under way.
+        Nothing waits any more once ``LINGER_MS`` have passed since the last record was handed over. From then on this
+        is a :meth:`poll`: flushing keeps the client's thread busy for as long as a request is under way.
         """
         lingers = self._settings.hurries and time.monotonic() < self._handed_over_at + LINGER_MS / 1000
         self._serve(self._producer.flush if lingers else self._producer.poll, seconds)
