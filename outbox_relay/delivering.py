@@ -501,12 +501,12 @@ class RequestDelivering:
         self, chunk: Chunk, index: int, request: asyncio.Future[Verdict], leave: Pass, began: float
     ) -> None:
         """The request goes on, the event becomes a row leased to it, and nothing waits for either any more."""
-        desk, lease = self._desk, uuid4()
+        desk, lease, event = self._desk, uuid4(), chunk.events[index]
         left = max(0.0, desk.sink.timeout_seconds - (time.monotonic() - began)) + LEASE_MARGIN_SECONDS
         number = desk.park(chunk, index, "waiting", due_in=0.0, claims=1, lease=lease, lease_for=left)
         verdict = self._after(number, request)
         try:
-            desk.overdue(ClaimedRow(chunk.events[index], 0, 1, lease), leave, verdict)
+            desk.overdue(ClaimedRow(event, desk.keyed(event), 0, 1, lease), leave, verdict)
         except StartAgain:
             verdict.close()
             request.cancel()

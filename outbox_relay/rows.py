@@ -16,15 +16,17 @@ from outbox_relay.delivering import LEASE_MARGIN_SECONDS, Desk
 from outbox_relay.errors import StartAgain
 from outbox_relay.gate import Pass
 from outbox_relay.log import Log
-from outbox_relay.policy import Dead, Delivered, Done, Retry, StandStill, Unavailable, Verdict, decide
+from outbox_relay.policy import DELIVERED, Dead, Delivered, Done, Retry, StandStill, Unavailable, Verdict, decide
 from outbox_relay.store import ClaimedRow, RowBack, Store
 
 POLL_SECONDS = 1.0
 """How often rows are looked for that nobody here knows of, the heads of all keys among them."""
 BUSY_POLL_SECONDS = 0.1
 """The same while keys are blocked."""
-MOST_ROWS = 500
+MOST_ROWS = 1000
 """Rows in one claim, at most."""
+MOST_UNSETTLED = 4 * MOST_ROWS
+"""Outcomes that wait to be written, about: no row is claimed while there are as many."""
 MOST_BYTES = 16 << 20
 """Payload bytes in one claim, at most, beyond the first row."""
 MOST_CLAIMS = 5
@@ -51,6 +53,7 @@ class Rows:
         self._done: list[ClaimedRow] = []
         self._back: list[tuple[ClaimedRow, RowBack]] = []
         self._settle = asyncio.Event()
+        self._settled = asyncio.Event()
 
     # -- told by others ---------------------------------------------------------------------------------------
 
@@ -120,35 +123,41 @@ class Rows:
         A slot comes before the leave to send, as for events of the log: whoever has the probe never waits for a slot.
         """
         desk = self._desk
-        if not desk.sink.keeps_order:
-            await desk.slots.acquire()
+        await self._room()
+        await desk.slots.acquire()
         leave = await desk.gate.admit()
-        slots = await self._take_slots(1 if leave.probe else MOST_ROWS)
+        slots, most = await self._take_slots(1 if leave.probe else MOST_ROWS)
         sent = time.monotonic()
-        claimed = await self._claim(1 if leave.probe else min(slots, MOST_ROWS))
+        claimed = await self._claim(most)
         until = sent + LEASE_MARGIN_SECONDS
         rows = [row for row in claimed if not self._stops_everybody(row)]
-        self._give_slots(slots - len(rows) if not desk.sink.keeps_order else 0)
-        if not rows:
-            if leave.probe:
-                desk.gate.unused(leave)
-            return
-        self._wake.set()
-        if desk.sink.keeps_order:
-            await self._deliver(rows, until, leave)
-        else:
-            for row in rows:
-                tasks.create_task(self._request(row, until, leave))
+        calls = [rows[first : first + desk.sink.max_batch] for first in range(0, len(rows), desk.sink.max_batch)]
+        self._give_slots(slots - len(calls))
+        if rows:
+            self._wake.set()
+        elif leave.probe:
+            desk.gate.unused(leave)
+        for call in calls:
+            if desk.sink.keeps_order and self._suspect_was_last:
+                await self._call(call, until, leave)
+            else:
+                tasks.create_task(self._call(call, until, leave))
 
-    async def _take_slots(self, most: int) -> int:
-        """Requests that may begin, the one that was waited for among them."""
-        if self._desk.sink.keeps_order:
-            return min(most, self._desk.sink.max_batch)
-        taken = 1
-        while taken < most and not self._desk.slots.full():
-            await self._desk.slots.acquire()
+    async def _room(self) -> None:
+        """Wait until outcomes are settled, where that has fallen behind."""
+        while len(self._done) + len(self._back) >= MOST_UNSETTLED:
+            self._settled.clear()
+            await self._settled.wait()
+
+    async def _take_slots(self, most: int) -> tuple[int, int]:
+        """Calls that may begin, the one that was waited for among them, and how many rows they hold, up to ``most``."""
+        desk, taken = self._desk, 1
+        if desk.sink.keeps_order:
+            return taken, min(most, desk.sink.max_batch)
+        while taken < most and not desk.slots.full():
+            await desk.slots.acquire()
             taken += 1
-        return taken
+        return taken, taken
 
     def _give_slots(self, count: int) -> None:
         for _ in range(count):
@@ -219,6 +228,12 @@ class Rows:
 
     def _sort_out(self, rows: list[ClaimedRow], verdicts: Sequence[Verdict], leave: Pass) -> None:
         """Settle row by row; what was not delivered only because of a row before it says nothing of its own."""
+        if verdicts.count(DELIVERED) == len(rows):
+            self._desk.gate.delivered(leave)
+            self._desk.slots.more()
+            self._done += rows
+            self._settle.set()
+            return
         stopped: set[str] = set()
         for row, verdict in zip(rows, verdicts, strict=True):
             key = row.event.key if self._desk.keyed(row.event) else None
@@ -229,9 +244,9 @@ class Rows:
             if key is not None and not isinstance(verdict, Delivered):
                 stopped.add(key)
 
-    async def _request(self, row: ClaimedRow, until: float, leave: Pass) -> None:
+    async def _call(self, rows: list[ClaimedRow], until: float, leave: Pass) -> None:
         try:
-            await self._deliver([row], until, leave)
+            await self._deliver(rows, until, leave)
         finally:
             self._desk.slots.release()
 
@@ -271,6 +286,7 @@ class Rows:
         if back:
             ours |= await self._store.rows_back(sink, [b for _, b in back])
         del self._done[: len(done)], self._back[: len(back)]
+        self._settled.set()
         lost = [row.event.id for row in (*done, *(row for row, _ in back)) if row.event.id not in ours]
         if lost:
             self._log.warning("leases of rows were lost before they were settled", sink=sink, rows=len(lost))
@@ -281,7 +297,7 @@ class Rows:
 
     def _follow(self, gone: list[ClaimedRow]) -> None:
         """The rows behind those that are gone may be claimed."""
-        self._heads.update(row.event.key for row in gone if row.event.key is not None and self._desk.spec.ordered)
+        self._heads.update(row.event.key for row in gone if row.ordered and row.event.key is not None)
         self._wake.set()
 
     async def _unblocking(self) -> None:

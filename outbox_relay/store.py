@@ -119,11 +119,14 @@ class NewRow:
     attempt: Attempt | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimedRow:
-    """A leased row of ``delivery``: its event, what was counted so far, and the fence of its settlement."""
+class ClaimedRow(NamedTuple):
+    """A leased row of ``delivery``: its event, what was counted so far, and the fence of its settlement.
+
+    ``ordered``: it takes part in the order of its key, and rows behind it wait for it.
+    """
 
     event: Event
+    ordered: bool
     attempts: int
     claims: int
     lease: UUID
@@ -547,7 +550,7 @@ class Store:
         }
         claimed = await self._rows("claim_rows", parameters)
         claimed.sort(key=lambda row: row[0])
-        return [ClaimedRow(Event._make(row[:-2]), row[-2], row[-1], lease) for row in claimed]
+        return [ClaimedRow._make((Event._make(row[:-3]), *row[-3:], lease)) for row in claimed]
 
     async def standing(self, sink: str, most: int) -> tuple[int, bool]:
         """How many events of the sink stand as rows to be delivered, counted up to ``most`` of each sort of rows.

@@ -145,6 +145,7 @@ create table outbox.delivery (
     priority smallint not null default 0,
     attempts integer not null default 0,
     claims integer not null default 0,
+    suspect boolean not null generated always as (claims >= 3) stored,
     lease uuid,
     lease_until timestamptz,
     owner uuid,
@@ -164,14 +165,18 @@ create table outbox.delivery (
     -- The id first: then a plan made while there was no row, or without statistics, looks rows up by both. By the sink
     -- alone it would go through all of its rows.
     primary key (id, sink)
-) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500);
+) with (fillfactor = 45, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500);
 comment on column outbox.delivery.ordered is
     'Takes part in the order of its key: later events of the key wait behind this row. Scheduled events do not.';
 comment on column outbox.delivery.claims is
     'Claims since the last settlement: a message that kills the process is stopped by this count.';
+comment on column outbox.delivery.suspect is
+    'Claimed three times and never settled: it may have killed those who claimed it. A column of its own, for an index
+that no claim changes before the third.';
 
 create index delivery_due on outbox.delivery (sink, due_at, id) where state = 'waiting';
 create index delivery_key on outbox.delivery (sink, key, id) where ordered;
+create index delivery_suspect on outbox.delivery (sink, due_at, id) where suspect;
 create index delivery_dead on outbox.delivery (sink, id) where state = 'dead';
 create index delivery_uid on outbox.delivery (uid);
 
@@ -600,14 +605,16 @@ return exists (
 -- `with_followers` is for who delivers the rows of a key in order: they come with the first one, as many as there is
 -- room for beside the first ones of other keys, up to a row that may not be claimed. What came back before, with an attempt
 -- counted or without, comes alone: else the rows behind it are delivered, or written, each time that it comes back.
--- `suspects` asks for rows that were claimed three times and never settled, which may have killed their process;
--- they are claimed one at a time and by nobody who asks for others.
+-- `suspects` asks for a row that was claimed three times and never settled, which may have killed its process: such a
+-- row comes alone, and to nobody who asks for others.
+-- Waiting rows are locked as they are looked for, so that relays that come at the same time to rows that are due at the
+-- same time find other ones each, and none finds only what another one takes.
 create function outbox.claim_rows(
     sink_name text, owner_id uuid, lease_id uuid, lease_for double precision, most_rows integer, most_bytes bigint,
     hold boolean, keys text[], sweep boolean, suspects boolean, with_followers boolean
 ) returns table (
     id bigint, shard smallint, uid text, type text, key text, payload bytea, content_type text, headers text,
-    deliver_at timestamptz, created_at timestamptz, attempts integer, claims integer
+    deliver_at timestamptz, created_at timestamptz, ordered boolean, attempts integer, claims integer
 )
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
@@ -624,88 +631,107 @@ declare
     chosen bigint[];
     counted integer := case when outbox.known_down(sink_name) then 0 else 1 end;
 begin
-    waiting := array(
-        select d.id from outbox.delivery d
-         where d.sink = sink_name and d.state = 'waiting' and d.due_at <= now()
-           and (d.lease_until is null or d.lease_until <= now()) and (d.claims >= 3) = suspects
-           and (not d.ordered or not exists (
-                select from outbox.delivery f
-                 where f.sink = sink_name and f.key = d.key and f.id < d.id and f.ordered and (f.state <> 'dead' or hold)))
-         order by d.due_at, d.id
-         limit most_rows
-    );
-    if sweep then
-        keys := array(
-            with recursive blocked (key) as (
-                (select d.key from outbox.delivery d where d.sink = sink_name and d.ordered order by d.key limit 1)
-                union all
-                select (select d.key from outbox.delivery d
-                         where d.sink = sink_name and d.ordered and d.key > b.key order by d.key limit 1)
-                  from blocked b where b.key is not null
-            )
-            select b.key from blocked b where b.key is not null
-        );
-    end if;
-    held := array(
-        select h.id from unnest(keys) k (key)
-         cross join lateral (
-            select d.id, d.state, d.due_at, d.lease_until, d.claims from outbox.delivery d
-             where d.sink = sink_name and d.key = k.key and d.ordered and (d.state <> 'dead' or hold)
-             order by d.id limit 1
-         ) h
-         where h.state = 'held' and h.due_at <= now()
-           and (h.lease_until is null or h.lease_until <= now()) and (h.claims >= 3) = suspects
-         limit most_rows
-    );
-    if with_followers and cardinality(waiting || held) between 1 and most_rows - 1 then
-        behind := array(
-            select r.id from outbox.delivery h
-             cross join lateral (
-                select d.id, d.due_at, d.lease_until, d.last_error, d.claims from outbox.delivery d
-                 where d.sink = sink_name and d.key = h.key and d.ordered and d.id > h.id and d.state <> 'dead'
-                 order by d.id limit most_rows / cardinality(waiting || held)
-             ) r
-             where h.sink = sink_name and h.id = any (waiting || held) and h.ordered and h.last_error is null
-               and r.last_error is null and r.claims < 3 and r.due_at <= now()
-               and (r.lease_until is null or r.lease_until <= now())
-        );
-    end if;
-    chosen := array(
-        select c.id from (
-            select b.id, b.follows, sum(b.bytes) over (order by b.follows, b.id) - b.bytes as before
-              from (
-                select d.id, d.id = any (behind) as follows, octet_length(d.payload) as bytes from outbox.delivery d
-                 where d.sink = sink_name and d.id = any (waiting || held || behind)
-              ) b
-        ) c
-        where c.before < most_bytes or c.before is null
-        order by c.follows, c.id
-        limit case when suspects then 1 else most_rows end
-    );
-    -- A statement of its own: joined to the change, a plan made while there was no row goes through all rows of the
-    -- sink for each row that is claimed.
-    chosen := array(
-        select l.id from outbox.delivery l
-         where l.sink = sink_name and l.id = any (chosen) and l.state <> 'dead' and l.due_at <= now()
-           and (l.lease_until is null or l.lease_until <= now())
-           for update skip locked
-    );
-    -- What must wait, or was claimed by somebody else since it was looked for, may come before what is locked here.
-    if behind <> '{}' then
+    if suspects then
         chosen := array(
-            select i.id from (
-                select l.key, l.ordered, array_agg(l.id) as ids from outbox.delivery l
-                 where l.sink = sink_name and l.id = any (chosen) group by l.key, l.ordered
-            ) c
-             left join lateral (
-                select f.id from outbox.delivery f
-                 where f.sink = sink_name and f.key = c.key and f.ordered and (f.state <> 'dead' or hold)
-                   and f.id <> all (c.ids)
-                 order by f.id limit 1
-            ) other on c.ordered
-             cross join lateral unnest(c.ids) i (id)
-             where other.id is null or i.id < other.id
+            select d.id from outbox.delivery d
+             where d.sink = sink_name and d.suspect and d.state <> 'dead' and d.due_at <= now()
+               and (d.lease_until is null or d.lease_until <= now())
+               and (not d.ordered or not exists (
+                    select from outbox.delivery f
+                     where f.sink = sink_name and f.key = d.key and f.id < d.id and f.ordered
+                       and (f.state <> 'dead' or hold)))
+             order by d.due_at, d.id
+             limit 1
+               for update skip locked
         );
+    else
+        waiting := array(
+            select d.id from outbox.delivery d
+             where d.sink = sink_name and d.state = 'waiting' and d.due_at <= now()
+               and (d.lease_until is null or d.lease_until <= now()) and not d.suspect
+               and (not d.ordered or not exists (
+                    select from outbox.delivery f
+                     where f.sink = sink_name and f.key = d.key and f.id < d.id and f.ordered
+                       and (f.state <> 'dead' or hold)))
+             order by d.due_at, d.id
+             limit most_rows
+               for update skip locked
+        );
+        if sweep then
+            keys := array(
+                with recursive blocked (key) as (
+                    (select d.key from outbox.delivery d where d.sink = sink_name and d.ordered order by d.key limit 1)
+                    union all
+                    select (select d.key from outbox.delivery d
+                             where d.sink = sink_name and d.ordered and d.key > b.key order by d.key limit 1)
+                      from blocked b where b.key is not null
+                )
+                select b.key from blocked b where b.key is not null
+            );
+        end if;
+        held := array(
+            select h.id from unnest(keys) k (key)
+             cross join lateral (
+                select d.id, d.state, d.due_at, d.lease_until, d.suspect from outbox.delivery d
+                 where d.sink = sink_name and d.key = k.key and d.ordered and (d.state <> 'dead' or hold)
+                 order by d.id limit 1
+             ) h
+             where h.state = 'held' and h.due_at <= now()
+               and (h.lease_until is null or h.lease_until <= now()) and not h.suspect
+             limit most_rows
+        );
+        if with_followers and cardinality(waiting || held) between 1 and most_rows - 1 then
+            behind := array(
+                select r.id from outbox.delivery h
+                 cross join lateral (
+                    select d.id, d.due_at, d.lease_until, d.last_error, d.suspect from outbox.delivery d
+                     where d.sink = sink_name and d.key = h.key and d.ordered and d.id > h.id and d.state <> 'dead'
+                     order by d.id limit most_rows / cardinality(waiting || held)
+                 ) r
+                 where h.sink = sink_name and h.id = any (waiting || held) and h.ordered and h.last_error is null
+                   and r.last_error is null and not r.suspect and r.due_at <= now()
+                   and (r.lease_until is null or r.lease_until <= now())
+            );
+        end if;
+        chosen := array(
+            select c.id from (
+                select b.id, b.follows, sum(b.bytes) over (order by b.follows, b.id) - b.bytes as before
+                  from (
+                    select d.id, d.id = any (behind) as follows, octet_length(d.payload) as bytes from outbox.delivery d
+                     where d.sink = sink_name and d.id = any (waiting || held || behind)
+                  ) b
+            ) c
+            where c.before < most_bytes or c.before is null
+            order by c.follows, c.id
+            limit most_rows
+        );
+        -- A statement of its own: joined to the change, a plan made while there was no row goes through all rows of the
+        -- sink for each row that is claimed.
+        if held <> '{}' or behind <> '{}' then
+            chosen := array(
+                select l.id from outbox.delivery l
+                 where l.sink = sink_name and l.id = any (chosen) and l.state <> 'dead' and l.due_at <= now()
+                   and (l.lease_until is null or l.lease_until <= now())
+                   for update skip locked
+            );
+        end if;
+        -- What must wait, or was claimed by somebody else since it was looked for, may come before what is locked here.
+        if behind <> '{}' then
+            chosen := array(
+                select i.id from (
+                    select l.key, l.ordered, array_agg(l.id) as ids from outbox.delivery l
+                     where l.sink = sink_name and l.id = any (chosen) group by l.key, l.ordered
+                ) c
+                 left join lateral (
+                    select f.id from outbox.delivery f
+                     where f.sink = sink_name and f.key = c.key and f.ordered and (f.state <> 'dead' or hold)
+                       and f.id <> all (c.ids)
+                     order by f.id limit 1
+                ) other on c.ordered
+                 cross join lateral unnest(c.ids) i (id)
+                 where other.id is null or i.id < other.id
+            );
+        end if;
     end if;
     return query
     update outbox.delivery d
@@ -713,7 +739,7 @@ begin
            claims = d.claims + counted
      where d.sink = sink_name and d.id = any (chosen)
     returning d.id, d.shard, d.uid::text, d.type, d.key, d.payload, d.content_type, d.headers::text, d.deliver_at,
-              d.created_at, d.attempts, d.claims;
+              d.created_at, d.ordered, d.attempts, d.claims;
 end
 $$;
 

@@ -13,15 +13,15 @@ class Sink(Protocol):
     """A destination. It delivers events and answers verdicts; it knows no database and settles nothing.
 
     The relay gives a sink its events in order. For a sink with ``keeps_order`` it may call ``deliver`` again
-    before the last call has returned (at most ``max_in_flight`` calls at once): the sink puts the batches on
-    the wire in the order of the calls. Without ``keeps_order`` every batch is one event, and the relay itself
-    never has two of one key in flight.
+    before the last call has returned (at most ``max_in_flight`` calls with events of the log at once, and as many
+    with rows): the sink puts the batches on the wire in the order of the calls. Without ``keeps_order`` every batch
+    is one event, and the relay itself never has two of one key in flight.
     """
 
     max_batch: int
     """Events in one call, at most."""
     max_in_flight: int
-    """Calls under way at once, at most."""
+    """Calls under way at once, at most; with ``keeps_order`` as many again with rows."""
     keeps_order: bool
     """Whether events of one key arrive in the order in which they were handed over, across calls."""
     timeout_seconds: float

@@ -292,7 +292,8 @@ def claim(explained: Explained, **changes: Any) -> list[tuple[Any, ...]]:
         return explained.run("claim_rows", **{**parameters, **changes})
 
 
-WAITING, HEADS, HELD, LOCKED = "d.due_at <= now()", "recursive blocked", "unnest(keys) k (key)", "skip locked"
+WAITING, HEADS, HELD, LOCKED = "d.state = 'waiting'", "recursive blocked", "unnest(keys) k (key)", "l.due_at <= now()"
+SUSPECT = "and d.suspect"
 FOLLOWERS, BEFORE = "cardinality(waiting || held)\n", "array_agg(l.id)"
 CLAIMED, COPIED, STORED = (
     "set owner = owner_id",
@@ -347,11 +348,22 @@ def test_followers_read_no_more_rows_than_are_claimed(explained: Explained, keys
 
 
 def test_claimed_rows_are_locked_and_changed_by_their_primary_key(explained: Explained) -> None:
-    claimed = claim(explained)
+    claimed = claim(explained, sweep=True)
     for text in (LOCKED, CLAIMED):
         [scan] = explained.scans("delivery", of=text)
         assert {index for index, _ in explained.conditions(of=text)} == {"delivery_pkey"}
         assert scan.scanned == len(claimed)
+
+
+def test_who_asks_for_suspects_looks_at_no_other_row(explained: Explained) -> None:
+    with explained.connection.transaction(force_rollback=True):
+        assert claim(explained, suspects=True) == []
+        [scan, *_] = explained.scans("delivery", of=SUSPECT)
+        assert (scan.index, scan.scanned) == ("delivery_suspect", 0)
+        explained.connection.execute("update outbox.delivery set claims = 3 where sink = %s and id = 501", (SINK,))
+        assert [row[0] for row in claim(explained, suspects=True)] == [501]
+        [scan, *_] = explained.scans("delivery", of=SUSPECT)
+        assert (scan.index, scan.scanned) == ("delivery_suspect", 1)
 
 
 def test_settled_rows_are_copied_by_the_id_of_their_events(explained: Explained) -> None:

@@ -350,6 +350,24 @@ async def test_scheduled_events_wait_for_their_time_and_hold_nobody_back(databas
     assert sink.delivered[-1].type == "later"
 
 
+async def test_rows_are_claimed_while_others_are_being_delivered(database: Database) -> None:
+    """A second call with rows begins beside the first, and no third one: as many as the sink takes."""
+    sink = Answering()
+    async with running(database.dsn, (spec("s"), sink)) as rig:
+        await rig.owns_all()
+        for calls in (1, 2):
+            query(database, "select outbox.emit('later', '1', deliver_at => clock_timestamp() + interval '0.5 s')")
+            await auntil(lambda calls=calls: _true(len(sink.sizes) == calls), seconds=20, what=f"{calls} calls")
+        query(database, "select outbox.emit('later', '1', deliver_at => clock_timestamp() + interval '0.5 s')")
+        await has(database, "select 1 from outbox.delivery where due_at < now() having count(*) = 3")
+        claims = rig.store.calls["claim_rows"]
+        assert query(database, "select count(*) from outbox.delivery where lease is null") == [(1,)]
+        sink.told.set()
+        await has(database, "select 1 from outbox.delivery having count(*) = 0")
+        assert rig.store.calls["claim_rows"] > claims
+    assert sink.sizes == [1, 1, 1]
+
+
 async def test_a_slow_request_is_parked_and_does_not_hold_the_position_back(database: Database) -> None:
     gate = asyncio.Event()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 
@@ -14,7 +14,8 @@ from outbox_relay.errors import StartAgain
 from outbox_relay.gate import Pass
 from outbox_relay.ordering import Chunk
 from outbox_relay.policy import DELIVERED
-from outbox_relay.rows import Rows
+from outbox_relay.rows import MOST_UNSETTLED, Rows
+from outbox_relay.store import ClaimedRow
 from outbox_relay.window import BEGINNING, Position
 from tests.contract.harness import an_event
 
@@ -27,7 +28,9 @@ def park(*_: object, **__: object) -> int:
 async def test_a_request_that_is_parked_while_the_session_ends_is_cancelled_and_ends_nothing_else() -> None:
     """Goes red when the refusal of a group that is shutting down comes through: it would end the whole relay."""
     log: Any = None
-    desk: Any = SimpleNamespace(spec=SimpleNamespace(name="s"), sink=SimpleNamespace(timeout_seconds=15.0), park=park)
+    desk: Any = SimpleNamespace(
+        spec=SimpleNamespace(name="s"), sink=SimpleNamespace(timeout_seconds=15.0), park=park, keyed=bool
+    )
     rows = Rows(desk, desk, uuid4(), log)
     desk.overdue = rows.overdue
     async with asyncio.TaskGroup() as rows._tasks:  # pyright: ignore[reportPrivateUsage] - a session that has ended
@@ -41,3 +44,54 @@ async def test_a_request_that_is_parked_while_the_session_ends_is_cancelled_and_
     await asyncio.wait({request})
     assert request.cancelled()
     assert rows.under_way == 0
+
+
+class Claiming(Exception):
+    """Rows are about to be claimed."""
+
+
+async def _claiming() -> None:
+    raise Claiming
+
+
+async def _done(_sink: str, rows: list[tuple[int, UUID]]) -> set[int]:
+    return {event for event, _ in rows}
+
+
+def _rows() -> Rows:
+    """The rows of a sink that delivers all that it is given; each row was ours when it is settled."""
+    parts: Any = SimpleNamespace(
+        spec=SimpleNamespace(name="s", hold=False),
+        gate=SimpleNamespace(delivered=bool),
+        slots=SimpleNamespace(more=int, acquire=_claiming),
+        rows_done=_done,
+    )
+    return Rows(parts, parts, uuid4(), parts)
+
+
+def _row(*, key: str | None, ordered: bool) -> ClaimedRow:
+    return ClaimedRow(an_event()._replace(key=key), ordered, 0, 1, uuid4())
+
+
+async def test_only_rows_behind_those_that_have_an_order_are_asked_for() -> None:
+    """Scheduled events have a key and no place in its order: nothing waits behind them, and nothing is looked up."""
+    rows = _rows()
+    settled = [_row(key="scheduled", ordered=False), _row(key=None, ordered=False), _row(key="first", ordered=True)]
+    rows._sort_out(settled, [DELIVERED] * 3, Pass(0, probe=False))  # pyright: ignore[reportPrivateUsage]
+    assert rows.under_way == 3
+    await rows._settle_now()  # pyright: ignore[reportPrivateUsage]
+    assert rows.under_way == 0
+    assert rows._heads == {"first"}  # pyright: ignore[reportPrivateUsage]
+
+
+async def test_no_row_is_claimed_while_too_many_outcomes_wait_to_be_written() -> None:
+    rows = _rows()
+    unsettled = [_row(key=None, ordered=False)] * MOST_UNSETTLED
+    rows._sort_out(unsettled, [DELIVERED] * MOST_UNSETTLED, Pass(0, probe=False))  # pyright: ignore[reportPrivateUsage]
+    async with asyncio.TaskGroup() as tasks:
+        claim = asyncio.ensure_future(rows._claim_and_deliver(tasks))  # pyright: ignore[reportPrivateUsage]
+        await asyncio.wait({claim}, timeout=0.01)
+        assert not claim.done()
+        await rows._settle_now()  # pyright: ignore[reportPrivateUsage]
+        with pytest.raises(Claiming):
+            await asyncio.wait_for(claim, 5)
