@@ -301,7 +301,11 @@ class Rows:
         self._wake.set()
 
     async def _unblocking(self) -> None:
+        """Ask for blocked keys, as long as there are any: none can be asked for before the next settlement is in."""
+        settling = self._desk.settling
         while True:
+            if not len(settling.blocked):
+                await settling.committed(settling.blocked.collecting)
             await self._unblock()
             await asyncio.sleep(BUSY_POLL_SECONDS / 2)
 

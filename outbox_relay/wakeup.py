@@ -77,13 +77,15 @@ class Wakeup:
         if self._connection is None:
             await asyncio.sleep(seconds)
             return False
+        woken = False
         try:
-            async with asyncio.timeout(seconds + ANSWER_SECONDS):
-                async for _ in self._connection.notifies(timeout=seconds, stop_after=1):
-                    return True
-        except (psycopg.Error, TimeoutError):
+            if await _readable(self._connection.fileno(), seconds):
+                self._connection.pgconn.consume_input()
+                while self._connection.pgconn.notifies():
+                    woken = True
+        except psycopg.Error:
             await self.close()
-        return False
+        return woken
 
     async def get_up(self) -> None:
         """Say that nobody sleeps here any more. Kept over empty sleeps, given back when there is work."""
@@ -114,3 +116,21 @@ class Wakeup:
             await connection.close()
             raise
         return connection
+
+
+async def _readable(socket: int, seconds: float) -> bool:
+    """Wait until something has come, for ``seconds`` at most.
+
+    The driver's own wait for notifications looks ten times a second whether it should end, which is most of what a
+    sleeping relay would do.
+    """
+    loop, arrived = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(socket, arrived.set)
+    try:
+        async with asyncio.timeout(seconds):
+            await arrived.wait()
+    except TimeoutError:
+        return False
+    finally:
+        loop.remove_reader(socket)
+    return True
