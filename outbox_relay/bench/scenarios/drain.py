@@ -10,7 +10,7 @@ from outbox_relay.bench.profile import Profile
 from outbox_relay.bench.scenarios import draining
 from outbox_relay.bench.scenarios.shape import Scenario
 
-QUICK, FULL = 200_000, 1_000_000
+QUICK, FULL = 100_000, 1_000_000
 
 
 def measure(place: Place) -> Sequence[Figure]:

@@ -56,5 +56,4 @@ SCENARIO = Scenario(
     "held-open",
     "The same drain while a transaction stays open that began before the first event, and without it.",
     measure,
-    quick=True,
 )

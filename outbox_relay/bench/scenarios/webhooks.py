@@ -11,7 +11,7 @@ from outbox_relay.bench.place import Place
 from outbox_relay.bench.scenarios import draining
 from outbox_relay.bench.scenarios.shape import Scenario
 
-QUICK, FULL = 10_000, 60_000
+QUICK, FULL = 4_000, 60_000
 
 
 def measure(place: Place) -> Sequence[Figure]:
