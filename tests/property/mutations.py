@@ -44,10 +44,12 @@ MUTATIONS = (
     Mutation("a row is gone only under its lease", "outbox_relay/sql/rows_done.sql", " and d.lease = r.lease"),
     Mutation("a row goes back only under its lease", "outbox_relay/sql/rows_back.sql", " and d.lease = r.lease"),
     Mutation("no row is claimed before an earlier one of its key", SCHEMA,
-             "           and (not d.ordered or not exists (\n"
-             "                select from outbox.delivery f\n"
-             "                 where f.sink = sink_name and f.key = d.key and f.id < d.id and f.ordered and"
-             " (f.state <> 'dead' or hold)))\n"),
+             " and not d.suspect\n"
+             "               and (not d.ordered or not exists (\n"
+             "                    select from outbox.delivery f\n"
+             "                     where f.sink = sink_name and f.key = d.key and f.id < d.id and f.ordered\n"
+             "                       and (f.state <> 'dead' or hold)))\n",
+             " and not d.suspect\n"),
     Mutation("rows of a key that are claimed together have none before them that is not", SCHEMA,
              "    if behind <> '{}' then", "    if false then"),
     Mutation("blocked keys are known before anything is read", "outbox_relay/reading.py",

@@ -1,0 +1,14 @@
+"""The mutations that the state machine is tried with speak of the code as it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.property.mutations import MUTATIONS, ROOT, Mutation
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.left_out)
+def test_what_a_mutation_takes_out_stands_in_the_code_once(mutation: Mutation) -> None:
+    assert Path(ROOT / mutation.file).read_text(encoding="utf-8").count(mutation.text) == 1
