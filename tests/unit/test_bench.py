@@ -205,12 +205,13 @@ def test_claims_are_read_from_the_log_of_the_server(tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     log.write_text(
         "1700000000.100 LOG:  duration: 9.000 ms  execute before: select * from outbox.claim_rows($1)\n"
+        "1700000001.190 LOG:  duration: 0.200 ms  bind _pg3_1: select id\n\t  from outbox.claim_rows($1::text,\n"
         "1700000001.200 LOG:  duration: 1.500 ms  execute _pg3_1: select id\n\t  from outbox.claim_rows($1::text,\n"
         "\t                         $2)\n"
         "1700000001.300 LOG:  duration: 3.000 ms  execute _pg3_2: select outbox.settle($1)\n"
         "1700000001.400 LOG:  duration: 2.500 ms  statement: select * from outbox.claim_rows($1)\n"
     )
-    after = log.read_text().index("1700000001.200")
+    after = log.read_text().index("1700000001.190")
     assert burst.claims(log, after) == [(1700000001.2, 1.5), (1700000001.4, 2.5)]
 
 

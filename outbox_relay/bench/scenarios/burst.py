@@ -26,7 +26,9 @@ ROWS = "select count(*) from outbox.delivery where state = 'waiting'"
 LEFT_SECONDS = "select extract(epoch from %s::timestamptz - clock_timestamp())::float8"
 LOG_ALL = "alter database {} set log_min_duration_statement = 0"
 NO_LOG = "the claims' durations are read from the server's log: only of the server that is started here"
-_LINE = re.compile(r"^(\d+\.\d+) LOG:  duration: ([\d.]+) ms  [^\n]*(?:\n\t[^\n]*)*", re.MULTILINE)
+_LINE = re.compile(
+    r"^(\d+\.\d+) LOG:  duration: ([\d.]+) ms  (?:execute|statement)\b[^\n]*(?:\n\t[^\n]*)*", re.MULTILINE
+)
 
 
 def measure(place: Place) -> Sequence[Figure]:
