@@ -572,6 +572,24 @@ def test_claim_passes_by_rows_that_are_being_claimed(database: Database, connect
     assert claimed(connection, sink) == [9, 10]
 
 
+def test_a_claim_changes_rows_in_place(database: Database, sink: str) -> None:
+    """With fuller pages a claimed row moves to another page, and every index takes it in once more."""
+    with database.connect() as connection:
+        connection.execute(
+            "insert into outbox.delivery (sink, id, shard, state, ordered, due_at, uid, type, key, payload, "
+            "content_type, created_at) select %s, g, 0, 'waiting', false, now(), gen_random_uuid(), 't', 'key-' || g, %s, 't', now() "
+            "from generate_series(1, 1000) g",
+            (sink, b"x" * 250),
+        )
+        connection.commit()
+        assert len(claimed(connection, sink, rows=1000)) == 1000
+        changed = connection.execute(
+            "select pg_stat_get_xact_tuples_updated(oid), pg_stat_get_xact_tuples_hot_updated(oid) "
+            "from pg_class where oid = 'outbox.delivery'::regclass"
+        )
+        assert changed.fetchall() == [(1000, 1000)]
+
+
 def test_no_row_is_claimed_twice_however_many_claim(database: Database, connection: Connection, sink: str) -> None:
     for event in range(1, 401):
         add(connection, sink, event, key=f"key-{event % 50}", state="held" if event % 2 else "waiting")
