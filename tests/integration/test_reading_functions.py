@@ -577,8 +577,8 @@ def test_a_claim_changes_rows_in_place(database: Database, sink: str) -> None:
     with database.connect() as connection:
         connection.execute(
             "insert into outbox.delivery (sink, id, shard, state, ordered, due_at, uid, type, key, payload, "
-            "content_type, created_at) select %s, g, 0, 'waiting', false, now(), gen_random_uuid(), 't', 'key-' || g, %s, 't', now() "
-            "from generate_series(1, 1000) g",
+            "content_type, created_at) select %s, g, 0, 'waiting', false, now(), gen_random_uuid(), 't', 'key-' || g, "
+            "%s, 't', now() from generate_series(1, 1000) g",
             (sink, b"x" * 250),
         )
         connection.commit()
