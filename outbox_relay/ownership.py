@@ -51,6 +51,9 @@ class Holding:
     """What the database says of the sink's circuit."""
     in_flight_limit: int | None = None
     """What it says of how many requests a relay may have under way; nothing: as many as the settings say."""
+    claiming: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while shards are claimed or claimed anew: the answers say what is held in the order in which they were asked
+    for, or shards would be forgotten that are this relay's, and stand still for a lease."""
 
     def epochs(self, shards: Collection[int]) -> dict[int, int]:
         """shard → epoch of those of ``shards`` that are held."""
@@ -131,9 +134,10 @@ class Ownership:
 
     async def reclaim(self, holding: Holding) -> None:
         """New epochs for what is held of a sink: whatever was under way for it can no longer be settled."""
-        sent = time.monotonic()
-        claimed = await self._store.reclaim_shards(holding.sink, self.relay, self.lease_seconds)
-        holding.held = self._leases(claimed, sent)
+        async with holding.claiming:
+            sent = time.monotonic()
+            claimed = await self._store.reclaim_shards(holding.sink, self.relay, self.lease_seconds)
+            holding.held = self._leases(claimed, sent)
 
     async def release(self, holding: Holding, shards: Collection[int], undone: int = 0) -> None:
         """Give up shards: drained, or with ``undone`` events that were in hand of them and are read again."""
@@ -212,11 +216,12 @@ class Ownership:
                 holding.changed()
 
     async def _claim(self, holding: Holding) -> None:
-        room = holding.share - len(holding.held)
-        if room > 0 and holding.serving:
-            await self._claimed(holding, room, 0.0)
-        if len(holding.held) < SHARDS and holding.serving:
-            await self._claimed(holding, SHARDS, self.lease_seconds)
+        async with holding.claiming:
+            room = holding.share - len(holding.held)
+            if room > 0 and holding.serving:
+                await self._claimed(holding, room, 0.0)
+            if len(holding.held) < SHARDS and holding.serving:
+                await self._claimed(holding, SHARDS, self.lease_seconds)
 
     async def _claimed(self, holding: Holding, most: int, unowned_for: float) -> None:
         sent = time.monotonic()
