@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tests.property.mutations import MUTATIONS, ROOT, Mutation
@@ -11,4 +9,4 @@ from tests.property.mutations import MUTATIONS, ROOT, Mutation
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.left_out)
 def test_what_a_mutation_takes_out_stands_in_the_code_once(mutation: Mutation) -> None:
-    assert Path(ROOT / mutation.file).read_text(encoding="utf-8").count(mutation.text) == 1
+    assert (ROOT / mutation.file).read_text(encoding="utf-8").count(mutation.text) == 1
