@@ -15,7 +15,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wai
 
 from outbox_relay import __version__, migrate
 from outbox_relay.circuit import CircuitPolicy
-from outbox_relay.errors import DatabaseLost, Misconfigured, StartAgain, Unusable
+from outbox_relay.errors import DatabaseLost, Misconfigured, StartAgain, StatementFailed, Unusable
 from outbox_relay.health import Health
 from outbox_relay.housekeeping import Housekeeping
 from outbox_relay.ownership import Ownership
@@ -43,7 +43,7 @@ STALL_LEAST_SECONDS = 3.0
 """Shortest silence of a broker that is taken for a stall; else a third of the lease."""
 GARBAGE_OBJECTS = 50_000
 """New objects after which the garbage collector looks for cycles among them."""
-SURVIVED = (DatabaseLost, StartAgain, Unusable)
+SURVIVED = (DatabaseLost, StatementFailed, StartAgain, Unusable)
 """What a running service survives: the part starts again."""
 
 

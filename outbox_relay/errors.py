@@ -5,6 +5,7 @@
       Unusable               the database answers, but not to us: password, rights, schema; exit code 2
       NotFound               what was asked for is not there; exit code 3
       DatabaseLost           the database could not be asked; the relay waits and starts again
+      StatementFailed        one statement failed and its connection did not: nobody else is concerned
       StartAgain             what is held in memory may be wrong: drop it, start again from the ledger
         LeaseLost            a fence found that a shard is somebody else's
         IncarnationChanged   the server is not the one that was read from before
@@ -34,6 +35,13 @@ class NotFound(RelayError):
 
 class DatabaseLost(RelayError):
     """No answer from the database, or none in time; whether the statement took effect is unknown."""
+
+
+class StatementFailed(RelayError):
+    """The database answered, but this statement failed: it ran out of time, met a lock, or its answer cannot be loaded.
+
+    Says nothing about the connection or the server, so it concerns the caller alone.
+    """
 
 
 class StartAgain(RelayError):

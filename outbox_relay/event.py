@@ -28,6 +28,8 @@ class Event(NamedTuple):
     """A JSON object of strings as text, or nothing; parsed only by the sink that needs it."""
     deliver_at: datetime | None
     created_at: datetime
+    fault: str | None = None
+    """Why the event cannot be delivered, or None. Its payload was not fetched: the event becomes a dead letter."""
 
 
 PAYLOAD = itemgetter(Event._fields.index("payload"))
