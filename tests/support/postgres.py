@@ -30,9 +30,7 @@ class PostgresServer(postgres.PostgresServer):
         self, settings: Mapping[str, Setting] | None = None, *, fsync: bool = False, major: int | None = None
     ) -> None:
         self.major = wanted_major() if major is None else major
-        super().__init__(
-            {**SETTINGS, **(settings or {})}, fsync=fsync, programs=programs(self.major), parent=_memory()
-        )
+        super().__init__({**SETTINGS, **(settings or {})}, fsync=fsync, programs=programs(self.major), parent=_memory())
 
     @property
     def pid(self) -> int:
