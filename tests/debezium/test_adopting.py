@@ -12,7 +12,7 @@ from psycopg import errors
 from psycopg.types.json import Jsonb
 
 from outbox_relay import settings
-from outbox_relay.migrate import migrate, script
+from outbox_relay.migrate import SCHEMA_VERSION, migrate, script
 from tests.integration.test_roles import callable_by, denied, functions, new_role
 from tests.support.command import outbox_relay
 from tests.support.database import Database
@@ -276,7 +276,7 @@ def test_what_would_be_another_record_is_refused(shop: Database) -> None:
 def test_the_adapter_is_made_when_asked_for(database: Database) -> None:
     assert not [name for name in functions(database) if "debezium" in name]
     done = outbox_relay("migrate", "--dsn", database.dsn, "--debezium")
-    assert (done.code, done.out) == (0, "schema outbox has version 1; outbox.adopt_debezium is there\n")
+    assert (done.code, done.out) == (0, f"schema outbox has version {SCHEMA_VERSION}; outbox.adopt_debezium is there\n")
     with database.connect() as conn:
         conn.execute(f"create table outboxevent ({TABLE})".encode())
     assert adopt(database).startswith("topic")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import psycopg
+import pytest
 
 from tests.support.postgres import PostgresServer
+from tests.support.programs import NoProgram
 
 WRAP = 2**32
 """Where the 32-bit counter of transactions begins again."""
@@ -32,9 +34,7 @@ $$
 
 def set_epoch(server: PostgresServer, epoch: int) -> None:
     """Go on with the same 32 bits, ``epoch`` times 2³² higher."""
-    server.stop()
-    server.run("pg_resetwal", f"--epoch={epoch}", server.data)
-    server.start()
+    _reset(server, f"--epoch={epoch}")
 
 
 def move_near_the_wrap(server: PostgresServer) -> None:
@@ -44,10 +44,19 @@ def move_near_the_wrap(server: PostgresServer) -> None:
     future (https://www.postgresql.org/docs/current/routine-vacuuming.html#VACUUM-FOR-WRAPAROUND).
     """
     for following in (WRAP // 3 // SEGMENT * SEGMENT, WRAP // 3 * 2 // SEGMENT * SEGMENT, WRAP - PAGE):
-        server.stop()
-        server.run("pg_resetwal", f"--next-transaction-id={following}", server.data)
-        server.start()
+        _reset(server, f"--next-transaction-id={following}")
         _freeze(server)
+
+
+def _reset(server: PostgresServer, option: str) -> None:
+    """Skip the test, with the reason, on a version of which there is only the server."""
+    try:
+        server.bin("pg_resetwal")
+    except NoProgram as reason:
+        pytest.skip(str(reason))
+    server.stop()
+    server.run("pg_resetwal", option, server.data)
+    server.start()
 
 
 def _freeze(server: PostgresServer) -> None:

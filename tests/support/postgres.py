@@ -1,8 +1,6 @@
 """A PostgreSQL server of the tests' own: of any version, broken, restarted and asked with PostgreSQL's programs."""
 
-import atexit
 import os
-import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -11,10 +9,9 @@ from pathlib import Path
 from psycopg import sql
 
 from outbox_relay.embedded import postgres
-from outbox_relay.embedded.account import unprivileged
 from outbox_relay.embedded.postgres import STOP_SECONDS, SUPERUSER, Setting, StopMode
+from tests.support.programs import WHEEL_MAJOR, program, programs
 
-WHEEL_MAJOR = 18
 MEMORY = Path("/dev/shm")  # noqa: S108 - a directory with a name of its own is made in it
 MEMORY_FREE_BYTES, MACHINE_BYTES = 6 << 30, 12 << 30
 """What must be free there, and what the machine must have, for data to be kept in memory."""
@@ -25,7 +22,7 @@ SETTINGS: Mapping[str, Setting] = {"max_prepared_transactions": 20}
 class PostgresServer(postgres.PostgresServer):
     """What the product starts for its demo, of any version and with more to do to it.
 
-    `major` is the version (18: from the wheel, others: Debian's), by default that of the environment variable
+    `major` is the version (see :mod:`tests.support.programs`), by default that of the environment variable
     OUTBOX_TEST_PG. Everybody may connect without a password unless :meth:`require_password` says otherwise.
     """
 
@@ -33,14 +30,16 @@ class PostgresServer(postgres.PostgresServer):
         self, settings: Mapping[str, Setting] | None = None, *, fsync: bool = False, major: int | None = None
     ) -> None:
         self.major = wanted_major() if major is None else major
-        super().__init__(
-            {**SETTINGS, **(settings or {})}, fsync=fsync, programs=_programs(self.major), parent=_memory()
-        )
+        super().__init__({**SETTINGS, **(settings or {})}, fsync=fsync, programs=programs(self.major), parent=_memory())
 
     @property
     def pid(self) -> int:
         """The process id of the postmaster; raises RuntimeError while the server is stopped."""
         return self.process.pid
+
+    def bin(self, name: str) -> Path:
+        """The path of one of PostgreSQL's programs; raises :class:`tests.support.programs.NoProgram`."""
+        return program(super().bin(name).parent, name)
 
     def kill(self) -> None:
         """End the postmaster by SIGKILL; its children notice and end too."""
@@ -127,17 +126,3 @@ def _memory() -> Path | None:
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     plenty = there.f_bavail * there.f_frsize >= MEMORY_FREE_BYTES and machine >= MACHINE_BYTES
     return MEMORY if plenty else None
-
-
-@cache
-def _programs(major: int) -> Path:
-    """The directory of PostgreSQL's programs; what had to be copied for the server's user goes with the tests."""
-    if major != WHEEL_MAJOR:
-        debian = Path(f"/usr/lib/postgresql/{major}/bin")
-        if not (debian / "postgres").exists():
-            raise RuntimeError(f"no PostgreSQL {major}: {debian} is missing; apt-get install postgresql-{major}")
-        return debian
-    account = unprivileged()
-    place = account.new_directory("outbox-programs-")
-    atexit.register(shutil.rmtree, place, ignore_errors=True)
-    return postgres.wheel_programs(account, place)

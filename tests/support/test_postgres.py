@@ -53,8 +53,8 @@ def test_pgbench_runs_a_script(empty_database: Database) -> None:
 
 
 def test_programs_that_fail_say_why(postgres: PostgresServer) -> None:
-    with pytest.raises(RuntimeError, match="could not open"):
-        postgres.run("pg_controldata", "/nowhere")
+    with pytest.raises(RuntimeError, match="exists but is not empty"):
+        postgres.run("initdb", "--pgdata", postgres.data)
 
 
 @pytest.mark.parametrize("mode", ["fast", "immediate", "kill"])

@@ -1,0 +1,77 @@
+"""Packages of earlier versions, taken from the history of this repository: they run while a newer one rolls out."""
+
+import io
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+from tests.support.command import SECONDS, Ended
+
+ROOT = Path(__file__).parents[2]
+LAST_OF = {1: "9e29e01152e287ea1d15b00344c487eb7b3fdd36"}
+"""The last commit of each earlier version of the schema."""
+PARTS = ("outbox_relay", "schema")
+ARCHIVE_SECONDS = 60
+
+
+class Earlier:
+    """The package made for schema version `version`, unpacked into `place`; its relay and its commands.
+
+    Raise RuntimeError where the history does not reach that far back: nothing is skipped.
+    """
+
+    def __init__(self, version: int, place: Path) -> None:
+        self.version = version
+        self._place = place
+        with tarfile.open(fileobj=io.BytesIO(_archive(LAST_OF[version]))) as archive:
+            archive.extractall(place, filter="data")
+
+    @property
+    def schema(self) -> Path:
+        """Its migrations."""
+        return self._place / "schema"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What makes `python -m outbox_relay` this package: the current directory does not come before it."""
+        return {"PYTHONPATH": str(self._place), "PYTHONSAFEPATH": "1"}
+
+    def run(self, *arguments: str) -> Ended:
+        """Run one of its commands; raise AssertionError when that fails."""
+        done = subprocess.run(
+            [sys.executable, "-m", "outbox_relay", *arguments],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=False,
+            timeout=SECONDS,
+            env={**os.environ, **self.environment},
+        )
+        assert done.returncode == 0, done.stderr.decode()
+        return Ended(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+    def is_what_runs(self) -> bool:
+        """Does Python, in that environment, import this package and no other?"""
+        command = [sys.executable, "-c", "import outbox_relay.migrate as m; print(m.__file__, m.SCHEMA_VERSION)"]
+        done = subprocess.run(
+            command, capture_output=True, check=True, text=True, timeout=SECONDS, env={**os.environ, **self.environment}
+        )
+        return done.stdout.split() == [str(self._place / "outbox_relay" / "migrate.py"), str(self.version)]
+
+
+def _archive(commit: str) -> bytes:
+    """The package and its schema as they were at `commit`."""
+    done = subprocess.run(
+        ["/usr/bin/env", "git", "-C", ROOT, "archive", "--format=tar", commit, *PARTS],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+        timeout=ARCHIVE_SECONDS,
+    )
+    if done.returncode != 0:
+        raise RuntimeError(
+            f"commit {commit} is not in this checkout, and the relay of an earlier version comes from it: fetch the "
+            f"whole history with `git fetch --unshallow` (git says: {done.stderr.decode().strip()})"
+        )
+    return done.stdout
