@@ -15,7 +15,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 
 from outbox_relay.log import Log
 
@@ -100,8 +100,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take part in the bound, at the cost of another connection where it is reached."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)
         if len(self._connections) >= MOST_CONNECTIONS:
             oldest = next((each for each in self._connections if not each._answered), next(iter(self._connections)))
             oldest.abort()
@@ -187,7 +186,7 @@ def _announces_body(name: bytes, value: bytes) -> bool:
 
 
 class AcceptErrors:
-    """Handler of the event loop's errors: one line and a count when no connection can be accepted, not a traceback each.
+    """Handle the event loop's errors: a line with a count when no connection can be accepted, not a traceback each.
 
     asyncio reports each refused call, many in every turn, for as long as the process has no file descriptor left.
     """
