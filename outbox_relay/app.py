@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import resource
 import signal
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from typing import NamedTuple
 from uuid import uuid4
 
 from structlog.stdlib import BoundLogger
@@ -16,13 +18,14 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wai
 from outbox_relay import __version__, migrate
 from outbox_relay.circuit import CircuitPolicy
 from outbox_relay.errors import DatabaseLost, Misconfigured, StartAgain, StatementFailed, Unusable
-from outbox_relay.health import Health
+from outbox_relay.health import AcceptErrors, Health
 from outbox_relay.housekeeping import Housekeeping
 from outbox_relay.ownership import Ownership
 from outbox_relay.relay import SinkRelay
+from outbox_relay.reloading import Reloading, reason
 from outbox_relay.routing import like
 from outbox_relay.settings import KafkaSink as KafkaSettings
-from outbox_relay.settings import Settings
+from outbox_relay.settings import Settings, restart_needed
 from outbox_relay.settings import WebhookSink as WebhookSettings
 from outbox_relay.sinks import Sink
 from outbox_relay.sinks.kafka import ClientSettings, Creation, Form, KafkaSink
@@ -31,7 +34,7 @@ from outbox_relay.store import Store
 from outbox_relay.telemetry import logger
 from outbox_relay.ticking import Ticking
 from outbox_relay.wakeup import Wakeup
-from outbox_relay.webhooks import Webhooks
+from outbox_relay.webhooks import Renewal, Webhooks
 
 RECOVER_MOST_SECONDS = 2.0
 """Longest pause before a part that lost the database tries again."""
@@ -43,6 +46,8 @@ STALL_LEAST_SECONDS = 3.0
 """Shortest silence of a broker that is taken for a stall; else a third of the lease."""
 GARBAGE_OBJECTS = 50_000
 """New objects after which the garbage collector looks for cycles among them."""
+REMOVED = "was removed from the database; restart the relay to begin it again, or take it out of the file"
+"""What is said of a sink that this relay serves and that the database does not know any more."""
 SURVIVED = (DatabaseLost, StatementFailed, StartAgain, Unusable)
 """What a running service survives: the part starts again."""
 
@@ -53,6 +58,7 @@ def run(settings: Settings, reload: Callable[[], Settings]) -> int:
     ``reload`` reads the settings again, at SIGHUP. Raises ``Misconfigured`` or ``Unusable`` when the relay cannot
     start and waiting would not mend it.
     """
+    _take_file_descriptors()
     service = Service(settings, reload)
     _collect_seldom()
     return asyncio.run(service.serve())
@@ -67,6 +73,12 @@ def _collect_seldom() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(GARBAGE_OBJECTS)
+
+
+def _take_file_descriptors() -> None:
+    """Raise the limit of open files to what the system allows: connections of one part leave enough for the others."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 async def check_online(settings: Settings) -> tuple[list[str], list[str]]:
@@ -115,15 +127,24 @@ async def _check_sink(
     return problem, warning
 
 
+class _Newer(NamedTuple):
+    """A configuration that was read at SIGHUP: everything of it that can be checked without the database is."""
+
+    settings: Settings
+    specs: dict[str, SinkSpec]
+    webhooks: Renewal
+    producers: list[tuple[KafkaSink, ClientSettings]]
+
+
 class Service:
     """One relay process."""
 
     def __init__(self, settings: Settings, reload: Callable[[], Settings]) -> None:
         self._settings = settings
-        self._reload = reload
+        self._read = reload
         self._log: BoundLogger = logger().bind(relay=settings.relay.name)
         self._stopping = asyncio.Event()
-        self._reloading = asyncio.Event()
+        self._reloading = Reloading(self._newer, self._adopt, self._log)
         self._webhooks = Webhooks(settings)
         self._sinks = [(_spec(name, settings), _sink(name, settings, self._webhooks)) for name in settings.sinks]
         self._store = _store(settings, min(30, 4 + 3 * len(self._sinks)))
@@ -151,7 +172,8 @@ class Service:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._asked_to_stop, number)
-        loop.add_signal_handler(signal.SIGHUP, self._reloading.set)
+        loop.add_signal_handler(signal.SIGHUP, self._reloading.ask)
+        loop.set_exception_handler(AcceptErrors(self._log))
 
     def _asked_to_stop(self, number: int) -> None:
         if self._stopping.is_set():
@@ -185,7 +207,11 @@ class Service:
             }
             for relay in self._relays
         }
-        return ready, {"database_heard_seconds_ago": round(silent, 1) if self._relays else None, "sinks": sinks}
+        return ready, {
+            "database_heard_seconds_ago": round(silent, 1) if self._relays else None,
+            "config_last_reload_successful": self._reloading.last_successful,
+            "sinks": sinks,
+        }
 
     # -- start ------------------------------------------------------------------------------------------------
 
@@ -246,7 +272,7 @@ class Service:
                     ("ticking", self._ticking.run),
                     ("housekeeping", Housekeeping(self._store, self._log).run),
                     ("own addresses", self._webhooks.own.run),
-                    ("reload", self._reload_when_asked),
+                    ("reload", self._reloading.run),
                 )
             ]
             relays = [parts.create_task(self._keep(f"sink {r.spec.name}", r.run)) for r in self._relays]
@@ -285,7 +311,9 @@ class Service:
     def _retrying(self, what: str, *survived: type[Exception]) -> AsyncRetrying:
         async def tell(state: RetryCallState) -> None:
             error = state.outcome.exception() if state.outcome else None
-            self._log.warning(what, reason=str(error), again_in_seconds=round(state.upcoming_sleep, 2))
+            self._log.warning(
+                what, reason=reason(error) if error else "", again_in_seconds=round(state.upcoming_sleep, 2)
+            )
             if isinstance(error, DatabaseLost):
                 await self._store.mend()
 
@@ -297,33 +325,31 @@ class Service:
 
     # -- reload -----------------------------------------------------------------------------------------------
 
-    async def _reload_when_asked(self) -> None:
-        """At SIGHUP, routes, secrets and headers are read again; what is bad or missing changes nothing."""
-        while True:
-            await self._reloading.wait()
-            self._reloading.clear()
-            try:
-                settings = await asyncio.to_thread(self._reload)
-                await self._adopt(settings)
-            except Misconfigured as error:
-                self._log.error("the configuration was not reloaded; nothing has changed", reason=str(error))
-
-    async def _adopt(self, settings: Settings) -> None:
+    async def _newer(self) -> _Newer:
+        """Read the settings again. Raises Misconfigured for what is wrong, and names what a reload cannot change."""
+        settings = await asyncio.to_thread(self._read)
+        if refused := restart_needed(self._settings, settings):
+            raise Misconfigured("; ".join(refused))
         specs = {name: _spec(name, settings) for name in settings.sinks}
-        if specs.keys() != {relay.spec.name for relay in self._relays}:
-            raise Misconfigured("sinks were added or removed: that needs a restart")
-        read = await asyncio.to_thread(self._webhooks.read, settings)
-        tried = await asyncio.to_thread(self._tried, settings)
-        generations = await self._generations(list(specs.values()))
+        webhooks = await asyncio.to_thread(self._webhooks.read, settings)
+        return _Newer(settings, specs, webhooks, await asyncio.to_thread(self._tried, settings))
+
+    async def _adopt(self, newer: _Newer) -> str | None:
+        """Apply ``newer``: first in the database, since until it is known there nothing may be read by it."""
+        known = {row.name for row in await self._store.sinks(newer.specs)}
+        if removed := sorted(newer.specs.keys() - known):
+            return "; ".join(f"sinks.{name}: {REMOVED}" for name in removed)
+        generations = await self._generations(list(newer.specs.values()))
+        self._webhooks.renew(newer.webhooks)
         for relay in self._relays:
-            relay.reload(specs[relay.spec.name], generations[relay.spec.name])
-        for sink, newer in tried:
-            sink.renew(newer)
-        self._webhooks.renew(read)
-        self._log.info("configuration reloaded")
+            relay.reload(newer.specs[relay.spec.name], generations[relay.spec.name])
+        for sink, producer in newer.producers:
+            sink.renew(producer)
+        self._settings = newer.settings
+        return None
 
     def _tried(self, settings: Settings) -> list[tuple[KafkaSink, ClientSettings]]:
-        """What the Kafka sinks adopt of ``settings``: their producers' settings and files. Raises Misconfigured."""
+        """Return the producers' settings and files of the Kafka sinks. Raises Misconfigured."""
         return [
             (sink, sink.tried(kafka.producer, kafka.producer_files))
             for spec, sink in self._sinks

@@ -53,7 +53,9 @@ class Reading:
         put_off: Callable[[Chunk, int], None],
         floor: int,
         era: int,
+        rows_under_way: Callable[[], int] = lambda: 0,
     ) -> None:
+        self._rows_under_way = rows_under_way
         self._spec = spec
         self._store = store
         self._ticking = ticking
@@ -124,7 +126,8 @@ class Reading:
         if not self._gate.flows and not all(reader.idle for reader in self._leaving):
             self._gate.shut()
         drained = [reader for reader in self._leaving if reader.idle or self._gate.is_shut]
-        if not drained or (self._gate.is_shut and self._direct.under_way):
+        under_way = self._direct.under_way or self._rows_under_way()
+        if not drained or (self._gate.is_shut and under_way):
             return
         if self._gate.is_shut:
             self._put_off_gaps()

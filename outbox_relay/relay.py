@@ -103,6 +103,7 @@ class SinkRelay:
             desk.put_off,
             floor,
             era,
+            lambda: rows.under_way,
         )
         self.holding.changed = reading.changed
         desk.hungry = reading.wake.set
@@ -127,14 +128,15 @@ class SinkRelay:
     async def _claim_deliver_settle(self, reading: Reading, rows: Rows) -> None:
         """The loop. What it reads is handed to ``direct``, what becomes of that is settled as it comes."""
         while not self.stopping.is_set() or self.holding.held or rows.under_way:
-            self._adopt_reload()
+            self._adopt_reload(rows)
             reading.wake.clear()
             await reading.adopt()
             if not await reading.step():
                 await _within(DRAIN_SECONDS if self._draining(reading) else LOOK_SECONDS, reading.wake)
 
-    def _adopt_reload(self) -> None:
-        if self._next is None or self.holding.held:
+    def _adopt_reload(self, rows: Rows) -> None:
+        """End the session for the one of the new configuration, once nothing of this one is under way."""
+        if self._next is None or self.holding.held or rows.under_way:
             return
         (self.spec, generation), self._next = self._next, None
         self.ownership.serve(self.spec.name, generation)

@@ -87,13 +87,13 @@ class Webhooks:
         A sink whose settings name other files than at its start keeps its certificate. Raises Misconfigured when a
         file has gone bad since it was tried.
         """
-        for name, credentials in renewal.credentials.items():
-            self._sinks[name].renew(credentials)
         for tls in renewal.certificates & self._contexts.keys():
             try:
                 tls.renew(self._contexts[tls])
             except ValueError as error:
                 raise Misconfigured(str(error)) from None
+        for name, credentials in renewal.credentials.items():
+            self._sinks[name].renew(credentials)
 
 
 def unreadable(settings: Settings) -> list[str]:

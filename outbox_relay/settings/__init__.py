@@ -7,6 +7,7 @@ place and without any value that may be secret.
 
 from __future__ import annotations
 
+from outbox_relay.settings.changes import restart_needed
 from outbox_relay.settings.environment import LogSettings, log_settings
 from outbox_relay.settings.every_sink import Circuit, Retry
 from outbox_relay.settings.kafka import KafkaSink
@@ -28,5 +29,6 @@ __all__ = [
     "WebhookSink",
     "load",
     "log_settings",
+    "restart_needed",
     "warnings",
 ]

@@ -1,0 +1,95 @@
+"""A flood of half-sent requests: the relay says that it lives, and webhooks flow."""
+
+from __future__ import annotations
+
+import http.client
+import resource
+import socket
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.integration.test_reload_service import config, emit, types
+from tests.support.database import Database
+from tests.support.receiver import Receiver
+from tests.support.service import RelayService
+from tests.support.wait import until
+
+FILES = 1024
+FLOOD = 2000
+HALF = b"GET /livez HTTP/1.1\r\nhost: x\r\nx-a: "
+
+
+@pytest.fixture
+def receiver() -> Generator[Receiver]:
+    with Receiver() as receiver:
+        yield receiver
+
+
+@contextmanager
+def open_files(soft: int, hard: int | None = None) -> Generator[None]:
+    """Limits of open files for this process, and for what it starts meanwhile; the hard one stays unless given."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard or before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@contextmanager
+def flood(port: int) -> Generator[list[socket.socket]]:
+    """Requests whose heads never end, held open."""
+    held: list[socket.socket] = []
+    try:
+        for _ in range(FLOOD):
+            held.append(socket.create_connection(("127.0.0.1", port), timeout=10))
+            held[-1].send(HALF)
+        yield held
+    finally:
+        for each in held:
+            each.close()
+
+
+def answers_within_a_second(port: int) -> bool:
+    """Whether /livez answers a client that waits for a second."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=1)
+    try:
+        connection.request("GET", "/livez")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def test_half_open_requests_take_neither_health_nor_webhooks(
+    database: Database, receiver: Receiver, tmp_path: Path
+) -> None:
+    if resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 2 * FLOOD + 500:
+        pytest.skip(f"needs {2 * FLOOD + 500} open files")
+    with open_files(2 * FLOOD + 500), RelayService(tmp_path, config(database.dsn, receiver, tmp_path)) as relay:
+        resource.prlimit(relay.process.pid, resource.RLIMIT_NOFILE, (FILES, FILES))
+        with flood(relay.port):
+            until(lambda: answers_within_a_second(relay.port), seconds=20, what="/livez answers")
+            emit(database, *(f"a.{n}" for n in range(50)))
+            until(lambda: len(types(receiver)) >= 50, seconds=30, what="the webhooks flow")
+            until(lambda: answers_within_a_second(relay.port), seconds=20, what="/livez still answers")
+            assert len(list(Path(f"/proc/{relay.process.pid}/fd").iterdir())) < 300
+            with flood(relay.port):
+                until(lambda: answers_within_a_second(relay.port), seconds=20, what="/livez answers again")
+        assert relay.stop() == 0
+        text = relay.log.read_text()
+    assert "Traceback" not in text
+    assert len(text.splitlines()) < 50
+    assert sorted(map(str, types(receiver))) == sorted(f"a.{n}" for n in range(50))
+
+
+def test_the_relay_takes_all_the_files_that_it_may_open(database: Database, receiver: Receiver, tmp_path: Path) -> None:
+    """systemd's soft limit is 1,024, since select() cannot take more; the relay does not use it."""
+    with open_files(256), RelayService(tmp_path, config(database.dsn, receiver, tmp_path)) as relay:
+        soft, hard = resource.prlimit(relay.process.pid, resource.RLIMIT_NOFILE)
+        assert soft == hard > 256
+        assert relay.stop() == 0

@@ -1,0 +1,218 @@
+"""SIGHUP of the whole process: while the database is away, when its answer is lost, when it asks for too much."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outbox_relay import settings
+from outbox_relay.app import Service
+from outbox_relay.errors import DatabaseLost
+from outbox_relay.store import Store
+from tests.integration.test_relay import query
+from tests.support.database import Database
+from tests.support.ports import free_port
+from tests.support.proxy import Proxy
+from tests.support.receiver import Receiver
+from tests.support.receiver.signatures import SECRET
+from tests.support.service import RelayService
+from tests.support.wait import auntil, until
+
+CONFIG = """
+[database]
+dsn = "{dsn}"
+[relay]
+lease_seconds = 3
+[sinks.crm]
+type = "webhook"
+url = "{url}"
+secrets_file = "{directory}/secrets"
+headers = {{ x-tenant = "one" }}
+allow_http = true
+allow_networks = ["127.0.0.0/8"]
+[routes]
+"a.*" = ["crm"]
+"""
+MORE = ('"a.*" =', '"b.*" = ["crm"]\n"a.*" =')
+REFUSED = "the configuration was not reloaded; nothing has changed"
+RELOADED = "configuration reloaded"
+
+
+@pytest.fixture
+def receiver() -> Generator[Receiver]:
+    with Receiver() as receiver:
+        yield receiver
+
+
+def config(dsn: str, receiver: Receiver, directory: Path) -> str:
+    """One webhook for the types that begin with a."""
+    (directory / "secrets").write_text(SECRET)
+    return CONFIG.format(dsn=dsn, url=receiver.url, directory=directory)
+
+
+def emit(database: Database, *types: str) -> None:
+    """Emit an event of each type."""
+    with database.connect() as connection:
+        for kind in types:
+            connection.execute("select outbox.emit(%s, '1', key => %s)", (kind, kind))
+
+
+def types(receiver: Receiver) -> list[str | None]:
+    """The types of what has arrived, in order."""
+    return [request.header("outbox-type") for request in list(receiver.requests)]
+
+
+def events(relay: RelayService) -> list[str]:
+    """The events of its log lines."""
+    return [line["event"] for line in relay.lines() if "event" in line]
+
+
+def rewrite(relay: RelayService, *replaced: tuple[str, str]) -> None:
+    """Change the relay's file, and send it SIGHUP."""
+    text = relay.config.read_text()
+    for old, new in replaced:
+        assert old in text
+        text = text.replace(old, new)
+    relay.config.write_text(text)
+    relay.send(signal.SIGHUP)
+
+
+def test_a_sighup_while_the_database_is_away_is_carried_out_when_it_is_back(
+    database: Database, receiver: Receiver, tmp_path: Path
+) -> None:
+    """Goes red when what was read is forgotten with the first call that fails."""
+    [(port,)] = query(database, "select inet_server_port()")
+    with Proxy() as proxy:
+        proxy.target = port
+        dsn = database.dsn.replace(f"port={port}", f"port={proxy.port}").replace(f":{port}/", f":{proxy.port}/")
+        assert str(proxy.port) in dsn
+        with RelayService(tmp_path, config(dsn, receiver, tmp_path)) as relay:
+            emit(database, "a.one")
+            until(lambda: types(receiver) == ["a.one"], seconds=30, what="the routed type arrives")
+            proxy.cut()
+            rewrite(relay, MORE)
+            until(lambda: "the configuration is not reloaded yet" in events(relay), seconds=40, what="it waits")
+            assert RELOADED not in events(relay)
+            assert relay.ask("/readyz")[1]["config_last_reload_successful"] is False
+            proxy.restore()
+            until(lambda: RELOADED in events(relay), seconds=40, what="it is carried out")
+            assert relay.ask("/readyz")[1]["config_last_reload_successful"] is True
+            patterns = "select 1 from outbox.sink where patterns = '{a.*,b.*}'"
+            until(lambda: query(database, patterns), seconds=20, what="the database knows")
+            emit(database, "b.late")
+            until(lambda: "b.late" in types(receiver), seconds=30, what="the new type arrives")
+            assert relay.stop() == 0
+    assert set(types(receiver)) == {"a.one", "b.late"}
+    assert REFUSED not in events(relay)
+
+
+@pytest.mark.parametrize(
+    ("replaced", "named"),
+    [
+        (("[sinks.crm]", '[sinks.crm]\norder = "none"'), "sinks.crm.order: needs a restart"),
+        (("[sinks.crm]", "[sinks.crm]\nmax_in_flight = 3"), "sinks.crm.max_in_flight: needs a restart"),
+        (("lease_seconds = 3", "lease_seconds = 4"), "relay.lease_seconds: needs a restart"),
+        (("sinks.crm", "sinks.erp"), "sinks.erp: was added: needs a restart"),
+        (('type = "webhook"', 'type = "kafka"'), "sinks.crm.type: needs a restart"),
+    ],
+    ids=["order", "limit", "lease", "name", "type"],
+)
+def test_what_needs_a_restart_is_refused_by_name_and_nothing_is_half_applied(
+    database: Database, receiver: Receiver, tmp_path: Path, replaced: tuple[str, str], named: str
+) -> None:
+    with RelayService(tmp_path, config(database.dsn, receiver, tmp_path)) as relay:
+        emit(database, "a.one")
+        until(lambda: len(receiver.requests) == 1, seconds=30, what="it delivers")
+        before = relay.config.read_text()
+        changes = [replaced, MORE, ('"one"', '"two"')]
+        if replaced[0] == "sinks.crm":
+            changes = [replaced, ('["crm"]', '["erp"]')]
+        if "kafka" in replaced[1]:
+            section = before[before.index("[sinks.crm]") : before.index("[routes]")]
+            kafka = '[sinks.crm]\ntype = "kafka"\ntopic = "t"\nproducer = { "bootstrap.servers" = "127.0.0.1:1" }\n'
+            changes = [(section, kafka), MORE]
+        rewrite(relay, *changes)
+        until(lambda: REFUSED in events(relay), seconds=20, what="it is refused")
+        [said] = [line["reason"] for line in relay.lines() if line.get("event") == REFUSED]
+        assert named in said
+        assert SECRET not in relay.log.read_text()
+        assert relay.ask("/readyz")[1]["config_last_reload_successful"] is False
+        assert query(database, "select name, patterns from outbox.sink") == [("crm", ["a.*"])]
+        emit(database, "b.one", "a.two")
+        until(lambda: len(receiver.requests) == 2, seconds=30, what="it delivers as before")
+        assert [request.header("x-tenant") for request in receiver.requests] == ["one", "one"]
+        relay.config.write_text(before)
+        rewrite(relay, MORE, ('"one"', '"two"'))
+        until(lambda: RELOADED in events(relay), seconds=20, what="the good file is taken")
+        emit(database, "b.two")
+        until(lambda: "b.two" in types(receiver), seconds=30, what="the new type arrives")
+        assert relay.stop() == 0
+    assert types(receiver) == ["a.one", "a.two", "b.two"]
+    assert receiver.requests[-1].header("x-tenant") == "two"
+
+
+def test_a_sink_that_was_removed_is_not_registered_again_by_a_reload(
+    database: Database, receiver: Receiver, tmp_path: Path
+) -> None:
+    with RelayService(tmp_path, config(database.dsn, receiver, tmp_path)) as relay:
+        with database.connect() as connection:
+            for table in ("delivery", "progress", "shard"):
+                connection.execute(f"delete from outbox.{table} where sink = 'crm'".encode())
+            connection.execute("delete from outbox.sink where name = 'crm'")
+        rewrite(relay, MORE)
+        until(lambda: REFUSED in events(relay), seconds=20, what="it is refused")
+        [said] = [line["reason"] for line in relay.lines() if line.get("event") == REFUSED]
+        assert said.startswith("sinks.crm: was removed from the database")
+        assert query(database, "select count(*) from outbox.sink") == [(0,)]
+        assert relay.stop() == 0
+
+
+async def becomes(fact: Callable[[], Any], what: str) -> None:
+    """Wait until `fact` holds."""
+
+    async def holds() -> Any:
+        return await asyncio.to_thread(fact)
+
+    await auntil(holds, seconds=40, what=what)
+
+
+async def test_a_reload_whose_answer_is_lost_supersedes_nobody_for_good(
+    database: Database, receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database has the new generation and the relay does not know it: a mock of the one call loses the answer."""
+    file = tmp_path / "relay.toml"
+    file.write_text(config(database.dsn, receiver, tmp_path) + f'[http]\nlisten = "127.0.0.1:{free_port()}"\n')
+    register, lost = Store.register_sinks, 0
+
+    async def loses(*arguments: Any, **options: Any) -> Any:
+        nonlocal lost
+        answer = await register(*arguments, **options)
+        if lost < 2:
+            lost += 1
+            raise DatabaseLost("the answer was lost")
+        return answer
+
+    service = Service(settings.load(file, {}), lambda: settings.load(file, {}))
+    serving = asyncio.create_task(service.serve())
+    try:
+        emit(database, "a.one")
+        await becomes(lambda: types(receiver) == ["a.one"], "it delivers")
+        monkeypatch.setattr(Store, "register_sinks", loses)
+        file.write_text(file.read_text().replace(*MORE))
+        os.kill(os.getpid(), signal.SIGHUP)
+        await becomes(lambda: lost == 2, "the answers are lost")
+        emit(database, "a.two", "b.two")
+        await becomes(lambda: len(types(receiver)) >= 3, "both types arrive")
+    finally:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert await asyncio.wait_for(serving, 40) == 0
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            asyncio.get_running_loop().remove_signal_handler(number)
+    assert sorted(map(str, types(receiver))) == ["a.one", "a.two", "b.two"]
+    assert query(database, "select count(*) from outbox.shard where owner is not null") == [(0,)]

@@ -1,0 +1,157 @@
+"""Reloads: what is refused, what waits for the database, and that nothing of it ends the relay."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from outbox_relay import reloading
+from outbox_relay.errors import DatabaseLost, Misconfigured
+from outbox_relay.reloading import Reloading
+from tests.support.wait import auntil
+
+
+class Lines:
+    """A log that keeps its events with the reasons."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[str, str, object]] = []
+
+    def debug(self, event: str, /, **values: object) -> None:
+        self.said.append(("debug", event, values.get("reason")))
+
+    def info(self, event: str, /, **values: object) -> None:
+        self.said.append(("info", event, values.get("reason")))
+
+    def warning(self, event: str, /, **values: object) -> None:
+        self.said.append(("warning", event, values.get("reason")))
+
+    def error(self, event: str, /, **values: object) -> None:
+        self.said.append(("error", event, values.get("reason")))
+
+
+class File:
+    """A configuration file, and a database that the configuration is written to."""
+
+    def __init__(self) -> None:
+        self.content = "old"
+        self.unreadable: Exception | None = None
+        self.away: Exception | None = None
+        self.refusal: str | None = None
+        self.adopted: list[str] = []
+        self.tries = 0
+
+    async def read(self) -> str:
+        if self.unreadable is not None:
+            raise self.unreadable
+        return self.content
+
+    async def adopt(self, content: str) -> str | None:
+        self.tries += 1
+        if self.away is not None:
+            raise self.away
+        if self.refusal is not None:
+            return self.refusal
+        self.adopted.append(content)
+        return None
+
+
+@asynccontextmanager
+async def running(file: File, lines: Lines, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[Reloading[str]]:
+    """Reloads of a file, with short pauses."""
+    monkeypatch.setattr(reloading, "FIRST_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(reloading, "MOST_PAUSE_SECONDS", 0.01)
+    reloads = Reloading(file.read, file.adopt, lines)
+    task = asyncio.create_task(reloads.run())
+    try:
+        yield reloads
+        assert not task.done(), "a reload ended the part"
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def becomes(fact: Callable[[], bool], what: str) -> None:
+    """Wait until `fact` holds."""
+
+    async def holds() -> bool:
+        return fact()
+
+    await auntil(holds, seconds=20, what=what)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [Misconfigured("bad"), KeyError("bad"), OSError("bad"), MemoryError(), RuntimeError("bad")],
+    ids=lambda e: type(e).__name__,
+)
+async def test_whatever_reading_raises_is_said_and_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    file, lines = File(), Lines()
+    file.unreadable = error
+    async with running(file, lines, monkeypatch) as reloads:
+        assert reloads.last_successful
+        reloads.ask()
+        await becomes(lambda: bool(lines.said), "it is refused")
+        assert not reloads.last_successful
+        file.unreadable = None
+        reloads.ask()
+        await becomes(lambda: reloads.last_successful, "the good one is taken")
+    assert file.adopted == ["old"]
+    refused = ("error", "the configuration was not reloaded; nothing has changed", str(error) or "MemoryError")
+    assert lines.said == [refused, ("info", "configuration reloaded", None)]
+
+
+@pytest.mark.parametrize("error", [DatabaseLost("away"), RuntimeError("away")], ids=lambda e: type(e).__name__)
+async def test_what_was_read_is_tried_until_it_is_confirmed(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    file, lines = File(), Lines()
+    file.content, file.away = "new", error
+    async with running(file, lines, monkeypatch) as reloads:
+        reloads.ask()
+        await becomes(lambda: file.tries >= 5, "it is tried again and again")
+        assert not reloads.last_successful
+        file.content = "changed on disk, without a signal"
+        file.away = None
+        await becomes(lambda: reloads.last_successful, "it is confirmed")
+    assert file.adopted == ["new"]
+    assert lines.said == [
+        ("warning", "the configuration is not reloaded yet", "away"),
+        ("info", "configuration reloaded", None),
+    ]
+
+
+async def test_a_newer_request_replaces_what_waits_and_one_that_is_refused_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The database may know what waits already: given up, the relay would be superseded by itself."""
+    file, lines = File(), Lines()
+    file.content, file.away = "first", DatabaseLost("away")
+    async with running(file, lines, monkeypatch) as reloads:
+        reloads.ask()
+        await becomes(lambda: file.tries >= 2, "the first waits")
+        file.content = "second"
+        reloads.ask()
+        tries = file.tries
+        await becomes(lambda: file.tries >= tries + 3, "the second waits")
+        file.unreadable = Misconfigured("bad")
+        reloads.ask()
+        await becomes(lambda: lines.said[-1][0] == "error", "the third is refused")
+        file.away = None
+        await becomes(lambda: bool(file.adopted), "what waited is confirmed")
+        assert not reloads.last_successful, "the newest one was refused"
+    assert file.adopted == ["second"]
+
+
+async def test_what_the_database_shows_to_be_impossible_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    file, lines = File(), Lines()
+    file.refusal = "sinks.crm: was removed"
+    async with running(file, lines, monkeypatch) as reloads:
+        reloads.ask()
+        await becomes(lambda: bool(lines.said), "it is refused")
+        assert not reloads.last_successful
+    assert lines.said == [("error", "the configuration was not reloaded; nothing has changed", file.refusal)]
+    assert file.tries == 1

@@ -1,0 +1,101 @@
+"""What a reload can change: every other setting that differs is named, and no value is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from outbox_relay.settings import Settings, load, restart_needed
+from outbox_relay.settings.changes import APPLIED, differing
+from outbox_relay.settings.problems import place
+from outbox_relay.settings.shape import fields, table
+from outbox_relay.settings.sinks import SINKS
+from tests.unit.test_settings import FILE, OTHER, SECRET, load_text
+
+
+def changed(tmp_path: Path, *replaced: tuple[str, str]) -> tuple[Settings, Settings]:
+    """The settings of the file, and those of the same file after replacements, the first of each text."""
+    text = FILE
+    for old, new in replaced:
+        assert old in text
+        text = text.replace(old, new, 1)
+    old = load_text(tmp_path, FILE)
+    return old, load_text(tmp_path, text)
+
+
+def test_nothing_differs_from_itself(tmp_path: Path) -> None:
+    old, new = changed(tmp_path)
+    assert differing(old, new) == []
+    assert restart_needed(old, new) == []
+
+
+@pytest.mark.parametrize(
+    "replaced",
+    [
+        ('"order.*"', '"shipment.*"'),
+        (SECRET, "whsec_" + "eHh4" * 8),
+        ("2027-01-01", "2028-01-01"),
+        ('"linger.ms" = 5', '"linger.ms" = 6'),
+        ('"linger.ms" = 5', ""),
+        ('url = "https', 'start = "now"\nurl = "https'),
+        ('url = "https', 'headers = { x-tenant = "one" }\nurl = "https'),
+    ],
+)
+def test_what_a_reload_applies(tmp_path: Path, replaced: tuple[str, str]) -> None:
+    old, new = changed(tmp_path, replaced)
+    assert differing(old, new)
+    assert restart_needed(old, new) == []
+
+
+@pytest.mark.parametrize(
+    ("replaced", "named"),
+    [
+        (("attempts = 12", "attempts = 13"), "sinks.crm.retry.attempts"),
+        (("attempts = 12\n", ""), "sinks.crm.retry.attempts"),
+        (("hooks/shop", "hooks/other"), "sinks.crm.url"),
+        (('"10.1.0.0/16"', '"10.2.0.0/16"'), "sinks.crm.allow_networks"),
+        (('url = "https', 'order = "none"\nurl = "https'), "sinks.crm.order"),
+        (('url = "https', 'when_dead = "hold"\nurl = "https'), "sinks.crm.when_dead"),
+        (('url = "https', 'max_in_flight = 9\nurl = "https'), "sinks.crm.max_in_flight"),
+        (('url = "https', 'timeout_seconds = 9\nurl = "https'), "sinks.crm.timeout_seconds"),
+        (('url = "https', 'ca_file = "/etc/ssl/ca.pem"\nurl = "https'), "sinks.crm.ca_file"),
+        (("shop.{type}", "other.{type}"), "sinks.events.topic"),
+        (("localhost/shop", "localhost/other"), "database.dsn"),
+        (("127.0.0.1:8080", "127.0.0.1:8081"), "http.listen"),
+        (("[http]", "[relay]\nlease_seconds = 5\n[http]"), "relay.lease_seconds"),
+    ],
+)
+def test_what_takes_a_restart_is_named_with_its_place(tmp_path: Path, replaced: tuple[str, str], named: str) -> None:
+    old, new = changed(tmp_path, replaced, ('"payment.captured"', '"payment.made"'))
+    [line] = restart_needed(old, new)
+    assert line.startswith(str(tmp_path / "relay.toml"))
+    assert line.endswith(f": {named}: needs a restart")
+    assert not any(secret in line for secret in (SECRET, OTHER, "localhost", "hooks"))
+
+
+def test_sinks_that_come_go_or_become_others(tmp_path: Path) -> None:
+    webhook = FILE[FILE.index("[sinks.crm]") : FILE.index("[routes]")]
+    other = webhook.replace("sinks.crm", "sinks.erp")
+    old, added = changed(tmp_path, ("[routes]", f"{other}\n[routes]"), ('["events"]', '["events", "erp"]'))
+    assert [line.partition(": ")[2] for line in restart_needed(old, added)] == ["sinks.erp: was added: needs a restart"]
+    assert restart_needed(added, old) == ["sinks.erp: was removed: needs a restart"]
+    kafka = '[sinks.crm]\ntype = "kafka"\ntopic = "t"\nproducer = { "bootstrap.servers" = "b:1" }\n'
+    old, other_type = changed(tmp_path, (webhook, kafka))
+    assert [line.partition(": ")[2] for line in restart_needed(old, other_type)] == ["sinks.crm.type: needs a restart"]
+
+
+def test_every_setting_is_compared() -> None:
+    """Goes red when a setting that is added later is ignored by a reload without a word."""
+    example = load(Path(__file__).parents[2] / "config" / "relay.example.toml", {})
+    for name, sink in example.sinks.items():
+        for setting, field in fields(SINKS[sink.type]).items():
+            if table(field) is None and setting != "type":
+                other = sink.model_copy(update={setting: object()})
+                new = example.model_copy(update={"sinks": {**example.sinks, name: other}})
+                assert [place(path[:3]) for path in differing(example, new)] == [f"sinks.{name}.{setting}"]
+
+
+def test_what_is_applied_exists() -> None:
+    named = {setting for model in SINKS.values() for setting in fields(model)}
+    assert {path[2] for path in APPLIED if path[0] == "sinks"} <= named
