@@ -30,7 +30,7 @@ from outbox_relay.settings import WebhookSink as WebhookSettings
 from outbox_relay.sinks import Sink
 from outbox_relay.sinks.kafka import ClientSettings, Creation, Form, KafkaSink
 from outbox_relay.spec import SinkSpec
-from outbox_relay.store import Store
+from outbox_relay.store import Store, missing_positions
 from outbox_relay.telemetry import logger
 from outbox_relay.ticking import Ticking
 from outbox_relay.wakeup import Wakeup
@@ -93,6 +93,7 @@ async def check_online(settings: Settings) -> tuple[list[str], list[str]]:
         await store.open()
         await _check_schema(store)
         payload_bytes = await store.max_payload_bytes()
+        problems += [missing_positions(*found) for found in (await store.missing_positions()).items()]
     except (DatabaseLost, Unusable, Misconfigured) as error:
         problems.append(f"database: {error}")
     finally:
@@ -197,13 +198,15 @@ class Service:
 
     def _ready(self) -> tuple[bool, Mapping[str, object]]:
         silent = time.monotonic() - self._ownership.heard_at
-        ready = bool(self._relays) and silent < READY_SECONDS and not self._stopping.is_set()
+        faults = {relay.spec.name: fault for relay in self._relays if (fault := _fault(relay))}
+        ready = bool(self._relays) and silent < READY_SECONDS and not self._stopping.is_set() and not faults
         sinks = {
             relay.spec.name: {
                 "shards": len(relay.holding.held),
                 "in_hand": relay.in_hand,
                 "in_flight_limit": relay.in_flight_limit,
                 "circuit": relay.circuit,
+                "fault": faults.get(relay.spec.name),
             }
             for relay in self._relays
         }
@@ -360,6 +363,13 @@ class Service:
         for _, sink in self._sinks:
             await sink.close()
         await self._store.close()
+
+
+def _fault(relay: SinkRelay) -> str | None:
+    """Return why this process cannot serve the sink, or None."""
+    if relay.holding.removed:
+        return "the sink was removed from the database"
+    return relay.holding.fault
 
 
 async def _check_schema(store: Store) -> None:

@@ -3,6 +3,7 @@
     RelayError
       Misconfigured          the file, the environment or the command line; exit code 2
       Unusable               the database answers, but not to us: password, rights, schema; exit code 2
+        PositionsMissing     shards of a sink have no position: nobody knows what was delivered
       NotFound               what was asked for is not there; exit code 3
       DatabaseLost           the database could not be asked; the relay waits and starts again
       StatementFailed        one statement failed and its connection did not: nobody else is concerned
@@ -27,6 +28,10 @@ class Misconfigured(RelayError):
 
 class Unusable(RelayError):
     """The database refuses us for a reason that waiting does not mend: password, rights or schema."""
+
+
+class PositionsMissing(Unusable):
+    """Shards of a sink have no position, so what was delivered of them is unknown; the message names them and the fix."""
 
 
 class NotFound(RelayError):

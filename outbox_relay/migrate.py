@@ -236,6 +236,7 @@ def rebase(dsn: str) -> int:
     """
     try:
         with _connect(dsn) as connection, connection.transaction():
+            connection.execute("set transaction isolation level read committed")
             connection.execute("set local lock_timeout = '30s'")
             rows = connection.execute("select outbox.rebase()").fetchall()
             return rows[0][0]

@@ -18,6 +18,8 @@ from outbox_relay.event import SHARDS
 from outbox_relay.log import Log
 from outbox_relay.store import Claimed, SinkRow, Store
 
+UNSERVED_RENEWALS = 4
+"""How many renewals in a row, a third of a lease apart, must find a sink without a relay that serves it."""
 POLL_SECONDS = 1.0
 """How often the database is asked for shards that nobody owns, and for what people have changed."""
 
@@ -41,6 +43,17 @@ class Holding:
     serving: bool = True
     """False while the sink is paused, or served by relays with a newer configuration."""
     superseded: bool = False
+    patterns: tuple[str, ...] = ()
+    newest: int = 0
+    """The sink's newest generation, and its patterns, as far as is known."""
+    unserved: int = 0
+    """At how many renewals in a row the sink was superseded here and no live relay served it."""
+    behind: int = 0
+    """At how many looks in a row the sink's generation was an earlier one than this relay's."""
+    removed: bool = False
+    """Whether the database does not know the sink any more."""
+    fault: str | None = None
+    """Why the shards that were claimed last cannot be served; None when they can."""
     surplus: int = 0
     """How many shards to drain and release."""
     share: int = SHARDS
@@ -62,6 +75,11 @@ class Holding:
     def until(self, shards: Collection[int]) -> float:
         """The ``time.monotonic()`` value at which the first of ``shards`` must stop; 0.0 when one is not held."""
         return min((self.held[s].until if s in self.held else 0.0 for s in shards), default=0.0)
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether the relays that superseded this one have been gone for a lease."""
+        return self.superseded and self.unserved >= UNSERVED_RENEWALS
 
     def leaving(self) -> set[int]:
         """The shards to drain now: all when this relay does not serve the sink, else the surplus."""
@@ -102,6 +120,7 @@ class Ownership:
     def serve(self, sink: str, generation: int) -> None:
         """The sink is served under another generation from now on."""
         self._holdings[sink].generation = generation
+        self._holdings[sink].unserved = 0
 
     @property
     def held(self) -> Mapping[str, int]:
@@ -123,7 +142,7 @@ class Ownership:
         if renew:
             await self._renew()
         if renew or free:
-            await self._share()
+            await self._share(renew)
         for holding in free:
             await self._claim(holding)
         self.heard_at = time.monotonic()
@@ -164,11 +183,16 @@ class Ownership:
         return {c.shard: Lease(c.epoch, sent + self._believed, c.crashes) for c in claimed}
 
     async def _obey(self, rows: Collection[SinkRow]) -> None:
-        changed = False
+        changed = self._miss({row.name for row in rows})
         for row in rows:
             holding = self._holdings[row.name]
             holding.circuit, holding.in_flight_limit, holding.free = row.circuit, row.in_flight_limit, row.free
-            superseded = row.generation > holding.generation
+            holding.newest, holding.patterns = row.generation, tuple(row.patterns)
+            if row.paused:
+                holding.unserved = 0
+            # A generation that is behind ours is that of a restored database, unless the answer is older than ours.
+            holding.behind = holding.behind + 1 if row.generation < holding.generation else 0
+            superseded = row.generation > holding.generation or holding.behind > 1
             serving = not (row.paused or superseded or self._stopping)
             if superseded and not holding.superseded:
                 self._log.warning("another configuration of this sink is in force; draining", sink=row.name)
@@ -179,6 +203,18 @@ class Ownership:
                 holding.changed()
         if changed:
             await self._beat()
+
+    def _miss(self, known: Collection[str]) -> bool:
+        """Stop serving the sinks that the database does not know any more; returns whether that changes anything."""
+        changed = False
+        for sink, holding in self._holdings.items():
+            if sink not in known and not holding.removed:
+                self._log.warning("this sink was removed from the database; a restart adds it again", sink=sink)
+                holding.serving = False
+                changed = True
+                holding.changed()
+            holding.removed = sink not in known
+        return changed
 
     async def _beat(self) -> None:
         serving = [sink for sink, holding in self._holdings.items() if holding.serving and not self._stopping]
@@ -206,9 +242,13 @@ class Ownership:
             self._log.warning("lost a shard", sink=holding.sink, shard=shard, epoch=epoch)
             holding.changed()
 
-    async def _share(self) -> None:
+    async def _share(self, renewed: bool) -> None:
         for share in await self._store.shares(self.relay, list(self._holdings), self.lease_seconds):
             holding = self._holdings[share.sink]
+            if share.relays or not holding.superseded:
+                holding.unserved = 0
+            else:
+                holding.unserved += renewed
             holding.share = fair_share(share.relays, share.before)
             surplus = max(0, len(holding.held) - holding.share)
             if surplus != holding.surplus:

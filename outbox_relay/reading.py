@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable
 
 from outbox_relay.delivering import SUSPECT_CRASHES, Delivering
-from outbox_relay.errors import LeaseLost, StartAgain
+from outbox_relay.errors import LeaseLost, PositionsMissing, StartAgain
 from outbox_relay.event import PAYLOAD
 from outbox_relay.gate import Gate
 from outbox_relay.ordering import Chunk, Reader
@@ -101,7 +101,12 @@ class Reading:
             sink, hold = self._spec.name, self._spec.hold
             self._settling.blocked.load(await self._store.blocked_keys(sink, gained, hold, server=self._server))
         together: defaultdict[Position, list[int]] = defaultdict(list)
-        standing = await self._store.positions(self._spec.name, gained, server=self._server)
+        try:
+            standing = await self._store.positions(self._spec.name, gained, server=self._server)
+        except PositionsMissing as error:
+            self._holding.fault = str(error)
+            raise
+        self._holding.fault = None
         for shard, position in standing.items():
             together[position].append(shard)
         for position, shards in together.items():

@@ -129,6 +129,7 @@ class SinkRelay:
         """The loop. What it reads is handed to ``direct``, what becomes of that is settled as it comes."""
         while not self.stopping.is_set() or self.holding.held or rows.under_way:
             self._adopt_reload(rows)
+            await self._serve_again()
             reading.wake.clear()
             await reading.adopt()
             if not await reading.step():
@@ -141,6 +142,21 @@ class SinkRelay:
         (self.spec, generation), self._next = self._next, None
         self.ownership.serve(self.spec.name, generation)
         raise StartAgain("the configuration was reloaded")
+
+    async def _serve_again(self) -> None:
+        """Serve a sink that another configuration took away, once that is this one again or its relays are gone."""
+        holding, spec = self.holding, self.spec
+        if not holding.superseded or holding.held or self._next is not None or self.stopping.is_set():
+            return
+        if holding.patterns != tuple(spec.patterns) and not holding.abandoned:
+            return
+        look = await self.ticking.refresh()
+        generation = await self.store.reregister_sink(
+            spec.name, spec.patterns, holding.newest, look.tick, server=look.incarnation
+        )
+        if generation is not None:
+            self.ownership.serve(spec.name, generation)
+            raise StartAgain("no relay serves the other configuration of this sink any more")
 
     def _draining(self, reading: Reading) -> bool:
         return reading.draining or self.stopping.is_set()

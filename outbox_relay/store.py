@@ -25,7 +25,7 @@ from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 from outbox_relay.cancelling import heeded
 from outbox_relay.connection import Connection
 from outbox_relay.dberrors import ANOTHER_SERVER, explain
-from outbox_relay.errors import DatabaseLost, LeaseLost, Unusable
+from outbox_relay.errors import DatabaseLost, LeaseLost, PositionsMissing, Unusable
 from outbox_relay.event import Event
 from outbox_relay.policy import Attempt, printable
 from outbox_relay.window import FOR_EVER, Position, Tick
@@ -57,7 +57,7 @@ CONNECTION_DEFAULTS: Mapping[str, str | int] = {
 class Look:
     """What one tick saw: the tick, the server's incarnation, its WAL position in bytes and its clock.
 
-    ``generations`` is the sum over all sinks: it differs once any sink has another configuration.
+    ``generations`` counts changes of the configuration and of positions: it is higher after each.
     """
 
     tick: Tick
@@ -76,7 +76,7 @@ class Claimed(NamedTuple):
 
 
 class SinkRow(NamedTuple):
-    """What the database says of a sink; ``free`` shards have no owner.
+    """What the database says of a sink; ``free`` shards have no owner, ``patterns`` are those of its generation.
 
     ``in_flight_limit``: how many requests a relay may have under way, nothing: as many as its settings say.
     """
@@ -87,6 +87,7 @@ class SinkRow(NamedTuple):
     circuit: str
     in_flight_limit: int | None
     free: int
+    patterns: Sequence[str]
 
 
 class Share(NamedTuple):
@@ -297,9 +298,15 @@ class Store:
     async def floor(self) -> int:
         """The floor of the numbering (see ``outbox.rebase``).
 
-        Raises ``Unusable`` when ids or xids are stored that the server has not given out yet.
+        Raises ``Unusable`` when the log comes from another cluster, or ids or xids are stored that the server has not
+        given out yet.
         """
-        [(floor, ids_ahead, highest_xid)] = await self._rows("sane", {})
+        [(floor, ids_ahead, highest_xid, elsewhere)] = await self._rows("sane", {})
+        if elsewhere:
+            raise Unusable(
+                "the log comes from another cluster, as after a restore, a move or pg_upgrade: stop every relay, then "
+                "run outbox-relay rebase"
+            )
         if ids_ahead or highest_xid > (await self.tick()).tick.next_xid:
             raise Unusable(
                 "the log holds ids or transaction numbers that this server has not given out yet, as after a restore "
@@ -418,6 +425,25 @@ class Store:
         }
         return dict(await self._rows("register_sinks", parameters))
 
+    async def reregister_sink(
+        self, name: str, patterns: Sequence[str], generation: int, tick: Tick, *, server: str | None = None
+    ) -> int | None:
+        """Give a sink these patterns if ``generation`` is still its newest, or if they are in force already.
+
+        Returns the generation under which the sink has them; None when another configuration is in force by now.
+        """
+        parameters = {
+            "wanted": json.dumps([{"name": name, "patterns": list(patterns)}]),
+            "seq": tick.seq,
+            "snapshot": tick.snapshot,
+            "next": tick.next_xid,
+            "only_from": generation,
+            "patterns": list(patterns),
+            "server": server,
+        }
+        rows = await self._rows("reregister_sink", parameters)
+        return rows[0][0] if rows else None
+
     async def sinks(self, names: Iterable[str]) -> list[SinkRow]:
         """What the database says of these sinks."""
         return [SinkRow(*row) for row in await self._rows("sinks", {"sinks": list(names)})]
@@ -464,15 +490,25 @@ class Store:
         await self._do("reset_crashes", {"sink": sink, "owner": owner, **_shards(held)})
 
     async def positions(self, sink: str, shards: Iterable[int], *, server: str | None = None) -> dict[int, Position]:
-        """Where these shards stand in the ledger."""
+        """Return where these shards stand in the ledger.
+
+        Raises ``PositionsMissing`` when one of them has no position.
+        """
         found: dict[int, Position] = {}
-        parameters = {"sink": sink, "shards": list(shards), "server": server}
+        wanted = list(shards)
+        parameters = {"sink": sink, "shards": wanted, "server": server}
         for shard, a_seq, a_snapshot, a_next, b_seq, b_snapshot, b_next, last in await self._rows(
             "positions", parameters
         ):
             b = None if b_seq is None else Tick(b_seq, b_snapshot, b_next)
             found[shard] = Position(Tick(a_seq, a_snapshot, a_next), b, last)
+        if missing := sorted(set(wanted) - found.keys()):
+            raise PositionsMissing(missing_positions(sink, missing))
         return found
+
+    async def missing_positions(self) -> dict[str, list[int]]:
+        """Return the shards without a position, by the names of their sinks; sinks that have all are left out."""
+        return {sink: shards for sink, shards in await self._rows("missing_positions", {})}
 
     async def record_circuit(
         self, sink: str, circuit: str, error: str | None, in_flight_limit: int | None, pause_after_seconds: float
@@ -598,6 +634,15 @@ class Store:
     async def trim_relays(self) -> int:
         """Remove relays that were last seen long ago; returns how many."""
         return await self._do("trim_relays", {})
+
+
+def missing_positions(sink: str, shards: Sequence[int]) -> str:
+    """Return what to say of ``shards`` of ``sink`` that have no position: an error message with its fix."""
+    some = ", ".join(map(str, shards[:8])) + (", …" if len(shards) > 8 else "")
+    return (
+        f"sink {sink}: {len(shards)} of its shards have no position in outbox.progress ({some}): its rows were deleted. "
+        "Stop every relay, then run outbox-relay rebase, which has them read the log from its beginning"
+    )
 
 
 def _shards(held: Mapping[int, int]) -> dict[str, Any]:

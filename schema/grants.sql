@@ -35,7 +35,8 @@ begin
         end loop;
         for what in
             select p.oid::regprocedure from pg_proc p
-             where p.pronamespace = 'outbox'::regnamespace and p.proname not in ('emit', 'emit_raw', 'rebase')
+             where p.pronamespace = 'outbox'::regnamespace and p.proname not in ('emit', 'emit_raw', 'rebase', 'remove_sink', 'raise_config', 'renumber', 'settled_upto',
+                                   'sink_changed', 'sink_deleted')
                and p.proname !~ 'debezium'
         loop
             execute format('grant execute on function %s to %I', what, grantee.role_name);

@@ -35,15 +35,20 @@ async def status(store: Store) -> dict[str, Any]:
     asked for less, None when as many as the settings say, ``paused_reason`` why a relay paused the sink by itself.
 
     ``relays`` are those that were seen within ``ALIVE_SECONDS`` or own a shard, with the shards they own of every
-    sink they serve. ``unrouted`` are the types among the newest ``NEWEST_EVENTS`` events that no sink's patterns match.
+    sink they serve. ``missing_positions`` is how many shards have no position, so that the relays do not serve them;
+    the whole log counts as their backlog. ``unrouted`` are the types among the newest ``NEWEST_EVENTS`` events that no sink's patterns match.
     ``in_default_partition`` counts events, up to ``EXACT_EVENTS``, for whose day no partition had been made.
 
     Raises ``Unusable`` or ``DatabaseLost``.
     """
     sinks = await store.named("status_sinks", {})
+    missing = await store.missing_positions()
     return {
         "relays": await _relays(store),
-        "sinks": {sink.name: await _sink(store, sink) for sink in sinks},
+        "sinks": {
+            sink.name: {**await _sink(store, sink), "missing_positions": len(missing.get(sink.name, ()))}
+            for sink in sinks
+        },
         "unrouted": await _unrouted(store, sinks),
         "in_default_partition": await _in_default_partition(store),
     }

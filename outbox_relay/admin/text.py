@@ -16,6 +16,12 @@ def status_text(found: dict[str, Any]) -> str:
     sinks, relays, unrouted = found["sinks"], found["relays"], found["unrouted"]
     lines = table([SINK_HEADER, *(_sink_row(name, sink) for name, sink in sinks.items())]) if sinks else [NO_SINKS]
     lines += [f"last error of {name}: {sink['last_error']}" for name, sink in sinks.items() if sink["last_error"]]
+    lines += [
+        f"{name} has {sink['missing_positions']} shards without a position, which no relay serves: stop every relay, then "
+        "run outbox-relay rebase"
+        for name, sink in sinks.items()
+        if sink["missing_positions"]
+    ]
     lines += [f"{name} was paused: {sink['paused_reason']}" for name, sink in sinks.items() if sink["paused_reason"]]
     lines += [
         f"{name} asked for less: {sink['in_flight_limit']} at once, until it has taken more"

@@ -1,5 +1,6 @@
--- Whether what is stored can belong to this server's numbering: ids below the sequence, xids below the next. Rows up
--- to the floor, and windows that end where everything is visible, belong to an older one and are left out.
+-- Whether what is stored can belong to this server's numbering: the cluster is the log's, ids are below the sequence, xids
+-- below the next. Rows up to the floor, and windows that end where everything is visible, belong to an older numbering and
+-- are left out.
 select (select m.floor from outbox.meta m) as floor,
        coalesce((select max(e.id) from outbox.event e), 0) > (select s.last_value from outbox.event_id_seq s) as ids_ahead,
        greatest(
@@ -9,4 +10,6 @@ select (select m.floor from outbox.meta m) as floor,
                      where e.id > (select m.floor from outbox.meta m) order by e.id desc limit 1000) n),
            (select max(greatest(p.a_next, p.b_next)) from outbox.progress p
              where p.b_snapshot is null or p.b_snapshot::text <> '9223372036854775807:9223372036854775807:')
-       ) as highest_xid
+       ) as highest_xid,
+       (select m.system_identifier from outbox.meta m)
+           is distinct from (select c.system_identifier from pg_control_system() c) as elsewhere

@@ -2,7 +2,7 @@
 --
 -- `settled` is whether the position of its shard has passed it (see outbox_relay/window.py): visible in A, or in B
 -- and not behind the last id that was done; ids up to the floor belong to an older numbering, whose last window ends
--- at B. `behind_uid` is the row at the head of its key, if that comes before this event; dead ones come last.
+-- at B: of its ids up to A's sequence value only those that were running at A are left. `behind_uid` is the row at the head of its key, if that comes before this event; dead ones come last.
 with logged as (
     select e.id, e.shard, e.xid, e.uid, e.type, e.key, e.deliver_at, e.created_at
       from outbox.event e
@@ -46,7 +46,9 @@ select e.id, e.shard, e.uid::text, e.type, e.key, e.in_log, e.created_at,
   left join outbox.relay o on o.id = h.owner
   left join lateral (
     select case when n.b_snapshot::text = '9223372036854775807:9223372036854775807:'
-                then e.id <= n.b_seq and (pg_visible_in_snapshot(e.xid, n.a_snapshot) or e.id <= n.last_id)
+                then e.id <= n.last_id
+                     or (e.id <= n.a_seq
+                         and (pg_visible_in_snapshot(e.xid, n.a_snapshot) or e.xid >= n.a_next::text::xid8))
                 else pg_visible_in_snapshot(e.xid, n.a_snapshot)
                      or e.id <= least((select m.floor from outbox.meta m), n.a_seq)
                      or coalesce(pg_visible_in_snapshot(e.xid, n.b_snapshot) and e.id <= n.last_id, false)

@@ -24,10 +24,22 @@ class Ledger:
     store: Store
     relay: UUID = field(default_factory=uuid4)
     epochs: dict[str, dict[int, int]] = field(default_factory=dict[str, dict[int, int]])
+    generations: dict[str, int] = field(default_factory=dict[str, int])
 
     async def register(self, *sinks: tuple[str, list[str], str]) -> None:
         """Make sinks (name, patterns, start) known."""
-        await self.store.register_sinks(sinks, await self.tick())
+        for name, generation in (await self.store.register_sinks(sinks, await self.tick())).items():
+            self.generations[name] = generation
+            self.know_epochs(name)
+
+    def know_epochs(self, sink: str) -> None:
+        """Write positions of `sink` at the epochs that its shards have now."""
+        self.epochs[sink] = dict(self.query("select shard, epoch from outbox.shard where sink = %s", sink))
+
+    async def _generation(self, sink: str) -> int:
+        if sink not in self.generations:
+            self.generations[sink] = (await self.store.sinks([sink]))[0].generation
+        return self.generations[sink]
 
     async def tick(self) -> Tick:
         """A tick taken now."""
@@ -39,7 +51,7 @@ class Ledger:
 
     async def own(self, sink: str, most: int = SHARDS, lease_seconds: float = 60.0) -> list[int]:
         """Claim up to `most` shards; returns those that are claimed now."""
-        claimed = await self.store.claim_shards(sink, self.relay, 1, lease_seconds, most)
+        claimed = await self.store.claim_shards(sink, self.relay, await self._generation(sink), lease_seconds, most)
         self.epochs.setdefault(sink, {}).update({c.shard: c.epoch for c in claimed})
         return [c.shard for c in claimed]
 
