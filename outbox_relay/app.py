@@ -87,6 +87,7 @@ async def check_online(settings: Settings) -> tuple[list[str], list[str]]:
     And what is to be warned of: that the database lets in events which a destination would refuse.
     """
     problems: list[str] = []
+    warnings: list[str] = []
     store = _store(settings, 2)
     payload_bytes = None
     try:
@@ -94,13 +95,13 @@ async def check_online(settings: Settings) -> tuple[list[str], list[str]]:
         await _check_schema(store)
         payload_bytes = await store.max_payload_bytes()
         problems += [missing_positions(*found) for found in (await store.missing_positions()).items()]
+        warnings += [f"database: {row.said}" for row in await store.named("foreign_privileges", {})]
     except (DatabaseLost, Unusable, Misconfigured) as error:
         problems.append(f"database: {error}")
     finally:
         await store.close()
     webhooks = Webhooks(settings)
     await webhooks.own.refresh()
-    warnings: list[str] = []
     for name in settings.sinks:
         problem, warning = await _check_sink(name, settings, webhooks, payload_bytes)
         problems += problem

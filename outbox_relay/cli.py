@@ -42,8 +42,8 @@ HEALTH_SECONDS = 3.0
 """Longest wait for the answer of a running relay."""
 HEALTH_BYTES = 1 << 20
 """Longest answer of a running relay that is read."""
-PAYLOAD_BYTES = 64 << 20
-"""Largest payload that is read for an emit."""
+PAYLOAD_LEAST, PAYLOAD_BYTES = 1 << 10, 64 << 20
+"""Smallest and largest ceiling of payloads; nothing larger is read for an emit."""
 LOAD_SECONDS, LOAD_LEAST, LOAD_MOST = 20, 2, 600
 """How long the demo emits events, in seconds: by default, at least, at most."""
 RUNS, RUNS_MOST = 3, 100
@@ -166,6 +166,10 @@ def _add_schema_commands(commands: Any) -> None:
     migrate.add_argument("--sql", action="store_true", help="print the SQL instead of running it")
     for option, who in (("--grant-emit", "a role of an application"), ("--grant-relay", "the role of the relay")):
         migrate.add_argument(option, metavar="ROLE", action="append", default=[], help=f"grant {who} what it needs")
+    migrate.add_argument(
+        "--max-payload-bytes", type=_number_of_bytes, metavar="N",
+        help=f"the largest payload that can be emitted, {PAYLOAD_LEAST} to {PAYLOAD_BYTES}; it stays until set again",
+    )  # fmt: skip
     migrate.add_argument("--debezium", action="store_true", help="make outbox.adopt_debezium too (docs/debezium.md)")
 
     text = "after a restore into another cluster: make the log's numbers this server's; while no relay runs"
@@ -271,6 +275,13 @@ def _number_of_seconds(value: str) -> float:
     return seconds
 
 
+def _number_of_bytes(value: str) -> int:
+    digits = value.isascii() and value.isdigit() and len(value) < 12
+    if not (digits and PAYLOAD_LEAST <= int(value) <= PAYLOAD_BYTES):
+        raise argparse.ArgumentTypeError(f"should be a number of bytes, {PAYLOAD_LEAST} to {PAYLOAD_BYTES}")
+    return int(value)
+
+
 def _load_seconds(value: str) -> float:
     seconds = _number_of_seconds(value)
     if not LOAD_LEAST <= seconds <= LOAD_MOST:
@@ -307,10 +318,11 @@ def _migrate(arguments: argparse.Namespace) -> int:
     from outbox_relay import migrate
 
     grants = {"grant_emit": arguments.grant_emit, "grant_relay": arguments.grant_relay}
+    options = {"debezium": arguments.debezium, "max_payload_bytes": arguments.max_payload_bytes}
     if arguments.sql:
-        print(migrate.script(**grants, debezium=arguments.debezium), end="")
+        print(migrate.script(**grants, **options), end="")
         return DONE
-    print(migrate.migrate(_owner_dsn(arguments), **grants, debezium=arguments.debezium))
+    print(migrate.migrate(_owner_dsn(arguments), **grants, **options))
     return DONE
 
 

@@ -66,6 +66,17 @@ UNSENT: Final = re.compile(r"placeholder|parameter missing|adapt|result")
 """psycopg's own refusals of a statement, of the class that refuses a malformed DSN too."""
 
 
+def encoding_fault(info: psycopg.ConnectionInfo) -> str | None:
+    """Return what is wrong with the encoding of the database, or None. A pooler may not tell it."""
+    encoding = info.parameter_status("server_encoding")
+    if encoding in (None, "", "UTF8"):
+        return None
+    return (
+        f"this database has the encoding {encoding}, and the outbox needs UTF8: make a database with it "
+        "(create database NAME encoding 'UTF8' template template0) and move the data there with pg_dump"
+    )
+
+
 def explain(error: psycopg.Error) -> RelayError:
     """``DatabaseLost`` for what passes by itself, ``Unusable`` for what somebody must mend.
 

@@ -1,8 +1,8 @@
 """The schema's versions: which this package has, which the database has, and the way from one to the other.
 
-A migration is a file ``NNNN_name.sql`` in ``schema/``. All that are missing are applied in one transaction under an
-advisory lock, so that a database has the schema of one version or of the other. The first lines of a migration may say
-``-- min_relay: N``: relays made for a schema older than N cannot work on it. Without that they can.
+A migration is a file ``NNNN_name.sql`` in ``schema/``. All that are missing are applied in one transaction under a
+lock of ``outbox.meta``, so that a database has the schema of one version or of the other. The first lines of a
+migration may say ``-- min_relay: N``: relays made for a schema older than N cannot work on it. Without that they can.
 
 ``debezium.sql`` is no migration: functions for whoever comes from Debezium, made anew whenever they are asked for.
 """
@@ -20,14 +20,16 @@ from psycopg import errors, sql
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import tuple_row
 
-from outbox_relay.dberrors import explain
+from outbox_relay.dberrors import encoding_fault, explain
 from outbox_relay.errors import DatabaseLost, RelayError, Unusable
 
-LOCK: Final = (1869967971, 3)
-"""The pair of keys of the advisory lock under which the schema changes."""
 LOCK_SECONDS: Final = 5
-"""Longest wait for that lock, and for every other lock that a migration needs."""
+"""Longest wait for each lock that a migration needs."""
 CONNECT_SECONDS: Final = 10
+CREATIONS: Final = 3
+"""Attempts to create a schema that other sessions create at the same time."""
+PAYLOAD_LEAST, PAYLOAD_MOST = 1 << 10, 64 << 20
+"""Bounds of the ceiling of payloads, in bytes."""
 
 DEBEZIUM: Final = "debezium.sql"
 """The file of the functions that adopt an outbox table of Debezium's."""
@@ -59,12 +61,14 @@ class Outcome:
     granted: tuple[str, ...] = ()
     debezium: bool = False
     notes: tuple[str, ...] = ()
+    max_payload_bytes: int | None = None
 
     def __str__(self) -> str:
         """A line for people, and one for each note."""
         grants = "; granted " + ", ".join(self.granted) if self.granted else ""
         debezium = "; outbox.adopt_debezium is there" if self.debezium else ""
-        return "\n".join((self._happened() + grants + debezium, *self.notes))
+        ceiling = "" if self.max_payload_bytes is None else f"; payloads of at most {self.max_payload_bytes} bytes"
+        return "\n".join((self._happened() + grants + ceiling + debezium, *self.notes))
 
     def _happened(self) -> str:
         steps = ", ".join(self.applied)
@@ -74,7 +78,7 @@ class Outcome:
                 "which works on it: nothing was changed"
             )
         if not steps:
-            done = self.granted or self.debezium
+            done = self.granted or self.debezium or self.max_payload_bytes
             return f"schema outbox has version {self.after}" + ("" if done else ": nothing to do")
         if self.before == 0:
             return f"schema outbox was created with version {self.after} ({steps})"
@@ -118,24 +122,27 @@ def migrate(
     grant_emit: Iterable[str] = (),
     grant_relay: Iterable[str] = (),
     debezium: bool = False,
+    max_payload_bytes: int | None = None,
     folder: Path = SCHEMA_FOLDER,
 ) -> Outcome:
     """Create the schema or bring it to the newest version in ``folder``, and grant roles what they need.
 
-    With ``debezium`` the functions that adopt an outbox table of Debezium's are made, or made anew. All in one
-    transaction, and nothing at all on a schema that is newer. Roles that were granted before are granted again whenever
-    something was applied. Raises ``Unusable`` for what must be mended first, rights and roles among them, and
-    ``DatabaseLost`` when the database cannot be asked or somebody holds a lock for too long.
+    With ``debezium`` the functions that adopt an outbox table of Debezium's are made or replaced, and
+    ``max_payload_bytes`` becomes the ceiling of payloads. All in one transaction, and nothing at all on a schema that
+    is newer. Roles that were granted before keep what they need; what any other role holds in the schema is taken back,
+    and named in the notes. Raises ``Unusable`` for what must be mended first, rights, roles and the database's encoding
+    among them, and ``DatabaseLost`` when the database cannot be asked or a lock is held for too long.
     """
+    wanted = _Wanted(tuple(_grants(grant_emit, grant_relay)), debezium, _checked(max_payload_bytes))
     steps = migrations(folder)
-    grants = _grants(grant_emit, grant_relay)
     notes: list[str] = []
     try:
         with _connect(dsn) as connection:
+            if problem := encoding_fault(connection.info):
+                raise Unusable(problem)
             connection.add_notice_handler(lambda notice: _note(notice, notes))
             try:
-                with connection.transaction():
-                    return _apply(connection, steps, grants, debezium, folder, notes)
+                return _in_turn(connection, steps, wanted, folder, notes)
             except errors.LockNotAvailable:
                 raise DatabaseLost(_locked(connection)) from None
     except psycopg.Error as error:
@@ -147,6 +154,7 @@ def script(
     grant_relay: Iterable[str] = (),
     *,
     debezium: bool = False,
+    max_payload_bytes: int | None = None,
     have: int = 0,
     folder: Path = SCHEMA_FOLDER,
 ) -> str:
@@ -163,6 +171,7 @@ def script(
             _BEFORE,
             *(_step(step) for step in steps),
             *(_record(kind, role) for kind, role in grants),
+            *(_ceiling(most) for most in (_checked(max_payload_bytes),) if most is not None),
             *((folder / name).read_text(encoding="utf-8") for name in (DEBEZIUM,) if debezium),
             (folder / "grants.sql").read_text(encoding="utf-8"),
             _AFTER,
@@ -173,14 +182,21 @@ def script(
 # -- the text -----------------------------------------------------------------------------------------------------
 
 # Names of functions and operators in a migration mean those of the system, whatever others may lie in the caller's
-# search_path; it is given back for whatever comes after in the same transaction.
+# search_path; it is given back for whatever comes after in the same transaction. The lock is of a table, since an
+# advisory lock could be held by any role of the database. Before there is a table, sessions wait for each other in
+# CREATE SCHEMA.
 _BEFORE: Final = f"""
 do $$
 begin
     perform set_config('outbox.search_path_before', current_setting('search_path'), true);
     perform set_config('search_path', 'pg_catalog, pg_temp', true);
     perform set_config('lock_timeout', '{LOCK_SECONDS}s', true);
-    perform pg_advisory_xact_lock({LOCK[0]}, {LOCK[1]});
+    if getdatabaseencoding() <> 'UTF8' then
+        raise exception 'this database has the encoding %, and schema outbox needs UTF8', getdatabaseencoding();
+    end if;
+    if to_regclass('outbox.meta') is not null then
+        lock table outbox.meta in share row exclusive mode;
+    end if;
 end
 $$;
 """
@@ -229,6 +245,19 @@ def _record(kind: str, role: str) -> str:
     )
 
 
+def _checked(max_payload_bytes: int | None) -> int | None:
+    if max_payload_bytes is not None and not PAYLOAD_LEAST <= max_payload_bytes <= PAYLOAD_MOST:
+        raise Unusable(f"the ceiling of payloads must be {PAYLOAD_LEAST} to {PAYLOAD_MOST} bytes: {max_payload_bytes}")
+    return max_payload_bytes
+
+
+def _ceiling(most: int) -> str:
+    return (
+        "create or replace function outbox.payload_ceiling() returns integer "
+        f"language sql immutable parallel safe return {most};\n"
+    )
+
+
 def rebase(dsn: str) -> int:
     """Make a log whose numbers are another server's relayable again (``outbox.rebase``); returns the floor.
 
@@ -251,46 +280,96 @@ def rebase(dsn: str) -> int:
 # -- applying it --------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What is asked for beside the schema itself: roles by kind, Debezium's functions, the ceiling of payloads."""
+
+    grants: tuple[tuple[str, str], ...]
+    debezium: bool
+    max_payload_bytes: int | None
+
+
 def _connect(dsn: str) -> psycopg.Connection[tuple[Any, ...]]:
     wanted: dict[str, Any] = {"application_name": "outbox-relay migrate", "connect_timeout": CONNECT_SECONDS}
     for name in conninfo_to_dict(dsn):
         wanted.pop(name, None)
-    return psycopg.connect(dsn, autocommit=True, prepare_threshold=None, row_factory=tuple_row, **wanted)
+    connection = psycopg.connect(dsn, autocommit=True, prepare_threshold=None, row_factory=tuple_row, **wanted)
+    # Under a snapshot from before a lock was granted, the version of the schema would be an old one.
+    connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+    connection.read_only = False
+    connection.deferrable = False
+    return connection
+
+
+_SESSION: Final = """
+select set_config(name, value, true)
+  from (values ('client_min_messages', 'notice'), ('standard_conforming_strings', 'on'), ('TimeZone', 'UTC'),
+               ('DateStyle', 'ISO'), ('default_tablespace', ''), ('default_table_access_method', 'heap'))
+       settings (name, value)
+"""
+"""Settings that decide what a migration makes, or whether its notices arrive, whatever the defaults are."""
+
+
+def _in_turn(
+    connection: psycopg.Connection[tuple[Any, ...]],
+    steps: Sequence[Migration],
+    wanted: _Wanted,
+    folder: Path,
+    notes: list[str],
+) -> Outcome:
+    """Apply what is wanted, after other sessions that create the schema at the same time."""
+    for attempt in range(1, CREATIONS + 1):
+        notes.clear()
+        try:
+            with connection.transaction():
+                return _apply(connection, steps, wanted, folder, notes)
+        except (errors.UniqueViolation, errors.DuplicateSchema):
+            if attempt == CREATIONS:
+                raise
+    raise AssertionError("unreachable")
 
 
 def _apply(
     connection: psycopg.Connection[tuple[Any, ...]],
     steps: Sequence[Migration],
-    grants: Sequence[tuple[str, str]],
-    debezium: bool,
+    wanted: _Wanted,
     folder: Path,
     notes: list[str],
 ) -> Outcome:
+    connection.execute(_SESSION.encode())
     connection.execute(_BEFORE.encode())
     before, min_relay = _found(connection)
     newest = steps[-1].version
     if before > newest:
         if problem := fit(before, min_relay, ours=newest):
             raise Unusable(problem)
-        lost = [f"not granted, which needs the newer outbox-relay: {kind} to {role}" for kind, role in grants]
-        if debezium:
-            lost.append("not made, which needs the newer outbox-relay: outbox.adopt_debezium")
-        return Outcome(before, before, notes=tuple(lost))
+        return Outcome(before, before, notes=_left_out(wanted))
     missing = [step for step in steps if step.version > before]
     for step in missing:
         connection.execute(_step(step).encode())
-    for kind, role in grants:
+    for kind, role in wanted.grants:
         _recorded(connection, kind, role)
-    if not (missing or grants or debezium):
-        return Outcome(before, before)
-    if debezium:
+    if wanted.max_payload_bytes is not None:
+        connection.execute(_ceiling(wanted.max_payload_bytes).encode())
+    if wanted.debezium:
         connection.execute((folder / DEBEZIUM).read_bytes())
     connection.execute((folder / "grants.sql").read_bytes())
     recorded = connection.execute(
         "select kind, role_name::text from outbox.grantee order by kind, role_name"
     ).fetchall()
-    granted = tuple(f"{kind} to {role}" for kind, role in recorded if missing or (kind, role) in grants)
-    return Outcome(before, newest, tuple(step.name for step in missing), granted, debezium, tuple(notes))
+    granted = tuple(f"{kind} to {role}" for kind, role in recorded if missing or (kind, role) in wanted.grants)
+    applied = tuple(step.name for step in missing)
+    return Outcome(before, newest, applied, granted, wanted.debezium, tuple(notes), wanted.max_payload_bytes)
+
+
+def _left_out(wanted: _Wanted) -> tuple[str, ...]:
+    """Return what cannot be done on a schema that is newer, a line each."""
+    lost = [f"not granted, which needs the newer outbox-relay: {kind} to {role}" for kind, role in wanted.grants]
+    if wanted.max_payload_bytes is not None:
+        lost.append("not set, which needs the newer outbox-relay: the ceiling of payloads")
+    if wanted.debezium:
+        lost.append("not made, which needs the newer outbox-relay: outbox.adopt_debezium")
+    return tuple(lost)
 
 
 def _found(connection: psycopg.Connection[tuple[Any, ...]]) -> tuple[int, int]:
@@ -333,9 +412,10 @@ select distinct a.pid, a.usename::text, a.application_name, a.state,
   from pg_locks l join pg_stat_activity a on a.pid = l.pid
  where l.granted and l.pid <> pg_backend_pid()
    and l.database = (select d.oid from pg_database d where d.datname = current_database())
-   and ((l.locktype = 'advisory' and l.classid = %s and l.objid = %s and l.objsubid = 2)
-        or (l.locktype = 'relation'
-            and l.relation in (select c.oid from pg_class c where c.relnamespace = to_regnamespace('outbox'))))
+   and l.locktype = 'relation'
+   and (l.relation in (select c.oid from pg_class c where c.relnamespace = to_regnamespace('outbox'))
+        or (to_regnamespace('outbox') is null and l.relation = 'pg_namespace'::regclass
+            and l.mode = 'RowExclusiveLock'))
  order by 1
  limit 5
 """
@@ -343,7 +423,7 @@ select distinct a.pid, a.usename::text, a.application_name, a.state,
 
 def _locked(connection: psycopg.Connection[tuple[Any, ...]]) -> str:
     """What to say when a lock was not to be had: who may be holding it."""
-    rows = connection.execute(_HOLDERS, LOCK).fetchall()
+    rows = connection.execute(_HOLDERS).fetchall()
     who = "; ".join(
         f"process {pid} (user {user}, application {application or 'unnamed'}, {state or 'state unknown'}"
         + ("" if seconds is None else f", in a transaction for {seconds} s")

@@ -24,7 +24,7 @@ from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
 from outbox_relay.cancelling import heeded
 from outbox_relay.connection import Connection
-from outbox_relay.dberrors import ANOTHER_SERVER, explain
+from outbox_relay.dberrors import ANOTHER_SERVER, encoding_fault, explain
 from outbox_relay.errors import DatabaseLost, LeaseLost, PositionsMissing, Unusable
 from outbox_relay.event import Event
 from outbox_relay.policy import Attempt, printable
@@ -193,9 +193,13 @@ class Store:
         await self.close()
         try:
             async with asyncio.timeout(CONNECT_SECONDS * 2):
-                await (await self._connect()).close()
+                connection = await self._connect()
+                problem = encoding_fault(connection.info)
+                await connection.close()
         except TimeoutError:
             raise DatabaseLost(f"the database did not answer within {CONNECT_SECONDS * 2} s") from None
+        if problem:
+            raise Unusable(problem)
         self._pool = AsyncConnectionPool(
             connection_class=Connection,
             conninfo=self._dsn,

@@ -1,69 +1,218 @@
--- Grants every role of outbox.grantee what it needs on the schema as it now is, and PUBLIC nothing. `migrate` runs it
--- after every migration; it can be run again at any time.
+-- Gives every role of outbox.grantee what its kind needs on the schema as it now is, and takes everything else from
+-- every role but the owner. `migrate` runs it each time; it can be run again at any time.
 --
 -- An application (kind `emit`) may call the two functions and nothing else. A relay may read everything, write its
 -- positions and exceptions, and never change the log. UPDATE of any column is what row locks ask for.
+
+-- Who may do what. A function, table or sequence that is not listed here belongs to the owner alone. Functions of kind
+-- `owner` are called by nobody else: a test compares this list with the schema.
+create or replace view outbox.privilege (kind, object_type, name, columns, privilege) as
+select l.kind, l.object_type, n.name, l.columns, l.privilege
+  from (values
+    ('emit', 'schema', '{outbox}'::text[], null::text[], 'USAGE'),
+    ('emit', 'function', '{emit, emit_raw}', null, 'EXECUTE'),
+
+    ('relay', 'schema', '{outbox}', null, 'USAGE'),
+    ('relay', 'function', '{backlog, claim_rows, known_down, make_partitions, only_at, payload_ceiling, read_late, '
+                          'read_rest, register_sinks, settle, tick}', null, 'EXECUTE'),
+    -- Called by functions of the line above, with the rights of their caller.
+    ('relay', 'function', '{incarnation, unsettled}', null, 'EXECUTE'),
+    ('relay', 'table', '{delivery, event, event_default, grantee, meta, progress, relay, shard, sink, standing, uid}',
+     null, 'SELECT'),
+    ('relay', 'table', '{foreign_default_privilege, foreign_privilege}', null, 'SELECT'),
+    ('relay', 'sequence', '{event_id_seq}', null, 'SELECT'),
+    ('relay', 'table', '{sink}', '{circuit, circuit_since, in_flight_limit, last_error, last_error_at, paused, '
+                                 'paused_reason}', 'UPDATE'),
+    ('relay', 'table', '{shard}', '{owner, epoch, lease_until, crashes}', 'UPDATE'),
+    ('relay', 'table', '{progress, delivery, relay}', null, 'INSERT'),
+    ('relay', 'table', '{delivery, relay}', null, 'UPDATE'),
+    ('relay', 'table', '{progress, delivery, relay}', null, 'DELETE'),
+
+    ('owner', 'function', '{asleep, claim_uid, emitter, event_fault, header_fault, is_usual, keep_positions, rebase, '
+                          'shown, uuid7}', null, 'EXECUTE')
+  ) l (kind, object_type, names, columns, privilege)
+ cross join lateral unnest(l.names) n (name);
+
+-- Privileges in the schema that nobody should have: those of roles other than the owner that are not listed above for
+-- a kind that the role was granted, or that the role may pass on. `role_name` is null for PUBLIC.
+create or replace view outbox.foreign_privilege (role_name, object_type, object, name, column_name, privilege) as
+with held as (
+    select 'schema' as object_type, n.oid as object, n.nspname::text as name, null::text as column_name,
+           n.nspowner as owner, a.*
+      from pg_namespace n cross join lateral aclexplode(n.nspacl) a
+     where n.nspname = 'outbox'
+    union all
+    select case c.relkind when 'S' then 'sequence' else 'table' end, c.oid, c.relname, null, c.relowner, a.*
+      from pg_class c cross join lateral aclexplode(c.relacl) a
+     where c.relnamespace = 'outbox'::regnamespace
+    union all
+    select 'table', c.oid, c.relname, t.attname, c.relowner, a.*
+      from pg_class c join pg_attribute t on t.attrelid = c.oid cross join lateral aclexplode(t.attacl) a
+     where c.relnamespace = 'outbox'::regnamespace
+    union all
+    select 'function', p.oid, p.proname, null, p.proowner, a.*
+      from pg_proc p cross join lateral aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a
+     where p.pronamespace = 'outbox'::regnamespace
+)
+select distinct r.rolname::text, h.object_type, h.object, h.name, h.column_name, h.privilege_type
+  from held h left join pg_roles r on r.oid = h.grantee
+ where h.grantee <> h.owner
+   and (h.is_grantable or not exists (
+        select from outbox.grantee g join outbox.privilege p on p.kind = g.kind
+         where g.role_name = r.rolname and p.object_type = h.object_type and p.privilege = h.privilege_type
+           and p.name = h.name
+           and case when h.column_name is null then p.columns is null else h.column_name = any (p.columns) end));
+
+-- Privileges that roles get on whatever the owner of the schema makes, in it or anywhere.
+create or replace view outbox.foreign_default_privilege (owner_name, role_name, object_type, privilege) as
+select distinct o.rolname::text, r.rolname::text, t.object_type, a.privilege_type
+  from pg_default_acl d
+  join pg_namespace n on n.nspname = 'outbox' and n.nspowner = d.defaclrole and d.defaclnamespace in (0, n.oid)
+  join pg_roles o on o.oid = d.defaclrole
+  join (values ('r', 'table'), ('S', 'sequence'), ('f', 'function')) t (letter, object_type) on t.letter = d.defaclobjtype
+ cross join lateral aclexplode(d.defaclacl) a
+  left join pg_roles r on r.oid = a.grantee
+ where a.grantee <> d.defaclrole and (a.grantee <> 0 or t.object_type <> 'function');
+
 do $grants$
 declare
-    grantee record;
-    what text;
-    setting text[];
+    schema_owner constant name := (select r.rolname from pg_namespace n join pg_roles r on r.oid = n.nspowner
+                                    where n.nspname = 'outbox');
+    item record;
 begin
-    revoke all on schema outbox from public;
-    revoke all on all tables in schema outbox from public;
-    revoke all on all sequences in schema outbox from public;
-    revoke all on all functions in schema outbox from public;
+    -- A migration that another role applied made what the owner's functions could not use.
+    for item in
+        select case when c.relkind = 'S' then 'sequence' when c.relkind = 'v' then 'view' else 'table' end as kind,
+               c.oid::regclass::text as name
+          from pg_class c join pg_namespace n on n.oid = c.relnamespace
+         where n.nspname = 'outbox' and c.relowner <> n.nspowner and c.relkind in ('r', 'p', 'v', 'S')
+           and not exists (select from pg_depend d where d.classid = 'pg_class'::regclass and d.objid = c.oid
+                                                     and d.refclassid = 'pg_class'::regclass and d.deptype in ('a', 'i'))
+        union all
+        select 'function', p.oid::regprocedure::text
+          from pg_proc p join pg_namespace n on n.oid = p.pronamespace
+         where n.nspname = 'outbox' and p.proowner <> n.nspowner
+    loop
+        execute format('alter %s %s owner to %I', item.kind, item.name, schema_owner);
+    end loop;
+
     delete from outbox.grantee g where not exists (select from pg_roles r where r.rolname = g.role_name);
 
-    for grantee in select g.role_name, g.kind from outbox.grantee g order by g.kind, g.role_name loop
-        execute format('grant usage on schema outbox to %I', grantee.role_name);
-        if grantee.kind = 'emit' then
-            execute format('grant execute on function outbox.emit, outbox.emit_raw to %I', grantee.role_name);
-            continue;
-        end if;
-        execute format('grant select on all tables in schema outbox to %I', grantee.role_name);
-        execute format('grant select on sequence outbox.event_id_seq to %I', grantee.role_name);
-        foreach what in array array[
-            'insert, update on outbox.sink',
-            'insert, update (owner, epoch, lease_until, crashes) on outbox.shard',
-            'insert, delete on outbox.progress',
-            'insert, update, delete on outbox.delivery',
-            'insert, update, delete on outbox.relay',
-            'delete on outbox.uid'
-        ] loop
-            execute format('grant %s to %I', what, grantee.role_name);
-        end loop;
-        for what in
-            select p.oid::regprocedure from pg_proc p
-             where p.pronamespace = 'outbox'::regnamespace and p.proname not in ('emit', 'emit_raw', 'rebase', 'remove_sink', 'raise_config', 'renumber', 'settled_upto',
-                                   'sink_changed', 'sink_deleted')
-               and p.proname !~ 'debezium'
-        loop
-            execute format('grant execute on function %s to %I', what, grantee.role_name);
-        end loop;
+    -- What migrations make belongs to PUBLIC too, and what a relay may do has changed between versions: neither is news.
+    for item in
+        select coalesce('role "' || f.role_name || '"', 'PUBLIC') as role, f.object_type, f.privileges,
+               string_agg(f.name, ', ' order by f.name) as names
+          from (
+            select p.role_name, p.object_type, p.name,
+                   string_agg(distinct p.privilege || coalesce(' (' || p.column_name || ')', ''), ', ') as privileges
+              from outbox.foreign_privilege p
+             where not (p.role_name is null and p.object_type = 'function' and exists (
+                        select from pg_proc f where f.oid = p.object
+                                               and f.xmin = pg_current_xact_id()::xid))
+               and not exists (select from outbox.grantee g where g.role_name = p.role_name and g.kind = 'relay')
+             group by p.role_name, p.object_type, p.name
+          ) f
+         group by f.role_name, f.object_type, f.privileges
+         order by 1, 2, 3
+    loop
+        raise notice 'taken back from %: % on % %', item.role, item.privileges, item.object_type, item.names;
+    end loop;
+    for item in
+        select d.owner_name, coalesce('role "' || d.role_name || '"', 'PUBLIC') as role, d.object_type,
+               string_agg(d.privilege, ', ' order by d.privilege) as privileges
+          from outbox.foreign_default_privilege d
+         group by d.owner_name, d.role_name, d.object_type
+         order by 2, 3
+    loop
+        raise notice 'default privileges of role "%" give % % on each new %: outbox-relay takes that back from what it makes',
+            item.owner_name, item.role, item.privileges, item.object_type;
+    end loop;
 
-        -- Bounds for a relay that vanishes, on a role that is a relay's alone. Not everybody may set them, and what
-        -- somebody else has set stays.
-        continue when grantee.role_name = current_user
-            or exists (select from outbox.grantee g where g.role_name = grantee.role_name and g.kind = 'emit')
-            or (select r.rolsuper from pg_roles r where r.rolname = grantee.role_name);
-        foreach setting slice 1 in array array[
-            ['idle_in_transaction_session_timeout', '10s'], ['statement_timeout', '30s'], ['lock_timeout', '5s']
-        ] loop
-            continue when exists (
-                select from pg_db_role_setting s cross join unnest(s.setconfig) c
-                 where s.setrole = (select r.oid from pg_roles r where r.rolname = grantee.role_name)
-                   and s.setdatabase in (0, (select d.oid from pg_database d where d.datname = current_database()))
-                   and starts_with(c, setting[1] || '=')
-            );
-            begin
-                execute format('alter role %I in database %I set %I = %L',
-                               grantee.role_name, current_database(), setting[1], setting[2]);
-            exception when insufficient_privilege then
-                raise notice 'no right to set % of role %: let an administrator set it to %',
-                    setting[1], grantee.role_name, setting[2];
-            end;
-        end loop;
+    for item in
+        select f.object_type, f.privilege || coalesce(' (' || quote_ident(f.column_name) || ')', '') as privilege,
+               case f.object_type when 'schema' then 'outbox' when 'function' then f.object::regprocedure::text
+                                  else format('outbox.%I', f.name) end as name,
+               case when f.role_name is null then 'public' else quote_ident(f.role_name) end as role
+          from outbox.foreign_privilege f
+    loop
+        execute format('revoke %s on %s %s from %s cascade', item.privilege, item.object_type, item.name, item.role);
+    end loop;
+    for item in
+        select g.role_name, p.object_type, p.privilege || coalesce(' (' || array_to_string(p.columns, ', ') || ')', '')
+                   as privilege,
+               case p.object_type when 'schema' then 'outbox'
+                                  when 'function' then f.oid::regprocedure::text
+                                  else format('outbox.%I', p.name) end as name
+          from outbox.grantee g
+          join outbox.privilege p on p.kind = g.kind
+          left join pg_proc f on p.object_type = 'function' and f.pronamespace = 'outbox'::regnamespace
+                             and f.proname = p.name
+         where g.role_name <> schema_owner
+           and case p.object_type when 'schema' then true when 'function' then f.oid is not null
+                                  else to_regclass(format('outbox.%I', p.name)) is not null end
+    loop
+        execute format('grant %s on %s %s to %I', item.privilege, item.object_type, item.name, item.role_name);
     end loop;
 end
 $grants$;
+
+-- What a relay's session needs, for relays behind a pooler, which can set nothing themselves: the defaults of a role
+-- that is a relay's alone. What somebody else has set stays where it only bounds the time that something takes.
+do $settings$
+declare
+    wanted constant text[] := array[
+        ['TimeZone', 'UTC'], ['DateStyle', 'ISO'], ['IntervalStyle', 'postgres'], ['client_encoding', 'UTF8'],
+        ['bytea_output', 'hex'], ['array_nulls', 'on'], ['standard_conforming_strings', 'on'],
+        ['extra_float_digits', '1'], ['search_path', 'pg_catalog'],
+        ['default_transaction_isolation', 'read committed'], ['default_transaction_read_only', 'off'],
+        ['default_transaction_deferrable', 'off'],
+        ['statement_timeout', '9s'], ['lock_timeout', '5s'], ['idle_in_transaction_session_timeout', '10s'],
+        ['idle_session_timeout', '0'], ['transaction_timeout', '0'],
+        ['jit', 'off'], ['plan_cache_mode', 'auto'], ['enable_seqscan', 'on'], ['enable_indexscan', 'on'],
+        ['enable_indexonlyscan', 'on'], ['enable_bitmapscan', 'on'], ['enable_sort', 'on'], ['enable_nestloop', 'on'],
+        ['enable_hashjoin', 'on'], ['enable_mergejoin', 'on']
+    ];
+    bounds constant text[] := '{statement_timeout, lock_timeout, idle_in_transaction_session_timeout}';
+    relay record;
+    missing record;
+begin
+    for relay in
+        select g.role_name, r.oid from outbox.grantee g join pg_roles r on r.rolname = g.role_name
+         where g.kind = 'relay' and not r.rolsuper and g.role_name <> current_user
+           and not exists (select from outbox.grantee o where o.role_name = g.role_name and o.kind <> 'relay')
+         order by 1
+    loop
+        select array_agg(array[w.name, w.value]) as settings, string_agg(w.name || ' = ' || quote_literal(w.value), ', ')
+                   as shown,
+               string_agg(w.name || ' = ' || quote_literal(h.value), ', ') filter (where h.value <> w.value) as before
+          into missing
+          from (select wanted[n][1] as name, wanted[n][2] as value from generate_subscripts(wanted, 1) n) w
+          join pg_settings known on known.name = w.name
+          left join lateral (
+            select substr(c, length(w.name) + 2) as value, s.setrole <> 0 as is_roles,
+                   s.setrole <> 0 and s.setdatabase <> 0 as is_ours
+              from pg_db_role_setting s cross join unnest(s.setconfig) c
+             where s.setrole in (0, relay.oid)
+               and s.setdatabase in (0, (select d.oid from pg_database d where d.datname = current_database()))
+               and starts_with(lower(c), lower(w.name) || '=')
+             order by s.setrole <> 0 and s.setdatabase <> 0 desc, s.setrole <> 0 desc, s.setdatabase <> 0 desc
+             limit 1
+          ) h on true
+         where not coalesce(h.is_ours and h.value = w.value or h.is_roles and w.name = any (bounds), false);
+        continue when missing.settings is null;
+        begin
+            for n in 1..array_length(missing.settings, 1) loop
+                execute format('alter role %I in database %I set %s = %L', relay.role_name, current_database(),
+                               missing.settings[n][1], missing.settings[n][2]);
+            end loop;
+            if missing.before is not null then
+                raise notice 'set for role "%" in this database, where something else stood before (%): %',
+                    relay.role_name, missing.before, missing.shown;
+            end if;
+        exception when insufficient_privilege then
+            raise notice 'no right to set defaults of role "%" in this database: let an administrator set them: %',
+                relay.role_name, missing.shown;
+        end;
+    end loop;
+end
+$settings$;

@@ -290,8 +290,8 @@ def refuses(settings: ClientSettings, topic: str | None, payload_bytes: int, sec
     if payload_bytes <= least:
         return None
     return (
-        f"events may have payloads of {payload_bytes} bytes (outbox.max_payload_bytes in the database), but {said}: "
-        "raise that limit, or lower outbox.max_payload_bytes; larger events would end dead"
+        f"events may have payloads of {payload_bytes} bytes (the ceiling of the database), but {said}: "
+        "raise that limit, or lower the ceiling (migrate --max-payload-bytes); larger events would end dead"
     )
 
 
