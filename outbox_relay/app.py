@@ -15,9 +15,10 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wai
 
 from outbox_relay import __version__, migrate
 from outbox_relay.circuit import CircuitPolicy
-from outbox_relay.errors import DatabaseLost, Misconfigured, StartAgain, StatementFailed, Unusable
+from outbox_relay.errors import DatabaseLost, Misconfigured, RelayError, StartAgain, StatementFailed, Unusable
 from outbox_relay.health import Health
 from outbox_relay.housekeeping import Housekeeping
+from outbox_relay.log import Seldom
 from outbox_relay.ownership import Ownership
 from outbox_relay.relay import SinkRelay
 from outbox_relay.routing import like
@@ -30,7 +31,7 @@ from outbox_relay.spec import SinkSpec
 from outbox_relay.store import Store
 from outbox_relay.telemetry import logger
 from outbox_relay.ticking import Ticking
-from outbox_relay.wakeup import Wakeup
+from outbox_relay.wakeup import ELSEWHERE, Wakeup, listens_at
 from outbox_relay.webhooks import Webhooks
 
 RECOVER_MOST_SECONDS = 2.0
@@ -45,6 +46,8 @@ GARBAGE_OBJECTS = 50_000
 """New objects after which the garbage collector looks for cycles among them."""
 SURVIVED = (DatabaseLost, StatementFailed, StartAgain, Unusable)
 """What a running service survives: the part starts again."""
+PASSING = (DatabaseLost, StatementFailed, StartAgain)
+"""What a service that starts waits for to pass."""
 
 
 def run(settings: Settings, reload: Callable[[], Settings]) -> int:
@@ -81,7 +84,8 @@ async def check_online(settings: Settings) -> tuple[list[str], list[str]]:
         await store.open()
         await _check_schema(store)
         payload_bytes = await store.max_payload_bytes()
-    except (DatabaseLost, Unusable, Misconfigured) as error:
+        problems += await _check_listening(settings, store)
+    except (DatabaseLost, StatementFailed, Unusable, Misconfigured) as error:
         problems.append(f"database: {error}")
     finally:
         await store.close()
@@ -93,6 +97,18 @@ async def check_online(settings: Settings) -> tuple[list[str], list[str]]:
         problems += problem
         warnings += warning
     return problems, warnings
+
+
+async def _check_listening(settings: Settings, store: Store) -> list[str]:
+    """Return a problem when ``database.listen_dsn`` does not lead to the database whose log is read."""
+    dsn = _wakeup_dsn(settings)
+    if dsn is None or not settings.database.listen_dsn:
+        return []
+    try:
+        right = await listens_at(dsn()) == await store.place()
+    except (DatabaseLost, StatementFailed, Unusable) as error:
+        return [f"database.listen_dsn: {error}"]
+    return [] if right else [ELSEWHERE]
 
 
 async def _check_sink(
@@ -122,13 +138,15 @@ class Service:
         self._settings = settings
         self._reload = reload
         self._log: BoundLogger = logger().bind(relay=settings.relay.name)
+        self._seldom = Seldom(self._log)
         self._stopping = asyncio.Event()
         self._reloading = asyncio.Event()
         self._webhooks = Webhooks(settings)
         self._sinks = [(_spec(name, settings), _sink(name, settings, self._webhooks)) for name in settings.sinks]
         self._store = _store(settings, min(30, 4 + 3 * len(self._sinks)))
         lease = settings.relay.lease_seconds
-        self._ticking = Ticking(self._store, Wakeup(_wakeup_dsn(settings)), lease, self._log)
+        wakeup = Wakeup(_wakeup_dsn(settings), self._store.place, self._log)
+        self._ticking = Ticking(self._store, wakeup, lease, self._log)
         self._ownership = Ownership(self._store, uuid4(), settings.relay.name, __version__, lease, self._log)
         self._relays: list[SinkRelay] = []
 
@@ -182,6 +200,7 @@ class Service:
                 "in_hand": relay.in_hand,
                 "in_flight_limit": relay.in_flight_limit,
                 "circuit": relay.circuit,
+                "restarts": dict(relay.restarts),
             }
             for relay in self._relays
         }
@@ -203,7 +222,7 @@ class Service:
         return True
 
     async def _begin(self) -> None:
-        async for attempt in self._retrying("the database cannot be reached yet", DatabaseLost):
+        async for attempt in self._retrying("the database cannot be reached yet", *PASSING):
             with attempt:
                 await self._store.open()
                 await _check_schema(self._store)
@@ -265,7 +284,7 @@ class Service:
                 for relay in self._relays:
                     await relay.leave()
                 await self._ownership.leave()
-        except (TimeoutError, DatabaseLost, Unusable) as error:
+        except (TimeoutError, *SURVIVED) as error:
             self._log.warning("stopped before everything in hand was settled", reason=str(error) or "out of time")
 
     async def _keep(self, name: str, part: Callable[[], Awaitable[None]]) -> None:
@@ -285,7 +304,8 @@ class Service:
     def _retrying(self, what: str, *survived: type[Exception]) -> AsyncRetrying:
         async def tell(state: RetryCallState) -> None:
             error = state.outcome.exception() if state.outcome else None
-            self._log.warning(what, reason=str(error), again_in_seconds=round(state.upcoming_sleep, 2))
+            cause = error.reason if isinstance(error, RelayError) else None
+            self._seldom.warning(what, reason=str(error), cause=cause, again_in_seconds=round(state.upcoming_sleep, 2))
             if isinstance(error, DatabaseLost):
                 await self._store.mend()
 

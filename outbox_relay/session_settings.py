@@ -7,7 +7,7 @@ outrank all three. Behind a pooler nothing of a session can be set: there the re
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 SESSION_SETTINGS: Final[Mapping[str, str]] = {
@@ -51,10 +51,13 @@ _LEAST_MS: Final[Mapping[str, int]] = {
     "statement_timeout": 9_000,
     "lock_timeout": 5_000,
     "idle_in_transaction_session_timeout": 10_000,
+    "idle_session_timeout": 60_000,
     "transaction_timeout": 10_000,
 }
-_EITHER_WAY: Final = frozenset({"idle_session_timeout", "jit", "default_transaction_deferrable", "search_path"})
-"""Settings whose other values cost time at most: the pooler's idle sessions, and names that are all qualified."""
+"""Longer, or 0 for none, is as good."""
+_EITHER_WAY: Final = frozenset({"jit", "default_transaction_deferrable"})
+"""Settings whose other value costs time at most."""
+_UNITS: Final[Mapping[str, int]] = {"ms": 1, "s": 1_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 class Misfit(NamedTuple):
@@ -81,17 +84,26 @@ def _escaped(value: str) -> str:
     return value.replace("\\", "\\\\").replace(" ", "\\ ")
 
 
-def misfits(found: Sequence[tuple[str, str]]) -> list[Misfit]:
-    """Return those of ``found`` (name, value as ``pg_settings`` has it: times in ms) that the relay cannot work with."""
-    needed = {**SESSION_SETTINGS, **{name: value for name, (_, value) in NEWER_SETTINGS.items()}}
-    return [Misfit(name, value, needed[name]) for name, value in found if not _fits(name, value, needed[name])]
+def misfits(found: Iterable[tuple[str, str | None]]) -> list[Misfit]:
+    """Return those of ``found`` (name, value as SHOW prints it) that the relay cannot work with.
+
+    A setting without a value does not exist on that server.
+    """
+    needed = wanted(max(since for since, _ in NEWER_SETTINGS.values()))
+    return [
+        Misfit(name, value, needed[name])
+        for name, value in found
+        if value is not None and not _fits(name, value, needed[name])
+    ]
 
 
 def _fits(name: str, value: str, needed: str) -> bool:
     if name in _EITHER_WAY:
-        return name != "search_path" or _catalog_first(value)
+        return True
+    if name == "search_path":
+        return _catalog_first(value)
     if name in _LEAST_MS:
-        return value == "0" or int(value) >= _LEAST_MS[name]
+        return value == "0" or _milliseconds(value) >= _LEAST_MS[name]
     if name == "TimeZone":
         return value.lower() in _UTC
     if name == "extra_float_digits":
@@ -99,6 +111,11 @@ def _fits(name: str, value: str, needed: str) -> bool:
     if name == "DateStyle":
         return value.partition(",")[0] == needed
     return value == needed
+
+
+def _milliseconds(value: str) -> int:
+    number = value.rstrip("abcdefghijklmnopqrstuvwxyz")
+    return int(number) * _UNITS.get(value[len(number) :], 1)
 
 
 def _catalog_first(path: str) -> bool:

@@ -22,7 +22,7 @@ begin
             continue;
         end if;
         execute format('grant select on all tables in schema outbox to %I', grantee.role_name);
-        execute format('grant select on sequence outbox.event_id_seq to %I', grantee.role_name);
+        execute format('grant select on sequence outbox.event_id_seq, outbox.server_mark to %I', grantee.role_name);
         foreach what in array array[
             'insert, update on outbox.sink',
             'insert, update (owner, epoch, lease_until, crashes) on outbox.shard',
