@@ -17,9 +17,10 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wai
 
 from outbox_relay import __version__, migrate
 from outbox_relay.circuit import CircuitPolicy
-from outbox_relay.errors import DatabaseLost, Misconfigured, StartAgain, StatementFailed, Unusable
+from outbox_relay.errors import DatabaseLost, Misconfigured, RelayError, StartAgain, StatementFailed, Unusable
 from outbox_relay.health import AcceptErrors, Health
 from outbox_relay.housekeeping import Housekeeping
+from outbox_relay.log import Seldom
 from outbox_relay.ownership import Ownership
 from outbox_relay.relay import SinkRelay
 from outbox_relay.reloading import Reloading, reason
@@ -33,7 +34,7 @@ from outbox_relay.spec import SinkSpec
 from outbox_relay.store import Store, missing_positions
 from outbox_relay.telemetry import logger
 from outbox_relay.ticking import Ticking
-from outbox_relay.wakeup import Wakeup
+from outbox_relay.wakeup import ELSEWHERE, Wakeup, listens_at
 from outbox_relay.webhooks import Renewal, Webhooks
 
 RECOVER_MOST_SECONDS = 2.0
@@ -50,6 +51,8 @@ REMOVED = "was removed from the database; restart the relay to begin it again, o
 """What is said of a sink that this relay serves and that the database does not know any more."""
 SURVIVED = (DatabaseLost, StatementFailed, StartAgain, Unusable)
 """What a running service survives: the part starts again."""
+PASSING = (DatabaseLost, StatementFailed, StartAgain)
+"""What a service that starts waits for to pass."""
 
 
 def run(settings: Settings, reload: Callable[[], Settings]) -> int:
@@ -94,9 +97,10 @@ async def check_online(settings: Settings) -> tuple[list[str], list[str]]:
         await store.open()
         await _check_schema(store)
         payload_bytes = await store.max_payload_bytes()
+        problems += await _check_listening(settings, store)
         problems += [missing_positions(*found) for found in (await store.missing_positions()).items()]
         warnings += [f"database: {row.said}" for row in await store.named("foreign_privileges", {})]
-    except (DatabaseLost, Unusable, Misconfigured) as error:
+    except (DatabaseLost, StatementFailed, Unusable, Misconfigured) as error:
         problems.append(f"database: {error}")
     finally:
         await store.close()
@@ -107,6 +111,18 @@ async def check_online(settings: Settings) -> tuple[list[str], list[str]]:
         problems += problem
         warnings += warning
     return problems, warnings
+
+
+async def _check_listening(settings: Settings, store: Store) -> list[str]:
+    """Return a problem when ``database.listen_dsn`` does not lead to the database whose log is read."""
+    dsn = _wakeup_dsn(settings)
+    if dsn is None or not settings.database.listen_dsn:
+        return []
+    try:
+        right = await listens_at(dsn()) == await store.place()
+    except (DatabaseLost, StatementFailed, Unusable) as error:
+        return [f"database.listen_dsn: {error}"]
+    return [] if right else [ELSEWHERE]
 
 
 async def _check_sink(
@@ -145,13 +161,15 @@ class Service:
         self._settings = settings
         self._read = reload
         self._log: BoundLogger = logger().bind(relay=settings.relay.name)
+        self._seldom = Seldom(self._log)
         self._stopping = asyncio.Event()
         self._reloading = Reloading(self._newer, self._adopt, self._log)
         self._webhooks = Webhooks(settings)
         self._sinks = [(_spec(name, settings), _sink(name, settings, self._webhooks)) for name in settings.sinks]
         self._store = _store(settings, min(30, 4 + 3 * len(self._sinks)))
         lease = settings.relay.lease_seconds
-        self._ticking = Ticking(self._store, Wakeup(_wakeup_dsn(settings)), lease, self._log)
+        wakeup = Wakeup(_wakeup_dsn(settings), self._store.place, self._log)
+        self._ticking = Ticking(self._store, wakeup, lease, self._log)
         self._ownership = Ownership(self._store, uuid4(), settings.relay.name, __version__, lease, self._log)
         self._relays: list[SinkRelay] = []
 
@@ -208,6 +226,7 @@ class Service:
                 "in_flight_limit": relay.in_flight_limit,
                 "circuit": relay.circuit,
                 "fault": faults.get(relay.spec.name),
+                "restarts": dict(relay.restarts),
             }
             for relay in self._relays
         }
@@ -233,7 +252,7 @@ class Service:
         return True
 
     async def _begin(self) -> None:
-        async for attempt in self._retrying("the database cannot be reached yet", DatabaseLost):
+        async for attempt in self._retrying("the database cannot be reached yet", *PASSING):
             with attempt:
                 await self._store.open()
                 await _check_schema(self._store)
@@ -295,7 +314,7 @@ class Service:
                 for relay in self._relays:
                     await relay.leave()
                 await self._ownership.leave()
-        except (TimeoutError, DatabaseLost, Unusable) as error:
+        except (TimeoutError, *SURVIVED) as error:
             self._log.warning("stopped before everything in hand was settled", reason=str(error) or "out of time")
 
     async def _keep(self, name: str, part: Callable[[], Awaitable[None]]) -> None:
@@ -315,9 +334,9 @@ class Service:
     def _retrying(self, what: str, *survived: type[Exception]) -> AsyncRetrying:
         async def tell(state: RetryCallState) -> None:
             error = state.outcome.exception() if state.outcome else None
-            self._log.warning(
-                what, reason=reason(error) if error else "", again_in_seconds=round(state.upcoming_sleep, 2)
-            )
+            cause = error.reason if isinstance(error, RelayError) else None
+            said = reason(error) if error else ""
+            self._seldom.warning(what, reason=said, cause=cause, again_in_seconds=round(state.upcoming_sleep, 2))
             if isinstance(error, DatabaseLost):
                 await self._store.mend()
 

@@ -7,7 +7,7 @@ from typing import Final
 
 import psycopg
 
-from outbox_relay.errors import DatabaseLost, IncarnationChanged, RelayError, Unusable
+from outbox_relay.errors import DatabaseLost, IncarnationChanged, RelayError, StatementFailed, Unusable
 
 ANOTHER_SERVER: Final = "OR001"
 """The SQLSTATE with which ``outbox.only_at`` refuses a statement."""
@@ -24,8 +24,13 @@ MENDING: Final = {
 }
 # Connection, transaction state and rollback, resources, object state, operator, system, internal.
 PASSING: Final = ("08", "25", "40", "53", "55", "57", "58", "XX")
+# A session that has ended, or is worth nothing until it is made again: connection exceptions, a server that stops, a
+# session that was idle or a transaction that ran for too long, a server that has become a standby.
+LOST: Final = ("08", "57P", "25P03", "25P04", "25006")
+# Errors of one statement that is sent over a connection that lives: values, cardinality, constraints.
+FAILING: Final = ("21", "22", "23")
 # Their messages quote what was sent.
-QUOTING: Final = ("22", "23")
+QUOTING: Final = ("21", "22", "23")
 
 # libpq gives no SQLSTATE when it cannot connect, only the server's words, which are English by default.
 REFUSALS: Final = {
@@ -34,7 +39,13 @@ REFUSALS: Final = {
     ),
     "3D000": re.compile(r"^database .* does not exist"),
     "42501": re.compile(r"^permission denied for database"),
+    "08P01": re.compile(r"^unsupported startup parameter"),
 }
+CONNECTING: Final = {
+    "42501": "grant connect on the database to this user",
+    "08P01": 'a pooler that keeps no session: set database.pooler = "transaction"',
+}
+"""How to mend what is refused when a connection is made, where that is another way than for a statement."""
 SERVER_SAID: Final = re.compile(r"(?:FATAL|ERROR): +(.+)")
 REASONS: Final = (
     "Connection refused",
@@ -78,7 +89,7 @@ def encoding_fault(info: psycopg.ConnectionInfo) -> str | None:
 
 
 def explain(error: psycopg.Error) -> RelayError:
-    """``DatabaseLost`` for what passes by itself, ``Unusable`` for what somebody must mend.
+    """Return ``DatabaseLost`` for what passes by itself, ``Unusable`` for what a person must mend.
 
     ``IncarnationChanged`` for what another server than the caller's refused.
     psycopg's own text may hold rows, passwords or whole DSNs: of what the server answered only the primary message
@@ -91,6 +102,26 @@ def explain(error: psycopg.Error) -> RelayError:
     if isinstance(error, psycopg.ProgrammingError) and not UNSENT.search(str(error)):
         return Unusable(MALFORMED)
     return DatabaseLost(f"the database could not be asked ({type(error).__name__})")
+
+
+def explain_statement(error: Exception, name: str) -> RelayError:
+    """Return what an error means that the statement ``name`` met on a connection that still lives.
+
+    ``StatementFailed`` where nothing is wrong but the statement or its answer: it ran out of time, met a lock or a
+    deadlock, needs more memory than there is, or holds a value that cannot be loaded. Else as ``explain`` does.
+    """
+    if not isinstance(error, psycopg.Error) or not error.sqlstate:
+        return StatementFailed(f"statement {name} failed, or its answer cannot be loaded ({type(error).__name__})")
+    state, said = error.sqlstate, error.diag.message_primary or ""
+    explained = _answered(state, said)
+    standby = name == "tick" and state == "55000"  # "recovery is in progress", in whatever language
+    ended = state.startswith(LOST) or error.diag.severity_nonlocalized in ("FATAL", "PANIC")
+    if ended or standby or isinstance(explained, IncarnationChanged):
+        return explained
+    if isinstance(explained, DatabaseLost) or state.startswith(FAILING):
+        quoted = "" if state.startswith(QUOTING) else f": {said}"
+        return StatementFailed(f"the database ended statement {name} ({state}){quoted}", state)
+    return explained
 
 
 def _answered(state: str, said: str) -> RelayError:
@@ -121,7 +152,7 @@ def _not_connected(error: psycopg.OperationalError) -> RelayError:
 
 
 def _mending(state: str) -> str:
-    return "grant connect on the database to this user" if state == "42501" else MENDING[state[:2]]
+    return CONNECTING.get(state) or MENDING[state[:2]]
 
 
 def _where(error: psycopg.OperationalError) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 from outbox_relay.circuit import Circuit
+from outbox_relay.errors import StatementFailed
 from outbox_relay.ownership import Holding
 from outbox_relay.policy import Unavailable
 from outbox_relay.spec import SinkSpec
@@ -184,8 +185,17 @@ class Gate:
     async def run(self) -> None:
         """Record what was found out, and count rows while that matters, until cancelled. Raises ``DatabaseLost``."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._count())
-            tasks.create_task(self._record())
+            tasks.create_task(self._again(self._count))
+            tasks.create_task(self._again(self._record))
+
+    async def _again(self, part: Callable[[], Awaitable[None]]) -> None:
+        """Run ``part`` again when a statement of it failed: only what people are told is late by that."""
+        while True:
+            try:
+                await part()
+            except StatementFailed:
+                self._heard.set()
+                await asyncio.sleep(RECORD_SECONDS)
 
     async def _record(self) -> None:
         while True:

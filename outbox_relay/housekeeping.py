@@ -7,11 +7,14 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from outbox_relay.errors import DatabaseLost
-from outbox_relay.log import Log
+from outbox_relay.connection_slots import CHORES, caller
+from outbox_relay.errors import RelayError
+from outbox_relay.log import Log, Seldom
 from outbox_relay.store import Store
 
 LOOK_SECONDS = 1.0
+LEISURE = 50
+"""A chore is done again after this many times as long as it took, at least: it costs 2 % of the time at most."""
 
 
 @dataclass(slots=True)
@@ -30,6 +33,7 @@ class Housekeeping:
 
     def __init__(self, store: Store, log: Log) -> None:
         self._log = log
+        self._seldom = Seldom(log)
         self._chores = [
             Chore("make partitions", store.make_partitions, 60.0, 2.0),
             Chore("trim the ledger", store.trim_progress, 5.0, 15.0),
@@ -38,6 +42,7 @@ class Housekeeping:
 
     async def run(self) -> None:
         """Do what is due, until cancelled. A chore that fails is due again; it never ends the others."""
+        caller.set(CHORES)
         while True:
             for chore in self._chores:
                 if chore.due_at <= time.monotonic():
@@ -45,12 +50,19 @@ class Housekeeping:
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _do(self, chore: Chore) -> None:
-        chore.due_at = time.monotonic() + chore.every_seconds
+        """Do one chore; one that fails, for whatever reason of the database, is tried again later."""
+        began = time.monotonic()
         try:
             count = await chore.work()
-        except DatabaseLost as error:
-            chore.due_at = time.monotonic() + chore.retry_seconds
-            self._log.warning("housekeeping will try again", chore=chore.name, reason=str(error))
+        except RelayError as error:
+            chore.due_at = self._next(began, chore.retry_seconds)
+            self._seldom.warning(f"housekeeping will try again: {chore.name}", reason=str(error))
             return
+        chore.due_at = self._next(began, chore.every_seconds)
         if count:
             self._log.debug("housekeeping", chore=chore.name, count=count)
+
+    @staticmethod
+    def _next(began: float, seconds: float) -> float:
+        now = time.monotonic()
+        return now + max(seconds, LEISURE * (now - began))

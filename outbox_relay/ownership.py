@@ -14,8 +14,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 from uuid import UUID
 
+from outbox_relay.connection_slots import LEASES, caller
+from outbox_relay.errors import StatementFailed
 from outbox_relay.event import SHARDS
-from outbox_relay.log import Log
+from outbox_relay.log import Log, Seldom
 from outbox_relay.store import Claimed, SinkRow, Store
 
 UNSERVED_RENEWALS = 4
@@ -106,6 +108,7 @@ class Ownership:
         self.lease_seconds = lease_seconds
         self._believed = lease_seconds - min(1.0, lease_seconds / 10)
         self._log = log
+        self._seldom = Seldom(log)
         self._holdings: dict[str, Holding] = {}
         self._renewed_at = float("-inf")
         self._stopping = False
@@ -128,19 +131,32 @@ class Ownership:
         return {sink: len(holding.held) for sink, holding in self._holdings.items()}
 
     async def run(self) -> None:
-        """Keep what is held and claim what is due, until cancelled. Raises ``DatabaseLost``."""
+        """Keep what is held and claim what is due, until cancelled. Raises ``DatabaseLost``.
+
+        A round whose statements fail is tried again; leases that could not be renewed by then end by their own time.
+        """
+        caller.set(LEASES)
         pause = min(POLL_SECONDS, self.lease_seconds / 6)
         while True:
-            await self.round()
+            try:
+                await self.round()
+            except StatementFailed as error:
+                self._seldom.warning("leases will be looked after again", reason=str(error))
             await asyncio.sleep(pause)
 
     async def round(self) -> None:
         """One look: renew when a third of the lease has passed, obey what people changed, share, claim."""
-        await self.look()
         renew = time.monotonic() - self._renewed_at >= self.lease_seconds / 3
-        free = [holding for holding in self._holdings.values() if holding.serving and holding.free]
+        failed: StatementFailed | None = None
+        try:
+            await self.look()
+        except StatementFailed as error:
+            failed = error
         if renew:
             await self._renew()
+        if failed is not None:
+            raise failed
+        free = [holding for holding in self._holdings.values() if holding.serving and holding.free]
         if renew or free:
             await self._share(renew)
         for holding in free:
@@ -221,7 +237,6 @@ class Ownership:
         await self._store.heartbeat(self.relay, self._name, self._version, serving, self.lease_seconds / 3)
 
     async def _renew(self) -> None:
-        await self._beat()
         sent = time.monotonic()
         asked = [(h.sink, shard, lease.epoch) for h in self._holdings.values() for shard, lease in h.held.items()]
         kept: set[tuple[str, int, int]] = set()
@@ -229,6 +244,7 @@ class Ownership:
             kept = await self._store.renew_shards(self.relay, asked, self.lease_seconds, self.lease_seconds / 3)
         for sink, shard, epoch in asked:
             self._renewed(self._holdings[sink], shard, epoch, sent, (sink, shard, epoch) in kept)
+        await self._beat()
         self._renewed_at = sent
 
     def _renewed(self, holding: Holding, shard: int, epoch: int, sent: float, kept: bool) -> None:

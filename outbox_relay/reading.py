@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable
 
 from outbox_relay.delivering import SUSPECT_CRASHES, Delivering
-from outbox_relay.errors import LeaseLost, PositionsMissing, StartAgain
+from outbox_relay.errors import HandedOver, LeaseLost, PositionsMissing
 from outbox_relay.event import PAYLOAD
 from outbox_relay.gate import Gate
 from outbox_relay.ordering import Chunk, Reader
@@ -143,7 +143,7 @@ class Reading:
             self._settling.drop(reader)
             await self._ownership.release(self._holding, shards, reader.undone)
         if self._gate.is_shut:
-            raise StartAgain(f"sink {self._spec.name}: shards were given up while the destination is down")
+            raise HandedOver(f"sink {self._spec.name}: shards were given up while the destination is down")
 
     def _put_off_gaps(self) -> None:
         """Make what is not done before something that is into rows: else what is done behind it would be read again."""

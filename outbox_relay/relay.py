@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import cast
 
+from outbox_relay.connection_slots import caller, sink_caller
 from outbox_relay.delivering import Desk, delivering
-from outbox_relay.errors import RelayError, StartAgain
+from outbox_relay.errors import RelayError, Reloaded
 from outbox_relay.gate import Gate, Slots
 from outbox_relay.log import Log
 from outbox_relay.ordering import Reader
@@ -47,6 +49,8 @@ class SinkRelay:
     _drained: bool = True
     settling: Settling | None = None
     """What is in hand, in the session under way."""
+    restarts: Counter[str] = field(default_factory=Counter[str])
+    """How many sessions ended other than by the relay's stop, by ``RelayError.reason``."""
 
     @property
     def circuit(self) -> str:
@@ -79,10 +83,21 @@ class SinkRelay:
     async def run(self) -> None:
         """One session: everything from the ledger on, until told to stop and drained.
 
-        Raises ``StartAgain``, ``DatabaseLost`` or ``Unusable``; the next session then begins from the ledger.
+        Raises ``StartAgain``, ``DatabaseLost``, ``StatementFailed`` or ``Unusable``, which is counted; the next session
+        then begins from the ledger.
         """
+        caller.set(sink_caller(self.spec.name))
+        try:
+            await self._session()
+        except RelayError as error:
+            if not self.stopping.is_set():
+                self.restarts[error.reason] += 1
+            raise
+
+    async def _session(self) -> None:
         self._drained = False
         await self.sink.reset()
+        await self.store.check_session()
         server, era = (await self.ticking.refresh()).incarnation, self.ticking.era
         await self.ownership.reclaim(self.holding)
         await self.store.give_rows_back(self.spec.name, self.ownership.relay)
@@ -141,7 +156,7 @@ class SinkRelay:
             return
         (self.spec, generation), self._next = self._next, None
         self.ownership.serve(self.spec.name, generation)
-        raise StartAgain("the configuration was reloaded")
+        raise Reloaded("the configuration was reloaded")
 
     async def _serve_again(self) -> None:
         """Serve a sink that another configuration took away, once that is this one again or its relays are gone."""

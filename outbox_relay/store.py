@@ -19,15 +19,25 @@ from uuid import UUID
 
 import psycopg
 from psycopg import AsyncConnection, AsyncCursor
+from psycopg.pq import ConnStatus, TransactionStatus
 from psycopg.rows import AsyncRowFactory, namedtuple_row, tuple_row
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
 from outbox_relay.cancelling import heeded
-from outbox_relay.connection import Connection
-from outbox_relay.dberrors import ANOTHER_SERVER, encoding_fault, explain
-from outbox_relay.errors import DatabaseLost, LeaseLost, PositionsMissing, Unusable
+from outbox_relay.connection import Connection, direct, fix_settings, place
+from outbox_relay.connection_slots import TICKS, ConnectionSlots, caller
+from outbox_relay.dberrors import encoding_fault, explain, explain_statement
+from outbox_relay.errors import (
+    DatabaseLost,
+    IncarnationChanged,
+    LeaseLost,
+    PositionsMissing,
+    StatementFailed,
+    Unusable,
+)
 from outbox_relay.event import Event
 from outbox_relay.policy import Attempt, printable
+from outbox_relay.session_settings import Misfit, complaint, misfits, wanted
 from outbox_relay.window import FOR_EVER, Position, Tick
 
 T = TypeVar("T")
@@ -41,8 +51,10 @@ waits for a synchronous standby."""
 TICK_SECONDS = 5.0
 """The same for a tick, which reads next to nothing: the first to notice a connection that was lost without a word, so
 that the relay delivers again within 20 s. To give up takes the driver up to 10 s more."""
-CONNECTION_LOST = ("08", "57P")
-"""SQLSTATEs with which a session ends."""
+OUT_OF_TIME = "57014"
+"""The SQLSTATE of a statement that was cancelled, by the server's timeout too."""
+NEWEST_SERVER = 1_000_000
+"""A ``server_version_num`` at which every setting exists."""
 CONNECTION_DEFAULTS: Mapping[str, str | int] = {
     "connect_timeout": CONNECT_SECONDS,
     "tcp_user_timeout": 15_000,
@@ -168,8 +180,9 @@ def event_row(_cursor: AsyncCursor[Any]) -> Callable[[Sequence[Any]], Event]:
 class Store:
     """A bounded pool of connections and the statements of the relay.
 
-    Raises ``DatabaseLost`` when a statement got no answer in time or the connection broke: whether it took
-    effect is then unknown. Raises ``Unusable`` for what waiting does not mend.
+    Raises ``DatabaseLost`` when a connection was lost with a statement: whether it took effect is then unknown. Raises
+    ``StatementFailed`` when the statement failed and its connection did not, which concerns the caller alone, and
+    ``Unusable`` for what waiting does not mend.
 
     ``server`` is the incarnation of the server that the caller's ticks are from: any other refuses the statement,
     with ``IncarnationChanged``. Nothing: whichever answers.
@@ -180,13 +193,16 @@ class Store:
     ) -> None:
         self._dsn = dsn
         self._sql = statements()
+        self._pooler = pooler
         self._prepare_after = None if pooler else 2
         self._connections = connections
+        self._slots = ConnectionSlots(connections)
+        self._mended_losses = 0
         self._call_seconds = call_seconds
         self._pool: AsyncConnectionPool[Connection] | None = None
         self.connection_losses = 0
-        """Raised whenever a call failed for its connection, or came to another server: whoever holds what was read
-        compares it."""
+        """Incremented when a call loses its connection or reaches another server. Readers compare it to detect stale
+        data."""
 
     async def open(self) -> None:
         """Connect once, to learn what is wrong if anything is, and keep a pool from then on."""
@@ -195,14 +211,17 @@ class Store:
             async with asyncio.timeout(CONNECT_SECONDS * 2):
                 connection = await self._connect()
                 problem = encoding_fault(connection.info)
-                await connection.close()
+                try:
+                    await self._try(connection)
+                finally:
+                    await connection.close()
         except TimeoutError:
             raise DatabaseLost(f"the database did not answer within {CONNECT_SECONDS * 2} s") from None
         if problem:
             raise Unusable(problem)
         self._pool = AsyncConnectionPool(
             connection_class=Connection,
-            conninfo=self._dsn,
+            conninfo=self._conninfo,
             min_size=1,
             max_size=self._connections,
             timeout=CONNECT_SECONDS,
@@ -221,46 +240,73 @@ class Store:
             await pool.close(timeout=1.0)
 
     async def mend(self) -> None:
-        """Make every connection anew, after one was found to be broken.
+        """Replace every connection if one was lost since the last time.
 
-        What the others are worth is not asked: one that is lost without a word never answers, and the pool's ``check``
-        can swallow the end of the time that it is given.
+        The others are not checked: one that is lost without a word never answers, and the pool's ``check`` can swallow
+        the end of the time that it is given.
         """
-        if self._pool is not None:
+        if self._pool is not None and self.connection_losses != self._mended_losses:
+            self._mended_losses = self.connection_losses
             await self._pool.drain()
+
+    def _conninfo(self) -> str:
+        return self._dsn() if self._pooler else direct(self._dsn())
 
     async def _connect(self) -> Connection:
         try:
-            return await Connection.connect(self._dsn(), autocommit=True, **cast(Any, CONNECTION_DEFAULTS))
+            return await Connection.connect(self._conninfo(), autocommit=True, **cast(Any, CONNECTION_DEFAULTS))
+        except psycopg.Error as error:
+            raise explain(error) from None
+
+    async def _try(self, connection: Connection) -> None:
+        """Raise what is wrong with a connection that was just made."""
+        try:
+            await self._configure(connection)
+            if self._pooler:
+                cursor = await connection.execute(self._sql["session_settings"], {"names": list(wanted(NEWEST_SERVER))})
+                self._judge(await cursor.fetchall())
         except psycopg.Error as error:
             raise explain(error) from None
 
     async def _configure(self, connection: Connection) -> None:
         connection.prepare_threshold = self._prepare_after
+        if self._pooler:
+            return
+        try:
+            await fix_settings(connection)
+        except BaseException:
+            await connection.close()
+            raise
 
     @asynccontextmanager
-    async def _connection(self, deadline: float) -> AsyncGenerator[AsyncConnection[Any]]:
+    async def _connection(self, deadline: float, name: str = "transaction") -> AsyncGenerator[AsyncConnection[Any]]:
+        """Lend a connection for at most ``deadline`` seconds, after at most as long a wait for a free slot."""
         if self._pool is None:
             raise DatabaseLost("there is no connection to the database")
+        lent = alive = False
         try:
             with heeded():
                 async with (
+                    self._slots.taken(TICKS if name in ("tick", "arm") else caller.get(), name, deadline),
                     asyncio.timeout(deadline),
                     self._pool.connection(timeout=min(deadline, CONNECT_SECONDS)) as connection,
                 ):
-                    yield connection
+                    lent = True
+                    try:
+                        yield connection
+                    except BaseException:
+                        alive = _alive(connection)
+                        raise
         except (PoolTimeout, PoolClosed):
-            self.connection_losses += 1
             raise DatabaseLost("no connection to the database could be had") from None
         except TimeoutError:
-            self.connection_losses += 1
-            raise DatabaseLost(f"the database did not answer within {deadline:g} s") from None
+            self.connection_losses += lent and not alive
+            said = f"the database did not answer within {deadline:g} s"
+            raise StatementFailed(f"{said}: statement {name}", OUT_OF_TIME) if alive else DatabaseLost(said) from None
         except psycopg.Error as error:
-            # A statement that was refused, for a lock say, says nothing about the server.
-            self.connection_losses += not error.sqlstate or error.sqlstate.startswith(
-                (*CONNECTION_LOST, ANOTHER_SERVER)
-            )
-            raise explain(error) from None
+            explained = explain_statement(error, name) if alive else explain(error)
+            self.connection_losses += isinstance(explained, DatabaseLost | IncarnationChanged)
+            raise explained from None
 
     async def _rows(
         self,
@@ -269,14 +315,20 @@ class Store:
         row_factory: AsyncRowFactory[T] = TUPLES,
         deadline: float | None = None,
     ) -> list[T]:
-        async with self._connection(deadline or self._call_seconds) as connection:
+        async with self._connection(deadline or self._call_seconds, name) as connection:
             cursor = connection.cursor(binary=True, row_factory=row_factory)
-            await cursor.execute(self._sql[name], parameters)
-            return await cursor.fetchall()
+            try:
+                await cursor.execute(self._sql[name], parameters)
+                return await cursor.fetchall()
+            except (MemoryError, ValueError, ArithmeticError) as error:  # a value that cannot be sent, or loaded
+                raise explain_statement(error, name) from None
 
     async def _do(self, name: str, parameters: Mapping[str, Any], deadline: float | None = None) -> int:
-        async with self._connection(deadline or self._call_seconds) as connection:
-            return (await connection.execute(self._sql[name], parameters)).rowcount
+        async with self._connection(deadline or self._call_seconds, name) as connection:
+            try:
+                return (await connection.execute(self._sql[name], parameters)).rowcount
+            except (MemoryError, ValueError, ArithmeticError) as error:
+                raise explain_statement(error, name) from None
 
     async def named(self, name: str, parameters: Mapping[str, Any], deadline: float | None = None) -> list[Any]:
         """The rows of a statement file as named tuples: for people's questions, not for the data path."""
@@ -289,6 +341,33 @@ class Store:
             yield connection
 
     # -- what the schema and the server are ---------------------------------------------------------------
+
+    async def check_session(self) -> None:
+        """Raise ``Unusable`` when a session behind a pooler has settings that the relay cannot work with.
+
+        A direct connection sets them itself.
+        """
+        if not self._pooler:
+            return
+        try:
+            self._judge(await self._rows("session_settings", {"names": list(wanted(NEWEST_SERVER))}))
+        except StatementFailed as error:
+            if error.sqlstate != OUT_OF_TIME:
+                raise
+            raise Unusable(complaint([TOO_SHORT])) from None
+
+    def _judge(self, found: Sequence[Any]) -> None:
+        if wrong := misfits(found):
+            raise Unusable(complaint(wrong))
+
+    async def place(self) -> tuple[int, int]:
+        """Return what tells this database from all others: the cluster's system identifier, the database's oid."""
+        async with self._connection(self._call_seconds, "place") as connection:
+            return await place(connection)
+
+    async def arm(self) -> None:
+        """Mark the server, so that a restart after the crash of one of its processes shows: see ``outbox.arm``."""
+        await self._rows("arm", {}, deadline=min(TICK_SECONDS, self._call_seconds))
 
     async def schema(self) -> tuple[int, int]:
         """(version of the schema, oldest version that a relay may have been made for)."""
@@ -647,6 +726,15 @@ def missing_positions(sink: str, shards: Sequence[int]) -> str:
         f"sink {sink}: {len(shards)} of its shards have no position in outbox.progress ({some}): its rows were deleted. "
         "Stop every relay, then run outbox-relay rebase, which has them read the log from its beginning"
     )
+
+
+TOO_SHORT = Misfit("statement_timeout", "shorter than a statement takes", "9s")
+
+
+def _alive(connection: AsyncConnection[Any]) -> bool:
+    """Whether the server has answered the last statement on this connection, be it by refusing or cancelling it."""
+    unanswered = (TransactionStatus.ACTIVE, TransactionStatus.UNKNOWN)
+    return connection.pgconn.status == ConnStatus.OK and connection.pgconn.transaction_status not in unanswered
 
 
 def _shards(held: Mapping[int, int]) -> dict[str, Any]:

@@ -45,8 +45,10 @@ def configure(level: str, form: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    for chatty in ("httpx", "httpcore", "asyncio", "aiohttp.access", "psycopg.pool"):
+    for chatty in ("httpx", "httpcore", "asyncio", "aiohttp.access"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
+    # The pool warns of every connection that it cannot make, in libpq's words; the relay says it once, and in its own.
+    logging.getLogger("psycopg.pool").setLevel(logging.ERROR)
 
 
 def logger(name: str = "outbox_relay") -> structlog.stdlib.BoundLogger:

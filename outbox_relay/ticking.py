@@ -10,8 +10,8 @@ import asyncio
 import time
 from datetime import UTC, datetime, timedelta
 
-from outbox_relay.errors import DatabaseLost, IncarnationChanged, RelayError
-from outbox_relay.log import Log
+from outbox_relay.errors import DatabaseLost, IncarnationChanged, RelayError, StatementFailed
+from outbox_relay.log import Log, Seldom
 from outbox_relay.store import Look, Store
 from outbox_relay.wakeup import Wakeup
 from outbox_relay.window import Tick, nothing_new
@@ -24,6 +24,8 @@ SLEEP_SECONDS = 0.25
 """Longest sleep: a wake-up that was missed costs no more than this."""
 POLL_FIRST_SECONDS = 0.005
 """First sleep where no wake-up can come; then doubling up to ``SLEEP_SECONDS``."""
+AGAIN_SECONDS = 0.1
+"""Pause after a tick whose statement failed."""
 
 
 class Ticking:
@@ -38,7 +40,7 @@ class Ticking:
         self._store = store
         self._wakeup = wakeup
         self._slow_seconds = lease_seconds / 3
-        self._log = log
+        self._log = Seldom(log)
         self._waiting: set[asyncio.Event] = set()
         self._wanted = asyncio.Event()
         self._one_at_a_time = asyncio.Lock()
@@ -81,13 +83,20 @@ class Ticking:
         self._wanted.set()
 
     async def run(self) -> None:
-        """Tick while wanted, until cancelled. Raises ``DatabaseLost``."""
+        """Tick while wanted, until cancelled. Raises ``DatabaseLost``.
+
+        A tick whose statement fails is taken again.
+        """
         try:
             while True:
                 await self._wanted.wait()
-                await self._tick()
-                if self._waiting:
-                    await self._rest()
+                try:
+                    await self._tick()
+                    if self._waiting:
+                        await self._rest()
+                except StatementFailed as error:
+                    self._log.warning("a tick failed", reason=str(error))
+                    await asyncio.sleep(AGAIN_SECONDS)
         finally:
             await self._wakeup.close()
 
@@ -107,10 +116,12 @@ class Ticking:
         before = self._look
         asked = time.monotonic()
         try:
-            look = await self._store.tick()
-            self.taken += 1
+            look = await self._ask(marked=before is not None)
+            if before is not None and look.incarnation != before.incarnation:
+                look = await self._ask(marked=False)
         except RelayError as error:
-            self._new_era(str(error), None)
+            if not isinstance(error, StatementFailed) or time.monotonic() - asked > self._slow_seconds:
+                self._new_era(str(error), None)
             raise
         self.seen_at, self._clock = time.monotonic(), look.now
         reason = self._doubt(before, look, self.seen_at - asked)
@@ -118,6 +129,14 @@ class Ticking:
             self._new_era(reason, look)
         elif before is None or look.generations != before.generations or not nothing_new(before.tick, look.tick):
             self._publish(look)
+
+    async def _ask(self, *, marked: bool) -> Look:
+        """Take a tick, from a server that is marked: a mark that came later would be another incarnation."""
+        if not marked:
+            await self._store.arm()
+        look = await self._store.tick()
+        self.taken += 1
+        return look
 
     def _doubt(self, before: Look | None, look: Look, took: float) -> str | None:
         if before is None:

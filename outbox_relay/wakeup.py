@@ -9,21 +9,28 @@ emit looked before the relay lay down and committed after): a sleep is never lon
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import time
+from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 import psycopg
 from psycopg import AsyncConnection
 
 from outbox_relay.cancelling import heeded
+from outbox_relay.connection import direct, fix_settings, place
 from outbox_relay.dberrors import explain
-from outbox_relay.errors import DatabaseLost
+from outbox_relay.errors import DatabaseLost, RelayError
+from outbox_relay.log import Log
 
 LOCK = (1869967971, 1)
 """The pair of keys of the sleepers' advisory lock, as ``outbox.emit_raw`` has them."""
 CHANNEL = "outbox"
 ANSWER_SECONDS = 5.0
 """Longest wait for any statement on this connection."""
+RETRY_SECONDS = 2.0
+"""Least time between a connection that could not be made and the next try; until then the log is polled."""
+WRONG_SECONDS = 60.0
+"""The same after one that led to another database."""
 KEEPALIVE: dict[str, str | int] = {
     "connect_timeout": 5,
     "keepalives_idle": 10,
@@ -35,13 +42,33 @@ SERVER_KEEPALIVE = "-c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5 -c tc
 """Ends a session whose client vanished, or its lock would say for ever that somebody sleeps."""
 
 
-class Wakeup:
-    """Sleep until an emit commits, or for a while. Without a DSN, or while it cannot connect: for a while."""
+ELSEWHERE = (
+    "database.listen_dsn leads to another server or database than database.dsn: the relay polls until it is corrected"
+)
+Place = tuple[int, int]
+"""What tells one database from all others: see ``connection.place``."""
 
-    def __init__(self, dsn: Callable[[], str] | None) -> None:
+
+class Wakeup:
+    """Sleep until an emit commits, or for a while. Without a DSN, or while it cannot connect: for a while.
+
+    ``here`` returns the place of the database whose log is read. A connection that leads to another one would never
+    be notified: it is closed, which is said once, and the log is polled.
+    """
+
+    def __init__(
+        self,
+        dsn: Callable[[], str] | None,
+        here: Callable[[], Awaitable[Place]] | None = None,
+        log: Log | None = None,
+    ) -> None:
         self._dsn = dsn
+        self._here = here
+        self._log = log
         self._connection: AsyncConnection[Any] | None = None
         self._asleep = False
+        self._again_at = float("-inf")
+        self._warned = False
 
     @property
     def listening(self) -> bool:
@@ -53,24 +80,42 @@ class Wakeup:
 
         The log must be looked at once more between this and ``sleep``.
         """
-        if self._dsn is None:
+        if self._dsn is None or (self._connection is None and time.monotonic() < self._again_at):
             return False
         try:
             with heeded():
                 async with asyncio.timeout(ANSWER_SECONDS):
-                    await self._say_asleep()
-        except (psycopg.Error, TimeoutError, DatabaseLost):
+                    await self._say_asleep(self._dsn())
+        except (psycopg.Error, TimeoutError, RelayError):
             await self.close()
+            self._again_at = time.monotonic() + RETRY_SECONDS
             return False
-        return True
+        return self.listening
 
-    async def _say_asleep(self) -> None:
-        if self._connection is None and self._dsn is not None:
-            self._connection = await self._connect(self._dsn())
+    async def _say_asleep(self, dsn: str) -> None:
+        if self._connection is None:
+            connection = await self._connect(dsn)
+            if not await self._leads_here(connection):
+                await connection.close()
+                self._again_at = time.monotonic() + WRONG_SECONDS
+                return
+            self._connection = connection
         if self._connection is not None and not self._asleep:
             cursor = await self._connection.execute("select pg_try_advisory_lock(%s, %s)", LOCK)
             row = await cursor.fetchone()
             self._asleep = bool(row and row[0])
+
+    async def _leads_here(self, connection: AsyncConnection[Any]) -> bool:
+        """Whether an emit into the log that is read would notify this connection."""
+        try:
+            right = self._here is None or await place(connection) == await self._here()
+        except BaseException:
+            await connection.close()
+            raise
+        if not right and not self._warned and self._log is not None:
+            self._log.warning(ELSEWHERE)
+            self._warned = True
+        return right
 
     async def sleep(self, seconds: float) -> bool:
         """Wait for a notification, at most ``seconds``; returns whether one came."""
@@ -106,16 +151,31 @@ class Wakeup:
 
     async def _connect(self, dsn: str) -> AsyncConnection[Any]:
         try:
-            options = cast(Any, {**KEEPALIVE, "options": SERVER_KEEPALIVE})
-            connection = await AsyncConnection.connect(dsn, autocommit=True, **options)
+            conninfo = direct(dsn, SERVER_KEEPALIVE)
+            connection = await AsyncConnection.connect(conninfo, autocommit=True, **cast(Any, KEEPALIVE))
         except psycopg.Error as error:
             raise explain(error) from None
         try:
+            await fix_settings(connection)
             await connection.execute("listen outbox")
         except BaseException:
             await connection.close()
             raise
         return connection
+
+
+async def listens_at(dsn: str) -> Place:
+    """Return the place that ``dsn`` leads to. Raises ``DatabaseLost`` or ``Unusable``."""
+    try:
+        async with asyncio.timeout(2 * ANSWER_SECONDS):
+            async with await AsyncConnection.connect(
+                direct(dsn), autocommit=True, **cast(Any, KEEPALIVE)
+            ) as connection:
+                return await place(connection)
+    except TimeoutError:
+        raise DatabaseLost(f"the database did not answer within {2 * ANSWER_SECONDS:g} s") from None
+    except psycopg.Error as error:
+        raise explain(error) from None
 
 
 async def _readable(socket: int, seconds: float) -> bool:

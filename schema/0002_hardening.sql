@@ -314,6 +314,51 @@ $$;
 -- Ticks and servers
 -- ---------------------------------------------------------------------------------------------------------
 
+-- A restart after the crash of one process changes neither the postmaster's start nor the timeline. But it empties what
+-- is not logged, so a mark kept there is gone. Statistics are reset by people too. PostgreSQL 14 has no such sequences.
+do $server_mark$
+begin
+    execute format('create %s sequence outbox.server_mark',
+                   case when current_setting('server_version_num')::integer >= 150000 then 'unlogged' end);
+end
+$server_mark$;
+comment on sequence outbox.server_mark is
+    'A random number that a crash of the server takes away: a part of outbox.incarnation, given by outbox.arm.';
+
+-- Marks the server, if it has no mark: neither on PostgreSQL 14, nor before the first call after a crash. Setting the
+-- value takes no transaction number and writes no WAL. The row that is locked meanwhile is one that only the relays and
+-- the schema's owner may lock, so that nobody else can keep a relay waiting here.
+create function outbox.arm() returns void
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    if current_setting('server_version_num')::integer < 150000
+       or pg_sequence_last_value('outbox.server_mark') is not null then
+        return;
+    end if;
+    perform from outbox.meta for update;
+    if (select c.relpersistence from pg_class c where c.oid = 'outbox.server_mark'::regclass) <> 'u' then
+        execute 'alter sequence outbox.server_mark set unlogged';  -- it comes from PostgreSQL 14, by pg_upgrade
+    end if;
+    if pg_sequence_last_value('outbox.server_mark') is null then
+        perform setval('outbox.server_mark', 1 + ('x' || left(md5(gen_random_uuid()::text), 15))::bit(60)::bigint);
+    end if;
+end
+$$;
+
+create or replace function outbox.incarnation() returns text
+language sql stable
+return concat_ws(
+    '/',
+    extract(epoch from pg_postmaster_start_time()),
+    left(pg_walfile_name(pg_current_wal_lsn()), 8),
+    case when current_setting('server_version_num')::integer >= 150000
+         then pg_sequence_last_value('outbox.server_mark') end
+);
+
+select outbox.arm();
+
 -- ---------------------------------------------------------------------------------------------------------
 -- Sinks, positions and rebase
 -- ---------------------------------------------------------------------------------------------------------

@@ -13,14 +13,14 @@ select l.kind, l.object_type, n.name, l.columns, l.privilege
     ('emit', 'function', '{emit, emit_raw}', null, 'EXECUTE'),
 
     ('relay', 'schema', '{outbox}', null, 'USAGE'),
-    ('relay', 'function', '{backlog, claim_rows, known_down, make_partitions, only_at, payload_ceiling, read_late, '
+    ('relay', 'function', '{arm, backlog, claim_rows, known_down, make_partitions, only_at, payload_ceiling, read_late, '
                           'read_rest, register_sinks, settle, tick}', null, 'EXECUTE'),
     -- Called by functions of the line above, with the rights of their caller.
     ('relay', 'function', '{incarnation, unsettled}', null, 'EXECUTE'),
     ('relay', 'table', '{delivery, event, event_default, grantee, meta, progress, relay, shard, sink, standing, uid}',
      null, 'SELECT'),
     ('relay', 'table', '{foreign_default_privilege, foreign_privilege}', null, 'SELECT'),
-    ('relay', 'sequence', '{event_id_seq}', null, 'SELECT'),
+    ('relay', 'sequence', '{event_id_seq, server_mark}', null, 'SELECT'),
     ('relay', 'table', '{sink}', '{circuit, circuit_since, in_flight_limit, last_error, last_error_at, paused, '
                                  'paused_reason}', 'UPDATE'),
     ('relay', 'table', '{shard}', '{owner, epoch, lease_until, crashes}', 'UPDATE'),

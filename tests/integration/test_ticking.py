@@ -114,6 +114,9 @@ class Scripted(CountingStore):
         super().__init__("")
         self._looks = looks
 
+    async def arm(self) -> None:
+        """Its server has no mark."""
+
     async def tick(self) -> Look:
         """The next look."""
         return self._looks.pop(0)

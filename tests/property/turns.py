@@ -191,8 +191,8 @@ class SteppedStore(Store):
         """Whether a COMMIT under way when the worker ends becomes a ROLLBACK."""
 
     @asynccontextmanager
-    async def _connection(self, deadline: float) -> AsyncGenerator[AsyncConnection[Any]]:
-        del deadline
+    async def _connection(self, deadline: float, name: str = "") -> AsyncGenerator[AsyncConnection[Any]]:
+        del deadline, name
         try:
             yield self._bench.shared
         except psycopg.Error as error:

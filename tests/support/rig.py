@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +15,7 @@ from psycopg import AsyncConnection
 from psycopg.rows import AsyncRowFactory
 
 from outbox_relay.circuit import CircuitPolicy
-from outbox_relay.errors import DatabaseLost, StartAgain
+from outbox_relay.errors import DatabaseLost, RelayError, StartAgain, StatementFailed, Unusable
 from outbox_relay.event import SHARDS
 from outbox_relay.ownership import Holding, Ownership
 from outbox_relay.policy import RetryPolicy
@@ -28,6 +28,8 @@ from outbox_relay.wakeup import Wakeup
 from tests.support.wait import auntil
 
 RETRY = RetryPolicy(attempts=5, base_seconds=0.02, max_seconds=0.1, jitter=0.2)
+SURVIVED = (DatabaseLost, StatementFailed, StartAgain, Unusable)
+"""As ``app`` has it, which imports settings and sinks."""
 CIRCUIT = CircuitPolicy(open_after=20, probe_seconds=0.05, probe_max_seconds=0.2)
 
 
@@ -69,7 +71,11 @@ def spec(name: str, **changes: Any) -> SinkSpec:
 
 @dataclass
 class Rig:
-    """One relay process' worth of parts, run in this event loop."""
+    """One relay process' worth of parts, run in this event loop.
+
+    `expects` are the reasons (:attr:`RelayError.reason`) for which the test makes parts end. At the end of the rig any
+    other that was met is an error.
+    """
 
     dsn: str
     sinks: list[tuple[SinkSpec, Sink]]
@@ -78,12 +84,14 @@ class Rig:
     pooler: bool = False
     call_seconds: float = CALL_SECONDS
     relay: UUID = field(default_factory=uuid4)
-    ended: list[BaseException] = field(default_factory=list[BaseException])
+    expects: Collection[str] = ()
+    ended: list[RelayError] = field(default_factory=list[RelayError])
 
     def __post_init__(self) -> None:
         log = structlog.get_logger("rig")
         self.store = CountingStore(self.dsn, call_seconds=self.call_seconds, pooler=self.pooler)
-        self.ticking = Ticking(self.store, Wakeup((lambda: self.dsn) if self.listen else None), self.lease_seconds, log)
+        wakeup = Wakeup((lambda: self.dsn) if self.listen else None, self.store.place, log)
+        self.ticking = Ticking(self.store, wakeup, self.lease_seconds, log)
         self.ownership = Ownership(self.store, self.relay, "rig", "0", self.lease_seconds, log)
         self.stopping = asyncio.Event()
         self.relays: list[SinkRelay] = []
@@ -114,7 +122,7 @@ class Rig:
         while True:
             try:
                 await part()
-            except (StartAgain, DatabaseLost) as error:
+            except SURVIVED as error:
                 self.ended.append(error)
                 self._log.warning("a part ended", reason=str(error))
                 if self._crashed:  # a part that ends by an error forgets that it was cancelled
@@ -159,6 +167,12 @@ class Rig:
         await asyncio.wait_for(asyncio.gather(*self.tasks[2:]), seconds)
         await self.ownership.leave()
         await self.crash()
+        self.judge()
+
+    def judge(self) -> None:
+        """Raise AssertionError when a part ended for a reason that the test did not declare."""
+        undeclared = [f"{error.reason}: {error}" for error in self.ended if error.reason not in self.expects]
+        assert not undeclared, f"sessions ended that this test did not cause: {undeclared[:5]}"
 
     async def crash(self) -> None:
         """End at once, releasing nothing."""
@@ -181,3 +195,4 @@ async def running(dsn: str, *sinks: tuple[SinkSpec, Sink], **options: Any) -> As
         yield rig
     finally:
         await rig.crash()
+    rig.judge()

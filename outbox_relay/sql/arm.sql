@@ -1,0 +1,2 @@
+-- Marks the server, unless it is marked: see the schema.
+select outbox.arm()
