@@ -293,7 +293,10 @@ class Rows:
         return row._replace(event=event._replace(fault=f"its payload could not be read: {reason}"))
 
     def _deliverable(self, claimed: list[ClaimedRow]) -> list[ClaimedRow]:
-        """Return the rows that may be sent; what can never be is dead, and holds those behind it if the sink says so."""
+        """Return the rows that may be sent.
+
+        One that can never be is dead, and with when_dead = "hold" those behind it go back.
+        """
         desk, rows, stopped = self._desk, list[ClaimedRow](), set[str]()
         for row in claimed:
             key = row.event.key if row.ordered else None

@@ -290,9 +290,7 @@ async def test_settlements_that_run_out_of_time_are_written_in_smaller_ones_rows
         await rig.owns_all()
         settle = rig.store.settle
 
-        async def slow(
-            name: str, owner: Any, positions: Any, rows: Sequence[NewRow], epochs: Any, **more: Any
-        ) -> None:
+        async def slow(name: str, owner: Any, positions: Any, rows: Sequence[NewRow], epochs: Any, **more: Any) -> None:
             if len(rows) > 10:
                 raise StatementFailed("canceling statement due to statement timeout", "57014")
             written.append((len(rows), len(positions)))

@@ -1,7 +1,7 @@
 """What dead rows cost a relay: nothing, however many there are. Rows and pages are counted, never timed.
 
-``delivery`` has a million dead rows, of as many keys or all of one key, and few that are to be delivered. Plans are made
-while it is empty, after it was filled without being analysed, and after that.
+``delivery`` has a million dead rows, of as many keys or all of one key, and few that are to be delivered. Plans are
+made while it is empty, after it was filled without being analysed, and after that.
 """
 
 from __future__ import annotations
@@ -99,11 +99,13 @@ def test_dead_rows_cost_nothing(
 ) -> None:
     text = statements()[statement]
     with rows.connect(autocommit=True) as connection:
-        for _ in range(calls):
+        for _ in range(calls - 1):
             with connection.transaction(force_rollback=True):
-                before = touched(connection)
-                found = connection.execute(text, parameters, prepare=True).fetchall()
-                looked_at, pages = (now - then for now, then in zip(touched(connection), before, strict=True))
+                connection.execute(text, parameters, prepare=True)
+        with connection.transaction(force_rollback=True):
+            before = touched(connection)
+            found = connection.execute(text, parameters, prepare=True).fetchall()
+            looked_at, pages = (now - then for now, then in zip(touched(connection), before, strict=True))
         assert len(found) == returned
         assert looked_at <= 20 * ALL, "dead rows were looked at"
         assert pages <= PAGES, "dead rows were gone through"

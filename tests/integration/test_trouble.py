@@ -10,7 +10,7 @@ import pytest
 from outbox_relay.admin import pause, resume, status, why
 from outbox_relay.circuit import CircuitPolicy
 from outbox_relay.event import Event
-from outbox_relay.policy import DELIVERED, Attempt, Failed, Refused, RetryPolicy, Unavailable, Verdict
+from outbox_relay.policy import DELIVERED, Attempt, Failed, RetryPolicy, Unavailable, Verdict
 from outbox_relay.sinks.memory import MemorySink
 from tests.integration.test_relay import Late, delivered, emit, fails, has, ids, in_order, query
 from tests.support.database import Database
