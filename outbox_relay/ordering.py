@@ -21,7 +21,8 @@ from outbox_relay.window import Position, Tick, nothing_new
 class Chunk:
     """Events of one read, in id order, each done (delivered, or parked as a row of the next settlement) or not.
 
-    ``start`` names the window; ``end`` is the position once all is done.
+    ``start`` names the window; ``end`` is the position once all is done. A chunk may belong to several readers, and is
+    never changed but by what is done of it.
     """
 
     __slots__ = ("_done", "end", "events", "payload_bytes", "start")
@@ -67,22 +68,32 @@ class Reader:
     """Shards that stand at the same position and are read together.
 
     ``position`` is how far they have been read; ``chunks`` is what was read and is not settled yet.
+
+    The position behind each chunk is kept here and not in the chunk, which others may share. A round that finds no
+    event only moves it: while a destination is down there is one round after another, and nothing may grow with them.
     """
 
-    __slots__ = ("_settled", "chunks", "position", "shards", "stride")
+    __slots__ = ("_ends", "_settled", "chunks", "position", "shards", "stride")
 
     def __init__(self, shards: Iterable[int], position: Position) -> None:
         self.shards = frozenset(shards)
         self.position = position
         self.chunks: deque[Chunk] = deque()
+        self._ends: deque[Position] = deque()
         self.stride = 0
         """How the next latecomers are found: see ``window.stride``."""
         self._settled = position
 
     def take(self, chunk: Chunk) -> None:
         """``chunk`` was read: reading goes on behind it."""
-        self.chunks.append(chunk)
         self.position = chunk.end
+        if chunk.events:
+            self.chunks.append(chunk)
+            self._ends.append(chunk.end)
+        elif self._ends:
+            self._ends[-1] = chunk.end
+        else:
+            self._settled = chunk.end
 
     def follow(self, tick: Tick) -> None:
         """Begin the window that ends at ``tick``, if it may hold anything and no other is being read."""
@@ -93,7 +104,8 @@ class Reader:
     def settled(self) -> Position:
         """The position before which everything is done."""
         while self.chunks and self.chunks[0].finished:
-            self._settled = self.chunks.popleft().end
+            self.chunks.popleft()
+            self._settled = self._ends.popleft()
         return self.chunks[0].reached() if self.chunks else self._settled
 
     def gaps(self) -> list[tuple[Chunk, int]]:
@@ -117,7 +129,7 @@ class Reader:
     def split(self, leaving: Collection[int]) -> Reader:
         """Take ``leaving`` shards out: the reader returned holds them, stands here, and is to read no further."""
         other = Reader(self.shards & frozenset(leaving), self.position)
-        other.chunks = deque(self.chunks)
+        other.chunks, other._ends = deque(self.chunks), deque(self._ends)
         other._settled = self._settled
         self.shards -= other.shards
         return other

@@ -286,7 +286,7 @@ def test_types_among_the_newest_events_cost_those_events(explained: Explained) -
 def claim(explained: Explained, **changes: Any) -> list[tuple[Any, ...]]:
     parameters: dict[str, Any] = {
         "sink": SINK, "owner": OWNER, "lease": uuid4(), "lease_for": 20.0, "rows": 100, "bytes": AMPLE,
-        "hold": False, "keys": [], "sweep": False, "suspects": False, "with_followers": False,
+        "hold": False, "keys": [], "sweep": False, "suspects": False, "with_followers": False, "most_payload": None,
     }  # fmt: skip
     with explained.connection.transaction(force_rollback=True):
         return explained.run("claim_rows", **{**parameters, **changes})
@@ -445,7 +445,7 @@ def early(database: Database) -> Generator[Early]:
 def claiming(ids: list[int]) -> dict[str, Any]:
     return {
         "sink": SINK, "owner": OWNER, "lease": uuid4(), "lease_for": 20.0, "rows": len(ids), "bytes": AMPLE,
-        "hold": False, "keys": [], "sweep": False, "suspects": False, "with_followers": False,
+        "hold": False, "keys": [], "sweep": False, "suspects": False, "with_followers": False, "most_payload": None,
     }  # fmt: skip
 
 

@@ -129,6 +129,34 @@ def test_shards_that_leave_keep_what_is_in_hand() -> None:
     assert reader.settled == leaving.settled == OPEN.at(7)
 
 
+def test_rounds_without_events_leave_nothing_behind_while_one_event_is_not_done() -> None:
+    reader = Reader({1, 2}, OPEN)
+    first = chunk(5, 7, start=OPEN, end=OPEN.closed())
+    reader.take(first)
+    for number in range(2, 10_002):
+        reader.follow(tick(number))
+        reader.take(chunk(start=reader.position, end=reader.position.closed()))
+    assert len(reader.chunks) == 1
+    leaving = reader.split({2})
+    reader.follow(tick(20_000))
+    reader.take(chunk(start=reader.position, end=reader.position.closed()))
+    assert reader.settled == leaving.settled == OPEN
+    assert reader.gaps() == []
+    first.settle_all()
+    assert reader.settled == Position(tick(20_000))
+    assert leaving.settled == Position(tick(10_001)), "it was read no further, whatever the others read"
+
+
+def test_a_round_without_events_behind_nothing_in_hand_is_settled_at_once() -> None:
+    reader = Reader({1}, OPEN)
+    reader.take(chunk(start=OPEN, end=OPEN.closed()))
+    assert reader.settled == reader.position == Position(B)
+    other = Reader({2}, Position(B))
+    assert reader.meets(other)
+    reader.join(other)
+    assert reader.settled == Position(B)
+
+
 class Readers:
     """Readers under a random schedule, and of every shard the ids that were read and are not done.
 
