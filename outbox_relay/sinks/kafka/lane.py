@@ -23,7 +23,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeAlias
 
@@ -321,11 +321,13 @@ class Lane:
         if not unknown:
             return True
         self._limits.over = lambda: call.course.withdrawn
+        refused: Mapping[str, str] = {}
         try:
             seconds = min(self._stall_seconds, call.until - now)
             unknown = self._admitted(call, unknown, seconds)
             new = any(topic not in self._troubles for topic in unknown)
-            refused = self._limits.learn(unknown, seconds, patient=new) if unknown else {}
+            if unknown:
+                refused = self._limits.learn(unknown, seconds, patient=new)
         except (NotReady, Misconfigured) as reason:
             self._cut(call, str(reason))
             if not self._under_way.outstanding:
