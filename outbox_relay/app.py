@@ -446,8 +446,16 @@ def _kafka(name: str, kafka: KafkaSettings, stall_seconds: float) -> KafkaSink:
         kafka.topic_template(),
         kafka.producer,
         stall_seconds,
-        form=Form(kafka.partition_header or None, kafka.tombstones, mode, kafka.cloudevents_source),
+        form=Form(
+            kafka.partition_header or None,
+            kafka.tombstones,
+            mode,
+            kafka.cloudevents_source,
+            kafka.type_header or None,
+        ),
         creation=creation,
         files=kafka.producer_files,
         holds=kafka.when_dead == "hold" and kafka.order == "key",
+        topics=kafka.topics,
+        topics_max=kafka.topics_max,
     )

@@ -9,9 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from difflib import get_close_matches
+from itertools import takewhile
 
 TOPIC_CHARS = 249
 """Longest topic name that Kafka takes, in characters."""
+TOPICS_MAX = 1_000
+"""Different topics that the events of one sink may make, unless the settings say otherwise."""
+INTERNAL_PREFIX = "__"
+"""The beginning of the names of Kafka's internal topics, which no event makes or writes to."""
 REMEMBERED_TOPICS = 4096
 """Topics that a template of ``{type}`` alone remembers at once, at most."""
 
@@ -54,6 +59,19 @@ class TopicTemplate:
         elif fixed > TOPIC_CHARS:
             raise ValueError(f"makes topic names of more than {TOPIC_CHARS} characters")
         return template
+
+    @property
+    def start(self) -> str:
+        """The characters with which every topic begins, up to the first field."""
+        return "".join(piece for _, piece in takewhile(lambda part: not part[0], self._parts))
+
+    @property
+    def joined(self) -> tuple[str, str] | None:
+        """Two different fields of which different values can make one topic, without braces; None when there are none.
+
+        Whatever stands between them may stand in their values too.
+        """
+        return None if len(self.fields) < 2 else (self.fields[0], self.fields[1])
 
     def render(self, event_type: str, key: str | None, headers: Mapping[str, str]) -> str:
         """The topic of an event.

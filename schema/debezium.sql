@@ -234,7 +234,7 @@ begin
         if alias = 'content-type' then
             content_type := value;
         elsif alias = 'type' then
-            -- The event's type is a header of the record; one of the event's own stands behind it.
+            -- The record's header `type` is the event's type, unless the sink takes it from the event's own header.
             type_column := entry[1];
             headers := headers || format(', ''type'', nullif(%s, event_type)', value);
         else
@@ -386,6 +386,7 @@ begin
     return format(E'topic = "%s"\ntombstones = true',
                   replace(coalesce(router ->> 'route.topic.replacement', 'outbox.event.${routedByValue}'),
                           '${routedByValue}', '{headers.aggregatetype}'))
-           || case when placed.partitioned then E'\npartition_header = "partition"' else '' end;
+           || case when placed.partitioned then E'\npartition_header = "partition"' else '' end
+           || case when placed.type_column is not null then E'\ntype_header = "type"' else '' end;
 end
 $$;

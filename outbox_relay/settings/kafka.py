@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
-from outbox_relay.envelope import TopicTemplate
+from outbox_relay.envelope import INTERNAL_PREFIX, TOPIC_CHARS, TOPICS_MAX, TopicTemplate
+from outbox_relay.routing import matches
 from outbox_relay.settings import raw
 from outbox_relay.settings.every_sink import EverySink
 from outbox_relay.settings.fields import Count
@@ -16,6 +17,18 @@ from outbox_relay.settings.problems import Problem, Wrong
 from outbox_relay.settings.producer import Scalar, refusals, refusals_of_files
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]{1,128}")
+_PATTERN = re.compile(rf"[a-zA-Z0-9._*-]{{1,{TOPIC_CHARS}}}")
+_INTERNAL = "begins with __, as Kafka's internal topics do: no event goes there"
+
+
+def _topic_pattern(value: object) -> object:
+    if not isinstance(value, str) or not _PATTERN.fullmatch(value):
+        raise ValueError(
+            f"should be the name of a topic, with * for any characters: 1 to {TOPIC_CHARS} of a-zA-Z0-9._-*"
+        )
+    if value.startswith(INTERNAL_PREFIX):
+        raise ValueError(_INTERNAL)
+    return value
 
 
 class KafkaSink(EverySink):
@@ -25,8 +38,16 @@ class KafkaSink(EverySink):
     """The kind of sink."""
     topic: str
     """Topic of an event: a name, or a template of it with {type}, {key} and {headers.NAME}."""
+    topics: tuple[Annotated[str, BeforeValidator(_topic_pattern)], ...] = Field(
+        default=(), max_length=1000, validate_default=True
+    )
+    """Patterns of the topics that events may make, at most 1000; left out: every one that does not begin with "__"."""
+    topics_max: Count = Field(default=TOPICS_MAX, ge=1, le=100_000)
+    """Different topics that events may make, 1 to 100000; those in topics without * do not count."""
     partition_header: str = ""
     """The event's own header that holds the number of its partition; empty: the key chooses."""
+    type_header: str = ""
+    """The event's own header whose value stands in the header "type" of the record; empty: the event's type."""
     tombstones: bool = False
     """Whether an event with an empty payload becomes a tombstone: a record with a key and a null value."""
     partitions: Count | None = Field(default=None, ge=1, le=10_000)
@@ -44,10 +65,20 @@ class KafkaSink(EverySink):
     @field_validator("topic")
     @classmethod
     def _is_template(cls, value: str) -> str:
-        TopicTemplate.parse(value)
+        if TopicTemplate.parse(value).start.startswith(INTERNAL_PREFIX):
+            raise ValueError(_INTERNAL)
         return value
 
-    @field_validator("partition_header")
+    @field_validator("topics")
+    @classmethod
+    def _allow_the_topic(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        topic = info.data.get("topic")
+        constant = topic is not None and not TopicTemplate.parse(topic).fields
+        if value and constant and not any(matches(pattern, topic) for pattern in value):
+            raise ValueError("does not allow the topic of this sink: add it, or leave topics out")
+        return value
+
+    @field_validator("partition_header", "type_header")
     @classmethod
     def _is_header(cls, value: str) -> str:
         if value and not _HEADER_NAME.fullmatch(value):

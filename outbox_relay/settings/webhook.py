@@ -55,6 +55,8 @@ class WebhookSink(EverySink):
     """Whether a plain http:// URL is taken."""
     allow_networks: tuple[Annotated[Network, BeforeValidator(_network)], ...] = Field(default=(), max_length=256)
     """Private networks that may be addressed, such as "10.1.0.0/16"."""
+    deny_networks: tuple[Annotated[Network, BeforeValidator(_network)], ...] = Field(default=(), max_length=256)
+    """Further networks that are never addressed, such as "203.0.114.0/24"; they count for more than allow_networks."""
     url: str = Field(repr=False)
     """Where events are posted to: https, without credentials."""
     secrets: tuple[SigningSecret, ...] = Field(default=(), max_length=SECRETS)
@@ -91,7 +93,8 @@ class WebhookSink(EverySink):
     @classmethod
     def _is_safe(cls, value: str, info: ValidationInfo) -> str:
         allowed = info.data.get("allow_networks", EVERYWHERE)
-        check_url(value, allow_http=info.data.get("allow_http", True), allowed=allowed)
+        refused = info.data.get("deny_networks", ())
+        check_url(value, allow_http=info.data.get("allow_http", True), allowed=allowed, refused=refused)
         return value
 
     @field_validator("secrets", mode="before")
@@ -189,7 +192,7 @@ class WebhookSink(EverySink):
 
         To be asked for every address that the host's name stands for. Raises ValueError when the text is no address.
         """
-        return denied(address, self.allow_networks)
+        return denied(address, self.allow_networks, self.deny_networks)
 
 
 def _status_refusal(status: int) -> str | None:

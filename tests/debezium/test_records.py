@@ -220,6 +220,7 @@ type = "kafka"
 topic = "ours.{{headers.aggregatetype}}"
 tombstones = true
 partition_header = "partition"
+type_header = "type"
 [sinks.kafka.producer]
 "bootstrap.servers" = "{kafka.bootstrap}"
 [routes]

@@ -84,13 +84,16 @@ async def test_a_record_has_our_headers_first_and_then_the_events_own(
     kafka: KafkaBroker, topic: str, sink_on: Any
 ) -> None:
     kafka.create_topic(topic)
-    own = {"traceparent": "00-1-2-03", "id": "theirs", "empty": "", "имя": "日本"}
-    event = an_event("ключ", b"\x00\xff", json.dumps(own))
+    own = {"traceparent": "00-1-2-03", "empty": "", "имя": "日本"}
+    forged = {"id": "theirs", "Type": "theirs", "CONTENT-TYPE": "theirs", "ce_id": "theirs"}
+    event = an_event("ключ", b"\x00\xff", json.dumps({**forged, **own}))
     sink = await sink_on(kafka, topic)
     assert list(await sink.deliver([event], soon())) == [DELIVERED]
     (record,) = kafka.read_all(topic)
     ours = [("id", event.uid), ("type", "order.created"), ("content-type", "application/json")]
     assert [(name, (value or b"").decode()) for name, value in record.header_list] == [*ours, *own.items()]
+    # As consumers in Python read them: the last header of a name counts.
+    assert dict(record.header_list)["id"] == event.uid.encode()
     assert (record.key, record.value) == ("ключ".encode(), b"\x00\xff")
 
 

@@ -50,6 +50,34 @@ def producers() -> int:
     return sum("rdk" in thread.name for thread in threading.enumerate())
 
 
+# -- topics that events may make -----------------------------------------------------------------------------------
+
+
+async def test_topics_outside_the_list_or_of_kafka_itself_are_refused_and_not_made(
+    kafka: KafkaBroker, topic: str, sink_on: Any
+) -> None:
+    kafka.create_topic(f"{topic}.a")
+    sink = await sink_on(kafka, "{headers.to}", topics=(f"{topic}.*",))
+    events = [to(f"{topic}.a", "k"), to(f"other.{topic}", "k"), to(f"__{topic}", "k"), to(f"{topic}.a", "k")]
+    verdicts = await sink.deliver(events, soon())
+    assert [type(verdict) for verdict in verdicts] == [Delivered, Refused, Refused, Delivered]
+    assert f"other.{topic} is not among the topics of this sink" in verdicts[1].reason
+    assert "Kafka's own" in verdicts[2].reason
+    assert [name for name in Administration(kafka.bootstrap).topics() if topic in name] == [f"{topic}.a"]
+
+
+async def test_a_sink_makes_no_more_topics_than_it_may(kafka: KafkaBroker, topic: str, sink_on: Any) -> None:
+    for name in ("a", "b", "old"):
+        kafka.create_topic(f"{topic}.{name}")
+    sink = await sink_on(kafka, f"{topic}.{{headers.to}}", topics_max=2)
+    assert list(await sink.deliver([to("a"), to("b")], soon())) == [DELIVERED] * 2
+    verdicts = await sink.deliver([to("a", "k"), to("new", "k"), to("old", "k"), to("b", "l"), to("newer")], soon())
+    assert [type(verdict) for verdict in verdicts] == [Delivered, Refused, Delivered, Delivered, Refused]
+    assert f"topic {topic}.new does not exist, and this sink has 2 topics already" in verdicts[1].reason
+    there = {name for name in Administration(kafka.bootstrap).topics() if topic in name}
+    assert there == {f"{topic}.{name}" for name in ("a", "b", "old")}
+
+
 # -- topics that take no events ------------------------------------------------------------------------------------
 
 

@@ -129,6 +129,9 @@ class FakeLimits:
         self._doubted.difference_update(topics)
         return {topic: f"topic {topic}: UNKNOWN_TOPIC_OR_PART" for topic in topics if topic in self.missing}
 
+    def existing(self, _seconds: float) -> set[str]:
+        return set()
+
     def size(self, _topic: str) -> int:
         return self.most
 

@@ -211,6 +211,14 @@ WRONG: list[tuple[str, str, str, str]] = [
     ('topic = "shop.{type}"', "", "sinks.events.topic", "is required (topic of an event: a name, or a template"),
     ("shop.{type}", "shop.{typ}", "sinks.events.topic", "position 6: unknown field {typ}; did you mean {type}?"),
     ("shop.{type}", "shop.{type", "sinks.events.topic", "position 6: a lone '{'"),
+    ("shop.{type}", "__consumer_offsets", "sinks.events.topic", "begins with __, as Kafka's internal topics do"),
+    ("shop.{type}", "__{type}", "sinks.events.topic", "begins with __, as Kafka's internal topics do"),
+    ('"shop.{type}"', '"a"\ntopics = ["b.*"]', "sinks.events.topics", "does not allow the topic of this sink"),
+    ('"shop.{type}"', '"a"\ntopics = ["__a"]', "sinks.events.topics[0]", "begins with __"),
+    ('"shop.{type}"', '"a"\ntopics = ["a b"]', "sinks.events.topics[0]", "should be the name of a topic, with *"),
+    ('"shop.{type}"', '"a"\ntopics = [""]', "sinks.events.topics[0]", "should be the name of a topic, with *"),
+    ('"shop.{type}"', '"a"\ntopics_max = 0', "sinks.events.topics_max", "should be greater than or equal to 1"),
+    ('"shop.{type}"', '"a"\ntype_header = "a b"', "sinks.events.type_header", "should be the name of a header"),
     ('{ "bootstrap.servers" = "localhost:9092" }', "{}", "sinks.events.producer", 'needs "bootstrap.servers"'),
     ('"bootstrap.servers"', '"bootstrap.server"', "sinks.events.producer", "mean it with bootstrap.server?"),
     ('"localhost:9092"', '" "', "sinks.events.producer", 'needs "bootstrap.servers"'),
@@ -595,6 +603,7 @@ def places() -> list[tuple[str, ...]]:
 PUBLIC = {
     *("name", "topic", "dsn_file", "secrets_file", "forward_headers", "cloudevents_source"),
     *("client_certificate", "client_key", "ca_file", "partition_header", "proxy_authorization_file"),
+    "type_header",
 }
 """Settings that take any text and hide none of it."""
 VALID = {

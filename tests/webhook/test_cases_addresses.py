@@ -40,6 +40,10 @@ INSIDE = {
     "case 17: metadata through 6to4": "2002:a9fe:a9fe::1",
     "case 17: metadata through Teredo": "2001:0:a9fe:a9fe::1",
     "case 17: metadata mapped": "::ffff:169.254.169.254",
+    "case 17: metadata through SIIT": "::ffff:0:169.254.169.254",
+    "case 17: metadata through ISATAP": "2606:4700::5efe:a9fe:a9fe",
+    "case 17: metadata through ISATAP with a global identifier": "2606:4700::200:5efe:a9fe:a9fe",
+    "case 17: outside the global addresses of IPv6": "4000::1",
     "case 20: private": "10.0.0.1",
     "case 20: private of IPv6": "fd12::1",
 }

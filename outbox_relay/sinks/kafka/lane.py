@@ -23,7 +23,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeAlias
 
@@ -33,6 +33,7 @@ from outbox_relay.errors import Misconfigured
 from outbox_relay.event import PAYLOAD
 from outbox_relay.headers import own_headers
 from outbox_relay.policy import Unavailable
+from outbox_relay.sinks.kafka.admission import Admission
 from outbox_relay.sinks.kafka.call import Blocks, Call, Reports
 from outbox_relay.sinks.kafka.client import ClientLog, ClientSettings, error_of
 from outbox_relay.sinks.kafka.errors import TOO_LARGE, Kind, kind
@@ -84,6 +85,7 @@ class Lane:
         self._holds = holds
         self._log = ClientLog(settings)
         self._limits = Limits(settings, self._log, creation)
+        self._admission = Admission(topics.most, topics.named)
         self._troubles = Troubles()
         self._blocks = Blocks()
         self._under_way = UnderWay(settings, self._log, form, stall_seconds)
@@ -318,10 +320,14 @@ class Lane:
         unknown = [topic for topic in self._limits.unknown(topics) if self._troubles.due(topic, now)]
         if not unknown:
             return True
-        new = any(topic not in self._troubles for topic in unknown)
         self._limits.over = lambda: call.course.withdrawn
+        refused: Mapping[str, str] = {}
         try:
-            refused = self._limits.learn(unknown, min(self._stall_seconds, call.until - now), patient=new)
+            seconds = min(self._stall_seconds, call.until - now)
+            unknown = self._admitted(call, unknown, seconds)
+            new = any(topic not in self._troubles for topic in unknown)
+            if unknown:
+                refused = self._limits.learn(unknown, seconds, patient=new)
         except (NotReady, Misconfigured) as reason:
             self._cut(call, str(reason))
             if not self._under_way.outstanding:
@@ -337,6 +343,24 @@ class Lane:
         for topic, reason in refused.items():
             self._troubles.note(topic, reason, time.monotonic())
         return True
+
+    def _admitted(self, call: Call, topics: list[str], seconds: float) -> list[str]:
+        """Return those of ``topics`` that the sink may ask for; the events of the others are refused.
+
+        Raises ``NotReady`` when the cluster has to be asked and does not answer.
+        """
+        if self._topics.constant is not None:
+            return topics
+        refused = self._admission.refused(topics, partial(self._limits.existing, seconds))
+        if refused:
+            topics_of = list(call.topics)
+            for place in call.todo:
+                topic = topics_of[place]
+                if topic in refused:
+                    topics_of[place] = None
+                    call.refuse(place, refused[topic])
+            call.topics = topics_of
+        return [topic for topic in topics if topic not in refused]
 
     def _screened(self, call: Call, places: Sequence[int]) -> list[int]:
         """Those of ``places`` that may be sent: not those of topics in trouble, nor what follows one of its key."""

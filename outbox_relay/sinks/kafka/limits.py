@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple, cast
 
@@ -28,6 +29,8 @@ DESCRIBE_SECONDS = 1.0
 """Longest wait for the settings of topics: not every broker knows them, not every user may read them."""
 AGE_SECONDS = 10.0
 """What is known of a topic's limit is read again, after this, before an event is refused for it."""
+LISTED_SECONDS = 1.0
+"""How long a list of the cluster's topics is used: events of many topics must not ask for one each."""
 LEAST_BATCH_BYTES = 1_000
 PRODUCERS = 4
 """Sizes of batches in use at once, at most: each needs a producer of its own."""
@@ -66,6 +69,7 @@ class Limits:
         self._sizes: list[int] = []
         self._guessed: dict[str, int] = {}
         self._describes = True
+        self._listed: tuple[float, frozenset[str]] = (-math.inf, frozenset())
         self.over: Callable[[], bool] = lambda: False
         """Whether who asks does not want to know any more."""
 
@@ -123,6 +127,19 @@ class Limits:
         for topic, count in partitions.items():
             self._known[topic] = _Known(limits.get(topic), count, time.monotonic())
         return refused
+
+    def existing(self, seconds: float) -> Collection[str]:
+        """Return the names of all topics of the cluster, as of the last second. Creates none.
+
+        Raises :class:`NotReady` when the cluster does not answer.
+        """
+        now = time.monotonic()
+        listed_at, names = self._listed
+        if now - listed_at >= LISTED_SECONDS:
+            admin = _admin(self._settings, self._log, create_topics=False)
+            names = frozenset(_metadata(admin, self._log, None, now + seconds, self.over).topics)
+            self._listed = (time.monotonic(), names)
+        return names
 
     def refresh(self, topic: str, seconds: float) -> None:
         """Ask again about ``topic`` if what is known is old; keeps it if there is no answer."""

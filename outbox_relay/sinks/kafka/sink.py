@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from confluent_kafka import KafkaException
 
+from outbox_relay.envelope import TOPICS_MAX
 from outbox_relay.errors import Misconfigured
 from outbox_relay.event import Event
 from outbox_relay.policy import Verdict
@@ -50,6 +51,8 @@ class KafkaSink:
     ``form`` says how events become records, ``creation`` how the sink creates topics if it does. ``files`` hold
     settings of the producer, by name; each is read again whenever a producer is made. With ``holds`` nothing of a key
     is sent after a refused event, in this and in every call under way: it is ``Unavailable`` with ``behind``.
+    ``topics`` are the patterns of topics that events may make, and ``topics_max`` how many of them: other events are
+    ``Refused``.
     """
 
     max_batch = MAX_BATCH
@@ -67,10 +70,12 @@ class KafkaSink:
         creation: Creation | None = None,
         files: Mapping[str, Path] | None = None,
         holds: bool = False,
+        topics: Sequence[str] = (),
+        topics_max: int = TOPICS_MAX,
     ) -> None:
         self.timeout_seconds = CALL_STALLS * stall_seconds
         self._name = name
-        self._topics = Topics(topic)
+        self._topics = Topics(topic, topics, topics_max)
         self._settings = ClientSettings(producer, files, creates=creation is not None)
         self._form = form or Form()
         self._creation = creation

@@ -14,7 +14,7 @@ from outbox_relay.sinks.kafka.call import Call
 from outbox_relay.sinks.kafka.client import LINGER_MS, ClientLog, ClientSettings, Scalar, error_of
 from outbox_relay.sinks.kafka.errors import Kind, kind
 from outbox_relay.sinks.kafka.opening import Opening
-from outbox_relay.sinks.kafka.records import ANY_PARTITION, Form, Headers
+from outbox_relay.sinks.kafka.records import ANY_PARTITION, Form, Headers, passed_on
 from outbox_relay.sinks.kafka.statistics import NOTHING, Statistics
 
 _NOW = 0
@@ -59,7 +59,7 @@ class Wire:
         for place in places:
             topic = topics[place]
             if topic is not None:
-                _, _, uid, kind_of_event, key, payload, content_type, own, _, _ = batch[place]
+                _, _, uid, kind_of_event, key, payload, content_type, own, _, _, _ = batch[place]
                 value: bytes | None = payload
                 partition = ANY_PARTITION
                 headers: Headers = [("id", uid), ("type", kind_of_event), ("content-type", content_type)]
@@ -67,7 +67,7 @@ class Wire:
                     if form is not None:
                         value, partition, headers = form.record(batch[place])
                     elif own is not None:
-                        headers += own_headers(own)
+                        headers += passed_on(own_headers(own))
                     produce(topic, value, key, partition, callbacks[place], None, _NOW, headers)
                     sent += 1
                 except BufferError:

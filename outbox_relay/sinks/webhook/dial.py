@@ -8,7 +8,7 @@ import os
 import socket
 import ssl
 from collections.abc import Callable, Collection, Sequence
-from ipaddress import IPv6Address, ip_address
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 from typing import TypeAlias, TypeVar
 
 from aiohappyeyeballs import start_connection  # pyright: ignore[reportUnknownVariableType] - a bare tuple in it
@@ -23,6 +23,8 @@ DIALLED = 8
 """Addresses of a name that are tried for one connection, at most."""
 NEXT_SECONDS = 0.25
 """How long an address has to answer before the next one is tried beside it (RFC 8305, section 5)."""
+_TRANSLATED = IPv6Network("64:ff9b::/96")
+"""NAT64 (RFC 6052): such an address leads to the IPv4 address at its end."""
 _UNREACHED = frozenset(("dns_error", "dns_timeout", "connection_refused", "connect_timeout"))
 _EXHAUSTED = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 
@@ -174,8 +176,10 @@ def _is_address(host: str) -> bool:
 def _plain(address: str) -> str:
     """One spelling for each address; an IPv4 one in an IPv6 one is the IPv4 one. Raises ValueError when it is none."""
     parsed = ip_address(address)
-    if isinstance(parsed, IPv6Address) and parsed.ipv4_mapped is not None:
-        parsed = parsed.ipv4_mapped
+    if isinstance(parsed, IPv6Address):
+        if parsed in _TRANSLATED:
+            return str(IPv4Address(int(parsed) & 0xFFFF_FFFF))
+        parsed = parsed.ipv4_mapped or parsed
     return str(parsed)
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import select
 import time
 
-from aiohttp import StreamReader
+from aiohttp import ServerDisconnectedError, StreamReader
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.http_exceptions import BadHttpMessage, HttpProcessingError
 from aiohttp.http_parser import RawResponseMessage
 
-from outbox_relay.sinks.webhook.trip import Disconnected, Trip
+from outbox_relay.sinks.webhook.trip import Disconnected, NotConnected, Trip, Withdrawn
 
 HEAD_BYTES = 100 * 1024
 """Longest status line and headers of an answer, interim answers before it included."""
@@ -21,7 +23,12 @@ INTERIM_ANSWERS = 32
 """Interim answers (status 1xx) before the final one that one read may bring, at most."""
 READ_BYTES = 16 * 1024
 """Bytes of a body that wait unread, about, before the connection is read no further."""
+LOOKS = 16
+"""Turns of the event loop in which what a connection holds unread is read before a request is sent, at most."""
 _END = b"\r\n\r\n"
+_BARE_LF = re.compile(rb"(?<!\r)\n")
+_SPACE_BEFORE_COLON = re.compile(rb"\r\n[^ \t\r\n:][^\r\n:]*[ \t]:")
+_WITHOUT_BODY = frozenset((204, 304))
 _BEGIN = b"HTTP/1."
 _STATUS_AT = len("HTTP/1.1 ")
 _INTERIM, _FINAL = 100, 200
@@ -42,9 +49,12 @@ class Wire(ResponseHandler):
         self._trip: Trip | None = None
         self._headed = False
         self._head_bytes = 0
-        self._opening = b""
-        self._seam = b""
+        self._head = bytearray()
+        self._behind = 0
+        self._last = b""
+        self._expected: int | None = None
         self._body: StreamReader | None = None
+        self._spoke = False
         self.lost: BaseException | None = None
         """What broke it, if anything did."""
         self.refusal: str | None = None
@@ -56,16 +66,33 @@ class Wire(ResponseHandler):
     def reusable(self) -> bool:
         """Whether it can carry another request: everything of the last one is sent and its answer ended."""
         transport = self.transport
-        return transport is not None and self.is_connected() and not (self.should_close or _unsent(transport))
+        return (
+            transport is not None
+            and self.is_connected()
+            and not (self.should_close or _unsent(transport))
+            and self._ended_exactly()
+        )
+
+    def _ended_exactly(self) -> bool:
+        """Whether nothing came behind the answer: the parser forgets the beginning of another one.
+
+        A body in chunks ends with an empty line, and what follows a whole answer would end with one only if it were
+        another head, which the parser keeps.
+        """
+        return self._behind == self._expected if self._expected is not None else self._last == _END
 
     async def ask(self, trip: Trip, request: bytes) -> tuple[RawResponseMessage, StreamReader]:
         """Send ``request`` and wait for the head of its answer; the body is read from what comes with it.
 
         Raises what the library raises: aiohttp.ServerDisconnectedError when the connection was closed, OSError when it
-        was reset, HttpProcessingError when the answer is none.
+        was reset, HttpProcessingError when the answer is none. Raises NotConnected when a new connection holds an
+        answer before the request was sent, and Withdrawn when the time to send it is over by then.
         """
+        await self._expect_silence(trip)
         self._trip = trip
-        self._headed, self._head_bytes, self._opening, self._seam = False, 0, b"", b""
+        self._headed, self._head_bytes, self._behind, self._last = False, 0, 0, b""
+        self._expected = 0
+        self._head.clear()
         self.set_response_params(
             read_until_eof=True,
             auto_decompress=False,
@@ -83,8 +110,40 @@ class Wire(ResponseHandler):
         if refusal is not None:
             raise self._refuse(refusal)
         self._body = body
+        self._expected = _length(message)
         self._tell_reader()
         return message, body
+
+    async def _expect_silence(self, trip: Trip) -> None:
+        """Read what the connection holds before anything is asked: it is no answer, and nothing is sent over it.
+
+        A kept connection counts as closed, so that the request goes out over another one.
+        """
+        looks = 0
+        while (waits := self._holds_unread()) and looks < LOOKS:
+            looks += 1
+            await asyncio.sleep(0)  # in one of the next turns the loop reads it, or sees the end
+        if waits or self._spoke:
+            self.abort()
+            if trip.dialled:
+                raise NotConnected("protocol_error", "the destination answered before the request was sent")
+        if not self.is_connected() or self._spoke:
+            raise ServerDisconnectedError
+        if looks and (trip.withdrawn or time.monotonic() >= trip.until):
+            trip.withdrawn = True
+            raise Withdrawn("called back")
+
+    def _holds_unread(self) -> bool:
+        """Whether the system has bytes, or the end, of this connection that the event loop has not read."""
+        transport = self.transport
+        if transport is None or transport.is_closing():
+            return False
+        number = transport.get_extra_info("socket").fileno()
+        if number < 0:
+            return False
+        poll = select.poll()  # select() itself knows no numbers above 1023
+        poll.register(number, select.POLLIN)
+        return bool(poll.poll(0))
 
     def put_down(self) -> None:
         """Forget the request: what comes without one is no answer."""
@@ -114,6 +173,7 @@ class Wire(ResponseHandler):
         if data and not self._headed:
             trip = self._trip
             if trip is None:
+                self._spoke = True
                 self.abort()
                 return
             if trip.first_byte is None:
@@ -121,6 +181,8 @@ class Wire(ResponseHandler):
             data = self._pass_heads(data)
             if not data:
                 return
+        self._behind += len(data)
+        self._last = (self._last + data[-len(_END) :])[-len(_END) :]
         super().data_received(data)
 
     def _pass_heads(self, data: bytes) -> bytes:
@@ -135,24 +197,25 @@ class Wire(ResponseHandler):
             if self._head_bytes > HEAD_BYTES:
                 self._refuse(f"status line and headers are longer than {HEAD_BYTES // 1024} KiB")
                 return b""
-            if len(self._opening) <= _STATUS_AT:
-                self._opening = (self._opening + piece)[: _STATUS_AT + 1]
+            seen = len(self._head)
+            self._head += piece
+            if (fault := _fault(self._head, seen, whole=bool(end))) is not None:
+                self._refuse(fault)
+                return b""
             super().data_received(piece)
             if end:
-                self._headed = self._opening[_STATUS_AT:] != b"1"
-                self._opening = self._seam = b""
+                self._headed = self._head[_STATUS_AT : _STATUS_AT + 1] != b"1"
+                self._head.clear()
                 if self._headed:
                     return data
-            else:
-                self._seam = (self._seam + piece)[1 - len(_END) :]
         return b""
 
     def _end(self, data: bytes) -> int:
         """Where in ``data`` the body begins: after the blank line, which may have begun in earlier data; 0: not yet."""
-        if self._seam:
-            found = (self._seam + data[: len(_END) - 1]).find(_END)
+        if seam := bytes(self._head[1 - len(_END) :]):
+            found = (seam + data[: len(_END) - 1]).find(_END)
             if found >= 0:
-                return found + len(_END) - len(self._seam)
+                return found + len(_END) - len(seam)
         return data.find(_END) + len(_END) if _END in data else 0
 
     def _refuse(self, why: str) -> HttpProcessingError:
@@ -169,6 +232,27 @@ class Wire(ResponseHandler):
         broken = self.exception() is not None or not self.is_connected()
         if broken and body is not None and not body.is_eof() and body.exception() is None:
             body.set_exception(Disconnected("the body broke off"))
+
+
+def _fault(head: bytearray, seen: int, *, whole: bool) -> str | None:
+    """Return why ``head``, whose first ``seen`` bytes were looked at, is none of an answer, though the parser takes it.
+
+    Lines end with CR and LF, and no blank stands before a header's colon (RFC 9112, sections 2.2 and 5.1): a relay that
+    reads a head otherwise than those before it takes another answer for its own.
+    """
+    if _BARE_LF.search(head, seen):
+        return "a line of the answer's head ends without CR"
+    if whole and _SPACE_BEFORE_COLON.search(head):
+        return "a blank stands before the colon of a header in the answer"
+    return None
+
+
+def _length(message: RawResponseMessage) -> int | None:
+    """Return the bytes of the answer's body; None when it is in chunks or lasts until the connection ends."""
+    if message.code in _WITHOUT_BODY:
+        return 0
+    length = message.headers.get("content-length", "")
+    return int(length) if length.isascii() and length.isdigit() and not message.chunked else None
 
 
 def _refusal(message: RawResponseMessage) -> str | None:

@@ -43,6 +43,10 @@ class Administration:
         what = f"topic {name} has {partitions} leaders"
         until(lambda: len(led_partitions(self.client, name)) == partitions, seconds=LEADERS_SECONDS, what=what)
 
+    def topics(self) -> list[str]:
+        """The names of all topics."""
+        return list(self.client.list_topics(timeout=REQUEST_SECONDS).topics)
+
     def delete_topic(self, name: str) -> None:
         """Delete a topic, and wait until it is gone."""
         self._done(self._ask.delete_topics([name]))

@@ -1,0 +1,88 @@
+"""Which topics events may make, and how many."""
+
+import json
+from collections.abc import Sequence
+
+import pytest
+
+from outbox_relay.envelope import TopicTemplate
+from outbox_relay.sinks.kafka.admission import Admission
+from outbox_relay.sinks.kafka.records import Topics
+from tests.contract.harness import an_event
+
+
+def topics_of(topics: Topics, *wanted: str) -> tuple[Sequence[str | None], dict[int, str]]:
+    """The topic of each event, and the reasons for those that have none."""
+    refused: dict[int, str] = {}
+    batch = [an_event(headers=json.dumps({"to": name})) for name in wanted]
+    return topics.of(batch, refused.__setitem__), refused
+
+
+TO = TopicTemplate.parse("{headers.to}")
+
+
+@pytest.mark.parametrize("name", ["__consumer_offsets", "__", "__transaction_state"])
+def test_kafkas_internal_topics_are_refused_whatever_is_allowed(name: str) -> None:
+    for allowed in ((), ("*",), (name,)):
+        found, refused = topics_of(Topics(TO, allowed), "a", name, "a")
+        assert found[1] is None
+        assert refused[1] == f"topic {name}: names that begin with __ are Kafka's own"
+
+
+def test_a_topic_outside_the_list_is_refused_and_its_neighbours_are_not() -> None:
+    topics = Topics(TO, ("shop.*", "audit"))
+    found, refused = topics_of(topics, "shop.a", "shop", "audit", "audit.b", "shop.", "Shop.a")
+    assert found == ["shop.a", None, "audit", None, "shop.", None]
+    assert refused[3] == "topic audit.b is not among the topics of this sink: add it to the setting topics"
+    assert refused.keys() == {1, 3, 5}
+    assert topics.named == {"audit"}
+
+
+def test_without_a_list_every_other_topic_is_allowed() -> None:
+    found, refused = topics_of(Topics(TO), "_schemas", "a.b", "_")
+    assert (found, refused) == (["_schemas", "a.b", "_"], {})
+
+
+def test_what_is_remembered_of_topics_is_bounded() -> None:
+    topics = Topics(TO)
+    for n in range(10_000):
+        topics_of(topics, f"t{n}")
+    assert len(topics._known) <= 4096
+
+
+class Cluster:
+    """A cluster that counts how often it is asked."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = set(names)
+        self.asked = 0
+
+    def __call__(self) -> set[str]:
+        self.asked += 1
+        return self.names
+
+
+def test_topics_beyond_the_bound_are_refused_unless_they_exist() -> None:
+    cluster, admission = Cluster("old"), Admission(2, ("named",))
+    assert admission.refused(["a", "named"], cluster) == {}
+    assert cluster.asked == 0
+    refused = admission.refused(["a", "b", "c", "named", "old"], cluster)
+    assert refused.keys() == {"c"}
+    assert refused["c"].startswith("topic c does not exist, and this sink has 2 topics already")
+    assert "topics_max" in refused["c"]
+    assert admission.refused(["a", "b", "named"], cluster) == {}
+    assert cluster.asked == 1
+
+
+def test_a_topic_that_was_made_since_is_admitted() -> None:
+    cluster, admission = Cluster(), Admission(1)
+    assert admission.refused(["a", "b"], cluster).keys() == {"b"}
+    cluster.names.add("b")
+    assert admission.refused(["b"], cluster) == {}
+
+
+def test_what_is_remembered_does_not_grow_with_what_is_refused() -> None:
+    admission = Admission(3)
+    for n in range(1000):
+        admission.refused([f"t{n}"], Cluster())
+    assert len(admission._admitted) == 3

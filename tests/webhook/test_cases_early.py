@@ -1,0 +1,162 @@
+"""Bytes that are no answer to what was asked: before the request, behind an answer, in a head with two readings."""
+
+from __future__ import annotations
+
+import asyncio
+import select
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from outbox_relay.policy import DELIVERED, Failed, Unavailable
+from outbox_relay.sinks.webhook.dial import Dialler
+from outbox_relay.sinks.webhook.wire import Wire
+from tests.support.receiver import Behaviour, Receiver, Request
+from tests.support.receiver.answers import head, in_turn, raw, say
+from tests.support.receiver.certificates import Authority
+from tests.support.receiver.faults import close
+from tests.webhook.sending import code, outcome, sending, verdict
+
+OK = head(200, [("content-length", "0")])
+READABLE_SECONDS = 10
+
+
+def readable(connection: Any) -> bool:
+    """Whether the system holds bytes of a connection, or its end, that were not read."""
+    poll = select.poll()
+    poll.register(connection.transport.get_extra_info("socket"), select.POLLIN)
+    return bool(poll.poll(READABLE_SECONDS * 1000))
+
+
+@pytest.fixture
+def heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a new connection be used only once the system has heard something over it, which nothing has read."""
+    connect: Callable[..., Awaitable[Any]] = Dialler.connect
+
+    async def patient(self: Dialler, *args: Any) -> Any:
+        wire = await connect(self, *args)
+        assert readable(wire)  # blocks the loop: nothing reads it meanwhile
+        return wire
+
+    monkeypatch.setattr(Dialler, "connect", patient)
+
+
+@pytest.mark.usefixtures("heard")
+async def test_case_65_an_answer_before_the_request_delivers_nothing() -> None:
+    with Receiver(say(200), at_accept=raw(OK)) as receiver:
+        found = await outcome(receiver.url)
+        assert receiver.requests == []
+    assert isinstance(found, Unavailable)
+    assert (code(found), found.reason) == ("protocol_error", "the destination answered before the request was sent")
+
+
+@pytest.mark.usefixtures("heard")
+async def test_case_65_tickets_of_tls_are_no_answer(authority: Authority) -> None:
+    """A server of TLS 1.3 sends them right behind the handshake, unasked."""
+    with Receiver(tls=authority.good()) as receiver:
+        assert await outcome(receiver.url, ca_file=authority.certificate_file) == DELIVERED
+
+
+@pytest.mark.usefixtures("heard")
+async def test_case_65_a_new_connection_that_is_closed_before_the_request_counts_no_attempt() -> None:
+    with Receiver(at_accept=close) as receiver:
+        found = await outcome(receiver.url)
+    assert isinstance(found, Unavailable)
+    assert code(found) == "disconnected"
+
+
+async def test_case_65_a_kept_connection_that_speaks_unasked_is_not_used_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    speak = threading.Event()
+    wires: list[Wire] = []
+    put_down = Wire.put_down
+
+    def seen(wire: Wire) -> None:
+        wires.append(wire)
+        put_down(wire)
+
+    monkeypatch.setattr(Wire, "put_down", seen)
+
+    async def twice(_request: Request, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(OK)
+        await writer.drain()
+        await asyncio.to_thread(speak.wait, READABLE_SECONDS)
+        writer.write(OK)
+        await writer.drain()
+
+    with Receiver(in_turn(twice, say(500))) as receiver:
+        async with sending(receiver.url) as sink:
+            assert await verdict(sink) == DELIVERED
+            # From here on the loop does nothing but the second request: what is unread then was not asked for.
+            speak.set()
+            assert readable(wires[0])
+            assert code(await verdict(sink)) == "http_500"
+        assert receiver.connections == 2
+
+
+BEHIND: dict[str, Behaviour] = {
+    "the beginning of a head": raw(OK + b"HTTP/1.1 200 OK\r\nx"),
+    "a line": raw(OK + b"\r\n"),
+    "a body longer than its length": raw(head(200, [("content-length", "2")]) + b"{}HTTP/1.1 2"),
+    "a body where none may be": raw(head(204) + b"HTTP/1.1 2"),
+    "the beginning of a head behind chunks": raw(
+        head(200, [("transfer-encoding", "chunked")]) + b"2\r\n{}\r\n0\r\n\r\nHTTP/1.1 2"
+    ),
+}
+
+
+@pytest.mark.parametrize("answer", BEHIND.values(), ids=BEHIND)
+async def test_case_66_behind_an_answer_with_more_bytes_the_connection_is_not_used_again(answer: Behaviour) -> None:
+    with Receiver(in_turn(answer, say(200))) as receiver:
+        async with sending(receiver.url) as sink:
+            assert [await verdict(sink), await verdict(sink)] == [DELIVERED, DELIVERED]
+        assert (receiver.connections, len(receiver.requests)) == (2, 2)
+
+
+HONEST: dict[str, Behaviour] = {
+    "no body": raw(OK),
+    "a length": say(200, body=b"{}"),
+    "a length, in pieces": raw(head(200, [("content-length", "4")]), b"{}", b"{}"),
+    "204": raw(head(204)),
+    "chunks": raw(head(200, [("transfer-encoding", "chunked")]) + b"2\r\n{}\r\n0\r\n\r\n"),
+    "chunks and a trailer": raw(head(200, [("transfer-encoding", "chunked")]) + b"2\r\n{}\r\n0\r\nx: y\r\n\r\n"),
+    "an interim answer": raw(head(103) + OK),
+}
+
+
+@pytest.mark.parametrize("answer", HONEST.values(), ids=HONEST)
+async def test_case_66_an_honest_answer_leaves_the_connection_open(answer: Behaviour) -> None:
+    with Receiver(answer) as receiver:
+        async with sending(receiver.url) as sink:
+            assert [await verdict(sink) for _ in range(3)] == [DELIVERED] * 3
+        assert receiver.connections == 1
+
+
+AMBIGUOUS = {
+    "all lines without CR": OK.replace(b"\r\n", b"\n"),
+    "the status line without CR": OK.replace(b"\r\n", b"\n", 1),
+    "the empty line without CR": b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\n",
+    "a blank before the colon": b"HTTP/1.1 200 OK\r\ncontent-length : 0\r\n\r\n",
+    "a tab before the colon": b"HTTP/1.1 200 OK\r\nx: y\r\ncontent-length\t: 0\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("answer", AMBIGUOUS.values(), ids=AMBIGUOUS)
+async def test_case_67_a_head_that_can_be_read_in_two_ways_is_no_answer(answer: bytes) -> None:
+    with Receiver(raw(answer)) as receiver:
+        found = await outcome(receiver.url)
+        assert len(receiver.requests) == 1
+    assert isinstance(found, Failed)
+    assert code(found) == "protocol_error"
+
+
+@pytest.mark.parametrize("cut", range(1, len(OK)))
+async def test_case_67_a_head_in_pieces_or_with_a_folded_line_is_an_answer(cut: int) -> None:
+    folded = b"HTTP/1.1 200 OK\r\nx: y\r\n  z : w\r\nu: a : b\r\ncontent-length: 0\r\n\r\n"
+    with Receiver(in_turn(raw(OK[:cut], OK[cut:]), raw(folded))) as receiver:
+        async with sending(receiver.url) as sink:
+            assert await verdict(sink) == DELIVERED
+            assert await verdict(sink) == DELIVERED
