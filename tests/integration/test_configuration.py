@@ -1,0 +1,348 @@
+"""Configurations that change while relays read: the counter of a tick, removed sinks, relays that come and go."""
+
+from __future__ import annotations
+
+import asyncio
+
+import psycopg
+import pytest
+
+from outbox_relay.admin.status import status
+from outbox_relay.admin.text import status_text
+from outbox_relay.errors import LeaseLost, PositionsMissing
+from outbox_relay.event import SHARDS
+from outbox_relay.migrate import rebase
+from outbox_relay.sinks.memory import MemorySink
+from outbox_relay.window import Position
+from tests.integration.test_relay import delivered, emit, has, ids, query
+from tests.support.database import Database
+from tests.support.ledger import ledger
+from tests.support.rig import Rig, running, spec
+from tests.support.wait import auntil
+
+SHORT_LEASE = 1.5
+NARROW = spec("s", patterns=("a",), types=("a",))
+WIDE = spec("s", patterns=("a", "b"), types=("a", "b"))
+REMOVALS = {
+    "function": "select outbox.remove_sink('s')",
+    "by hand": "delete from outbox.sink where name = 's'",
+}
+
+
+def config(database: Database) -> int:
+    """Return what a tick says of the configuration."""
+    [(generations,)] = query(database, "select generations from outbox.tick()")
+    return generations
+
+
+def register(database: Database, name: str, patterns: str, start: str = "now") -> int:
+    """Return the generation under which a sink is registered."""
+    wanted = f'[{{"name": "{name}", "patterns": {patterns}, "start": "{start}"}}]'
+    with database.connect(autocommit=True) as connection:
+        connection.execute("set default_transaction_isolation = 'read committed'")
+        found = connection.execute("select generation from outbox.register_sinks(%s, 0, '3:3:', 3)", (wanted,))
+        [(generation,)] = found.fetchall()
+    return generation
+
+
+def do(database: Database, statement: str) -> None:
+    """Run a statement in a transaction of its own."""
+    with database.connect(autocommit=True) as connection:
+        connection.execute(statement.encode())
+
+
+# -- the counter ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        """select outbox.register_sinks('[{"name": "new", "patterns": ["*"]}]', 0, '3:3:', 3)""",
+        """select outbox.register_sinks('[{"name": "s", "patterns": ["x"]}]', 0, '3:3:', 3)""",
+        "update outbox.sink set patterns = '{y}', generation = generation + 1",
+        "update outbox.sink set generation = 7000",
+        "insert into outbox.sink (name, patterns, start) values ('t', '{a}', 'now')",
+        "delete from outbox.sink",
+        "truncate outbox.sink cascade",
+        "select outbox.remove_sink('s')",
+        "select outbox.rebase()",
+    ],
+)
+def test_every_change_of_the_configuration_raises_the_counter(database: Database, change: str) -> None:
+    register(database, "s", '["a"]')
+    before = config(database)
+    do(database, change)
+    assert config(database) > before
+    assert query(database, "select 1 from outbox.sink, outbox.meta where generation > config") == []
+
+
+def test_a_relay_that_starts_with_the_same_configuration_leaves_the_counter_alone(database: Database) -> None:
+    generation = register(database, "s", '["a"]')
+    before = config(database)
+    assert register(database, "s", '["a"]') == generation
+    do(database, "update outbox.sink set paused = true, circuit = 'open'")
+    assert config(database) == before
+
+
+def test_a_generation_is_never_given_out_again(database: Database) -> None:
+    seen = [register(database, "s", '["a"]')]
+    for patterns in ('["b"]', '["a"]'):
+        seen.append(register(database, "s", patterns))
+        do(database, "delete from outbox.sink")
+        seen.append(register(database, "s", patterns))
+    assert seen == sorted(set(seen))
+
+
+async def test_removal_and_registration_between_two_ticks_are_seen(database: Database) -> None:
+    """Goes red with the sum of the generations, which both together leave as it was."""
+    register(database, "other", '["zz"]')
+    old, new = MemorySink(), MemorySink()
+    async with running(database.dsn, (NARROW, old)) as older:
+        await older.owns_all()
+        await delivered_all(emit_as(database, "a", 1), old)
+        older.tasks[0].cancel()  # ownership: it would look by itself
+        with database.connect() as connection:
+            connection.execute("delete from outbox.sink where name = 'other'")
+            connection.execute("""select outbox.register_sinks('[{"name":"s","patterns":["a","b"]}]', 0, '3:3:', 3)""")
+        wanted = emit_as(database, "b", 20)
+        async with running(database.dsn, (WIDE, new)):
+            await delivered_all(wanted, old, new)
+
+
+def emit_as(database: Database, type_: str, count: int) -> list[int]:
+    """Emit events of a type, each in a transaction and with a key of its own; returns their ids."""
+    made: list[int] = []
+    for n in range(count):
+        with database.connect() as connection:
+            row = connection.execute("select outbox.emit(%s, '{}', key => %s)", (type_, f"k{n}")).fetchone()
+            found = connection.execute("select id from outbox.event where uid = %s", row).fetchone()
+            assert found
+            made.append(found[0])
+    return made
+
+
+async def delivered_all(wanted: list[int], *sinks: MemorySink, seconds: float = 30) -> None:
+    """Wait until each of `wanted` was delivered to one of `sinks`."""
+
+    async def fact() -> bool:
+        return not set(wanted) - {i for sink in sinks for i in ids(sink)}
+
+    await auntil(fact, seconds=seconds, what=f"{len(wanted)} events are delivered")
+
+
+# -- removed sinks --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("removal", REMOVALS.values(), ids=list(REMOVALS))
+async def test_a_sink_removed_under_load_and_added_again_from_the_beginning_skips_nothing(
+    database: Database, removal: str
+) -> None:
+    old, new = MemorySink(), MemorySink()
+    async with running(database.dsn, (spec("s"), old), lease_seconds=SHORT_LEASE) as serving:
+        await serving.owns_all()
+        before = emit(database, [f"k{n}" for n in range(20)])
+        await delivered(old, before)
+        await asyncio.to_thread(do, database, removal)
+        during = emit(database, [f"k{n}" for n in range(20)])
+        async with running(database.dsn, (spec("s"), new), lease_seconds=SHORT_LEASE) as again:
+            await again.ticking.refresh()
+            after = emit(database, [f"k{n}" for n in range(20)])
+            await delivered_all([*before, *during, *after], new, old)
+            await has(database, "select 1 from outbox.backlog('s', null, 1000, 5.0) where events = 0")
+    assert set(before) <= set(ids(new)) | {i for i in ids(old) if ids(old).count(i) > 1}, "from the beginning"
+
+
+async def test_nothing_that_an_old_relay_writes_of_a_removed_sink_counts(database: Database) -> None:
+    async with ledger(database) as old, ledger(database) as new:
+        await old.register(("s", ["*"], "beginning"))
+        await old.own("s")
+        wanted = old.emit(*(f"k{n}" for n in range(20)))
+        for _ in range(5):
+            await old.store.reclaim_shards("s", old.relay, 60.0)
+        end = Position(await old.tick())
+        old.know_epochs("s")
+        await old.park("s", old.row(wanted[0]))
+        old.do("select outbox.remove_sink('s')")
+        await old.place("s", end)
+        with pytest.raises(LeaseLost):
+            await old.park("s", old.row(wanted[1]))
+        await new.register(("s", ["*"], "beginning"))
+        await old.place("s", end)
+        assert await old.own("s") == [], "of the generation that it knows there is none any more"
+        [found] = new.query("select events, exact from outbox.backlog('s', null, 1000, 5.0)")
+        assert found == (20, True)
+        assert new.query("select 1 from outbox.delivery") == []
+
+
+def test_rows_that_were_left_of_a_removed_sink_do_not_swallow_events(database: Database) -> None:
+    register(database, "s", '["*"]', "beginning")
+    emit(database, ["a"])
+    left = """insert into outbox.delivery (sink, id, shard, state, ordered, due_at, uid, type, content_type, created_at)
+              select 's', e.id, e.shard, 'dead', false, now(), e.uid, e.type, e.content_type, e.created_at
+                from outbox.event e"""
+    do(database, left)
+    do(database, "delete from outbox.sink")
+    assert query(database, "select 1 from outbox.delivery union all select 1 from outbox.progress") == []
+    do(database, left)
+    register(database, "s", '["*"]', "beginning")
+    assert query(database, "select 1 from outbox.delivery") == []
+
+
+def test_a_sink_that_is_not_there_cannot_be_removed(database: Database) -> None:
+    register(database, "crm", '["*"]')
+    with pytest.raises(psycopg.errors.NoDataFound, match="there is no sink 'crmm'") as refused:
+        do(database, "select outbox.remove_sink('crmm')")
+    assert refused.value.diag.message_hint == "There are: crm"
+    assert query(database, "select count(*) from outbox.shard") == [(SHARDS,)]
+
+
+async def test_a_relay_whose_sink_was_removed_says_so_and_serves_it_when_it_is_back(database: Database) -> None:
+    sink = MemorySink()
+    async with running(database.dsn, (spec("s"), sink), lease_seconds=SHORT_LEASE) as rig:
+        await rig.owns_all()
+        do(database, REMOVALS["function"])
+        await auntil(lambda: _removed(rig), seconds=10, what="the removal is noticed")
+        register(database, "s", '["*"]', "beginning")
+        await delivered(sink, emit(database, ["a"]))
+        assert not rig.holding("s").removed
+
+
+async def _removed(rig: Rig) -> bool:
+    return rig.holding("s").removed
+
+
+# -- relays that come and go ----------------------------------------------------------------------------------------
+
+
+async def owns(rig: Rig, count: int, seconds: float = 20) -> None:
+    """Wait until `rig` owns `count` shards."""
+
+    async def fact() -> bool:
+        return rig.ownership.held["s"] == count
+
+    await auntil(fact, seconds=seconds, what=f"{count} shards are owned")
+
+
+async def test_the_configuration_of_relays_that_stay_wins_over_that_of_one_that_has_gone(database: Database) -> None:
+    """During a rolling deployment an old process starts once more, and is then replaced."""
+    new = MemorySink()
+    async with running(database.dsn, (WIDE, new), lease_seconds=SHORT_LEASE) as stays:
+        await owns(stays, SHARDS)
+        old = Rig(database.dsn, [(NARROW, MemorySink())], lease_seconds=SHORT_LEASE)
+        await old.start()
+        await owns(old, SHARDS)
+        await owns(stays, 0)
+        await old.stop()
+        wanted = emit_as(database, "b", 3)
+        await delivered_all(wanted, new)
+        assert query(database, "select patterns from outbox.sink") == [(["a", "b"],)]
+
+
+async def test_two_configurations_that_are_alive_do_not_take_turns(database: Database) -> None:
+    async with (
+        running(database.dsn, (NARROW, MemorySink()), lease_seconds=SHORT_LEASE) as older,
+        running(database.dsn, (WIDE, MemorySink()), lease_seconds=SHORT_LEASE) as newer,
+    ):
+        await owns(newer, SHARDS)
+        await owns(older, 0)
+        before = config(database)
+        await renewals(older, 8)
+        assert config(database) == before
+        assert (older.ownership.held["s"], newer.ownership.held["s"]) == (0, SHARDS)
+
+
+async def test_a_paused_sink_is_not_taken_for_one_that_no_relay_serves(database: Database) -> None:
+    async with (
+        running(database.dsn, (NARROW, MemorySink()), lease_seconds=SHORT_LEASE) as older,
+        running(database.dsn, (WIDE, MemorySink()), lease_seconds=SHORT_LEASE) as newer,
+    ):
+        await owns(newer, SHARDS)
+        do(database, "update outbox.sink set paused = true")
+        await owns(newer, 0)
+        before = config(database)
+        await renewals(older, 8)
+        assert config(database) == before
+        do(database, "update outbox.sink set paused = false")
+        await owns(newer, SHARDS)
+        assert config(database) == before
+
+
+async def renewals(rig: Rig, count: int) -> None:
+    """Wait until `rig` has renewed its leases so often."""
+    start = rig.store.calls["heartbeat"]
+
+    async def fact() -> bool:
+        return rig.store.calls["heartbeat"] - start >= count
+
+    await auntil(fact, seconds=60, what=f"{count} renewals")
+
+
+async def test_a_relay_does_not_take_back_what_another_has_registered_meanwhile(database: Database) -> None:
+    async with ledger(database) as books:
+        known = (await books.store.register_sinks([("s", ["a"], None)], await books.tick()))["s"]
+        newer = (await books.store.register_sinks([("s", ["b"], None)], await books.tick()))["s"]
+        tick = await books.tick()
+        assert await books.store.reregister_sink("s", ["a"], known, tick) is None
+        assert books.query("select patterns, generation from outbox.sink") == [(["b"], newer)]
+        assert await books.store.reregister_sink("s", ["b"], known, tick) == newer
+        again = await books.store.reregister_sink("s", ["a"], newer, tick)
+        assert again is not None
+        assert again > newer
+        assert await books.store.reregister_sink("gone", ["a"], newer, tick) is None
+        assert books.query("select count(*) from outbox.sink") == [(1,)]
+
+
+# -- positions that are missing -------------------------------------------------------------------------------------
+
+LOSE = """
+alter table outbox.progress disable trigger user;
+delete from outbox.progress;
+alter table outbox.progress enable trigger user;
+"""
+
+
+async def test_shards_without_a_position_are_not_served_and_are_named(database: Database) -> None:
+    async with ledger(database) as books:
+        await books.register(("s", ["*"], "beginning"))
+        books.emit(*"abc")
+        do(database, LOSE)
+        assert await books.store.missing_positions() == {"s": list(range(SHARDS))}
+        await books.place("s", Position(await books.tick()), range(60))
+        assert await books.store.missing_positions() == {"s": [60, 61, 62, 63]}
+        with pytest.raises(PositionsMissing, match=r"sink s: 4 of its shards .*\(60, 61, 62, 63\).*rebase"):
+            await books.store.positions("s", range(SHARDS))
+        assert set(await books.store.positions("s", range(60))) == set(range(60))
+
+
+async def test_status_says_that_positions_are_missing_and_counts_the_log(database: Database) -> None:
+    async with ledger(database) as books:
+        await books.register(("s", ["*"], "beginning"))
+        books.emit(*"abc")
+        await books.place("s", Position(await books.tick()))
+        do(database, LOSE)
+        found = await status(books.store)
+        assert (found["sinks"]["s"]["missing_positions"], found["sinks"]["s"]["backlog"]) == (SHARDS, 3)
+        assert "64 shards without a position" in status_text(found)
+
+
+async def test_a_relay_does_not_serve_shards_without_a_position_until_rebase_gives_them_one(database: Database) -> None:
+    sink = MemorySink()
+    async with ledger(database) as books:
+        await books.register(("s", ["*"], "beginning"))
+        wanted = books.emit(*"abc")
+        do(database, LOSE)
+        rig = Rig(database.dsn, [(spec("s"), sink)])
+        await rig.start()
+        await auntil(lambda: _faulty(rig), seconds=10, what="the relay finds that positions are missing")
+        assert "no position" in str(rig.holding("s").fault)
+        await rig.crash()
+        assert ids(sink) == []
+        do(database, "delete from outbox.relay")
+        rebase(database.dsn)
+        assert await books.store.missing_positions() == {}
+        async with running(database.dsn, (spec("s"), sink)):
+            await delivered(sink, wanted)
+
+
+async def _faulty(rig: Rig) -> bool:
+    return rig.holding("s").fault is not None
