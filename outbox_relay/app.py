@@ -39,6 +39,10 @@ from outbox_relay.webhooks import Renewal, Webhooks
 
 RECOVER_MOST_SECONDS = 2.0
 """Longest pause before a part that lost the database tries again."""
+LEAVE_SECONDS = 2.0
+"""How long each step of leaving may take, beyond ``stop_after_seconds``."""
+MOST_STARVED = 5
+"""How often in a row a part may run out of memory before the process gives up."""
 HEALTHY_SECONDS = 10.0
 """A part that ran this long begins with short pauses again."""
 READY_SECONDS = 10.0
@@ -172,6 +176,7 @@ class Service:
         self._ticking = Ticking(self._store, wakeup, lease, self._log)
         self._ownership = Ownership(self._store, uuid4(), settings.relay.name, __version__, lease, self._log)
         self._relays: list[SinkRelay] = []
+        self._code = 0
 
     async def serve(self) -> int:
         """Start, work, stop; returns the exit code."""
@@ -186,7 +191,7 @@ class Service:
             if health:
                 await health.stop()
         self._log.info("stopped")
-        return 0
+        return self._code
 
     def _obey_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -305,31 +310,59 @@ class Service:
                 task.cancel()
 
     async def _drain(self, relays: list[asyncio.Task[None]]) -> None:
-        """Let the sinks finish or park what is in hand, settle and release; then say good-bye. All within the limit."""
+        """Let the sinks finish or park what is in hand, settle and release, within the limit; then say good-bye."""
         try:
             async with asyncio.timeout(self._settings.relay.stop_after_seconds):
                 await self._ownership.stop()
                 if relays:
                     await asyncio.wait(relays)
-                for relay in self._relays:
-                    await relay.leave()
-                await self._ownership.leave()
         except (TimeoutError, *SURVIVED) as error:
             self._log.warning("stopped before everything in hand was settled", reason=str(error) or "out of time")
+            for task in relays:
+                task.cancel()
+            if relays:
+                await asyncio.wait(relays, timeout=LEAVE_SECONDS)
+        await self._leave()
+
+    async def _leave(self) -> None:
+        """Release what is left and tell the other relays that this one is gone: ``rebase`` asks who runs.
+
+        Nothing of a sink is sent any more once it has been reset, so its shards may have other owners.
+        """
+        await asyncio.gather(*(self._goodbye(f"sink {relay.spec.name}", relay.leave) for relay in self._relays))
+        await self._goodbye("this relay's row", self._ownership.leave)
+
+    async def _goodbye(self, what: str, step: Callable[[], Awaitable[None]]) -> None:
+        try:
+            async with asyncio.timeout(LEAVE_SECONDS):
+                await step()
+        except (TimeoutError, *SURVIVED) as error:
+            self._log.warning("left behind until its lease ends", what=what, reason=str(error) or "out of time")
 
     async def _keep(self, name: str, part: Callable[[], Awaitable[None]]) -> None:
         """Run ``part`` until it ends by itself, again and again after what a service survives."""
-        async for attempt in self._retrying(f"{name} starts again", *SURVIVED):
+        starved = 0
+        async for attempt in self._retrying(f"{name} starts again", *SURVIVED, MemoryError):
             with attempt:
                 began = time.monotonic()
                 try:
                     await part()
-                except SURVIVED:
+                except (*SURVIVED, MemoryError) as error:
                     if self._stopping.is_set():
                         return
                     if time.monotonic() - began > HEALTHY_SECONDS:
-                        attempt.retry_state.attempt_number = 1
+                        attempt.retry_state.attempt_number, starved = 1, 0
+                    starved = starved + 1 if isinstance(error, MemoryError) else 0
+                    if starved >= MOST_STARVED:
+                        self._give_up(f"{name} ran out of memory {starved} times in a row")
+                        return
                     raise
+
+    def _give_up(self, why: str) -> None:
+        """End the process as SIGTERM does, but with code 1, so that another one takes its place."""
+        self._log.error("giving up", reason=why)
+        self._code = 1
+        self._stopping.set()
 
     def _retrying(self, what: str, *survived: type[Exception]) -> AsyncRetrying:
         async def tell(state: RetryCallState) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -242,21 +243,25 @@ class Ownership:
         kept: set[tuple[str, int, int]] = set()
         if asked:
             kept = await self._store.renew_shards(self.relay, asked, self.lease_seconds, self.lease_seconds / 3)
+        lost: Counter[str] = Counter()
         for sink, shard, epoch in asked:
-            self._renewed(self._holdings[sink], shard, epoch, sent, (sink, shard, epoch) in kept)
+            lost[sink] += self._renewed(self._holdings[sink], shard, epoch, sent, (sink, shard, epoch) in kept)
+        for sink, shards in (+lost).items():
+            self._log.warning("lost shards", sink=sink, shards=shards, held=len(self._holdings[sink].held))
         await self._beat()
         self._renewed_at = sent
 
-    def _renewed(self, holding: Holding, shard: int, epoch: int, sent: float, kept: bool) -> None:
+    def _renewed(self, holding: Holding, shard: int, epoch: int, sent: float, kept: bool) -> bool:
+        """Take over what the database said of a lease; returns whether it was lost."""
         lease = holding.held.get(shard)
         if lease is None or lease.epoch != epoch:
-            return
+            return False
         if kept:
             holding.held[shard] = lease._replace(until=sent + self._believed)
-        else:
-            del holding.held[shard]
-            self._log.warning("lost a shard", sink=holding.sink, shard=shard, epoch=epoch)
-            holding.changed()
+            return False
+        del holding.held[shard]
+        holding.changed()
+        return True
 
     async def _share(self, renewed: bool) -> None:
         for share in await self._store.shares(self.relay, list(self._holdings), self.lease_seconds):

@@ -19,7 +19,7 @@ DIE_SECONDS = 8.0
 JOIN_SECONDS = 30.0
 NOTICE_SECONDS = 30.0
 """How long a relay that was frozen may take to notice, on a machine that is busy."""
-NOTICED = ("lost a shard", "starting again from the ledger", "starts again")
+NOTICED = ("lost shards", "starting again from the ledger", "starts again")
 """What a relay logs that has noticed that its lease ran out, or that its session cannot go on."""
 HOUR_SECONDS = 3600.0
 FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
