@@ -558,9 +558,9 @@ begin
                 ) other on c.ordered
                  left join lateral (
                     select f.id from outbox.delivery f
-                     where f.sink = sink_name and f.key = c.key and f.ordered and f.state = 'dead'
+                     where hold and f.sink = sink_name and f.key = c.key and f.ordered and f.state = 'dead'
                      order by f.id limit 1
-                ) dead on c.ordered and hold
+                ) dead on c.ordered
                  cross join lateral unnest(c.ids) i (id)
                  where (other.id is null or i.id < other.id) and (dead.id is null or i.id < dead.id)
             );
