@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 from uuid import UUID, uuid4
 
 from outbox_relay.errors import LeaseLost, StartAgain
-from outbox_relay.event import DELIVER_AT, Event
+from outbox_relay.event import DELIVER_AT, FAULT, Event
 from outbox_relay.gate import Gate, Pass, Slots
 from outbox_relay.ordering import Chunk
 from outbox_relay.ownership import Holding
@@ -32,6 +32,7 @@ from outbox_relay.policy import (
     StandStill,
     Unavailable,
     Verdict,
+    clip,
     decide,
     longer,
 )
@@ -111,11 +112,13 @@ class Desk:
     def set_aside(self, chunk: Chunk, index: int) -> bool:
         """Park the event at ``index`` as a row if it must not be delivered now; returns whether it was.
 
-        Scheduled events leave the order of their key. Events of a blocked key are held behind its rows. Events
+        Events with a fault are dead at once. Scheduled events leave the order of their key. Events of a blocked key are held behind its rows. Events
         of a shard whose owners crashed again and again go through rows, where claims are counted.
         """
         event = chunk.events[index]
-        if event.deliver_at is not None and event.deliver_at > self.now():
+        if event.fault is not None:
+            self.park(chunk, index, "dead", kept=_Kept(error=clip(event.fault)))
+        elif event.deliver_at is not None and event.deliver_at > self.now():
             self.park(chunk, index, "waiting", ordered=False)
             self.due_in((event.deliver_at - self.now()).total_seconds())
         elif event.key in self.settling.blocked and self.keyed(event):
@@ -289,7 +292,8 @@ class BatchDelivering:
         """``batch`` without the events that must not be delivered now."""
         desk, events = self._desk, batch.events()
         crashed = any(lease.crashes >= SUSPECT_CRASHES for lease in desk.holding.held.values())
-        if not crashed and not len(desk.settling.blocked) and not any(map(DELIVER_AT, events)):
+        odd = any(map(DELIVER_AT, events)) or any(map(FAULT, events))
+        if not crashed and not odd and not len(desk.settling.blocked):
             return batch
         places = [place for place in batch.places if not desk.set_aside(batch.chunk, place)]
         return _Batch(batch.number, batch.chunk, places)
@@ -332,10 +336,10 @@ class BatchDelivering:
     def _together(self) -> list[_Batch]:
         """The first batch of the queue, and those behind it that fit into the same call: ``CALL_BYTES`` with them."""
         together = [self._queue.popleft()]
-        events, size = len(together[0].places), together[0].chunk.payload_bytes
+        events, size = len(together[0].places), together[0].chunk.size
         while self._queue:
             batch = self._queue[0]
-            events, size = events + len(batch.places), size + batch.chunk.payload_bytes
+            events, size = events + len(batch.places), size + batch.chunk.size
             if events > self._desk.sink.max_batch or size > CALL_BYTES:
                 break
             together.append(self._queue.popleft())

@@ -14,24 +14,24 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 
-from outbox_relay.event import PAYLOAD, Event
+from outbox_relay.event import Event, memory_bytes
 from outbox_relay.window import Position, Tick, nothing_new
 
 
 class Chunk:
     """Events of one read, in id order, each done (delivered, or parked as a row of the next settlement) or not.
 
-    ``start`` names the window; ``end`` is the position once all is done. A chunk may belong to several readers, and is
-    never changed but by what is done of it.
+    ``start`` names the window; ``end`` is the position once all is done; ``size`` is the bytes in memory. A chunk may
+    belong to several readers: only what is done of it ever changes.
     """
 
-    __slots__ = ("_done", "end", "events", "payload_bytes", "start")
+    __slots__ = ("_done", "end", "events", "size", "start")
 
     def __init__(self, events: Sequence[Event], start: Position, end: Position) -> None:
         self.events = events
         self.start = start
         self.end = end
-        self.payload_bytes = sum(map(len, map(PAYLOAD, events)))
+        self.size = memory_bytes(events)
         self._done = bytearray(len(events))
 
     def settle(self, index: int) -> None:
@@ -73,15 +73,13 @@ class Reader:
     event only moves it: while a destination is down there is one round after another, and nothing may grow with them.
     """
 
-    __slots__ = ("_ends", "_settled", "chunks", "position", "shards", "stride")
+    __slots__ = ("_ends", "_settled", "chunks", "position", "shards")
 
     def __init__(self, shards: Iterable[int], position: Position) -> None:
         self.shards = frozenset(shards)
         self.position = position
         self.chunks: deque[Chunk] = deque()
         self._ends: deque[Position] = deque()
-        self.stride = 0
-        """How the next latecomers are found: see ``window.stride``."""
         self._settled = position
 
     def take(self, chunk: Chunk) -> None:

@@ -13,8 +13,8 @@ from collections import defaultdict
 from collections.abc import Callable
 
 from outbox_relay.delivering import SUSPECT_CRASHES, Delivering
-from outbox_relay.errors import HandedOver, LeaseLost, PositionsMissing
-from outbox_relay.event import PAYLOAD
+from outbox_relay.errors import HandedOver, LeaseLost, PositionsMissing, StatementFailed
+from outbox_relay.event import Event, looked_through, most_wire_bytes
 from outbox_relay.gate import Gate
 from outbox_relay.ordering import Chunk, Reader
 from outbox_relay.ownership import Holding, Ownership
@@ -22,7 +22,7 @@ from outbox_relay.settling import Settling
 from outbox_relay.spec import SinkSpec
 from outbox_relay.store import Store
 from outbox_relay.ticking import Ticking
-from outbox_relay.window import Position, part, read, stride
+from outbox_relay.window import Part, Position, Steps, part, read
 
 CHUNK_EVENTS = 4000
 CHUNK_BYTES = 8 << 20
@@ -35,6 +35,13 @@ MOST_SPAN_IDS = 5_000_000
 """Up to which that is doubled while nothing is found: half a second's work."""
 FAR_IDS = 20_000
 """How many ids behind the end of its window a reader is waited for by the others."""
+MOST_PAYLOAD_BYTES = 1 << 30
+"""The largest payload that is fetched; the schema's own ceiling is lower."""
+SMALL_PAYLOAD_BYTES = 64 << 10
+"""Up to this size a payload is never the reason why a read runs out of time or memory."""
+TOO_MUCH = {"57014": "it ran out of time", "53200": "it ran out of memory", "54000": "it met a limit of the database"}
+"""SQLSTATEs of reads that asked for too much, and what they say."""
+UNLOADABLE = "its answer cannot be loaded"
 
 
 class Reading:
@@ -71,6 +78,7 @@ class Reading:
         self._readers: list[Reader] = []
         self._leaving: list[Reader] = []
         self._span = SPAN_IDS
+        self._steps = Steps()
         self._floor = floor
         self.wake = asyncio.Event()
         """Set when there may be something to do."""
@@ -216,19 +224,63 @@ class Reading:
         start = reader.position
         if start.b is None:
             return
-        piece = part(start, self._span, self._floor, reader.stride)
-        most = SUSPECT_EVENTS if self._suspect(reader) else CHUNK_EVENTS
-        ask = self._store.read_late if piece.late else self._store.read_rest
-        shards = sorted(reader.shards)
-        events = await ask(
-            shards, self._spec.types, start.a, start.b, piece.after, piece.upto, most, CHUNK_BYTES, server=self._server
-        )
+        piece = part(start, self._steps.of(self._span), self._floor)
+        try:
+            events, upto = await self._ask(reader, piece)
+        except StatementFailed as error:
+            if _reason(error) is None:
+                raise
+            self._steps.failed()
+            self._span = SPAN_IDS
+            if not self._steps.exhausted:
+                return
+            events, upto = await self._ask_without_payload(reader, piece, error)
+        self._steps.succeeded()
         self._ticking.since(self._era)
-        cut = len(events) >= most or sum(map(len, map(PAYLOAD, events))) >= CHUNK_BYTES
-        end = start.at(events[-1].id) if cut else read(start, piece)
-        reader.stride = stride(start, piece, len(events), events[0].id, events[-1].id) if cut else 0
+        end = read(start, piece) if upto is None else start.at(upto)
         self._span = SPAN_IDS if events else min(self._span * 2, MOST_SPAN_IDS)
         self._hand_over(reader, Chunk(events, start, end))
+
+    async def _ask(
+        self, reader: Reader, piece: Part, most_payload: int = MOST_PAYLOAD_BYTES
+    ) -> tuple[list[Event], int | None]:
+        """Return the events of one read, and the id up to which it got; None when it got to the end of ``piece``."""
+        a, b, _ = reader.position
+        if b is None:
+            raise ValueError("there is no window to read")
+        most = self._steps.of(SUSPECT_EVENTS if self._suspect(reader) else CHUNK_EVENTS)
+        most_bytes = self._steps.of(CHUNK_BYTES)
+        ask = self._store.read_late if piece.late else self._store.read_rest
+        events = await ask(
+            sorted(reader.shards),
+            *(self._spec.types, a, b, piece.after, piece.upto, most, most_bytes),
+            most_payload=most_payload,
+            server=self._server,
+        )
+        upto = looked_through(events)
+        # The bound of bytes may be met without being cut: then the next read finds what is left, if anything.
+        if len(events) >= most or most_wire_bytes(events) >= most_bytes:
+            upto = events[-1].id
+        return events, upto
+
+    async def _ask_without_payload(
+        self, reader: Reader, piece: Part, error: StatementFailed
+    ) -> tuple[list[Event], int | None]:
+        """Read one event that could not be read, without its payload: it gets the reason as its fault.
+
+        Raises ``StatementFailed`` if that fails too: then the payload is not the reason.
+        """
+        reason = _reason(error)
+        try:
+            events, upto = await self._ask(reader, piece, 0 if reason == UNLOADABLE else SMALL_PAYLOAD_BYTES)
+        except StatementFailed as again:
+            raise StatementFailed(
+                f"sink {self._spec.name}: the event behind id {piece.after} cannot be read, with or without its payload: "
+                f"{again}",
+                again.sqlstate,
+            ) from None
+        faults = [f"reading it failed, {reason}: {event.fault}" if event.fault else None for event in events]
+        return [event._replace(fault=fault) for event, fault in zip(events, faults, strict=True)], upto
 
     def _hand_over(self, reader: Reader, chunk: Chunk) -> None:
         self._settling.take(reader, chunk)
@@ -238,3 +290,9 @@ class Reading:
     def _suspect(self, reader: Reader) -> bool:
         held = self._holding.held
         return any(shard in held and held[shard].crashes >= SUSPECT_CRASHES for shard in reader.shards)
+
+
+def _reason(error: StatementFailed) -> str | None:
+    """Why a read failed, if one that asks for less may succeed; else None."""
+    state = error.sqlstate
+    return UNLOADABLE if state is None or state.startswith("22") else TOO_MUCH.get(state)

@@ -171,7 +171,7 @@ class SinkRelay:
         )
         if generation is not None:
             self.ownership.serve(spec.name, generation)
-            raise StartAgain("no relay serves the other configuration of this sink any more")
+            raise Reloaded("no relay serves the other configuration of this sink any more")
 
     def _draining(self, reading: Reading) -> bool:
         return reading.draining or self.stopping.is_set()

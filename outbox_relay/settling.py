@@ -95,7 +95,7 @@ class Settling:
         return (
             len(self._chunks) < MOST_CHUNKS
             and sum(len(chunk.events) for chunk in open_chunks) < MOST_EVENTS
-            and sum(chunk.payload_bytes for chunk in open_chunks) < MOST_BYTES
+            and sum(chunk.size for chunk in open_chunks) < MOST_BYTES
         )
 
     @property

@@ -418,11 +418,15 @@ class Store:
         rows: int,
         payload_bytes: int,
         *,
+        most_payload: int | None = None,
         server: str | None = None,
     ) -> list[Event]:
         """Events of the window from ``a`` to ``b`` with ids in (``after``, ``upto``] above ``a.seq``, in id order.
 
-        At most ``rows``, and no more after ``payload_bytes`` of payload. ``types`` are SQL LIKE patterns.
+        At most ``rows``, and no more after ``payload_bytes``. ``types`` are SQL LIKE patterns.
+
+        With ``most_payload`` an event with a larger payload comes with a ``fault`` and without the payload, and
+        ``payload_bytes`` bounds payloads, keys and headers together; without, it bounds payloads alone.
         """
         return await self._rows(
             "read_rest",
@@ -435,6 +439,7 @@ class Store:
                 "upto": upto,
                 "rows": rows,
                 "bytes": payload_bytes,
+                "most_payload": most_payload,
                 "server": server,
             },
             event_row,
@@ -451,9 +456,13 @@ class Store:
         rows: int,
         payload_bytes: int,
         *,
+        most_payload: int | None = None,
         server: str | None = None,
     ) -> list[Event]:
-        """The latecomers of the window from ``a`` to ``b``, otherwise as ``read_rest``."""
+        """The latecomers of the window from ``a`` to ``b``, otherwise as ``read_rest``.
+
+        With ``most_payload`` the read may be incomplete: see ``event.looked_through``.
+        """
         return await self._rows(
             "read_late",
             {
@@ -466,6 +475,7 @@ class Store:
                 "upto": upto,
                 "rows": rows,
                 "bytes": payload_bytes,
+                "most_payload": most_payload,
                 "server": server,
             },
             event_row,

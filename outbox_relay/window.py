@@ -96,7 +96,7 @@ class Position(NamedTuple):
 class Part:
     """A piece of a window that one read can return: ids in (``after``, ``upto``].
 
-    ``late`` pieces are looked for by the xids of latecomers, others by walking through the ids. ``last`` is whether the
+    ``late`` pieces are looked for by the xids of latecomers, others by their ids. ``last`` is whether the
     window is done when everything in it has been read.
     """
 
@@ -108,15 +108,50 @@ class Part:
 
 FOR_EVER = 2**63 - 1
 """Above every id."""
-SPARSE = 25
-"""Ids to an event, at most, for latecomers to be found by walking through the ids."""
+MOST_CUTS = 8
+"""How often a step is quartered until it asks for one id and one event."""
+LAST_TRIES = 3
+"""Reads of a single event that fail in a row before the event itself counts as the reason."""
+SUCCESSES = 4
+"""Reads in a row that succeed before a step grows again."""
 
 
-def part(position: Position, span: int, floor: int = 0, stride: int = 0) -> Part:
+class Steps:
+    """How much one read asks for: a quarter after each that failed, more again after several that succeeded."""
+
+    __slots__ = ("_failures", "_successes")
+
+    def __init__(self) -> None:
+        self._failures = 0
+        self._successes = 0
+
+    def of(self, most: int) -> int:
+        """Return how much to ask for where ``most`` is the usual bound; at least 1."""
+        return max(1, most >> 2 * min(self._failures, MOST_CUTS))
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether reads of a single event failed again and again."""
+        return self._failures >= MOST_CUTS + LAST_TRIES
+
+    def failed(self) -> None:
+        """Ask for less from now on."""
+        self._failures += 1
+        self._successes = 0
+
+    def succeeded(self) -> None:
+        """Count a read that succeeded."""
+        if self._failures:
+            self._failures = min(self._failures, MOST_CUTS)
+            self._successes = (self._successes + 1) % SUCCESSES
+            self._failures -= not self._successes
+
+
+def part(position: Position, span: int, floor: int = 0) -> Part:
     """The next piece of the position's window; its rest is cut into ranges of ``span`` ids, so no read is unbounded.
 
-    Latecomers are looked for by xid, or, with a ``stride``, among so many ids: up to ``A.seq`` what is visible in B and
-    not in A was running at A, since whoever began later has ids above it.
+    Latecomers are looked for by xid up to ``A.seq`` in one piece: a read of them is bounded by what it finds, and says
+    how far it got (``event.looked_through``).
 
     The last range has no upper end: between the two reads of B an emit may have taken an id above ``B.seq``
     and committed, which makes it visible in B. Ids up to ``floor`` carry xids of an old numbering: they are no
@@ -128,26 +163,12 @@ def part(position: Position, span: int, floor: int = 0, stride: int = 0) -> Part
     old = b.snapshot == EVERYTHING
     first = last if old else max(last, floor)
     if first < a.seq and a.has_pending:
-        if stride and not old:
-            return Part(late=False, after=first, upto=min(first + stride, a.seq), last=False)
         return Part(late=True, after=first, upto=a.seq, last=False)
     after = max(last, a.seq)
     upto = after + span
     if upto < b.seq:
         return Part(False, after, upto, False)
     return Part(False, after, b.seq if old else FOR_EVER, True)
-
-
-def stride(position: Position, piece: Part, events: int, first: int, last: int) -> int:
-    """How many ids to walk through for the next latecomers, once ``piece`` was cut behind so many ``events``.
-
-    ``first`` and ``last`` are the ids of these. 0: ask for xids.
-
-    To ask for xids finds all that is left of their events, and sorts it. Those of one large transaction come in many
-    chunks, and would be found and sorted again for each; but they stand close together.
-    """
-    spread = last - first
-    return 2 * spread if piece.upto <= position.a.seq and spread <= SPARSE * events else 0
 
 
 def read(position: Position, piece: Part) -> Position:

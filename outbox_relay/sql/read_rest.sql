@@ -1,5 +1,6 @@
 -- The rest of a window: a range of ids above A's sequence value.
-select id, shard, uid, type, key, payload, content_type, headers, deliver_at, created_at
+select id, shard, uid, type, key, payload, content_type, headers, deliver_at, created_at, fault
   from outbox.read_rest(%(shards)s::smallint[], %(types)s::text[], %(a)s::pg_snapshot, %(b)s::pg_snapshot,
-                        %(after)s::bigint, %(upto)s::bigint, %(rows)s::integer, %(bytes)s::bigint)
+                        %(after)s::bigint, %(upto)s::bigint, %(rows)s::integer, %(bytes)s::bigint,
+                        %(most_payload)s::bigint)
  where outbox.only_at(%(server)s::text)

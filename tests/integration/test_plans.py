@@ -177,12 +177,13 @@ def explained(statistics: Database) -> Generator[Explained]:
 def read(explained: Explained, statement: str = "read_rest", **changes: Any) -> list[tuple[Any, ...]]:
     parameters: dict[str, Any] = {
         "shards": list(range(64)), "types": None, "a": EVERYTHING_BEFORE, "b": NOTHING_BEFORE, "a_next": 3,
-        "after": 0, "upto": EVENTS, "rows": CHUNK_EVENTS, "bytes": AMPLE,
+        "after": 0, "upto": EVENTS, "rows": CHUNK_EVENTS, "bytes": AMPLE, "most_payload": AMPLE,
     }  # fmt: skip
     return explained.run(statement, **{**parameters, **changes})
 
 
-REST, LATE = "not pg_visible_in_snapshot(l.xid, a)", "l.xid = any (running)"
+REST, LATE = "not pg_visible_in_snapshot(l.xid, a)", "cross join outbox.event l"
+LOOK, NEXT = "limit most_looks + 1", "limit each"
 NEVER_IN_ORDER = {"Sort", "Incremental Sort", "Seq Scan", "Bitmap Heap Scan", "Bitmap Index Scan", "Hash Join"}
 
 
@@ -219,22 +220,69 @@ def test_empty_end_of_the_log_costs_no_rows(explained: Explained) -> None:
     assert sum(node.scanned for node in explained.scans("event_", "past_", of=REST)) == 0
 
 
+@pytest.mark.parametrize("most_payload", [None, AMPLE], ids=["version 1", "today"])
 @pytest.mark.parametrize("listed", [True, False], ids=["listed in the snapshot", "above its xmax"])
-def test_latecomers_are_found_by_their_xid(explained: Explained, listed: bool) -> None:
+def test_latecomers_are_found_by_their_xid(explained: Explained, listed: bool, most_payload: int | None) -> None:
     connection = explained.connection
     with connection.transaction(force_rollback=True):
         [(xid,)] = connection.execute("select pg_current_xact_id()::text::bigint").fetchall()
         connection.execute(EVENTS_OF_A_DAY.format(0, 50).encode())
         [(last,)] = connection.execute("select max(id) from outbox.event").fetchall()
         snapshot, following = (f"{xid}:{xid + 1}:{xid}", xid + 1) if listed else (f"{xid}:{xid}:", xid + 500)
-        found = read(explained, "read_late", a=snapshot, a_next=following, upto=last, rows=20)
+        found = read(
+            explained, "read_late", a=snapshot, a_next=following, upto=last, rows=20, most_payload=most_payload
+        )
     assert [row[0] for row in found] == list(range(last - 49, last - 29))
-    scans = explained.scans("event_", "past_", of=LATE)
-    assert scans
-    assert "Seq Scan" not in {node.type for node in scans}
-    assert {index for index, _ in explained.conditions(of=LATE)} == {"event_xid_idx"}
-    assert all("$" in condition for _, condition in explained.conditions(of=LATE)), "not generic"
-    assert sum(node.scanned for node in scans) <= 50
+    looks = [LATE] if most_payload is None else [LOOK, REST]
+    for text in looks:
+        scans = explained.scans("event_", "past_", of=text)
+        assert scans
+        assert "Seq Scan" not in {node.type for node in scans}
+        assert sum(node.scanned for node in scans) <= 50
+        assert all("$" in condition for _, condition in explained.conditions(of=text)), "not generic"
+    assert {index for index, _ in explained.conditions(of=looks[0])} == {"event_xid_id_idx"}
+
+
+HUGE = 200_000
+LATECOMER = """
+insert into outbox.event (id, uid, type, key, payload, content_type)
+select %s + g * %s::bigint, gen_random_uuid(), 'huge', 'key-' || g %% 1000, '{}', 'text/plain'
+  from generate_series(1, %s) g
+"""
+
+
+@pytest.mark.parametrize("apart", [1, 100], ids=["close together", "far apart"])
+def test_a_huge_transaction_is_read_in_steps_that_its_size_does_not_matter_to(explained: Explained, apart: int) -> None:
+    connection = explained.connection
+    with connection.transaction(force_rollback=True):
+        [(xid,)] = connection.execute("select pg_current_xact_id()::text::bigint").fetchall()
+        connection.execute(LATECOMER.encode(), (EVENTS, apart, HUGE))
+        upto = EVENTS + apart * HUGE
+        where = {"a": f"{xid}:{xid + 1}:{xid}", "a_next": xid + 1, "upto": upto}
+        for after in (0, EVENTS + apart * HUGE // 2):
+            first = max(after, EVENTS)
+            for shards in (list(range(64)), [5]):
+                found = read(explained, "read_late", **where, after=after, shards=shards)
+                got, marks = [row[0] for row in found if row[1] >= 0], [row[0] for row in found if row[1] < 0]
+                expected = [first + apart * n for n in range(1, CHUNK_EVENTS + 1)]
+                assert got == expected if len(shards) == 64 else 0 < len(got) < CHUNK_EVENTS
+                assert len(marks) == 1
+                assert marks[0] >= got[-1]
+                for text in (LOOK, NEXT, REST if apart == 1 else LATE):
+                    scanned = sum(node.scanned for node in explained.scans("event_", "past_", of=text))
+                    assert scanned <= 5 * CHUNK_EVENTS + 2 * PARTITIONS, text
+
+
+def test_transactions_that_still_run_are_not_looked_for(explained: Explained) -> None:
+    connection = explained.connection
+    with connection.transaction(force_rollback=True):
+        [(xid,)] = connection.execute("select pg_current_xact_id()::text::bigint").fetchall()
+        running = f"{xid}:{xid + 1}:{xid}"
+        assert read(explained, "read_late", a=running, a_next=xid + 1, b=running) == []
+        assert not explained.relations()
+        above = f"{xid}:{xid}:"
+        assert read(explained, "read_late", a=above, a_next=xid + 500, b=running) == []
+        assert sum(node.scanned for node in explained.scans("event_", "past_", of="with recursive found")) == 0
 
 
 def test_a_tick_looks_at_no_event(explained: Explained) -> None:

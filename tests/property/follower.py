@@ -6,9 +6,9 @@ import random
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 
-from outbox_relay.event import SHARDS, Event
+from outbox_relay.event import SHARDS, Event, looked_through, most_wire_bytes
 from outbox_relay.store import Store
-from outbox_relay.window import BEGINNING, Part, Position, Tick, nothing_new, part, read, stride
+from outbox_relay.window import BEGINNING, Part, Position, Tick, nothing_new, part, read
 
 AMPLE_BYTES = 1 << 30
 START = Position(BEGINNING)
@@ -31,8 +31,8 @@ class Follower:
     Each chunk has at most ``most_rows`` events of at most ``most_span`` ids, or fewer as ``seed`` draws them.
     """
 
-    walks = True
-    """Whether latecomers that stand close together are walked through, as the relay does."""
+    most_payload: int | None = AMPLE_BYTES
+    """The largest payload that is asked for, as the relay does; None asks as relays of version 1 do."""
 
     def __init__(
         self,
@@ -53,7 +53,6 @@ class Follower:
         self._most_span = most_span
         self._most_bytes = most_bytes
         self._random = random.Random(seed)
-        self._stride = 0
         self.position = position
         self.got: list[Event] = []
         self.reads: list[tuple[Part, list[int]]] = []
@@ -85,18 +84,20 @@ class Follower:
         """Read one chunk of the window that is open."""
         start = self.position
         assert start.b is not None
-        piece = part(start, self._random.randint(1, self._most_span), stride=self._stride)
+        piece = part(start, self._random.randint(1, self._most_span))
         most = self._random.randint(1, self._most_rows)
         events = await self._ask(piece, start.a, start.b, most)
-        cut = len(events) >= most or sum(len(event.payload) for event in events) >= self._most_bytes
+        upto = looked_through(events)
+        if len(events) >= most or most_wire_bytes(events) >= self._most_bytes:
+            upto = events[-1].id
         self.got += events
         self.reads.append((piece, [event.id for event in events]))
-        self.position = start.at(events[-1].id) if cut else read(start, piece)
-        self._stride = stride(start, piece, len(events), events[0].id, events[-1].id) if cut and self.walks else 0
+        self.position = read(start, piece) if upto is None else start.at(upto)
 
     async def _ask(self, piece: Part, a: Tick, b: Tick, most: int) -> list[Event]:
         ask, a = (self._store.read_late, self._latecomers_of(a)) if piece.late else (self._store.read_rest, a)
-        return await ask(self._shards, self._types, a, b, piece.after, piece.upto, most, self._most_bytes)
+        bounds = (piece.after, piece.upto, most, self._most_bytes)
+        return await ask(self._shards, self._types, a, b, *bounds, most_payload=self.most_payload)
 
     def _seen(self, tick: Tick) -> Tick:
         return tick
@@ -108,16 +109,12 @@ class Follower:
 class WithoutRange(Follower):
     """Takes only what a snapshot lists for pending, not the transactions above its xmax."""
 
-    walks = False
-
     def _seen(self, tick: Tick) -> Tick:
         return tick._replace(next_xid=tick.xmax)
 
 
 class WithoutList(Follower):
     """Takes only the transactions above a snapshot's xmax for pending, not those that it lists."""
-
-    walks = False
 
     def _latecomers_of(self, a: Tick) -> Tick:
         return a._replace(snapshot=f"{a.xmax}:{a.xmax}:")

@@ -69,7 +69,7 @@ def test_chunk_without_events_is_done() -> None:
 
 
 def test_chunk_knows_its_bytes() -> None:
-    assert Chunk([event(1, size=3), event(2), event(3, size=5)], OPEN, OPEN.at(3)).payload_bytes == 8
+    assert Chunk([event(1, size=3), event(2), event(3, size=5)], OPEN, OPEN.at(3)).size == 8
 
 
 # -- readers ------------------------------------------------------------------------------------------------------

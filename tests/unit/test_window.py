@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from outbox_relay.window import BEGINNING, EVERYTHING, FOR_EVER, Part, Position, Tick, nothing_new, part, read, stride
+from outbox_relay.window import BEGINNING, EVERYTHING, FOR_EVER, Part, Position, Steps, Tick, nothing_new, part, read
 
 KEYS = 3
 SCHEDULES = 300
@@ -169,13 +169,18 @@ class Schedule:
         if tick and self.position.b is None and not nothing_new(self.position.a, tick):
             self.position = self.position.opened(tick)
         if self.position.b is not None:
-            walk = self.random.choice([0, 0, 2, 20])
-            self._read(part(self.position, self.random.randint(1, 5), stride=walk), self.random.randint(1, 3))
+            self._read(part(self.position, self.random.randint(1, 5)), self.random.randint(1, 3))
 
     def _read(self, piece: Part, most: int) -> None:
-        ids = self._found(piece)[:most]
+        upto = self.random.randint(piece.after + 1, piece.upto) if piece.late else piece.upto
+        ids = [event for event in self._found(piece) if event <= upto][:most]
         self.got += ids
-        self.position = self.position.at(ids[-1]) if len(ids) == most else read(self.position, piece)
+        if len(ids) == most:
+            self.position = self.position.at(ids[-1])
+        elif upto < piece.upto:  # an incomplete read of latecomers
+            self.position = self.position.at(upto)
+        else:
+            self.position = read(self.position, piece)
 
     def _found(self, piece: Part) -> list[int]:
         a, b = self.position.a, self.position.b
@@ -259,23 +264,6 @@ def test_latecomers_come_first_and_in_one_range() -> None:
     assert part(start.at(40), 10) == Part(late=True, after=40, upto=100, last=False)
 
 
-def test_latecomers_can_be_walked_through() -> None:
-    start = Position(A).opened(B)
-    assert part(start, 10, stride=30) == Part(late=False, after=0, upto=30, last=False)
-    assert part(start.at(90), 10, stride=30) == Part(late=False, after=90, upto=100, last=False)
-    assert part(start.at(100), 10, stride=30) == Part(late=False, after=100, upto=110, last=False)
-
-
-@pytest.mark.parametrize(("events", "ids"), [(4, 2 * 99), (3, 0)])
-def test_latecomers_that_stand_close_together_are_walked_through(events: int, ids: int) -> None:
-    start = Position(Tick(1000, *A[1:])).opened(B)
-    late = part(start, 10)
-    assert stride(start, late, events, 1, 100) == ids
-    walked = part(start.at(100), 10, stride=300)
-    assert stride(start, walked, events, 101, 200) == ids
-    assert stride(start, part(start.at(1000), 500), events, 1001, 1100) == 0
-
-
 def test_without_pending_there_are_no_latecomers_to_read() -> None:
     assert part(Position(Tick(100, "12:12:", 12), B), 10) == Part(late=False, after=100, upto=110, last=False)
 
@@ -325,10 +313,35 @@ def test_window_of_an_old_numbering_ends_at_its_sequence() -> None:
     assert read(position, piece) == Position(Tick(300, "15:15:", 15))
 
 
-def test_latecomers_of_an_old_numbering_are_never_walked_through() -> None:
-    assert part(Position(A, LAST_OF_OLD), 10, floor=300, stride=20).late
-
-
 def test_ids_up_to_the_floor_are_no_latecomers_of_a_new_numbering() -> None:
     assert part(Position(A, B), 10, floor=60) == Part(late=True, after=60, upto=100, last=False)
     assert part(Position(A, B), 10, floor=100) == Part(late=False, after=100, upto=110, last=False)
+
+
+# -- how much is asked for ----------------------------------------------------------------------------------------
+
+
+def test_steps_shrink_to_one_and_grow_back() -> None:
+    steps = Steps()
+    asked: list[int] = []
+    for _ in range(9):
+        asked.append(steps.of(50_000))
+        steps.failed()
+    assert asked == [50_000, 12_500, 3125, 781, 195, 48, 12, 3, 1]
+    assert not steps.exhausted
+    for _ in range(100):
+        steps.succeeded()
+    assert steps.of(50_000) == 50_000
+
+
+def test_an_event_is_suspected_after_several_reads_of_it_alone() -> None:
+    steps = Steps()
+    failures = 0
+    while not steps.exhausted:
+        assert steps.of(1) == 1
+        steps.failed()
+        failures += 1
+    assert failures == 11
+    steps.succeeded()
+    assert not steps.exhausted
+    assert steps.of(50_000) == 1
