@@ -1,10 +1,11 @@
 # outbox-relay as an image: it runs as a user that is not root, writes nothing to its own file system, and reads
 # /etc/outbox-relay/relay.toml, which is mounted into it. docs/deploying.md shows how.
 #
-# The base's name moves with fixes of Python 3.11 and of Debian. Whoever wants it fixed names its digest at the build:
-#   docker build --build-context python:3.11-slim=docker-image://python:3.11-slim@sha256:… .
+# The base's name moves with fixes of Python 3.11 and of Debian. To build on one that does not move, name its digest:
+#   docker build --build-arg BASE=python:3.11-slim@sha256:… .
+ARG BASE=python:3.11-slim
 
-FROM python:3.11-slim AS build
+FROM ${BASE} AS build
 
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
 WORKDIR /src
@@ -22,7 +23,7 @@ RUN /opt/build/bin/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir 
  && /opt/build/bin/pip --python /opt/outbox-relay/bin/python install --quiet --no-deps dist/*.whl
 
 
-FROM python:3.11-slim
+FROM ${BASE}
 
 LABEL org.opencontainers.image.title="outbox-relay" \
       org.opencontainers.image.description="Transactional outbox relay for PostgreSQL: to Kafka and webhooks" \

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import resource
@@ -83,9 +84,13 @@ def _collect_seldom() -> None:
 
 
 def _take_file_descriptors() -> None:
-    """Raise the limit of open files to what the system allows: connections of one part leave enough for the others."""
+    """Raise the limit of open files to what the system allows: connections of one part leave enough for the others.
+
+    Where that is forbidden, as a filter of system calls may do, the limit stays as it is.
+    """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 async def check_online(settings: Settings) -> tuple[list[str], list[str]]:

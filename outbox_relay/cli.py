@@ -363,20 +363,32 @@ def _check(arguments: argparse.Namespace) -> int:
         _say(problem)
     if problems:
         return USAGE
-    print(f"no problem found in {len(loaded.sinks)} sinks and {len(loaded.routes.table)} routes")
+    print(
+        f"no problem found in {_counted(len(loaded.sinks), 'sink')} and {_counted(len(loaded.routes.table), 'route')}"
+    )
     return DONE
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _serve(arguments: argparse.Namespace) -> int:
     from outbox_relay import app, settings, telemetry
 
     log = settings.log_settings(os.environ, terminal=sys.stderr.isatty())
-    loaded = _settings(arguments)
-    loaded.database.require_dsn()
-    telemetry.configure(log.level, log.format)
-    for warning in settings.warnings(loaded):
-        telemetry.logger().warning("the configuration is allowed, but may not be what was meant", reason=warning)
-    return app.run(loaded, lambda: _settings(arguments))
+    telemetry.configure(log.level, log.format, colors=sys.stderr.isatty() and not os.environ.get("NO_COLOR"))
+    try:
+        loaded = _settings(arguments)
+        loaded.database.require_dsn()
+        for warning in settings.warnings(loaded):
+            telemetry.logger().warning("the configuration is allowed, but may not be what was meant", reason=warning)
+        return app.run(loaded, lambda: _settings(arguments))
+    except RelayError as error:
+        if log.format != "json":
+            raise
+        telemetry.logger().critical("the relay cannot run", reason=str(error))
+        return _exit_code(error)
 
 
 def _health(arguments: argparse.Namespace) -> int:

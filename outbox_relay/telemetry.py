@@ -9,8 +9,8 @@ import structlog
 from structlog.typing import Processor
 
 
-def configure(level: str, form: str) -> None:
-    """Log to stderr at ``level`` ("debug" to "critical"), as "json" or for a "console".
+def configure(level: str, form: str, *, colors: bool = False) -> None:
+    """Log to stderr at ``level`` ("debug" to "critical"), as "json" or for a "console", with ``colors`` or without.
 
     Records of the libraries pass through the same renderer; those that could name what is sent are kept to
     warnings.
@@ -31,9 +31,7 @@ def configure(level: str, form: str) -> None:
     renderer: Processor = (
         structlog.processors.JSONRenderer()
         if form == "json"
-        else structlog.dev.ConsoleRenderer(
-            colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
-        )
+        else structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=structlog.dev.plain_traceback)
     )
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(

@@ -90,7 +90,8 @@ def test_what_waiting_does_not_mend_ends_it_with_one_line_and_code_2(
     assert expected[fault] in text
     assert "Traceback" not in text
     assert SECRET not in text
-    assert len([line for line in text.splitlines() if not line.startswith("{")]) == 1
+    assert [line["level"] for line in relay.lines()].count("critical") == 1
+    assert len(relay.lines()) == len(text.splitlines()), "every line is JSON"
 
 
 def test_routes_are_read_again_at_sighup_and_a_bad_file_changes_nothing(

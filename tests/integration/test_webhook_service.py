@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import signal
 from collections.abc import Generator
 from pathlib import Path
@@ -152,7 +153,8 @@ def test_it_does_not_start_without_its_secrets(tmp_path: Path) -> None:
     relay.write_text(config(f'dsn = "host=127.0.0.1 port={free_port()}"', "http://127.0.0.1:9/", tmp_path))
     run = outbox_relay("run", "-c", relay)
     assert run.code == 2
-    assert run.err == f"{relay}:6: sinks.crm: headers.authorization: the variable CRM_TOKEN is not set\n"
+    said = json.loads(run.err)["reason"]
+    assert said == f"{relay}:6: sinks.crm: headers.authorization: the variable CRM_TOKEN is not set"
 
 
 class TestOwn:

@@ -19,7 +19,10 @@ from tests.support.command import inside
 
 PAGE = (ROOT / "docs/deploying.md").read_text(encoding="utf-8")
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+UNIT = ROOT / "deploy/systemd/outbox-relay.service"
 USER = 10001
+MOST_EXPOSED = 2.0
+"""Below 5.0 systemd calls it "OK"; what remains here is the network."""
 
 
 def block(language: str) -> str:
@@ -100,10 +103,42 @@ def test_the_unit_runs_the_relay(tmp_path: Path) -> None:
     assert service["RestartPreventExitStatus"] == "2"
 
 
-def test_systemd_takes_the_unit(tmp_path: Path) -> None:
-    analyze = shutil.which("systemd-analyze")
-    if analyze is None:
+def test_the_page_shows_the_unit() -> None:
+    assert block("ini") == UNIT.read_text(encoding="utf-8")
+
+
+def test_the_unit_bounds_what_the_relay_may_do() -> None:
+    """As systemd counts it, in tenths from 0 to 100."""
+    done = subprocess.run(
+        [_analyze(), "security", "--offline=true", f"--threshold={MOST_EXPOSED * 10:.0f}", UNIT],
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=60,
+    )
+    assert "Overall exposure level" in done.stdout, done.stderr
+    assert done.returncode == 0, done.stdout
+
+
+def test_images_are_named_in_one_place_each() -> None:
+    """By a variable, so that a digest can take the tag's place."""
+    assert re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE) == ["${BASE}", "${BASE}"]
+    (base,) = re.findall(r"^ARG BASE=(\S+)$", DOCKERFILE, re.MULTILINE)
+    text = compose.FILE.read_text(encoding="utf-8")
+    assert f"BASE: ${{BASE_IMAGE:-{base}}}" in text
+    images = re.findall(r"^ +image: (\S+)$", text, re.MULTILINE)
+    assert [image for image in images if not image.startswith("${")] == ["outbox-relay:compose"]
+
+
+def _analyze() -> str:
+    program = shutil.which("systemd-analyze")
+    if program is None:
         pytest.skip("needs systemd-analyze")
+    return program
+
+
+def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+    analyze = _analyze()
     file = tmp_path / "outbox-relay.service"
     file.write_text(block("ini").replace("/opt/outbox-relay/bin/outbox-relay", "/bin/true"))
     done = subprocess.run(

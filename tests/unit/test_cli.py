@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import pty
 import signal
 import socketserver
 import subprocess
@@ -142,7 +144,7 @@ def test_options_are_taken_before_and_after_the_command(tmp_path: Path) -> None:
 def test_check_counts_what_it_found_right(tmp_path: Path) -> None:
     file = toml(tmp_path, KAFKA + '[routes]\n"order.*" = ["events"]\n"user.*" = ["events"]\n')
     ended = inside("check", "-c", file, "--dsn", "postgresql://relay@localhost/shop")
-    assert ended.out == "no problem found in 1 sinks and 2 routes\n"
+    assert ended.out == "no problem found in 1 sink and 2 routes\n"
 
 
 def test_check_prints_every_problem_with_its_place(tmp_path: Path) -> None:
@@ -316,3 +318,35 @@ def test_health_without_an_address_to_ask_is_wrong_configuration(tmp_path: Path,
     ended = inside("health", "-c", toml(tmp_path, text))
     assert (ended.code, ended.out) == (2, "")
     assert said in ended.err
+
+
+def test_an_error_that_ends_run_is_a_line_of_its_log(tmp_path: Path) -> None:
+    """In JSON, whatever it is about; on a console as a sentence."""
+    file = toml(tmp_path, KAFKA.replace('topic = "shop"', 'topics = "shop"'))
+    for variables in ({}, {"OUTBOX_RELAY_LOG_FORMAT": "json"}):
+        ended = inside("run", "-c", file, **variables)
+        line = json.loads(ended.err)
+        assert (ended.code, line["level"], line["event"]) == (2, "critical", "the relay cannot run")
+        assert "there is no such setting" in line["reason"]
+    plain = inside("run", "-c", file, OUTBOX_RELAY_LOG_FORMAT="console")
+    assert (plain.code, plain.err) == (2, f"{line['reason']}\n")
+
+
+@pytest.mark.parametrize(("variables", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False), ({"NO_COLOR": ""}, True)])
+def test_colours_of_the_log_are_for_terminals_that_want_them(
+    tmp_path: Path, variables: dict[str, str], coloured: bool
+) -> None:
+    file = toml(tmp_path, f'[database]\ndsn = "host=127.0.0.1 port={free_port()}"\n{KAFKA}')
+    ours, theirs = pty.openpty()
+    kept = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+    command = [sys.executable, "-m", "outbox_relay", "run", "-c", file]
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env={**kept, **variables}) as process:
+        os.close(theirs)
+        try:
+            said = b""
+            while b"cannot be reached yet" not in said:
+                said += os.read(ours, 4096)
+        finally:
+            process.kill()
+            os.close(ours)
+    assert (b"\x1b[" in said) == coloured
