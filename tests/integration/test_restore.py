@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from outbox_relay.embedded.account import unprivileged
 from outbox_relay.errors import Unusable
 from outbox_relay.migrate import migrate, rebase
 from outbox_relay.sinks.memory import MemorySink
@@ -158,11 +160,14 @@ async def test_events_of_a_sequence_that_was_left_behind_get_new_ids(own_postgre
         new = dump_and_restore(old, server)
         do(new, "select setval('outbox.event_id_seq', 2), setval('outbox.progress_seq_seq', 1)")
         between = emit(new, 4)
-        with new.connect() as connection, connection.transaction():
-            row = connection.execute("savepoint s; select 1").fetchone
+        with new.connect() as connection:
+            connection.execute("savepoint s")
+            row = connection.execute("select outbox.emit('t', '{}', key => 'savepoint')::text").fetchone()
             assert row
+            between.append(row[0])
         rebase(new.dsn)
-        ids = [n for (n,) in new.connect(autocommit=True).execute("select id from outbox.event").fetchall()]
+        with new.connect() as connection:
+            ids = connection.execute("select id from outbox.event").fetchall()
         assert len(ids) == len(set(ids))
         got = await relayed(new, waiting + between)
         assert set(got) >= set(waiting + between)
@@ -217,48 +222,42 @@ async def test_rebase_names_the_relays_that_run(own_postgres: PostgresServer) ->
 
 
 @pytest.mark.thorough
-async def test_point_in_time_recovery_needs_no_rebase(tmp_path_factory: pytest.TempPathFactory) -> None:
+async def test_point_in_time_recovery_needs_no_rebase() -> None:
     """A base backup and its WAL archive, recovered up to a name, in the same numbering."""
-    with PostgresServer({"wal_level": "replica", "archive_mode": "on", "max_wal_senders": 5}) as server:
-        archive = server.directory / "archive"
-        server._account.new_directory  # noqa: B018 - the server's user makes it below
-        server.run("mkdir", str(archive)) if False else archive.mkdir()
-        server._account.own(archive)
-        with server.connect() as connection:
-            connection.execute(f"alter system set archive_command = 'cp %p {archive}/%f'".encode())
-            connection.execute("select pg_reload_conf()")
-        with shop(server) as database:
-            burn(database, AHEAD)
-            before = emit(database)
-            assert await relayed(database, before) == before
-            backup = server.directory / "backup"
-            server.run(
-                "pg_basebackup", "-D", backup, "-h", "127.0.0.1", "-p", str(server.port), "-U", "postgres", "-c", "fast"
-            )
-            kept = emit(database)
-            do(database, "select pg_create_restore_point('here')")
-            gone = emit(database)
-            do(database, "select pg_switch_wal()")
+    account = unprivileged()
+    archive = account.new_directory("outbox-archive-")
+    command = f"cp %p {archive}/%f"
+    with PostgresServer({"archive_mode": "on", "archive_command": command}) as server, shop(server) as database:
+        burn(database, AHEAD)
+        before = emit(database)
+        assert await relayed(database, before) == before
+        backup = server.directory / "backup"
+        server.run("pg_basebackup", "-D", backup, "-c", "fast", "-d", server.dsn())
+        kept = emit(database)
+        do(database, "select pg_create_restore_point('here')")
+        gone = emit(database)
+        do(database, "select pg_switch_wal()")
         recover(server, backup, archive)
-        database = Database(server, "shop")
-        do(database, "delete from outbox.relay")
         between = emit(database)
         got = await relayed(database, kept + between)
         assert got == kept + between
         assert not set(gone) & set(got)
+    shutil.rmtree(archive)
 
 
 def recover(server: PostgresServer, backup: Path, archive: Path) -> None:
     """Go on from a base backup and the archive, up to the restore point ``here``."""
-    until(lambda: list(archive.glob("0*")), seconds=30, what="WAL is archived")
+    with server.connect() as connection:
+        row = connection.execute("select pg_walfile_name(pg_current_wal_lsn() - 1)").fetchone()
+        assert row
+    until((archive / row[0]).exists, seconds=30, what="the WAL is archived")
     server.stop()
-    server.data.rename(server.directory / "before")
+    shutil.rmtree(server.data)
     backup.rename(server.data)
     with (server.data / "postgresql.auto.conf").open("a") as file:
         file.write(f"restore_command = 'cp {archive}/%f %p'\nrecovery_target_name = 'here'\n")
         file.write("recovery_target_action = 'promote'\n")
     (server.data / "recovery.signal").touch()
-    server._account.own(server.data)
     server.start()
     with server.connect() as connection:
         until(
@@ -266,3 +265,38 @@ def recover(server: PostgresServer, backup: Path, archive: Path) -> None:
             seconds=30,
             what="the server has left recovery",
         )
+
+
+@pytest.mark.thorough
+async def test_pg_upgrade_with_a_rebase_repeats_nothing_that_was_settled() -> None:
+    """From 15 to 18, whose cluster has another system identifier and goes on with the transaction numbers."""
+    with PostgresServer(major=15) as old, shop(old) as database, PostgresServer(major=18) as new:
+        burn(database, AHEAD)
+        before = emit(database)
+        assert await relayed(database, before) == before
+        waiting = emit(database)
+        upgrade(old, new)
+        upgraded = Database(new, "shop")
+        between = emit(upgraded)
+        assert "pg_upgrade" in await refused(upgraded)
+        rebase(upgraded.dsn)
+        assert await backlog(upgraded) == (len(waiting + between), True)
+        assert await relayed(upgraded, waiting + between) == waiting + between
+        old.start()
+
+
+def upgrade(old: PostgresServer, new: PostgresServer) -> None:
+    """Make the new server's cluster of the old one's, and start it."""
+    old.stop()
+    new.stop()
+    shutil.rmtree(new.data)
+    new.run(
+        "initdb", "--pgdata", new.data, "--username", "postgres", "--auth", "trust", "--encoding", "UTF8",
+        "--locale", "C.UTF-8", "--no-data-checksums", "--no-sync",
+    )  # fmt: skip
+    new.run(
+        "pg_upgrade", "--old-bindir", old.bin("postgres").parent, "--new-bindir", new.bin("postgres").parent,
+        "--old-datadir", old.data, "--new-datadir", new.data, "--username", "postgres", "--no-sync",
+        "--old-port", str(old.port), "--new-port", str(new.port), "--old-options", "-c max_prepared_transactions=20",
+    )  # fmt: skip
+    new.start()
