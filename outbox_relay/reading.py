@@ -109,18 +109,29 @@ class Reading:
             sink, hold = self._spec.name, self._spec.hold
             self._settling.blocked.load(await self._store.blocked_keys(sink, gained, hold, server=self._server))
         together: defaultdict[Position, list[int]] = defaultdict(list)
-        try:
-            standing = await self._store.positions(self._spec.name, gained, server=self._server)
-        except PositionsMissing as error:
-            self._holding.fault = str(error)
-            raise
-        self._holding.fault = None
+        standing = await self._positions(gained)
         for shard, position in standing.items():
             together[position].append(shard)
         for position, shards in together.items():
             reader = Reader(shards, position)
             self._readers.append(reader)
             self._settling.adopt(reader)
+
+    async def _positions(self, gained: set[int]) -> dict[int, Position]:
+        """Return where shards stand that were claimed.
+
+        Raises ``PositionsMissing`` when that is not known, ``LeaseLost`` when the sink was removed meanwhile.
+        """
+        try:
+            standing = await self._store.positions(self._spec.name, gained, server=self._server)
+        except PositionsMissing as error:
+            await self._ownership.look()
+            if self._holding.removed:
+                raise LeaseLost(f"sink {self._spec.name}: it was removed") from None
+            self._holding.fault = str(error)
+            raise
+        self._holding.fault = None
+        return standing
 
     def _drain(self, reader: Reader, leaving: set[int]) -> None:
         """Read ``leaving`` shards no further."""

@@ -1,0 +1,302 @@
+"""Drills: a log that is restored, moved or upgraded. Each ends with nothing lost, whatever was emitted meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from outbox_relay.embedded.account import unprivileged
+from outbox_relay.errors import Unusable
+from outbox_relay.migrate import migrate, rebase
+from outbox_relay.sinks.memory import MemorySink
+from tests.support.database import Database
+from tests.support.ledger import ledger
+from tests.support.postgres import PostgresServer
+from tests.support.rig import CountingStore, running, spec
+from tests.support.wait import auntil, until
+
+AHEAD = 3000
+"""Transactions by which the first cluster of a drill is ahead of a new one."""
+
+
+def emit(database: Database, count: int = 3) -> list[str]:
+    """Emit events, each in a transaction of its own; returns their uids."""
+    uids: list[str] = []
+    for n in range(count):
+        with database.connect() as connection:
+            row = connection.execute("select outbox.emit('t', '{}', key => %s)::text", (f"k{n}",)).fetchone()
+            assert row
+            uids.append(row[0])
+    return uids
+
+
+def burn(database: Database, transactions: int) -> None:
+    """Use up transaction numbers."""
+    with database.connect(autocommit=True) as connection:
+        connection.execute(
+            f"do $$ begin for i in 1..{transactions} loop perform pg_current_xact_id(); commit; end loop; end $$".encode()
+        )
+
+
+def do(database: Database, statement: str) -> None:
+    """Run a statement in a transaction of its own."""
+    with database.connect(autocommit=True) as connection:
+        connection.execute(statement.encode())
+
+
+async def relayed(database: Database, wanted: list[str], *, start: str = "beginning", name: str = "s") -> list[str]:
+    """Run a relay until all of `wanted` was delivered and every shard stands at the end; returns the uids delivered."""
+    sink = MemorySink()
+    async with running(database.dsn, (spec(name, start=start), sink), lease_seconds=3) as rig:
+
+        async def fact() -> bool:
+            return not set(wanted) - {event.uid for event in sink.delivered}
+
+        await auntil(fact, seconds=30, what=f"{len(wanted)} events are delivered")
+        await rig.settled()
+        await rig.stop()
+    return [event.uid for event in sink.delivered]
+
+
+async def refused(database: Database) -> str:
+    """Return why no relay may run on a database."""
+    store = CountingStore(database.dsn)
+    await store.open()
+    try:
+        with pytest.raises(Unusable, match="rebase") as error:
+            await store.floor()
+        with pytest.raises(Unusable, match="rebase"):
+            await store.tick()
+    finally:
+        await store.close()
+    return str(error.value)
+
+
+async def backlog(database: Database) -> tuple[int, bool]:
+    """Return the backlog of sink ``s``."""
+    async with ledger(database) as books:
+        return books.query("select events, exact from outbox.backlog('s', null, 10000, 5.0)")[0]
+
+
+@contextmanager
+def shop(server: PostgresServer, name: str = "shop") -> Generator[Database]:
+    """A new database with the schema."""
+    server.create_database(name)
+    migrate(server.dsn(name))
+    yield Database(server, name)
+
+
+def dump_and_restore(source: Database, server: PostgresServer, name: str = "restored") -> Database:
+    """Restore a dump of a database into another cluster."""
+    file = source.server.directory / "dump.sql"
+    source.server.run("pg_dump", "-f", file, source.dsn)
+    server.create_database(name)
+    server.run("psql", "-q", "-v", "ON_ERROR_STOP=1", "-f", file, server.dsn(name))
+    do(Database(server, name), "delete from outbox.relay")
+    return Database(server, name)
+
+
+@pytest.mark.parametrize("caught_up", [False, True], ids=["its numbers are ahead", "the new cluster has caught up"])
+async def test_a_dump_restored_into_another_cluster_loses_nothing(
+    own_postgres: PostgresServer, caught_up: bool
+) -> None:
+    with shop(own_postgres) as old, PostgresServer() as server:
+        burn(old, AHEAD)
+        before = emit(old)
+        assert await relayed(old, before) == before
+        waiting = emit(old)
+        new = dump_and_restore(old, server)
+        between = emit(new)
+        assert "another cluster" in await refused(new)
+        if caught_up:
+            burn(new, 4 * AHEAD)
+            between += emit(new)
+            assert "another cluster" in await refused(new)
+        rebase(new.dsn)
+        assert await backlog(new) == (len(waiting + between), True)
+        assert await relayed(new, waiting + between) == waiting + between, "what was settled is not repeated"
+        after = emit(new)
+        assert await relayed(new, after) == after
+        every = [*before, *waiting, *between, *after]
+        assert sorted(await relayed(new, every, name="later")) == sorted(every), "a sink from the beginning"
+
+
+async def test_a_second_restore_in_a_row_loses_nothing(own_postgres: PostgresServer) -> None:
+    """The second while the window of the first is still open, and after events of the cluster between."""
+    with shop(own_postgres) as first, PostgresServer() as server:
+        burn(first, AHEAD)
+        before = emit(first)
+        assert await relayed(first, before) == before
+        waiting = emit(first)
+        second = dump_and_restore(first, server, "second")
+        waiting += emit(second)
+        rebase(second.dsn)
+        waiting += emit(second)
+        with PostgresServer() as last:
+            third = dump_and_restore(second, last, "third")
+            waiting += emit(third)
+            await refused(third)
+            rebase(third.dsn)
+            waiting += emit(third)
+            rebase(third.dsn)
+            waiting += emit(third)
+            assert await backlog(third) == (len(waiting), True)
+            assert await relayed(third, waiting) == waiting
+
+
+async def test_events_of_a_sequence_that_was_left_behind_get_new_ids(own_postgres: PostgresServer) -> None:
+    """As logical replication leaves it: rows are copied, sequences are not."""
+    with shop(own_postgres) as old, PostgresServer() as server:
+        burn(old, AHEAD)
+        before = emit(old, 6)
+        assert await relayed(old, before) == before
+        do(old, "delete from outbox.event where id = 5")  # a number that no event has, as after a rollback
+        waiting = emit(old, 2)
+        new = dump_and_restore(old, server)
+        do(new, "select setval('outbox.event_id_seq', 2), setval('outbox.progress_seq_seq', 1)")
+        between = emit(new, 4)
+        with new.connect() as connection:
+            connection.execute("savepoint s")
+            row = connection.execute("select outbox.emit('t', '{}', key => 'savepoint')::text").fetchone()
+            assert row
+            between.append(row[0])
+        rebase(new.dsn)
+        with new.connect() as connection:
+            ids = connection.execute("select id from outbox.event").fetchall()
+        assert len(ids) == len(set(ids))
+        got = await relayed(new, waiting + between)
+        assert set(got) >= set(waiting + between)
+        after = emit(new)
+        assert await relayed(new, after) == after
+
+
+async def test_a_sequence_left_behind_that_has_caught_up_with_the_log_is_found(own_postgres: PostgresServer) -> None:
+    with shop(own_postgres) as old, PostgresServer() as server:
+        before = emit(old, 4)
+        assert await relayed(old, before) == before
+        new = dump_and_restore(old, server)
+        do(new, "select setval('outbox.event_id_seq', 1, false)")
+        between = emit(new, 9)
+        rebase(new.dsn)
+        assert set(await relayed(new, between)) >= set(between)
+
+
+async def test_a_transaction_that_was_late_for_a_position_is_read_after_a_restore(own_postgres: PostgresServer) -> None:
+    with shop(own_postgres) as old, PostgresServer() as server:
+        burn(old, AHEAD)
+        with old.connect() as late:
+            row = late.execute("select outbox.emit('t', '{}', key => 'late')::text").fetchone()
+            assert row
+            seen = emit(old)
+            assert await relayed(old, seen) == seen
+            late.commit()
+        new = dump_and_restore(old, server)
+        between = emit(new)
+        rebase(new.dsn)
+        assert set(await relayed(new, [row[0], *between])) >= {row[0], *between}
+
+
+async def test_rebase_of_a_log_that_is_settled_repeats_nothing(own_postgres: PostgresServer) -> None:
+    with shop(own_postgres) as database:
+        before = emit(database, 30)
+        assert await relayed(database, before) == before
+        do(database, "update outbox.meta set system_identifier = 7")
+        await refused(database)
+        rebase(database.dsn)
+        assert await backlog(database) == (0, True)
+        after = emit(database)
+        assert await relayed(database, after) == after
+
+
+async def test_rebase_names_the_relays_that_run(own_postgres: PostgresServer) -> None:
+    with shop(own_postgres) as database:
+        async with running(database.dsn, (spec("s"), MemorySink())) as rig:
+            await rig.owns_all()
+            with pytest.raises(Unusable, match=r"relays are running: rig \(seen \d+ s ago\); stop every relay first"):
+                await asyncio.to_thread(rebase, database.dsn)
+
+
+@pytest.mark.thorough
+async def test_point_in_time_recovery_needs_no_rebase() -> None:
+    """A base backup and its WAL archive, recovered up to a name, in the same numbering."""
+    account = unprivileged()
+    archive = account.new_directory("outbox-archive-")
+    command = f"cp %p {archive}/%f"
+    with PostgresServer({"archive_mode": "on", "archive_command": command}) as server, shop(server) as database:
+        burn(database, AHEAD)
+        before = emit(database)
+        assert await relayed(database, before) == before
+        backup = server.directory / "backup"
+        server.run("pg_basebackup", "-D", backup, "-c", "fast", "-d", server.dsn())
+        kept = emit(database)
+        do(database, "select pg_create_restore_point('here')")
+        gone = emit(database)
+        do(database, "select pg_switch_wal()")
+        recover(server, backup, archive)
+        between = emit(database)
+        got = await relayed(database, kept + between)
+        assert got == kept + between
+        assert not set(gone) & set(got)
+    shutil.rmtree(archive)
+
+
+def recover(server: PostgresServer, backup: Path, archive: Path) -> None:
+    """Go on from a base backup and the archive, up to the restore point ``here``."""
+    with server.connect() as connection:
+        row = connection.execute("select pg_walfile_name(pg_current_wal_lsn() - 1)").fetchone()
+        assert row
+    until((archive / row[0]).exists, seconds=30, what="the WAL is archived")
+    server.stop()
+    shutil.rmtree(server.data)
+    backup.rename(server.data)
+    with (server.data / "postgresql.auto.conf").open("a") as file:
+        file.write(f"restore_command = 'cp {archive}/%f %p'\nrecovery_target_name = 'here'\n")
+        file.write("recovery_target_action = 'promote'\n")
+    (server.data / "recovery.signal").touch()
+    server.start()
+    with server.connect() as connection:
+        until(
+            lambda: connection.execute("select not pg_is_in_recovery()").fetchone() == (True,),
+            seconds=30,
+            what="the server has left recovery",
+        )
+
+
+@pytest.mark.thorough
+async def test_pg_upgrade_with_a_rebase_repeats_nothing_that_was_settled() -> None:
+    """From 15 to 18, whose cluster has another system identifier and goes on with the transaction numbers."""
+    with PostgresServer(major=15) as old, shop(old) as database, PostgresServer(major=18) as new:
+        burn(database, AHEAD)
+        before = emit(database)
+        assert await relayed(database, before) == before
+        waiting = emit(database)
+        upgrade(old, new)
+        upgraded = Database(new, "shop")
+        between = emit(upgraded)
+        assert "pg_upgrade" in await refused(upgraded)
+        rebase(upgraded.dsn)
+        assert await backlog(upgraded) == (len(waiting + between), True)
+        assert await relayed(upgraded, waiting + between) == waiting + between
+        old.start()
+
+
+def upgrade(old: PostgresServer, new: PostgresServer) -> None:
+    """Make the new server's cluster of the old one's, and start it."""
+    old.stop()
+    new.stop()
+    shutil.rmtree(new.data)
+    new.run(
+        "initdb", "--pgdata", new.data, "--username", "postgres", "--auth", "trust", "--encoding", "UTF8",
+        "--locale", "C.UTF-8", "--no-data-checksums", "--no-sync",
+    )  # fmt: skip
+    new.run(
+        "pg_upgrade", "--old-bindir", old.bin("postgres").parent, "--new-bindir", new.bin("postgres").parent,
+        "--old-datadir", old.data, "--new-datadir", new.data, "--username", "postgres", "--no-sync",
+        "--old-port", str(old.port), "--new-port", str(new.port), "--old-options", "-c max_prepared_transactions=20",
+    )  # fmt: skip
+    new.start()
