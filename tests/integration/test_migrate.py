@@ -268,7 +268,9 @@ def test_the_owner_of_a_database_can_migrate_it(postgres: PostgresServer, empty_
         found = migrate(empty_database.dsn_as(owner), grant_relay=[relay])
         assert (found.before, found.after) == (0, SCHEMA_VERSION)
         [note] = found.notes
-        assert note.startswith(f'no right to set defaults of role "{relay}" in this database: let an administrator set ')
+        assert note.startswith(
+            f'no right to set defaults of role "{relay}" in this database: let an administrator set '
+        )
         assert "TimeZone = 'UTC', " in note
         assert "statement_timeout = '9s'" in note
         assert str(found).splitlines()[1:] == list(found.notes)
