@@ -254,7 +254,7 @@ def _checked(max_payload_bytes: int | None) -> int | None:
 def _ceiling(most: int) -> str:
     return (
         "create or replace function outbox.payload_ceiling() returns integer "
-        f"language sql immutable parallel safe return {most};\n"
+        f"language sql stable parallel safe return {most};\n"
     )
 
 

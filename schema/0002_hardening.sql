@@ -21,9 +21,10 @@ comment on column outbox.event.emitter is 'The role that emitted the event; null
 alter table outbox.uid add column emitter text;
 
 -- The largest payload in bytes that an event may have. Only the owner of the schema can replace this function
--- (`migrate --max-payload-bytes`). A constant, which takes the place of every call when a statement is planned.
+-- (`migrate --max-payload-bytes`). A constant, which takes the place of every call when a statement is planned. Not
+-- IMMUTABLE: then plans that sessions keep would not be made again when the constant changes.
 create function outbox.payload_ceiling() returns integer
-language sql immutable parallel safe
+language sql stable parallel safe
 return 1048576;
 
 -- ---------------------------------------------------------------------------------------------------------
@@ -49,7 +50,7 @@ declare
 begin
     if largest > outbox.payload_ceiling() then
         execute format('create or replace function outbox.payload_ceiling() returns integer '
-                       'language sql immutable parallel safe return %s', least(largest, most));
+                       'language sql stable parallel safe return %s', least(largest, most));
         raise notice 'payloads may have at most % bytes, from the largest outbox.max_payload_bytes that is set (%): '
                      'from now on that setting only lowers the limit', least(largest, most), largest;
     end if;
@@ -178,8 +179,8 @@ return coalesce(nullif(current_setting('role'), 'none'), session_user::text);
 -- before, and nothing is to be emitted. A uid that another role has used is refused by name.
 --
 -- Uids of version 7 may be those that emit makes, which leave no row in outbox.uid: they are looked for in the log,
--- near the time that they hold. Planned with its values, which leaves out all other days: not one partition is locked
--- that emptying the log might wait for.
+-- near the time that they hold. The query is planned with its values and without computing on them, which leaves out
+-- all other days: no partition is locked that emptying the log might wait for.
 create function outbox.claim_uid(claimed uuid, claimant text) returns boolean
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
@@ -188,6 +189,8 @@ as $$
 declare
     other text;
     made_at timestamptz;
+    earliest timestamptz;
+    latest timestamptz;
     is_new boolean;
 begin
     -- A row that was there may be deleted before it is read.
@@ -204,10 +207,11 @@ begin
     end loop;
     if is_new and get_byte(uuid_send(claimed), 6) >> 4 = 7 then
         made_at := to_timestamp(('x' || encode(substring(uuid_send(claimed) from 1 for 6), 'hex'))::bit(48)::bigint / 1000.0);
+        earliest := made_at - interval '10 minutes';
+        latest := made_at + interval '10 minutes';
         select e.emitter into other
           from outbox.event e
-         where e.uid = claimed and e.emitter <> claimant
-           and e.created_at between made_at - interval '10 minutes' and made_at + interval '10 minutes'
+         where e.uid = claimed and e.emitter <> claimant and e.created_at >= earliest and e.created_at <= latest
          limit 1;
     end if;
     if other <> claimant then
@@ -1296,6 +1300,15 @@ begin
         made := made + 1;
     end loop;
     return made;
+end
+$$;
+
+-- In a new schema the first version of it made nothing while another session held its lock.
+do $$
+begin
+    if (select count(*) from pg_inherits i where i.inhparent = 'outbox.event'::regclass) = 1 then
+        perform outbox.make_partitions();
+    end if;
 end
 $$;
 

@@ -10,6 +10,8 @@ import pytest
 from psycopg import errors, sql
 
 from outbox_relay import outbox
+from outbox_relay.errors import Unusable
+from outbox_relay.migrate import SCHEMA_VERSION, migrate, script
 from tests.support.database import Database
 from tests.support.postgres import PostgresServer
 from tests.support.wait import until
@@ -64,7 +66,7 @@ def test_calls(conn: psycopg.Connection[Any], call: LiteralString, row: tuple[ob
 def test_there_are_two_functions_and_no_overloads(conn: psycopg.Connection[Any]) -> None:
     found = conn.execute(
         "select proname, prosecdef, proconfig, pg_get_function_identity_arguments(oid) from pg_proc"
-        " where pronamespace = 'outbox'::regnamespace and proname like 'emit%' order by proname"
+        " where pronamespace = 'outbox'::regnamespace and proname in ('emit', 'emit_raw') order by proname"
     ).fetchall()
     path = ["search_path=pg_catalog, pg_temp"]
     common = "key text, headers jsonb, deliver_at timestamp with time zone, uid uuid"
@@ -132,18 +134,21 @@ def test_the_shard_follows_the_key_and_without_one_the_uid(conn: psycopg.Connect
 
 # -- limits -------------------------------------------------------------------------------------------------------
 
-TYPE = 'type must be 1 to 255 visible ASCII characters without space and "*"; this one has '
-NAME = "is not a token: 1 to 255 letters, digits or !#$%&'*+-.^_`|~"
+TYPE = 'type must be 1 to 255 visible ASCII characters without space and "*"; '
+NAME = "a header name must be a token of letters, digits and !#$%&'*+-.^_`|~; "
+CONTENT = "content_type must be 1 to 255 printable ASCII characters; "
+CONTROL = 'the value of header "a" must have no control character but a tab; it has '
+TIME = "deliver_at must be in the years 1 to 9998 (UTC); this one is "
 LIMITS: list[tuple[dict[str, Any], str | None]] = [
     ({"type": "x"}, None),
     ({"type": "!" + "~" * 254}, None),
-    ({"type": "x" * 256}, TYPE + "256 characters"),
-    ({"type": ""}, TYPE + "0 characters"),
-    ({"type": "a b"}, TYPE + "3 characters"),
-    ({"type": "order.*"}, TYPE + "7 characters"),
-    ({"type": "a\n"}, TYPE + "2 characters"),
-    ({"type": "\x7f"}, TYPE + "1 characters"),
-    ({"type": "é"}, TYPE + "1 characters"),
+    ({"type": "x" * 256}, TYPE + "this one has 256 characters"),
+    ({"type": ""}, TYPE + "this one has 0 characters"),
+    ({"type": "a b"}, TYPE + '"a b" has " " at character 2'),
+    ({"type": "order.*"}, TYPE + '"order.*" has "*" at character 7'),
+    ({"type": "a\n"}, TYPE + '"a?" has U+000A at character 2'),
+    ({"type": "\x7f"}, TYPE + '"?" has U+007F at character 1'),
+    ({"type": "é\U0001f600"}, TYPE + '"??" has U+00E9 at character 1'),
     ({"key": "k" * 1024}, None),
     ({"key": "é" * 512}, None),
     ({"key": ""}, None),
@@ -152,24 +157,25 @@ LIMITS: list[tuple[dict[str, Any], str | None]] = [
     ({"payload": b"x" * 1048576}, None),
     (
         {"payload": b"x" * 1048577},
-        "payload must have at most 1048576 bytes (setting outbox.max_payload_bytes); this one has 1048577",
+        "payload must have at most 1048576 bytes (the ceiling: see outbox-relay migrate --max-payload-bytes); "
+        "this one has 1048577",
     ),
     ({"content_type": "x" * 255}, None),
-    ({"content_type": "x" * 256}, "content_type must be 1 to 255 printable ASCII characters"),
-    ({"content_type": ""}, "content_type must be 1 to 255 printable ASCII characters"),
-    ({"content_type": "text/plain\r\nx: y"}, "content_type must be 1 to 255 printable ASCII characters"),
+    ({"content_type": "x" * 256}, CONTENT + "this one has 256 characters"),
+    ({"content_type": ""}, CONTENT + "this one has 0 characters"),
+    ({"content_type": "text/plain\r\nx: y"}, CONTENT + '"text/plain??x: y" has U+000D at character 11'),
     ({"headers": {}}, None),
     ({"headers": {"Trace-Id_1!#$%&'*+.^`|~": "\té€ "}}, None),
     ({"headers": {"x" * 255: ""}}, None),
-    ({"headers": {"x" * 256: ""}}, f"header name '{'x' * 60}' {NAME}"),
-    ({"headers": {"": "x"}}, f"header name '' {NAME}"),
-    ({"headers": {"a b": "x"}}, f"header name 'a b' {NAME}"),
-    ({"headers": {"a:": "x"}}, f"header name 'a:' {NAME}"),
-    ({"headers": {"é": "x"}}, f"header name 'é' {NAME}"),
-    ({"headers": {"a": "x\r\ny"}}, "the value of header 'a' has a control character"),
-    ({"headers": {"a": "\x01"}}, "the value of header 'a' has a control character"),
-    ({"headers": {"a": "\x1f"}}, "the value of header 'a' has a control character"),
-    ({"headers": {"a": "\x7f"}}, "the value of header 'a' has a control character"),
+    ({"headers": {"x" * 256: ""}}, "a header name must have 1 to 255 characters; this one has 256"),
+    ({"headers": {"": "x"}}, "a header name must have 1 to 255 characters; this one has 0"),
+    ({"headers": {"a b": "x"}}, NAME + '"a b" has " " at character 2'),
+    ({"headers": {"a:": "x"}}, NAME + '"a:" has ":" at character 2'),
+    ({"headers": {"é": "x"}}, NAME + '"?" has U+00E9 at character 1'),
+    ({"headers": {"a": "x\r\ny"}}, CONTROL + "U+000D at character 2"),
+    ({"headers": {"a": "\x01"}}, CONTROL + "U+0001 at character 1"),
+    ({"headers": {"a": "é\x1f"}}, CONTROL + "U+001F at character 2"),
+    ({"headers": {"a": "\x7f"}}, CONTROL + "U+007F at character 1"),
     ({"headers": {"a": "x" * 16375}}, None),
     ({"headers": {"a": "x" * 16376}}, "headers must have at most 16384 bytes as JSON; these have 16385"),
 ]
@@ -198,22 +204,29 @@ def test_limits(conn: psycopg.Connection[Any], content_type: str, fields: dict[s
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        ("emit(null, '1')", TYPE + "no value"),
+        ("emit(null, '1')", TYPE + "this one has no value"),
         ("emit('t', null)", "payload must not be null"),
         ("emit_raw('t', null)", "payload must not be null"),
         ("emit('t', '1', headers => '[]')", "headers must be a JSON object of strings, not array"),
         ("emit('t', '1', headers => '\"a\"')", "headers must be a JSON object of strings, not string"),
         ("emit('t', '1', headers => 'null')", "headers must be a JSON object of strings, not null"),
-        ("emit('t', '1', headers => '{\"a\": 1}')", "the value of header 'a' must be a string, not number"),
-        ("emit('t', '1', headers => '{\"a\": null}')", "the value of header 'a' must be a string, not null"),
-        ("emit('t', '1', headers => '{\"a\": {}}')", "the value of header 'a' must be a string, not object"),
-        ("emit('t', '1', deliver_at => 'infinity')", "deliver_at must be a finite time"),
-        ("emit('t', '1', deliver_at => '-infinity')", "deliver_at must be a finite time"),
-        ("emit_raw('t', '', content_type => null)", "content_type must be 1 to 255 printable ASCII characters"),
-        ("emit('a b', '\"SECRET\"', 'SECRET')", TYPE + "3 characters"),
+        ("emit('t', '1', headers => '{\"a\": 1}')", 'the value of header "a" must be a string, not number'),
+        ("emit('t', '1', headers => '{\"a\": null}')", 'the value of header "a" must be a string, not null'),
+        ("emit('t', '1', headers => '{\"a\": {}}')", 'the value of header "a" must be a string, not object'),
+        ("emit('t', '1', deliver_at => 'infinity')", TIME + "infinity"),
+        ("emit('t', '1', deliver_at => '-infinity')", TIME + "-infinity"),
+        ("emit('t', '1', deliver_at => '20000-01-01 00:00+00')", TIME + "20000-01-01 00:00:00+00"),
+        ("emit('t', '1', deliver_at => '9999-01-01 00:00+00')", TIME + "9999-01-01 00:00:00+00"),
+        ("emit('t', '1', deliver_at => '9999-12-31 23:59:59.999999+00')", TIME + "9999-12-31 23:59:59.999999+00"),
+        ("emit('t', '1', deliver_at => '0001-12-31 23:59:59.999999+00 BC')", TIME + "0001-12-31 23:59:59.999999+00 BC"),
+        ("emit('t', '1', deliver_at => '0044-03-15 00:00+00 BC')", TIME + "0044-03-15 00:00:00+00 BC"),
+        ("emit('t', '1', deliver_at => '0001-01-01 00:00+14')", TIME + "0001-12-31 10:00:00+00 BC"),
+        ("emit_raw('t', '', content_type => null)", CONTENT + "this one has no value"),
+        ("emit('a b', '\"SECRET\"', 'SECRET')", TYPE + '"a b" has " " at character 2'),
     ],
 )
 def test_limits_that_only_sql_can_pass(conn: psycopg.Connection[Any], call: LiteralString, said: str) -> None:
+    conn.execute("set timezone = 'UTC'")
     with pytest.raises(errors.InvalidParameterValue) as caught:
         conn.execute(sql.SQL("select outbox.{}").format(sql.SQL(call)))
     assert caught.value.diag.message_primary == f"outbox.emit: {said}"
@@ -242,20 +255,58 @@ def test_an_event_as_most_are_is_not_looked_at_twice(
         conn.execute(sql.SQL("select outbox.{}").format(sql.SQL(call)))
 
 
-def test_the_payloads_limit_is_a_setting(database: Database, conn: psycopg.Connection[Any]) -> None:
+@pytest.mark.parametrize("time", ["0001-01-01 00:00:00+00", "9998-12-31 23:59:59.999999+00"])
+@pytest.mark.parametrize("zone", ["UTC", "Asia/Tokyo", "Etc/GMT+12"])
+def test_the_first_and_the_last_time_for_later(conn: psycopg.Connection[Any], time: str, zone: str) -> None:
+    conn.execute("select set_config('timezone', %s, false)", [zone])
+    conn.execute("select outbox.emit('t', '1', deliver_at => %s::timestamptz)", [time])
+    found = conn.execute("select count(*) from outbox.event where deliver_at = %s::timestamptz", [time])
+    assert found.fetchone() == (1,)
+
+
+def test_a_setting_lowers_the_limit_of_payloads(database: Database, conn: psycopg.Connection[Any]) -> None:
     name = sql.Identifier(database.name)
     conn.execute(sql.SQL("alter database {} set outbox.max_payload_bytes = 10").format(name))
     conn.commit()
     with database.connect() as fresh:
         fresh.execute("""select outbox.emit('t', '"45678910"')""")
-        with pytest.raises(errors.InvalidParameterValue, match=r"at most 10 bytes .*; this one has 11"):
+        with pytest.raises(errors.InvalidParameterValue, match=r"at most 10 bytes \(setting .*; this one has 11"):
             fresh.execute("""select outbox.emit('t', '"456789101"')""")
-        fresh.rollback()
-        fresh.execute("set local outbox.max_payload_bytes = 2000000")
-        outbox.emit(fresh, "t", b"x" * 2_000_000, content_type="x/y")
         fresh.rollback()
         with pytest.raises(outbox.InvalidEvent, match="at most 10 bytes"):
             outbox.emit(fresh, "t", b"x" * 11, content_type="x/y")
+
+
+@pytest.mark.parametrize("value", ["1048577", "999999999", ""])
+def test_no_setting_raises_the_limit_of_payloads(conn: psycopg.Connection[Any], value: str) -> None:
+    conn.execute("select set_config('outbox.max_payload_bytes', %s, false)", [value])
+    outbox.emit(conn, "t", b"x" * 1048576, content_type="x/y")
+    with pytest.raises(outbox.InvalidEvent, match=r"^payload must have at most 1048576 bytes \(the ceiling: "):
+        outbox.emit(conn, "t", b"x" * 1048577, content_type="x/y")
+
+
+def test_the_owner_moves_the_ceiling_and_open_sessions_know(database: Database, conn: psycopg.Connection[Any]) -> None:
+    conn.autocommit = True
+    for _ in range(10):  # until the plans are kept
+        conn.execute("select outbox.emit('t', '1')")
+    large = b"x" * 2_000_000
+    with pytest.raises(errors.InvalidParameterValue, match="at most 1048576 bytes"):
+        conn.execute("select outbox.emit_raw('t', %s)", [large])
+    found = migrate(database.dsn, max_payload_bytes=2_000_000)
+    assert str(found).endswith("; payloads of at most 2000000 bytes")
+    conn.execute("select outbox.emit_raw('t', %s)", [large])
+    assert migrate(database.dsn).max_payload_bytes is None
+    with pytest.raises(errors.InvalidParameterValue, match=r"at most 2000000 bytes .*; this one has 2000001"):
+        conn.execute("select outbox.emit_raw('t', %s)", [large + b"x"])
+    conn.execute(script(max_payload_bytes=1024, have=SCHEMA_VERSION).encode())
+    with pytest.raises(errors.InvalidParameterValue, match="at most 1024 bytes"):
+        conn.execute("select outbox.emit_raw('t', %s)", [b"x" * 1025])
+
+
+@pytest.mark.parametrize("most", [1023, (64 << 20) + 1, -1])
+def test_a_ceiling_out_of_bounds(database: Database, most: int) -> None:
+    with pytest.raises(Unusable, match="the ceiling of payloads must be 1024 to 67108864 bytes"):
+        migrate(database.dsn, max_payload_bytes=most)
 
 
 @pytest.mark.parametrize("value", ["1MB", "-1", "1e6", "1234567890"])

@@ -2,13 +2,13 @@
 
 import json
 from pathlib import Path
-from typing import Any, LiteralString
+from typing import Any
 
 import psycopg
 import pytest
-from psycopg import sql
 
 from outbox_relay import outbox
+from outbox_relay.migrate import migrate
 from tests.support.command import inside
 from tests.support.database import Database
 from tests.support.kafka import Administration, KafkaBroker
@@ -183,41 +183,20 @@ def check(database: Database, kafka: KafkaBroker, topic: str, directory: Path, p
     return ended.code, ended.err
 
 
-def named(statement: LiteralString, name: str) -> sql.Composed:
-    """A statement about something of that name."""
-    return sql.SQL(statement).format(sql.Identifier(name))
-
-
 def test_check_online_warns_of_events_that_the_topic_would_not_take(
     database: Database, real_kafka: KafkaBroker, topic: str, tmp_path: Path
 ) -> None:
     Administration(real_kafka.bootstrap).create_topic(topic, 1, config={"max.message.bytes": "3000000"})
     assert check(database, real_kafka, topic, tmp_path) == (0, "")
-    with database.connect(autocommit=True) as connection:
-        connection.execute(named("alter database {} set outbox.max_payload_bytes = 3000001", database.name))
+    migrate(database.dsn, max_payload_bytes=3000001)
     code, said = check(database, real_kafka, topic, tmp_path)
     assert code == 0
     assert said == (
-        "warning: sinks.events: events may have payloads of 3000001 bytes (outbox.max_payload_bytes in the database), "
+        "warning: sinks.events: events may have payloads of 3000001 bytes (the ceiling of the database), "
         f"but topic {topic} takes at most 3000000 bytes (max.message.bytes): "
-        "raise that limit, or lower outbox.max_payload_bytes; larger events would end dead\n"
+        "raise that limit, or lower the ceiling (migrate --max-payload-bytes); larger events would end dead\n"
     )
     _, said = check(database, real_kafka, topic, tmp_path, '"message.max.bytes" = 2000000')
     assert 'but the producer\'s "message.max.bytes" is 2000000' in said
     _, said = check(database, real_kafka, f"{topic}.of.{{key}}", tmp_path)
     assert "but the brokers take at most 1048588 bytes (message.max.bytes)" in said
-
-
-def test_check_online_knows_what_a_role_may_emit(
-    database: Database, real_kafka: KafkaBroker, topic: str, tmp_path: Path
-) -> None:
-    Administration(real_kafka.bootstrap).create_topic(topic, 1)
-    role = f"emitter_{database.name}"
-    with database.connect(autocommit=True) as connection:
-        connection.execute(named("create role {}", role))
-        try:
-            connection.execute(named("alter role {} set outbox.max_payload_bytes = 9000000", role))
-            _, said = check(database, real_kafka, topic, tmp_path)
-        finally:
-            connection.execute(named("drop role {}", role))
-    assert "payloads of 9000000 bytes" in said

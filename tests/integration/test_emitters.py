@@ -1,0 +1,191 @@
+"""Who emitted: the role of the session, which nothing can forge, and to which a uid of its own belongs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from uuid import UUID, uuid4
+
+import pytest
+from psycopg import errors
+
+from outbox_relay import outbox
+from outbox_relay.migrate import migrate
+from tests.integration.test_roles import new_role
+from tests.support.database import Database
+from tests.support.wait import until
+
+ISOLATION = ["read committed", "repeatable read", "serializable"]
+
+
+@pytest.fixture
+def roles(database: Database) -> Iterator[tuple[str, str]]:
+    """Two applications."""
+    with new_role(database, "app") as one, new_role(database, "app") as other:
+        migrate(database.dsn, grant_emit=[one, other])
+        yield one, other
+
+
+def emitters(database: Database) -> list[str | None]:
+    """The roles that emitted what is in the log."""
+    with database.connect() as conn:
+        return [emitter for (emitter,) in conn.execute("select emitter from outbox.event order by id")]
+
+
+def types(database: Database) -> list[str]:
+    """What is in the log."""
+    with database.connect() as conn:
+        return [type_ for (type_,) in conn.execute("select type from outbox.event order by id")]
+
+
+def test_an_event_records_the_role_of_the_session(database: Database, roles: tuple[str, str]) -> None:
+    one, other = roles
+    with database.connect(autocommit=True) as admin:
+        admin.execute(f"grant {other} to {one}".encode())
+        admin.execute(f"create schema definers authorization {other}".encode())
+        admin.execute(f"grant usage on schema definers to {one}".encode())
+    with database.connect(user=other) as conn:
+        conn.execute(
+            "create function definers.emit() returns uuid language sql security definer return outbox.emit('t', '1')"
+        )
+    with database.connect(user=one, autocommit=True) as conn:
+        conn.execute("select outbox.emit('t', '1')")
+        conn.execute("select outbox.emit_raw('t', '1')")
+        conn.execute("select definers.emit()")
+        conn.execute(f"set role {other}".encode())
+        conn.execute("select outbox.emit('t', '1')")
+        conn.execute("set role none")
+        conn.execute("select outbox.emit('t', '1')")
+    assert emitters(database) == [one, one, one, other, one]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "set role {}",
+        "set local role {}",
+        "select set_config('role', '{}', true)",
+        "set session authorization {}",
+        "select set_config('session_authorization', '{}', false)",
+        "create function pg_temp.forged() returns uuid language sql set role = {} return outbox.emit('t', '1')",
+    ],
+)
+def test_a_role_that_is_not_ones_own_cannot_be_taken(
+    database: Database, roles: tuple[str, str], statement: str
+) -> None:
+    one, other = roles
+    with (
+        database.connect(user=one) as conn,
+        pytest.raises((errors.InsufficientPrivilege, errors.InvalidParameterValue)),
+    ):
+        conn.execute(statement.format(other).encode())
+
+
+def test_a_role_that_is_not_ones_own_cannot_be_taken_at_login(database: Database, roles: tuple[str, str]) -> None:
+    one, other = roles
+    with database.connect(user=one, autocommit=True) as conn:
+        conn.execute(f"alter role {one} set role = {other}".encode())
+    with database.connect(user=one) as conn:
+        outbox.emit(conn, "t", 1)
+    assert emitters(database) == [one]
+
+
+@pytest.mark.parametrize("isolation", ISOLATION)
+def test_a_uid_belongs_to_the_role_that_used_it_first(
+    database: Database, roles: tuple[str, str], isolation: str
+) -> None:
+    one, other = roles
+    uid = uuid4()
+    for role in roles:
+        with database.connect(autocommit=True) as admin:
+            admin.execute(f"alter role {role} set default_transaction_isolation = '{isolation}'".encode())
+    with database.connect(user=one) as conn:
+        assert outbox.emit(conn, "a", 1, uid=uid) == uid
+    with database.connect(user=other) as conn:
+        batch = [outbox.Event("b", 1), outbox.Event("b", "SECRET", uid=uid)]
+        with pytest.raises(outbox.InvalidEvent) as caught:
+            outbox.emit_many(conn, batch)
+        assert caught.value.index == 1
+        conn.rollback()
+        with pytest.raises(outbox.InvalidEvent) as caught:
+            outbox.emit(conn, "b", "SECRET", uid=uid)
+    assert str(caught.value) == (
+        f'uid {uid} was emitted by role "{one}", and this is role "{other}": '
+        "a uid belongs to the role that used it first"
+    )
+    with database.connect(user=one) as conn:
+        assert outbox.emit(conn, "a", 1, uid=uid) == uid
+    assert types(database) == ["a"]
+
+
+def test_a_uid_that_emit_made_for_another_role_is_refused(database: Database, roles: tuple[str, str]) -> None:
+    one, other = roles
+    with database.connect(user=one) as conn:
+        uid = outbox.emit(conn, "a", 1)
+    with database.connect(user=other) as conn, pytest.raises(outbox.InvalidEvent, match=f'was emitted by role "{one}"'):
+        outbox.emit(conn, "b", 1, uid=uid)
+    assert types(database) == ["a"]
+
+
+def test_uids_of_version_one_are_anybodys(database: Database, roles: tuple[str, str]) -> None:
+    uid = uuid4()
+    with database.connect(autocommit=True) as conn:
+        conn.execute("insert into outbox.uid (uid) values (%s)", [uid])
+    for role in roles:
+        with database.connect(user=role) as conn:
+            assert outbox.emit(conn, "a", 1, uid=uid) == uid
+    assert types(database) == []
+
+
+@pytest.mark.parametrize("isolation", ISOLATION)
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_an_open_uid_blocks_another_role_until_its_transaction_ends(
+    database: Database, roles: tuple[str, str], end: str, isolation: str
+) -> None:
+    one, other = roles
+    uid = uuid4()
+    found: list[UUID | str | None] = []
+    with (
+        database.connect(user=one) as first,
+        database.connect(user=other) as second,
+        database.connect(autocommit=True) as watcher,
+    ):
+        second.execute(f"set session characteristics as transaction isolation level {isolation}".encode())
+        second.commit()
+        outbox.emit(first, "first", 1, uid=uid)
+
+        def emit() -> None:
+            try:
+                found.append(outbox.emit(second, "second", 1, uid=uid))
+                second.commit()
+            except outbox.InvalidEvent as error:
+                found.append(str(error).partition(",")[0])
+            except errors.SerializationFailure as error:
+                found.append(error.sqlstate)
+
+        thread = threading.Thread(target=emit)
+        thread.start()
+        waiting = "select 1 from pg_stat_activity where pid = %s and wait_event_type = 'Lock'"
+        pid = second.info.backend_pid
+        until(lambda: watcher.execute(waiting, [pid]).fetchone(), seconds=20, what="the second emit waits for a lock")
+        getattr(first, end)()
+        thread.join(timeout=20)
+    refusal = f'uid {uid} was emitted by role "{one}"' if isolation == "read committed" else "40001"
+    assert found == ([uid] if end == "rollback" else [refusal])
+    assert types(database) == (["second"] if end == "rollback" else ["first"])
+
+
+def test_a_uid_of_the_callers_locks_no_day_but_its_own(database: Database, roles: tuple[str, str]) -> None:
+    """Emptying an old day waits for whoever uses its partition: a uid that is looked for must not."""
+    one, other = roles
+    with database.connect(user=other) as conn:
+        uid = outbox.emit(conn, "a", 1)
+    with database.connect(user=one) as conn, database.connect() as watcher:
+        for _ in range(8):  # until a plan would be kept
+            fresh = UUID(int=(uid.int & ~0xFFFFFFFFFFFF) | uuid4().int & 0xFFFFFFFFFFFF)
+            outbox.emit(conn, "b", 1, uid=fresh)
+        locked = watcher.execute(
+            "select count(distinct c.relname) from pg_locks l join pg_class c on c.oid = l.relation"
+            " where l.pid = %s and c.relkind = 'r' and c.relispartition", [conn.info.backend_pid]
+        ).fetchone()  # fmt: skip
+    assert locked == (1,)

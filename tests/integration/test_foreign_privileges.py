@@ -1,0 +1,319 @@
+"""Privileges that others gave are taken back and named; strangers stop nothing; encodings that are refused."""
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from psycopg import errors
+
+from outbox_relay import outbox
+from outbox_relay.errors import Unusable
+from outbox_relay.migrate import SCHEMA_FOLDER, migrate, script
+from outbox_relay.store import Store
+from tests.integration.test_roles import STATEMENTS, denied, new_role
+from tests.support.database import Database
+from tests.support.postgres import PostgresServer
+
+
+@pytest.fixture
+def app(database: Database) -> Iterator[str]:
+    """An application's role."""
+    with new_role(database, "app") as name:
+        migrate(database.dsn, grant_emit=[name])
+        yield name
+
+
+@pytest.fixture
+def relay(database: Database) -> Iterator[str]:
+    """A relay's role."""
+    with new_role(database, "relay") as name:
+        migrate(database.dsn, grant_relay=[name])
+        yield name
+
+
+@pytest.fixture
+def stranger(database: Database) -> Iterator[str]:
+    """A role that nothing was granted to."""
+    with new_role(database, "stranger") as name:
+        yield name
+
+
+# -- default privileges and what was granted by hand ---------------------------------------------------------------
+
+HOSTILE = (
+    "alter default privileges {} grant all on tables to {}",
+    "alter default privileges {} grant all on sequences to {}",
+    "alter default privileges {} grant execute on functions to {}",
+)
+TRIED = (
+    "select from outbox.event",
+    "select payload from outbox.{day}",
+    "select from outbox.event_default",
+    "select * from outbox.standing",
+    "select * from outbox.privilege",
+    "select * from outbox.foreign_privilege",
+    "insert into outbox.event (uid, type, content_type) values (gen_random_uuid(), 't', 'c')",
+    "insert into outbox.{day} (xid, id, uid, type, content_type) values ('3', 1, gen_random_uuid(), 't', 'c')",
+    "copy outbox.event (id, xid) from stdin",
+    "copy outbox.event to stdout",
+    "update outbox.event set payload = ''",
+    "update outbox.{day} set payload = ''",
+    "delete from outbox.event",
+    "delete from outbox.{day}",
+    "truncate outbox.{day}",
+    "lock table outbox.{day} in access share mode",
+    "create trigger t before insert on outbox.{day} for each row execute function suppress_redundant_updates_trigger()",
+    "create table public_ref (id bigint references outbox.chore (name))",
+    "alter table outbox.event detach partition outbox.{day}",
+    "drop table outbox.{day}",
+    "select * from outbox.delivery",
+    "insert into outbox.delivery default values",
+    "delete from outbox.progress",
+    "update outbox.sink set paused = true",
+    "update outbox.meta set min_relay = 9",
+    "delete from outbox.uid",
+    "insert into outbox.uid (uid, emitter) values (gen_random_uuid(), 'x')",
+    "select from outbox.chore for update",
+    "select nextval('outbox.event_id_seq')",
+    "select setval('outbox.event_id_seq', 1)",
+    "select last_value from outbox.event_id_seq",
+    "select outbox.rebase()",
+    "select outbox.tick()",
+    "select outbox.make_partitions(9)",
+    "select outbox.claim_uid(gen_random_uuid(), 'x')",
+    "select outbox.payload_ceiling()",
+    "select outbox.read_rest(null, null, null, null, 0, 9, 9, 9)",
+    "create or replace function outbox.payload_ceiling() returns integer language sql return 1",
+    "create table outbox.mine ()",
+    "alter schema outbox rename to mine",
+)
+
+
+def hostile(database: Database, owner: str, role: str) -> None:
+    """Have the owner give everything that it makes from now on to a role."""
+    with database.connect(user=owner, autocommit=True) as conn:
+        for statement in HOSTILE:
+            conn.execute(statement.format("", role).encode())
+        if conn.execute("select to_regnamespace('outbox')::text").fetchone() != (None,):
+            for statement in HOSTILE:
+                conn.execute(statement.format("in schema outbox", role).encode())
+
+
+def newest_day(database: Database) -> str:
+    """The partition of the last day that there is."""
+    with database.connect() as conn:
+        found = conn.execute(
+            "select max(relname)::text from pg_class where relispartition and relname ~ '^event_[0-9]+$'"
+        ).fetchone()
+    assert found
+    return found[0]
+
+
+@pytest.fixture
+def owned(postgres: PostgresServer, empty_database: Database) -> Iterator[str]:
+    """The owner of a database, who is no superuser and makes the schema."""
+    with new_role(empty_database, "owner") as owner:
+        with postgres.connect() as admin:
+            admin.execute(f"alter database {empty_database.name} owner to {owner}".encode())
+        yield owner
+        with postgres.connect() as admin:
+            admin.execute(f"alter database {empty_database.name} owner to postgres".encode())
+
+
+@pytest.mark.parametrize("when", ["before", "between", "tomorrow"])
+def test_default_privileges_give_nothing_away(empty_database: Database, owned: str, when: str) -> None:
+    with new_role(empty_database, "app") as app, new_role(empty_database, "relay") as relay:
+        if when == "before":
+            hostile(empty_database, owned, app)
+        found = migrate(empty_database.dsn_as(owned), grant_emit=[app], grant_relay=[relay])
+        if when != "before":
+            hostile(empty_database, owned, app)
+        if when == "between":
+            found = migrate(empty_database.dsn_as(owned))
+        with empty_database.connect(user=relay, autocommit=True) as conn:
+            conn.execute("set default_tablespace = 'pg_global'")
+            conn.execute("set timezone = 'Asia/Kolkata'")
+            conn.execute("set datestyle = 'SQL, DMY'")
+            assert conn.execute("select outbox.make_partitions(9)").fetchone() == (6,)
+        default = f'default privileges of role "{owned}" give role "{app}" '
+        assert any(note.startswith(default) for note in found.notes) == (when != "tomorrow")
+        refused_to_an_application(empty_database, app)
+        with empty_database.connect() as conn:
+            assert conn.execute("select * from outbox.foreign_privilege").fetchall() == []
+            bounds = conn.execute(
+                "select pg_get_expr(relpartbound, oid) from pg_class where oid = %s::regclass",
+                [f"outbox.{newest_day(empty_database)}"],
+            ).fetchone()
+            assert bounds
+            assert re.search(r"FROM \('\S+ 00:00:00\+00'\) TO \('\S+ 00:00:00\+00'\)", bounds[0])
+
+
+def refused_to_an_application(database: Database, app: str) -> None:
+    """It emits, and may do nothing else of ``TRIED``."""
+    with database.connect(user=app) as conn:
+        outbox.emit(conn, "t", 1, key="k", uid=uuid4())
+    day = newest_day(database)
+    for statement in TRIED:
+        denied(database, app, statement.replace("{day}", day))
+
+
+def test_what_was_granted_by_hand_is_taken_back_and_named(
+    database: Database, app: str, relay: str, stranger: str
+) -> None:
+    day = newest_day(database)
+    with database.connect(autocommit=True) as admin:
+        for statement in (
+            f"grant usage on schema outbox to {stranger} with grant option",
+            f"grant select on outbox.{day} to {stranger}",
+            f"grant select (payload), update (payload) on outbox.event to {app}",
+            f"grant execute on function outbox.emit to {stranger}",
+            f"grant execute on function outbox.emit to {app} with grant option",
+            "grant usage on sequence outbox.event_id_seq to public",
+            f"grant insert on outbox.event to {relay}",
+        ):
+            admin.execute(statement.encode())
+    assert said_of(database, stranger) == [
+        f'role "{stranger}" has EXECUTE on function emit: outbox-relay migrate takes it back',
+        f'role "{stranger}" has SELECT on table {day}: outbox-relay migrate takes it back',
+        f'role "{stranger}" has USAGE on schema outbox: outbox-relay migrate takes it back',
+    ]
+    assert len(said_of(database, "")) == 7
+    found = migrate(database.dsn)
+    assert {note for note in found.notes if stranger in note} == {
+        f'taken back from role "{stranger}": EXECUTE on function emit',
+        f'taken back from role "{stranger}": SELECT on table {day}',
+        f'taken back from role "{stranger}": USAGE on schema outbox',
+    }
+    assert "taken back from PUBLIC: USAGE on sequence event_id_seq" in found.notes
+    assert f'taken back from role "{app}": SELECT (payload), UPDATE (payload) on table event' in found.notes
+    assert said_of(database, "") == []
+    denied(database, stranger, "select outbox.emit('t', '1')")
+    denied(database, relay, "insert into outbox.event (uid, type, content_type) values (gen_random_uuid(), 't', 'c')")
+    refused_to_an_application(database, app)
+    assert migrate(database.dsn).notes == ()
+
+
+def said_of(database: Database, role: str) -> list[str]:
+    """What `check --online` says of a role, or of all."""
+    text = (STATEMENTS / "foreign_privileges.sql").read_text(encoding="utf-8")
+    with database.connect() as conn:
+        return [said for (said,) in conn.execute(text.encode(), {}) if role in said]
+
+
+def test_what_a_superuser_migrates_belongs_to_the_owner(empty_database: Database, owned: str, tmp_path: Path) -> None:
+    """Functions of the owner could not use what somebody else owns, and every emit would fail."""
+    first = tmp_path / "schema"
+    shutil.copytree(SCHEMA_FOLDER, first)
+    for path in first.glob("000[2-9]*.sql"):
+        path.unlink()
+    with new_role(empty_database, "app") as app, new_role(empty_database, "relay") as relay:
+        migrate(empty_database.dsn_as(owned), folder=first)
+        migrate(empty_database.dsn, grant_emit=[app], grant_relay=[relay])
+        with empty_database.connect(user=app) as conn:
+            outbox.emit(conn, "t", 1, uid=uuid4(), headers={"a": "b"})
+        with empty_database.connect(user=relay) as conn:
+            conn.execute("select outbox.make_partitions(9)")
+        with empty_database.connect() as conn:
+            others = conn.execute(
+                "select c.relname::text from pg_class c join pg_namespace n on n.oid = c.relnamespace"
+                " where n.nspname = 'outbox' and c.relowner <> n.nspowner union all "
+                "select p.proname::text from pg_proc p join pg_namespace n on n.oid = p.pronamespace"
+                " where n.nspname = 'outbox' and p.proowner <> n.nspowner"
+            ).fetchall()
+            assert others == []
+
+
+# -- positions, and locks that everybody may take --------------------------------------------------------------------
+
+
+def test_positions_that_nothing_outranks_cannot_be_deleted(database: Database, relay: str) -> None:
+    with database.connect(user=relay, autocommit=True) as conn:
+        conn.execute(REGISTER)
+        for statement in ("delete from outbox.progress", "delete from outbox.progress where 5 = any (shards)"):
+            with pytest.raises(
+                errors.RestrictViolation, match="64 shards would have no position, of sink s among others"
+            ):
+                conn.execute(statement.encode())
+        conn.execute(
+            "insert into outbox.progress (sink, shards, epochs, a_seq, a_snapshot, a_next, last_id)"
+            " select sink, shards, epochs, a_seq, a_snapshot, a_next, 1 from outbox.progress"
+        )
+        trim = (STATEMENTS / "trim_progress.sql").read_text(encoding="utf-8")
+        assert conn.execute(trim.encode()).rowcount == 1
+        assert conn.execute("select count(*) from outbox.progress").fetchone() == (1,)
+    with database.connect() as owner:
+        owner.execute("select outbox.rebase()")
+        owner.execute("delete from outbox.progress")
+
+
+REGISTER = """select outbox.register_sinks('[{"name": "s", "patterns": ["*"]}]', 0, '3:3:', 3)"""
+
+
+def test_locks_that_a_stranger_holds_stop_nothing(
+    database: Database, relay: str, stranger: str, empty_database: Database
+) -> None:
+    for place in (database, empty_database):
+        with place.connect(user=stranger) as holder:
+            holder.execute("select pg_advisory_lock(1869967971, n) from generate_series(1, 9) n")
+            holder.execute("select pg_advisory_lock(k) from generate_series(1, 9) k")
+            migrate(place.dsn, grant_relay=[relay])
+            with place.connect(user=relay) as conn:
+                assert conn.execute("select outbox.make_partitions(9)").fetchone() == (6,)
+
+
+def test_two_sessions_do_not_make_partitions_at_once(database: Database, relay: str) -> None:
+    with database.connect(user=relay) as first, database.connect(user=relay) as second:
+        assert first.execute("select outbox.make_partitions(4)").fetchone() == (1,)
+        assert second.execute("select outbox.make_partitions(5)").fetchone() == (0,)
+        first.commit()
+        assert second.execute("select outbox.make_partitions(5)").fetchone() == (1,)
+
+
+# -- the defaults of a relay's role --------------------------------------------------------------------------------
+
+
+def test_a_relays_role_gets_the_settings_that_a_pooler_cannot_carry(database: Database) -> None:
+    with new_role(database, "relay") as relay, database.connect(autocommit=True) as admin:
+        admin.execute(f"alter role {relay} set timezone = 'Asia/Tokyo'".encode())
+        admin.execute(f"alter role {relay} in database {database.name} set bytea_output = 'escape'".encode())
+        admin.execute(f"alter database {database.name} set default_transaction_isolation = 'serializable'".encode())
+        found = migrate(database.dsn, grant_relay=[relay])
+        [note] = found.notes
+        assert note.startswith(f'set for role "{relay}" in this database, where something else stood before (')
+        for before in ("TimeZone = 'Asia/Tokyo'", "bytea_output = 'escape'", "isolation = 'serializable'"):
+            assert before in note.partition("): ")[0]
+        with database.connect(user=relay) as conn:
+            for name, value in (("timezone", "UTC"), ("bytea_output", "hex"), ("search_path", "pg_catalog"),
+                                ("transaction_isolation", "read committed")):  # fmt: skip
+                assert conn.execute(f"show {name}".encode()).fetchone() == (value,)
+        assert migrate(database.dsn).notes == ()
+
+
+def test_the_settings_are_those_of_the_relay() -> None:
+    ours = pytest.importorskip("outbox_relay.session_settings")
+    text = (SCHEMA_FOLDER / "grants.sql").read_text(encoding="utf-8").partition("do $settings$")[2]
+    listed = dict(re.findall(r"\['(\w+)', '([^']*)'\]", text))
+    assert listed == {**ours.SESSION_SETTINGS, **{name: value for name, (_, value) in ours.NEWER_SETTINGS.items()}}
+
+
+# -- encodings ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1"])
+async def test_databases_of_other_encodings_are_refused(postgres: PostgresServer, encoding: str) -> None:
+    name = f"test_{uuid4().hex}"
+    with postgres.connect() as admin:
+        admin.execute(f"create database {name} encoding '{encoding}' locale 'C' template template0".encode())
+    database = Database(postgres, name)
+    try:
+        with pytest.raises(Unusable, match=f"^this database has the encoding {encoding}, and the outbox needs UTF8: "):
+            migrate(database.dsn)
+        with database.connect() as conn, pytest.raises(errors.RaiseException, match="schema outbox needs UTF8"):
+            conn.execute(script().encode())
+        with pytest.raises(Unusable, match=f"^this database has the encoding {encoding}, and the outbox needs UTF8: "):
+            await Store(lambda: database.dsn, pooler=False, connections=1).open()
+    finally:
+        postgres.drop_database(name)
