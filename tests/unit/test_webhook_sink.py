@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import re
 import socket
 import ssl
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from urllib.parse import quote, quote_plus
 
 import pytest
 
@@ -20,7 +22,7 @@ from outbox_relay.event import Event
 from outbox_relay.policy import DELIVERED, Attempt, Failed, Refused, Unavailable, Verdict
 from outbox_relay.settings.addresses import denied
 from outbox_relay.signing import key
-from outbox_relay.sinks.webhook import Credentials, Destination, Rules, Tls, WebhookSink
+from outbox_relay.sinks.webhook import Credentials, Destination, Form, Rules, Tls, WebhookSink
 from outbox_relay.sinks.webhook.sink import ALL_ENDED
 from tests.support.ports import free_port
 from tests.support.receiver import Receiver, Request
@@ -183,6 +185,28 @@ async def test_an_answer_that_repeats_our_headers_shows_no_secret(receiver: Rece
     signature = (request.header("webhook-signature") or "").removeprefix("v1,")
     for canary in ("hunter2-canary", "query-canary", signature):
         assert canary not in repr(found)
+
+
+def in_lower_case(text: str) -> str:
+    """`text` percent-encoded as some frameworks do it."""
+    return re.sub("%..", lambda found: found[0].lower(), quote(text))
+
+
+@pytest.mark.parametrize("encode", [str, json.dumps, quote, quote_plus, in_lower_case])
+async def test_an_answer_that_repeats_the_events_key_and_headers_shows_none_of_them(
+    receiver: Receiver, encode: Callable[[str], str]
+) -> None:
+    canaries = ["canary+Key/1@example.com", "canary of a forwarded header", "canary-Zoë-日本"]
+    answer = " ".join(["no such customer:", *map(encode, canaries)])
+    receiver.answer = say(500, body=answer.encode())
+    event = an_event(headers=json.dumps({"x-tenant": canaries[1], "x-name": canaries[2]}))._replace(key=canaries[0])
+    form = Form(forward=frozenset(("x-tenant", "x-name")))
+    sink = WebhookSink("crm", Destination(receiver.url, lambda _: None), CREDENTIALS, form=form, timeout_seconds=5)
+    found = await delivered(sink, event)
+    assert isinstance(found, Failed)
+    assert found.attempt is not None
+    shown = (found.attempt.answer or "").replace('"', "")
+    assert shown == "no such customer: [redacted] [redacted] [redacted]"
 
 
 async def test_an_answer_that_repeats_the_payload_is_left_out(receiver: Receiver) -> None:

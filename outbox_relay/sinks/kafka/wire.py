@@ -59,7 +59,7 @@ class Wire:
         for place in places:
             topic = topics[place]
             if topic is not None:
-                _, _, uid, kind_of_event, key, payload, content_type, own, _, _, _ = batch[place]
+                _, _, uid, kind_of_event, key, payload, content_type, own = batch[place][:8]
                 value: bytes | None = payload
                 partition = ANY_PARTITION
                 headers: Headers = [("id", uid), ("type", kind_of_event), ("content-type", content_type)]

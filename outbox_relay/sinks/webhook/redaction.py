@@ -6,7 +6,7 @@ import html
 import json
 import re
 from collections.abc import Iterable
-from urllib.parse import parse_qsl, quote, urlsplit
+from urllib.parse import parse_qsl, quote, quote_plus, urlsplit
 
 ANSWER_CHARS = 1000
 """Longest text that is kept of an answer, in characters."""
@@ -28,6 +28,7 @@ TOO_LARGE = "[left out: the payload is too large to look for in it]"
 
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]?|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-_])|\x9b[0-?]*[ -/]*[@-~]?")
 _SIGNING_SECRET = re.compile(r"whs(?:ec|k)_[A-Za-z0-9+/=_-]*")
+_HEXADECIMAL = re.compile(r"%[0-9A-F]{2}")
 _WINDOW = ECHO_BYTES - STEP + 1
 
 
@@ -99,11 +100,13 @@ def _cut(text: str, form: str) -> int:
 def _forms(secret: str) -> Iterable[str]:
     """``secret`` as answers may write it: as it is, in JSON, in HTML, in a URL."""
     in_json = json.dumps(secret)[1:-1]
+    in_urls = (quote(secret), quote(secret, safe=""), quote_plus(secret))
     return {
         secret,
         in_json,
+        json.dumps(secret, ensure_ascii=False)[1:-1],
         in_json.replace("/", "\\/"),
         html.escape(secret),
-        quote(secret),
-        quote(secret, safe=""),
+        *in_urls,
+        *(_HEXADECIMAL.sub(lambda found: found[0].lower(), written) for written in in_urls),
     }

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from outbox_relay import __version__, cloudevents, signing
 from outbox_relay.event import Event
@@ -30,6 +30,8 @@ class Request(NamedTuple):
     body: bytes
     signature: str = ""
     """The value of ``webhook-signature``, which stands in ``headers`` too."""
+    personal: frozenset[str] = frozenset()
+    """What stands of the event's key and of its own headers in ``headers``, as sent and as emitted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +76,14 @@ def request(event: Event, form: Form, credentials: Credentials, *, attempt: int,
         ("outbox-type", event.type),
         ("outbox-attempt", str(attempt)),
     ]
-    if event.key is not None:
-        headers.append(("outbox-key", quote(event.key, safe="")))
+    passed = [] if event.key is None else [("outbox-key", quote(event.key, safe=""))]
+    passed.extend(_of_event(event, form.forward))
     if form.cloudevents == "binary":
         headers.extend(_attributes(event, form.source))
-    headers.extend(_of_event(event, form.forward))
+    headers.extend(passed)
     headers.extend(credentials.headers.items())
-    return Request(headers, body, signature)
+    personal = frozenset(text for _, value in passed for text in (value, unquote(value)))
+    return Request(headers, body, signature, personal)
 
 
 def _attributes(event: Event, source: str) -> Iterator[tuple[str, str]]:

@@ -120,7 +120,12 @@ class WebhookSink:
 
     def _readable(self, made: Request, credentials: Credentials, prefix: bytes) -> str | None:
         signatures = made.signature.split(" ")
-        secrets = {*self._url_secrets, *credentials.headers.values(), *(each.partition(",")[2] for each in signatures)}
+        secrets = {
+            *self._url_secrets,
+            *credentials.headers.values(),
+            *made.personal,
+            *(each.partition(",")[2] for each in signatures),
+        }
         return readable(prefix, secrets, made.body)
 
     async def reset(self) -> None:
