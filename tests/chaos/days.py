@@ -19,14 +19,14 @@ KEPT = "chaos_emptied"
 """What was in days that were emptied: the judge reads it with the log."""
 DAYS = 20
 """So many, from now on; what comes behind them lands in the DEFAULT partition."""
-TRIES = 40
+TRIES = 80
 AGAIN_SECONDS = 0.25
 PARTS = b"""select c.relname::text from pg_inherits i join pg_class c on c.oid = i.inhrelid
  where i.inhparent = 'outbox.event'::regclass and c.relname ~ '^event_[0-9]{8}$' order by 1"""
-KEEP = f"""create table {KEPT} (like outbox.event);
+KEEP = f"""create table public.{KEPT} (like outbox.event);
 create function public.keep_emptied() returns trigger language plpgsql as $$
 begin
-    execute format('insert into {KEPT} select * from outbox.%I', tg_table_name);
+    execute format('insert into public.{KEPT} select * from outbox.%I', tg_table_name);
     return null;
 end
 $$"""
@@ -43,7 +43,7 @@ def prepare(dsn: str, seconds: float) -> None:
         connection.execute(KEEP.encode())
         days = [str(name) for (name,) in connection.execute(PARTS)]
         for number, name in enumerate(days):
-            # They keep their names, so that nobody makes these days once more, and lie where no event falls.
+            # They keep their names, so that no relay makes these days again, and lie where no event falls.
             day = sql.Identifier("outbox", name)
             connection.execute(sql.SQL("alter table outbox.event detach partition {}").format(day))
             _attach(connection, name, f"1999-01-{number + 1:02}", f"1999-01-{number + 2:02}")
@@ -85,7 +85,7 @@ class Retention:
             if emptied := self._emptied():
                 return Strike(self.fault, began, time.monotonic(), emptied)
             time.sleep(AGAIN_SECONDS)  # "then run it again later"
-        return Strike("retention refused", began, time.monotonic())
+        return Strike("day not settled", began, time.monotonic())
 
     def _emptied(self) -> str | None:
         try:

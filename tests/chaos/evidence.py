@@ -86,9 +86,10 @@ class Evidence:
         killed: dict[str, set[Place]] = {sink: set() for sink in SINKS}
         with psycopg.connect(self.dsn) as connection:
             for sink, uid, died in connection.execute(DEAD, binary=True):
-                letters[sink].add(log.places[uid])
-                if died:
-                    killed[sink].add(log.places[uid])
+                if place := log.places.get(uid):
+                    letters[sink].add(place)
+                    if died:
+                        killed[sink].add(place)
         return {
             sink: Dead(
                 letters[sink],

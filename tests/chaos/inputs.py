@@ -15,7 +15,7 @@ import psycopg
 from psycopg import errors
 
 from tests.chaos.nemesis import Nemesis, Strike
-from tests.chaos.truth import End, Intended, TruthFile
+from tests.chaos.truth import Intended, TruthFile
 from tests.chaos.writer import LOCK, RAISE, payload_of, type_of
 
 Connection = psycopg.Connection[tuple[object, ...]]
@@ -59,29 +59,27 @@ class Emitting:
 
     def commit(self, emit: Emit, seconds: float = 0.0) -> None:
         """Commit what `emit` does, `seconds` after it was done; again when a server failed. Raise when none is left."""
+        failed: psycopg.Error | None = None
         for _ in range(TRIES):
-            if self._transact(emit, seconds) == "ok":
-                return
-            time.sleep(AGAIN_SECONDS)  # the server is restarting
-        raise AssertionError(f"nothing was committed in {TRIES} tries")
-
-    def _transact(self, emit: Emit, seconds: float) -> End:
-        with self._lock:
-            self._number += 1
             try:
-                with psycopg.connect(self._dsn, connect_timeout=5) as connection:
-                    intended = emit(connection)
-                    time.sleep(seconds)  # the fault itself: it stays open
-                    self._truth.intend(self._number, intended)
-                    try:
-                        connection.commit()
-                    except psycopg.Error:
-                        self._truth.end(self._number, "unknown")
-                        return "unknown"
-            except psycopg.OperationalError:
-                return "rolled back"
+                return self._transact(emit, seconds)
+            except psycopg.Error as error:
+                failed = error
+            time.sleep(AGAIN_SECONDS)  # the server is restarting
+        raise AssertionError(f"nothing was committed in {TRIES} tries") from failed
+
+    def _transact(self, emit: Emit, seconds: float) -> None:
+        with self._lock, psycopg.connect(self._dsn, connect_timeout=5) as connection:
+            self._number += 1
+            intended = emit(connection)
+            time.sleep(seconds)  # the fault itself: it stays open
+            self._truth.intend(self._number, intended)
+            try:
+                connection.commit()
+            except psycopg.Error:
+                self._truth.end(self._number, "unknown")
+                raise
             self._truth.end(self._number, "ok")
-            return "ok"
 
 
 @dataclass
@@ -131,7 +129,7 @@ def _refused(connection: Connection) -> None:
 
 @dataclass
 class Transaction:
-    """One transaction with many events or that stays open for long, of keys that nobody else has."""
+    """One transaction with many events or that stays open for long, of keys of its own."""
 
     emitting: Emitting
     keys: int

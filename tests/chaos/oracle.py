@@ -31,7 +31,7 @@ HARMLESS = frozenset(
         "clock shifted",
         "reload",
         "retention",
-        "retention refused",
+        "day not settled",
         "health flood",
         "held snapshot",
         "long transaction",
