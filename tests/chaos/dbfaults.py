@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import psycopg
 from psycopg.rows import TupleRow
 
+from tests.chaos.defaults import hostile_defaults, reset_statistics, short_timeouts
 from tests.chaos.nemesis import Nemesis, Strike
 from tests.support.postgres import PostgresServer
 from tests.support.wait import until
@@ -207,4 +208,7 @@ FAULTS: dict[str, Injection] = {
     "blackholed connection": blackhole,
     "too many connections": crowd,
     "disk full": fill_disk,
+    "hostile role defaults": hostile_defaults,
+    "short timeouts": short_timeouts,
+    "statistics reset": reset_statistics,
 }

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psycopg
 
 from tests.chaos import arrivals, truth
-from tests.chaos.oracle import Arrival, Committed, judge
+from tests.chaos.days import KEPT
+from tests.chaos.inputs import ODD, POISON
+from tests.chaos.oracle import Arrival, Committed, Dead, Place, judge
 from tests.chaos.outcome import Outcome
 from tests.chaos.recovery import Flow
 from tests.chaos.writer import for_both
 
 SINKS = ("kafka", "webhook")
 ROWS = 20_000
-LOG = (
-    "select substr(key, 5)::int, (convert_from(payload, 'UTF8')::json ->> 'n')::int, uuid_send(uid), shard"
-    " from outbox.event"
-)
-DEAD = (
-    "select sink, substr(key, 5)::int, (convert_from(payload, 'UTF8')::json ->> 'n')::int"
-    " from outbox.delivery where state = 'dead'"
-)
+LOG = f"""select substr(e.key, 5)::int, (e.said ->> 'n')::int, uuid_send(e.uid), e.shard, e.said ->> 'kind'
+  from (select key, uid, shard, convert_from(payload, 'UTF8')::json as said from outbox.event
+        union all
+        select key, uid, shard, convert_from(payload, 'UTF8')::json from {KEPT}) e"""
+DEAD = "select sink, uuid_send(uid), last_error like 'claimed % times%' from outbox.delivery where state = 'dead'"
+"""By the uid: what is too large has no payload there. The last one says that relays died with it."""
 
 
 @dataclass(frozen=True)
@@ -39,20 +39,22 @@ class Evidence:
     def judge(self, outcome: Outcome, backlog: Mapping[str, int]) -> None:
         """Fill in what is found; `backlog` is what the system still called undelivered, by sink."""
         committed = {sink: Committed() for sink in SINKS}
-        shards: dict[int, int] = {}
+        log = Log()
 
         def add(key: int, number: int, uid: bytes) -> None:
-            committed["kafka"].add(key, number, uid)
-            if for_both(key):
-                committed["webhook"].add(key, number, uid)
+            if (key, number) in log.kinds[POISON]:
+                return
+            for sink in SINKS:
+                if is_for(sink, key):
+                    committed[sink].add(key, number, uid)
 
         told = (transaction for path in self.truths for transaction in truth.read(path))
-        outcome.reconciled = truth.reconcile(told, self._log(shards), add)
+        outcome.reconciled = truth.reconcile(told, self._log(log), add)
         outcome.refused = arrivals.refused(self.journal)
-        dead = self._dead()
+        dead = self._dead(log)
         for sink in SINKS:
             flow = outcome.flows[sink] = Flow()
-            came = _watched(self._arrivals(sink), flow, shards)
+            came = _watched(self._arrivals(sink), flow, log.shards)
             outcome.accounts[sink] = judge(
                 sink, committed[sink], came, outcome.record.strikes, dead[sink], backlog.get(sink, 0)
             )
@@ -63,22 +65,57 @@ class Evidence:
             return arrivals.from_journal(self.journal)
         return arrivals.from_topic(self.bootstrap, self.topic)
 
-    def _log(self, shards: dict[int, int]) -> Iterator[tuple[int, int, bytes]]:
-        """The database's log: key, number and uid of each event; fills in the keys' shards."""
-        with psycopg.connect(self.dsn) as connection, connection.cursor("log", binary=True) as cursor:
-            cursor.itersize = ROWS
-            cursor.execute(LOG)
-            for key, number, uid, shard in cursor:
-                shards[key] = shard
-                yield key, number, uid
-
-    def _dead(self) -> dict[str, set[tuple[int, int]]]:
-        """Sink → key and number of its dead letters."""
-        found: dict[str, set[tuple[int, int]]] = {sink: set() for sink in SINKS}
+    def _log(self, log: Log) -> Iterator[tuple[int, int, bytes]]:
+        """The database's log, emptied days included: key, number and uid of each event; fills in `log`."""
         with psycopg.connect(self.dsn) as connection:
-            for sink, key, number in connection.execute(DEAD):
-                found[sink].add((key, number))
-        return found
+            log.dead = {uid for _, uid, _ in connection.execute(DEAD, binary=True)}
+            with connection.cursor("log", binary=True) as cursor:
+                cursor.itersize = ROWS
+                cursor.execute(LOG)
+                for key, number, uid, shard, kind in cursor:
+                    log.shards[key] = shard
+                    if uid in log.dead:
+                        log.places[uid] = key, number
+                    if kind is not None:
+                        log.kinds[kind].add((key, number))
+                    yield key, number, uid
+
+    def _dead(self, log: Log) -> dict[str, Dead]:
+        """Sink → its dead letters, and what may or must be one."""
+        letters: dict[str, set[Place]] = {sink: set() for sink in SINKS}
+        killed: dict[str, set[Place]] = {sink: set() for sink in SINKS}
+        with psycopg.connect(self.dsn) as connection:
+            for sink, uid, died in connection.execute(DEAD, binary=True):
+                if place := log.places.get(uid):
+                    letters[sink].add(place)
+                    if died:
+                        killed[sink].add(place)
+        return {
+            sink: Dead(
+                letters[sink],
+                {place for place in log.kinds[POISON] if is_for(sink, place[0])},
+                log.kinds[ODD] | killed[sink],
+            )
+            for sink in SINKS
+        }
+
+
+@dataclass
+class Log:
+    """What was seen of the log in passing."""
+
+    shards: dict[int, int] = field(default_factory=dict[int, int])
+    """Key → its shard."""
+    dead: set[bytes] = field(default_factory=set[bytes])
+    """The uids of the dead letters of all sinks."""
+    places: dict[bytes, Place] = field(default_factory=dict[bytes, Place])
+    """Where each of those stands."""
+    kinds: dict[str, set[Place]] = field(default_factory=lambda: {POISON: set[Place](), ODD: set[Place]()})
+
+
+def is_for(sink: str, key: int) -> bool:
+    """Whether the events of this key are routed to `sink`."""
+    return sink == "kafka" or for_both(key)
 
 
 def _watched(came: Iterable[Arrival], flow: Flow, shards: Mapping[int, int]) -> Iterator[Arrival]:

@@ -31,6 +31,8 @@ class Form:
     """How much longer than its storm a run may last to reach its counts."""
     rest_seconds: float
     """Longest time in which the system must come to rest by itself at the end."""
+    day_seconds: float
+    """How long a partition of the log lasts, so that there are some to empty."""
     start_seconds: float = 3.0
     """How long events flow before the first relay is replaced."""
 
@@ -48,12 +50,18 @@ SHORT = Form(
         "relays killed as they join": {"sigkill after claim": 3},
         "relays frozen": {"zombie": 6},
         "relays replaced": {"sigterm": 6, "join and leave": 2},
+        "relays asked": {"reload": 5, "health flood": 3},
+        "inputs": {"poison": 6, "retention": 3},
+        "transactions": {"huge transaction": 2, "long transaction": 2, "held snapshot": 2},
         "database": {
             "backend killed": 18,
             "postgres crash": 2,
             "promotion": 1,
             "hanging commit": 1,
             "too many connections": 1,
+            "hostile role defaults": 2,
+            "short timeouts": 2,
+            "statistics reset": 2,
         },
         "broker": {"broker killed": 2, "broker stopped": 1},
         "receiver": {"receiver down": 2, "receiver slow": 1, "receiver hanging": 2},
@@ -65,10 +73,16 @@ SHORT = Form(
         "postgres crash": 2,
         "promotion": 1,
         "broker": 1,
+        "poison": 5,
+        "reload": 4,
+        "retention": 1,
+        "huge transaction": 2,
+        "hostile role defaults": 2,
     },
     least_events=100_000,
     extra_seconds=240.0,
     rest_seconds=300.0,
+    day_seconds=20.0,
 )
 LONG = Form(
     name="long",
@@ -84,6 +98,9 @@ LONG = Form(
         "relays killed as they join": {"sigkill after claim": 60, "join and leave": 30, "clock shifted": 20},
         "relays frozen": {"zombie": 110},
         "relays replaced": {"sigterm": 60},
+        "relays asked": {"reload": 60, "health flood": 40},
+        "inputs": {"poison": 100, "retention": 15},
+        "transactions": {"huge transaction": 25, "long transaction": 25, "held snapshot": 25},
         "database": {
             "backend killed": 120,
             "postgres crash": 105,
@@ -92,6 +109,9 @@ LONG = Form(
             "blackholed connection": 10,
             "too many connections": 20,
             "disk full": 10,
+            "hostile role defaults": 15,
+            "short timeouts": 15,
+            "statistics reset": 30,
         },
         "broker": {"broker killed": 40, "broker stopped": 15},
         "receiver": {"receiver down": 40, "receiver slow": 30, "receiver hanging": 30},
@@ -103,9 +123,20 @@ LONG = Form(
         "promotion": 20,
         "broker": 50,
         "clock shifted": 1,
+        "poison": 100,
+        "reload": 50,
+        "retention": 5,
+        "huge transaction": 20,
+        "long transaction": 20,
+        "held snapshot": 20,
+        "health flood": 40,
+        "hostile role defaults": 15,
+        "short timeouts": 15,
+        "statistics reset": 30,
     },
     least_events=2_000_000,
     extra_seconds=1_800.0,
     rest_seconds=900.0,
+    day_seconds=240.0,
 )
 FORMS: Mapping[str, Form] = {form.name: form for form in (SHORT, LONG)}

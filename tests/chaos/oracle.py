@@ -24,10 +24,27 @@ the connections. Beyond that only before the first event of its key that was emi
 MOST_SECONDS = 300.0
 """And never later than this."""
 NEVER = -1.0
-HARMLESS = frozenset({"sigterm", "join and leave", "clock shifted"})
+HARMLESS = frozenset(
+    {
+        "sigterm",
+        "join and leave",
+        "clock shifted",
+        "reload",
+        "retention",
+        "day not settled",
+        "health flood",
+        "held snapshot",
+        "long transaction",
+        "huge transaction",
+    }
+)
 """Faults that must not repeat any event."""
 OF_ONE_SINK = {"broker": "kafka", "receiver": "webhook", "kafka": "kafka", "webhook": "webhook"}
 """First word of a fault that only one sink can feel → that sink."""
+
+
+Place = tuple[int, int]
+"""Key, and number within the key."""
 
 
 class Arrival(NamedTuple):
@@ -70,6 +87,17 @@ class Committed:
         ]
 
 
+@dataclass
+class Dead:
+    """Dead letters of one sink, and what may or must be one, by key and number."""
+
+    letters: Collection[Place] = ()
+    poison: Collection[Place] = ()
+    """What no sink can take: it must be dead."""
+    excused: Collection[Place] = ()
+    """What may be dead: odd events, and those that relays died with again and again."""
+
+
 class Duplicate(NamedTuple):
     """An event that arrived once more."""
 
@@ -89,13 +117,17 @@ class Account:
     arrived: int = 0
     """Arrivals, repeated ones among them."""
     dead: int = 0
-    """Dead letters that never arrived."""
+    """Dead letters that never arrived, and may be dead: odd ones, and what relays were killed with."""
+    poisoned: int = 0
+    """Dead letters that no sink could have taken: nothing else may become of those."""
     lost: int = 0
     """Neither arrived nor dead, though the system says that nothing is left to do."""
     stuck: int = 0
     """Neither arrived nor dead, and still in the backlog when the system had had its time."""
     phantom: int = 0
     reordered: int = 0
+    condemned: int = 0
+    """Dead letters that should have arrived."""
     duplicates: Counter[str] = field(default_factory=Counter[str])
     """Fault → events that came again because of it."""
     unexplained: list[Duplicate] = field(default_factory=list[Duplicate])
@@ -105,7 +137,7 @@ class Account:
     @property
     def sound(self) -> bool:
         """Nothing is lost, made up, out of order, stuck, or there twice for no reason."""
-        return not (self.lost or self.stuck or self.phantom or self.reordered or self.unexplained)
+        return not (self.lost or self.stuck or self.phantom or self.reordered or self.condemned or self.unexplained)
 
     def note(self, what: str, key: int, number: int, detail: str = "") -> None:
         """Remember an example of something wrong."""
@@ -121,6 +153,13 @@ class Times:
         self.emitted = array("d", [NEVER]) * count
         self.first = array("d", [NEVER]) * count
         self.last = array("d", [NEVER]) * count
+
+    def fill(self) -> None:
+        """Give what never came the time of the event before it, so that times of emission rise."""
+        newest = NEVER
+        for place, at in enumerate(self.emitted):
+            newest = max(newest, at)
+            self.emitted[place] = newest
 
     def flowed(self, since: float) -> float:
         """When the first event arrived that was emitted at `since` or later; infinity while none has."""
@@ -187,15 +226,16 @@ def judge(
     committed: Committed,
     arrivals: Iterable[Arrival],
     strikes: Iterable[Strike],
-    dead: Collection[tuple[int, int]] = (),
+    dead: Dead | None = None,
     backlog: int = 0,
 ) -> Account:
     """Judge the arrivals at `sink`, those of each key in the order in which they came.
 
-    `dead` are key and number of the dead letters, `backlog` is what the system still called undelivered when it had
-    had its time to come to rest.
+    `backlog` is what the system still called undelivered when it had had its time to come to rest. Poison is not in
+    `committed`: none of it may arrive.
     """
     account = Account(sink, len(committed))
+    dead = dead or Dead()
     keys = {key: Times(len(uids) // UID_BYTES) for key, uids in committed.keys.items()}
     newest: dict[int, int] = {}
     repeated: list[Duplicate] = []
@@ -215,6 +255,8 @@ def judge(
                 account.note("reordered", arrival.key, arrival.number, f"after {newest[arrival.key]}")
         times.last[place] = arrival.arrived
         newest[arrival.key] = max(arrival.number, newest.get(arrival.key, 0))
+    for key in {duplicate.key for duplicate in repeated}:
+        keys[key].fill()
     _explain(account, Faults(strikes, sink), repeated, keys)
     _missing(account, committed, keys, dead, backlog)
     return account
@@ -235,19 +277,28 @@ def _missing(
     account: Account,
     committed: Committed,
     keys: Mapping[int, Times],
-    dead: Collection[tuple[int, int]],
+    dead: Dead,
     backlog: int,
 ) -> None:
     gaps = set(committed.gaps())
     missing = 0
+    for place in sorted(dead.poison):
+        if place in dead.letters:
+            account.poisoned += 1
+        else:
+            missing += 1
+            account.note("missing poison", *place)
     for key, times in keys.items():
         if NEVER not in times.first:
             continue
         for place, time in enumerate(times.first):
             if time != NEVER or (key, place + 1) in gaps:
                 continue
-            if (key, place + 1) in dead:
+            if (key, place + 1) in dead.letters:
                 account.dead += 1
+                if (key, place + 1) not in dead.excused:
+                    account.condemned += 1
+                    account.note("dead for no reason", key, place + 1)
                 continue
             missing += 1
             account.note("missing", key, place + 1)

@@ -53,7 +53,9 @@ def markdown(outcome: Outcome) -> str:
         ["phantom", *(str(a.phantom) for a in accounts)],
         ["reordered", *(str(a.reordered) for a in accounts)],
         ["stuck", *(str(a.stuck) for a in accounts)],
+        ["poison, dead", *(str(a.poisoned) for a in accounts)],
         ["dead letters", *(str(a.dead) for a in accounts)],
+        ["dead letters for no reason", *(str(a.condemned) for a in accounts)],
         ["duplicates", *(f"{a.duplicates.total():,}" for a in accounts)],
         ["duplicates that no fault explains", *(str(len(a.unexplained)) for a in accounts)],
         [
@@ -94,7 +96,9 @@ def _account(account: Account) -> dict[str, Any]:
     return {
         "committed": account.committed,
         "arrived": account.arrived,
+        "poison, dead": account.poisoned,
         "dead": account.dead,
+        "dead for no reason": account.condemned,
         "lost": account.lost,
         "stuck": account.stuck,
         "phantom": account.phantom,

@@ -14,9 +14,10 @@ from typing import Any, cast
 
 import psycopg
 
-from tests.chaos import writer
+from tests.chaos import days, inputs, writer
 from tests.chaos.arrivals import TOPIC_SETTINGS
 from tests.chaos.database import DatabaseSide
+from tests.chaos.days import Retention
 from tests.chaos.destinations import BrokerDown, ReceiverDown, ReceiverMood
 from tests.chaos.evidence import Evidence
 from tests.chaos.fleet import Fleet
@@ -27,6 +28,7 @@ from tests.chaos.nursery import Nursery
 from tests.chaos.outcome import Outcome, violations
 from tests.chaos.receiver import ReceiverProcess
 from tests.chaos.relayfaults import JoinAndLeave, Kill, KillAfterClaim, KillAt, Replace, ShiftedClock, Zombie
+from tests.chaos.servicefaults import ROUTE, HealthFlood, Reload
 from tests.chaos.starved import starvations
 from tests.chaos.writer import WriterProcess
 from tests.support.command import outbox_relay
@@ -55,7 +57,6 @@ max_seconds = 2
 probe_seconds = 0.2
 probe_max_seconds = 1
 [routes]
-"shop.*" = ["webhook"]
 """
 CONFIG_OF_KAFKA = """"*" = ["kafka"]
 [sinks.kafka]
@@ -101,7 +102,8 @@ class Run:
             self._receiver = stack.enter_context(ReceiverProcess(self._directory))
             webhook, both = self._configs()
             self._fleet = stack.enter_context(Fleet(self._directory, both, webhook, nursery, self._form.relays))
-            writer.prepare(self._database.dsn, self._form.keys)
+            writer.prepare(self._database.dsn, self._form.keys + inputs.OWN_KEYS)
+            days.prepare(self._database.dsn, self._form.day_seconds)
             self._writers = [self._writer(number) for number in range(self._form.writers)]
             for one in self._writers:
                 stack.callback(one.kill)
@@ -115,6 +117,7 @@ class Run:
         webhook = CONFIG.format(
             dsn=self._database.relay_dsn, lease=LEASE_SECONDS, url=self._receiver.url, secret=SECRET
         )  # fmt: skip
+        webhook += ROUTE
         return webhook, webhook + CONFIG_OF_KAFKA.format(topic=TOPIC, bootstrap=self._broker.bootstrap)
 
     def _writer(self, number: int) -> WriterProcess:
@@ -138,8 +141,12 @@ class Run:
             ReceiverDown(self._receiver),
             ReceiverMood(self._receiver, "slow"),
             ReceiverMood(self._receiver, "hanging"),
+            Reload(fleet),
+            HealthFlood(fleet),
+            Retention(self._database.dsn),
         ]
-        return {nemesis.fault: nemesis for nemesis in [*own, *self._database.nemeses()]}
+        of_inputs, self._truths = inputs.nemeses(self._database.dsn, self._directory, self._form.keys)
+        return {nemesis.fault: nemesis for nemesis in [*own, *of_inputs, *self._database.nemeses()]}
 
     # -- phases -------------------------------------------------------------------------------------------------------
 
@@ -271,7 +278,7 @@ class Run:
     def _judge(self, backlog: Mapping[str, int]) -> None:
         for strike in starvations(relay.said(0) for relay in [*self._fleet.relays, self._fleet.guest]):
             self._record.add(strike)
-        truths = [one.truth for one in self._writers]
+        truths = [*(one.truth for one in self._writers), *self._truths]
         evidence = Evidence(self._database.dsn, self._broker.bootstrap, TOPIC, self._receiver.journal, truths)
         evidence.judge(self.outcome, backlog)
 

@@ -146,7 +146,7 @@ class WriterProcess:
 
 
 def prepare(dsn: str, keys: int) -> None:
-    """Make the table of counts."""
+    """Make the table of counts, for this many keys."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute(TABLE.replace("%s", str(keys)).encode())
 

@@ -79,7 +79,7 @@ def deliver_some(old: Database, receiver: Receiver, relay: RelayService) -> tupl
 def test_nothing_is_lost_when_pg_upgrade_moves_the_log_to_a_newer_version(
     before: PostgresServer, tmp_path: Path
 ) -> None:
-    """Emits go on before the rebase and after it; no relay runs in between, whoever starts one."""
+    """Emits go on before the rebase and after it; a relay that is started in between refuses to run."""
     before.create_database(NAME)
     old = Database(before, NAME)
     migrate(old.dsn)

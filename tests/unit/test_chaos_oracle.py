@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 
 from tests.chaos.nemesis import Strike
-from tests.chaos.oracle import Account, Arrival, Committed, judge
+from tests.chaos.oracle import Account, Arrival, Committed, Dead, judge
 from tests.chaos.recovery import NEVER, Flow, recoveries
 from tests.chaos.starved import starvations
 from tests.chaos.truth import TruthFile, read, reconcile
@@ -81,9 +81,43 @@ def test_a_backlog_that_does_not_go_away_is_stuck_though_everything_came() -> No
 
 
 def test_a_dead_letter_is_neither_lost_nor_stuck() -> None:
-    account = judge("kafka", committed(), [came(1, 1), came(3, 3)], [], dead={(1, 2)})
+    account = judge("kafka", committed(), [came(1, 1), came(3, 3)], [], dead=Dead({(1, 2)}, excused={(1, 2)}))
     assert account.sound
     assert account.dead == 1
+
+
+def test_a_dead_letter_that_nothing_excuses_is_reported() -> None:
+    account = judge("kafka", committed(), [came(1, 1), came(3, 3)], [], dead=Dead({(1, 2)}))
+    assert (account.dead, account.condemned, account.lost) == (1, 1, 0)
+    assert not account.sound
+
+
+@pytest.mark.parametrize(
+    ("letters", "came_too", "expected"),
+    [({(1, 2)}, False, (1, 0, 0)), ({}, False, (0, 1, 0)), ({(1, 2)}, True, (1, 0, 1)), ({}, True, (0, 1, 1))],
+    ids=["dead", "gone", "dead and arrived", "arrived"],
+)
+def test_poison_must_be_dead_and_nothing_else(
+    letters: set[tuple[int, int]], came_too: bool, expected: tuple[int, int, int]
+) -> None:
+    due = Committed()
+    for number in (1, 3):
+        due.add(1, number, uid(1, number))
+    arrivals = [came(1, 1), *([came(2, 2)] if came_too else []), came(3, 3)]
+    account = judge("kafka", due, arrivals, [], dead=Dead(letters, poison={(1, 2)}))
+    assert (account.poisoned, account.lost, account.phantom) == expected
+    assert account.sound == (expected == (1, 0, 0))
+    assert account.committed == 2
+
+
+def test_poison_hides_no_duplicate_of_its_key() -> None:
+    """Its place has no times, and the search for when the key had gone on must not stumble over it."""
+    due = Committed()
+    for number in (1, 2, 4):
+        due.add(1, number, uid(1, number))
+    arrivals = [came(1, 9.9), came(2, 11, emitted=10.5), came(1, 25, emitted=9.8), came(4, 30, emitted=29)]
+    account = judge("kafka", due, arrivals, [KILL], dead=Dead({(1, 3)}, poison={(1, 3)}))
+    assert len(account.unexplained) == 1
 
 
 @pytest.mark.parametrize(
