@@ -30,6 +30,8 @@ from tests.support.wait import auntil
 RETRY = RetryPolicy(attempts=5, base_seconds=0.02, max_seconds=0.1, jitter=0.2)
 SURVIVED = (DatabaseLost, StatementFailed, StartAgain, Unusable)
 """As ``app`` has it, which imports settings and sinks."""
+LOST = frozenset({"connection_lost", "incarnation"})
+"""Why sessions end after a connection was lost: the one that met it, and all others."""
 CIRCUIT = CircuitPolicy(open_after=20, probe_seconds=0.05, probe_max_seconds=0.2)
 
 
