@@ -15,6 +15,7 @@ from psycopg import AsyncConnection
 from psycopg.rows import AsyncRowFactory
 
 from outbox_relay.circuit import CircuitPolicy
+from outbox_relay.connection import direct
 from outbox_relay.errors import DatabaseLost, RelayError, StartAgain, StatementFailed, Unusable
 from outbox_relay.event import SHARDS
 from outbox_relay.ownership import Holding, Ownership
@@ -142,7 +143,8 @@ class Rig:
         await auntil(fact, seconds=seconds, what="everything is delivered or dead")
 
     async def _at_rest(self) -> bool:
-        async with await AsyncConnection.connect(self.dsn, autocommit=True) as connection:
+        dsn = self.dsn if self.pooler else direct(self.dsn)
+        async with await AsyncConnection.connect(dsn, autocommit=True) as connection:
             cursor = await connection.execute(
                 "select count(*) from outbox.delivery where state <> 'dead' and due_at < now() + interval '1 minute'"
             )
