@@ -166,7 +166,7 @@ class Ownership:
 
     async def look(self) -> None:
         """Learn what people and newer configurations have changed."""
-        await self._obey(await self._store.sinks(self._holdings))
+        await self._obey(await self._store.sinks(self._holdings, self.lease_seconds / 6))
 
     async def reclaim(self, holding: Holding) -> None:
         """New epochs for what is held of a sink: whatever was under way for it can no longer be settled."""

@@ -268,7 +268,8 @@ class Store:
                 cursor = await connection.execute(self._sql["session_settings"], {"names": list(wanted(NEWEST_SERVER))})
                 self._judge(await cursor.fetchall())
         except psycopg.Error as error:
-            raise explain(error) from None
+            short = TOO_SHORT.get(error.sqlstate or "") if self._pooler else None
+            raise (Unusable(complaint([short])) if short else explain(error)) from None
 
     async def _configure(self, connection: Connection) -> None:
         connection.prepare_threshold = self._prepare_after
@@ -354,9 +355,9 @@ class Store:
         try:
             self._judge(await self._rows("session_settings", {"names": list(wanted(NEWEST_SERVER))}))
         except StatementFailed as error:
-            if error.sqlstate != OUT_OF_TIME:
+            if (short := TOO_SHORT.get(error.sqlstate or "")) is None:
                 raise
-            raise Unusable(complaint([TOO_SHORT])) from None
+            raise Unusable(complaint([short])) from None
 
     def _judge(self, found: Sequence[Any]) -> None:
         if wrong := misfits(found):
@@ -539,9 +540,9 @@ class Store:
         rows = await self._rows("reregister_sink", parameters)
         return rows[0][0] if rows else None
 
-    async def sinks(self, names: Iterable[str]) -> list[SinkRow]:
+    async def sinks(self, names: Iterable[str], deadline: float | None = None) -> list[SinkRow]:
         """What the database says of these sinks."""
-        return [SinkRow(*row) for row in await self._rows("sinks", {"sinks": list(names)})]
+        return [SinkRow(*row) for row in await self._rows("sinks", {"sinks": list(names)}, deadline=deadline)]
 
     async def claim_shards(
         self, sink: str, owner: UUID, generation: int, lease_seconds: float, most: int, unowned_for: float = 0.0
@@ -757,7 +758,12 @@ def missing_positions(sink: str, shards: Sequence[int]) -> str:
     )
 
 
-TOO_SHORT = Misfit("statement_timeout", "shorter than a statement takes", "9s")
+TOO_SHORT = {
+    OUT_OF_TIME: Misfit("statement_timeout", "shorter than a statement takes", "9s"),
+    "57P05": Misfit("idle_session_timeout", "shorter than a moment", "0"),
+    "25P04": Misfit("transaction_timeout", "shorter than a statement takes", "0"),
+}
+"""SQLSTATE → the setting that ended the question what the settings are."""
 
 
 def _alive(connection: AsyncConnection[Any]) -> bool:

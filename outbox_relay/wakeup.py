@@ -100,7 +100,7 @@ class Wakeup:
                 self._again_at = time.monotonic() + WRONG_SECONDS
                 return
             self._connection = connection
-        if self._connection is not None and not self._asleep:
+        if not self._asleep:
             cursor = await self._connection.execute("select pg_try_advisory_lock(%s, %s)", LOCK)
             row = await cursor.fetchone()
             self._asleep = bool(row and row[0])

@@ -33,7 +33,7 @@ from tests.support.kafka import KafkaBroker
 from tests.support.pgbouncer import PgBouncer
 from tests.support.postgres import PostgresServer
 from tests.support.replication import NAME, Pair
-from tests.support.rig import Rig, running, spec
+from tests.support.rig import LOST, Rig, running, spec
 from tests.support.service import RelayService
 from tests.support.shop import Report, Writers
 from tests.support.wait import auntil, until
@@ -184,7 +184,7 @@ async def test_what_was_read_from_a_server_that_is_gone_is_of_no_use_at_its_succ
     monkeypatch.setattr(settling, "FLUSH_SECONDS", 0.1 if first == "position" else 60.0)
     held = Held(asyncio.Event(), asyncio.Event())
     sink = MemorySink(held.script)
-    async with running(pooler.dsn(shop.name), (spec("s"), sink), listen=False, pooler=True) as rig:
+    async with running(pooler.dsn(shop.name), (spec("s"), sink), listen=False, pooler=True, expects=LOST) as rig:
         await rig.owns_all()
         await asyncio.to_thread(shop.forsake)
         pooler.pause()
@@ -228,7 +228,7 @@ async def test_a_commit_that_waits_for_a_standby_is_given_up_and_settled_once(sh
 
     sink = MemorySink(script)
     assert shop.pair.standby is not None
-    async with running(shop.dsn, (spec("s"), sink), call_seconds=1.0) as rig:
+    async with running(shop.dsn, (spec("s"), sink), call_seconds=1.0, expects={"statement_failed", *LOST}) as rig:
         await arrived(sink, emit(shop.database, ["a"]))
         await asyncio.to_thread(shop.pair.standby.stop)
         with shop.database.connect() as connection:

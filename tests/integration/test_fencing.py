@@ -36,11 +36,13 @@ from tests.support.proxy import Proxy
 from tests.support.receiver import Receiver, Request
 from tests.support.receiver.answers import Behaviour, after, chosen, say
 from tests.support.receiver.signatures import SECRET
-from tests.support.rig import Rig, running, spec
+from tests.support.rig import LOST, Rig, running, spec
 from tests.support.service import RelayService
 from tests.support.wait import auntil, until
 
 LEASE_SECONDS = 2.0
+STOPPED = {"lease_lost", *LOST}
+"""Why the session of a relay ends that was stopped or cut off for longer than its lease."""
 BOTH = pytest.mark.parametrize("keeps_order", [True, False], ids=["batches", "requests"])
 
 
@@ -121,7 +123,7 @@ async def test_a_relay_whose_event_loop_stood_still_delivers_nothing_more_under_
     sink = MemorySink(script, keeps_order=keeps_order, max_in_flight=2)
     sink.max_batch = 5 if keeps_order else 1
     sink.delivered = heir.sink.delivered = arrived
-    async with running(database.dsn, (spec("s"), sink), lease_seconds=LEASE_SECONDS) as rig:
+    async with running(database.dsn, (spec("s"), sink), lease_seconds=LEASE_SECONDS, expects=STOPPED) as rig:
         await rig.owns_all()
         wanted = emit(database, [f"k{n % 30}" for n in range(400)])
         await delivered(sink, wanted[:5])
@@ -176,7 +178,8 @@ async def test_a_relay_whose_database_went_silent_stops_before_its_lease_ends_th
     sink.max_batch = 5 if keeps_order else 1
     sink.delivered = other.delivered = arrived
     with between(database) as (proxy, dsn):
-        async with running(dsn, (spec("s"), sink), lease_seconds=LEASE_SECONDS, listen=False) as rig:
+        options = {"lease_seconds": LEASE_SECONDS, "listen": False, "expects": STOPPED}
+        async with running(dsn, (spec("s"), sink), **options) as rig:
             await rig.owns_all()
             wanted = emit(database, [f"k{n % 30}" for n in range(400)])
             await delivered(sink, wanted[:5])

@@ -19,7 +19,7 @@ from outbox_relay.window import BEGINNING, Position
 from tests.integration.test_relay import delivered, emit, fails, has, ids, in_order, query
 from tests.support.database import Database
 from tests.support.ledger import Ledger, ledger
-from tests.support.rig import Rig, running, spec
+from tests.support.rig import LOST, Rig, running, spec
 from tests.support.wait import auntil
 
 SHORT_LEASE = 1.5
@@ -189,7 +189,7 @@ async def test_a_settlement_with_rows_at_an_old_epoch_writes_nothing(database: D
 async def test_nothing_is_settled_behind_a_settlement_that_failed(database: Database) -> None:
     """Goes red when whoever waited for its turn may settle: its position covers the row that was not written."""
     sink = MemorySink(fails(1))
-    async with running(database.dsn, (spec("s"), sink)) as rig:
+    async with running(database.dsn, (spec("s"), sink), expects=LOST) as rig:
         await rig.owns_all()
         with database.connect() as connection:
             connection.execute("select 1 from outbox.shard for update")
@@ -275,7 +275,7 @@ async def test_a_claim_passes_by_shards_that_a_settlement_has_locked(database: D
 
 async def test_a_relay_whose_shard_was_taken_starts_again_and_loses_nothing(database: Database) -> None:
     sink = MemorySink()
-    async with running(database.dsn, (spec("s"), sink), lease_seconds=SHORT_LEASE) as rig:
+    async with running(database.dsn, (spec("s"), sink), lease_seconds=SHORT_LEASE, expects={"lease_lost"}) as rig:
         await rig.owns_all()
         query(database, "update outbox.shard set owner = %s, epoch = epoch + 1 where shard < 32 returning 1", uuid4())
         await auntil(lambda: _ended(rig), seconds=10, what="the session ends")

@@ -220,7 +220,7 @@ async def test_rows_of_a_session_that_ends_are_claimed_again_at_once_and_no_clai
         return DELIVERED
 
     sink = MemorySink(script, keeps_order=False)
-    async with running(database.dsn, (spec("s", park_after_seconds=30.0), sink)) as rig:
+    async with running(database.dsn, (spec("s", park_after_seconds=30.0), sink), expects={"lease_lost"}) as rig:
         wanted = emit(database, ["a"])
         await asyncio.wait_for(stuck.wait(), 20)
         assert query(database, "select claims from outbox.delivery where lease_until > now()") == [(1,)]

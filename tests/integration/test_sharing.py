@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 import sys
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -46,12 +46,12 @@ def report(capsys: pytest.CaptureFixture[str]) -> Callable[[str], None]:
 
 
 @asynccontextmanager
-async def party(dsn: str) -> AsyncGenerator[Callable[..., Any]]:
+async def party(dsn: str, expects: Collection[str] = ()) -> AsyncGenerator[Callable[..., Any]]:
     """Relays that are still there at the end of the block crash."""
     rigs: list[Rig] = []
 
     async def join(*sinks: tuple[SinkSpec, Sink]) -> Rig:
-        rigs.append(Rig(dsn, list(sinks), lease_seconds=LEASE_SECONDS))
+        rigs.append(Rig(dsn, list(sinks), lease_seconds=LEASE_SECONDS, expects=expects))
         await rigs[-1].start()
         return rigs[-1]
 
@@ -61,6 +61,8 @@ async def party(dsn: str) -> AsyncGenerator[Callable[..., Any]]:
         for rig in rigs:
             if any(not task.done() for task in rig.tasks):
                 await rig.crash()
+    for rig in rigs:
+        rig.judge()
 
 
 def shares(rigs: Sequence[Rig], sink: str) -> list[int]:
@@ -156,7 +158,7 @@ async def test_shards_that_are_given_up_while_the_destination_is_down_repeat_not
         return DELIVERED
 
     sink, circuit = MemorySink(script, keeps_order=False), CircuitPolicy(open_after=1, probe_seconds=0.5)
-    async with party(database.dsn) as join:
+    async with party(database.dsn, {"handed_over"}) as join:
         leaver = await join((spec("s", circuit=circuit, park_after_seconds=60.0), sink))
         await leaver.owns_all()
         stuck, slow, a, b, behind = emit(database, ["stuck", "slow", "a", "b", "stuck"])

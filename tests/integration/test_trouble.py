@@ -50,7 +50,7 @@ async def test_one_that_is_gone_is_paused_with_its_reason_and_nothing_is_lost(da
     late = Late()
     sink = MemorySink(late, keeps_order=False)
     late.script = fails(99, None, Unavailable("410 Gone", 410, gone=True))
-    async with running(database.dsn, (spec("s"), sink), lease_seconds=3) as rig:
+    async with running(database.dsn, (spec("s"), sink), lease_seconds=3, expects={"handed_over"}) as rig:
         wanted = emit(database, ["a", "a", "b", None])
         await has(database, "select 1 from outbox.sink where paused and paused_reason = '410 Gone'")
         await has(database, "select 1 from outbox.shard where owner is not null having count(*) = 0")

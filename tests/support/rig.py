@@ -15,6 +15,7 @@ from psycopg import AsyncConnection
 from psycopg.rows import AsyncRowFactory
 
 from outbox_relay.circuit import CircuitPolicy
+from outbox_relay.connection import direct
 from outbox_relay.errors import DatabaseLost, RelayError, StartAgain, StatementFailed, Unusable
 from outbox_relay.event import SHARDS
 from outbox_relay.ownership import Holding, Ownership
@@ -30,6 +31,8 @@ from tests.support.wait import auntil
 RETRY = RetryPolicy(attempts=5, base_seconds=0.02, max_seconds=0.1, jitter=0.2)
 SURVIVED = (DatabaseLost, StatementFailed, StartAgain, Unusable)
 """As ``app`` has it, which imports settings and sinks."""
+LOST = frozenset({"connection_lost", "incarnation"})
+"""Why sessions end after a connection was lost: the one that met it, and all others."""
 CIRCUIT = CircuitPolicy(open_after=20, probe_seconds=0.05, probe_max_seconds=0.2)
 
 
@@ -140,7 +143,8 @@ class Rig:
         await auntil(fact, seconds=seconds, what="everything is delivered or dead")
 
     async def _at_rest(self) -> bool:
-        async with await AsyncConnection.connect(self.dsn, autocommit=True) as connection:
+        dsn = self.dsn if self.pooler else direct(self.dsn)
+        async with await AsyncConnection.connect(dsn, autocommit=True) as connection:
             cursor = await connection.execute(
                 "select count(*) from outbox.delivery where state <> 'dead' and due_at < now() + interval '1 minute'"
             )

@@ -1,0 +1,322 @@
+"""One sink's trouble is its own: a statement that fails concerns its sender, and no connection is lost by it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections import Counter
+
+import psycopg
+import pytest
+import structlog
+
+from outbox_relay.connection_slots import CHORES, FEWEST, LEASES, OTHER, TICKS, ConnectionSlots, sink_caller
+from outbox_relay.errors import DatabaseLost, StatementFailed
+from outbox_relay.housekeeping import Chore, Housekeeping
+from outbox_relay.log import Seldom
+from outbox_relay.migrate import migrate
+from outbox_relay.sinks.memory import MemorySink
+from outbox_relay.wakeup import ELSEWHERE, Wakeup
+from tests.integration.test_relay import delivered, emit, query
+from tests.support.database import Database
+from tests.support.postgres import PostgresServer
+from tests.support.rig import CountingStore, Rig, running, spec
+from tests.support.wait import auntil
+
+
+async def restarted(rig: Rig, sink: str) -> None:
+    """Wait until a session of `sink` has ended."""
+    relay = next(relay for relay in rig.relays if relay.spec.name == sink)
+    await auntil(lambda: asyncio.sleep(0, relay.restarts.total() > 0), seconds=30, what="its session ends")
+
+
+FAILING = {
+    "cancelled": "select pg_cancel_backend(pg_backend_pid()), pg_sleep(600) where %(sink)s = 'ill'",
+    "locked": "select pg_advisory_xact_lock(77) where %(sink)s = 'ill'",
+    "undecodable": "select '20000-01-01'::timestamptz where %(sink)s = 'ill'",
+}
+"""Statements in the place of the claim of rows: nothing for all other sinks."""
+
+
+@pytest.mark.parametrize("how", FAILING)
+async def test_a_sink_whose_statements_fail_ends_no_session_but_its_own(database: Database, how: str) -> None:
+    """The rows of sink `ill` cannot be claimed; `well` reads the same log over the same pool."""
+    ill, well = MemorySink(), MemorySink()
+    async with running(database.dsn, (spec("ill"), ill), (spec("well"), well), expects={"statement_failed"}) as rig:
+        await rig.owns_all()
+        wanted = emit(database, ["a", "b"])
+        await delivered(well, wanted)
+        era, statements = rig.ticking.era, rig.store._sql  # pyright: ignore[reportPrivateUsage]
+        claim = statements["claim_rows"]
+        with database.connect() as holder:
+            holder.execute("select pg_advisory_xact_lock(77)")
+            statements["claim_rows"] = FAILING[how]  # pyright: ignore[reportArgumentType]
+            await restarted(rig, "ill")
+            wanted += emit(database, [f"k{n}" for n in range(50)])
+            await delivered(well, wanted)
+        statements["claim_rows"] = claim
+        wanted += emit(database, ["c"])
+        await delivered(well, wanted)
+        await auntil(
+            lambda: asyncio.sleep(0, {e.id for e in ill.delivered} == {*wanted}), seconds=20, what="ill is well"
+        )
+        assert rig.ticking.era == era, "what was read is not doubted"
+        assert rig.relays[0].restarts.keys() == {"statement_failed"}
+        assert rig.relays[1].restarts == Counter()
+        assert rig.store.connection_losses == 0
+    assert Counter(event.id for event in well.delivered) == Counter(wanted), "nothing came twice"
+
+
+@pytest.mark.parametrize("table", ["relay", "sink"])
+async def test_a_lock_that_stops_what_all_sinks_share_ends_no_session(database: Database, table: str) -> None:
+    """Nobody can say that a relay lives, or ask for the sinks, for longer than a lock is waited for."""
+    sink = MemorySink()
+    async with running(database.dsn, (spec("s"), sink), lease_seconds=3.0) as rig:
+        await rig.owns_all()
+        statements = rig.store._sql  # pyright: ignore[reportPrivateUsage]
+        name = {"relay": "heartbeat", "sink": "sinks"}[table]
+        statement = statements[name]
+        with database.connect() as holder:
+            holder.execute("select pg_advisory_xact_lock(78)")
+            statements[name] = "select pg_advisory_xact_lock(78)"
+            asked = rig.store.calls[name]
+            await auntil(lambda: asyncio.sleep(0, rig.store.calls[name] > asked + 1), seconds=30, what="it asked again")
+            await delivered(sink, emit(database, ["a"]))
+        statements[name] = statement
+        assert rig.relays[0].restarts == Counter()
+        assert rig.store.connection_losses == 0
+    assert len(sink.delivered) == 1
+
+
+async def test_a_tick_that_is_cancelled_is_taken_again(database: Database) -> None:
+    sink = MemorySink()
+    async with running(database.dsn, (spec("s"), sink)) as rig:
+        await rig.owns_all()
+        era, statements = rig.ticking.era, rig.store._sql  # pyright: ignore[reportPrivateUsage]
+        tick, asked = statements["tick"], rig.store.calls["tick"]
+        statements["tick"] = "select pg_cancel_backend(pg_backend_pid()), pg_sleep(600)"
+        await auntil(lambda: asyncio.sleep(0, rig.store.calls["tick"] > asked + 3), seconds=20, what="some have failed")
+        statements["tick"] = tick
+        await delivered(sink, emit(database, ["a"]))
+        assert rig.ticking.era == era
+
+
+async def test_a_value_that_cannot_be_loaded_and_one_that_cannot_be_sent_are_no_lost_connections(
+    database: Database,
+) -> None:
+    store = CountingStore(database.dsn)
+    await store.open()
+    statements = store._sql  # pyright: ignore[reportPrivateUsage]
+    for statement, parameters in (
+        ("select '20000-01-01'::timestamptz", {}),
+        ("select %(text)s::text", {"text": "a\0b"}),
+        ("select %(text)s::text", {"text": "\ud800"}),
+        ("select %(text)s::text", {"text": object()}),
+        ("select 1/0", {}),
+    ):
+        statements["schema"] = statement  # pyright: ignore[reportArgumentType]
+        with pytest.raises(StatementFailed, match="schema"):
+            await store._rows("schema", parameters)  # pyright: ignore[reportPrivateUsage]
+    assert store.connection_losses == 0
+    await store.close()
+
+
+async def test_a_call_that_runs_out_of_time_and_is_ended_by_the_server_is_no_lost_connection(
+    database: Database,
+) -> None:
+    store = CountingStore(database.dsn, call_seconds=0.5)
+    await store.open()
+    store._sql["schema"] = "select pg_sleep(600)"  # pyright: ignore[reportPrivateUsage]
+    with pytest.raises(StatementFailed, match=r"did not answer within 0\.5 s"):
+        await store.schema()
+    assert store.connection_losses == 0
+    await store.close()
+
+
+# -- who may use how many connections -----------------------------------------------------------------------------
+
+
+async def test_a_sink_that_takes_all_it_can_leaves_connections_for_the_others() -> None:
+    slots, release = ConnectionSlots(10), asyncio.Event()
+    async with slots.taken(sink_caller("b"), "settle", 30):
+        pass  # both sinks are known
+    begun: Counter[str] = Counter()
+
+    async def statement(who: str) -> None:
+        async with slots.taken(who, "read_rest", 30):
+            begun[who] += 1
+            await release.wait()
+
+    async with asyncio.TaskGroup() as tasks:
+        for who in (sink_caller("a"), sink_caller("b"), TICKS, LEASES, CHORES, OTHER):
+            for _ in range(20):
+                tasks.create_task(statement(who))
+        await auntil(lambda: asyncio.sleep(0, begun.total() == 10), seconds=5, what="every slot is taken")
+        assert begun == {":a": 3, ":b": 3, TICKS: 1, LEASES: 1, CHORES: 1, OTHER: 1}
+        release.set()
+    assert set(begun.values()) == {20}, "all have had their turn"
+
+
+async def test_who_gets_no_connection_in_time_is_told_and_takes_none() -> None:
+    slots = ConnectionSlots(FEWEST)
+    async with slots.taken(TICKS, "tick", 1):
+        with pytest.raises(StatementFailed, match="tick had to wait"):
+            async with slots.taken(TICKS, "tick", 0.05):
+                pytest.fail("it got one")
+        async with slots.taken(sink_caller("a"), "settle", 1):
+            pass
+    async with slots.taken(TICKS, "tick", 1):
+        pass
+
+
+async def test_a_wait_that_is_cancelled_gives_its_turn_back() -> None:
+    slots = ConnectionSlots(1)
+    async with slots.taken(OTHER, "a", 1):
+        waiting = asyncio.create_task(_hold(slots))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+    async with slots.taken(OTHER, "b", 1):
+        pass
+
+
+async def _hold(slots: ConnectionSlots) -> None:
+    async with slots.taken(OTHER, "c", 30):
+        await asyncio.sleep(30)
+
+
+async def test_no_connection_to_be_had_is_no_loss_of_those_that_there_are(own_postgres: PostgresServer) -> None:
+    """The server refuses one more; those that are in use go on."""
+    own_postgres.create_database("shop")
+    migrate(own_postgres.dsn("shop"))
+    with own_postgres.connect() as connection:
+        connection.execute("create role limited login")
+        connection.execute("alter role limited connection limit 1")
+        connection.execute("grant connect on database shop to limited")
+    store = CountingStore(own_postgres.dsn("shop", "limited"), call_seconds=2.0)
+    await store.open()
+    store._sql["schema"] = "select pg_sleep(1)"  # pyright: ignore[reportPrivateUsage]
+    store._sql["shares"] = "select pg_sleep(60)"  # pyright: ignore[reportPrivateUsage]
+    slow = asyncio.create_task(store._rows("shares", {}, deadline=8.0))  # pyright: ignore[reportPrivateUsage]
+    await asyncio.sleep(0.1)
+    with pytest.raises(DatabaseLost, match="could be had|did not answer"):
+        await store.schema()
+    assert store.connection_losses == 0
+    slow.cancel()
+    await asyncio.gather(slow, return_exceptions=True)
+    await store.close()
+
+
+# -- what the server is, and what is said ---------------------------------------------------------------------------
+
+
+async def test_a_reset_of_statistics_is_no_other_server(database: Database) -> None:
+    sink = MemorySink()
+    async with running(database.dsn, (spec("s"), sink)) as rig:
+        await rig.owns_all()
+        era, wanted = rig.ticking.era, [0][:0]
+        for _ in range(4):
+            wanted += emit(database, [f"k{n % 7}" for n in range(50)])
+            query(database, "select pg_stat_reset_shared('wal')")
+            await delivered(sink, wanted)
+        assert rig.ticking.era == era
+    assert Counter(event.id for event in sink.delivered) == Counter(wanted)
+
+
+async def test_a_crash_of_one_process_of_the_server_takes_its_mark_away(own_postgres: PostgresServer) -> None:
+    """The postmaster lives, so nothing else shows it; and the mark is given again, once."""
+    own_postgres.create_database("shop")
+    migrate(own_postgres.dsn("shop"))
+    if own_postgres.major < 15:
+        pytest.skip("before PostgreSQL 15 nothing tells such a crash")
+    store = CountingStore(own_postgres.dsn("shop"))
+    await store.open()
+    before = (await store.tick()).incarnation
+    victim = own_postgres.connect("shop")
+    os.kill(victim.info.backend_pid, signal.SIGKILL)
+    with pytest.raises(psycopg.OperationalError):
+        victim.execute("select 1")
+    victim.close()
+    await auntil(lambda: _answers(store), seconds=30, what="the server has recovered")
+    crashed = (await store.tick()).incarnation
+    await store.arm()
+    armed = (await store.tick()).incarnation
+    await store.arm()
+    assert (await store.tick()).incarnation == armed
+    assert len({before, crashed, armed}) == 3
+    await store.close()
+
+
+async def _answers(store: CountingStore) -> bool:
+    try:
+        await store.tick()
+    except DatabaseLost:
+        await store.mend()
+        return False
+    return True
+
+
+class Lines:
+    """A log that keeps its warnings."""
+
+    def __init__(self) -> None:
+        self.warnings: list[tuple[str, dict[str, object]]] = []
+
+    def debug(self, event: str, /, **values: object) -> None:
+        """Not kept."""
+
+    info = debug
+
+    def warning(self, event: str, /, **values: object) -> None:
+        """Kept."""
+        self.warnings.append((event, values))
+
+
+async def test_a_listening_connection_that_leads_elsewhere_is_named_once_and_not_used(
+    database: Database, empty_database: Database
+) -> None:
+    store, log = CountingStore(database.dsn), Lines()
+    await store.open()
+    right, wrong = (Wakeup(lambda d=d: d.dsn, store.place, log) for d in (database, empty_database))
+    assert await right.lie_down()
+    assert log.warnings == []
+    for _ in range(3):
+        assert not await wrong.lie_down()
+        wrong._again_at = 0.0  # pyright: ignore[reportPrivateUsage]
+    assert not wrong.listening
+    assert log.warnings == [(ELSEWHERE, {})]
+    await right.close()
+    await store.close()
+
+
+def test_what_happens_again_and_again_is_said_seldom_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, log = [0.0], Lines()
+    monkeypatch.setattr("outbox_relay.log.time.monotonic", lambda: now[0])
+    seldom = Seldom(log)
+    for second in range(25):
+        now[0] = float(second)
+        seldom.warning("it starts again", reason="away")
+        seldom.warning("it is another")
+    said = [values for event, values in log.warnings if event == "it starts again"]
+    assert said == [{"reason": "away"}, {"reason": "away", "left_out": 9}, {"reason": "away", "left_out": 9}]
+    assert len(log.warnings) == 6
+
+
+async def test_a_chore_that_takes_long_is_done_seldom_and_one_that_fails_ends_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("outbox_relay.housekeeping.time.monotonic", lambda: now[0])
+    chores = Housekeeping(CountingStore(""), structlog.get_logger("test"))
+
+    async def slow() -> int:
+        now[0] += 0.4
+        return 0
+
+    async def fails() -> int:
+        raise StatementFailed("no", "57014")
+
+    for chore, due in ((Chore("slow", slow, 5.0, 15.0), 120.4), (Chore("fails", fails, 5.0, 15.0), 115.4)):
+        await chores._do(chore)  # pyright: ignore[reportPrivateUsage]
+        assert chore.due_at == pytest.approx(due)

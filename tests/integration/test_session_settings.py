@@ -1,0 +1,174 @@
+"""Hostile defaults of a role: the relay delivers whatever they are, or says which one is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+from typing import Any, cast
+from uuid import uuid4
+
+import pytest
+from psycopg import sql
+
+from outbox_relay.errors import Unusable
+from outbox_relay.session_settings import NEWER_SETTINGS, SESSION_SETTINGS, complaint, misfits, startup_options
+from outbox_relay.sinks.memory import MemorySink
+from tests.integration.test_relay import delivered, emit
+from tests.support import pgbouncer
+from tests.support.database import Database
+from tests.support.rig import CountingStore, running, spec
+from tests.support.wait import auntil
+
+HOSTILE = {
+    "TimeZone": "Asia/Tokyo",
+    "DateStyle": "German",
+    "IntervalStyle": "iso_8601",
+    "client_encoding": "LATIN1",
+    "bytea_output": "escape",
+    "array_nulls": "off",
+    "standard_conforming_strings": "off",
+    "extra_float_digits": "-15",
+    "search_path": "hostile, pg_catalog",
+    "default_transaction_isolation": "serializable",
+    "default_transaction_read_only": "on",
+    "default_transaction_deferrable": "on",
+    "statement_timeout": "1",
+    "lock_timeout": "1",
+    "idle_in_transaction_session_timeout": "1",
+    "idle_session_timeout": "1",
+    "transaction_timeout": "20",
+    "jit": "on",
+    "plan_cache_mode": "force_custom_plan",
+    "enable_seqscan": "off",
+    "enable_indexscan": "off",
+    "enable_indexonlyscan": "off",
+    "enable_bitmapscan": "off",
+    "enable_sort": "off",
+    "enable_nestloop": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+}
+"""A default that would do harm, for every setting."""
+HARMLESS_BEHIND_A_POOLER = {"jit", "default_transaction_deferrable"}
+SHADOW = """
+create schema hostile;
+create function hostile.unnest(text[]) returns setof text language sql as 'select null::text';
+create function hostile.clock_timestamp() returns timestamptz language sql as 'select null::timestamptz'
+"""
+
+
+def test_every_setting_has_a_hostile_default() -> None:
+    assert HOSTILE.keys() == {*SESSION_SETTINGS, *NEWER_SETTINGS}
+
+
+@pytest.fixture
+def relay(database: Database) -> Generator[str]:
+    """A role that is granted nothing by hand: the schema's owner's rights, and defaults of its own."""
+    name = f"relay_{uuid4().hex[:12]}"
+    with database.connect(autocommit=True) as connection:
+        connection.execute(sql.SQL("create role {} login superuser").format(sql.Identifier(name)))
+        for statement in SHADOW.strip().split(";\n"):
+            connection.execute(statement.encode())
+    yield name
+    with database.connect(autocommit=True) as connection:
+        connection.execute(sql.SQL("drop owned by {} cascade").format(sql.Identifier(name)))
+        connection.execute(sql.SQL("drop role {}").format(sql.Identifier(name)))
+
+
+def poison(database: Database, role: str, name: str) -> None:
+    """Make the hostile value the default of `role` in this database."""
+    if name in NEWER_SETTINGS and database.server.major < 17:
+        pytest.skip("this server has no such setting")
+    with database.connect(autocommit=True) as connection:
+        target = (sql.Identifier(role), sql.Identifier(database.name), sql.SQL(cast(Any, name)))
+        value = sql.SQL(cast(Any, HOSTILE[name])) if name == "search_path" else sql.Literal(HOSTILE[name])
+        connection.execute(sql.SQL("alter role {} in database {} set {} = {}").format(*target, value))
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_a_relay_delivers_whatever_the_default_of_its_role_is(database: Database, relay: str, name: str) -> None:
+    poison(database, relay, name)
+    sink = MemorySink()
+    async with running(database.dsn_as(relay), (spec("s"), sink)) as rig:
+        await delivered(sink, emit(database, ["a", None, "ключ"]))
+        await rig.settled()
+        await auntil(lambda: asyncio.sleep(0, rig.ticking._wakeup.listening), seconds=10, what="it listens")  # pyright: ignore[reportPrivateUsage]
+        await delivered(sink, emit(database, ["b"]))
+        assert rig.ended == []
+
+
+async def test_the_settings_of_a_connection_outrank_those_of_its_dsn_and_of_the_environment(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PGTZ", "Asia/Tokyo")
+    monkeypatch.setenv("PGDATESTYLE", "German")
+    monkeypatch.setenv("PGOPTIONS", "-c lock_timeout=1 -c work_mem=123kB")
+    for dsn, work_mem in (
+        (database.dsn, "123kB"),
+        (database.dsn_as("postgres", options="-c work_mem=99kB -c jit=on", client_encoding="LATIN1"), "99kB"),
+    ):
+        store = CountingStore(dsn)
+        await store.open()
+        names = [*SESSION_SETTINGS, *NEWER_SETTINGS]
+        found = dict(await store._rows("session_settings", {"names": [*names, "work_mem"]}))  # pyright: ignore[reportPrivateUsage]
+        await store.close()
+        assert found.pop("work_mem") == work_mem
+        wanted = {
+            **SESSION_SETTINGS,
+            "DateStyle": found["DateStyle"],
+            "transaction_timeout": found["transaction_timeout"],
+        }
+        assert found == wanted
+        assert found["DateStyle"].startswith("ISO")
+        assert found["transaction_timeout"] in ("0", None)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_behind_a_pooler_a_default_is_harmless_or_named_with_its_fix(
+    database: Database, relay: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poison(database, relay, name)
+    monkeypatch.setattr(pgbouncer, "USERS", (*pgbouncer.USERS, relay))
+    refused: Unusable | None = None
+    with pgbouncer.PgBouncer(database.server) as pooler:
+        sink = MemorySink()
+        try:
+            async with running(pooler.dsn(database.name, relay), (spec("s"), sink), listen=False, pooler=True) as rig:
+                await delivered(sink, emit(database, ["a", None, "ключ"]))
+                await rig.settled()
+        except Unusable as error:
+            refused = error
+    if name in HARMLESS_BEHIND_A_POOLER:
+        assert refused is None
+    if refused is not None:
+        assert name in str(refused)
+        assert "migrate --grant-relay" in str(refused)
+
+
+def test_complaint_names_the_setting_its_value_and_what_is_needed() -> None:
+    said = complaint(misfits([("TimeZone", "Asia/Tokyo"), ("statement_timeout", "500ms"), ("jit", "on")]))
+    assert "TimeZone is 'Asia/Tokyo' and must be 'UTC'; statement_timeout is '500ms' and must be '9s'" in said
+    assert "jit" not in said
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("statement_timeout", "0"),
+        ("statement_timeout", "30s"),
+        ("statement_timeout", "2min"),
+        ("TimeZone", "Etc/UTC"),
+        ("DateStyle", "ISO, DMY"),
+        ("search_path", '"$user", public'),
+        ("search_path", "pg_catalog, public"),
+        ("transaction_timeout", None),
+    ],
+)
+def test_values_that_serve_as_well_are_taken(name: str, value: str | None) -> None:
+    assert misfits([(name, value)]) == []
+
+
+def test_options_are_written_so_that_libpq_reads_them() -> None:
+    options = startup_options(" -c work_mem=1MB ")
+    assert options.startswith("-c work_mem=1MB -c TimeZone=UTC ")
+    assert r"default_transaction_isolation=read\ committed" in options
