@@ -15,7 +15,7 @@ from psycopg import AsyncConnection
 from psycopg.rows import AsyncRowFactory
 
 from outbox_relay.circuit import CircuitPolicy
-from outbox_relay.errors import DatabaseLost, StartAgain
+from outbox_relay.errors import DatabaseLost, StartAgain, StatementFailed
 from outbox_relay.event import SHARDS
 from outbox_relay.ownership import Holding, Ownership
 from outbox_relay.policy import RetryPolicy
@@ -114,7 +114,7 @@ class Rig:
         while True:
             try:
                 await part()
-            except (StartAgain, DatabaseLost) as error:
+            except (StartAgain, DatabaseLost, StatementFailed) as error:
                 self.ended.append(error)
                 self._log.warning("a part ended", reason=str(error))
                 if self._crashed:  # a part that ends by an error forgets that it was cancelled
