@@ -98,3 +98,6 @@ class Topics:
         except ValueError as reason:
             refuse(place, str(reason))
             return None
+        except Exception as reason:
+            refuse(place, f"the event cannot be made into a record ({type(reason).__name__})")
+            return None

@@ -59,7 +59,7 @@ class Wire:
         for place in places:
             topic = topics[place]
             if topic is not None:
-                _, _, uid, kind_of_event, key, payload, content_type, own, _, _ = batch[place]
+                _, _, uid, kind_of_event, key, payload, content_type, own, _, _, _ = batch[place]
                 value: bytes | None = payload
                 partition = ANY_PARTITION
                 headers: Headers = [("id", uid), ("type", kind_of_event), ("content-type", content_type)]
@@ -76,7 +76,8 @@ class Wire:
                     if not self._not_taken(call, place, error_of(exception)):
                         break
                     over = holds
-                except (ValueError, TypeError) as exception:
+                except Exception as exception:
+                    # One event must not end what all others share.
                     call.refuse(place, f"cannot be made a Kafka record: {_harmless(exception)}")
                     over = holds
             dealt += 1
@@ -140,5 +141,5 @@ class Wire:
 
 
 def _harmless(exception: Exception) -> str:
-    """What went wrong, without any part of the event: messages of codecs quote what they could not encode."""
-    return type(exception).__name__ if isinstance(exception, UnicodeError) else str(exception)
+    """Return what went wrong, without any part of the event: messages of libraries may quote it."""
+    return str(exception) if type(exception) in (ValueError, TypeError) else type(exception).__name__
