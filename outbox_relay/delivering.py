@@ -112,8 +112,9 @@ class Desk:
     def set_aside(self, chunk: Chunk, index: int) -> bool:
         """Park the event at ``index`` as a row if it must not be delivered now; returns whether it was.
 
-        Events with a fault are dead at once. Scheduled events leave the order of their key. Events of a blocked key are held behind its rows. Events
-        of a shard whose owners crashed again and again go through rows, where claims are counted.
+        Events with a fault are dead at once. Scheduled events leave the order of their key. Events of a blocked key
+        are held behind its rows. Events of a shard whose owners crashed again and again go through rows, where claims
+        are counted.
         """
         event = chunk.events[index]
         if event.fault is not None:

@@ -286,8 +286,8 @@ class Reading:
             events, upto = await self._ask(reader, piece, 0 if reason == UNLOADABLE else SMALL_PAYLOAD_BYTES)
         except StatementFailed as again:
             raise StatementFailed(
-                f"sink {self._spec.name}: the event behind id {piece.after} cannot be read, with or without its payload: "
-                f"{again}",
+                f"sink {self._spec.name}: the event behind id {piece.after} cannot be read, with or without its "
+                f"payload: {again}",
                 again.sqlstate,
             ) from None
         faults = [f"reading it failed, {reason}: {event.fault}" if event.fault else None for event in events]

@@ -1,11 +1,12 @@
 """What an event becomes in Kafka: value, partition, headers."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
-from outbox_relay.sinks.kafka.records import ANY_PARTITION, Form
+from outbox_relay.sinks.kafka.records import ANY_PARTITION, Form, Topics
 from tests.contract.harness import an_event
 
 SOURCE = "/shop/orders"
@@ -112,3 +113,22 @@ def test_a_tombstone_is_told_of_in_headers_in_structured_mode_too() -> None:
     value, _, headers = Form(tombstones=True, cloudevents="structured", source=SOURCE).record(an_event(payload=b""))
     assert value is None
     assert {"ce_id", "ce_type", "ce_source", "ce_specversion"} <= dict(headers).keys()
+
+
+class Broken:
+    """Fails for some events in a way that nothing expects."""
+
+    fields = ("type",)
+
+    def render(self, event_type: str, _key: str | None, _headers: Mapping[str, str]) -> str:
+        if event_type == "odd":
+            raise KeyError("a piece of the payload")
+        return event_type
+
+
+def test_an_event_whose_topic_cannot_be_made_is_refused_without_its_text() -> None:
+    refused: dict[int, str] = {}
+    batch = [an_event(), an_event()._replace(type="odd"), an_event()]
+    topics = Topics(Broken()).of(batch, refused.__setitem__)
+    assert topics == [batch[0].type, None, batch[2].type]
+    assert refused == {1: "the event cannot be made into a record (KeyError)"}

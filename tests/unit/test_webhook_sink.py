@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote, quote_plus
 
 import pytest
@@ -125,6 +126,18 @@ async def test_while_secrets_change_both_receivers_verify(receiver: Receiver) ->
     await delivered(sink_to(receiver.url, Credentials([key(OTHER), key(SECRET, ends)])))
     [request] = receiver.requests
     assert [problem(request, [secret]) for secret in (OTHER, SECRET)] == [None, None]
+
+
+async def test_an_event_whose_request_cannot_be_made_is_refused_without_its_text(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> Any:
+        raise KeyError("a piece of the payload")
+
+    monkeypatch.setattr("outbox_relay.sinks.webhook.sink.request", broken)
+    verdict = await delivered(sink_to(receiver.url))
+    reason = "the event cannot be made into a request (KeyError)"
+    assert verdict == Refused(reason, attempt=Attempt("config_error"))
 
 
 @pytest.mark.parametrize(

@@ -138,6 +138,9 @@ class Topics:
         except ValueError as reason:
             refuse(place, str(reason))
             return None
+        except Exception as reason:
+            refuse(place, f"the event cannot be made into a record ({type(reason).__name__})")
+            return None
         return topic
 
     @property

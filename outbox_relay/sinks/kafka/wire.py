@@ -76,7 +76,8 @@ class Wire:
                     if not self._not_taken(call, place, error_of(exception)):
                         break
                     over = holds
-                except (ValueError, TypeError) as exception:
+                except Exception as exception:
+                    # One event must not end what all others share.
                     call.refuse(place, f"cannot be made a Kafka record: {_harmless(exception)}")
                     over = holds
             dealt += 1
@@ -140,5 +141,5 @@ class Wire:
 
 
 def _harmless(exception: Exception) -> str:
-    """What went wrong, without any part of the event: messages of codecs quote what they could not encode."""
-    return type(exception).__name__ if isinstance(exception, UnicodeError) else str(exception)
+    """Return what went wrong, without any part of the event: messages of libraries may quote it."""
+    return str(exception) if type(exception) in (ValueError, TypeError) else type(exception).__name__

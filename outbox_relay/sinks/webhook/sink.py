@@ -108,8 +108,10 @@ class WebhookSink:
             return Unavailable(ALL_ENDED, attempt=Attempt("config_error"))
         try:
             made = request(event, self._form, credentials, attempt=attempt, now=now)
-        except ValueError as error:
-            return Refused(str(error), attempt=Attempt("config_error"))
+        except Exception as error:
+            unmade = f"the event cannot be made into a request ({type(error).__name__})"
+            # Reasons of our own hold nothing of the event; what libraries say may.
+            return Refused(str(error) if type(error) is ValueError else unmade, attempt=Attempt("config_error"))
         resets = self._resets
         outcome = await self._transport.post(made.headers, made.body, self.timeout_seconds, until)
         if resets != self._resets and isinstance(outcome, Fault):

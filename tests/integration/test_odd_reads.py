@@ -1,0 +1,255 @@
+"""Events that cannot be delivered, and reads that fail: what becomes of one event, and of its neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import psycopg
+import pytest
+
+from outbox_relay.errors import StatementFailed
+from outbox_relay.event import Event, looked_through
+from outbox_relay.sinks.memory import MemorySink
+from outbox_relay.store import statements
+from outbox_relay.window import Position, Steps, Tick, part
+from tests.support.database import Database
+from tests.support.rig import Rig, running, spec
+from tests.support.wait import auntil
+
+INSERT = """
+insert into outbox.event (uid, type, key, payload, content_type, headers, deliver_at, created_at)
+values (gen_random_uuid(), 't', %(key)s, %(payload)s, 'text/plain', %(headers)s::jsonb, %(deliver_at)s::timestamptz,
+        coalesce(%(created_at)s::timestamptz, now()))
+returning id
+"""
+ODD: dict[str, tuple[dict[str, Any], str]] = {
+    "year 20000": ({"deliver_at": "20000-01-01Z"}, "deliver_at lies outside the years 1 to 9998"),
+    "infinity": ({"deliver_at": "infinity"}, "deliver_at lies outside the years 1 to 9998"),
+    "minus infinity": ({"deliver_at": "-infinity"}, "deliver_at lies outside the years 1 to 9998"),
+    "BC": ({"deliver_at": "0044-03-15 BC"}, "deliver_at lies outside the years 1 to 9998"),
+    "end of 9999": ({"deliver_at": "9999-12-31 23:59:59.999999Z"}, "deliver_at lies outside the years 1 to 9998"),
+    "no payload": ({"payload": None}, "payload is null"),
+    "above the ceiling": (
+        {"payload": b"x" * 2_000_000},
+        "payload has 2000000 bytes, more than the ceiling of 1048576",
+    ),
+    "long key": ({"key": "k" * 5000}, "key has 5000 bytes, more than the limit of 1024"),
+}
+
+
+def insert(database: Database, **changes: Any) -> int:
+    """Write an event as the owner of the log could; returns its id."""
+    row = {"key": None, "payload": b"p", "headers": None, "deliver_at": None, "created_at": None, **changes}
+    with database.connect(autocommit=True) as connection:
+        [(event,)] = connection.execute(INSERT, row).fetchall()
+    return event
+
+
+def dead(database: Database) -> list[tuple[int, str, int]]:
+    """(id, reason, attempts) of every dead letter."""
+    with database.connect(autocommit=True) as connection:
+        query = "select id, last_error, attempts from outbox.delivery where state = 'dead' order by id"
+        return connection.execute(query).fetchall()
+
+
+@pytest.mark.parametrize("batch", [True, False], ids=["batches", "single events"])
+@pytest.mark.parametrize(("row", "reason"), ODD.values(), ids=ODD.keys())
+async def test_odd_event_is_dead_and_its_neighbours_flow(
+    database: Database, row: dict[str, Any], reason: str, batch: bool
+) -> None:
+    """Without the fault the event cannot be loaded, and nothing of its sink is read any more."""
+    sink = MemorySink(keeps_order=batch)
+    async with running(database.dsn, (spec("s"), sink)) as rig:
+        key = {"key": "k", **row}
+        events = [insert(database, key="k"), insert(database, **key), insert(database, key="k"), insert(database)]
+        await settled(rig, database, 4)
+        assert [event.id for event in sorted(sink.delivered)] == [events[0], *events[2:]]
+        assert dead(database) == [(events[1], reason, 0)]
+        assert rig.ended == []
+
+
+async def test_dead_letter_of_an_odd_event_holds_its_key(database: Database) -> None:
+    sink = MemorySink()
+    async with running(database.dsn, (spec("s", hold=True), sink)) as rig:
+        odd = insert(database, key="k", deliver_at="20000-01-01Z")
+        behind, other = insert(database, key="k"), insert(database, key="other")
+        await auntil(lambda: _states(database, {odd: "dead", behind: "held"}), seconds=10, what="the key is held")
+        await auntil(lambda: _delivered(sink, [other]), seconds=10, what="the other key flows")
+        assert rig.ended == []
+
+
+async def settled(rig: Rig, database: Database, events: int) -> None:
+    """Wait until so many ``events`` were delivered or are dead, of each sink, and everything is settled."""
+    sinks = [sink for _, sink in rig.sinks if isinstance(sink, MemorySink)]
+
+    async def fact() -> bool:
+        return all(
+            len(sink.delivered) >= events - len(_dead_of(database, s.name))
+            for (s, _), sink in zip(rig.sinks, sinks, strict=True)
+        )
+
+    await auntil(fact, seconds=20, what="every event is delivered or dead")
+    await rig.settled()
+
+
+def _dead_of(database: Database, sink: str) -> list[Any]:
+    with database.connect(autocommit=True) as connection:
+        query = "select id from outbox.delivery where state = 'dead' and sink = %s"
+        return connection.execute(query, (sink,)).fetchall()
+
+
+async def _states(database: Database, wanted: dict[int, str]) -> bool:
+    async with await database.aconnect(autocommit=True) as connection:
+        cursor = await connection.execute("select id, state from outbox.delivery")
+        return dict(await cursor.fetchall()) == wanted
+
+
+async def _delivered(sink: MemorySink, ids: Sequence[int]) -> bool:
+    return [event.id for event in sink.delivered] == [*ids]
+
+
+async def test_created_at_that_clients_cannot_load_is_clamped(database: Database) -> None:
+    sink = MemorySink()
+    async with running(database.dsn, (spec("s"), sink)) as rig:
+        insert(database, created_at="20000-01-01Z")
+        insert(database, created_at="0044-03-15 BC")
+        await settled(rig, database, 2)
+        assert [event.created_at.year for event in sink.delivered] == [9998, 1]
+        assert rig.ended == []
+
+
+async def test_ceiling_that_is_raised_holds_for_connections_that_read_before(database: Database) -> None:
+    """The constant stands in plans that are kept: they must be made again."""
+    sink = MemorySink()
+    async with running(database.dsn, (spec("s"), sink)) as rig:
+        for n in range(10):
+            insert(database)
+            await settled(rig, database, n + 1)
+        with database.connect(autocommit=True) as connection:
+            connection.execute(
+                "create or replace function outbox.payload_ceiling() returns integer "
+                "language sql immutable parallel safe return 4194304"
+            )
+        event = insert(database, payload=b"x" * 2_000_000)
+        await settled(rig, database, 11)
+        assert sink.delivered[-1].id == event
+        assert dead(database) == []
+
+
+# -- reads that fail ----------------------------------------------------------------------------------------------
+
+
+class Failing:
+    """Makes reads of a rig's store fail that find an event in ``poison`` with its payload."""
+
+    def __init__(self, rig: Rig, state: str | None) -> None:
+        self._state = state
+        self._read = rig.store.read_rest
+        self.poison: set[int] = set()
+        self.everything = False
+        self.failures = 0
+        rig.store.read_rest = self._read_rest  # type: ignore[method-assign]
+
+    async def _read_rest(self, *arguments: Any, **options: Any) -> list[Event]:
+        events = await self._read(*arguments, **options)
+        if self.everything or any(event.id in self.poison and event.fault is None for event in events):
+            self.failures += 1
+            raise StatementFailed("the database says: canceling statement due to statement timeout", self._state)
+        return events
+
+
+@pytest.mark.parametrize(
+    ("state", "size", "reason"),
+    [
+        ("57014", 100_000, "it ran out of time: payload has 100000 bytes, more than the ceiling of 65536"),
+        ("53200", 100_000, "it ran out of memory: payload has 100000 bytes, more than the ceiling of 65536"),
+        (None, 10, "its answer cannot be loaded: payload has 10 bytes, more than the ceiling of 0"),
+    ],
+)
+async def test_event_that_cannot_be_read_is_dead_after_smaller_steps(
+    database: Database, state: str | None, size: int, reason: str
+) -> None:
+    sink, other = MemorySink(), MemorySink()
+    async with running(database.dsn, (spec("s"), sink), (spec("other"), other)) as rig:
+        await rig.owns_all()
+        failing = Failing(rig, state)
+        with database.connect() as connection:
+            payloads = [b"x" * size if n == 20 else b"p" for n in range(50)]
+            every = [connection.execute(INSERT, _row(payload)).fetchall()[0][0] for payload in payloads]
+            poison = every[20]
+            failing.poison = {poison}
+        await settled(rig, database, 50)
+        expected = {(poison, f"reading it failed, {reason}", 0)}
+        assert set(dead(database)) == expected
+        for each in (sink, other):
+            ids = [event.id for event in each.delivered]
+            assert ids == [each for each in every if each != poison]
+        assert rig.ended == []
+        assert failing.failures
+
+
+def _row(payload: bytes) -> dict[str, Any]:
+    return {"key": None, "payload": payload, "headers": None, "deliver_at": None, "created_at": None}
+
+
+async def test_small_events_are_never_dead_because_the_database_is_slow(database: Database) -> None:
+    """Reads that fail whatever they ask for end the session with the reason, and kill no event."""
+    sink = MemorySink()
+    async with running(database.dsn, (spec("s"), sink)) as rig:
+        await rig.owns_all()
+        failing = Failing(rig, "57014")
+        failing.everything = True
+        events = [insert(database) for _ in range(5)]
+        await auntil(lambda: _ended(rig), seconds=20, what="the session ends")
+        assert isinstance(rig.ended[0], StatementFailed)
+        assert "cannot be read, with or without its payload" in str(rig.ended[0])
+        failing.everything = False
+        await settled(rig, database, 5)
+        assert [event.id for event in sink.delivered] == events
+        assert dead(database) == []
+
+
+async def _ended(rig: Rig) -> bool:
+    return bool(rig.ended)
+
+
+HUGE = 200_000
+TINY_MS = 40
+
+
+async def test_a_huge_transaction_is_read_whatever_the_statement_timeout(database: Database) -> None:
+    """A timeout that is not enough for a tenth of the transaction: every read that fails makes the next one smaller."""
+    with database.connect(autocommit=True) as reading, database.connect() as huge:
+        huge.execute("select count(outbox.emit_raw('t', 'p')) from generate_series(1, %s)", (HUGE,))
+        a = _tick(reading)
+        huge.commit()
+        b = _tick(reading)
+        reading.execute(f"set statement_timeout = {TINY_MS}".encode())
+        got, steps, position = [0], Steps(), Position(a).opened(b)
+        while got[-1] < HUGE:
+            most = steps.of(4000)
+            piece = part(position, steps.of(50_000))
+            assert piece.late
+            parameters = {
+                "shards": list(range(64)), "types": None, "a": a.snapshot, "a_next": a.next_xid, "b": b.snapshot,
+                "after": piece.after, "upto": piece.upto, "rows": most, "bytes": 1 << 30, "most_payload": 1 << 30,
+                "server": None,
+            }  # fmt: skip
+            try:
+                events = [Event(*row) for row in reading.execute(statements()["read_late"], parameters).fetchall()]
+            except psycopg.errors.QueryCanceled:
+                steps.failed()
+                assert not steps.exhausted
+                continue
+            steps.succeeded()
+            upto = looked_through(events)
+            assert [event.id for event in events] == list(range(got[-1] + 1, got[-1] + 1 + len(events)))
+            got += [event.id for event in events]
+            position = position.at(got[-1] if len(events) >= most else upto or piece.upto)
+    assert len(got) == HUGE + 1
+
+
+def _tick(connection: psycopg.Connection[Any]) -> Tick:
+    [row] = connection.execute("select seq, snapshot::text, next_xid from outbox.tick()").fetchall()
+    return Tick(*row)
