@@ -39,7 +39,8 @@ def burn(database: Database, transactions: int) -> None:
     """Use up transaction numbers."""
     with database.connect(autocommit=True) as connection:
         connection.execute(
-            f"do $$ begin for i in 1..{transactions} loop perform pg_current_xact_id(); commit; end loop; end $$".encode()
+            f"do $$ begin for i in 1..{transactions} loop "
+            "perform pg_current_xact_id(); commit; end loop; end $$".encode()
         )
 
 

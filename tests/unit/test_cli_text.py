@@ -24,6 +24,7 @@ SINK: dict[str, Any] = {
     "paused_reason": None,
     "last_error": None,
     "unowned": 0,
+    "missing_positions": 0,
 }
 RELAY: dict[str, Any] = {
     "name": "a:1",
