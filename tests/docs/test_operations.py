@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from tests.docs.pages import ROOT, blocks, prose, text
 from tests.docs.parsing import COMMON, options, parsers
 from tests.support.database import Database
 from tests.support.rig import Rig, running, spec
-from tests.support.wait import auntil
+from tests.support.wait import auntil, until
 
 SECONDS = 30
 UID = "01a1fe9a-d7b3-795c-8af1-aa7f5518f66b"
@@ -38,7 +39,19 @@ def statement(*words: str) -> str:
 def parts(sql: str) -> list[bytes]:
     """The statements of a block; what it says of the page's day is said of today."""
     sql = sql.replace("event_20260101", f"event_{datetime.now(UTC):%Y%m%d}")
-    return [part.encode() for part in ([sql] if sql.startswith("do ") else sql.split(";\n")) if part.strip()]
+    return [part.encode() for part in re.findall(r"(?:\$\$.*?\$\$|[^$])+?(?:;\n|\Z)", sql, re.DOTALL)]
+
+
+def empty(conn: psycopg.Connection[Any]) -> None:
+    """Run the block that empties today; where it is refused, roll back."""
+    begin, check_and_truncate, commit = parts(statement("truncate"))
+    conn.execute(begin)
+    try:
+        conn.execute(check_and_truncate)
+    except psycopg.Error:
+        conn.execute("rollback")
+        raise
+    conn.execute(commit)
 
 
 def emit(conn: psycopg.Connection[Any], key: str = "order-1", uid: str | None = None) -> str:
@@ -95,7 +108,7 @@ async def test_dead_letters_are_listed_retried_and_given_up(database: Database) 
 
 
 async def test_a_day_is_emptied_once_every_sink_has_settled_it(database: Database) -> None:
-    [empty], sink = parts(statement("truncate")), MemorySink()
+    sink = MemorySink()
     async with running(database.dsn, (spec("crm"), sink), lease_seconds=3) as rig:
         with database.connect(autocommit=True) as conn, database.connect() as late:
             late.execute("select")
@@ -106,7 +119,7 @@ async def test_a_day_is_emptied_once_every_sink_has_settled_it(database: Databas
             await says(rig, unowned=64)
             late.commit()
             with pytest.raises(psycopg.errors.RaiseException, match="has not settled this day"):
-                conn.execute(empty)
+                empty(conn)
             await resume(rig.store, "crm")
             await says(rig, backlog=0, unowned=0)
 
@@ -114,23 +127,60 @@ async def test_a_day_is_emptied_once_every_sink_has_settled_it(database: Databas
             await says(rig, unowned=64)
             second = emit(conn)
             with pytest.raises(psycopg.errors.RaiseException, match="has not settled this day"):
-                conn.execute(empty)
+                empty(conn)
             await resume(rig.store, "crm")
             await says(rig, backlog=0, unowned=0)
             assert uids(sink) == [first, latecomer, second]
 
             late.execute("select from outbox.event")
             with pytest.raises(psycopg.errors.LockNotAvailable):
-                conn.execute(empty)
+                empty(conn)
             late.rollback()
             assert conn.execute("select count(*) from outbox.event").fetchone() == (3,)
-            conn.execute(empty)
+            empty(conn)
             for part in parts(statement("detach")):
                 conn.execute(part)
             assert conn.execute("select count(*) from outbox.event").fetchone() == (0,)
             last = emit(conn)
             await says(rig, backlog=0)
             assert uids(sink)[3:] == [last]
+
+
+@pytest.mark.parametrize("default", ["read committed", "repeatable read", "serializable"])
+def test_a_day_is_not_emptied_of_what_was_committed_while_the_block_waited(database: Database, default: str) -> None:
+    """Under another isolation level the snapshot is from before the lock; the block sets its own."""
+    with database.connect(autocommit=True) as conn:
+        conn.execute(f"alter database {database.name} set default_transaction_isolation = '{default}'".encode())
+    register = """select outbox.register_sinks('[{"name": "s", "patterns": ["*"]}]', 0, '3:3:', 3)"""
+    begin, check_and_truncate, _ = parts(statement("truncate"))
+    check_and_truncate = check_and_truncate.replace(b"'50ms'", b"'20s'")
+    with database.connect() as conn, database.connect() as late, database.connect(autocommit=True) as watcher:
+        watcher.execute(register)
+        late.execute("select outbox.emit('t', '1')")
+        conn.execute("rollback")
+        conn.autocommit = True
+        refused: list[str] = []
+
+        def run() -> None:
+            conn.execute(begin)
+            try:
+                conn.execute(check_and_truncate)
+            except psycopg.errors.RaiseException as error:
+                refused.append(str(error))
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        waiting = "select 1 from pg_stat_activity where pid = %s and wait_event_type = 'Lock'"
+        pid = conn.info.backend_pid
+        until(lambda: watcher.execute(waiting, [pid]).fetchone(), seconds=20, what="the block waits for its lock")
+        late.commit()
+        thread.join(timeout=20)
+        conn.execute("rollback")
+        assert "has not settled this day" in refused[0]
+        conn.execute("begin isolation level repeatable read")
+        with pytest.raises(psycopg.errors.RaiseException, match="must run in a transaction that is read committed"):
+            conn.execute(check_and_truncate)
+        conn.execute("rollback")
 
 
 async def test_a_sink_is_removed(database: Database) -> None:

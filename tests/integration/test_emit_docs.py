@@ -151,7 +151,7 @@ def test_the_page_is_true(shop: Database) -> None:
             last = found[-1][0] if found else last
         check_the_trigger(shop, user, last)
         with shop.connect() as fresh:
-            assert fresh.execute("show outbox.max_payload_bytes").fetchone() == ("4194304",)
+            assert fresh.execute("show outbox.max_payload_bytes").fetchone() == ("524288",)
 
 
 def check_the_trigger(shop: Database, user: str, last: int) -> None:

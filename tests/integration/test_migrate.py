@@ -149,6 +149,24 @@ def test_a_table_that_is_in_use(database: Database, folder: Path) -> None:
     assert migrate(database.dsn, folder=folder).after == NEXT + 1
 
 
+@pytest.mark.parametrize(("value", "ceiling"), [("2000000", 2_000_000), ("999999999", 64 << 20), ("10", 1 << 20)])
+def test_the_largest_limit_that_was_set_becomes_the_ceiling(
+    empty_database: Database, tmp_path: Path, value: str, ceiling: int
+) -> None:
+    first = tmp_path / "first"
+    shutil.copytree(SCHEMA_FOLDER, first)
+    for path in first.glob("000[2-9]*.sql"):
+        path.unlink()
+    migrate(empty_database.dsn, folder=first)
+    with empty_database.connect(autocommit=True) as conn:
+        conn.execute(f"alter database {empty_database.name} set outbox.max_payload_bytes = {value}".encode())
+    found = migrate(empty_database.dsn)
+    with empty_database.connect() as conn:
+        assert conn.execute("select outbox.payload_ceiling()").fetchone() == (ceiling,)
+    said = [note for note in found.notes if note.startswith(f"payloads may have at most {ceiling} bytes")]
+    assert bool(said) == (ceiling != 1 << 20)
+
+
 # -- newer and older ----------------------------------------------------------------------------------------------
 
 
