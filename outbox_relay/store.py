@@ -508,7 +508,7 @@ class Store:
 
     async def missing_positions(self) -> dict[str, list[int]]:
         """Return the shards without a position, by the names of their sinks; sinks that have all are left out."""
-        return {sink: shards for sink, shards in await self._rows("missing_positions", {})}
+        return dict(await self._rows("missing_positions", {}))
 
     async def record_circuit(
         self, sink: str, circuit: str, error: str | None, in_flight_limit: int | None, pause_after_seconds: float
@@ -640,7 +640,7 @@ def missing_positions(sink: str, shards: Sequence[int]) -> str:
     """Return what to say of ``shards`` of ``sink`` that have no position: an error message with its fix."""
     some = ", ".join(map(str, shards[:8])) + (", …" if len(shards) > 8 else "")
     return (
-        f"sink {sink}: {len(shards)} of its shards have no position in outbox.progress ({some}): its rows were deleted. "
+        f"sink {sink}: {len(shards)} of its shards have no position ({some}): rows of outbox.progress were deleted. "
         "Stop every relay, then run outbox-relay rebase, which has them read the log from its beginning"
     )
 

@@ -17,8 +17,8 @@ def status_text(found: dict[str, Any]) -> str:
     lines = table([SINK_HEADER, *(_sink_row(name, sink) for name, sink in sinks.items())]) if sinks else [NO_SINKS]
     lines += [f"last error of {name}: {sink['last_error']}" for name, sink in sinks.items() if sink["last_error"]]
     lines += [
-        f"{name} has {sink['missing_positions']} shards without a position, which no relay serves: stop every relay, then "
-        "run outbox-relay rebase"
+        f"{name} has {sink['missing_positions']} shards without a position, which no relay serves: stop every relay, "
+        "then run outbox-relay rebase"
         for name, sink in sinks.items()
         if sink["missing_positions"]
     ]
