@@ -40,7 +40,7 @@ class Unusable(RelayError):
 
 
 class PositionsMissing(Unusable):
-    """Shards of a sink have no position, so what was delivered of them is unknown; the message has the fix."""
+    """Shards of a sink have no position, so it is unknown what was delivered; the message names them and the fix."""
 
 
 class NotFound(RelayError):

@@ -753,7 +753,7 @@ def missing_positions(sink: str, shards: Sequence[int]) -> str:
     """Return what to say of ``shards`` of ``sink`` that have no position: an error message with its fix."""
     some = ", ".join(map(str, shards[:8])) + (", …" if len(shards) > 8 else "")
     return (
-        f"sink {sink}: {len(shards)} of its shards have no position in outbox.progress ({some}): rows were deleted. "
+        f"sink {sink}: {len(shards)} of its shards have no position ({some}): rows of outbox.progress were deleted. "
         "Stop every relay, then run outbox-relay rebase, which has them read the log from its beginning"
     )
 

@@ -35,10 +35,10 @@ async def status(store: Store) -> dict[str, Any]:
     asked for less, None when as many as the settings say, ``paused_reason`` why a relay paused the sink by itself.
 
     ``relays`` are those that were seen within ``ALIVE_SECONDS`` or own a shard, with the shards they own of every
-    sink they serve. ``missing_positions`` is how many shards have no position, so that the relays do not serve them;
-    the whole log counts as their backlog. ``unrouted`` are the types among the newest ``NEWEST_EVENTS`` events that no
-    sink's patterns match.
-    ``in_default_partition`` counts events, up to ``EXACT_EVENTS``, for whose day no partition had been made.
+    sink they serve. ``missing_positions`` is how many shards have no position, so that no relay serves them; all of
+    the log counts as their backlog. ``unrouted`` are the types among the newest ``NEWEST_EVENTS`` events that no sink's
+    patterns match. ``in_default_partition`` counts events, up to ``EXACT_EVENTS``, for whose day no partition had been
+    made.
 
     Raises ``Unusable`` or ``DatabaseLost``.
     """

@@ -187,7 +187,7 @@ async def test_a_sink_is_removed(database: Database) -> None:
     async with running(database.dsn, (spec("crm"), MemorySink())) as rig:
         await rig.owns_all()
     with database.connect(autocommit=True) as conn:
-        for part in parts(statement("delete from outbox.sink")):
+        for part in parts(statement("outbox.remove_sink")):
             conn.execute(part)
         for table in ("sink", "shard", "progress", "delivery"):
             assert conn.execute(f"select count(*) from outbox.{table}".encode()).fetchone() == (0,), table

@@ -38,10 +38,8 @@ def emit(database: Database, count: int = 3) -> list[str]:
 def burn(database: Database, transactions: int) -> None:
     """Use up transaction numbers."""
     with database.connect(autocommit=True) as connection:
-        connection.execute(
-            f"do $$ begin for i in 1..{transactions} loop "
-            "perform pg_current_xact_id(); commit; end loop; end $$".encode()
-        )
+        loop = f"for i in 1..{transactions} loop perform pg_current_xact_id(); commit; end loop;"
+        connection.execute(f"do $$ begin {loop} end $$".encode())
 
 
 def do(database: Database, statement: str) -> None:
