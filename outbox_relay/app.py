@@ -366,7 +366,7 @@ def _spec(name: str, settings: Settings) -> SinkSpec:
         hold=sink.when_dead == "hold",
         start=sink.start,
         park_after_seconds=settings.relay.park_after_seconds,
-        parked_max=sink.parked_max if isinstance(sink, KafkaSettings) else 0,
+        parked_max=sink.parked_max,
         retry=sink.retry_policy(),
         circuit=CircuitPolicy(**sink.circuit.model_dump()),
     )

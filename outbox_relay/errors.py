@@ -43,6 +43,10 @@ class StatementFailed(RelayError):
     Says nothing about the connection or the server, so it concerns the caller alone.
     """
 
+    def __init__(self, message: str, sqlstate: str | None = None) -> None:
+        super().__init__(message)
+        self.sqlstate = sqlstate
+
 
 class StartAgain(RelayError):
     """What this process holds of a sink may be wrong: it is dropped and read again from the ledger."""

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from outbox_relay.circuit import Circuit
+from outbox_relay.errors import StatementFailed
 from outbox_relay.ownership import Holding
 from outbox_relay.policy import Unavailable
 from outbox_relay.spec import SinkSpec
@@ -18,6 +19,9 @@ RECORD_SECONDS = 1.0
 """Least time between two records of the circuit in the database."""
 REMIND_SECONDS = 60.0
 """Longest time between two records while it is not closed: the database counts how long a destination is down."""
+
+COUNT_SHARE = 20
+"""Rows are counted again after this many times the time that it took to count them, if that is longer than a second."""
 
 TROUBLE_SECONDS = 5.0
 """How long a part of the destination is in trouble at least: by then the rows of its events are in the database."""
@@ -37,9 +41,14 @@ class Pass(NamedTuple):
 
 
 class Gate:
-    """One circuit of one sink in this process, shared by everything that sends to it."""
+    """One circuit of one sink in this process, shared by everything that sends to it.
 
-    def __init__(self, store: Store, holding: Holding, spec: SinkSpec) -> None:
+    ``unsettled`` says how many rows are made and not in the database yet.
+    """
+
+    def __init__(
+        self, store: Store, holding: Holding, spec: SinkSpec, unsettled: Callable[[], int] = lambda: 0
+    ) -> None:
         self._store = store
         self._holding = holding
         self._spec = spec
@@ -53,8 +62,12 @@ class Gate:
         self._gone: str | None = None
         self._trouble: str | None = None
         self._troubled_at = float("-inf")
+        self._unsettled = unsettled
+        self._parked = 0
         self._standing = 0
+        self._uncounted = False
         self._counted = asyncio.Event()
+        self._rows_stand = asyncio.Event()
         self.is_shut = False
         """Whether no leave is given any more."""
 
@@ -128,7 +141,7 @@ class Gate:
         self._circuit.unused(leave.term)
         self._moved.set()
 
-    # -- a part of the destination in trouble -------------------------------------------------------------------
+    # -- rows that stand, and a part of the destination in trouble ----------------------------------------------
 
     @property
     def flows(self) -> bool:
@@ -138,32 +151,62 @@ class Gate:
     def trouble(self, reason: str) -> None:
         """A part of the destination is in trouble: its events become rows, the others flow."""
         self._trouble, self._troubled_at = reason, time.monotonic()
+        self._rows_stand.set()
         self._tell(reason)
 
     def parked(self) -> None:
-        """One more event stands as a row."""
+        """One more event that is to be delivered has become a row."""
+        self._parked += 1
         self._standing += 1
+        self._rows_stand.set()
 
     async def room(self) -> None:
-        """Wait until more events may become rows, if a part is in trouble: ``parked_max`` bounds them."""
-        while self._full():
-            self._tell(f"{self._trouble}; no more than {self._spec.parked_max} events may wait for it as rows")
+        """Wait until more events may become rows: ``parked_max`` bounds them, whatever made them.
+
+        Rows are claimed and delivered meanwhile, so it ends by itself.
+        """
+        was_full = False
+        while self._uncounted or self._full():
+            if self._full():
+                was_full = True
+                self._tell(self._fullness())
             self._counted.clear()
             await self._counted.wait()
+        if was_full:
+            self._note = self._trouble
 
     def _full(self) -> bool:
-        return self._trouble is not None and self._standing >= self._spec.parked_max
+        return self._standing >= self._spec.parked_max
+
+    def _fullness(self) -> str:
+        most = self._spec.parked_max
+        if self._trouble is not None:
+            return f"{self._trouble}; no more than {most} events may wait for it as rows"
+        behind = "; those behind a dead letter wait until it is retried or discarded" if self._spec.hold else ""
+        return f"{most} events wait as rows, and no more than that may (parked_max): the sink stands still{behind}"
 
     async def _count(self) -> None:
-        """While a part is in trouble, know how many rows stand; it is in none once no row waits for it any more."""
+        """Count the rows that stand while any do; a part is in trouble no longer once no row waits for it."""
         while True:
-            if self._trouble is not None:
-                asked_at = time.monotonic()
-                self._standing, waiting = await self._store.standing(self._spec.name, self._spec.parked_max)
-                if not waiting and asked_at - self._troubled_at > TROUBLE_SECONDS:
-                    self._trouble = self._note = self._told = None
-                self._counted.set()
-            await asyncio.sleep(RECORD_SECONDS)
+            self._rows_stand.clear()
+            asked_at = time.monotonic()
+            await self._count_once(asked_at)
+            self._uncounted = False
+            self._counted.set()
+            await asyncio.sleep(max(RECORD_SECONDS, COUNT_SHARE * (time.monotonic() - asked_at)))
+            if not self._standing and self._trouble is None:
+                await self._rows_stand.wait()
+
+    async def _count_once(self, asked_at: float) -> None:
+        """Ask the database, and add what is on its way there or has been parked since."""
+        parked, unsettled, troubled = self._parked, self._unsettled(), self._trouble is not None
+        try:
+            count, waiting = await self._store.standing(self._spec.name, self._spec.parked_max, trouble=troubled)
+        except StatementFailed:  # the next one may have more time; until then the count of this process goes on
+            return
+        self._standing = count + unsettled + self._parked - parked
+        if troubled and not waiting and asked_at - self._troubled_at > TROUBLE_SECONDS:
+            self._trouble = self._note = self._told = None
 
     def _tell(self, reason: str) -> None:
         if reason != self._note:
@@ -183,6 +226,7 @@ class Gate:
 
     async def run(self) -> None:
         """Record what was found out, and count rows while that matters, until cancelled. Raises ``DatabaseLost``."""
+        self._uncounted = True
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._count())
             tasks.create_task(self._record())

@@ -144,7 +144,7 @@ class SinkRelay:
         return reading.draining or self.stopping.is_set()
 
     def _desk(self, settling: Settling) -> Desk:
-        self._gate = Gate(self.store, self.holding, self.spec)
+        self._gate = Gate(self.store, self.holding, self.spec, lambda: settling.unsettled)
         self._slots = Slots(self.sink.max_in_flight, self._gate.limited)
         return Desk(
             spec=self.spec,

@@ -13,14 +13,16 @@ from collections.abc import Awaitable, Sequence
 from uuid import UUID, uuid4
 
 from outbox_relay.delivering import LEASE_MARGIN_SECONDS, Desk
-from outbox_relay.errors import StartAgain
+from outbox_relay.errors import StartAgain, StatementFailed
 from outbox_relay.gate import Pass
 from outbox_relay.log import Log
 from outbox_relay.policy import DELIVERED, Dead, Delivered, Done, Retry, StandStill, Unavailable, Verdict, decide
-from outbox_relay.store import ClaimedRow, RowBack, Store
+from outbox_relay.store import MOST_PAYLOAD, ClaimedRow, RowBack, Store
 
 POLL_SECONDS = 1.0
 """How often rows are looked for that nobody here knows of, the heads of all keys among them."""
+SWEEP_SECONDS = 5.0
+"""The same for held rows while no key is blocked here: only a relay that crashed leaves such rows behind."""
 BUSY_POLL_SECONDS = 0.1
 """The same while keys are blocked."""
 MOST_ROWS = 1000
@@ -28,11 +30,50 @@ MOST_ROWS = 1000
 MOST_UNSETTLED = 4 * MOST_ROWS
 """Outcomes that wait to be written, about: no row is claimed while there are as many."""
 MOST_BYTES = 16 << 20
-"""Payload bytes in one claim, at most, beyond the first row."""
+"""Bytes of payload, key and headers in one claim, at most, beyond the first row."""
 MOST_CLAIMS = 5
 """A row that was claimed this often without ever being settled is dead: it stops whoever delivers it."""
 MOST_KEYS = 1000
-"""Keys in one question, at most."""
+"""Keys in one question, at most, and in one sweep."""
+MOST_TRIES = 6
+"""How often outcomes are written, in ever smaller portions, and the payload of one row is read, before that ends."""
+FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS = 0.05, 1.0
+"""Between two tries of a statement that failed, doubled after each."""
+NOT_FOR_ITS_SIZE = ("40", "55P03")
+"""SQLSTATEs of failures that a smaller statement would meet as well: deadlocks, serialisation, locks."""
+
+
+class Portion:
+    """How much one claim may hold: less after one that failed, more after those that did not."""
+
+    def __init__(self) -> None:
+        self.rows = MOST_ROWS
+        self.payload_bytes = MOST_BYTES
+        self.failed = 0
+        """Claims in a row that failed."""
+        self.bare = False
+        """Whether not even a single row could be claimed: the next comes without its payload."""
+
+    def pause_seconds(self) -> float:
+        """Return how long to wait before the next claim, after one that failed."""
+        return min(MOST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0**self.failed)
+
+    def failure(self, sqlstate: str | None) -> None:
+        """Claim less next time, unless the failure says nothing about the size."""
+        self.failed += 1
+        if sqlstate is not None and sqlstate.startswith(NOT_FOR_ITS_SIZE):
+            return
+        self.bare = self.rows == 1
+        self.rows = max(1, self.rows // 8)
+        self.payload_bytes = self.payload_bytes // 8 if self.rows > 1 else 0
+
+    def success(self) -> None:
+        """Claim more again."""
+        self.failed = 0
+        if not self.bare:
+            self.rows = min(MOST_ROWS, 2 * self.rows)
+            self.payload_bytes = min(MOST_BYTES, max(1 << 10, 2 * self.payload_bytes))
+        self.bare = False
 
 
 class Rows:
@@ -46,6 +87,8 @@ class Rows:
         self._wake = asyncio.Event()
         self._due_at = float("inf")
         self._asked_at = self._swept_at = self._suspected_at = float("-inf")
+        self._swept: str | None = None
+        self._portion = Portion()
         self._suspects = self._suspect_was_last = False
         self._heads: set[str] = set()
         self._tasks: asyncio.TaskGroup | None = None
@@ -130,7 +173,7 @@ class Rows:
         sent = time.monotonic()
         claimed = await self._claim(most)
         until = sent + LEASE_MARGIN_SECONDS
-        rows = [row for row in claimed if not self._stops_everybody(row)]
+        rows = self._deliverable(claimed)
         calls = [rows[first : first + desk.sink.max_batch] for first in range(0, len(rows), desk.sink.max_batch)]
         self._give_slots(slots - len(calls))
         if rows:
@@ -169,44 +212,108 @@ class Rows:
         due = self._suspects or now - self._suspected_at >= POLL_SECONDS
         if due and not self._suspect_was_last and (suspect := await self._ask_suspect(now)):
             return suspect
-        sweep = now - self._swept_at >= POLL_SECONDS
+        often = self._swept is not None or len(self._desk.settling.blocked)
+        if now - self._swept_at >= (POLL_SECONDS if often else SWEEP_SECONDS) and len(self._heads) < MOST_KEYS:
+            await self._sweep(now)
         heads = [self._heads.pop() for _ in range(min(len(self._heads), MOST_KEYS))]
         if self._due_at <= now:
             self._due_at = float("inf")
-        claimed = await self._ask(most, heads, sweep=sweep)
+        most, most_bytes = min(most, self._portion.rows), self._portion.payload_bytes
+        claimed = await self._ask(most, heads)
         if not claimed and self._suspect_was_last:
             claimed = await self._ask_suspect(now)
         else:
             self._suspect_was_last = False
-        if len(claimed) == most:
+        cut = len(claimed) == most or 2 * sum(len(row.event.payload or b"") for row in claimed) > most_bytes
+        if cut or self._portion.failed:
             self._heads.update(heads)
         elif not claimed:
             self._asked_at = now
-            self._swept_at = now if sweep else self._swept_at
         return claimed
+
+    async def _sweep(self, now: float) -> None:
+        """Look at the next keys with held rows: what another relay left behind is found in the end.
+
+        All have their turn, ``MOST_KEYS`` in a second, so that many cost no more than few.
+        """
+        self._swept_at = now
+        try:
+            keys = await self._store.held_keys(self._desk.spec.name, self._swept, MOST_KEYS)
+        except StatementFailed:
+            return
+        self._swept = keys[-1] if len(keys) == MOST_KEYS else None
+        self._heads.update(keys)
 
     async def _ask_suspect(self, now: float) -> list[ClaimedRow]:
         """One that may have killed its owners; ``_suspects`` says whether the last such question found one."""
-        claimed = await self._ask(1, (), sweep=True, suspects=True)
+        claimed = await self._ask(1, (), suspects=True)
         self._suspected_at, self._suspects, self._suspect_was_last = now, bool(claimed), bool(claimed)
         return claimed
 
-    async def _ask(self, most: int, heads: Sequence[str], *, sweep: bool, suspects: bool = False) -> list[ClaimedRow]:
-        desk = self._desk
+    async def _ask(self, most: int, heads: Sequence[str], *, suspects: bool = False) -> list[ClaimedRow]:
+        """Claim up to ``most`` rows: fewer after a claim that failed, none when this one does."""
+        desk, portion, bare = self._desk, self._portion, self._portion.bare
         lease_seconds = desk.sink.timeout_seconds + 2 * LEASE_MARGIN_SECONDS
-        return await self._store.claim_rows(
-            desk.spec.name,
-            self._relay,
-            uuid4(),
-            lease_seconds,
-            most,
-            MOST_BYTES,
-            hold=desk.spec.hold,
-            keys=heads,
-            sweep=sweep,
-            suspects=suspects,
-            with_followers=desk.sink.keeps_order,
-        )
+        try:
+            claimed = await self._store.claim_rows(
+                desk.spec.name,
+                self._relay,
+                uuid4(),
+                lease_seconds,
+                min(most, portion.rows),
+                portion.payload_bytes,
+                hold=desk.spec.hold,
+                keys=heads,
+                suspects=suspects,
+                with_followers=desk.sink.keeps_order,
+                most_payload=0 if bare else MOST_PAYLOAD,
+            )
+        except StatementFailed as error:
+            if portion.failed.bit_count() <= 1:  # not each of many in a row
+                self._log.warning("claim of rows failed", sink=desk.spec.name, reason=str(error), rows=portion.rows)
+            portion.failure(error.sqlstate)
+            await asyncio.sleep(portion.pause_seconds())
+            return []
+        portion.success()
+        return [await self._whole(row) for row in claimed] if bare else claimed
+
+    async def _whole(self, row: ClaimedRow) -> ClaimedRow:
+        """Return ``row`` with its payload, which it was claimed without; one that cannot be read is its fault."""
+        event, reason = row.event, ""
+        if event.fault is None or not event.fault.startswith("payload"):
+            return row
+        for tries in range(1, MOST_TRIES):
+            try:
+                found = await self._store.row_payload(self._desk.spec.name, event.id, row.lease)
+            except StatementFailed as error:
+                reason = str(error)
+                await asyncio.sleep(FIRST_PAUSE_SECONDS * 2.0**tries)
+            else:
+                return row if found is None else row._replace(event=event._replace(payload=found, fault=None))
+        return row._replace(event=event._replace(fault=f"its payload could not be read: {reason}"))
+
+    def _deliverable(self, claimed: list[ClaimedRow]) -> list[ClaimedRow]:
+        """Return the rows that may be sent.
+
+        One that can never be is dead, and with when_dead = "hold" those behind it go back.
+        """
+        desk, rows, stopped = self._desk, list[ClaimedRow](), set[str]()
+        for row in claimed:
+            key = row.event.key if row.ordered else None
+            if key in stopped:
+                self._send_back(row, RowBack(row.event.id, row.lease, row.attempts))
+            elif not self._stops_everybody(row) and not self._is_faulty(row):
+                rows.append(row)
+            elif key is not None and desk.spec.hold:
+                stopped.add(key)
+        return rows
+
+    def _is_faulty(self, row: ClaimedRow) -> bool:
+        """Whether the event of ``row`` cannot be delivered by any relay; then it is dead."""
+        if row.event.fault is None:
+            return False
+        self._send_back(row, RowBack(row.event.id, row.lease, row.attempts, "dead", None, row.event.fault))
+        return True
 
     def _stops_everybody(self, row: ClaimedRow) -> bool:
         """Whether ``row`` was claimed too often without an outcome; then it is dead."""
@@ -279,21 +386,52 @@ class Rows:
             await self._settle_now()
 
     async def _settle_now(self) -> None:
-        done, back, sink = list(self._done), list(self._back), self._desk.spec.name
-        ours: set[int] = set()
-        if done:
-            ours |= await self._store.rows_done(sink, [(row.event.id, row.lease) for row in done])
-        if back:
-            ours |= await self._store.rows_back(sink, [b for _, b in back])
-        del self._done[: len(done)], self._back[: len(back)]
-        self._settled.set()
-        lost = [row.event.id for row in (*done, *(row for row, _ in back)) if row.event.id not in ours]
-        if lost:
-            self._log.warning("leases of rows were lost before they were settled", sink=sink, rows=len(lost))
+        """Write the outcomes that have come: in smaller portions, and again, when the database fails with them.
+
+        What was not written stays, whatever happens. Raises ``StatementFailed`` in the end.
+        """
+        most, failed = MOST_UNSETTLED, 0
+        done, back = len(self._done), len(self._back)
+        while done or back:
+            try:
+                if done:
+                    done -= await self._write_done(min(done, most))
+                else:
+                    back -= await self._write_back(min(back, most))
+            except StatementFailed:
+                failed += 1
+                if failed >= MOST_TRIES:
+                    raise
+                most = max(1, most // 8)
+                await asyncio.sleep(FIRST_PAUSE_SECONDS * 2.0**failed)
+            else:
+                failed = 0
+
+    async def _write_done(self, count: int) -> int:
+        done = self._done[:count]
+        ours = await self._store.rows_done(self._desk.spec.name, [(row.event.id, row.lease) for row in done])
+        del self._done[:count]
+        self._written(done, ours)
+        self._follow(done)
+        return count
+
+    async def _write_back(self, count: int) -> int:
+        back, hold = self._back[:count], self._desk.spec.hold
+        ours = await self._store.rows_back(self._desk.spec.name, [b for _, b in back])
+        del self._back[:count]
+        self._written([row for row, _ in back], ours)
         for _, b in back:
             if b.due_in is not None:
                 self.due_in(b.due_in)
-        self._follow([*done, *(row for row, b in back if b.state == "dead" and not self._desk.spec.hold)])
+        self._follow([row for row, b in back if b.state == "dead" and not hold])
+        return count
+
+    def _written(self, rows: list[ClaimedRow], ours: set[int]) -> None:
+        self._settled.set()
+        lost = sum(row.event.id not in ours for row in rows)
+        if lost:
+            sink = self._desk.spec.name
+            self._log.warning("leases of rows were lost before they were settled", sink=sink, rows=lost)
 
     def _follow(self, gone: list[ClaimedRow]) -> None:
         """The rows behind those that are gone may be claimed."""
@@ -315,5 +453,9 @@ class Rows:
         asked_at, keys = blocked.settled(MOST_KEYS)
         if keys:
             server = desk.settling.server
-            still = await self._store.still_blocked(desk.spec.name, keys, desk.spec.hold, server=server)
-            blocked.free(asked_at, keys, still)
+            try:
+                still = await self._store.still_blocked(desk.spec.name, keys, desk.spec.hold, server=server)
+            except StatementFailed:  # they stay blocked, and are asked for again in their turn
+                await asyncio.sleep(MOST_PAUSE_SECONDS)
+            else:
+                blocked.free(asked_at, keys, still)

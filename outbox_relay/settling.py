@@ -11,7 +11,7 @@ import time
 from collections import deque
 from uuid import UUID
 
-from outbox_relay.errors import StartAgain
+from outbox_relay.errors import StartAgain, StatementFailed
 from outbox_relay.ordering import Blocked, Chunk, Reader
 from outbox_relay.ownership import Holding
 from outbox_relay.store import NewRow, Store
@@ -21,6 +21,10 @@ FLUSH_SECONDS = 0.1
 """Progress is written at least this often: a crash repeats at most what was delivered since."""
 FORWARD_SECONDS = 5.0
 """Shards without events are brought forward this often: reading them from an older tick finds nothing."""
+MOST_TRIES = 6
+"""How often the same settlement is tried, in ever smaller ones, before the session ends: two seconds and more."""
+FIRST_PAUSE_SECONDS = 0.05
+"""Between two tries, doubled after each."""
 MOST_EVENTS = 20_000
 MOST_CHUNKS = 64
 MOST_BYTES = 64 << 20
@@ -37,6 +41,7 @@ class Settling:
         self.server = server
         self._chunks: deque[Chunk] = deque()
         self._rows: list[NewRow] = []
+        self._writing = 0
         self._progressed: dict[int, Chunk] = {}
         self._written: dict[int, Position] = {}
         self._changed = asyncio.Event()
@@ -98,6 +103,11 @@ class Settling:
         """Events that were read and are neither delivered nor parked."""
         return sum(len(chunk.undone()) for chunk in self._chunks if not chunk.finished)
 
+    @property
+    def unsettled(self) -> int:
+        """Rows that are made and not in the database, as far as is known."""
+        return len(self._rows) + self._writing
+
     # -- what becomes of it -----------------------------------------------------------------------------------
 
     def done(self, chunk: Chunk, index: int | None = None) -> None:
@@ -150,20 +160,46 @@ class Settling:
             self._changed.clear()
             self._urgent.clear()
             rows, self._rows = self._rows, []
+            self._writing = len(rows)
             number = self.blocked.begin()
             positions = self._positions(everything)
             if rows or positions:
                 epochs = self._holding.epochs(range(64))
                 fenced = {s: (epochs[s], p) for s, p in positions.items() if s in epochs}
-                sink, server = self._holding.sink, self.server
-                await self._store.settle(sink, self._relay, fenced, rows, epochs, server=server)
+                await self._write(fenced, rows, epochs)
                 self._written.update(positions)
                 await self._forget_crashes(positions)
             self._flushed_at = time.monotonic()
             self.blocked.commit(number)
             self._in_doubt = False
+            self._writing = 0
         async with self._commits:
             self._commits.notify_all()
+
+    async def _write(
+        self, positions: dict[int, tuple[int, Position]], rows: list[NewRow], epochs: dict[int, int]
+    ) -> None:
+        """Write a settlement; if the database fails with it, in smaller ones, the positions with the last of its rows.
+
+        What failed has changed nothing. Raises ``StatementFailed`` when even single rows fail again and again.
+        """
+        sink, most, failed = self._holding.sink, len(rows), 0
+        while True:
+            part, last = rows[:most], len(rows) <= most
+            try:
+                covered = positions if last else {}
+                await self._store.settle(sink, self._relay, covered, part, epochs, server=self.server)
+            except StatementFailed:
+                failed += 1
+                if failed >= MOST_TRIES:
+                    raise
+                most = max(1, most // 4)
+                await asyncio.sleep(FIRST_PAUSE_SECONDS * 2.0**failed)
+                continue
+            failed, rows = 0, rows[most:]
+            self._writing = len(rows)
+            if last:
+                return
 
     async def committed(self, number: int) -> None:
         """Wait until the settlement with this number is in the database."""

@@ -14,8 +14,8 @@ class SinkSpec:
 
     ``patterns`` are event-type patterns and ``types`` the same as SQL LIKE patterns, or nothing when every type
     is routed. ``ordered`` is ``order = "key"``, ``hold`` is ``when_dead = "hold"``, ``start`` where a sink that
-    the database does not know begins. ``parked_max`` bounds the rows that stand while a part of the destination
-    is in trouble.
+    the database does not know begins. ``parked_max`` bounds the rows that are to be delivered,
+    scheduled events left out: beyond it positions stand still.
     """
 
     name: str

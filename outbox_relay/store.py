@@ -41,6 +41,8 @@ waits for a synchronous standby."""
 TICK_SECONDS = 5.0
 """The same for a tick, which reads next to nothing: the first to notice a connection that was lost without a word, so
 that the relay delivers again within 20 s. To give up takes the driver up to 10 s more."""
+MOST_PAYLOAD = 1 << 30
+"""More than any payload has: the ceiling of the schema alone counts."""
 CONNECTION_LOST = ("08", "57P")
 """SQLSTATEs with which a session ends."""
 CONNECTION_DEFAULTS: Mapping[str, str | int] = {
@@ -533,6 +535,7 @@ class Store:
         sweep: bool = False,
         suspects: bool = False,
         with_followers: bool = False,
+        most_payload: int = MOST_PAYLOAD,
     ) -> list[ClaimedRow]:
         """Claim rows that are due, in id order: see ``outbox.claim_rows`` in the schema."""
         parameters = {
@@ -547,22 +550,38 @@ class Store:
             "sweep": sweep,
             "suspects": suspects,
             "with_followers": with_followers,
+            "most_payload": most_payload,
         }
         claimed = await self._rows("claim_rows", parameters)
         claimed.sort(key=lambda row: row[0])
         return [ClaimedRow._make((Event._make(row[:-3]), *row[-3:], lease)) for row in claimed]
 
-    async def standing(self, sink: str, most: int) -> tuple[int, bool]:
-        """How many events of the sink stand as rows to be delivered, counted up to ``most`` of each sort of rows.
+    async def row_payload(self, sink: str, event_id: int, lease: UUID) -> bytes | None:
+        """Return the payload of a row that is under ``lease``.
 
-        And whether one of them came back without an attempt being counted: it waits for a destination or part of one.
+        None if there is no such row, or its payload is above the ceiling of the schema.
         """
-        [(count, waiting)] = await self._rows("standing", {"sink": sink, "most": most})
+        found = await self._rows("row_payload", {"sink": sink, "id": event_id, "lease": lease})
+        return found[0][0] if found else None
+
+    async def held_keys(self, sink: str, after: str | None, most: int) -> list[str]:
+        """Return the next keys with held rows behind ``after`` (None: from the first one), at most ``most``."""
+        return [key for (key,) in await self._rows("held_keys", {"sink": sink, "after": after, "most": most})]
+
+    async def standing(self, sink: str, most: int, *, trouble: bool) -> tuple[int, bool]:
+        """Count the events of the sink that are rows to be delivered, up to ``most`` of each sort of rows.
+
+        Also say whether one of them came back without an attempt being counted, so waits for a part of the destination,
+        if asked for ``trouble``.
+        """
+        parameters = {"sink": sink, "most": most, "trouble": trouble}
+        [(count, waiting)] = await self._rows("standing", parameters)
         return count, waiting
 
     async def give_rows_back(self, sink: str, owner: UUID) -> int:
         """End the leases of rows that ``owner`` claimed and does not deliver any more; returns how many."""
-        return await self._do("give_rows_back", {"sink": sink, "owner": owner})
+        [(count,)] = await self._rows("give_rows_back", {"sink": sink, "owner": owner})
+        return count
 
     async def rows_done(self, sink: str, done: Sequence[tuple[int, UUID]]) -> set[int]:
         """Remove delivered rows (id, lease); returns the ids whose lease was still ours."""

@@ -66,6 +66,9 @@ class EverySink(Section):
     "now" for later ones."""
     when_dead: Literal["skip", "hold"] = "skip"
     """Whether later events of a key go on after a dead letter of it ("skip") or wait for a person ("hold")."""
+    parked_max: Count = Field(default=100_000, ge=1, le=10_000_000)
+    """Events that wait as rows, because they failed or an earlier event of their key did, 1 to 10000000; from then on
+    the sink stands still until some of them are delivered or dead. Scheduled events do not count."""
     cloudevents: Literal["none", "binary", "structured"] = "none"
     """Whether events are sent as CloudEvents: attributes beside the payload ("binary") or around it ("structured")."""
     cloudevents_source: str = Field(default="/outbox-relay", min_length=1, max_length=1024)

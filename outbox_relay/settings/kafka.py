@@ -29,9 +29,6 @@ class KafkaSink(EverySink):
     """The event's own header that holds the number of its partition; empty: the key chooses."""
     tombstones: bool = False
     """Whether an event with an empty payload becomes a tombstone: a record with a key and a null value."""
-    parked_max: Count = Field(default=100_000, ge=1, le=10_000_000)
-    """Events that wait as rows while topics are unknown or denied and others flow, 1 to 10000000; from then on the sink
-    stands still."""
     partitions: Count | None = Field(default=None, ge=1, le=10_000)
     """Partitions of a topic that the relay creates, 1 to 10000."""
     replication_factor: Count | None = Field(default=None, ge=1, le=100)

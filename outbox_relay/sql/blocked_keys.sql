@@ -1,7 +1,10 @@
 -- The keys of these shards with rows that take part in their order.
-select d.key, min(d.shard)::smallint as shard
-  from outbox.delivery d
- where d.sink = %(sink)s and d.ordered and d.shard = any (%(shards)s::smallint[])
-   and (d.state <> 'dead' or %(hold)s::boolean)
-   and outbox.only_at(%(server)s::text)
- group by d.key
+select b.key, min(b.shard)::smallint as shard
+  from (select d.key, d.shard from outbox.delivery d
+         where d.sink = %(sink)s and d.ordered and d.state <> 'dead' and d.shard = any (%(shards)s::smallint[])
+        union all
+        select d.key, d.shard from outbox.delivery d
+         where %(hold)s::boolean
+           and d.sink = %(sink)s and d.ordered and d.state = 'dead' and d.shard = any (%(shards)s::smallint[])) b
+ where outbox.only_at(%(server)s::text)
+ group by b.key

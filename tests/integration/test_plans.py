@@ -129,6 +129,8 @@ class Explained:
 
 def _walk(plan: Mapping[str, Any]) -> Iterator[Node]:
     loops = plan["Actual Loops"]
+    if not loops:  # never run: what only sinks with when_dead = "hold" ask
+        return
     returned = round(plan["Actual Rows"] * loops)
     removed = round((plan.get("Rows Removed by Filter", 0) + plan.get("Rows Removed by Index Recheck", 0)) * loops)
     yield Node(
@@ -286,13 +288,13 @@ def test_types_among_the_newest_events_cost_those_events(explained: Explained) -
 def claim(explained: Explained, **changes: Any) -> list[tuple[Any, ...]]:
     parameters: dict[str, Any] = {
         "sink": SINK, "owner": OWNER, "lease": uuid4(), "lease_for": 20.0, "rows": 100, "bytes": AMPLE,
-        "hold": False, "keys": [], "sweep": False, "suspects": False, "with_followers": False,
+        "hold": False, "keys": [], "sweep": False, "suspects": False, "with_followers": False, "most_payload": None,
     }  # fmt: skip
     with explained.connection.transaction(force_rollback=True):
         return explained.run("claim_rows", **{**parameters, **changes})
 
 
-WAITING, HEADS, HELD, LOCKED = "d.state = 'waiting'", "recursive blocked", "unnest(keys) k (key)", "l.due_at <= now()"
+WAITING, HEADS, HELD, LOCKED = "d.state = 'waiting'", "recursive held", "unnest(keys) k (key)", "l.due_at <= now()"
 SUSPECT = "and d.suspect"
 FOLLOWERS, BEFORE = "cardinality(waiting || held)\n", "array_agg(l.id)"
 CLAIMED, COPIED, STORED = (
@@ -324,9 +326,9 @@ def test_heads_of_keys_are_found_by_key(explained: Explained) -> None:
 
 def test_sweep_reads_one_row_of_each_key(explained: Explained) -> None:
     claim(explained, sweep=True)
-    for text in (HEADS, HELD):
+    for text, index in ((HEADS, "delivery_held"), (HELD, "delivery_key")):
         scans = explained.scans("delivery", of=text)
-        assert {node.index for node in scans} == {"delivery_key"}
+        assert {node.index for node in scans} == {index}
         assert sum(node.scanned for node in scans) <= 1000 + 1
 
 
@@ -445,7 +447,7 @@ def early(database: Database) -> Generator[Early]:
 def claiming(ids: list[int]) -> dict[str, Any]:
     return {
         "sink": SINK, "owner": OWNER, "lease": uuid4(), "lease_for": 20.0, "rows": len(ids), "bytes": AMPLE,
-        "hold": False, "keys": [], "sweep": False, "suspects": False, "with_followers": False,
+        "hold": False, "keys": [], "sweep": False, "suspects": False, "with_followers": False, "most_payload": None,
     }  # fmt: skip
 
 

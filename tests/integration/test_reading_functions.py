@@ -333,7 +333,7 @@ def claim(connection: Connection, sink: str, **changes: Any) -> list[tuple[Any, 
     """Claim, and return the rows in id order."""
     parameters: dict[str, Any] = {
         "sink": sink, "owner": ME, "lease": uuid4(), "lease_for": 20.0, "rows": 100, "bytes": AMPLE, "hold": False,
-        "keys": [], "sweep": True, "suspects": False, "with_followers": False,
+        "keys": [], "sweep": True, "suspects": False, "with_followers": False, "most_payload": None,
     }  # fmt: skip
     return sorted(call(connection, "claim_rows", **{**parameters, **changes}))
 

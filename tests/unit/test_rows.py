@@ -10,11 +10,11 @@ from uuid import UUID, uuid4
 import pytest
 
 from outbox_relay.delivering import RequestDelivering
-from outbox_relay.errors import StartAgain
+from outbox_relay.errors import StartAgain, StatementFailed
 from outbox_relay.gate import Pass
 from outbox_relay.ordering import Chunk
 from outbox_relay.policy import DELIVERED
-from outbox_relay.rows import MOST_UNSETTLED, Rows
+from outbox_relay.rows import MOST_BYTES, MOST_ROWS, MOST_UNSETTLED, Portion, Rows
 from outbox_relay.store import ClaimedRow
 from outbox_relay.window import BEGINNING, Position
 from tests.contract.harness import an_event
@@ -96,3 +96,48 @@ async def test_no_row_is_claimed_while_too_many_outcomes_wait_to_be_written() ->
         await rows._settle_now()  # pyright: ignore[reportPrivateUsage]
         with pytest.raises(Claiming):
             await asyncio.wait_for(claim, 5)
+
+
+def test_claims_get_smaller_after_failures_down_to_one_row_without_its_payload_and_grow_again() -> None:
+    portion, seen = Portion(), list[tuple[int, int, bool]]()
+    for _ in range(6):
+        portion.failure("57014")
+        seen.append((portion.rows, portion.payload_bytes, portion.bare))
+    assert seen[0] == (MOST_ROWS // 8, MOST_BYTES // 8, False)
+    assert [(rows, bare) for rows, _, bare in seen[2:4]] == [(1, False), (1, True)]
+    portion.success()
+    assert (portion.rows, portion.bare) == (1, False)
+    for _ in range(20):
+        portion.success()
+    assert (portion.rows, portion.payload_bytes) == (MOST_ROWS, MOST_BYTES)
+
+
+@pytest.mark.parametrize("sqlstate", ["40P01", "40001", "55P03"])
+def test_failures_that_a_smaller_claim_would_meet_too_change_nothing_but_the_pause(sqlstate: str) -> None:
+    portion = Portion()
+    pauses = list[float]()
+    for _ in range(10):
+        portion.failure(sqlstate)
+        pauses.append(portion.pause_seconds())
+    assert (portion.rows, portion.payload_bytes, portion.bare) == (MOST_ROWS, MOST_BYTES, False)
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == 1.0
+
+
+async def test_outcomes_that_cannot_be_written_stay_and_the_session_ends_in_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("outbox_relay.rows.FIRST_PAUSE_SECONDS", 0.0)
+    asked: list[int] = []
+
+    async def fails(_sink: str, rows: list[tuple[int, UUID]]) -> set[int]:
+        asked.append(len(rows))
+        raise StatementFailed("canceling statement due to statement timeout", "57014")
+
+    rows = _rows()
+    rows._store.rows_done = fails  # type: ignore[method-assign]  # pyright: ignore[reportPrivateUsage]
+    rows._sort_out([_row(key=None, ordered=False)] * 100, [DELIVERED] * 100, Pass(0, probe=False))  # pyright: ignore[reportPrivateUsage]
+    with pytest.raises(StatementFailed):
+        await rows._settle_now()  # pyright: ignore[reportPrivateUsage]
+    assert (asked[0], asked[-1], len(asked)) == (100, 1, 6)
+    assert rows.under_way == 100

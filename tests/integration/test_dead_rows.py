@@ -1,0 +1,144 @@
+"""What dead rows cost a relay: nothing, however many there are. Rows and pages are counted, never timed.
+
+``delivery`` has a million dead rows, of as many keys or all of one key, and few that are to be delivered. Plans are
+made while it is empty, after it was filled without being analysed, and after that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+
+from outbox_relay.store import statements
+from tests.support.database import Database
+from tests.support.postgres import PostgresServer
+
+DEAD = 1_000_000
+LIVE_KEYS, PER_KEY = 50, 4
+SINK = "crm"
+OWNER = UUID(int=7)
+PAGES = 4_000
+"""That a statement may touch; the dead rows have some forty thousand, and each of their indexes thousands."""
+ROWS = """
+insert into outbox.delivery (sink, id, shard, state, ordered, due_at, uid, type, key, payload, content_type, created_at)
+select 'crm', g, g %% 64, %(state)s, true, now() - interval '1 hour', gen_random_uuid(), 't', %(key)s::text || {number},
+       '', 't', now()
+  from generate_series(%(first)s::integer, %(last)s::integer) g
+"""
+
+
+def fill(connection: psycopg.Connection[Any], *, one_key: bool) -> None:
+    """Dead rows first, then of each key one that waits and others that are held behind it."""
+    number = "''" if one_key else "g"
+    dead = {"state": "dead", "key": "dead-", "first": 1, "last": DEAD}
+    connection.execute(ROWS.format(number=number).encode(), dead)
+    for n in range(PER_KEY):
+        first = DEAD + 1 + n * LIVE_KEYS
+        live = {"state": "held" if n else "waiting", "key": "live-", "first": first, "last": first + LIVE_KEYS - 1}
+        connection.execute(ROWS.format(number=f"(g %% {LIVE_KEYS})").encode(), live)
+
+
+@pytest.fixture(scope="module", params=["many keys", "one key"])
+def filled(request: pytest.FixtureRequest, postgres: PostgresServer, template: str) -> Generator[Database]:
+    name = f"dead_{request.param.replace(' ', '_')}"
+    postgres.create_database(name, template=template)
+    database = Database(postgres, name)
+    with database.connect(autocommit=True) as connection:
+        connection.execute("alter table outbox.delivery set (autovacuum_enabled = off)")
+        connection.execute("analyze outbox.delivery")
+        fill(connection, one_key=request.param == "one key")
+    yield database
+    postgres.drop_database(name)
+
+
+@pytest.fixture(scope="module", params=["stale statistics", "true statistics"])
+def rows(request: pytest.FixtureRequest, filled: Database) -> Database:
+    if request.param == "true statistics":
+        with filled.connect(autocommit=True) as connection:
+            connection.execute("analyze outbox.delivery")
+    return filled
+
+
+def claiming(**changes: Any) -> dict[str, Any]:
+    return {
+        "sink": SINK, "owner": OWNER, "lease": uuid4(), "lease_for": 20.0, "rows": 100, "bytes": 1 << 40,
+        "hold": False, "keys": [], "sweep": False, "suspects": False, "with_followers": False, "most_payload": 1 << 30,
+        **changes,
+    }  # fmt: skip
+
+
+LIVE = [f"live-{n}" for n in range(LIVE_KEYS)]
+ALL = LIVE_KEYS * PER_KEY
+SHARDS = list(range(64))
+STATEMENTS: list[tuple[str, dict[str, Any], int]] = [
+    ("claim_rows", claiming(), LIVE_KEYS),
+    ("claim_rows", claiming(keys=LIVE, sweep=True), LIVE_KEYS),
+    ("claim_rows", claiming(with_followers=True, rows=1000), ALL),
+    ("claim_rows", claiming(hold=True, rows=1000, with_followers=True), ALL),
+    ("claim_rows", claiming(suspects=True), 0),
+    ("held_keys", {"sink": SINK, "after": None, "most": 1000}, LIVE_KEYS),
+    ("blocked_keys", {"sink": SINK, "shards": SHARDS, "hold": False, "server": None}, LIVE_KEYS),
+    ("still_blocked", {"sink": SINK, "keys": [*LIVE, "dead-", "dead-7"], "hold": False, "server": None}, LIVE_KEYS),
+    ("standing", {"sink": SINK, "most": 100_000, "trouble": True}, 1),
+    ("give_rows_back", {"sink": SINK, "owner": OWNER}, 1),
+]
+
+
+def names(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+@pytest.mark.parametrize(("statement", "parameters", "returned"), STATEMENTS, ids=names)
+@pytest.mark.parametrize("calls", [1, 8], ids=["first call", "beyond the calls that are planned one by one"])
+def test_dead_rows_cost_nothing(
+    rows: Database, statement: str, parameters: dict[str, Any], returned: int, calls: int
+) -> None:
+    text = statements()[statement]
+    with rows.connect(autocommit=True) as connection:
+        for _ in range(calls - 1):
+            with connection.transaction(force_rollback=True):
+                connection.execute(text, parameters, prepare=True)
+        with connection.transaction(force_rollback=True):
+            before = touched(connection)
+            found = connection.execute(text, parameters, prepare=True).fetchall()
+            looked_at, pages = (now - then for now, then in zip(touched(connection), before, strict=True))
+        assert len(found) == returned
+        assert looked_at <= 20 * ALL, "dead rows were looked at"
+        assert pages <= PAGES, "dead rows were gone through"
+
+
+def touched(connection: psycopg.Connection[Any]) -> tuple[int, int]:
+    """(rows, pages) of ``delivery`` and its indexes that the transaction under way has looked at so far."""
+    [(rows_read,)] = connection.execute(
+        "select (seq_tup_read + coalesce(idx_tup_fetch, 0))::bigint from pg_stat_xact_user_tables "
+        "where schemaname = 'outbox' and relname = 'delivery'"
+    ).fetchall()
+    [(pages,)] = connection.execute(
+        "select sum(pg_stat_get_xact_blocks_fetched(i.indexrelid)) + pg_stat_get_xact_blocks_fetched(i.indrelid) "
+        "from pg_index i where i.indrelid = 'outbox.delivery'::regclass group by i.indrelid"
+    ).fetchall()
+    return rows_read, int(pages)
+
+
+@pytest.mark.parametrize(("statement", "parameters"), [("claim_rows", claiming(rows=1000)), ("standing", None)])
+def test_plans_made_while_there_was_no_row_look_at_no_dead_one(
+    database: Database, statement: str, parameters: dict[str, Any] | None
+) -> None:
+    given = parameters or {"sink": SINK, "most": 100_000, "trouble": True}
+    text = statements()[statement]
+    with database.connect(autocommit=True) as connection:
+        connection.execute("alter table outbox.delivery set (autovacuum_enabled = off)")
+        for _ in range(8):
+            connection.execute(text, given, prepare=True)
+        connection.execute(ROWS.format(number="g").encode(), {"state": "dead", "key": "k", "first": 1, "last": 20_000})
+        connection.execute(
+            ROWS.format(number="g").encode(), {"state": "held", "key": "k", "first": 20_001, "last": 20_100}
+        )
+        with connection.transaction(force_rollback=True):
+            before, _ = touched(connection)
+            connection.execute(text, given, prepare=True)
+            assert touched(connection)[0] - before <= 1_000
