@@ -157,7 +157,9 @@ class Desk:
             *(event.id, event.shard, state, takes_part, due_in, kept.attempts, claims, lease, lease_for),
             *(kept.error, kept.status, kept.attempt),
         )
-        self.gate.parked()
+        scheduled = state == "waiting" and due_in is None
+        if state != "dead" and not scheduled:
+            self.gate.parked()
         blocks = takes_part and (state != "dead" or self.spec.hold)
         if due_in is not None and state != "dead":
             self.due_in(due_in)
@@ -180,6 +182,8 @@ class Desk:
     def judged(self, event: Event, verdict: Verdict, leave: Pass, *, failed_before: bool = False) -> Verdict:
         """Tell the circuit of ``verdict``; a failure while it is not closed is the destination's, not the event's.
 
+        But a probe that the destination answered counts as an attempt of its event: that becomes a row, and the next
+        probe is another event. Else one that always fails would be every probe, and the circuit would never close.
         An event that ``failed_before`` and does so again says nothing about the destination: such events come together
         when their delays end, would open the circuit and, as probes, keep it open while all others would be taken.
         """
@@ -187,9 +191,9 @@ class Desk:
             case Failed() if failed_before:
                 self.gate.unused(leave)
             case Failed(reason, status, retry_after, attempt):
-                held = self.gate.holds(leave)
+                counts = leave.probe or self.gate.holds(leave)
                 self.gate.failed(event.id, reason, leave)
-                return verdict if held else Unavailable(reason, status, retry_after, attempt)
+                return verdict if counts else Unavailable(reason, status, retry_after, attempt)
             case Unavailable(behind=True):
                 self.gate.unused(leave)
             case Unavailable(part=None):
@@ -419,6 +423,7 @@ class RequestDelivering:
                 while not self._queue:
                     self._filled.clear()
                     await self._filled.wait()
+                await self._desk.gate.room()
                 await self._desk.slots.acquire()
                 was_sated = self.sated
                 if not self._start(requests, *self._queue.popleft()):

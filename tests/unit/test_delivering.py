@@ -17,7 +17,7 @@ from outbox_relay.event import Event
 from outbox_relay.gate import Gate, Slots
 from outbox_relay.ordering import Chunk
 from outbox_relay.ownership import Holding, Lease
-from outbox_relay.policy import DELIVERED, Unavailable, Verdict
+from outbox_relay.policy import DELIVERED, Failed, Unavailable, Verdict
 from outbox_relay.settling import Settling
 from outbox_relay.sinks.memory import MemorySink
 from outbox_relay.store import Store
@@ -170,3 +170,38 @@ async def test_a_sink_of_requests_has_enough_while_as_many_wait_as_may_be_under_
         sink.answering.set()
         await sink.has_calls(6)
         assert asked == [False]
+
+
+async def test_a_probe_that_was_answered_is_an_attempt_of_its_event_and_other_failures_meanwhile_are_not() -> None:
+    desk, event = a_desk(Held()), an_event("k")
+    early = await desk.gate.admit()
+    desk.gate.unavailable(1, Unavailable("down"), early, at_once=True, retry_after=0.0)
+    probe = await desk.gate.admit()
+    failed = Failed("status 500", 500)
+    assert desk.judged(event, failed, early) == Unavailable("status 500", 500)
+    assert (probe.probe, desk.judged(event, failed, probe)) == (True, failed)
+    assert desk.gate.state == "open"
+
+
+async def test_a_probe_that_was_not_answered_stays_where_it_is() -> None:
+    desk, event = a_desk(Held()), an_event("k")
+    desk.gate.unavailable(1, Unavailable("down"), await desk.gate.admit(), at_once=True, retry_after=0.0)
+    probe = await desk.gate.admit()
+    chunk = Chunk([event], NOWHERE, NOWHERE)
+    assert not desk.apply(chunk, 0, Unavailable("down"), probe)
+    assert chunk.undone() == [0]
+
+
+async def test_requests_wait_before_they_are_begun_while_too_many_rows_stand() -> None:
+    """What is in hand stays there; it goes on once rows have gone."""
+    sink = Held(keeps_order=False)
+    desk = a_desk(sink)
+    for _ in range(desk.spec.parked_max):
+        desk.gate.parked()
+    delivering, [chunk] = RequestDelivering(desk), chunks(3)
+    delivering.put(chunk)
+    async with at_work(delivering):
+        for _ in range(10):  # It waits for nothing outside: by then it has come as far as it can.
+            await asyncio.sleep(0)
+        assert sink.calls == []
+        assert chunk.undone() == [0, 1, 2]

@@ -1,0 +1,392 @@
+"""What is bounded while a destination is down or a key fails: rows, log lines, statements that are too large."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from outbox_relay.admin import status
+from outbox_relay.circuit import CircuitPolicy
+from outbox_relay.errors import StatementFailed
+from outbox_relay.event import Event
+from outbox_relay.policy import DELIVERED, Failed, Refused, RetryPolicy, Unavailable, Verdict
+from outbox_relay.sinks.memory import MemorySink
+from outbox_relay.store import ClaimedRow, NewRow
+from tests.integration.test_relay import BOTH, Late, delivered, emit, fails, has, ids, in_order, query
+from tests.support.database import Database
+from tests.support.rig import Rig, running, spec
+from tests.support.wait import auntil
+
+NEVER_DEAD = RetryPolicy(attempts=10_000, base_seconds=0.02, max_seconds=0.1, jitter=0.2)
+LIVE = "select count(*) from outbox.delivery where state <> 'dead'"
+FULL = "select last_error from outbox.sink where last_error like '%%no more than%%'"
+MOST = 50
+
+
+def bad_fails(event: Event, _attempt: int) -> Verdict:
+    """Events of one key fail."""
+    return Failed("status 500", 500) if event.key == "bad" else DELIVERED
+
+
+# -- rows ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_key_that_fails_fills_no_more_rows_than_it_may_and_then_everything_comes_in_order(
+    database: Database,
+) -> None:
+    late = Late()
+    late.script = bad_fails
+    sink = MemorySink(late, keeps_order=False)
+    async with running(database.dsn, (spec("s", parked_max=MOST, retry=NEVER_DEAD), sink)) as rig:
+        await rig.owns_all()
+        others = emit(database, ["bad", *(f"good-{n}" for n in range(30))])[1:]
+        await delivered(sink, others)
+        wanted = emit(database, ["bad"] * 400 + [f"good-{n}" for n in range(30)])
+        [(error,)] = await has(database, FULL)
+        assert error.startswith(f"{MOST} events wait as rows, and no more than that may (parked_max)")
+        [(rows,)] = await has(database, f"{LIVE} having count(*) >= {MOST}")
+        assert rows <= MOST + sink.max_in_flight
+        found = (await status(rig.store))["sinks"]["s"]
+        assert (found["last_error"], found["circuit"]) == (error, "closed")
+        late.script = None
+        await delivered(sink, wanted)
+        await rig.settled()
+        assert rig.ended == []
+    assert in_order(sink.delivered)
+    assert len(ids(sink)) == len(set(ids(sink)))
+    assert query(database, "select count(*) from outbox.delivery") == [(0,)]
+
+
+async def test_rows_that_stand_when_a_session_begins_count(database: Database) -> None:
+    late = Late()
+    late.script = bad_fails
+    emit(database, ["bad"] * 400)
+    for _ in range(3):
+        sink = MemorySink(late, keeps_order=False)
+        async with running(database.dsn, (spec("s", parked_max=MOST, retry=NEVER_DEAD), sink), lease_seconds=1) as rig:
+            await rig.owns_all()
+            await has(database, FULL)
+            query(database, "update outbox.sink set last_error = null returning 1")
+    [(rows,)] = query(database, LIVE)
+    assert MOST <= rows <= MOST + 64
+
+
+@BOTH
+async def test_rows_behind_a_dead_letter_that_holds_its_key_count_and_status_says_so(
+    database: Database, keeps_order: bool
+) -> None:
+    late = Late()
+    late.script = fails(1, None, Refused("never"))
+    sink = MemorySink(late, keeps_order=keeps_order, holds=True)
+    sink.max_batch = 20 if keeps_order else 1
+    async with running(database.dsn, (spec("s", parked_max=MOST, hold=True), sink)) as rig:
+        emit(database, ["dead"])
+        await has(database, "select 1 from outbox.delivery where state = 'dead'")
+        late.script = None
+        wanted = emit(database, ["dead"] * 400)
+        [(error,)] = await has(database, FULL)
+        assert "behind a dead letter" in error
+        [(rows,)] = await has(database, f"{LIVE} having count(*) >= {MOST}")
+        assert rows <= MOST + sink.max_in_flight * sink.max_batch
+        query(database, "delete from outbox.delivery where state = 'dead' returning 1")
+        await delivered(sink, wanted)
+        await rig.settled()
+    assert in_order(sink.delivered)
+
+
+async def test_a_relay_whose_rows_are_full_gives_its_shards_up_when_it_stops(database: Database) -> None:
+    late = Late()
+    late.script = bad_fails
+    sink = MemorySink(late, keeps_order=False)
+    async with running(database.dsn, (spec("s", parked_max=MOST, retry=NEVER_DEAD), sink)) as rig:
+        *wanted, good = emit(database, ["bad"] * 400 + ["good"])
+        await has(database, FULL)
+        await rig.stop()
+    assert ids(sink) == [good]
+    late.script = None
+    again = MemorySink(late, keeps_order=False)
+    async with running(database.dsn, (spec("s", parked_max=MOST, retry=NEVER_DEAD), again)) as rig:
+        await delivered(again, wanted)
+        await rig.settled()
+    assert in_order(again.delivered)
+
+
+async def test_no_row_is_counted_while_none_stands(database: Database) -> None:
+    """An idle sink asks nothing more than it did: the first row that is made begins the counting."""
+    sink = MemorySink(keeps_order=False)
+    async with running(database.dsn, (spec("s"), sink)) as rig:
+        await rig.owns_all()
+        await has(database, "select 1")
+        for _ in range(3):
+            before = rig.store.calls["claim_rows"]
+            await delivered(sink, emit(database, [None] * 10))
+            await auntil(lambda b=before: _is(rig.store.calls["claim_rows"] > b), seconds=10, what="a second passes")
+        assert rig.store.calls["standing"] == 1
+
+
+# -- log lines ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_destination_that_is_down_is_no_log_line_for_each_event_or_probe(database: Database) -> None:
+    late = Late()
+    late.script = fails(10_000, None, Unavailable("connection refused"))
+    sink = MemorySink(late, keeps_order=False)
+    circuit = CircuitPolicy(open_after=1, probe_seconds=0.01, probe_max_seconds=0.01)
+    with capture_logs() as lines:
+        async with running(database.dsn, (spec("s", circuit=circuit), sink)) as rig:
+            await rig.owns_all()
+            before = len(lines)
+            emit(database, [None] * 500)
+            await auntil(lambda: _is(len(sink.attempts) > 60), seconds=30, what="it is probed")
+            assert rig.ended == []
+            assert len(lines) - before <= 1
+            assert query(database, "select count(*) from outbox.delivery") == [(0,)]
+
+
+# -- poison at the head -------------------------------------------------------------------------------------------
+
+
+@BOTH
+async def test_a_key_whose_first_event_fails_for_ever_does_not_keep_the_circuit_open(
+    database: Database, keeps_order: bool
+) -> None:
+    late = Late()
+    late.script = fails(9, None, Unavailable("connection refused"))
+    sink = MemorySink(late, keeps_order=keeps_order)
+    circuit = CircuitPolicy(open_after=1, probe_seconds=0.02, probe_max_seconds=0.05)
+    retry = RetryPolicy(attempts=4, base_seconds=0.05, max_seconds=0.1, jitter=0.0)
+    async with running(database.dsn, (spec("s", circuit=circuit, retry=retry), sink)) as rig:
+        await rig.owns_all()
+        wanted = emit(database, ["one"] * 20)
+        await auntil(lambda: _is(rig.relays[0].circuit != "closed"), seconds=10, what="the circuit opens")
+        late.script = fails(999, wanted[:1])
+        await delivered(sink, wanted[1:])
+        assert query(database, "select id, state, attempts from outbox.delivery") == [(wanted[0], "dead", 4)]
+        await auntil(lambda: _is(rig.relays[0].circuit == "closed"), seconds=10, what="the circuit closes")
+        assert rig.ended == []
+    assert ids(sink) == wanted[1:]
+
+
+async def test_while_everything_is_answered_500_no_event_is_tried_before_its_delay(database: Database) -> None:
+    late = Late()
+    late.script = fails(9999)
+    sink = MemorySink(late, keeps_order=False)
+    circuit = CircuitPolicy(open_after=2, probe_seconds=0.01, probe_max_seconds=0.01)
+    retry = RetryPolicy(attempts=10, base_seconds=600.0, max_seconds=600.0, jitter=0.0)
+    async with running(database.dsn, (spec("s", circuit=circuit, retry=retry), sink)) as rig:
+        await rig.owns_all()
+        wanted = emit(database, [None] * 200)
+        await auntil(lambda: _is(len(set(sink.attempts)) == 200), seconds=30, what="each was a probe once")
+        await has(database, "select 1 from outbox.delivery where state = 'waiting' having count(*) = 200")
+        assert sorted(sink.attempts) == wanted or len(sink.attempts) <= 200 + sink.max_in_flight
+        assert query(database, "select distinct attempts from outbox.delivery") == [(1,)]
+
+
+# -- rows that cannot be delivered, and statements that are too large ----------------------------------------------
+
+
+def add(database: Database, event: int, key: str | None, payload: bytes = b"{}", deliver_at: str | None = None) -> None:
+    """Make a waiting row that is due, as a person or an older version may have left it."""
+    query(
+        database,
+        "insert into outbox.delivery (sink, id, shard, state, ordered, due_at, uid, type, key, payload, content_type, "
+        "deliver_at, created_at) values ('s', %s, 0, 'waiting', %s, now(), gen_random_uuid(), 'test', %s, %s, "
+        "'text/plain', %s, '20000-01-01') returning 1",
+        *(event, key is not None, key, payload, deliver_at),
+    )
+
+
+@BOTH
+@pytest.mark.parametrize("hold", [False, True])
+async def test_rows_that_no_relay_can_deliver_are_dead_with_their_reason_and_their_neighbours_flow(
+    database: Database, keeps_order: bool, hold: bool
+) -> None:
+    sink = MemorySink(keeps_order=keeps_order)
+    add(database, 1, "k")
+    add(database, 2, "k", b"x" * (1 << 20) + b"x")
+    add(database, 3, "k")
+    add(database, 4, None, deliver_at="20000-01-01")
+    add(database, 5, None, deliver_at="0044-03-15 BC")
+    add(database, 6, None, deliver_at="infinity")
+    add(database, 7, None)
+    async with running(database.dsn, (spec("s", hold=hold), sink)) as rig:
+        await delivered(sink, [1, 7] if hold else [1, 3, 7])
+        await has(database, "select 1 from outbox.delivery where state = 'dead' having count(*) = 4")
+        assert rig.ended == []
+    assert sorted(ids(sink)) == ([1, 7] if hold else [1, 3, 7])
+    assert query(database, "select id, last_error, attempts from outbox.delivery where state = 'dead' order by id") == [
+        (2, "payload has 1048577 bytes, more than the ceiling of 1048576", 0),
+        *((event, "deliver_at lies outside the years 1 to 9998", 0) for event in (4, 5, 6)),
+    ]
+
+
+CLAIM_OF_VERSION_1 = """
+select id, shard, uid, type, key, payload, content_type, headers, deliver_at, created_at, ordered, attempts, claims
+  from outbox.claim_rows('s', gen_random_uuid(), gen_random_uuid(), 20, 100, 1000000000, false, '{}', true, false, true)
+ order by id"""
+
+
+def test_a_relay_made_for_version_1_claims_what_it_claimed(database: Database) -> None:
+    add(database, 1, "k")
+    add(database, 2, "k", b"x" * (1 << 20) + b"x")
+    add(database, 3, None)
+    query(database, "update outbox.delivery set created_at = now() returning 1")
+    assert [(row[0], len(row[5])) for row in query(database, CLAIM_OF_VERSION_1)] == [(1, 2), (2, 1048577), (3, 2)]
+
+
+def test_held_keys_come_in_steps_and_only_those_with_held_rows(database: Database) -> None:
+    for event in range(1, 31):
+        add(database, event, f"k{event % 10}")
+    query(database, "update outbox.delivery set state = 'held' where key > 'k3' returning 1")
+    query(database, "update outbox.delivery set state = 'dead' where key = 'k9' returning 1")
+    step = "select array_agg(key) from outbox.held_keys('s', %s, 3)"
+    assert query(database, step, None) == [(["k4", "k5", "k6"],)]
+    assert query(database, step, "k6") == [(["k7", "k8"],)]
+    assert query(database, step, "k8") == [(None,)]
+
+
+async def test_held_rows_that_another_relay_left_behind_are_found_whatever_other_keys_stand(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each sweep looks at a few keys, and begins at the first again behind the last one."""
+    monkeypatch.setattr("outbox_relay.rows.MOST_KEYS", 3)
+    monkeypatch.setattr("outbox_relay.rows.POLL_SECONDS", 0.05)
+    for event in range(1, 31):
+        add(database, event, f"k{event % 10}")
+    query(database, "update outbox.delivery set state = 'held' returning 1")
+    sink = MemorySink(keeps_order=False)
+    async with running(database.dsn, (spec("s"), sink)) as rig:
+        await delivered(sink, range(1, 31))
+        await rig.settled()
+    assert in_order(sink.delivered)
+
+
+class Slow:
+    """Makes claims of more than ``most_rows`` run out of time, and whatever reads the payload of ``unreadable``."""
+
+    def __init__(self, rig: Rig, database: Database, most_rows: int, unreadable: int = 0) -> None:
+        self.asked: list[int] = []
+        self._claim, self._payload = rig.store.claim_rows, rig.store.row_payload
+        self._database, self._most_rows, self._unreadable = database, most_rows, unreadable
+        store: Any = rig.store
+        store.claim_rows, store.row_payload = self.claim_rows, self.row_payload
+
+    async def claim_rows(self, *given: Any, **more: Any) -> list[ClaimedRow]:
+        self.asked.append(given[4])
+        live = "select 1 from outbox.delivery where id = %s and state <> 'dead'"
+        if given[4] > self._most_rows or (more["most_payload"] and query(self._database, live, self._unreadable)):
+            raise StatementFailed("canceling statement due to statement timeout", "57014")
+        return await self._claim(*given, **more)
+
+    async def row_payload(self, sink: str, event: int, lease: Any) -> bytes | None:
+        if event == self._unreadable:
+            raise StatementFailed("canceling statement due to statement timeout", "57014")
+        return await self._payload(sink, event, lease)
+
+
+@BOTH
+async def test_claims_that_run_out_of_time_get_smaller_and_grow_again(database: Database, keeps_order: bool) -> None:
+    sink = MemorySink(keeps_order=keeps_order)
+    async with running(database.dsn, (spec("s"), sink)) as rig:
+        slow = Slow(rig, database, 3)
+        for event in range(1, 41):
+            add(database, event, f"k{event % 5}")
+        await delivered(sink, range(1, 41), seconds=30)
+        await rig.settled()
+        assert rig.ended == []
+        assert max(slow.asked) > 3
+        assert min(slow.asked) <= 3
+    assert sorted(ids(sink)) == list(range(1, 41))
+    assert in_order(sink.delivered)
+
+
+async def test_a_row_whose_payload_cannot_be_read_is_dead_with_the_reason_and_its_neighbours_flow(
+    database: Database,
+) -> None:
+    sink = MemorySink()
+    for event in range(1, 8):
+        add(database, event, "k")
+    async with running(database.dsn, (spec("s"), sink)) as rig:
+        Slow(rig, database, 1, unreadable=4)
+        await delivered(sink, [1, 2, 3, 5, 6, 7], seconds=60)
+        await rig.settled()
+        assert rig.ended == []
+    assert ids(sink) == [1, 2, 3, 5, 6, 7]
+    assert query(database, "select id, state, last_error from outbox.delivery") == [
+        (4, "dead", "its payload could not be read: canceling statement due to statement timeout")
+    ]
+
+
+async def test_settlements_that_run_out_of_time_are_written_in_smaller_ones_rows_before_positions(
+    database: Database,
+) -> None:
+    late = Late()
+    late.script = fails(1)
+    sink = MemorySink(late)
+    written: list[tuple[int, int]] = []
+    async with running(database.dsn, (spec("s", circuit=CircuitPolicy(open_after=1000)), sink)) as rig:
+        await rig.owns_all()
+        settle = rig.store.settle
+
+        async def slow(name: str, owner: Any, positions: Any, rows: Sequence[NewRow], epochs: Any, **more: Any) -> None:
+            if len(rows) > 10:
+                raise StatementFailed("canceling statement due to statement timeout", "57014")
+            written.append((len(rows), len(positions)))
+            await settle(name, owner, positions, rows, epochs, **more)
+
+        store: Any = rig.store
+        store.settle = slow
+        wanted = emit(database, [f"k{n}" for n in range(60)])
+        await delivered(sink, wanted)
+        await rig.settled()
+        assert rig.ended == []
+    first = next(place for place, (rows, _) in enumerate(written) if rows)
+    assert sum(rows for rows, _ in written) == 60
+    assert written[first][1] == 0, "a position before its rows"
+    assert sorted(ids(sink)) == wanted
+
+
+async def test_outcomes_of_rows_are_written_again_after_a_statement_failed(database: Database) -> None:
+    sink = MemorySink()
+    for event in range(1, 31):
+        add(database, event, None)
+    async with running(database.dsn, (spec("s"), sink)) as rig:
+        failures, done = [1, 2, 3], rig.store.rows_done
+
+        async def slow(name: str, rows: Sequence[Any]) -> set[int]:
+            if failures:
+                failures.pop()
+                raise StatementFailed("canceling statement due to lock timeout", "55P03")
+            return await done(name, rows)
+
+        store: Any = rig.store
+        store.rows_done = slow
+        await delivered(sink, range(1, 31))
+        await rig.settled()
+        assert rig.ended == []
+    assert sorted(ids(sink)) == list(range(1, 31))
+
+
+async def test_a_settlement_copies_a_payload_above_the_ceiling(database: Database) -> None:
+    """What is too large to be delivered keeps its copy as a dead letter: the log may be emptied."""
+    large = 24 << 20
+    late = Late()
+    late.script = fails(1, None, Refused("never"))
+    async with running(database.dsn, (spec("s"), MemorySink(late))) as rig:
+        await rig.owns_all()
+        [event] = emit(database, [None])
+        await has(database, "select 1 from outbox.delivery where state = 'dead'")
+        query(database, "delete from outbox.delivery returning 1")
+        query(database, "update outbox.event set payload = convert_to(repeat('x', %s), 'UTF8') returning 1", large)
+        [(shard,)] = query(database, "select shard from outbox.event")
+        epochs = rig.holding("s").epochs([shard])
+        row = NewRow(event, shard, "dead", False, error="payload has too many bytes")
+        await rig.store.settle("s", rig.relay, {}, [row], epochs)
+    assert query(database, "select octet_length(payload) from outbox.delivery") == [(large,)]
+
+
+async def _is(fact: bool) -> bool:
+    return fact
