@@ -69,8 +69,8 @@ class Reader:
 
     ``position`` is how far they have been read; ``chunks`` is what was read and is not settled yet.
 
-    The position behind each chunk is kept here and not in the chunk, which others may share. A round that finds no event
-    only moves it: while a destination is down there is one round after another, and nothing may grow with them.
+    The position behind each chunk is kept here and not in the chunk, which others may share. A round that finds no
+    event only moves it: while a destination is down there is one round after another, and nothing may grow with them.
     """
 
     __slots__ = ("_ends", "_settled", "chunks", "position", "shards", "stride")
