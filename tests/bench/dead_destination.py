@@ -4,8 +4,10 @@ usage: python -m tests.bench.dead_destination [--minutes 60] [--rate 1000] [--un
 
 A relay process serves two webhook sinks: the destination of one refuses every connection, the other's answers at once
 and gets `--rate` events a second; with `--unrouted` those events go to no sink. The dead one has events of its own that
-wait: 1,000 at first, one more each second. Each minute prints the resident memory of the relay, its open files and the
-lines that it has logged. The exit code is 1 when memory grows by 20 MB or more from the second minute to the end.
+wait: 1,000 at first, one more each second. Each minute prints the resident memory of the relay, its open files, the
+lines that it has logged, and how far the living sink is behind: one that cannot keep up has up to 20,000 events in
+memory, which says nothing about the dead one. The exit code is 1 when memory grows by 20 MB or more from the second
+minute to the end.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psycopg
 
@@ -58,7 +61,7 @@ secrets = ["{secret}"]"""
 class Emitter:
     """Emits at a steady rate: `rate` events of others a second, one for the dead destination."""
 
-    connection: psycopg.Connection
+    connection: psycopg.Connection[Any]
     rate: int
     emitted: int = 0
 
@@ -93,6 +96,13 @@ def resident_bytes(process: int) -> int:
     return int(line.split()[1]) * 1024
 
 
+def behind(emitter: Emitter) -> int:
+    """Ids of the log that the living sink has not passed."""
+    query = "select s.last_value - max(p.a_seq) from outbox.event_id_seq s, outbox.standing p where p.sink = 'alive'"
+    [(found,)] = emitter.connection.execute(f"{query} group by s.last_value").fetchall()
+    return int(found)
+
+
 def measure(service: RelayService, emitter: Emitter, minutes: int, tell: Callable[[str], None]) -> int:
     """Emit for so many minutes; returns by how many bytes the relay's memory grew from the second one on."""
     process, found, began = service.process.pid, list[int](), time.monotonic()
@@ -103,7 +113,7 @@ def measure(service: RelayService, emitter: Emitter, minutes: int, tell: Callabl
         files = len(list(Path(f"/proc/{process}/fd").iterdir()))
         tell(
             f"minute {minute}: {found[-1] / 1e6:.1f} MB resident, {files} open files, "
-            f"{len(service.lines())} log lines, {emitter.emitted} foreign events"
+            f"{len(service.lines())} log lines, {emitter.emitted} foreign events, {behind(emitter)} behind"
         )
     return found[-1] - found[min(SETTLED_MINUTES, len(found)) - 1]
 

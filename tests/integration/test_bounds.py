@@ -223,6 +223,47 @@ async def test_rows_that_no_relay_can_deliver_are_dead_with_their_reason_and_the
     ]
 
 
+CLAIM_OF_VERSION_1 = """
+select id, shard, uid, type, key, payload, content_type, headers, deliver_at, created_at, ordered, attempts, claims
+  from outbox.claim_rows('s', gen_random_uuid(), gen_random_uuid(), 20, 100, 1000000000, false, '{}', true, false, true)
+ order by id"""
+
+
+def test_a_relay_made_for_version_1_claims_what_it_claimed(database: Database) -> None:
+    add(database, 1, "k")
+    add(database, 2, "k", b"x" * (1 << 20) + b"x")
+    add(database, 3, None)
+    query(database, "update outbox.delivery set created_at = now() returning 1")
+    assert [(row[0], len(row[5])) for row in query(database, CLAIM_OF_VERSION_1)] == [(1, 2), (2, 1048577), (3, 2)]
+
+
+def test_held_keys_come_in_steps_and_only_those_with_held_rows(database: Database) -> None:
+    for event in range(1, 31):
+        add(database, event, f"k{event % 10}")
+    query(database, "update outbox.delivery set state = 'held' where key > 'k3' returning 1")
+    query(database, "update outbox.delivery set state = 'dead' where key = 'k9' returning 1")
+    step = "select array_agg(key) from outbox.held_keys('s', %s, 3)"
+    assert query(database, step, None) == [(["k4", "k5", "k6"],)]
+    assert query(database, step, "k6") == [(["k7", "k8"],)]
+    assert query(database, step, "k8") == [(None,)]
+
+
+async def test_held_rows_that_another_relay_left_behind_are_found_whatever_other_keys_stand(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each sweep looks at a few keys, and begins at the first again behind the last one."""
+    monkeypatch.setattr("outbox_relay.rows.MOST_KEYS", 3)
+    monkeypatch.setattr("outbox_relay.rows.POLL_SECONDS", 0.05)
+    for event in range(1, 31):
+        add(database, event, f"k{event % 10}")
+    query(database, "update outbox.delivery set state = 'held' returning 1")
+    sink = MemorySink(keeps_order=False)
+    async with running(database.dsn, (spec("s"), sink)) as rig:
+        await delivered(sink, range(1, 31))
+        await rig.settled()
+    assert in_order(sink.delivered)
+
+
 class Slow:
     """Makes claims of more than ``most_rows`` run out of time, and whatever reads the payload of ``unreadable``."""
 
