@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from outbox_relay.settings.environment import LogSettings, log_settings
 from outbox_relay.settings.every_sink import Circuit, Retry
+from outbox_relay.settings.exposure import exposures
 from outbox_relay.settings.kafka import KafkaSink
 from outbox_relay.settings.loading import load, warnings
 from outbox_relay.settings.model import Database, Http, Relay, Settings
@@ -26,6 +27,7 @@ __all__ = [
     "Settings",
     "SigningSecret",
     "WebhookSink",
+    "exposures",
     "load",
     "log_settings",
     "warnings",
