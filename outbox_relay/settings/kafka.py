@@ -75,8 +75,8 @@ class KafkaSink(EverySink):
     @field_validator("topics")
     @classmethod
     def _allow_the_topic(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
-        topic = info.data.get("topic")
-        constant = topic is not None and not TopicTemplate.parse(topic).fields
+        topic = str(info.data.get("topic", ""))
+        constant = topic and not TopicTemplate.parse(topic).fields
         if value and constant and not any(matches(pattern, topic) for pattern in value):
             raise ValueError("does not allow the topic of this sink: add it, or leave topics out")
         return value
