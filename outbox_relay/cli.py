@@ -345,7 +345,7 @@ def _check(arguments: argparse.Namespace) -> int:
     from outbox_relay import app, settings, webhooks
 
     loaded = _settings(arguments)
-    warnings = settings.warnings(loaded)
+    warnings = [*settings.warnings(loaded), *settings.exposures(loaded, os.environ)]
     problems: list[str] = []
     if arguments.online:
         _keep_libraries_quiet()

@@ -9,6 +9,8 @@ from psycopg.conninfo import conninfo_to_dict
 
 PORT = 5432
 """Where PostgreSQL listens unless it is told otherwise."""
+ENCRYPTING = frozenset(("require", "verify-ca", "verify-full"))
+"""The values of ``sslmode`` with which nothing is sent in clear text."""
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
@@ -33,6 +35,38 @@ def endpoints(dsn: str, environ: Mapping[str, str]) -> list[tuple[str, int]]:
         local = not names or any(name.startswith(("/", "@")) for name in names)
         found += [(name, port) for name in (LOOPBACK if local else names)]
     return found
+
+
+def encrypts(dsn: str, environ: Mapping[str, str]) -> bool:
+    """Whether every connection by ``dsn`` is encrypted: libpq's default, ``prefer``, also goes on without."""
+    given = _parsed(dsn)
+    root = given.get("sslrootcert") or environ.get("PGSSLROOTCERT")
+    mode = given.get("sslmode") or environ.get("PGSSLMODE") or ("verify-full" if root == "system" else "prefer")
+    gss = given.get("gssencmode") or environ.get("PGGSSENCMODE")
+    return mode in ENCRYPTING or gss == "require"
+
+
+def has_password(dsn: str) -> bool:
+    """Whether a password stands in ``dsn`` itself."""
+    given = _parsed(dsn)
+    return bool(given.get("password") or given.get("sslpassword"))
+
+
+def secret_files(dsn: str, environ: Mapping[str, str]) -> list[str]:
+    """Return the files with a password or a key that libpq would use for ``dsn``, whether they are there or not."""
+    given = _parsed(dsn)
+    home = environ.get("HOME", "")
+    found = [given.get("sslkey") or environ.get("PGSSLKEY")]
+    if not given.get("password") and not environ.get("PGPASSWORD"):
+        found.append(given.get("passfile") or environ.get("PGPASSFILE") or (f"{home}/.pgpass" if home else None))
+    return [str(path) for path in found if path]
+
+
+def _parsed(dsn: str) -> Mapping[str, object]:
+    try:
+        return conninfo_to_dict(dsn)
+    except psycopg.Error:
+        return {}
 
 
 def _listed(value: object) -> list[str]:

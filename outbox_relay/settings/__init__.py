@@ -10,6 +10,7 @@ from __future__ import annotations
 from outbox_relay.settings.changes import restart_needed
 from outbox_relay.settings.environment import LogSettings, log_settings
 from outbox_relay.settings.every_sink import Circuit, Retry
+from outbox_relay.settings.exposure import exposures
 from outbox_relay.settings.kafka import KafkaSink
 from outbox_relay.settings.loading import load, warnings
 from outbox_relay.settings.model import Database, Http, Relay, Settings
@@ -27,6 +28,7 @@ __all__ = [
     "Settings",
     "SigningSecret",
     "WebhookSink",
+    "exposures",
     "load",
     "log_settings",
     "restart_needed",

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, cast, get_args
 
 from outbox_relay.errors import Misconfigured
 from outbox_relay.settings import raw
-from outbox_relay.settings.problems import PREFIX, Path, meant, variable
+from outbox_relay.settings.problems import PREFIX, Path, meant, place, variable
+from outbox_relay.settings.producer import refused_from_environment
 from outbox_relay.settings.shape import Shape, members, shape
 
 ALONE = ("OUTBOX_RELAY_CONFIG", "OUTBOX_RELAY_ROUTES", "OUTBOX_RELAY_LOG_LEVEL", "OUTBOX_RELAY_LOG_FORMAT")
@@ -83,7 +84,19 @@ def read(environ: Mapping[str, str], file: Mapping[str, Any]) -> Environment:
             found.put(path, name, _value(environ[name], _shape(path, kinds)))
         except ValueError as error:
             found.problems.append(f"{name}: {error}")
+    found.problems.extend(_refused(found))
     return found
+
+
+def _refused(found: Environment) -> Iterator[str]:
+    """Yield what stands in the environment and is taken from the file only."""
+    for sink, settings in (raw.table(found.values.get("sinks")) or {}).items():
+        for table in ("producer", "producer_files"):
+            values = raw.table((raw.table(settings) or {}).get(table)) or {}
+            for name, reason in refused_from_environment(values).items():
+                around = [("sinks", sink, table, name)[:length] for length in (4, 3, 2)]
+                where = next((found.given[path] for path in around if path in found.given), "environment")
+                yield f"{where}: {place(('sinks', sink, table, name))}: {reason}"
 
 
 def _shape(path: tuple[str, ...], kinds: Mapping[str, str]) -> Shape:

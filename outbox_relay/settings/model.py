@@ -222,6 +222,16 @@ class Settings(BaseSettings):
         """Keep where each setting was given, for :meth:`at`."""
         self._sources = sources
 
+    @property
+    def file(self) -> Path | None:
+        """The file that the settings came from; None without one."""
+        return Path(self._sources.file) if self._sources.file else None
+
+    def in_file(self, path: Place) -> bool:
+        """Whether the setting at ``path``, or a part of it, stands in the file and holds."""
+        taken = any(path[: len(given)] == given for given in self._sources.given)
+        return not taken and any(at[: len(path)] == path for at in self._sources.lines)
+
     def at(self, path: Place, text: str) -> str:
         """A line for people about the setting at ``path``, such as ``relay.toml:12: sinks.crm: …``."""
         return self._sources.at(path, text)

@@ -5,6 +5,7 @@ Everything else goes to librdkafka as it stands. Values never stand in a message
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -44,6 +45,37 @@ def _few(value: str) -> bool:
 
 def _never(_: str) -> bool:
     return False
+
+
+RUNS_CODE = frozenset(("plugin.library.paths", "sasl.kerberos.kinit.cmd", "ssl.engine.location", "ssl.providers"))
+"""Settings that name a library to load or a command to run."""
+SHELL_READ = frozenset(("sasl.kerberos.keytab", "sasl.kerberos.principal", "sasl.kerberos.service.name"))
+"""Settings that librdkafka puts into the command line of ``sasl.kerberos.kinit.cmd`` as they stand."""
+_PLAIN = re.compile(r"[A-Za-z0-9@._/:+=-]*")
+_SECRET = ("password", "secret", "pem", "jaas", "token", "private", "passphrase", "sasl.oauthbearer.config", "ssl.key")
+_NO_SECRET = (".location", ".url", "ca.pem", "certificate.pem")
+_FROM_THE_ENVIRONMENT = "makes the relay run code: it is taken from the file only, not from the environment"
+_FOR_A_SHELL = "holds a character that a shell reads, and becomes part of a command: it is taken from the file only"
+
+
+def holds_secret(name: str) -> bool:
+    """Whether the value of the setting ``name`` is one that must not be seen."""
+    return any(part in name for part in _SECRET) and not name.endswith(_NO_SECRET)
+
+
+def refused_from_environment(table: Mapping[str, object]) -> dict[str, str]:
+    """Return the settings in ``table``, by name, that may not come from the environment, each with the reason.
+
+    Whoever sets variables of the relay, in a deployment's description, say, must not thereby run code in it.
+    """
+    found: dict[str, str] = {}
+    for name, value in table.items():
+        plain = name.strip().lower()
+        if plain in RUNS_CODE:
+            found[name] = _FROM_THE_ENVIRONMENT
+        elif plain in SHELL_READ and not _PLAIN.fullmatch(str(value)):
+            found[name] = _FOR_A_SHELL
+    return found
 
 
 _IDEMPOTENCE = "should be true or left out: without it a retry overtakes later records of the same key"

@@ -138,6 +138,8 @@ def test_check_says_what_of_its_secrets_is_not_there(
 ) -> None:
     relay = tmp_path / "relay.toml"
     relay.write_text(config(f'dsn = "host=127.0.0.1 port={free_port()}"', "http://127.0.0.1:9/", tmp_path))
+    for file in ("secrets", "tenant"):
+        (tmp_path / file).chmod(0o600)
     (tmp_path / missing).unlink(missing_ok=True)
     monkeypatch.setenv("CRM_TOKEN", TOKEN)
     monkeypatch.delenv(missing, raising=False)

@@ -18,6 +18,10 @@ class Admission:
         self._named = frozenset(named)
         self._admitted: set[str] = set()
 
+    def __len__(self) -> int:
+        """How many topics are admitted, those that the settings name excepted."""
+        return len(self._admitted)
+
     def refused(self, topics: Sequence[str], existing: Callable[[], Collection[str]]) -> dict[str, str]:
         """Return the reason for each of ``topics`` that is one too many; the others are admitted.
 

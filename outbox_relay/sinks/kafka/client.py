@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias, cast
@@ -11,6 +12,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from outbox_relay.errors import Misconfigured
 from outbox_relay.sinks.kafka.diagnosis import diagnosed
+from outbox_relay.sinks.kafka.repeats import Repeats
 
 Scalar: TypeAlias = str | int | float | bool
 
@@ -181,11 +183,16 @@ class ClientSettings:
 
 
 class ClientLog:
-    """librdkafka's own log lines, passed to the logger ``outbox_relay.kafka``; and its last error, kept for reasons."""
+    """librdkafka's own log lines, passed to the logger ``outbox_relay.kafka``; and its last error, kept for reasons.
 
-    def __init__(self, settings: ClientSettings) -> None:
+    Each line has the name of the ``sink``. Lines that repeat are left out and counted.
+    """
+
+    def __init__(self, settings: ClientSettings, sink: str = "") -> None:
         self.settings = settings
         self._logger = logging.getLogger("outbox_relay.kafka")
+        self._extra = {"sink": sink} if sink else {}
+        self._repeats = Repeats()
         self.last_error: str | None = None
 
     def log(self, level: int, message: str, *args: object) -> None:
@@ -194,8 +201,10 @@ class ClientLog:
         if _HANDLED in line:
             # Fatal for that producer; the sink sends the records again with another one.
             level = min(level, logging.WARNING)
-        if not any(noise in line for noise in _NOISE):
-            self._logger.log(level, "%s", line)
+        if any(noise in line for noise in _NOISE) or not self._logger.isEnabledFor(level):
+            return
+        if (shown := self._repeats.take(line, time.monotonic())) is not None:
+            self._logger.log(level, "%s", shown, extra=self._extra)
 
     def failed(self, error: KafkaError) -> None:
         """Keep ``error``; called by the client for what concerns no record, such as a connection."""

@@ -83,7 +83,8 @@ class Lane:
         self._places = places
         self._form = form
         self._holds = holds
-        self._log = ClientLog(settings)
+        self._name = name
+        self._log = ClientLog(settings, name)
         self._limits = Limits(settings, self._log, creation)
         self._admission = Admission(topics.most, topics.named)
         self._troubles = Troubles()
@@ -159,7 +160,7 @@ class Lane:
                 job()
             except Exception:
                 # Whoever waits must hear of it, and the next call begins with a new producer.
-                logging.getLogger("outbox_relay.kafka").exception("the Kafka sink failed")
+                logging.getLogger("outbox_relay.kafka").exception("the Kafka sink failed", extra={"sink": self._name})
                 self._end("the Kafka sink failed: see the log")
 
     def _next(self) -> Job:

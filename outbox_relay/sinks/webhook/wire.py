@@ -204,7 +204,7 @@ class Wire(ResponseHandler):
                 return b""
             super().data_received(piece)
             if end:
-                self._headed = self._head[_STATUS_AT : _STATUS_AT + 1] != b"1"
+                self._headed = not self._head.startswith(b"1", _STATUS_AT)
                 self._head.clear()
                 if self._headed:
                     return data

@@ -1,0 +1,49 @@
+"""Log lines of a client that cannot connect: named, few, and counted."""
+
+import json
+import logging
+import subprocess
+import sys
+
+import pytest
+
+from outbox_relay.sinks.kafka.client import ClientLog, ClientSettings
+from outbox_relay.sinks.kafka.repeats import EVERY_SECONDS, KINDS, LINES, Repeats
+
+REFUSED = "FAIL [rdkafka#producer-1] localhost:9092/bootstrap: Connection refused (after {}ms in state CONNECT)"
+
+
+def test_a_line_that_repeats_is_written_once_in_a_while_with_the_number_of_those_left_out() -> None:
+    repeats = Repeats()
+    assert repeats.take(REFUSED.format(0), 100.0) == REFUSED.format(0)
+    assert [repeats.take(REFUSED.format(n), 100.0 + n) for n in range(1, 60)] == [None] * 59
+    later = repeats.take(REFUSED.format(7), 100.0 + EVERY_SECONDS)
+    assert later == f"{REFUSED.format(7)} (59 like it left out before it)"
+
+
+def test_lines_that_differ_are_bounded_too() -> None:
+    repeats = Repeats()
+    written = [line for n in range(1000) if (line := repeats.take("x" * n, 5.0)) is not None]
+    assert len(written) == LINES
+    assert repeats.take("another", 5.0 + EVERY_SECONDS) == f"another ({1000 - LINES} others left out before it)"
+    assert len(repeats) <= KINDS
+
+
+def test_an_outage_of_an_hour_writes_few_lines_and_each_has_the_sinks_name(caplog: pytest.LogCaptureFixture) -> None:
+    log = ClientLog(ClientSettings({"bootstrap.servers": "a:1"}), "events")
+    with caplog.at_level(logging.INFO, "outbox_relay.kafka"):
+        for n in range(3 * 3600):
+            log.log(logging.ERROR, "%s", REFUSED.format(n))
+    assert 1 <= len(caplog.records) <= LINES
+    assert {getattr(record, "sink", None) for record in caplog.records} == {"events"}
+
+
+def test_the_lines_of_the_log_have_the_sinks_name() -> None:
+    code = (
+        "import logging; from outbox_relay import telemetry; telemetry.configure('info', 'json');"
+        "from outbox_relay.sinks.kafka.client import ClientLog, ClientSettings;"
+        "ClientLog(ClientSettings({'bootstrap.servers': 'a:1'}), 'events').log(logging.ERROR, '%s', 'refused')"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    line = json.loads(ended.stderr)
+    assert (line["event"], line["sink"], line["level"]) == ("refused", "events", "error")

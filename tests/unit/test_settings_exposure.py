@@ -1,0 +1,180 @@
+"""What `check` warns of: clear text, verification that is switched off, secrets that others can read, code to run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from outbox_relay.errors import Misconfigured
+from outbox_relay.settings import exposures, load
+from tests.support.receiver.signatures import SECRET
+
+CANARY = "hunter2canary"
+
+
+def warned(directory: Path, text: str, environ: dict[str, str] | None = None, mode: int = 0o600) -> list[str]:
+    """The warnings about a file with this text, without its directory."""
+    path = directory / "relay.toml"
+    path.write_text(text)
+    path.chmod(mode)
+    found = exposures(load(path, environ or {}), {"HOME": str(directory), **(environ or {})})
+    assert CANARY not in "".join(found)
+    return [line.replace(f"{directory}/", "") for line in found]
+
+
+def kafka(producer: str, more: str = "") -> str:
+    """A file with one sink for Kafka."""
+    return f'[sinks.events]\ntype = "kafka"\ntopic = "shop"\n{more}\n[sinks.events.producer]\n{producer}\n'
+
+
+def webhook(lines: str) -> str:
+    """A file with one webhook."""
+    return f'[sinks.crm]\ntype = "webhook"\n{lines}\n'
+
+
+SAFE = [
+    kafka('"bootstrap.servers" = "localhost:9092,127.0.0.2,[::1]:9092,PLAINTEXT://a.localhost:1"'),
+    kafka('"bootstrap.servers" = "k.internal:9092"\n"security.protocol" = "SSL"'),
+    kafka('"bootstrap.servers" = "k.internal"\n"security.protocol" = "sasl_ssl"\n"sasl.password" = "hunter2canary"'),
+    kafka('"bootstrap.servers" = "localhost"\n"enable.ssl.certificate.verification" = true'),
+    webhook(f'url = "https://crm.example.com"\nsecrets = ["{SECRET}"]\nallow_http = true'),
+    webhook(f'url = "http://127.0.0.1:1"\nsecrets = ["{SECRET}"]\nallow_http = true\nallow_networks = ["127.0.0.0/8"]'),
+    '[database]\ndsn = "postgresql://u@localhost/x"',
+    '[database]\ndsn = "postgresql:///x?host=/run/postgresql"',
+    '[database]\ndsn = "postgresql://u:hunter2canary@db.internal/x?sslmode=verify-full"',
+    '[database]\ndsn = "host=db.internal sslmode=require"\npooler = "transaction"\n'
+    'listen_dsn = "host=db2 sslmode=verify-ca"',
+    '[database]\ndsn = "host=db.internal sslrootcert=system"',
+]
+
+
+@pytest.mark.parametrize("text", SAFE)
+def test_what_is_safe_is_not_warned_of(tmp_path: Path, text: str) -> None:
+    assert warned(tmp_path, text) == []
+
+
+EXPOSED = [
+    (kafka('"bootstrap.servers" = "localhost:9092,k.internal:9092"'),
+     'relay.toml:5: sinks.events.producer: events go to k.internal in clear text: set "security.protocol" = "SSL"'),
+    (kafka('"metadata.broker.list" = "10.0.0.1:9092"\n"security.protocol" = "SASL_PLAINTEXT"'),
+     "relay.toml:5: sinks.events.producer: events and the password go to 10.0.0.1 in clear text: "
+     'set "security.protocol" = "SASL_SSL"'),
+    (kafka('"bootstrap.servers" = "localhost"\n"enable.ssl.certificate.verification" = false'),
+     'relay.toml:7: sinks.events.producer."enable.ssl.certificate.verification": the brokers\' certificates are not '
+     "verified: take this out, and set ssl.ca.location"),
+    (kafka('"bootstrap.servers" = "localhost"\n"ssl.endpoint.identification.algorithm" = "none"'),
+     'relay.toml:7: sinks.events.producer."ssl.endpoint.identification.algorithm": a certificate of any host is taken '
+     "for the brokers': take this out"),
+    (kafka('"bootstrap.servers" = "localhost"\n"plugin.library.paths" = "/tmp/evil.so"'),
+     'relay.toml:7: sinks.events.producer."plugin.library.paths": makes the relay run code that this names: whoever '
+     "writes this file runs it"),
+    (webhook(f'url = "http://crm.example.com"\nsecrets = ["{SECRET}"]\nallow_http = true'),
+     "relay.toml:3: sinks.crm.url: events go over plain http, which anybody on the way can read and answer: use https"),
+    ('[database]\ndsn = "postgresql://u:hunter2canary@localhost,db.internal/x"',
+     "relay.toml:2: database.dsn: the connection to db.internal may be in clear text, and the server is not verified: "
+     "add sslmode=verify-full, and sslrootcert if its authority is not the system's"),
+    ('[database]\ndsn = "postgresql:///x"\nlisten_dsn = "host=db.internal sslmode=prefer"',
+     "relay.toml:3: database.listen_dsn: the connection to db.internal may be in clear text, and the server is not "
+     "verified: add sslmode=verify-full, and sslrootcert if its authority is not the system's"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "said"), EXPOSED)
+def test_what_is_exposed_is_warned_of_with_place_and_fix(tmp_path: Path, text: str, said: str) -> None:
+    assert warned(tmp_path, text) == [said]
+
+
+def test_the_mode_of_tls_may_come_from_the_environment(tmp_path: Path) -> None:
+    text = '[database]\ndsn = "host=db.internal"'
+    assert len(warned(tmp_path, text, {})) == 1
+    assert warned(tmp_path, text, {"PGSSLMODE": "verify-full"}) == []
+
+
+def test_two_fields_that_can_make_one_topic_are_warned_of(tmp_path: Path) -> None:
+    text = kafka('"bootstrap.servers" = "localhost"').replace('"shop"', '"{headers.tenant}.{type}"')
+    [line] = warned(tmp_path, text)
+    assert line.startswith("relay.toml:3: sinks.events.topic: different events can share a topic")
+    assert warned(tmp_path, text.replace("{headers.tenant}.", "shop.")) == []
+
+
+INLINE = [
+    kafka('"bootstrap.servers" = "localhost"\n"sasl.password" = "hunter2canary"'),
+    webhook(f'url = "https://crm.example.com"\nsecrets = ["{SECRET}"]'),
+    '[database]\ndsn = "postgresql://u:hunter2canary@localhost/x"',
+]
+
+
+@pytest.mark.parametrize("text", INLINE)
+def test_a_file_with_secrets_that_others_can_read_is_named_with_the_fix(tmp_path: Path, text: str) -> None:
+    said = "relay.toml: holds a secret and is open to group or others (mode {}): chmod 600 relay.toml"
+    for mode in (0o644, 0o640, 0o604, 0o602):
+        assert warned(tmp_path, text, mode=mode) == [said.format(f"{mode:04o}")]
+    assert warned(tmp_path, text, mode=0o400) == []
+
+
+def test_a_file_whose_secrets_are_elsewhere_may_be_read(tmp_path: Path) -> None:
+    text = '[database]\ndsn = "postgresql://u@localhost/x"\n' + kafka('"bootstrap.servers" = "localhost"')
+    environ = {
+        "OUTBOX_RELAY_DATABASE__DSN": "postgresql://u:hunter2canary@localhost/x",
+        "OUTBOX_RELAY_SINKS__EVENTS__PRODUCER__SASL_PASSWORD": "hunter2canary",
+    }
+    assert warned(tmp_path, text, environ, mode=0o644) == []
+
+
+def test_files_of_secrets_that_others_can_read_are_named(tmp_path: Path) -> None:
+    names = ("dsn", "sasl", "key", "crm", "header", "client", "proxy", ".pgpass", "pg.key")
+    for name in names:
+        (tmp_path / name).write_text("host=db.internal sslmode=require sslkey=" + str(tmp_path / "pg.key"))
+        (tmp_path / name).chmod(0o640)
+    at = {name: json.dumps(str(tmp_path / name)) for name in names}
+    text = (
+        f"[database]\ndsn_file = {at['dsn']}\n"
+        + kafka(f'"bootstrap.servers" = "localhost"\n"ssl.key.location" = {at["key"]}',
+                f'producer_files = {{ "sasl.password" = {at["sasl"]} }}')
+        + webhook(f'url = "https://crm.example.com"\nsecrets_file = {at["crm"]}\nproxy = "http://p.internal:1"\n'
+                  f'client_certificate = {at["client"]}\nproxy_authorization_file = {at["proxy"]}\n'
+                  f'headers = {{ authorization = {{ file = {at["header"]} }} }}')
+    )  # fmt: skip
+    found = warned(tmp_path, text, mode=0o644)
+    assert {line.partition(":")[0] for line in found} == set(names)
+    assert len(found) == len(names)
+    for name in names:
+        (tmp_path / name).chmod(0o600)
+    assert warned(tmp_path, text, mode=0o644) == []
+
+
+RUNS = ["plugin.library.paths", "sasl.kerberos.kinit.cmd", "ssl.engine.location", "ssl.providers"]
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_what_runs_code_is_not_taken_from_the_environment(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "relay.toml"
+    path.write_text(kafka('"bootstrap.servers" = "localhost"'))
+    twin = "OUTBOX_RELAY_SINKS__EVENTS__PRODUCER__" + name.upper().replace(".", "_")
+    table = {"bootstrap.servers": "localhost", name: CANARY}
+    whole = {"type": "kafka", "topic": "a", "producer": table}
+    for variable, value in (
+        (twin, CANARY),
+        (twin.replace("PRODUCER__", "PRODUCER_FILES__"), f"/{CANARY}"),
+        ("OUTBOX_RELAY_SINKS__EVENTS__PRODUCER", json.dumps(table)),
+        ("OUTBOX_RELAY_SINKS__EVENTS", json.dumps(whole)),
+        ("OUTBOX_RELAY_SINKS__OTHER", json.dumps(whole)),
+    ):
+        with pytest.raises(Misconfigured) as refused:
+            load(path, {variable: value})
+        assert f"{variable}: sinks." in str(refused.value)
+        assert "makes the relay run code: it is taken from the file only" in str(refused.value)
+        assert CANARY not in str(refused.value)
+
+
+@pytest.mark.parametrize("value", ["relay; touch x", "$(id)", "a`id`", "a\nb", "a|b", 'a"b', "a&b"])
+def test_what_a_shell_would_read_is_not_taken_from_the_environment(tmp_path: Path, value: str) -> None:
+    """librdkafka puts it into the command line of kinit as it stands."""
+    path = tmp_path / "relay.toml"
+    path.write_text(kafka('"bootstrap.servers" = "localhost"'))
+    twin = "OUTBOX_RELAY_SINKS__EVENTS__PRODUCER__SASL_KERBEROS_PRINCIPAL"
+    with pytest.raises(Misconfigured, match="holds a character that a shell reads"):
+        load(path, {twin: value})
+    load(path, {twin: "relay/host.internal@EXAMPLE.COM"})
