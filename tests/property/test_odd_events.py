@@ -8,7 +8,7 @@ from collections import Counter
 from typing import Any, LiteralString
 
 import psycopg
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from outbox_relay.sinks.memory import MemorySink
@@ -91,6 +91,7 @@ async def relayed(database: Database, accepted: set[int]) -> None:
         await auntil(
             lambda: _settled_everywhere(database, sinks, accepted), seconds=15, what="all is delivered or dead"
         )
+        await rig.stop()
         assert rig.ended == []
     for name, sink in sinks.items():
         assert set(Counter(event.id for event in sink.delivered).values()) <= {1}, name
