@@ -120,9 +120,9 @@ class Broken:
 
     fields = ("type",)
 
-    def render(self, event_type: str, _key: str | None, _headers: Mapping[str, str]) -> str:
+    def render(self, event_type: str, key: str | None, headers: Mapping[str, str]) -> str:
         if event_type == "odd":
-            raise KeyError("a piece of the payload")
+            raise KeyError("a piece of the payload", key, headers)
         return event_type
 
 
