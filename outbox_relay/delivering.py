@@ -19,6 +19,7 @@ from uuid import UUID, uuid4
 from outbox_relay.errors import LeaseLost, StartAgain
 from outbox_relay.event import DELIVER_AT, FAULT, Event
 from outbox_relay.gate import Gate, Pass, Slots
+from outbox_relay.lease_clock import lease_clock
 from outbox_relay.ordering import Chunk
 from outbox_relay.ownership import Holding
 from outbox_relay.policy import (
@@ -91,9 +92,9 @@ class Desk:
     hungry: Callable[[], None] = _nobody
 
     def until(self, events: Iterable[Event]) -> float:
-        """The ``time.monotonic()`` value by which ``events`` must be handed over. Raises ``LeaseLost`` behind it."""
+        """The ``lease_clock()`` value by which ``events`` must be handed over. Raises ``LeaseLost`` behind it."""
         until = self.holding.until({event.shard for event in events})
-        if time.monotonic() >= until:
+        if lease_clock() >= until:
             raise LeaseLost(f"sink {self.spec.name}: a lease could not be renewed in time")
         return until
 
@@ -101,7 +102,7 @@ class Desk:
         """One verdict per event of ours. Raises ``LeaseLost`` when a lease ran out before all were handed over."""
         until = self.until(events)
         verdicts = await self.sink.deliver(events, until)
-        if time.monotonic() >= until and any(isinstance(verdict, Unavailable) for verdict in verdicts):
+        if lease_clock() >= until and any(isinstance(verdict, Unavailable) for verdict in verdicts):
             self.until(events)
         return verdicts
 

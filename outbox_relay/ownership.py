@@ -1,8 +1,8 @@
 """The shards that this relay owns: claimed, renewed within their lease, shared fairly, released.
 
 One relay owns a shard of a sink at a time. A lease is the database's time; what this process believes of it is
-counted by its own monotonic clock from *before* each claim and renewal was sent, less a margin, so that it stops
-before anyone else may start, however long it was stopped itself.
+counted by its own ``lease_clock`` from *before* each claim and renewal was sent, less a margin, so that it stops before
+anyone else may start, however long it was stopped, or its machine suspended.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from uuid import UUID
 from outbox_relay.connection_slots import LEASES, caller
 from outbox_relay.errors import StatementFailed
 from outbox_relay.event import SHARDS
+from outbox_relay.lease_clock import lease_clock
 from outbox_relay.log import Log, Seldom
 from outbox_relay.store import Claimed, SinkRow, Store
 
@@ -28,7 +29,7 @@ POLL_SECONDS = 1.0
 
 
 class Lease(NamedTuple):
-    """An owned shard: its epoch, when to stop by ``time.monotonic()``, and the crashes counted at its claim."""
+    """An owned shard: its epoch, when to stop by ``lease_clock()``, and the crashes counted at its claim."""
 
     epoch: int
     until: float
@@ -76,7 +77,7 @@ class Holding:
         return {shard: self.held[shard].epoch for shard in shards if shard in self.held}
 
     def until(self, shards: Collection[int]) -> float:
-        """The ``time.monotonic()`` value at which the first of ``shards`` must stop; 0.0 when one is not held."""
+        """The ``lease_clock()`` value at which the first of ``shards`` must stop; 0.0 when one is not held."""
         return min((self.held[s].until if s in self.held else 0.0 for s in shards), default=0.0)
 
     @property
@@ -147,7 +148,7 @@ class Ownership:
 
     async def round(self) -> None:
         """One look: renew when a third of the lease has passed, obey what people changed, share, claim."""
-        renew = time.monotonic() - self._renewed_at >= self.lease_seconds / 3
+        renew = lease_clock() - self._renewed_at >= self.lease_seconds / 3
         failed: StatementFailed | None = None
         try:
             await self.look()
@@ -171,7 +172,7 @@ class Ownership:
     async def reclaim(self, holding: Holding) -> None:
         """New epochs for what is held of a sink: whatever was under way for it can no longer be settled."""
         async with holding.claiming:
-            sent = time.monotonic()
+            sent = lease_clock()
             claimed = await self._store.reclaim_shards(holding.sink, self.relay, self.lease_seconds)
             holding.held = self._leases(claimed, sent)
 
@@ -238,7 +239,7 @@ class Ownership:
         await self._store.heartbeat(self.relay, self._name, self._version, serving, self.lease_seconds / 3)
 
     async def _renew(self) -> None:
-        sent = time.monotonic()
+        sent = lease_clock()
         asked = [(h.sink, shard, lease.epoch) for h in self._holdings.values() for shard, lease in h.held.items()]
         kept: set[tuple[str, int, int]] = set()
         if asked:
@@ -285,7 +286,7 @@ class Ownership:
                 await self._claimed(holding, SHARDS, self.lease_seconds)
 
     async def _claimed(self, holding: Holding, most: int, unowned_for: float) -> None:
-        sent = time.monotonic()
+        sent = lease_clock()
         claimed = await self._store.claim_shards(
             holding.sink, self.relay, holding.generation, self.lease_seconds, most, unowned_for
         )

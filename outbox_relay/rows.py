@@ -15,6 +15,7 @@ from uuid import UUID, uuid4
 from outbox_relay.delivering import LEASE_MARGIN_SECONDS, Desk
 from outbox_relay.errors import StartAgain, StatementFailed
 from outbox_relay.gate import Pass
+from outbox_relay.lease_clock import lease_clock
 from outbox_relay.log import Log
 from outbox_relay.policy import DELIVERED, Dead, Delivered, Done, Retry, StandStill, Unavailable, Verdict, decide
 from outbox_relay.store import MOST_PAYLOAD, ClaimedRow, RowBack, Store
@@ -170,7 +171,7 @@ class Rows:
         await desk.slots.acquire()
         leave = await desk.gate.admit()
         slots, most = await self._take_slots(1 if leave.probe else MOST_ROWS)
-        sent = time.monotonic()
+        sent = lease_clock()
         claimed = await self._claim(most)
         until = sent + LEASE_MARGIN_SECONDS
         rows = self._deliverable(claimed)

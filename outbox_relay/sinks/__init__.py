@@ -36,7 +36,7 @@ class Sink(Protocol):
 
         ``attempt`` is the number of this attempt, from 1, when the batch is one event.
 
-        ``until`` is a ``time.monotonic()`` value: nothing is handed to the destination's client at or after
+        ``until`` is a ``lease_clock()`` value: nothing is handed to the destination's client at or after
         it; what was not is ``Unavailable``. With ``keeps_order``, once an event is ``Unavailable`` so is
         every later one of its key, in this and in every call under way, so that what was delivered of a key
         is a prefix of what was handed over. A sink that was made to hold keys does the same behind a

@@ -13,8 +13,10 @@ from uuid import UUID
 import pytest
 
 from outbox_relay.delivering import BatchDelivering, Delivering, Desk, RequestDelivering
+from outbox_relay.errors import LeaseLost
 from outbox_relay.event import Event
 from outbox_relay.gate import Gate, Slots
+from outbox_relay.lease_clock import lease_clock
 from outbox_relay.ordering import Chunk
 from outbox_relay.ownership import Holding, Lease
 from outbox_relay.policy import DELIVERED, Failed, Unavailable, Verdict
@@ -57,7 +59,7 @@ class Held(MemorySink):
 
 
 def a_desk(sink: Held, hungry: Callable[[], None] = lambda: None) -> Desk:
-    lease = Lease(1, time.monotonic() + 60, 0)
+    lease = Lease(1, lease_clock() + 60, 0)
     holding = Holding("s", 1, held=dict.fromkeys(range(64), lease))
     return Desk(
         spec("s"), sink, holding, Settling(NO_STORE, holding, UUID(int=1)), Gate(NO_STORE, holding, spec("s")),
@@ -205,3 +207,17 @@ async def test_requests_wait_before_they_are_begun_while_too_many_rows_stand() -
             await asyncio.sleep(0)
         assert sink.calls == []
         assert chunk.undone() == [0, 1, 2]
+
+
+async def test_a_lease_ends_while_the_machine_is_suspended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine cannot be suspended by a test: the clock that counts such time is replaced."""
+    desk, events = a_desk(Held()), [an_event("k")]
+    assert desk.until(events) > lease_clock()
+    awake = time.clock_gettime
+
+    def suspended(clock: int) -> float:
+        return awake(clock) + 61 * (clock == time.CLOCK_BOOTTIME)
+
+    monkeypatch.setattr(time, "clock_gettime", suspended)
+    with pytest.raises(LeaseLost):
+        desk.until(events)

@@ -32,6 +32,7 @@ from confluent_kafka import KafkaException
 from outbox_relay.errors import Misconfigured
 from outbox_relay.event import PAYLOAD
 from outbox_relay.headers import own_headers
+from outbox_relay.lease_clock import lease_clock
 from outbox_relay.policy import Unavailable
 from outbox_relay.sinks.kafka.admission import Admission
 from outbox_relay.sinks.kafka.call import Blocks, Call, Reports
@@ -246,7 +247,7 @@ class Lane:
     def _hand_over(self, call: Call) -> None:
         under_way = self._under_way
         while call.todo and not under_way.broken:
-            if time.monotonic() >= call.until:
+            if lease_clock() >= call.until:
                 self._cut(call, LATE)
                 return
             size, places = self._next_places(call)
@@ -294,7 +295,7 @@ class Lane:
 
     def _prepared(self, call: Call) -> bool:
         """Learn what ``call`` needs to know of its topics; returns False when it cannot be fed now."""
-        if time.monotonic() >= call.until:
+        if lease_clock() >= call.until:
             self._cut(call, LATE)
             return False
         if not call.topics:
@@ -324,7 +325,7 @@ class Lane:
         self._limits.over = lambda: call.course.withdrawn
         refused: Mapping[str, str] = {}
         try:
-            seconds = min(self._stall_seconds, call.until - now)
+            seconds = min(self._stall_seconds, call.until - lease_clock())
             unknown = self._admitted(call, unknown, seconds)
             new = any(topic not in self._troubles for topic in unknown)
             if unknown:
@@ -559,7 +560,7 @@ class Lane:
 
     def _alone(self, call: Call, place: int) -> None:
         """Send one record and wait for its report. Raises ``Halt`` when the destination fails meanwhile."""
-        if time.monotonic() >= call.until:
+        if lease_clock() >= call.until:
             raise Halt(LATE)
         failures, wire = call.reports.failures, self._under_way.wire(CAREFUL)
         del failures[place]

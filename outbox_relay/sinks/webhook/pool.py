@@ -7,6 +7,7 @@ import time
 from collections import deque
 from functools import partial
 
+from outbox_relay.lease_clock import lease_clock
 from outbox_relay.sinks.webhook.dial import Dialler
 from outbox_relay.sinks.webhook.trip import Trip, Withdrawn
 from outbox_relay.sinks.webhook.wire import Wire
@@ -80,7 +81,7 @@ class Pool:
         if wire is None:
             trip.dialled = True
             wire = await self._dialler.connect(partial(Wire, asyncio.get_running_loop(), self._wires), trip)
-        trip.withdrawn = trip.withdrawn or time.monotonic() >= trip.until
+        trip.withdrawn = trip.withdrawn or lease_clock() >= trip.until
         if trip.withdrawn:
             wire.abort()
             raise Withdrawn("called back")

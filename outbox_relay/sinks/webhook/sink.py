@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from outbox_relay import signing
 from outbox_relay.event import Event
+from outbox_relay.lease_clock import lease_clock
 from outbox_relay.policy import Attempt, Refused, Unavailable, Verdict
 from outbox_relay.sinks.webhook.dial import Dialler
 from outbox_relay.sinks.webhook.redaction import readable, secrets_of_url
@@ -101,7 +102,7 @@ class WebhookSink:
         return [await self._one(event, until, attempt) for event in batch]
 
     async def _one(self, event: Event, until: float, attempt: int) -> Verdict:
-        if time.monotonic() >= until:
+        if lease_clock() >= until:
             return Unavailable("not delivered in time")
         credentials, now = self._credentials, time.time()
         if not signing.signing(credentials.keys, now):

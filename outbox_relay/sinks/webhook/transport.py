@@ -118,7 +118,7 @@ class Transport:
     ) -> Answer | Fault:
         """Post ``body`` with ``headers``, all of it within ``seconds``, the answer's end included.
 
-        Nothing is sent from ``until`` on, a ``time.monotonic()`` value: such a request is withdrawn.
+        Nothing is sent from ``until`` on, a ``lease_clock()`` value: such a request is withdrawn.
         ``host`` and ``content-length`` are added, nothing else is. A request that met a kept connection which the
         destination had closed goes out once more at once, over a new one. Raises RuntimeError when not open, else for
         cancellation only.

@@ -12,6 +12,7 @@ from aiohttp.client_proto import ResponseHandler
 from aiohttp.http_exceptions import BadHttpMessage, HttpProcessingError
 from aiohttp.http_parser import RawResponseMessage
 
+from outbox_relay.lease_clock import lease_clock
 from outbox_relay.sinks.webhook.trip import Disconnected, NotConnected, Trip, Withdrawn
 
 HEAD_BYTES = 100 * 1024
@@ -129,7 +130,7 @@ class Wire(ResponseHandler):
                 raise NotConnected("protocol_error", "the destination answered before the request was sent")
         if not self.is_connected() or self._spoke:
             raise ServerDisconnectedError
-        if looks and (trip.withdrawn or time.monotonic() >= trip.until):
+        if looks and (trip.withdrawn or lease_clock() >= trip.until):
             trip.withdrawn = True
             raise Withdrawn("called back")
 
