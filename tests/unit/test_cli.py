@@ -323,8 +323,8 @@ def test_health_without_an_address_to_ask_is_wrong_configuration(tmp_path: Path,
 def test_an_error_that_ends_run_is_a_line_of_its_log(tmp_path: Path) -> None:
     """In JSON, whatever it is about; on a console as a sentence."""
     file = toml(tmp_path, KAFKA.replace('topic = "shop"', 'topics = "shop"'))
-    for variables in ({}, {"OUTBOX_RELAY_LOG_FORMAT": "json"}):
-        ended = inside("run", "-c", file, **variables)
+    for form in ("", "json"):
+        ended = inside("run", "-c", file, OUTBOX_RELAY_LOG_FORMAT=form)
         line = json.loads(ended.err)
         assert (ended.code, line["level"], line["event"]) == (2, "critical", "the relay cannot run")
         assert "there is no such setting" in line["reason"]
