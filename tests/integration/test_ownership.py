@@ -11,7 +11,7 @@ import pytest
 
 from outbox_relay.errors import LeaseLost, StartAgain
 from outbox_relay.event import SHARDS, Event
-from outbox_relay.ownership import fair_share
+from outbox_relay.ownership import Ownership, fair_share
 from outbox_relay.policy import DELIVERED, Failed, RetryPolicy, Verdict
 from outbox_relay.sinks.memory import MemorySink
 from outbox_relay.store import NewRow, RowBack
@@ -70,6 +70,39 @@ async def test_two_relays_share_every_shard_once_and_no_handover_repeats_an_even
     assert sorted(together) == wanted, "every event once"
     assert ids(two), "the second relay delivered its part"
     assert await all_in_order(one, two)
+
+
+async def test_shards_that_are_lost_together_are_one_line(database: Database) -> None:
+    """Goes red when a sink that was removed under a relay is 64 lines."""
+    rig = Rig(database.dsn, [(spec("s"), MemorySink())], lease_seconds=SHORT_LEASE)
+    said: list[tuple[str, dict[str, Any]]] = []
+
+    class Log:
+        def debug(self, event: str, /, **values: Any) -> None: ...
+
+        def info(self, event: str, /, **values: Any) -> None: ...
+
+        def warning(self, event: str, /, **values: Any) -> None:
+            said.append((event, values))
+
+    await rig.store.open()
+    tick = (await rig.ticking.refresh()).tick
+    [generation] = (await rig.store.register_sinks([("s", ["*"], None)], tick)).values()
+    ownership = Ownership(rig.store, rig.relay, "rig", "0", SHORT_LEASE, Log())
+    holding = ownership.add("s", generation)
+    await ownership.round()
+    await ownership.round()
+    assert len(holding.held) == SHARDS
+    with database.connect() as connection:
+        connection.execute("update outbox.shard set owner = null, epoch = epoch + 1 where shard < 50")
+
+    async def lost() -> bool:
+        await ownership.round()
+        return bool(said)
+
+    await auntil(lost, seconds=20, what="the loss is noticed at a renewal")
+    await rig.store.close()
+    assert said == [("lost shards", {"sink": "s", "shards": 50, "held": SHARDS - 50})]
 
 
 async def delivered_together(wanted: list[int], *sinks: MemorySink) -> None:
