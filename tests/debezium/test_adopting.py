@@ -148,6 +148,8 @@ def test_no_type_of_a_row_is_refused(shop: Database, producer: str) -> None:
 def test_the_answer_is_what_the_sink_needs(shop: Database, tmp_path: Path) -> None:
     answer = adopt(shop, route_topic_replacement="shop.${routedByValue}.v1")
     assert tomllib.loads(answer) == {"topic": "shop.{headers.aggregatetype}.v1", "tombstones": True}
+    answer = adopt(shop, table_fields_additional_placement="type:header")
+    assert tomllib.loads(answer)["type_header"] == "type"
     answer = adopt(shop, table_fields_additional_placement="n:partition")
     assert tomllib.loads(answer)["partition_header"] == "partition"
     file = tmp_path / "relay.toml"
@@ -276,7 +278,7 @@ def test_what_would_be_another_record_is_refused(shop: Database) -> None:
 def test_the_adapter_is_made_when_asked_for(database: Database) -> None:
     assert not [name for name in functions(database) if "debezium" in name]
     done = outbox_relay("migrate", "--dsn", database.dsn, "--debezium")
-    assert (done.code, done.out) == (0, "schema outbox has version 1; outbox.adopt_debezium is there\n")
+    assert (done.code, done.out) == (0, "schema outbox has version 2; outbox.adopt_debezium is there\n")
     with database.connect() as conn:
         conn.execute(f"create table outboxevent ({TABLE})".encode())
     assert adopt(database).startswith("topic")
