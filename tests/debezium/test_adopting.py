@@ -148,6 +148,8 @@ def test_no_type_of_a_row_is_refused(shop: Database, producer: str) -> None:
 def test_the_answer_is_what_the_sink_needs(shop: Database, tmp_path: Path) -> None:
     answer = adopt(shop, route_topic_replacement="shop.${routedByValue}.v1")
     assert tomllib.loads(answer) == {"topic": "shop.{headers.aggregatetype}.v1", "tombstones": True}
+    answer = adopt(shop, table_fields_additional_placement="type:header")
+    assert tomllib.loads(answer)["type_header"] == "type"
     answer = adopt(shop, table_fields_additional_placement="n:partition")
     assert tomllib.loads(answer)["partition_header"] == "partition"
     file = tmp_path / "relay.toml"
