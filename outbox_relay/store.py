@@ -560,7 +560,7 @@ class Store:
         }
         claimed = await self._rows("claim_rows", parameters)
         claimed.sort(key=lambda row: row[0])
-        return [ClaimedRow._make((Event._make(row[:-3]), *row[-3:], lease)) for row in claimed]
+        return [ClaimedRow._make((Event(*row[:-3]), *row[-3:], lease)) for row in claimed]
 
     async def standing(self, sink: str, most: int) -> tuple[int, bool]:
         """How many events of the sink stand as rows to be delivered, counted up to ``most`` of each sort of rows.

@@ -8,7 +8,7 @@ from collections import Counter
 from typing import Any, LiteralString
 
 import psycopg
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from outbox_relay.sinks.memory import MemorySink
