@@ -92,7 +92,7 @@ class Asked:
         """How many events one read of the log finds."""
         return len(
             self.run(
-                "read_rest", shards=list(range(SHARDS)), types=None, a=EVENTS_BEFORE, b=self._snapshot, after=after,
+                "read_rest", most_payload=1 << 30, shards=list(range(SHARDS)), types=None, a=EVENTS_BEFORE, b=self._snapshot, after=after,
                 upto=NO_LIMIT, rows=rows, bytes=CHUNK_BYTES,
             )
         )  # fmt: skip
