@@ -92,8 +92,8 @@ class Asked:
         """How many events one read of the log finds."""
         return len(
             self.run(
-                "read_rest", most_payload=1 << 30, shards=list(range(SHARDS)), types=None, a=EVENTS_BEFORE, b=self._snapshot, after=after,
-                upto=NO_LIMIT, rows=rows, bytes=CHUNK_BYTES,
+                "read_rest", shards=list(range(SHARDS)), types=None, a=EVENTS_BEFORE, b=self._snapshot, after=after,
+                upto=NO_LIMIT, rows=rows, bytes=CHUNK_BYTES, most_payload=1 << 30,
             )
         )  # fmt: skip
 
