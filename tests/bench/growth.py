@@ -93,7 +93,7 @@ class Asked:
         return len(
             self.run(
                 "read_rest", shards=list(range(SHARDS)), types=None, a=EVENTS_BEFORE, b=self._snapshot, after=after,
-                upto=NO_LIMIT, rows=rows, bytes=CHUNK_BYTES,
+                upto=NO_LIMIT, rows=rows, bytes=CHUNK_BYTES, most_payload=1 << 30,
             )
         )  # fmt: skip
 

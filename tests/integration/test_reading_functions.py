@@ -864,7 +864,7 @@ def test_event_without_a_partition_is_kept_and_read(day_missing: Database) -> No
         connection.execute("update outbox.event set created_at = now() + interval '1 day' where id = %s", (ids[1],))
         rows = call(
             connection, "read_rest", shards=list(range(64)), types=None, a="3:3:", b="9000000000:9000000000:",
-            after=0, upto=2**40, rows=100, bytes=AMPLE,
+            after=0, upto=2**40, rows=100, bytes=AMPLE, most_payload=None,
         )  # fmt: skip
     assert [row[0] for row in rows] == ids
 

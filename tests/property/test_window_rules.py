@@ -6,7 +6,7 @@ Where a rule was found by breaking it, the scenario also shows what the broken r
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import psycopg
@@ -379,6 +379,20 @@ async def test_transaction_bigger_than_a_chunk_is_never_read_whole(database: Dat
     await follower.follow()
     assert follower.ids[:100] == late
     assert max(len(ids) for _, ids in follower.reads) <= 7
+
+
+@pytest.mark.parametrize("transactions", [1, 3])
+async def test_few_latecomers_that_match_among_many_are_all_read(
+    database: Database, store: Store, transactions: int
+) -> None:
+    """A read that looked at enough says how far it got: without that, what lies behind is lost."""
+    follower = Follower(store, position=Position(quiet(database)), types=["rare"], most_rows=3)
+    with ExitStack() as stack:
+        open_ones = [stack.enter_context(database.connect()) for _ in range(transactions)]
+        late = [(n, emit(open_ones[n % transactions], "rare" if n % 70 == 69 else "usual")) for n in range(300)]
+        await follower.follow()
+    await follower.follow()
+    assert follower.ids == [event for n, event in late if n % 70 == 69]
 
 
 async def test_every_span_boundary_is_read_once(database: Database, store: Store) -> None:
