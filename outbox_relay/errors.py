@@ -51,7 +51,7 @@ class DatabaseLost(RelayError):
 class StatementFailed(RelayError):
     """The database answered, but this statement failed: it ran out of time, met a lock, or its answer cannot be loaded.
 
-    Says nothing about the connection or the server, so it concerns the caller alone. A statement that the client gave up
+    Says nothing about the connection or the server, so it concerns the caller alone. A statement given up by the client
     may have taken effect: its COMMIT may have waited for a standby. ``sqlstate`` is the server's, None
     when the client failed.
     """
