@@ -100,6 +100,7 @@ class Rig:
         self.relays: list[SinkRelay] = []
         self._log = log
         self._crashed = False
+        self._broken: list[BaseException] = []
         self.tasks: list[asyncio.Task[None]] = []
         """Ownership, ticking, then one per sink."""
 
@@ -176,11 +177,13 @@ class Rig:
     def judge(self) -> None:
         """Raise AssertionError when a part ended for a reason that the test did not declare."""
         undeclared = [f"{error.reason}: {error}" for error in self.ended if error.reason not in self.expects]
+        assert not self._broken, f"parts died of what a service does not survive: {self._broken[:5]!r}"
         assert not undeclared, f"sessions ended that this test did not cause: {undeclared[:5]}"
 
     async def crash(self) -> None:
         """End at once, releasing nothing."""
         self._crashed = True
+        self._broken = [error for task in self.tasks if (error := _broke(task)) is not None]
         for task in self.tasks:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
@@ -188,6 +191,10 @@ class Rig:
             await sink.reset()
             await sink.close()
         await self.store.close()
+
+
+def _broke(task: asyncio.Task[None]) -> BaseException | None:
+    return task.exception() if task.done() and not task.cancelled() else None
 
 
 @asynccontextmanager
