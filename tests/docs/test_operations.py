@@ -76,6 +76,8 @@ def uids(sink: MemorySink) -> list[str]:
 
 
 async def test_every_statement_of_the_page_is_run(database: Database) -> None:
+    async with running(database.dsn, (spec("crm"), MemorySink())) as rig:
+        await rig.owns_all()
     with database.connect(autocommit=True) as conn:
         for sql in STATEMENTS:
             for part in parts(sql):

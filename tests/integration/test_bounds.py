@@ -101,7 +101,8 @@ async def test_a_relay_whose_rows_are_full_gives_its_shards_up_when_it_stops(dat
     late = Late()
     late.script = bad_fails
     sink = MemorySink(late, keeps_order=False)
-    async with running(database.dsn, (spec("s", parked_max=MOST, retry=NEVER_DEAD), sink)) as rig:
+    full = spec("s", parked_max=MOST, retry=NEVER_DEAD)
+    async with running(database.dsn, (full, sink), expects={"handed_over"}) as rig:
         *wanted, good = emit(database, ["bad"] * 400 + ["good"])
         await has(database, FULL)
         await rig.stop()
@@ -189,7 +190,12 @@ async def test_while_everything_is_answered_500_no_event_is_tried_before_its_del
 
 
 def add(database: Database, event: int, key: str | None, payload: bytes = b"{}", deliver_at: str | None = None) -> None:
-    """Make a waiting row that is due, as a person or an older version may have left it."""
+    """Make a waiting row of sink `s` that is due, as a person or an older version may have left it."""
+    query(
+        database,
+        "select name from outbox.register_sinks("
+        """'[{"name": "s", "patterns": ["*"], "start": "beginning"}]', 0, '3:3:', 3)""",
+    )
     query(
         database,
         "insert into outbox.delivery (sink, id, shard, state, ordered, due_at, uid, type, key, payload, content_type, "

@@ -198,7 +198,9 @@ def test_a_sink_that_is_not_there_cannot_be_removed(database: Database) -> None:
 
 async def test_a_relay_whose_sink_was_removed_says_so_and_serves_it_when_it_is_back(database: Database) -> None:
     sink = MemorySink()
-    async with running(database.dsn, (spec("s"), sink), lease_seconds=SHORT_LEASE) as rig:
+    async with running(
+        database.dsn, (spec("s"), sink), lease_seconds=SHORT_LEASE, expects={"lease_lost", "reload"}
+    ) as rig:
         await rig.owns_all()
         do(database, REMOVALS["function"])
         await auntil(lambda: _removed(rig), seconds=10, what="the removal is noticed")
@@ -226,7 +228,7 @@ async def owns(rig: Rig, count: int, seconds: float = 20) -> None:
 async def test_the_configuration_of_relays_that_stay_wins_over_that_of_one_that_has_gone(database: Database) -> None:
     """During a rolling deployment an old process starts once more, and is then replaced."""
     new = MemorySink()
-    async with running(database.dsn, (WIDE, new), lease_seconds=SHORT_LEASE) as stays:
+    async with running(database.dsn, (WIDE, new), lease_seconds=SHORT_LEASE, expects={"reload"}) as stays:
         await owns(stays, SHARDS)
         old = Rig(database.dsn, [(NARROW, MemorySink())], lease_seconds=SHORT_LEASE)
         await old.start()
