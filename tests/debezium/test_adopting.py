@@ -249,7 +249,10 @@ REFUSED: Sequence[tuple[dict[str, str], str]] = [
     ({ROUTER + "table.field.event.id": "n"}, "column n of table public.outboxevent has type integer"),
     ({ROUTER + "table.fields.additional.placement": "made:header"}, "column made .* has type timestamp"),
     ({ROUTER + "table.fields.additional.placement": "n"}, "n: cannot be done"),
-    ({ROUTER + "table.fields.additional.placement": "n:header:a b"}, "a header name must be a token .* \"a b\" has \" \" at character 2"),
+    (
+        {ROUTER + "table.fields.additional.placement": "n:header:a b"},
+        'a header name must be a token .* "a b" has " " at character 2',
+    ),
     ({ROUTER + "table.fields.additional.placement": "n:header:id"}, "header of this name already"),
     ({ROUTER + "table.fields.additional.placement": "n:header:x,extra:header:x"}, "header of this name already"),
     ({ROUTER + "table.fields.additional.placement": "n:envelope"}, "do not go together"),
