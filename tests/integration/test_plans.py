@@ -238,7 +238,7 @@ def test_latecomers_are_found_by_their_xid(explained: Explained, listed: bool) -
 def test_a_tick_looks_at_no_event(explained: Explained) -> None:
     [(seq, *_)] = explained.run("tick")
     assert seq >= EVENTS
-    assert explained.relations() == {"event_id_seq", "sink"}
+    assert explained.relations() == {"event_id_seq", "meta"}
 
 
 TOUCHED = """

@@ -325,6 +325,12 @@ def test_window_of_an_old_numbering_ends_at_its_sequence() -> None:
     assert read(position, piece) == Position(Tick(300, "15:15:", 15))
 
 
+def test_window_of_an_old_numbering_from_where_nothing_is_visible_has_no_latecomers() -> None:
+    begun = Position(Tick(100, "3:3:", 3), LAST_OF_OLD)
+    assert part(begun, 10, floor=300) == Part(late=False, after=100, upto=110, last=False)
+    assert part(begun, 200, floor=300) == Part(late=False, after=100, upto=300, last=True)
+
+
 def test_latecomers_of_an_old_numbering_are_never_walked_through() -> None:
     assert part(Position(A, LAST_OF_OLD), 10, floor=300, stride=20).late
 
