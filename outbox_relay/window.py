@@ -60,8 +60,9 @@ BEGINNING = Tick(0, "3:3:", 3)
 EVERYTHING = f"{2**63 - 1}:{2**63 - 1}:"
 """The snapshot in which every transaction is visible: it ends the last window of an old numbering (``outbox.rebase``).
 
-Such a window holds nothing above its tick's ``seq``; behind it stands the tick of that ``seq`` and of the snapshot that
-ends at the tick's ``next_xid``.
+It begins at the lowest id that is not settled, with the snapshot in which nothing is visible: beside an old numbering,
+transaction numbers mean nothing. It holds nothing above its tick's ``seq``; behind it stands the tick of that ``seq``
+and of the snapshot that ends at the tick's ``next_xid``.
 """
 
 

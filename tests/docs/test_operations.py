@@ -79,6 +79,7 @@ async def test_every_statement_of_the_page_is_run(database: Database) -> None:
     async with running(database.dsn, (spec("crm"), MemorySink())) as rig:
         await rig.owns_all()
     with database.connect(autocommit=True) as conn:
+        conn.execute("""select outbox.register_sinks('[{"name": "crm", "patterns": ["*"]}]', 0, '3:3:', 3)""")
         for sql in STATEMENTS:
             for part in parts(sql):
                 conn.execute(part)

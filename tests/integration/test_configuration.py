@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -15,10 +16,13 @@ from outbox_relay.migrate import rebase
 from outbox_relay.sinks.memory import MemorySink
 from outbox_relay.window import Position
 from tests.integration.test_relay import delivered, emit, has, ids, query
+from tests.support.command import outbox_relay
 from tests.support.database import Database
 from tests.support.ledger import ledger
+from tests.support.ports import free_port
 from tests.support.rig import Rig, running, spec
-from tests.support.wait import auntil
+from tests.support.service import RelayService
+from tests.support.wait import auntil, until
 
 SHORT_LEASE = 1.5
 NARROW = spec("s", patterns=("a",), types=("a",))
@@ -344,6 +348,36 @@ async def test_a_relay_does_not_serve_shards_without_a_position_until_rebase_giv
         assert await books.store.missing_positions() == {}
         async with running(database.dsn, (spec("s"), sink)):
             await delivered(sink, wanted)
+
+
+WEBHOOK = """
+[database]
+dsn = "{dsn}"
+[sinks.s]
+type = "webhook"
+url = "https://127.0.0.1:{port}/"
+allow_networks = ["127.0.0.1/32"]
+secrets = ["whsec_bWlzc2luZ3Bvc2l0aW9uc21pc3NpbmdwbyEh"]
+start = "beginning"
+[routes]
+"*" = ["s"]
+"""
+
+
+def test_readyz_and_check_online_say_that_positions_are_missing(database: Database, tmp_path: Path) -> None:
+    register(database, "s", '["*"]', "beginning")
+    do(database, LOSE)
+    with RelayService(tmp_path, WEBHOOK.format(dsn=database.dsn, port=free_port())).start(wait=False) as relay:
+        until(lambda: "no position" in _fault(relay), seconds=30, what="the fault is shown")
+        assert relay.ask("/readyz")[0] == 503
+        ended = outbox_relay("check", "-c", relay.config, "--online")
+    assert ended.code == 2
+    assert "sink s: 64 of its shards have no position" in ended.err
+
+
+def _fault(relay: RelayService) -> str:
+    _, body = relay.ask("/readyz")
+    return str(body and body["sinks"].get("s", {}).get("fault"))
 
 
 async def _faulty(rig: Rig) -> bool:

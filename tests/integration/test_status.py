@@ -144,7 +144,26 @@ async def test_the_backlog_is_what_no_position_covers(books: Ledger, seed: int) 
             found = await sink(books)
             assert (found["backlog"], found["backlog_exact"]) == (len(left), True)
             kinds |= {_kind(place[shard], event_id, xid) for event_id, shard, xid in logged if event_id in left}
+            assert left <= read_by_a_rebase(logged, upto(books))
     assert kinds == {"late for A", "rest", "late for B", "above B"}
+    logged = books.query(LOGGED)
+    left, before = undone(logged, place), upto(books)
+    books.query("select outbox.rebase()")
+    assert upto(books) == before
+    found = await sink(books)
+    again = read_by_a_rebase(logged, before)
+    assert (found["backlog"], found["backlog_exact"]) == (len(again), True)
+    assert left <= again
+
+
+def upto(books: Ledger) -> dict[int, int]:
+    """Shard → the id up to which the log is settled without a gap."""
+    return dict(books.query("select unnest(u.shards), u.upto_id from outbox.settled_upto('s') u"))
+
+
+def read_by_a_rebase(logged: list[tuple[int, int, int]], settled: dict[int, int]) -> set[int]:
+    """Return the ids that are read after a rebase: whatever their transaction numbers mean."""
+    return {event_id for event_id, shard, _ in logged if event_id > settled[shard]}
 
 
 def _kind(position: Position, event_id: int, xid: int) -> str:

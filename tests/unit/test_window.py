@@ -313,6 +313,12 @@ def test_window_of_an_old_numbering_ends_at_its_sequence() -> None:
     assert read(position, piece) == Position(Tick(300, "15:15:", 15))
 
 
+def test_window_of_an_old_numbering_from_where_nothing_is_visible_has_no_latecomers() -> None:
+    begun = Position(Tick(100, "3:3:", 3), LAST_OF_OLD)
+    assert part(begun, 10, floor=300) == Part(late=False, after=100, upto=110, last=False)
+    assert part(begun, 200, floor=300) == Part(late=False, after=100, upto=300, last=True)
+
+
 def test_ids_up_to_the_floor_are_no_latecomers_of_a_new_numbering() -> None:
     assert part(Position(A, B), 10, floor=60) == Part(late=True, after=60, upto=100, last=False)
     assert part(Position(A, B), 10, floor=100) == Part(late=False, after=100, upto=110, last=False)
