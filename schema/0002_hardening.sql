@@ -5,6 +5,9 @@
 -- Columns and the ceiling
 -- ---------------------------------------------------------------------------------------------------------
 
+-- First of all what a relay that registers its sinks locks first: else the two could wait for each other.
+lock table outbox.sink in share row exclusive mode;
+
 -- Only rises; raised with every change of what relays are to read. A tick carries it.
 alter table outbox.meta add column config bigint not null default 1;
 comment on column outbox.meta.config is

@@ -130,6 +130,7 @@ def positions(rng: random.Random, ticks: list[Tick], most_id: int) -> dict[int, 
 async def test_the_backlog_is_what_no_position_covers(books: Ledger, seed: int) -> None:
     await books.register(("s", ["*"], "beginning"))
     ticks = [BEGINNING]
+    place: dict[int, Position] = {}
     kinds: set[str] = set()
     with ExitStack() as stack:
         writers = Writers(books.database, stack, seed)
