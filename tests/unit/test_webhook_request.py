@@ -128,6 +128,14 @@ def test_headers_of_the_settings_are_added() -> None:
     assert "hunter2" not in repr(Credentials([key(SECRET)], {"authorization": "Bearer hunter2"}))
 
 
+@pytest.mark.parametrize("text", ["a\r\nb", "a\nx-forged: 1", "a\0b", "ä/b", "a/b\x7f"])
+@pytest.mark.parametrize("field", ["content_type", "type"])
+def test_what_cannot_stand_in_a_header_is_an_error(field: str, text: str) -> None:
+    """Of the event, not of the destination: else it would be tried for as long as the log exists, and hold its key."""
+    with pytest.raises(ValueError, match="not printable ASCII"):
+        made(an_event(**{field: text}))
+
+
 def test_headers_that_cannot_be_read_are_an_error() -> None:
     with pytest.raises(ValueError, match="not a JSON object of strings"):
         made(an_event(headers="[1]"))

@@ -59,11 +59,14 @@ class Credentials:
 def request(event: Event, form: Form, credentials: Credentials, *, attempt: int, now: float) -> Request:
     """The request for ``event``, signed at ``now``, in unix seconds.
 
-    ``attempt`` is its number, from 1. Raises ValueError when the event's headers cannot be read.
+    ``attempt`` is its number, from 1. Raises ValueError when the event's headers cannot be read, or when its content
+    type or type cannot stand in a header: what is emitted can, what an owner inserts into the log need not.
     """
     body, content_type = event.payload, event.content_type
     if form.cloudevents == "structured":
         body, content_type = cloudevents.structured(event, form.source), cloudevents.CONTENT_TYPE
+    if not (_VALUE.fullmatch(content_type) and _VALUE.fullmatch(event.type)):
+        raise ValueError("the event's type or content type is not printable ASCII")
     timestamp = int(now)
     signature = signing.header(signing.signing(credentials.keys, now), event.uid, timestamp, body)
     headers = [
