@@ -196,7 +196,7 @@ def _row(payload: bytes) -> dict[str, Any]:
 async def test_small_events_are_never_dead_because_the_database_is_slow(database: Database) -> None:
     """Reads that fail whatever they ask for end the session with the reason, and kill no event."""
     sink = MemorySink()
-    async with running(database.dsn, (spec("s"), sink)) as rig:
+    async with running(database.dsn, (spec("s"), sink), expects={"statement_failed"}) as rig:
         await rig.owns_all()
         failing = Failing(rig, "57014")
         failing.everything = True
@@ -253,3 +253,27 @@ async def test_a_huge_transaction_is_read_whatever_the_statement_timeout(databas
 def _tick(connection: psycopg.Connection[Any]) -> Tick:
     [row] = connection.execute("select seq, snapshot::text, next_xid from outbox.tick()").fetchall()
     return Tick(*row)
+
+
+async def test_keys_that_are_left_out_do_not_count_as_bytes(database: Database) -> None:
+    """A read that they ended would look like a read of everything: what lies behind them would be passed by."""
+    sink = MemorySink()
+    async with running(database.dsn, (spec("s"), sink)) as rig:
+        with database.connect(autocommit=True) as connection, connection.transaction():
+            for _ in range(3):
+                connection.execute(
+                    INSERT,
+                    {
+                        "key": "k" * (9 << 20),
+                        "payload": b"p",
+                        "headers": None,
+                        "deliver_at": None,
+                        "created_at": None,
+                    },
+                )
+            for _ in range(5):
+                connection.execute(
+                    INSERT, {"key": None, "payload": b"p", "headers": None, "deliver_at": None, "created_at": None}
+                )
+        await settled(rig, database, 8)
+        assert (len(sink.delivered), len(dead(database)), rig.ended) == (5, 3, [])
