@@ -315,7 +315,8 @@ $$;
 --
 -- An event that cannot be delivered comes with a reason in `fault` and without its payload, so that nothing is fetched
 -- or loaded that does not fit: it becomes a dead letter, and its neighbours flow. Times are bounded by what clients can
--- load. `most_bytes` then counts payloads, keys and headers.
+-- load. `most_bytes` then counts payloads, keys and headers, of what is returned alone: callers count it too, to know
+-- whether a read was cut.
 drop function outbox.read_rest(smallint[], text[], pg_snapshot, pg_snapshot, bigint, bigint, integer, bigint);
 drop function outbox.read_late(
     smallint[], text[], pg_snapshot, bigint, pg_snapshot, bigint, bigint, integer, bigint
@@ -382,7 +383,9 @@ begin
       from (
         select f.*, sum(case when f.fault is null then coalesce(octet_length(f.payload), 0) else 0 end
                         + case when ceiling is null then 0
-                               else coalesce(octet_length(f.key), 0) + coalesce(octet_length(f.headers), 0) end)
+                               else case when f.fault is null or octet_length(f.key) <= 1024
+                                         then coalesce(octet_length(f.key), 0) else 0 end
+                                    + coalesce(octet_length(f.headers), 0) end)
                     over (order by f.id rows between unbounded preceding and 1 preceding) as before
           from (
             -- A level of its own (offset 0), so that only what is returned is looked at, and no partition's plan does it.
@@ -521,7 +524,9 @@ begin
       from (
         select f.*, sum(case when f.fault is null then coalesce(octet_length(f.payload), 0) else 0 end
                         + case when ceiling is null then 0
-                               else coalesce(octet_length(f.key), 0) + coalesce(octet_length(f.headers), 0) end)
+                               else case when f.fault is null or octet_length(f.key) <= 1024
+                                         then coalesce(octet_length(f.key), 0) else 0 end
+                                    + coalesce(octet_length(f.headers), 0) end)
                     over (order by f.id rows between unbounded preceding and 1 preceding) as before
           from (
             -- A level of its own (offset 0), so that only what is returned is looked at, and no partition's plan does it.
