@@ -715,7 +715,8 @@ class Store:
 
     async def give_leases_back(self, sink: str, leases: Sequence[UUID]) -> int:
         """End these leases of rows, which were claimed and not tried; returns how many rows there were."""
-        return await self._do("give_leases_back", {"sink": sink, "leases": list(leases)})
+        [(count,)] = await self._rows("give_leases_back", {"sink": sink, "leases": list(leases)})
+        return count
 
     async def rows_done(self, sink: str, done: Sequence[tuple[int, UUID]]) -> set[int]:
         """Remove delivered rows (id, lease); returns the ids whose lease was still ours."""
