@@ -357,8 +357,11 @@ async def test_a_machine_that_was_suspended_goes_on_delivering(
     sink: KafkaSink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The clock of leases goes on meanwhile, the one of a call's deadline does not: they are never compared."""
-    clock = SimpleNamespace(clock_gettime=lambda which: time.clock_gettime(which) + 3600)
-    monkeypatch.setattr("outbox_relay.lease_clock.time", clock)
+
+    def ahead(clock: int) -> float:
+        return time.clock_gettime(clock) + 3600
+
+    monkeypatch.setattr("outbox_relay.lease_clock.time", SimpleNamespace(clock_gettime=ahead))
     assert await sink.deliver(some_events(3), soon()) == [DELIVERED] * 3
 
 
