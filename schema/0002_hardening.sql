@@ -318,7 +318,8 @@ $$;
 --
 -- An event that cannot be delivered comes with a reason in `fault` and without its payload, so that nothing is fetched
 -- or loaded that does not fit: it becomes a dead letter, and its neighbours flow. Times are bounded by what clients can
--- load. `most_bytes` then counts payloads, keys and headers.
+-- load. `most_bytes` then counts payloads, keys and headers, of what is returned alone: callers count it too, to know
+-- whether a read was cut.
 drop function outbox.read_rest(smallint[], text[], pg_snapshot, pg_snapshot, bigint, bigint, integer, bigint);
 drop function outbox.read_late(
     smallint[], text[], pg_snapshot, bigint, pg_snapshot, bigint, bigint, integer, bigint

@@ -400,3 +400,34 @@ async def test_a_settlement_copies_a_payload_above_the_ceiling(database: Databas
 
 async def _is(fact: bool) -> bool:
     return fact
+
+
+@BOTH
+async def test_rows_of_claims_whose_answer_is_lost_come_back_and_no_claim_is_counted(
+    database: Database, keeps_order: bool
+) -> None:
+    """The claim took effect, as when its COMMIT waits for a standby; the relay had given it up."""
+    late = Late()
+    late.script = fails(1)
+    sink = MemorySink(late, keeps_order=keeps_order)
+    lost: set[int] = set()
+    async with running(database.dsn, (spec("s", retry=NEVER_DEAD), sink)) as rig:
+        await rig.owns_all()
+        claim, times = rig.store.claim_rows, 0
+
+        async def claim_rows(*arguments: Any, **options: Any) -> list[ClaimedRow]:
+            nonlocal times
+            claimed = await claim(*arguments, **options)
+            if claimed and times < 7:
+                times += 1
+                lost.update(row.claims for row in claimed)
+                raise StatementFailed("the database did not answer within 10 s", "57014")
+            return claimed
+
+        rig.store.claim_rows = claim_rows  # type: ignore[method-assign]
+        wanted = emit(database, ["a", "b", None])
+        await delivered(sink, wanted)
+        await rig.settled()
+        assert lost == {1}
+        assert rig.ended == []
+    assert query(database, "select count(*) from outbox.delivery") == [(0,)]

@@ -8,11 +8,12 @@ from typing import Any
 import psycopg
 import pytest
 
+from outbox_relay.connection_slots import ConnectionSlots
 from outbox_relay.errors import StatementFailed
 from outbox_relay.event import Event, looked_through
 from outbox_relay.sinks.memory import MemorySink
 from outbox_relay.store import statements
-from outbox_relay.window import Position, Steps, Tick, part
+from outbox_relay.window import LAST_TRIES, MOST_CUTS, Position, Steps, Tick, part
 from tests.support.database import Database
 from tests.support.rig import Rig, running, spec
 from tests.support.wait import auntil
@@ -255,25 +256,37 @@ def _tick(connection: psycopg.Connection[Any]) -> Tick:
     return Tick(*row)
 
 
-async def test_keys_that_are_left_out_do_not_count_as_bytes(database: Database) -> None:
-    """A read that they ended would look like a read of everything: what lies behind them would be passed by."""
+async def test_a_read_that_is_cut_behind_large_keys_goes_on_there(database: Database) -> None:
+    """Keys that are not returned do not count: else the database cuts a read that looks complete to the relay."""
     sink = MemorySink()
     async with running(database.dsn, (spec("s"), sink)) as rig:
-        with database.connect(autocommit=True) as connection, connection.transaction():
-            for _ in range(3):
-                connection.execute(
-                    INSERT,
-                    {
-                        "key": "k" * (9 << 20),
-                        "payload": b"p",
-                        "headers": None,
-                        "deliver_at": None,
-                        "created_at": None,
-                    },
-                )
-            for _ in range(5):
-                connection.execute(
-                    INSERT, {"key": None, "payload": b"p", "headers": None, "deliver_at": None, "created_at": None}
-                )
-        await settled(rig, database, 8)
-        assert (len(sink.delivered), len(dead(database)), rig.ended) == (5, 3, [])
+        await rig.owns_all()
+        with database.connect() as connection:
+            keys = ["k" * 1_000_000] * 12 + [None] * 20
+            every = [connection.execute(INSERT, {**_row(b"p"), "key": key}).fetchall()[0][0] for key in keys]
+        await settled(rig, database, len(every))
+        assert [event.id for event in sink.delivered] == every[12:]
+        assert [event for event, _, _ in dead(database)] == every[:12]
+
+
+async def test_no_event_is_dead_because_its_read_waited_for_a_connection(database: Database) -> None:
+    """The connections of a sink are busy with its other statements for as long as a read may wait, again and again."""
+    sink = MemorySink()
+    async with running(database.dsn, (spec("s"), sink)) as rig:
+        await rig.owns_all()
+        read, slots, waited = rig.store.read_rest, ConnectionSlots(1), 0
+
+        async def read_rest(*arguments: Any, **options: Any) -> list[Event]:
+            nonlocal waited
+            waited += 1
+            if waited <= MOST_CUTS + LAST_TRIES:
+                async with slots.taken("a", "claim_rows", 1), slots.taken("a", "read_rest", 0.01):
+                    pytest.fail("there is but one")
+            return await read(*arguments, **options)
+
+        rig.store.read_rest = read_rest  # type: ignore[method-assign]
+        event = insert(database)
+        await settled(rig, database, 1)
+        assert [event.id for event in sink.delivered] == [event]
+        assert dead(database) == []
+        assert rig.ended == []
