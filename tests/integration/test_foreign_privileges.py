@@ -264,9 +264,9 @@ def test_one_trim_is_bounded_and_leaves_every_shard_where_it_stands(database: Da
         assert max(counts) < 5000
         assert counts[-1] == 0
         assert conn.execute("select * from outbox.standing").fetchall() == before
-        left = conn.execute("select count(*) from outbox.progress").fetchone()
-        assert left == (12001 - sum(counts),)
-        assert left <= (64,)
+        [(left,)] = conn.execute("select count(*) from outbox.progress").fetchall()
+        assert left == 12001 - sum(counts)
+        assert left <= 64
 
 
 REGISTER = """select outbox.register_sinks('[{"name": "s", "patterns": ["*"]}]', 0, '3:3:', 3)"""
