@@ -42,6 +42,8 @@ SMALL_PAYLOAD_BYTES = 64 << 10
 TOO_MUCH = {"57014": "it ran out of time", "53200": "it ran out of memory", "54000": "it met a limit of the database"}
 """SQLSTATEs of reads that asked for too much, and what they say."""
 UNLOADABLE = "its answer cannot be loaded"
+AGAIN_SECONDS = 1.0
+"""Pause before a single event that could not be read is read again: a moment without memory kills none."""
 
 
 class Reading:
@@ -253,6 +255,8 @@ class Reading:
             self._steps.failed()
             self._span = SPAN_IDS
             if not self._steps.exhausted:
+                if self._steps.of(CHUNK_EVENTS) == 1:
+                    await asyncio.sleep(AGAIN_SECONDS)
                 return
             events, upto = await self._ask_without_payload(reader, piece, error)
         self._steps.succeeded()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -209,6 +210,25 @@ async def test_small_events_are_never_dead_because_the_database_is_slow(database
         await settled(rig, database, 5)
         assert [event.id for event in sink.delivered] == events
         assert dead(database) == []
+
+
+async def test_large_event_outlives_a_server_that_is_short_of_memory_for_a_moment(database: Database) -> None:
+    """Reads fail at once then, so all of them are over before the moment is."""
+    sink = MemorySink()
+    async with running(database.dsn, (spec("s"), sink)) as rig:
+        await rig.owns_all()
+        failing = Failing(rig, "53200")
+        failing.everything = True
+        event = insert(database, payload=b"x" * 100_000)
+        await auntil(lambda: _failed(failing), seconds=10, what="a read fails")
+        asyncio.get_running_loop().call_later(2.0, setattr, failing, "everything", False)
+        await settled(rig, database, 1)
+        assert [event.id for event in sink.delivered] == [event]
+        assert rig.ended == []
+
+
+async def _failed(failing: Failing) -> bool:
+    return failing.failures > 0
 
 
 async def _ended(rig: Rig) -> bool:
