@@ -36,7 +36,7 @@ def folder(tmp_path: Path) -> Path:
     shutil.copytree(SCHEMA_FOLDER, copy)
     add(copy, "create function outbox.extra() returns integer language sql return 1;\n")
     grants = (copy / "grants.sql").read_text(encoding="utf-8")
-    (copy / "grants.sql").write_text(grants.replace("'{backlog, ", "'{extra, backlog, "), encoding="utf-8")
+    (copy / "grants.sql").write_text(grants.replace("'{arm, ", "'{extra, arm, "), encoding="utf-8")
     return copy
 
 
