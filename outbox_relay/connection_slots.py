@@ -76,7 +76,8 @@ class ConnectionSlots:
             self._wake()
             if isinstance(error, TimeoutError):
                 raise StatementFailed(
-                    f"statement {name} had to wait: every connection that it may use was busy for {seconds:g} s"
+                    f"statement {name} had to wait: every connection that it may use was busy for {seconds:g} s",
+                    StatementFailed.NO_CONNECTION,
                 ) from None
             raise
 

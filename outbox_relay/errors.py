@@ -63,6 +63,9 @@ class StatementFailed(RelayError):
 
     reason = "statement_failed"
 
+    NO_CONNECTION: ClassVar = "53300"
+    """The SQLSTATE of a statement that was not sent, since no connection was free for it: nothing is wrong with it."""
+
     def __init__(self, message: str, sqlstate: str | None = None) -> None:
         super().__init__(message)
         self.sqlstate = sqlstate

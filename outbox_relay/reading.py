@@ -189,8 +189,7 @@ class Reading:
             self._ticking.want(self.wake)
             return False
         if self._generations != self._ticking.generations:
-            await self._obey()
-            return True
+            return await self._obey()
         sated = self._direct.sated
         if not sated and not any(reader.position.b is not None and not self._far(reader) for reader in self._readers):
             self._begin_round()
@@ -203,11 +202,18 @@ class Reading:
             self._ticking.want(self.wake)
         return bool(open_readers)
 
-    async def _obey(self) -> None:
-        """Some sink has another configuration: see whether it is this one before a window ends at the new tick."""
+    async def _obey(self) -> bool:
+        """Some sink has another configuration: see whether it is this one before a window ends at the new tick.
+
+        Returns whether that is known. Until it is, nothing is read.
+        """
         generations = self._ticking.generations
-        await self._ownership.look()
+        try:
+            await self._ownership.look()
+        except StatementFailed:
+            return False
         self._generations = generations
+        return True
 
     def _begin_round(self) -> None:
         tick = self._ticking.since(self._era)
@@ -235,10 +241,13 @@ class Reading:
         start = reader.position
         if start.b is None:
             return
-        piece = part(start, self._steps.of(self._span), self._floor)
+        newest = self._ticking.latest
+        piece = part(start, self._steps.of(self._span), self._floor, newest.seq if newest else 0)
         try:
             events, upto = await self._ask(reader, piece)
         except StatementFailed as error:
+            if error.sqlstate == StatementFailed.NO_CONNECTION:  # its turn comes; no event is the reason
+                return
             if _reason(error) is None:
                 raise
             self._steps.failed()

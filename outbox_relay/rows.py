@@ -40,8 +40,8 @@ MOST_TRIES = 6
 """How often outcomes are written, in ever smaller portions, and the payload of one row is read, before that ends."""
 FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS = 0.05, 1.0
 """Between two tries of a statement that failed, doubled after each."""
-NOT_FOR_ITS_SIZE = ("40", "55P03")
-"""SQLSTATEs of failures that a smaller statement would meet as well: deadlocks, serialisation, locks."""
+NOT_FOR_ITS_SIZE = ("40", "55P03", StatementFailed.NO_CONNECTION)
+"""SQLSTATEs of failures that a smaller statement would meet as well: deadlocks, serialisation, locks, no connection."""
 
 
 class Portion:
@@ -92,6 +92,8 @@ class Rows:
         self._portion = Portion()
         self._suspects = self._suspect_was_last = False
         self._heads: set[str] = set()
+        self._doubtful: list[UUID] = []
+        """Leases of claims that failed here and may have taken effect in the database."""
         self._tasks: asyncio.TaskGroup | None = None
         self._under_way = 0
         self._done: list[ClaimedRow] = []
@@ -254,12 +256,14 @@ class Rows:
     async def _ask(self, most: int, heads: Sequence[str], *, suspects: bool = False) -> list[ClaimedRow]:
         """Claim up to ``most`` rows: fewer after a claim that failed, none when this one does."""
         desk, portion, bare = self._desk, self._portion, self._portion.bare
-        lease_seconds = desk.sink.timeout_seconds + 2 * LEASE_MARGIN_SECONDS
+        lease, lease_seconds = uuid4(), desk.sink.timeout_seconds + 2 * LEASE_MARGIN_SECONDS
         try:
+            await self._give_doubtful_back()
+            self._doubtful.append(lease)
             claimed = await self._store.claim_rows(
                 desk.spec.name,
                 self._relay,
-                uuid4(),
+                lease,
                 lease_seconds,
                 min(most, portion.rows),
                 portion.payload_bytes,
@@ -275,11 +279,24 @@ class Rows:
             portion.failure(error.sqlstate)
             await asyncio.sleep(portion.pause_seconds())
             return []
+        self._doubtful.clear()
         portion.success()
         return [await self._whole(row) for row in claimed] if bare else claimed
 
+    async def _give_doubtful_back(self) -> None:
+        """Give back what a claim took whose answer did not come, or could not be loaded.
+
+        Else its rows would wait for the end of their leases, with a claim counted against each that was never tried.
+        """
+        if self._doubtful:
+            await self._store.give_leases_back(self._desk.spec.name, self._doubtful)
+            self._doubtful.clear()
+
     async def _whole(self, row: ClaimedRow) -> ClaimedRow:
-        """Return ``row`` with its payload, which it was claimed without; one that cannot be read is its fault."""
+        """Return ``row`` with its payload, which it was claimed without; one that cannot be read is its fault.
+
+        Raises ``StatementFailed`` when something else than the payload is the reason, again and again.
+        """
         event, reason = row.event, ""
         if event.fault is None or not event.fault.startswith("payload"):
             return row
@@ -287,6 +304,8 @@ class Rows:
             try:
                 found = await self._store.row_payload(self._desk.spec.name, event.id, row.lease)
             except StatementFailed as error:
+                if tries == MOST_TRIES - 1 and (error.sqlstate or "").startswith(NOT_FOR_ITS_SIZE):
+                    raise
                 reason = str(error)
                 await asyncio.sleep(FIRST_PAUSE_SECONDS * 2.0**tries)
             else:

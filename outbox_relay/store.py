@@ -713,6 +713,11 @@ class Store:
         [(count,)] = await self._rows("give_rows_back", {"sink": sink, "owner": owner})
         return count
 
+    async def give_leases_back(self, sink: str, leases: Sequence[UUID]) -> int:
+        """End these leases of rows, which were claimed and not tried; returns how many rows there were."""
+        [(count,)] = await self._rows("give_leases_back", {"sink": sink, "leases": list(leases)})
+        return count
+
     async def rows_done(self, sink: str, done: Sequence[tuple[int, UUID]]) -> set[int]:
         """Remove delivered rows (id, lease); returns the ids whose lease was still ours."""
         parameters = {"sink": sink, "ids": [d[0] for d in done], "leases": [d[1] for d in done]}

@@ -148,15 +148,16 @@ class Steps:
             self._failures -= not self._successes
 
 
-def part(position: Position, span: int, floor: int = 0) -> Part:
+def part(position: Position, span: int, floor: int = 0, newest: int = 0) -> Part:
     """The next piece of the position's window; its rest is cut into ranges of ``span`` ids, so no read is unbounded.
 
     Latecomers are looked for by xid up to ``A.seq`` in one piece: a read of them is bounded by what it finds, and says
     how far it got (``event.looked_through``).
 
     The last range has no upper end: between the two reads of B an emit may have taken an id above ``B.seq``
-    and committed, which makes it visible in B. Ids up to ``floor`` carry xids of an old numbering: they are no
-    latecomers of a window of the new one.
+    and committed, which makes it visible in B. ``newest`` is the ``seq`` of a later tick, or 0: up to it the ids above
+    ``B.seq`` are cut as well, or the last range of a window that was open for long would hold all that came meanwhile.
+    Ids up to ``floor`` carry xids of an old numbering: they are no latecomers of a window of the new one.
     """
     a, b, last = position
     if b is None:
@@ -167,7 +168,7 @@ def part(position: Position, span: int, floor: int = 0) -> Part:
         return Part(late=True, after=first, upto=a.seq, last=False)
     after = max(last, a.seq)
     upto = after + span
-    if upto < b.seq:
+    if upto < (b.seq if old else max(b.seq, newest)):
         return Part(False, after, upto, False)
     return Part(False, after, b.seq if old else FOR_EVER, True)
 

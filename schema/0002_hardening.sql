@@ -318,7 +318,8 @@ $$;
 --
 -- An event that cannot be delivered comes with a reason in `fault` and without its payload, so that nothing is fetched
 -- or loaded that does not fit: it becomes a dead letter, and its neighbours flow. Times are bounded by what clients can
--- load. `most_bytes` then counts payloads, keys and headers.
+-- load. `most_bytes` then counts payloads, keys and headers, of what is returned alone: callers count it too, to know
+-- whether a read was cut.
 drop function outbox.read_rest(smallint[], text[], pg_snapshot, pg_snapshot, bigint, bigint, integer, bigint);
 drop function outbox.read_late(
     smallint[], text[], pg_snapshot, bigint, pg_snapshot, bigint, bigint, integer, bigint
@@ -385,7 +386,9 @@ begin
       from (
         select f.*, sum(case when f.fault is null then coalesce(octet_length(f.payload), 0) else 0 end
                         + case when ceiling is null then 0
-                               else coalesce(octet_length(f.key), 0) + coalesce(octet_length(f.headers), 0) end)
+                               else case when f.fault is null or octet_length(f.key) <= 1024
+                                         then coalesce(octet_length(f.key), 0) else 0 end
+                                    + coalesce(octet_length(f.headers), 0) end)
                     over (order by f.id rows between unbounded preceding and 1 preceding) as before
           from (
             -- A level of its own (offset 0), so that only what is returned is looked at, and no partition's plan does it.
@@ -524,7 +527,9 @@ begin
       from (
         select f.*, sum(case when f.fault is null then coalesce(octet_length(f.payload), 0) else 0 end
                         + case when ceiling is null then 0
-                               else coalesce(octet_length(f.key), 0) + coalesce(octet_length(f.headers), 0) end)
+                               else case when f.fault is null or octet_length(f.key) <= 1024
+                                         then coalesce(octet_length(f.key), 0) else 0 end
+                                    + coalesce(octet_length(f.headers), 0) end)
                     over (order by f.id rows between unbounded preceding and 1 preceding) as before
           from (
             -- A level of its own (offset 0), so that only what is returned is looked at, and no partition's plan does it.
@@ -832,6 +837,7 @@ begin
               d.ordered, d.attempts, d.claims,
               case when ceiling is not null and (d.deliver_at < first_time or d.deliver_at >= last_time)
                    then 'deliver_at lies outside the years 1 to 9998'
+                   when ceiling is not null and d.payload is null then 'payload is null'
                    when octet_length(d.payload) > ceiling
                    then format('payload has %s bytes, more than the ceiling of %s', octet_length(d.payload), ceiling)
               end;
@@ -1327,13 +1333,16 @@ begin
     if pg_has_role(current_user, (select c.relowner from pg_class c where c.oid = tg_relid), 'usage') then
         return null;
     end if;
-    select count(*) as shards, min(l.sink) as sink into lost
+    -- What is left is looked at first: after a trim it is a row or two for each shard, while thousands may be gone.
+    select count(*) as shards, min(m.sink) as sink into lost
       from (
-        select g.sink, u.shard from gone g cross join lateral unnest(g.shards) u (shard)
-         where exists (select from outbox.sink k where k.name = g.sink)
+        select k.name as sink, n.shard::smallint as shard
+          from outbox.sink k cross join generate_series(0, 63) n (shard)
+         where k.name in (select g.sink from gone g)
         except
         select p.sink, u.shard from outbox.progress p cross join lateral unnest(p.shards) u (shard)
-      ) l;
+      ) m
+     where exists (select from gone g where g.sink = m.sink and m.shard = any (g.shards));
     if lost.shards > 0 then
         raise exception using errcode = 'restrict_violation',
             message = format('%s shards would have no position, of sink %s among others: nothing of them would be delivered',

@@ -28,8 +28,9 @@ select l.kind, l.object_type, n.name, l.columns, l.privilege
     ('relay', 'table', '{delivery, relay}', null, 'UPDATE'),
     ('relay', 'table', '{progress, delivery, relay}', null, 'DELETE'),
 
-    ('owner', 'function', '{asleep, claim_uid, emitter, event_fault, header_fault, is_usual, keep_positions, rebase, '
-                          'shown, uuid7}', null, 'EXECUTE')
+    ('owner', 'function', '{asleep, claim_uid, emitter, event_fault, header_fault, is_usual, keep_positions, raise_config, '
+                          'rebase, remove_sink, renumber, settled_upto, shown, sink_changed, sink_deleted, uuid7}',
+     null, 'EXECUTE')
   ) l (kind, object_type, names, columns, privilege)
  cross join lateral unnest(l.names) n (name);
 

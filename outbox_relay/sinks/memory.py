@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
 from outbox_relay.event import Event
+from outbox_relay.lease_clock import lease_clock
 from outbox_relay.policy import DELIVERED, Delivered, Refused, Unavailable, Verdict
 
 Script = Callable[[Event, int], Verdict | Awaitable[Verdict]]
@@ -97,7 +97,7 @@ class MemorySink:
         return verdict
 
     async def _one(self, event: Event, until: float, resets: int) -> Verdict:
-        if time.monotonic() >= until:
+        if lease_clock() >= until:
             return Unavailable("not delivered in time")
         if resets == self._resets:
             self._tried[event.id] += 1

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from outbox_relay.event import Event
+from outbox_relay.lease_clock import lease_clock
 from outbox_relay.policy import Delivered, Unavailable, Verdict
 from outbox_relay.sinks import Sink
 
@@ -68,7 +69,7 @@ def some_events(count: int, keys: int = 5) -> list[Event]:
 
 def soon() -> float:
     """A deadline that no scenario meets."""
-    return time.monotonic() + PLENTY_SECONDS
+    return lease_clock() + PLENTY_SECONDS
 
 
 async def hand_over(

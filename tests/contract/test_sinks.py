@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from outbox_relay.lease_clock import lease_clock
 from outbox_relay.policy import DELIVERED, Refused, Unavailable
 from outbox_relay.sinks import Sink
 from tests.contract.harness import (
@@ -140,7 +141,7 @@ async def test_going_down_under_way_leaves_a_prefix_of_every_key(harness: SinkHa
 
 
 async def test_nothing_is_handed_over_after_until(harness: SinkHarness, sink: Sink) -> None:
-    verdicts = await hand_over(sink, some_events(30), until=time.monotonic(), batch=10)
+    verdicts = await hand_over(sink, some_events(30), until=lease_clock(), batch=10)
     assert all(isinstance(verdict, Unavailable) for verdict in verdicts)
     after = some_events(5)
     assert await hand_over(sink, after) == [DELIVERED] * 5

@@ -189,7 +189,9 @@ async def test_while_everything_is_answered_500_no_event_is_tried_before_its_del
 # -- rows that cannot be delivered, and statements that are too large ----------------------------------------------
 
 
-def add(database: Database, event: int, key: str | None, payload: bytes = b"{}", deliver_at: str | None = None) -> None:
+def add(
+    database: Database, event: int, key: str | None, payload: bytes | None = b"{}", deliver_at: str | None = None
+) -> None:
     """Make a waiting row of sink `s` that is due, as a person or an older version may have left it."""
     query(
         database,
@@ -218,14 +220,16 @@ async def test_rows_that_no_relay_can_deliver_are_dead_with_their_reason_and_the
     add(database, 5, None, deliver_at="0044-03-15 BC")
     add(database, 6, None, deliver_at="infinity")
     add(database, 7, None)
+    add(database, 8, None, None)
     async with running(database.dsn, (spec("s", hold=hold), sink)) as rig:
         await delivered(sink, [1, 7] if hold else [1, 3, 7])
-        await has(database, "select 1 from outbox.delivery where state = 'dead' having count(*) = 4")
+        await has(database, "select 1 from outbox.delivery where state = 'dead' having count(*) = 5")
         assert rig.ended == []
     assert sorted(ids(sink)) == ([1, 7] if hold else [1, 3, 7])
     assert query(database, "select id, last_error, attempts from outbox.delivery where state = 'dead' order by id") == [
         (2, "payload has 1048577 bytes, more than the ceiling of 1048576", 0),
         *((event, "deliver_at lies outside the years 1 to 9998", 0) for event in (4, 5, 6)),
+        (8, "payload is null", 0),
     ]
 
 
@@ -396,3 +400,34 @@ async def test_a_settlement_copies_a_payload_above_the_ceiling(database: Databas
 
 async def _is(fact: bool) -> bool:
     return fact
+
+
+@BOTH
+async def test_rows_of_claims_whose_answer_is_lost_come_back_and_no_claim_is_counted(
+    database: Database, keeps_order: bool
+) -> None:
+    """The claim took effect, as when its COMMIT waits for a standby; the relay had given it up."""
+    late = Late()
+    late.script = fails(1)
+    sink = MemorySink(late, keeps_order=keeps_order)
+    lost: set[int] = set()
+    async with running(database.dsn, (spec("s", retry=NEVER_DEAD), sink)) as rig:
+        await rig.owns_all()
+        claim, times = rig.store.claim_rows, 0
+
+        async def claim_rows(*arguments: Any, **options: Any) -> list[ClaimedRow]:
+            nonlocal times
+            claimed = await claim(*arguments, **options)
+            if claimed and times < 7:
+                times += 1
+                lost.update(row.claims for row in claimed)
+                raise StatementFailed("the database did not answer within 10 s", "57014")
+            return claimed
+
+        rig.store.claim_rows = claim_rows  # type: ignore[method-assign]
+        wanted = emit(database, ["a", "b", None])
+        await delivered(sink, wanted)
+        await rig.settled()
+        assert lost == {1}
+        assert rig.ended == []
+    assert query(database, "select count(*) from outbox.delivery") == [(0,)]

@@ -85,6 +85,7 @@ STATEMENTS: list[tuple[str, dict[str, Any], int]] = [
     ("still_blocked", {"sink": SINK, "keys": [*LIVE, "dead-", "dead-7"], "hold": False, "server": None}, LIVE_KEYS),
     ("standing", {"sink": SINK, "most": 100_000, "trouble": True}, 1),
     ("give_rows_back", {"sink": SINK, "owner": OWNER}, 1),
+    ("give_leases_back", {"sink": SINK, "leases": [OWNER]}, 1),
 ]
 
 

@@ -249,6 +249,26 @@ def test_positions_that_nothing_outranks_cannot_be_deleted(database: Database, r
         owner.execute("delete from outbox.progress")
 
 
+def test_one_trim_is_bounded_and_leaves_every_shard_where_it_stands(database: Database, relay: str) -> None:
+    """A ledger that has grown is trimmed in calls that each come to their end; epochs rank before what came later."""
+    trim = (STATEMENTS / "trim_progress.sql").read_text(encoding="utf-8").encode()
+    with database.connect(user=relay, autocommit=True) as conn:
+        conn.execute(REGISTER)
+        conn.execute(
+            "insert into outbox.progress (sink, shards, epochs, a_seq, a_snapshot, a_next, last_id)"
+            " select 's', array[n % 64, (n + 1) % 64], array[(1 + n % 3)::bigint << 40, 1::bigint << 41],"
+            " n, '3:3:', 3, 0 from generate_series(1, 12000) n"
+        )
+        before = conn.execute("select * from outbox.standing").fetchall()
+        counts = [conn.execute(trim).rowcount for _ in range(5)]
+        assert max(counts) < 5000
+        assert counts[-1] == 0
+        assert conn.execute("select * from outbox.standing").fetchall() == before
+        [(left,)] = conn.execute("select count(*) from outbox.progress").fetchall()
+        assert left == 12001 - sum(counts)
+        assert left <= 64
+
+
 REGISTER = """select outbox.register_sinks('[{"name": "s", "patterns": ["*"]}]', 0, '3:3:', 3)"""
 
 

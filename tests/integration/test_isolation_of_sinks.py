@@ -90,6 +90,28 @@ async def test_a_lock_that_stops_what_all_sinks_share_ends_no_session(database: 
     assert len(sink.delivered) == 2
 
 
+async def test_a_change_of_the_configuration_that_cannot_be_looked_at_ends_no_session(database: Database) -> None:
+    """Every sink looks at it before it reads on."""
+    sink = MemorySink()
+    async with running(database.dsn, (spec("s"), sink), lease_seconds=3.0) as rig:
+        wanted = emit(database, ["before"])
+        await delivered(sink, wanted)
+        statements = rig.store._sql  # pyright: ignore[reportPrivateUsage]
+        statement, asked = statements["sinks"], rig.store.calls["sinks"]
+        statements["sinks"] = "select pg_cancel_backend(pg_backend_pid()), pg_sleep(600)"
+        generations = rig.ticking.generations
+        with database.connect(autocommit=True) as connection:
+            connection.execute("select outbox.raise_config()")
+        wanted += emit(database, ["a"])
+        await auntil(lambda: asyncio.sleep(0, rig.ticking.generations != generations), seconds=10, what="it is seen")
+        asked = rig.store.calls["sinks"]
+        await auntil(lambda: asyncio.sleep(0, rig.store.calls["sinks"] > asked + 5), seconds=20, what="it asked again")
+        assert len(sink.delivered) == 1, "nothing is read while the configuration is unknown"
+        statements["sinks"] = statement
+        await delivered(sink, wanted)
+        assert rig.relays[0].restarts == Counter()
+
+
 async def test_a_tick_that_is_cancelled_is_taken_again(database: Database) -> None:
     sink = MemorySink()
     async with running(database.dsn, (spec("s"), sink)) as rig:

@@ -8,11 +8,12 @@ from typing import Any
 import psycopg
 import pytest
 
+from outbox_relay.connection_slots import ConnectionSlots
 from outbox_relay.errors import StatementFailed
 from outbox_relay.event import Event, looked_through
 from outbox_relay.sinks.memory import MemorySink
 from outbox_relay.store import statements
-from outbox_relay.window import Position, Steps, Tick, part
+from outbox_relay.window import LAST_TRIES, MOST_CUTS, Position, Steps, Tick, part
 from tests.support.database import Database
 from tests.support.rig import Rig, running, spec
 from tests.support.wait import auntil
@@ -196,7 +197,7 @@ def _row(payload: bytes) -> dict[str, Any]:
 async def test_small_events_are_never_dead_because_the_database_is_slow(database: Database) -> None:
     """Reads that fail whatever they ask for end the session with the reason, and kill no event."""
     sink = MemorySink()
-    async with running(database.dsn, (spec("s"), sink)) as rig:
+    async with running(database.dsn, (spec("s"), sink), expects={"statement_failed"}) as rig:
         await rig.owns_all()
         failing = Failing(rig, "57014")
         failing.everything = True
@@ -253,3 +254,39 @@ async def test_a_huge_transaction_is_read_whatever_the_statement_timeout(databas
 def _tick(connection: psycopg.Connection[Any]) -> Tick:
     [row] = connection.execute("select seq, snapshot::text, next_xid from outbox.tick()").fetchall()
     return Tick(*row)
+
+
+async def test_a_read_that_is_cut_behind_large_keys_goes_on_there(database: Database) -> None:
+    """Keys that are not returned do not count: else the database cuts a read that looks complete to the relay."""
+    sink = MemorySink()
+    async with running(database.dsn, (spec("s"), sink)) as rig:
+        await rig.owns_all()
+        with database.connect() as connection:
+            keys = ["k" * 1_000_000] * 12 + [None] * 20
+            every = [connection.execute(INSERT, {**_row(b"p"), "key": key}).fetchall()[0][0] for key in keys]
+        await settled(rig, database, len(every))
+        assert [event.id for event in sink.delivered] == every[12:]
+        assert [event for event, _, _ in dead(database)] == every[:12]
+
+
+async def test_no_event_is_dead_because_its_read_waited_for_a_connection(database: Database) -> None:
+    """The connections of a sink are busy with its other statements for as long as a read may wait, again and again."""
+    sink = MemorySink()
+    async with running(database.dsn, (spec("s"), sink)) as rig:
+        await rig.owns_all()
+        read, slots, waited = rig.store.read_rest, ConnectionSlots(1), 0
+
+        async def read_rest(*arguments: Any, **options: Any) -> list[Event]:
+            nonlocal waited
+            waited += 1
+            if waited <= MOST_CUTS + LAST_TRIES:
+                async with slots.taken("a", "claim_rows", 1), slots.taken("a", "read_rest", 0.01):
+                    pytest.fail("there is but one")
+            return await read(*arguments, **options)
+
+        rig.store.read_rest = read_rest  # type: ignore[method-assign]
+        event = insert(database)
+        await settled(rig, database, 1)
+        assert [event.id for event in sink.delivered] == [event]
+        assert dead(database) == []
+        assert rig.ended == []

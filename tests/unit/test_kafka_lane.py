@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -350,6 +351,18 @@ async def test_no_new_call_is_begun_before_all_of_an_ended_course_have_returned(
     assert [type(verdict) for verdict in await first] == [Unavailable]
     client.script = lambda _event, _alone: None
     assert await sink.deliver(events, soon()) == [DELIVERED] * 2
+
+
+async def test_a_machine_that_was_suspended_goes_on_delivering(
+    sink: KafkaSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock of leases goes on meanwhile, the one of a call's deadline does not: they are never compared."""
+
+    def ahead(clock: int) -> float:
+        return time.clock_gettime(clock) + 3600
+
+    monkeypatch.setattr("outbox_relay.lease_clock.time", SimpleNamespace(clock_gettime=ahead))
+    assert await sink.deliver(some_events(3), soon()) == [DELIVERED] * 3
 
 
 # -- topics in trouble -------------------------------------------------------------------------------------------

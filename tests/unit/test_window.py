@@ -288,6 +288,13 @@ def test_reading_goes_on_above_the_sequence_of_b() -> None:
     assert part(Position(A, B, 260), 10) == Part(late=False, after=260, upto=FOR_EVER, last=True)
 
 
+def test_ids_behind_the_window_are_cut_up_to_a_later_tick() -> None:
+    """Else the last read of a window that stood open for a day looks at all that came meanwhile, whatever it asks."""
+    assert part(Position(A, B, 240), 100, newest=1000) == Part(late=False, after=240, upto=340, last=False)
+    assert part(Position(A, B, 940), 100, newest=1000) == Part(late=False, after=940, upto=FOR_EVER, last=True)
+    assert part(Position(A, B, 240), 100, newest=200) == Part(late=False, after=240, upto=FOR_EVER, last=True)
+
+
 def test_window_that_was_read_is_left_behind() -> None:
     position = Position(A, B, 200)
     assert read(position, part(position, 1000)) == Position(B)

@@ -114,7 +114,7 @@ class Reports:
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """A batch on its way. ``until`` and ``deadline`` are ``time.monotonic()`` values.
+    """A batch on its way. ``until`` is a ``lease_clock()`` value, ``deadline`` one of ``time.monotonic()``.
 
     ``number`` counts calls in the order in which they were made. ``answer`` takes the verdicts, in the thread,
     exactly once.

@@ -15,6 +15,7 @@ from confluent_kafka import KafkaException
 from outbox_relay.envelope import TOPICS_MAX
 from outbox_relay.errors import Misconfigured
 from outbox_relay.event import Event
+from outbox_relay.lease_clock import lease_clock
 from outbox_relay.policy import Verdict
 from outbox_relay.sinks.kafka.call import Call, Course
 from outbox_relay.sinks.kafka.client import ClientLog, ClientSettings, Scalar, error_of
@@ -144,12 +145,13 @@ class KafkaSink:
         """Deliver as ``Sink.deliver`` says; at most ``max_batch`` events. Raises RuntimeError when not open."""
         lane = self._opened()
         course = self._course = self._course_of_new_call()
+        until = min(until, lease_clock() + self.timeout_seconds)
         deadline = time.monotonic() + self.timeout_seconds
         verdicts: asyncio.Future[Sequence[Verdict]] = asyncio.get_running_loop().create_future()
         answer = partial(_answer, verdicts)
         self._number += 1
         todo = range(len(batch))
-        call = Call(self._number, batch, min(until, deadline), deadline, course, answer, lane.reports(), todo)
+        call = Call(self._number, batch, until, deadline, course, answer, lane.reports(), todo)
         course.under_way += 1
         try:
             lane.put(partial(lane.take, call))
