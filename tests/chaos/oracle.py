@@ -36,6 +36,7 @@ HARMLESS = frozenset(
         "held snapshot",
         "long transaction",
         "huge transaction",
+        "poison",
     }
 )
 """Faults that must not repeat any event."""
