@@ -12,7 +12,8 @@ PG ?= $(or $(OUTBOX_TEST_PG),18)
 # The versions of PostgreSQL that `make thorough` runs SERVER_TESTS on: what the server decides.
 MAJORS ?= 14 15 16 17 18
 SERVER_TESTS := tests/support/test_postgres.py tests/property tests/debezium $(addprefix tests/integration/test_,$(addsuffix .py,\
-	emit emit_docs emit_sql failover migrate ownership plans reading_functions relay roles status ticking upgrading why))
+	configuration emit emit_docs emit_sql emitters failover foreign_privileges migrate odd_reads ownership plans \
+	reading_functions relay roles session_settings status ticking upgrading why))
 PYTEST_ARGS ?=
 FORM ?= short
 SEED ?=
