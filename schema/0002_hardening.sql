@@ -340,7 +340,7 @@ create function outbox.delivery_fault(
 language sql stable parallel safe
 return case
     when ceiling is null then null
-    when deliver_at < '0001-01-02 00:00:00+00' or deliver_at >= '9999-01-01 00:00:00+00' then
+    when deliver_at < '0001-01-01 00:00:00+00' or deliver_at >= '9999-01-01 00:00:00+00' then
         'deliver_at lies outside the years 1 to 9998'
     when payload is null then 'payload is null'
     when octet_length(payload) > ceiling then
@@ -376,12 +376,12 @@ begin
            case when w.fault is null or octet_length(w.key) <= 1024 then w.key end,
            case when w.fault is null then w.payload end, w.content_type, w.headers,
            case when w.fault is null
-                  or (w.deliver_at >= '0001-01-02 00:00:00+00' and w.deliver_at < '9999-01-01 00:00:00+00')
+                  or (w.deliver_at >= '0001-01-01 00:00:00+00' and w.deliver_at < '9999-01-01 00:00:00+00')
                 then w.deliver_at end,
            case when ceiling is null
-                  or (w.created_at >= '0001-01-02 00:00:00+00' and w.created_at < '9999-01-01 00:00:00+00')
+                  or (w.created_at >= '0001-01-01 00:00:00+00' and w.created_at < '9999-01-01 00:00:00+00')
                 then w.created_at
-                else least(greatest(w.created_at, '0001-01-02 00:00:00+00'), '9998-12-31 00:00:00+00') end,
+                else least(greatest(w.created_at, '0001-01-01 00:00:00+00'), '9998-12-31 00:00:00+00') end,
            w.fault
       from (
         select f.*, sum(case when f.fault is null then coalesce(octet_length(f.payload), 0) else 0 end
@@ -517,12 +517,12 @@ begin
            case when w.fault is null or octet_length(w.key) <= 1024 then w.key end,
            case when w.fault is null then w.payload end, w.content_type, w.headers,
            case when w.fault is null
-                  or (w.deliver_at >= '0001-01-02 00:00:00+00' and w.deliver_at < '9999-01-01 00:00:00+00')
+                  or (w.deliver_at >= '0001-01-01 00:00:00+00' and w.deliver_at < '9999-01-01 00:00:00+00')
                 then w.deliver_at end,
            case when ceiling is null
-                  or (w.created_at >= '0001-01-02 00:00:00+00' and w.created_at < '9999-01-01 00:00:00+00')
+                  or (w.created_at >= '0001-01-01 00:00:00+00' and w.created_at < '9999-01-01 00:00:00+00')
                 then w.created_at
-                else least(greatest(w.created_at, '0001-01-02 00:00:00+00'), '9998-12-31 00:00:00+00') end,
+                else least(greatest(w.created_at, '0001-01-01 00:00:00+00'), '9998-12-31 00:00:00+00') end,
            w.fault
       from (
         select f.*, sum(case when f.fault is null then coalesce(octet_length(f.payload), 0) else 0 end
@@ -699,7 +699,7 @@ set enable_mergejoin = off
 as $$
 #variable_conflict use_column
 declare
-    first_time constant timestamptz := '0001-01-02 00:00:00+00';
+    first_time constant timestamptz := '0001-01-01 00:00:00+00';
     last_time constant timestamptz := '9999-01-01 00:00:00+00';
     ceiling constant bigint := case when most_payload is not null then least(most_payload, outbox.payload_ceiling()) end;
     waiting bigint[];
