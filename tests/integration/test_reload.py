@@ -61,7 +61,7 @@ async def test_a_reload_waits_for_a_request_that_became_a_row(database: Database
     sink = MemorySink(script, keeps_order=False)
     older = spec("s", patterns=("test.*",), types=("test.%",), park_after_seconds=0.05)
     newer = replace(older, patterns=("test.*", "other.*"), types=("test.%", "other.%"))
-    async with running(database.dsn, (older, sink)) as rig:
+    async with running(database.dsn, (older, sink), expects={"reload"}) as rig:
         await rig.owns_all()
         [slow] = emit(database, ["a"])
         await has(database, LEASED)
@@ -90,7 +90,7 @@ async def test_shards_that_are_given_up_while_the_destination_is_down_wait_for_a
     sink = MemorySink(script, keeps_order=False)
     older = spec("s", patterns=("test.*",), types=("test.%",), park_after_seconds=0.05)
     newer = replace(older, patterns=("*",), types=None)
-    async with running(database.dsn, (older, sink)) as rig:
+    async with running(database.dsn, (older, sink), expects={"reload", "handed_over"}) as rig:
         await rig.owns_all()
         [slow] = emit(database, ["a"])
         await has(database, LEASED)
