@@ -10,7 +10,7 @@ from outbox_relay.event import Event
 from outbox_relay.policy import DELIVERED, Unavailable, Verdict
 from outbox_relay.sinks.memory import MemorySink
 from outbox_relay.spec import SinkSpec
-from tests.integration.test_relay import emit, has, query
+from tests.integration.test_relay import delivered, emit, has, query
 from tests.support.database import Database
 from tests.support.rig import Rig, running, spec
 from tests.support.wait import auntil
@@ -77,6 +77,7 @@ async def test_a_reload_waits_for_a_request_that_became_a_row(database: Database
         script.answer.set()
         await serves(rig, newer.patterns)
         [quick] = emit(database, ["b"])
+        await delivered(sink, [slow, quick])
         await rig.settled()
     assert sink.attempts == [slow, quick]
     assert [str(error) for error in rig.ended] == ["the configuration was reloaded"]
