@@ -124,8 +124,10 @@ class Ownership:
 
     def serve(self, sink: str, generation: int) -> None:
         """The sink is served under another generation from now on."""
-        self._holdings[sink].generation = generation
-        self._holdings[sink].unserved = 0
+        holding = self._holdings[sink]
+        holding.generation, holding.unserved = generation, 0
+        # Until the next look says so: else the relay would take the sink back from itself, again and again.
+        holding.superseded = holding.newest > generation
 
     @property
     def held(self) -> Mapping[str, int]:
