@@ -20,7 +20,7 @@ from outbox_relay.ordering import Chunk, Reader
 from outbox_relay.ownership import Holding, Ownership
 from outbox_relay.settling import Settling
 from outbox_relay.spec import SinkSpec
-from outbox_relay.store import Store
+from outbox_relay.store import MOST_PAYLOAD, Store
 from outbox_relay.ticking import Ticking
 from outbox_relay.window import Part, Position, Steps, part, read
 
@@ -35,8 +35,6 @@ MOST_SPAN_IDS = 5_000_000
 """Up to which that is doubled while nothing is found: half a second's work."""
 FAR_IDS = 20_000
 """How many ids behind the end of its window a reader is waited for by the others."""
-MOST_PAYLOAD_BYTES = 1 << 30
-"""The largest payload that is fetched; the schema's own ceiling is lower."""
 SMALL_PAYLOAD_BYTES = 64 << 10
 """Up to this size a payload is never the reason why a read runs out of time or memory."""
 TOO_MUCH = {"57014": "it ran out of time", "53200": "it ran out of memory", "54000": "it met a limit of the database"}
@@ -266,7 +264,7 @@ class Reading:
         self._hand_over(reader, Chunk(events, start, end))
 
     async def _ask(
-        self, reader: Reader, piece: Part, most_payload: int = MOST_PAYLOAD_BYTES
+        self, reader: Reader, piece: Part, most_payload: int = MOST_PAYLOAD
     ) -> tuple[list[Event], int | None]:
         """Return the events of one read, and the id up to which it got; None when it got to the end of ``piece``."""
         a, b, _ = reader.position
