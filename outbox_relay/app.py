@@ -41,9 +41,9 @@ from outbox_relay.webhooks import Renewal, Webhooks
 RECOVER_MOST_SECONDS = 2.0
 """Longest pause before a part that lost the database tries again."""
 LEAVE_SECONDS = 2.0
-"""How long each step of leaving may take, beyond ``stop_after_seconds``."""
+"""Time limit of each step of leaving, beyond ``stop_after_seconds``."""
 MOST_STARVED = 5
-"""How often in a row a part may run out of memory before the process gives up."""
+"""Consecutive out-of-memory failures of a part after which the process gives up."""
 HEALTHY_SECONDS = 10.0
 """A part that ran this long begins with short pauses again."""
 READY_SECONDS = 10.0
@@ -53,11 +53,11 @@ STALL_LEAST_SECONDS = 3.0
 GARBAGE_OBJECTS = 50_000
 """New objects after which the garbage collector looks for cycles among them."""
 REMOVED = "was removed from the database; restart the relay to begin it again, or take it out of the file"
-"""What is said of a sink that this relay serves and that the database does not know any more."""
+"""Reason shown for a served sink that is no longer in the database."""
 SURVIVED = (DatabaseLost, StatementFailed, StartAgain, Unusable)
 """What a running service survives: the part starts again."""
 PASSING = (DatabaseLost, StatementFailed, StartAgain)
-"""What a service that starts waits for to pass."""
+"""Errors after which a starting service tries again."""
 
 
 def run(settings: Settings, reload: Callable[[], Settings]) -> int:
