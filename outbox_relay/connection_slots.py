@@ -1,4 +1,4 @@
-"""Who may use how many of the relay's connections at once, so that nothing that is slow starves the rest.
+"""Shares of the relay's connections: slow statements of one caller do not starve the others.
 
 Ticks, leases and chores have a connection each. The sinks share what is left in equal parts, less one for everything
 else. Without these bounds one sink whose statements wait for a lock takes every connection, the relay's leases are not

@@ -45,7 +45,7 @@ CONNECTING: Final = {
     "42501": "grant connect on the database to this user",
     "08P01": 'a pooler that keeps no session: set database.pooler = "transaction"',
 }
-"""How to mend what is refused when a connection is made, where that is another way than for a statement."""
+"""Advice for refused connections, where it differs from the advice for a refused statement."""
 SERVER_SAID: Final = re.compile(r"(?:FATAL|ERROR): +(.+)")
 REASONS: Final = (
     "Connection refused",

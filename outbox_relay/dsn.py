@@ -38,7 +38,7 @@ def endpoints(dsn: str, environ: Mapping[str, str]) -> list[tuple[str, int]]:
 
 
 def encrypts(dsn: str, environ: Mapping[str, str]) -> bool:
-    """Whether every connection by ``dsn`` is encrypted: libpq's default, ``prefer``, also goes on without."""
+    """Return whether ``dsn`` enforces encryption. libpq's default, ``prefer``, falls back to plain text."""
     given = _parsed(dsn)
     root = given.get("sslrootcert") or environ.get("PGSSLROOTCERT")
     mode = given.get("sslmode") or environ.get("PGSSLMODE") or ("verify-full" if root == "system" else "prefer")
@@ -47,7 +47,7 @@ def encrypts(dsn: str, environ: Mapping[str, str]) -> bool:
 
 
 def has_password(dsn: str) -> bool:
-    """Whether a password stands in ``dsn`` itself."""
+    """Return whether ``dsn`` itself contains a password."""
     given = _parsed(dsn)
     return bool(given.get("password") or given.get("sslpassword"))
 

@@ -3,10 +3,10 @@
     RelayError
       Misconfigured          the file, the environment or the command line; exit code 2
       Unusable               the database answers, but not to us: password, rights, schema; exit code 2
-        PositionsMissing     shards of a sink have no position: nobody knows what was delivered
+        PositionsMissing     shards of a sink have no position: what was delivered is unknown
       NotFound               what was asked for is not there; exit code 3
       DatabaseLost           the database could not be asked; the relay waits and starts again
-      StatementFailed        one statement failed and its connection did not: nobody else is concerned
+      StatementFailed        one statement failed, its connection did not: only the caller is concerned
       StartAgain             what is held in memory may be wrong: drop it, start again from the ledger
         Reloaded             the routes of a sink were reloaded
         HandedOver           shards were given up while the destination is down
