@@ -58,7 +58,7 @@ def own_postgres() -> Generator[PostgresServer]:
 @pytest.fixture(scope="session")
 def template(postgres: PostgresServer) -> str:
     """The name of a database to which all migrations have been applied."""
-    from outbox_relay.migrate import migrate
+    from outbox_relay.postgres.migrations import migrate
 
     postgres.create_database(TEMPLATE)
     migrate(postgres.dsn(TEMPLATE))

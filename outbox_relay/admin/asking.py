@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 
-from outbox_relay.errors import Unusable
-from outbox_relay.store import Store
+from outbox_relay.domain.errors import Unusable
+from outbox_relay.postgres.store import Store
 
 Fit = Callable[[int, int], str | None]
 """Given the version of the schema and the oldest relay that it takes: what is wrong, or nothing."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from outbox_relay.routing import Routes, like
-from outbox_relay.store import Store
+from outbox_relay.domain.routing import Routes, like
+from outbox_relay.postgres.store import Store
 
 EXACT_EVENTS = 10_000
 """A backlog of up to this many events of the log is counted, a larger one is estimated."""

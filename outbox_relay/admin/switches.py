@@ -7,8 +7,8 @@ from difflib import get_close_matches
 from uuid import UUID
 
 from outbox_relay import outbox
-from outbox_relay.errors import Misconfigured, NotFound
-from outbox_relay.store import Store
+from outbox_relay.domain.errors import Misconfigured, NotFound
+from outbox_relay.postgres.store import Store
 
 
 async def pause(store: Store, sink: str) -> bool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 from uuid import UUID
 
-from outbox_relay.errors import NotFound
-from outbox_relay.routing import matches
-from outbox_relay.store import Store
+from outbox_relay.domain.errors import NotFound
+from outbox_relay.domain.routing import matches
+from outbox_relay.postgres.store import Store
 
 
 async def why(store: Store, uid: UUID) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Settings: what the file, the environment and the command line say, checked before anything starts.
 
 Call :func:`load` with the path of the TOML file and the environment. The environment wins over the file, the
-command line over both. Whatever is wrong is reported at once, in one :class:`outbox_relay.errors.Misconfigured`, by
-place and without any value that may be secret.
+command line over both. Whatever is wrong is reported at once, in one
+:class:`outbox_relay.domain.errors.Misconfigured`, by place and without any value that may be secret.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, cast, get_args
 
-from outbox_relay.errors import Misconfigured
+from outbox_relay.domain.errors import Misconfigured
 from outbox_relay.settings import raw
 from outbox_relay.settings.problems import PREFIX, Path, meant, place, variable
 from outbox_relay.settings.producer import refused_from_environment

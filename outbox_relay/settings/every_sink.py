@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from outbox_relay.policy import RetryPolicy
+from outbox_relay.domain.outcomes import RetryPolicy
 from outbox_relay.settings.fields import Count, Number, Section
 
 _URI_REFERENCE = re.compile(r"(?:[-A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=]|%[0-9A-Fa-f]{2})+")

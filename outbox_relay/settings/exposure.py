@@ -12,8 +12,8 @@ from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from outbox_relay import dsn
-from outbox_relay.errors import Misconfigured
+from outbox_relay.domain.errors import Misconfigured
+from outbox_relay.postgres import dsn
 from outbox_relay.settings.kafka import KafkaSink
 from outbox_relay.settings.model import Settings
 from outbox_relay.settings.problems import Path as Place

@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
-from outbox_relay.envelope import INTERNAL_PREFIX, TOPIC_CHARS, TOPICS_MAX, TopicTemplate
-from outbox_relay.routing import matches
+from outbox_relay.domain.routing import matches
+from outbox_relay.formats.topics import INTERNAL_PREFIX, TOPIC_CHARS, TOPICS_MAX, TopicTemplate
 from outbox_relay.settings import raw
 from outbox_relay.settings.every_sink import EverySink
 from outbox_relay.settings.fields import Count

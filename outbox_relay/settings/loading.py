@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from outbox_relay.errors import Misconfigured
+from outbox_relay.domain.errors import Misconfigured
 from outbox_relay.settings import environment, raw
 from outbox_relay.settings.addresses import opens
 from outbox_relay.settings.model import Settings

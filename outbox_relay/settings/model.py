@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, PlainValidator, PrivateAttr, SecretStr, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
-from outbox_relay.errors import Misconfigured
-from outbox_relay.routing import Routes
+from outbox_relay.domain.errors import Misconfigured
+from outbox_relay.domain.routing import Routes
 from outbox_relay.settings import raw
 from outbox_relay.settings.fields import STRICTNESS, Number, Section
 from outbox_relay.settings.places import Sources

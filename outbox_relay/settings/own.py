@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
-from outbox_relay import dsn
+from outbox_relay.postgres import dsn
 from outbox_relay.settings.model import Settings
 from outbox_relay.settings.problems import Problem
 from outbox_relay.settings.webhook import WebhookSink

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import Field, SecretStr, model_validator
 
-from outbox_relay.errors import Misconfigured
+from outbox_relay.domain.errors import Misconfigured
 from outbox_relay.settings import raw
 from outbox_relay.settings.fields import Section
 from outbox_relay.settings.problems import Problem

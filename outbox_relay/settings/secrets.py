@@ -7,8 +7,8 @@ from pathlib import Path
 
 from pydantic import AwareDatetime, SecretStr, field_validator, model_validator
 
-from outbox_relay import signing
-from outbox_relay.errors import Misconfigured
+from outbox_relay.domain.errors import Misconfigured
+from outbox_relay.formats import signatures
 from outbox_relay.settings.fields import Section
 
 SECRETS = 16
@@ -33,12 +33,12 @@ class SigningSecret(Section):
     @field_validator("secret")
     @classmethod
     def _is_secret(cls, value: SecretStr) -> SecretStr:
-        signing.key(value.get_secret_value())
+        signatures.key(value.get_secret_value())
         return value
 
-    def key(self) -> signing.Key:
+    def key(self) -> signatures.Key:
         """What signs with it, until its end."""
-        return signing.key(self.secret.get_secret_value(), self.until)
+        return signatures.key(self.secret.get_secret_value(), self.until)
 
 
 def read_secrets(path: Path) -> tuple[SigningSecret, ...]:
@@ -72,7 +72,7 @@ def read_secrets(path: Path) -> tuple[SigningSecret, ...]:
 
 def _secret_of(line: str) -> SigningSecret:
     text, *end = line.split(maxsplit=1)
-    signing.key(text)
+    signatures.key(text)
     return SigningSecret(secret=SecretStr(text), until=_end(end[0].strip()) if end else None)
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
+from outbox_relay.formats.signatures import Key
 from outbox_relay.settings import raw
 from outbox_relay.settings.addresses import Address, Network, denied
 from outbox_relay.settings.destination import EVERYWHERE, check_url, proxy_endpoint
@@ -24,7 +25,6 @@ from outbox_relay.settings.request_headers import (
     read_headers,
 )
 from outbox_relay.settings.secrets import SECRETS, SigningSecret, read_secrets
-from outbox_relay.signing import Key
 
 OWN_MEANING = frozenset((408, 410, 425, 429, 502, 503, 504))
 """Statuses that say when to come back, or that nobody is there: they cannot be permanent."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from outbox_relay.event import Event
-from outbox_relay.policy import Verdict
+from outbox_relay.domain.event import Event
+from outbox_relay.domain.outcomes import Verdict
 
 
 class Sink(Protocol):

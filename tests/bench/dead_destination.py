@@ -24,9 +24,9 @@ from typing import Any
 import psycopg
 
 from outbox_relay import outbox
-from outbox_relay.embedded.ports import free_port
-from outbox_relay.embedded.postgres import PostgresServer
-from outbox_relay.migrate import migrate
+from outbox_relay.postgres.migrations import migrate
+from outbox_relay.workbench.embedded.ports import free_port
+from outbox_relay.workbench.embedded.postgres import PostgresServer
 from tests.bench.webhooks import Load, receiver
 from tests.support.receiver.signatures import SECRET
 from tests.support.service import RelayService

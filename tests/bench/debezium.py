@@ -13,11 +13,11 @@ import statistics
 import sys
 from contextlib import ExitStack
 
-from outbox_relay.bench.database import KEYS, PAYLOAD, Database
-from outbox_relay.bench.ends import topic_count
-from outbox_relay.bench.place import Options, Place
-from outbox_relay.bench.scenarios import draining
-from outbox_relay.demo.signals import Signals
+from outbox_relay.workbench.bench.database import KEYS, PAYLOAD, Database
+from outbox_relay.workbench.bench.ends import topic_count
+from outbox_relay.workbench.bench.place import Options, Place
+from outbox_relay.workbench.bench.scenarios import draining
+from outbox_relay.workbench.demo.signals import Signals
 from tests.support.connect import ConnectWorker
 from tests.support.kafka import KafkaBroker
 from tests.support.postgres import PostgresServer

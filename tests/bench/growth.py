@@ -22,11 +22,11 @@ from uuid import UUID, uuid4
 
 import psycopg
 
-from outbox_relay.embedded.postgres import PostgresServer
-from outbox_relay.event import SHARDS
-from outbox_relay.migrate import migrate
-from outbox_relay.reading import CHUNK_BYTES, CHUNK_EVENTS
-from outbox_relay.store import statements
+from outbox_relay.domain.event import SHARDS
+from outbox_relay.postgres.migrations import migrate
+from outbox_relay.postgres.store import statements
+from outbox_relay.relay.log_reader import CHUNK_BYTES, CHUNK_EVENTS
+from outbox_relay.workbench.embedded.postgres import PostgresServer
 
 PARTITIONS = 30
 FIRST_EVENTS = 10_000

@@ -24,7 +24,7 @@ from uuid import uuid4
 import psycopg
 
 from outbox_relay import outbox
-from outbox_relay.migrate import migrate
+from outbox_relay.postgres.migrations import migrate
 from tests.support.postgres import PostgresServer
 from tests.support.receiver import Receiver
 from tests.support.receiver.faults import hang

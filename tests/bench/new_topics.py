@@ -18,9 +18,9 @@ import sys
 import time
 from unittest.mock import patch
 
-from outbox_relay.envelope import TopicTemplate
-from outbox_relay.event import Event
-from outbox_relay.policy import DELIVERED
+from outbox_relay.domain.event import Event
+from outbox_relay.domain.outcomes import DELIVERED
+from outbox_relay.formats.topics import TopicTemplate
 from outbox_relay.sinks.kafka import KafkaSink, client
 from tests.contract.harness import an_event, soon
 from tests.support.kafka import KafkaBroker

@@ -28,7 +28,7 @@ from typing import Protocol
 import psycopg
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
-from outbox_relay.migrate import migrate
+from outbox_relay.postgres.migrations import migrate
 from tests.contract.kafka import proxied_broker
 from tests.support.kafka import KafkaBroker, KafkaCluster, Record
 from tests.support.postgres import PostgresServer

@@ -29,8 +29,8 @@ import aiohttp
 import httpx
 from yarl import URL
 
-from outbox_relay import signing
-from outbox_relay.policy import DELIVERED
+from outbox_relay.domain.outcomes import DELIVERED
+from outbox_relay.formats import signatures
 from outbox_relay.sinks.webhook import Credentials, Destination, WebhookSink
 from outbox_relay.sinks.webhook.transport import Answer, Transport
 from tests.contract.harness import an_event
@@ -89,7 +89,7 @@ async def sink(stack: AsyncExitStack, url: str, connections: int) -> Post:
     made = WebhookSink(
         "bench",
         Destination(url, lambda _: None),
-        Credentials([signing.key(SECRET)]),
+        Credentials([signatures.key(SECRET)]),
         timeout_seconds=LONG_SECONDS,
         max_in_flight=connections,
     )

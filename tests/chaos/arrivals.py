@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Message, TopicPartition
 
-from outbox_relay.embedded.broker import led_partitions
+from outbox_relay.workbench.embedded.broker import led_partitions
 from tests.chaos.oracle import Arrival
 from tests.support.wait import until
 

@@ -12,8 +12,8 @@ import psycopg
 from psycopg.conninfo import make_conninfo
 from psycopg.rows import TupleRow
 
-from outbox_relay.embedded.ports import LOOPBACK
-from outbox_relay.migrate import migrate
+from outbox_relay.postgres.migrations import migrate
+from outbox_relay.workbench.embedded.ports import LOOPBACK
 from tests.chaos.nemesis import Nemesis
 from tests.support import volume
 from tests.support.postgres import SUPERUSER

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import Literal
 
-from outbox_relay.embedded.process import PartFailed
+from outbox_relay.workbench.embedded.process import PartFailed
 from tests.chaos.nemesis import Strike
 from tests.chaos.receiver import ReceiverProcess
 from tests.support.kafka import KafkaBroker

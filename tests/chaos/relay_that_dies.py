@@ -16,11 +16,11 @@ from typing import Any, Literal, NoReturn
 from psycopg.pq import TransactionStatus
 
 from outbox_relay import cli
-from outbox_relay.event import Event
-from outbox_relay.policy import Delivered, Verdict
+from outbox_relay.domain.event import Event
+from outbox_relay.domain.outcomes import Delivered, Verdict
+from outbox_relay.postgres.store import Claimed, Store
 from outbox_relay.sinks.kafka import KafkaSink
 from outbox_relay.sinks.webhook import WebhookSink
-from outbox_relay.store import Claimed, Store
 
 SENDING_STEPS = 1_000
 """Turns of the event loop within which a statement is sent."""

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from outbox_relay.event import Event
-from outbox_relay.lease_clock import lease_clock
-from outbox_relay.policy import Delivered, Unavailable, Verdict
+from outbox_relay.domain.event import Event
+from outbox_relay.domain.lease_clock import lease_clock
+from outbox_relay.domain.outcomes import Delivered, Unavailable, Verdict
 from outbox_relay.sinks import Sink
 
 PLENTY_SECONDS = 60.0

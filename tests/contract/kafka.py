@@ -6,8 +6,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from outbox_relay.envelope import TopicTemplate
-from outbox_relay.event import Event
+from outbox_relay.domain.event import Event
+from outbox_relay.formats.topics import TopicTemplate
 from outbox_relay.sinks.kafka import KafkaSink
 from tests.contract.harness import Received, SinkHarness
 from tests.support.kafka import KafkaBroker, Record

@@ -3,11 +3,11 @@
 import asyncio
 from collections.abc import Sequence
 
-from outbox_relay.event import Event
-from outbox_relay.headers import own_headers
-from outbox_relay.policy import DELIVERED, Refused, Unavailable, Verdict
-from outbox_relay.sinks.memory import MemorySink
+from outbox_relay.domain.event import Event
+from outbox_relay.domain.outcomes import DELIVERED, Refused, Unavailable, Verdict
+from outbox_relay.formats.headers import own_headers
 from tests.contract.harness import Received, SinkHarness
+from tests.support.memory_sink import MemorySink
 
 POISON = b"poison"
 ANSWER_SECONDS = 0.02

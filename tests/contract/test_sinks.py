@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from outbox_relay.lease_clock import lease_clock
-from outbox_relay.policy import DELIVERED, Refused, Unavailable
+from outbox_relay.domain.lease_clock import lease_clock
+from outbox_relay.domain.outcomes import DELIVERED, Refused, Unavailable
 from outbox_relay.sinks import Sink
 from tests.contract.harness import (
     SinkHarness,

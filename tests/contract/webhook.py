@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Sequence
 from urllib.parse import unquote
 
-from outbox_relay.event import Event
-from outbox_relay.signing import key
+from outbox_relay.domain.event import Event
+from outbox_relay.formats.signatures import key
 from outbox_relay.sinks.webhook import Credentials, Destination, WebhookSink
 from tests.contract.harness import Received, SinkHarness
 from tests.support.receiver import Receiver, Request

@@ -12,7 +12,7 @@ from psycopg import errors
 from psycopg.types.json import Jsonb
 
 from outbox_relay import settings
-from outbox_relay.migrate import SCHEMA_VERSION, migrate, script
+from outbox_relay.postgres.migrations import SCHEMA_VERSION, migrate, script
 from tests.integration.test_roles import callable_by, denied, functions, new_role
 from tests.support.command import outbox_relay
 from tests.support.database import Database

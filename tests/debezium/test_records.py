@@ -12,7 +12,7 @@ import pytest
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
-from outbox_relay.migrate import migrate
+from outbox_relay.postgres.migrations import migrate
 from tests.debezium.records import SECONDS, Reading, as_bytes, compare, read
 from tests.support.connect import ConnectWorker
 from tests.support.database import Database

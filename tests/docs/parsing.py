@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import cast
 
-from outbox_relay import cli
+from outbox_relay.cli import commands
 
 COMMON = {"-c", "--config", "--dsn", "-h", "--help", "--version"}
 """What every command takes, and what stands before commands."""
@@ -21,7 +21,7 @@ STANDS_FOR = {
 
 def parser() -> argparse.ArgumentParser:
     """The command line's parser."""
-    return cli._parser()  # pyright: ignore[reportPrivateUsage] - it is what pages are held against
+    return commands._parser()  # pyright: ignore[reportPrivateUsage] - it is what pages are held against
 
 
 def parsers() -> dict[str, argparse.ArgumentParser]:

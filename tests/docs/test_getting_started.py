@@ -14,7 +14,7 @@ from uuid import UUID
 
 import pytest
 
-from outbox_relay.embedded.ports import free_port
+from outbox_relay.workbench.embedded.ports import free_port
 from tests.docs.pages import Block, blocks, prose
 from tests.support.command import Ended, inside
 from tests.support.database import Database

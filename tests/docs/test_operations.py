@@ -13,14 +13,16 @@ from uuid import UUID
 import psycopg
 import pytest
 
-from outbox_relay import app, outbox, settling
+from outbox_relay import outbox
 from outbox_relay.admin import pause, resume, status
-from outbox_relay.event import Event
-from outbox_relay.policy import DELIVERED, Refused, Verdict
-from outbox_relay.sinks.memory import MemorySink
+from outbox_relay.domain.event import Event
+from outbox_relay.domain.outcomes import DELIVERED, Refused, Verdict
+from outbox_relay.relay import settler
+from outbox_relay.service import app
 from tests.docs.pages import ROOT, blocks, prose, text
 from tests.docs.parsing import COMMON, options, parsers
 from tests.support.database import Database
+from tests.support.memory_sink import MemorySink
 from tests.support.rig import Rig, running, spec
 from tests.support.wait import auntil, until
 
@@ -229,8 +231,8 @@ def test_the_figures_of_the_pages_are_those_of_the_code() -> None:
     assert f"up to {base} + {each} for each sink, {most} at most" in text(PAGE)
     assert f"{int(base) + 2 * int(each) + 1} with two sinks" in text(PAGE)
     guarantees = " ".join(text("docs/guarantees.md").split())
-    assert f"At most {settling.MOST_EVENTS:,} events or {settling.MOST_BYTES >> 20} MiB of payload" in guarantees
-    assert f"written at least every {settling.FLUSH_SECONDS} s" in guarantees
+    assert f"At most {settler.MOST_EVENTS:,} events or {settler.MOST_BYTES >> 20} MiB of payload" in guarantees
+    assert f"written at least every {settler.FLUSH_SECONDS} s" in guarantees
 
 
 SECTIONS = re.split(r"\n## ", text("docs/commands.md"))[1:]

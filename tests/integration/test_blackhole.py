@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from outbox_relay.embedded.ports import LOOPBACK
-from outbox_relay.wakeup import LOCK
+from outbox_relay.postgres.listener import LOCK
+from outbox_relay.workbench.embedded.ports import LOOPBACK
 from tests.integration.test_relay import query
 from tests.integration.test_webhook_service import bodies, config, emit
 from tests.support.database import Database

@@ -9,14 +9,14 @@ import pytest
 from structlog.testing import capture_logs
 
 from outbox_relay.admin import status
-from outbox_relay.circuit import CircuitPolicy
-from outbox_relay.errors import StatementFailed
-from outbox_relay.event import Event
-from outbox_relay.policy import DELIVERED, Failed, Refused, RetryPolicy, Unavailable, Verdict
-from outbox_relay.sinks.memory import MemorySink
-from outbox_relay.store import ClaimedRow, NewRow
+from outbox_relay.domain.circuit import CircuitPolicy
+from outbox_relay.domain.errors import StatementFailed
+from outbox_relay.domain.event import Event
+from outbox_relay.domain.outcomes import DELIVERED, Failed, Refused, RetryPolicy, Unavailable, Verdict
+from outbox_relay.postgres.store import ClaimedRow, NewRow
 from tests.integration.test_relay import BOTH, Late, delivered, emit, fails, has, ids, in_order, query
 from tests.support.database import Database
+from tests.support.memory_sink import MemorySink
 from tests.support.rig import Rig, running, spec
 from tests.support.wait import auntil
 
@@ -262,8 +262,8 @@ async def test_held_rows_that_another_relay_left_behind_are_found_whatever_other
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each sweep looks at a few keys, and begins at the first again behind the last one."""
-    monkeypatch.setattr("outbox_relay.rows.MOST_KEYS", 3)
-    monkeypatch.setattr("outbox_relay.rows.POLL_SECONDS", 0.05)
+    monkeypatch.setattr("outbox_relay.relay.parked.MOST_KEYS", 3)
+    monkeypatch.setattr("outbox_relay.relay.parked.POLL_SECONDS", 0.05)
     for event in range(1, 31):
         add(database, event, f"k{event % 10}")
     query(database, "update outbox.delivery set state = 'held' returning 1")

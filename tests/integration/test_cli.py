@@ -16,7 +16,7 @@ from uuid import UUID, uuid4
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from outbox_relay.embedded.ports import free_port
+from outbox_relay.workbench.embedded.ports import free_port
 from tests.support.command import Ended, inside, outbox_relay
 from tests.support.database import Database
 from tests.support.kafka import KafkaBroker

@@ -10,15 +10,15 @@ import pytest
 
 from outbox_relay.admin.status import status
 from outbox_relay.admin.text import status_text
-from outbox_relay.errors import LeaseLost, PositionsMissing
-from outbox_relay.event import SHARDS
-from outbox_relay.migrate import rebase
-from outbox_relay.sinks.memory import MemorySink
-from outbox_relay.window import Position
+from outbox_relay.domain.errors import LeaseLost, PositionsMissing
+from outbox_relay.domain.event import SHARDS
+from outbox_relay.domain.window import Position
+from outbox_relay.postgres.migrations import rebase
 from tests.integration.test_relay import delivered, emit, has, ids, query
 from tests.support.command import outbox_relay
 from tests.support.database import Database
 from tests.support.ledger import ledger
+from tests.support.memory_sink import MemorySink
 from tests.support.ports import free_port
 from tests.support.rig import Rig, running, spec
 from tests.support.service import RelayService

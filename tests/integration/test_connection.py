@@ -11,7 +11,7 @@ import pytest
 from psycopg.pq import TransactionStatus
 from psycopg.waiting import Ready, Wait
 
-from outbox_relay.connection import MOST_PIECES, Connection, _taking  # pyright: ignore[reportPrivateUsage]
+from outbox_relay.postgres.connection import MOST_PIECES, Connection, _taking  # pyright: ignore[reportPrivateUsage]
 from tests.support.database import Database
 
 ROWS = "select g, repeat(chr(97 + g % 26), 400) from generate_series(1, 20000) g"

@@ -8,10 +8,10 @@ from collections import Counter
 import psycopg
 import pytest
 
-from outbox_relay.migrate import migrate
-from outbox_relay.reading import CHUNK_EVENTS
-from outbox_relay.sinks.memory import MemorySink
+from outbox_relay.postgres.migrations import migrate
+from outbox_relay.relay.log_reader import CHUNK_EVENTS
 from tests.support.database import Database
+from tests.support.memory_sink import MemorySink
 from tests.support.postgres import PostgresServer
 from tests.support.rig import running, spec
 from tests.support.wait import auntil

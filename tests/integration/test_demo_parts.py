@@ -14,10 +14,10 @@ from aiohttp.test_utils import TestClient, TestServer
 from confluent_kafka import Producer
 from standardwebhooks.webhooks import Webhook
 
-from outbox_relay.demo.consumer import TopicReader
-from outbox_relay.demo.journal import REFUSED, UNREADABLE, Arrival, Reader, Writer
-from outbox_relay.demo.receiver import PATH, Receiver
-from outbox_relay.demo.shop import Books, Shop
+from outbox_relay.workbench.demo.consumer import TopicReader
+from outbox_relay.workbench.demo.journal import REFUSED, UNREADABLE, Arrival, Reader, Writer
+from outbox_relay.workbench.demo.receiver import PATH, Receiver
+from outbox_relay.workbench.demo.shop import Books, Shop
 from tests.support.database import Database
 from tests.support.kafka import KafkaBroker
 from tests.support.wait import until

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from outbox_relay.migrate import migrate
+from outbox_relay.postgres.migrations import migrate
 from tests.integration.test_roles import new_role
 from tests.support.database import Database
 from tests.support.postgres import PostgresServer

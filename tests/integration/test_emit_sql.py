@@ -10,8 +10,8 @@ import pytest
 from psycopg import errors, sql
 
 from outbox_relay import outbox
-from outbox_relay.errors import Unusable
-from outbox_relay.migrate import SCHEMA_VERSION, migrate, script
+from outbox_relay.domain.errors import Unusable
+from outbox_relay.postgres.migrations import SCHEMA_VERSION, migrate, script
 from tests.support.database import Database
 from tests.support.postgres import PostgresServer
 from tests.support.wait import until

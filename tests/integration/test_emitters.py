@@ -10,7 +10,7 @@ import pytest
 from psycopg import errors
 
 from outbox_relay import outbox
-from outbox_relay.migrate import migrate
+from outbox_relay.postgres.migrations import migrate
 from tests.integration.test_roles import new_role
 from tests.support.database import Database
 from tests.support.wait import until

@@ -19,17 +19,18 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from outbox_relay import outbox, reading, settling
-from outbox_relay.demo.oracle import Arrivals
-from outbox_relay.embedded.ports import LOOPBACK
-from outbox_relay.event import Event
-from outbox_relay.migrate import migrate
-from outbox_relay.policy import DELIVERED, Failed, Verdict
-from outbox_relay.sinks.memory import MemorySink
+from outbox_relay import outbox
+from outbox_relay.domain.event import Event
+from outbox_relay.domain.outcomes import DELIVERED, Failed, Verdict
+from outbox_relay.postgres.migrations import migrate
+from outbox_relay.relay import log_reader, settler
+from outbox_relay.workbench.demo.oracle import Arrivals
+from outbox_relay.workbench.embedded.ports import LOOPBACK
 from tests.integration.test_main_job import config
 from tests.integration.test_relay import query
 from tests.support.database import Database
 from tests.support.kafka import KafkaBroker
+from tests.support.memory_sink import MemorySink
 from tests.support.pgbouncer import PgBouncer
 from tests.support.postgres import PostgresServer
 from tests.support.replication import NAME, Pair
@@ -178,10 +179,10 @@ async def test_what_was_read_from_a_server_that_is_gone_is_of_no_use_at_its_succ
     The first thing of it to reach the new server is its position, which is ahead of the log there, or a read of the
     window's rest, in which its tick shows every other event.
     """
-    monkeypatch.setattr(reading, "CHUNK_EVENTS", 100)
-    monkeypatch.setattr(reading, "CHUNK_BYTES", 1000)
-    monkeypatch.setattr(settling, "MOST_EVENTS", 100)
-    monkeypatch.setattr(settling, "FLUSH_SECONDS", 0.1 if first == "position" else 60.0)
+    monkeypatch.setattr(log_reader, "CHUNK_EVENTS", 100)
+    monkeypatch.setattr(log_reader, "CHUNK_BYTES", 1000)
+    monkeypatch.setattr(settler, "MOST_EVENTS", 100)
+    monkeypatch.setattr(settler, "FLUSH_SECONDS", 0.1 if first == "position" else 60.0)
     held = Held(asyncio.Event(), asyncio.Event())
     sink = MemorySink(held.script)
     async with running(pooler.dsn(shop.name), (spec("s"), sink), listen=False, pooler=True, expects=LOST) as rig:

@@ -20,18 +20,18 @@ from uuid import uuid4
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from outbox_relay.errors import LeaseLost, StartAgain
-from outbox_relay.event import SHARDS, Event
-from outbox_relay.policy import DELIVERED, Unavailable, Verdict
-from outbox_relay.signing import key
-from outbox_relay.sinks.memory import MemorySink
+from outbox_relay.domain.errors import LeaseLost, StartAgain
+from outbox_relay.domain.event import SHARDS, Event
+from outbox_relay.domain.outcomes import DELIVERED, Unavailable, Verdict
+from outbox_relay.formats.signatures import key
+from outbox_relay.postgres.store import NewRow
 from outbox_relay.sinks.webhook import Credentials, Destination, WebhookSink
-from outbox_relay.store import NewRow
 from tests.contract.harness import an_event
 from tests.integration.test_ownership import owns
 from tests.integration.test_relay import delivered, emit, in_order, query
 from tests.support.database import Database
 from tests.support.ledger import Ledger, ledger
+from tests.support.memory_sink import MemorySink
 from tests.support.proxy import Proxy
 from tests.support.receiver import Receiver, Request
 from tests.support.receiver.answers import Behaviour, after, chosen, say

@@ -11,15 +11,15 @@ import psycopg
 import pytest
 import structlog
 
-from outbox_relay.connection_slots import CHORES, FEWEST, LEASES, OTHER, TICKS, ConnectionSlots, sink_caller
-from outbox_relay.errors import DatabaseLost, StatementFailed
-from outbox_relay.housekeeping import Chore, Housekeeping
-from outbox_relay.log import Seldom
-from outbox_relay.migrate import migrate
-from outbox_relay.sinks.memory import MemorySink
-from outbox_relay.wakeup import ELSEWHERE, Wakeup
+from outbox_relay.domain.errors import DatabaseLost, StatementFailed
+from outbox_relay.domain.log import Seldom
+from outbox_relay.postgres.connection_slots import CHORES, FEWEST, LEASES, OTHER, TICKS, ConnectionSlots, sink_caller
+from outbox_relay.postgres.listener import ELSEWHERE, Wakeup
+from outbox_relay.postgres.migrations import migrate
+from outbox_relay.relay.housekeeping import Chore, Housekeeping
 from tests.integration.test_relay import delivered, emit, query
 from tests.support.database import Database
+from tests.support.memory_sink import MemorySink
 from tests.support.postgres import PostgresServer
 from tests.support.rig import CountingStore, running, spec
 from tests.support.wait import auntil
@@ -311,7 +311,7 @@ async def test_a_listening_connection_that_leads_elsewhere_is_named_once_and_not
 
 def test_what_happens_again_and_again_is_said_seldom_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     now, log = [0.0], Lines()
-    monkeypatch.setattr("outbox_relay.log.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("outbox_relay.domain.log.time.monotonic", lambda: now[0])
     seldom = Seldom(log)
     for second in range(25):
         now[0] = float(second)
@@ -326,7 +326,7 @@ async def test_a_chore_that_takes_long_is_done_seldom_and_one_that_fails_ends_no
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = [100.0]
-    monkeypatch.setattr("outbox_relay.housekeeping.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("outbox_relay.relay.housekeeping.time.monotonic", lambda: now[0])
     chores = Housekeeping(CountingStore(""), structlog.get_logger("test"))
 
     async def slow() -> int:

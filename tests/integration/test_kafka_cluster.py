@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from outbox_relay.envelope import TopicTemplate
-from outbox_relay.event import Event
-from outbox_relay.policy import Delivered, Unavailable
+from outbox_relay.domain.event import Event
+from outbox_relay.domain.outcomes import Delivered, Unavailable
+from outbox_relay.formats.topics import TopicTemplate
 from tests.contract.harness import hand_over_all, some_events
 from tests.contract.kafka import proxied_broker
 from tests.support.kafka import Administration, KafkaBroker, KafkaCluster, Record

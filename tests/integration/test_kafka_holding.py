@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from outbox_relay import outbox
-from outbox_relay.envelope import TopicTemplate
-from outbox_relay.event import Event
-from outbox_relay.policy import DELIVERED, Refused, Unavailable, Verdict
+from outbox_relay.domain.event import Event
+from outbox_relay.domain.outcomes import DELIVERED, Refused, Unavailable, Verdict
+from outbox_relay.formats.topics import TopicTemplate
 from outbox_relay.sinks.kafka import KafkaSink
 from tests.contract.harness import an_event, hand_over, some_events, soon
 from tests.integration.test_relay import has, query

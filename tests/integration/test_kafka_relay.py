@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from outbox_relay import outbox
-from outbox_relay.migrate import migrate
+from outbox_relay.postgres.migrations import migrate
 from tests.support.command import inside
 from tests.support.database import Database
 from tests.support.kafka import Administration, KafkaBroker

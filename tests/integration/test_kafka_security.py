@@ -11,9 +11,9 @@ import psycopg
 import pytest
 
 from outbox_relay import outbox
-from outbox_relay.envelope import TopicTemplate
-from outbox_relay.errors import Misconfigured
-from outbox_relay.policy import DELIVERED, Unavailable
+from outbox_relay.domain.errors import Misconfigured
+from outbox_relay.domain.outcomes import DELIVERED, Unavailable
+from outbox_relay.formats.topics import TopicTemplate
 from outbox_relay.sinks.kafka import KafkaSink
 from tests.contract.harness import hand_over_all, some_events, soon
 from tests.support.command import inside

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, Producer
 
-from outbox_relay.envelope import TopicTemplate
-from outbox_relay.errors import Misconfigured
-from outbox_relay.event import Event
-from outbox_relay.lease_clock import lease_clock
-from outbox_relay.policy import DELIVERED, Delivered, Refused, Unavailable, Verdict
+from outbox_relay.domain.errors import Misconfigured
+from outbox_relay.domain.event import Event
+from outbox_relay.domain.lease_clock import lease_clock
+from outbox_relay.domain.outcomes import DELIVERED, Delivered, Refused, Unavailable, Verdict
+from outbox_relay.formats.topics import TopicTemplate
 from outbox_relay.sinks.kafka import KafkaSink
 from outbox_relay.sinks.kafka.client import DEFAULTS
 from tests.contract.harness import an_event, hand_over, hand_over_all, some_events, soon

@@ -11,9 +11,9 @@ import pytest
 from cloudevents.core.bindings.kafka import KafkaMessage, from_binary, from_structured
 from cloudevents.core.formats.json import JSONFormat
 
-from outbox_relay.envelope import TopicTemplate
-from outbox_relay.event import Event
-from outbox_relay.policy import DELIVERED, Delivered, Refused, Unavailable
+from outbox_relay.domain.event import Event
+from outbox_relay.domain.outcomes import DELIVERED, Delivered, Refused, Unavailable
+from outbox_relay.formats.topics import TopicTemplate
 from outbox_relay.sinks.kafka import Creation, Form, KafkaSink
 from tests.contract.harness import an_event, hand_over, soon
 from tests.support.kafka import Administration, KafkaBroker

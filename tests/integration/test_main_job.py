@@ -55,7 +55,7 @@ def test_nothing_is_lost_or_reordered_while_a_relay_is_killed_and_the_database_r
     own_postgres: PostgresServer, kafka: KafkaBroker, topic: str, tmp_path: Path
 ) -> None:
     """Events of 8 writers through two relays; one is killed with SIGKILL, PostgreSQL crashes and restarts."""
-    from outbox_relay.migrate import migrate
+    from outbox_relay.postgres.migrations import migrate
 
     kafka.create_topic(topic, partitions=6)
     own_postgres.create_database("shop")

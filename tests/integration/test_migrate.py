@@ -14,12 +14,12 @@ from psycopg import sql
 from sqlalchemy import NullPool, create_engine, text
 
 from outbox_relay import outbox
-from outbox_relay.dberrors import explain
-from outbox_relay.errors import DatabaseLost, RelayError, Unusable
-from outbox_relay.migrate import SCHEMA_FOLDER, SCHEMA_VERSION, Outcome, fit, migrate, migrations, script
-from outbox_relay.sinks.memory import MemorySink
+from outbox_relay.domain.errors import DatabaseLost, RelayError, Unusable
+from outbox_relay.postgres.errors import explain
+from outbox_relay.postgres.migrations import SCHEMA_FOLDER, SCHEMA_VERSION, Outcome, fit, migrate, migrations, script
 from tests.integration.test_roles import new_role
 from tests.support.database import Database
+from tests.support.memory_sink import MemorySink
 from tests.support.postgres import PostgresServer
 from tests.support.rig import running, spec
 from tests.support.wait import auntil, until

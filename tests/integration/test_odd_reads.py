@@ -9,13 +9,13 @@ from typing import Any
 import psycopg
 import pytest
 
-from outbox_relay.connection_slots import ConnectionSlots
-from outbox_relay.errors import StatementFailed
-from outbox_relay.event import Event, looked_through
-from outbox_relay.sinks.memory import MemorySink
-from outbox_relay.store import statements
-from outbox_relay.window import LAST_TRIES, MOST_CUTS, Position, Steps, Tick, part
+from outbox_relay.domain.errors import StatementFailed
+from outbox_relay.domain.event import Event, looked_through
+from outbox_relay.domain.window import LAST_TRIES, MOST_CUTS, Position, Steps, Tick, part
+from outbox_relay.postgres.connection_slots import ConnectionSlots
+from outbox_relay.postgres.store import statements
 from tests.support.database import Database
+from tests.support.memory_sink import MemorySink
 from tests.support.rig import Rig, running, spec
 from tests.support.wait import auntil
 

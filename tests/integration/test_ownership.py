@@ -9,16 +9,16 @@ from uuid import uuid4
 
 import pytest
 
-from outbox_relay.errors import LeaseLost, StartAgain
-from outbox_relay.event import SHARDS, Event
-from outbox_relay.ownership import Ownership, fair_share
-from outbox_relay.policy import DELIVERED, Failed, RetryPolicy, Verdict
-from outbox_relay.sinks.memory import MemorySink
-from outbox_relay.store import NewRow, RowBack
-from outbox_relay.window import BEGINNING, Position
+from outbox_relay.domain.errors import LeaseLost, StartAgain
+from outbox_relay.domain.event import SHARDS, Event
+from outbox_relay.domain.outcomes import DELIVERED, Failed, RetryPolicy, Verdict
+from outbox_relay.domain.window import BEGINNING, Position
+from outbox_relay.postgres.store import NewRow, RowBack
+from outbox_relay.relay.leases import Ownership, fair_share
 from tests.integration.test_relay import delivered, emit, fails, has, ids, in_order, query
 from tests.support.database import Database
 from tests.support.ledger import Ledger, ledger
+from tests.support.memory_sink import MemorySink
 from tests.support.rig import LOST, Rig, running, spec
 from tests.support.wait import auntil
 

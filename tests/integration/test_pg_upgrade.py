@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from outbox_relay.migrate import migrate
+from outbox_relay.postgres.migrations import migrate
 from tests.integration.test_upgrading import behind, config, left
 from tests.support.command import inside
 from tests.support.database import Database

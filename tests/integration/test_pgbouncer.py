@@ -11,12 +11,12 @@ import psycopg
 import pytest
 
 from outbox_relay import outbox
-from outbox_relay.sinks.memory import MemorySink
-from outbox_relay.wakeup import LOCK
+from outbox_relay.postgres.listener import LOCK
 from tests.integration.test_main_job import config, drained
 from tests.integration.test_relay import delivered, emit, has, query
 from tests.support.database import Database
 from tests.support.kafka import KafkaBroker
+from tests.support.memory_sink import MemorySink
 from tests.support.pgbouncer import PgBouncer
 from tests.support.postgres import PostgresServer
 from tests.support.rig import running, spec

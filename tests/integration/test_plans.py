@@ -17,8 +17,8 @@ import psycopg
 import pytest
 from psycopg.errors import Diagnostic
 
-from outbox_relay.reading import CHUNK_EVENTS
-from outbox_relay.store import statements
+from outbox_relay.postgres.store import statements
+from outbox_relay.relay.log_reader import CHUNK_EVENTS
 from tests.support.database import Database
 from tests.support.postgres import PostgresServer
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from outbox_relay import outbox
-from outbox_relay.circuit import CircuitPolicy
-from outbox_relay.event import SHARDS, Event
-from outbox_relay.policy import DELIVERED, Failed, Refused, RetryPolicy, Unavailable, Verdict
-from outbox_relay.reading import CHUNK_EVENTS
-from outbox_relay.sinks.memory import MemorySink
+from outbox_relay.domain.circuit import CircuitPolicy
+from outbox_relay.domain.event import SHARDS, Event
+from outbox_relay.domain.outcomes import DELIVERED, Failed, Refused, RetryPolicy, Unavailable, Verdict
+from outbox_relay.relay.log_reader import CHUNK_EVENTS
 from tests.support.database import Database
 from tests.support.ledger import ledger
+from tests.support.memory_sink import MemorySink
 from tests.support.rig import Rig, running, spec
 from tests.support.wait import auntil
 

@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Awaitable
 from dataclasses import replace
 
-from outbox_relay.event import Event
-from outbox_relay.policy import DELIVERED, Unavailable, Verdict
-from outbox_relay.sinks.memory import MemorySink
-from outbox_relay.spec import SinkSpec
+from outbox_relay.domain.event import Event
+from outbox_relay.domain.outcomes import DELIVERED, Unavailable, Verdict
+from outbox_relay.domain.sink_spec import SinkSpec
 from tests.integration.test_relay import delivered, emit, has, query
 from tests.support.database import Database
+from tests.support.memory_sink import MemorySink
 from tests.support.rig import Rig, running, spec
 from tests.support.wait import auntil
 

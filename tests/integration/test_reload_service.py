@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from outbox_relay import settings
-from outbox_relay.app import Service
-from outbox_relay.errors import DatabaseLost
-from outbox_relay.store import Store
+from outbox_relay.domain.errors import DatabaseLost
+from outbox_relay.postgres.store import Store
+from outbox_relay.service.app import Service
 from tests.integration.test_relay import query
 from tests.support.database import Database
 from tests.support.ports import free_port

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from outbox_relay.embedded.account import unprivileged
-from outbox_relay.errors import Unusable
-from outbox_relay.migrate import migrate, rebase
-from outbox_relay.sinks.memory import MemorySink
+from outbox_relay.domain.errors import Unusable
+from outbox_relay.postgres.migrations import migrate, rebase
+from outbox_relay.workbench.embedded.account import unprivileged
 from tests.support.database import Database
 from tests.support.ledger import ledger
+from tests.support.memory_sink import MemorySink
 from tests.support.postgres import PostgresServer
 from tests.support.rig import CountingStore, running, spec
 from tests.support.wait import auntil, until

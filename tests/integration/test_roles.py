@@ -13,11 +13,11 @@ from psycopg import errors, sql
 
 import outbox_relay
 from outbox_relay import outbox
-from outbox_relay.event import Event
-from outbox_relay.migrate import migrate, script
-from outbox_relay.policy import DELIVERED, Failed, Refused, Verdict
-from outbox_relay.sinks.memory import MemorySink
+from outbox_relay.domain.event import Event
+from outbox_relay.domain.outcomes import DELIVERED, Failed, Refused, Verdict
+from outbox_relay.postgres.migrations import migrate, script
 from tests.support.database import Database
+from tests.support.memory_sink import MemorySink
 from tests.support.rig import running, spec
 from tests.support.wait import auntil
 

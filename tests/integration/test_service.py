@@ -10,8 +10,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from outbox_relay.errors import StatementFailed
-from outbox_relay.migrate import migrate
+from outbox_relay.domain.errors import StatementFailed
+from outbox_relay.postgres.migrations import migrate
 from tests.integration.test_main_job import config
 from tests.integration.test_relay import query
 from tests.support.database import Database

@@ -10,12 +10,12 @@ from uuid import uuid4
 import pytest
 from psycopg import sql
 
-from outbox_relay.errors import Unusable
-from outbox_relay.session_settings import NEWER_SETTINGS, SESSION_SETTINGS, complaint, misfits, startup_options
-from outbox_relay.sinks.memory import MemorySink
+from outbox_relay.domain.errors import Unusable
+from outbox_relay.postgres.session_settings import NEWER_SETTINGS, SESSION_SETTINGS, complaint, misfits, startup_options
 from tests.integration.test_relay import delivered, emit
 from tests.support import pgbouncer
 from tests.support.database import Database
+from tests.support.memory_sink import MemorySink
 from tests.support.rig import CountingStore, running, spec
 from tests.support.wait import auntil
 

@@ -15,16 +15,16 @@ from typing import Any
 
 import pytest
 
-from outbox_relay.circuit import CircuitPolicy
-from outbox_relay.event import SHARDS, Event
-from outbox_relay.policy import DELIVERED, Failed, Unavailable, Verdict
+from outbox_relay.domain.circuit import CircuitPolicy
+from outbox_relay.domain.event import SHARDS, Event
+from outbox_relay.domain.outcomes import DELIVERED, Failed, Unavailable, Verdict
+from outbox_relay.domain.sink_spec import SinkSpec
 from outbox_relay.sinks import Sink
-from outbox_relay.sinks.memory import MemorySink
-from outbox_relay.spec import SinkSpec
 from tests.integration.test_main_job import config
 from tests.integration.test_relay import delivered, emit, first_deliveries, in_order, query
 from tests.support.database import Database
 from tests.support.kafka import KafkaBroker
+from tests.support.memory_sink import MemorySink
 from tests.support.rig import Rig, spec
 from tests.support.service import RelayService
 from tests.support.wait import auntil, until

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from outbox_relay import admin
-from outbox_relay.sinks.memory import MemorySink
-from outbox_relay.store import NewRow, statements
-from outbox_relay.window import BEGINNING, Position, Tick
+from outbox_relay.domain.window import BEGINNING, Position, Tick
+from outbox_relay.postgres.store import NewRow, statements
 from tests.support.database import Database
 from tests.support.ledger import ALL, Ledger, emit, ledger
+from tests.support.memory_sink import MemorySink
 from tests.support.rig import running, spec
 from tests.support.wait import auntil
 

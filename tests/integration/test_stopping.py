@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from outbox_relay.envelope import TopicTemplate
-from outbox_relay.policy import Unavailable
+from outbox_relay.domain.outcomes import Unavailable
+from outbox_relay.formats.topics import TopicTemplate
 from outbox_relay.sinks.kafka import KafkaSink
 from tests.contract.harness import an_event, soon
 from tests.integration.test_both_sinks import config

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from outbox_relay import settings
-from outbox_relay.app import MOST_STARVED, Service
-from outbox_relay.event import Event
-from outbox_relay.migrate import rebase
-from outbox_relay.policy import Verdict
+from outbox_relay.domain.event import Event
+from outbox_relay.domain.outcomes import Verdict
+from outbox_relay.postgres.migrations import rebase
+from outbox_relay.service.app import MOST_STARVED, Service
 from outbox_relay.sinks.webhook import WebhookSink
 from tests.integration.test_relay import query
 from tests.integration.test_reload_service import becomes, config, emit, types

@@ -11,15 +11,15 @@ import psycopg
 import pytest
 import structlog
 
-from outbox_relay.errors import IncarnationChanged, StatementFailed, Unusable
-from outbox_relay.migrate import migrate, rebase
-from outbox_relay.sinks.memory import MemorySink
-from outbox_relay.store import Look, Store
-from outbox_relay.ticking import Ticking
-from outbox_relay.wakeup import LOCK, Wakeup
-from outbox_relay.window import BEGINNING, Position, Tick
+from outbox_relay.domain.errors import IncarnationChanged, StatementFailed, Unusable
+from outbox_relay.domain.window import BEGINNING, Position, Tick
+from outbox_relay.postgres.listener import LOCK, Wakeup
+from outbox_relay.postgres.migrations import migrate, rebase
+from outbox_relay.postgres.store import Look, Store
+from outbox_relay.relay.ticker import Ticking
 from tests.integration.test_relay import delivered, emit, has, ids, query
 from tests.support.database import Database
+from tests.support.memory_sink import MemorySink
 from tests.support.postgres import PostgresServer
 from tests.support.rig import LOST, CountingStore, Rig, running, spec
 from tests.support.wait import auntil

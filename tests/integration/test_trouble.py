@@ -8,12 +8,12 @@ from uuid import UUID
 import pytest
 
 from outbox_relay.admin import pause, resume, status, why
-from outbox_relay.circuit import CircuitPolicy
-from outbox_relay.event import Event
-from outbox_relay.policy import DELIVERED, Attempt, Failed, RetryPolicy, Unavailable, Verdict
-from outbox_relay.sinks.memory import MemorySink
+from outbox_relay.domain.circuit import CircuitPolicy
+from outbox_relay.domain.event import Event
+from outbox_relay.domain.outcomes import DELIVERED, Attempt, Failed, RetryPolicy, Unavailable, Verdict
 from tests.integration.test_relay import Late, delivered, emit, fails, has, ids, in_order, query
 from tests.support.database import Database
+from tests.support.memory_sink import MemorySink
 from tests.support.rig import running, spec
 from tests.support.wait import auntil
 
@@ -161,8 +161,8 @@ async def test_a_part_that_answers_again_is_forgotten_whatever_events_are_schedu
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More than ``parked_max`` events are scheduled: they count for nothing, and must not stop the sink."""
-    monkeypatch.setattr("outbox_relay.gate.TROUBLE_SECONDS", 0.5)
-    monkeypatch.setattr("outbox_relay.gate.RECORD_SECONDS", 0.1)
+    monkeypatch.setattr("outbox_relay.relay.gate.TROUBLE_SECONDS", 0.5)
+    monkeypatch.setattr("outbox_relay.relay.gate.RECORD_SECONDS", 0.1)
     late = Late()
     sink = MemorySink(late)
     sink.max_batch = 20

@@ -12,9 +12,9 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from outbox_relay.errors import DatabaseLost
-from outbox_relay.event import SHARDS
-from outbox_relay.migrate import SCHEMA_VERSION, migrate
+from outbox_relay.domain.errors import DatabaseLost
+from outbox_relay.domain.event import SHARDS
+from outbox_relay.postgres.migrations import SCHEMA_VERSION, migrate
 from tests.integration.test_relay import query
 from tests.integration.test_roles import new_role
 from tests.support.database import Database

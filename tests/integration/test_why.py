@@ -10,8 +10,8 @@ from uuid import UUID, uuid4
 import pytest
 
 from outbox_relay import admin
-from outbox_relay.errors import NotFound
-from outbox_relay.window import BEGINNING, Position
+from outbox_relay.domain.errors import NotFound
+from outbox_relay.domain.window import BEGINNING, Position
 from tests.support.database import Database
 from tests.support.ledger import Ledger, emit, ledger
 

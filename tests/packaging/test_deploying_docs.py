@@ -63,7 +63,7 @@ def test_the_manifests_agree_with_the_settings(tmp_path: Path) -> None:
 
 def test_the_probes_ask_what_the_relay_answers() -> None:
     (relay,) = pod("Deployment")["containers"]
-    source = (ROOT / "outbox_relay/health.py").read_text()
+    source = (ROOT / "outbox_relay/service/health.py").read_text()
     for probe, path in (("livenessProbe", "/livez"), ("readinessProbe", "/readyz")):
         assert relay[probe]["httpGet"] == {"path": path, "port": "http"}
         assert f'"{path}"' in source

@@ -6,9 +6,9 @@ import random
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 
-from outbox_relay.event import SHARDS, Event, looked_through, most_wire_bytes
-from outbox_relay.store import Store
-from outbox_relay.window import BEGINNING, Part, Position, Tick, nothing_new, part, read
+from outbox_relay.domain.event import SHARDS, Event, looked_through, most_wire_bytes
+from outbox_relay.domain.window import BEGINNING, Part, Position, Tick, nothing_new, part, read
+from outbox_relay.postgres.store import Store
 
 AMPLE_BYTES = 1 << 30
 START = Position(BEGINNING)

@@ -41,8 +41,9 @@ MUTATIONS = (
     Mutation("of the ledger's rows the highest epoch counts", SCHEMA,
              "order by p.sink, u.shard, u.epoch desc, p.seq desc",
              "order by p.sink, u.shard, p.seq desc"),
-    Mutation("a row is gone only under its lease", "outbox_relay/sql/rows_done.sql", " and d.lease = r.lease"),
-    Mutation("a row goes back only under its lease", "outbox_relay/sql/rows_back.sql", " and d.lease = r.lease"),
+    Mutation("a row is gone only under its lease", "outbox_relay/postgres/sql/rows_done.sql", " and d.lease = r.lease"),
+    Mutation("a row goes back only under its lease", "outbox_relay/postgres/sql/rows_back.sql",
+             " and d.lease = r.lease"),
     Mutation("no row is claimed before an earlier one of its key", SCHEMA,
              " and not d.suspect\n"
              "               and (not d.ordered or not exists (\n"
@@ -52,9 +53,9 @@ MUTATIONS = (
              " and not d.suspect\n"),
     Mutation("rows of a key that are claimed together have none before them that is not", SCHEMA,
              "    if behind <> '{}' then", "    if false then"),
-    Mutation("blocked keys are known before anything is read", "outbox_relay/reading.py",
+    Mutation("blocked keys are known before anything is read", "outbox_relay/relay/log_reader.py",
              "        if self._spec.ordered:\n            sink, hold", "        if False:\n            sink, hold"),
-    Mutation("a key is free only by an answer asked for after its last settlement", "outbox_relay/ordering.py",
+    Mutation("a key is free only by an answer asked for after its last settlement", "outbox_relay/domain/in_flight.py",
              " and self._keys.get(key, (asked_at + 1, 0))[0] <= asked_at]", " and key in self._keys]"),
 )  # fmt: skip
 

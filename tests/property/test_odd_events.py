@@ -11,8 +11,8 @@ import psycopg
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from outbox_relay.sinks.memory import MemorySink
 from tests.support.database import Database
+from tests.support.memory_sink import MemorySink
 from tests.support.rig import running, spec
 from tests.support.wait import auntil
 

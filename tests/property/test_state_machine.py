@@ -31,9 +31,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from psycopg import AsyncConnection
 
-from outbox_relay.circuit import CircuitPolicy
-from outbox_relay.policy import RetryPolicy
-from outbox_relay.spec import SinkSpec
+from outbox_relay.domain.circuit import CircuitPolicy
+from outbox_relay.domain.outcomes import RetryPolicy
+from outbox_relay.domain.sink_spec import SinkSpec
 from tests.property.truth import Truth, Written
 from tests.property.turns import Bench, SteppedStore, Turns, connected
 from tests.property.worker import Worker, in_steps

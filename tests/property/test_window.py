@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import psycopg
 import pytest
 
-from outbox_relay.migrate import migrate
+from outbox_relay.postgres.migrations import migrate
 from tests.property.follower import ALL, Follower, WithoutList, WithoutRange, opened
 from tests.property.numbering import WRAP, burn_to, move_near_the_wrap, set_epoch
 from tests.property.writers import SLOW_KEY, TABLES, Verdict, Writers, emit, emit_next, judge

@@ -12,11 +12,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from outbox_relay.event import SHARDS, Event, looked_through
-from outbox_relay.migrate import migrate
-from outbox_relay.routing import like
-from outbox_relay.store import Store
-from outbox_relay.window import BEGINNING, FOR_EVER, Position, Tick, nothing_new
+from outbox_relay.domain.event import SHARDS, Event, looked_through
+from outbox_relay.domain.routing import like
+from outbox_relay.domain.window import BEGINNING, FOR_EVER, Position, Tick, nothing_new
+from outbox_relay.postgres.migrations import migrate
+from outbox_relay.postgres.store import Store
 from tests.property.follower import AMPLE_BYTES, Follower, WithoutList, WithoutRange, opened
 from tests.property.writers import TABLES
 from tests.support.database import Database

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from outbox_relay.event import Event
-from outbox_relay.policy import DELIVERED, Failed, Refused, Unavailable, Verdict
+from outbox_relay.domain.event import Event
+from outbox_relay.domain.outcomes import DELIVERED, Failed, Refused, Unavailable, Verdict
 
 
 @dataclass(frozen=True)

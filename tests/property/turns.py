@@ -18,8 +18,8 @@ import psycopg
 from psycopg import AsyncConnection
 from psycopg.rows import AsyncRowFactory
 
-from outbox_relay.dberrors import explain
-from outbox_relay.store import TUPLES, Store
+from outbox_relay.postgres.errors import explain
+from outbox_relay.postgres.store import TUPLES, Store
 
 LANE: ContextVar[str] = ContextVar("LANE")
 """The lane of the task that runs."""

@@ -16,22 +16,22 @@ from typing import Any
 from unittest.mock import patch
 from uuid import UUID
 
-from outbox_relay.errors import StartAgain
-from outbox_relay.event import Event
-from outbox_relay.gate import Gate
-from outbox_relay.log import Log
-from outbox_relay.ownership import Ownership
-from outbox_relay.policy import Failed, Unavailable, Verdict
-from outbox_relay.reading import Reading
-from outbox_relay.relay import SinkRelay
-from outbox_relay.rows import Rows
-from outbox_relay.settling import Settling
-from outbox_relay.sinks.memory import MemorySink
-from outbox_relay.spec import SinkSpec
-from outbox_relay.ticking import Ticking
-from outbox_relay.wakeup import Wakeup
+from outbox_relay.domain.errors import StartAgain
+from outbox_relay.domain.event import Event
+from outbox_relay.domain.log import Log
+from outbox_relay.domain.outcomes import Failed, Unavailable, Verdict
+from outbox_relay.domain.sink_spec import SinkSpec
+from outbox_relay.postgres.listener import Wakeup
+from outbox_relay.relay.gate import Gate
+from outbox_relay.relay.leases import Ownership
+from outbox_relay.relay.log_reader import Reading
+from outbox_relay.relay.parked import Rows
+from outbox_relay.relay.session import SinkRelay
+from outbox_relay.relay.settler import Settling
+from outbox_relay.relay.ticker import Ticking
 from tests.property.truth import Truth
 from tests.property.turns import LANE, Bench, SteppedStore, Turns
+from tests.support.memory_sink import MemorySink
 
 LEASE_SECONDS = 7200.0
 """So long that no lease ends by itself."""
@@ -144,7 +144,7 @@ class SteppedRelay(SinkRelay):
 
 def in_steps() -> AbstractContextManager[Any]:
     """Inside, sessions are made of parts whose loops do nothing by themselves."""
-    return patch.multiple("outbox_relay.relay", Settling=SteppedSettling, Gate=SteppedGate, Rows=SteppedRows)
+    return patch.multiple("outbox_relay.relay.session", Settling=SteppedSettling, Gate=SteppedGate, Rows=SteppedRows)
 
 
 class Worker:

@@ -17,7 +17,7 @@ from typing import Any
 
 import psycopg
 
-from outbox_relay.event import Event
+from outbox_relay.domain.event import Event
 
 WRITERS = 12
 KEYS = 40

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID, uuid4
 
-from outbox_relay.event import SHARDS
-from outbox_relay.store import NewRow, Store
-from outbox_relay.window import Position, Tick
+from outbox_relay.domain.event import SHARDS
+from outbox_relay.domain.window import Position, Tick
+from outbox_relay.postgres.store import NewRow, Store
 from tests.support.database import Database
 
 ALL = range(SHARDS)

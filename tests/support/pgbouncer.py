@@ -13,10 +13,10 @@ from typing import Any, Self
 import psycopg
 from psycopg.conninfo import make_conninfo
 
-from outbox_relay.embedded.account import unprivileged
-from outbox_relay.embedded.ports import LOOPBACK, free_port
-from outbox_relay.embedded.postgres import SUPERUSER
-from outbox_relay.embedded.process import ServerProcess
+from outbox_relay.workbench.embedded.account import unprivileged
+from outbox_relay.workbench.embedded.ports import LOOPBACK, free_port
+from outbox_relay.workbench.embedded.postgres import SUPERUSER
+from outbox_relay.workbench.embedded.process import ServerProcess
 from tests.support.installed import absent
 from tests.support.postgres import PostgresServer
 

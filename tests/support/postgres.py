@@ -8,8 +8,8 @@ from pathlib import Path
 
 from psycopg import sql
 
-from outbox_relay.embedded import postgres
-from outbox_relay.embedded.postgres import STOP_SECONDS, SUPERUSER, Setting, StopMode
+from outbox_relay.workbench.embedded import postgres
+from outbox_relay.workbench.embedded.postgres import STOP_SECONDS, SUPERUSER, Setting, StopMode
 from tests.support.programs import WHEEL_MAJOR, program, programs
 
 MEMORY = Path("/dev/shm")  # noqa: S108 - a directory with a name of its own is made in it

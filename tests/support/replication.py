@@ -9,8 +9,8 @@ from typing import Literal, Self
 
 from psycopg.conninfo import make_conninfo
 
-from outbox_relay.embedded.ports import LOOPBACK
-from outbox_relay.embedded.postgres import SUPERUSER, Setting
+from outbox_relay.workbench.embedded.ports import LOOPBACK
+from outbox_relay.workbench.embedded.postgres import SUPERUSER, Setting
 from tests.support.postgres import PostgresServer
 from tests.support.volume import Volume
 from tests.support.wait import until

@@ -14,18 +14,18 @@ import structlog
 from psycopg import AsyncConnection
 from psycopg.rows import AsyncRowFactory
 
-from outbox_relay.circuit import CircuitPolicy
-from outbox_relay.connection import direct
-from outbox_relay.errors import DatabaseLost, RelayError, StartAgain, StatementFailed, Unusable
-from outbox_relay.event import SHARDS
-from outbox_relay.ownership import Holding, Ownership
-from outbox_relay.policy import RetryPolicy
-from outbox_relay.relay import SinkRelay
+from outbox_relay.domain.circuit import CircuitPolicy
+from outbox_relay.domain.errors import DatabaseLost, RelayError, StartAgain, StatementFailed, Unusable
+from outbox_relay.domain.event import SHARDS
+from outbox_relay.domain.outcomes import RetryPolicy
+from outbox_relay.domain.sink_spec import SinkSpec
+from outbox_relay.postgres.connection import direct
+from outbox_relay.postgres.listener import Wakeup
+from outbox_relay.postgres.store import CALL_SECONDS, TUPLES, Store
+from outbox_relay.relay.leases import Holding, Ownership
+from outbox_relay.relay.session import SinkRelay
+from outbox_relay.relay.ticker import Ticking
 from outbox_relay.sinks import Sink
-from outbox_relay.spec import SinkSpec
-from outbox_relay.store import CALL_SECONDS, TUPLES, Store
-from outbox_relay.ticking import Ticking
-from outbox_relay.wakeup import Wakeup
 from tests.support.wait import auntil
 
 RETRY = RetryPolicy(attempts=5, base_seconds=0.02, max_seconds=0.1, jitter=0.2)

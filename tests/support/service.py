@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from outbox_relay.embedded.ports import free_port
+from outbox_relay.workbench.embedded.ports import free_port
 from tests.support.wait import until
 
 READY_SECONDS = 30

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from outbox_relay.embedded.account import CURRENT
-from outbox_relay.embedded.process import ServerProcess
+from outbox_relay.workbench.embedded.account import CURRENT
+from outbox_relay.workbench.embedded.process import ServerProcess
 from tests.support.wait import until
 
 LEAVE_A_SERVER = """
 import os
 from pathlib import Path
-from outbox_relay.embedded.account import CURRENT
-from outbox_relay.embedded.process import ServerProcess
+from outbox_relay.workbench.embedded.account import CURRENT
+from outbox_relay.workbench.embedded.process import ServerProcess
 
 directory = Path({directory!r})
 server = ServerProcess(["sleep", "300"], directory=directory, log=directory / "log", account=CURRENT)

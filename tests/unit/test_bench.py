@@ -17,18 +17,18 @@ import psycopg
 import pytest
 from confluent_kafka import KafkaException
 
-from outbox_relay.bench import machine, receiver, story
-from outbox_relay.bench.counter import Counter
-from outbox_relay.bench.figures import Course, Figure, Summary, percentile, ratio, summarised
-from outbox_relay.bench.place import Options, Place
-from outbox_relay.bench.plot import pictures
-from outbox_relay.bench.profile import Profile
-from outbox_relay.bench.report import Found, Report, from_json, shown
-from outbox_relay.bench.scenarios import SCENARIOS, Scenario, burst
-from outbox_relay.bench.story import Bench, Taken, chosen
-from outbox_relay.demo.signals import Interrupted, Signals
-from outbox_relay.embedded.process import PartFailed
-from outbox_relay.errors import Misconfigured
+from outbox_relay.domain.errors import Misconfigured
+from outbox_relay.workbench.bench import machine, receiver, story
+from outbox_relay.workbench.bench.counter import Counter
+from outbox_relay.workbench.bench.figures import Course, Figure, Summary, percentile, ratio, summarised
+from outbox_relay.workbench.bench.place import Options, Place
+from outbox_relay.workbench.bench.plot import pictures
+from outbox_relay.workbench.bench.profile import Profile
+from outbox_relay.workbench.bench.report import Found, Report, from_json, shown
+from outbox_relay.workbench.bench.scenarios import SCENARIOS, Scenario, burst
+from outbox_relay.workbench.bench.story import Bench, Taken, chosen
+from outbox_relay.workbench.demo.signals import Interrupted, Signals
+from outbox_relay.workbench.embedded.process import PartFailed
 from tests.support.command import inside
 
 RATES = Summary("relay", "events/s", (90_000.0, 110_000.0, 100_000.0))
@@ -270,13 +270,13 @@ def test_notes_of_a_run_are_kept_once(place: Place) -> None:
 
 def test_processes_of_a_run_end_with_it(place: Place) -> None:
     with place.run(0):
-        part = place.start("sleeper", "outbox_relay.bench.receiver", "--port", "1", "--counter", "/nowhere/x")
+        part = place.start("sleeper", "outbox_relay.workbench.bench.receiver", "--port", "1", "--counter", "/nowhere/x")
     assert not part.process.alive
 
 
 def test_process_that_ends_by_itself_ends_the_run_with_its_log(place: Place) -> None:
     with place.run(0):
-        place.start("broken", "outbox_relay.bench.receiver", "--port", "1", "--counter", "x", "--nonsense")
+        place.start("broken", "outbox_relay.workbench.bench.receiver", "--port", "1", "--counter", "x", "--nonsense")
         with pytest.raises(PartFailed, match="unrecognized arguments: --nonsense"):
             place.wait(lambda: False, 60, "nothing")
 

@@ -7,7 +7,7 @@ import contextlib
 
 import pytest
 
-from outbox_relay.cancelling import heeded
+from outbox_relay.domain.cancelling import heeded
 
 
 async def _forgetful(then: Exception | None) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from outbox_relay.circuit import Circuit, CircuitPolicy
+from outbox_relay.domain.circuit import Circuit, CircuitPolicy
 
 Step = Callable[[Circuit], object]
 THREE = CircuitPolicy(open_after=3, probe_seconds=1.0, probe_max_seconds=4.0)

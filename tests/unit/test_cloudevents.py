@@ -11,8 +11,8 @@ from cloudevents.core.bindings.http import HTTPMessage, from_structured_event
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox_relay.cloudevents import CONTENT_TYPE, attributes, structured
-from outbox_relay.event import Event
+from outbox_relay.domain.event import Event
+from outbox_relay.formats.cloudevents import CONTENT_TYPE, attributes, structured
 
 SOURCE = "/shop/orders"
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

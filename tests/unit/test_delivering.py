@@ -12,19 +12,19 @@ from uuid import UUID
 
 import pytest
 
-from outbox_relay.delivering import BatchDelivering, Delivering, Desk, RequestDelivering
-from outbox_relay.errors import LeaseLost
-from outbox_relay.event import Event
-from outbox_relay.gate import Gate, Slots
-from outbox_relay.lease_clock import lease_clock
-from outbox_relay.ordering import Chunk
-from outbox_relay.ownership import Holding, Lease
-from outbox_relay.policy import DELIVERED, Failed, Unavailable, Verdict
-from outbox_relay.settling import Settling
-from outbox_relay.sinks.memory import MemorySink
-from outbox_relay.store import Store
-from outbox_relay.window import Position, Tick
+from outbox_relay.domain.errors import LeaseLost
+from outbox_relay.domain.event import Event
+from outbox_relay.domain.in_flight import Chunk
+from outbox_relay.domain.lease_clock import lease_clock
+from outbox_relay.domain.outcomes import DELIVERED, Failed, Unavailable, Verdict
+from outbox_relay.domain.window import Position, Tick
+from outbox_relay.postgres.store import Store
+from outbox_relay.relay.dispatch import BatchDelivering, Delivering, Desk, RequestDelivering
+from outbox_relay.relay.gate import Gate, Slots
+from outbox_relay.relay.leases import Holding, Lease
+from outbox_relay.relay.settler import Settling
 from tests.contract.harness import an_event
+from tests.support.memory_sink import MemorySink
 from tests.support.rig import spec
 from tests.support.wait import auntil
 
@@ -115,7 +115,7 @@ async def test_a_call_holds_no_more_events_than_the_sink_takes() -> None:
 
 
 async def test_a_call_of_several_chunks_holds_no_more_than_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outbox_relay.delivering.CALL_BYTES", 100)
+    monkeypatch.setattr("outbox_relay.relay.dispatch.CALL_BYTES", 100)
     sink = Held()
     sink.answering.set()
     delivering, read = BatchDelivering(a_desk(sink)), chunks(1, 1, 3, 1, payload=b"x" * 40)

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from outbox_relay.demo import pace
-from outbox_relay.demo.destinations import Destination
-from outbox_relay.demo.figures import Latency, Rate, Recent, latency
-from outbox_relay.demo.journal import REFUSED, UNREADABLE, Arrival, Reader, Writer
-from outbox_relay.demo.oracle import Account, Arrivals, Identity
-from outbox_relay.demo.pace import Pace
-from outbox_relay.demo.report import Delivered, Report
+from outbox_relay.workbench.demo import pace
+from outbox_relay.workbench.demo.destinations import Destination
+from outbox_relay.workbench.demo.figures import Latency, Rate, Recent, latency
+from outbox_relay.workbench.demo.journal import REFUSED, UNREADABLE, Arrival, Reader, Writer
+from outbox_relay.workbench.demo.oracle import Account, Arrivals, Identity
+from outbox_relay.workbench.demo.pace import Pace
+from outbox_relay.workbench.demo.report import Delivered, Report
 
 A1, A2, A3, B1 = ("a", 1, "u1"), ("a", 2, "u2"), ("a", 3, "u3"), ("b", 1, "u4")
 NOTHING = Latency(None, None, None)

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from outbox_relay.demo import story
-from outbox_relay.demo.report import Report
+from outbox_relay.workbench.demo import story
+from outbox_relay.workbench.demo.report import Report
 from tests.support.command import inside
 
 

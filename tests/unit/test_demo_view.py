@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from outbox_relay.demo.figures import Latency
-from outbox_relay.demo.view import DestinationNow, LiveView, Now, PlainView, RelayNow, view
+from outbox_relay.workbench.demo.figures import Latency
+from outbox_relay.workbench.demo.view import DestinationNow, LiveView, Now, PlainView, RelayNow, view
 
 RECENT = Latency(0.012, 0.345, 1.0)
 NOW = Now(

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from outbox_relay.embedded import account, broker, postgres
-from outbox_relay.embedded.account import CURRENT, Account
-from outbox_relay.embedded.process import PartFailed
+from outbox_relay.workbench.embedded import account, broker, postgres
+from outbox_relay.workbench.embedded.account import CURRENT, Account
+from outbox_relay.workbench.embedded.process import PartFailed
 
 
 @pytest.fixture

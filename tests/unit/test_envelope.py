@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox_relay import envelope
-from outbox_relay.envelope import TopicTemplate
+from outbox_relay.formats import topics
+from outbox_relay.formats.topics import TopicTemplate
 
 LEGAL = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 WORDS = st.text(alphabet="abcXYZ019._-", min_size=1, max_size=20)
@@ -57,15 +57,15 @@ def test_constant_template_needs_nothing_of_the_event() -> None:
 
 def test_templates_of_the_type_answer_again_what_they_answered() -> None:
     template = TopicTemplate.parse("shop.{type}")
-    types = [f"t{n}" for n in range(envelope.REMEMBERED_TOPICS + 10)]
+    types = [f"t{n}" for n in range(topics.REMEMBERED_TOPICS + 10)]
     assert [template.render(t, None, {}) for t in types * 2] == [f"shop.{t}" for t in types * 2]
 
 
 def test_remembered_topics_are_bounded() -> None:
     template = TopicTemplate.parse("shop.{type}")
-    for n in range(envelope.REMEMBERED_TOPICS * 2 + 10):
+    for n in range(topics.REMEMBERED_TOPICS * 2 + 10):
         template.render(f"t{n}", None, {})
-        assert len(template._by_type) <= envelope.REMEMBERED_TOPICS  # pyright: ignore[reportPrivateUsage]
+        assert len(template._by_type) <= topics.REMEMBERED_TOPICS  # pyright: ignore[reportPrivateUsage]
 
 
 @pytest.mark.parametrize(

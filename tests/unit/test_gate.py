@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from outbox_relay.gate import Slots
+from outbox_relay.relay.gate import Slots
 
 
 async def test_no_more_than_fit_are_under_way_and_each_that_ends_lets_one_in() -> None:

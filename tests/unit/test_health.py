@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from outbox_relay import health
-from outbox_relay.health import HEAD_BYTES, MOST_CONNECTIONS, AcceptErrors, Health
+from outbox_relay.service import health
+from outbox_relay.service.health import HEAD_BYTES, MOST_CONNECTIONS, AcceptErrors, Health
 
 HALF = b"GET /livez HTTP/1.1\r\nhost: x\r\nx-a: "
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from outbox_relay.envelope import TopicTemplate
+from outbox_relay.formats.topics import TopicTemplate
 from outbox_relay.sinks.kafka.admission import Admission
 from outbox_relay.sinks.kafka.records import Topics
 from tests.contract.harness import an_event

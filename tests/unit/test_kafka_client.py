@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import KafkaError
 
-from outbox_relay.headers import own_headers
+from outbox_relay.formats.headers import own_headers
 from outbox_relay.sinks.kafka.client import DEFAULTS, GUARANTEES, ClientLog, ClientSettings
 from outbox_relay.sinks.kafka.diagnosis import diagnosed
 from outbox_relay.sinks.kafka.statistics import NOTHING, Statistics, ended, together

@@ -12,10 +12,10 @@ from typing import Any, ClassVar
 import pytest
 from confluent_kafka import KafkaError
 
-from outbox_relay.envelope import TopicTemplate
-from outbox_relay.errors import Misconfigured
-from outbox_relay.event import Event
-from outbox_relay.policy import DELIVERED, Refused, Unavailable
+from outbox_relay.domain.errors import Misconfigured
+from outbox_relay.domain.event import Event
+from outbox_relay.domain.outcomes import DELIVERED, Refused, Unavailable
+from outbox_relay.formats.topics import TopicTemplate
 from outbox_relay.sinks.kafka import KafkaSink
 from outbox_relay.sinks.kafka.call import Call
 from outbox_relay.sinks.kafka.client import ClientSettings
@@ -361,7 +361,7 @@ async def test_a_machine_that_was_suspended_goes_on_delivering(
     def ahead(clock: int) -> float:
         return time.clock_gettime(clock) + 3600
 
-    monkeypatch.setattr("outbox_relay.lease_clock.time", SimpleNamespace(clock_gettime=ahead))
+    monkeypatch.setattr("outbox_relay.domain.lease_clock.time", SimpleNamespace(clock_gettime=ahead))
     assert await sink.deliver(some_events(3), soon()) == [DELIVERED] * 3
 
 

@@ -40,7 +40,7 @@ def test_an_outage_of_an_hour_writes_few_lines_and_each_has_the_sinks_name(caplo
 
 def test_the_lines_of_the_log_have_the_sinks_name() -> None:
     code = (
-        "import logging; from outbox_relay import telemetry; telemetry.configure('info', 'json');"
+        "import logging; from outbox_relay.service import logs; logs.configure('info', 'json');"
         "from outbox_relay.sinks.kafka.client import ClientLog, ClientSettings;"
         "ClientLog(ClientSettings({'bootstrap.servers': 'a:1'}), 'events').log(logging.ERROR, '%s', 'refused')"
     )

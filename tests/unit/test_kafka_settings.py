@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from outbox_relay.errors import Misconfigured
+from outbox_relay.domain.errors import Misconfigured
 from outbox_relay.settings import KafkaSink, load
 
 FILE = """

@@ -12,9 +12,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from outbox_relay.event import Event
-from outbox_relay.ordering import Blocked, Chunk, Reader
-from outbox_relay.window import Position, Tick
+from outbox_relay.domain.event import Event
+from outbox_relay.domain.in_flight import Blocked, Chunk, Reader
+from outbox_relay.domain.window import Position, Tick
 
 A, B, C = Tick(0, "10:10:", 10), Tick(100, "20:20:", 20), Tick(200, "30:30:", 30)
 LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)

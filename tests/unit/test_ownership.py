@@ -11,9 +11,9 @@ from uuid import uuid4
 
 import structlog
 
-from outbox_relay.event import SHARDS
-from outbox_relay.ownership import Ownership
-from outbox_relay.store import Claimed
+from outbox_relay.domain.event import SHARDS
+from outbox_relay.postgres.store import Claimed
+from outbox_relay.relay.leases import Ownership
 
 
 class Answers:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox_relay.policy import (
+from outbox_relay.domain.outcomes import (
     DELIVERED,
     DONE,
     LAST_ERROR_CHARS,

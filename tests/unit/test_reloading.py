@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from outbox_relay import reloading
-from outbox_relay.errors import DatabaseLost, Misconfigured
-from outbox_relay.reloading import Reloading
+from outbox_relay.domain.errors import DatabaseLost, Misconfigured
+from outbox_relay.service import reloading
+from outbox_relay.service.reloading import Reloading
 from tests.support.wait import auntil
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from outbox_relay import routing
-from outbox_relay.routing import Routes
+from outbox_relay.domain import routing
+from outbox_relay.domain.routing import Routes
 
 FEW = st.text(alphabet="ab.%_\\[", max_size=8)
 STARRY = st.text(alphabet="ab**", min_size=1, max_size=8)

@@ -9,14 +9,14 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from outbox_relay.delivering import RequestDelivering
-from outbox_relay.errors import StartAgain, StatementFailed
-from outbox_relay.gate import Pass
-from outbox_relay.ordering import Chunk
-from outbox_relay.policy import DELIVERED
-from outbox_relay.rows import MOST_BYTES, MOST_ROWS, MOST_UNSETTLED, Portion, Rows
-from outbox_relay.store import ClaimedRow
-from outbox_relay.window import BEGINNING, Position
+from outbox_relay.domain.errors import StartAgain, StatementFailed
+from outbox_relay.domain.in_flight import Chunk
+from outbox_relay.domain.outcomes import DELIVERED
+from outbox_relay.domain.window import BEGINNING, Position
+from outbox_relay.postgres.store import ClaimedRow
+from outbox_relay.relay.dispatch import RequestDelivering
+from outbox_relay.relay.gate import Pass
+from outbox_relay.relay.parked import MOST_BYTES, MOST_ROWS, MOST_UNSETTLED, Portion, Rows
 from tests.contract.harness import an_event
 
 
@@ -127,7 +127,7 @@ def test_failures_that_a_smaller_claim_would_meet_too_change_nothing_but_the_pau
 async def test_outcomes_that_cannot_be_written_stay_and_the_session_ends_in_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("outbox_relay.rows.FIRST_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("outbox_relay.relay.parked.FIRST_PAUSE_SECONDS", 0.0)
     asked: list[int] = []
 
     async def fails(_sink: str, rows: list[tuple[int, UUID]]) -> set[int]:

@@ -14,9 +14,9 @@ from types import SimpleNamespace
 import pytest
 from pydantic import SecretStr, ValidationError
 
-from outbox_relay.envelope import TopicTemplate
-from outbox_relay.errors import Misconfigured
-from outbox_relay.policy import RetryPolicy
+from outbox_relay.domain.errors import Misconfigured
+from outbox_relay.domain.outcomes import RetryPolicy
+from outbox_relay.formats.topics import TopicTemplate
 from outbox_relay.settings import KafkaSink, Settings, SigningSecret, WebhookSink, load, log_settings, warnings
 
 KEY = b"k" * 24

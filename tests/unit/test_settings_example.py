@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from outbox_relay.errors import Misconfigured
+from outbox_relay.domain.errors import Misconfigured
 from outbox_relay.settings import Settings, load, warnings
 from outbox_relay.settings.shape import fields, table
 from outbox_relay.settings.sinks import SINKS

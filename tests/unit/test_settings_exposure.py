@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from outbox_relay.errors import Misconfigured
+from outbox_relay.domain.errors import Misconfigured
 from outbox_relay.settings import exposures, load
 from tests.support.receiver.signatures import SECRET
 

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from outbox_relay.errors import Misconfigured
+from outbox_relay.domain.errors import Misconfigured
 from outbox_relay.settings import Database, Settings, load
 from outbox_relay.settings.places import STATEMENT_LINES
 from outbox_relay.settings.shape import fields, table

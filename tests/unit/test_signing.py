@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from standardwebhooks import Webhook
 from standardwebhooks.webhooks import WebhookVerificationError
 
-from outbox_relay.signing import Key, header, key, signing
+from outbox_relay.formats.signatures import Key, header, key, signing
 
 FIRST = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 SECOND = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"

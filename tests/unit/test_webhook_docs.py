@@ -12,11 +12,11 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from outbox_relay import __version__
-from outbox_relay.event import Event
-from outbox_relay.policy import DELIVERED, Failed, Refused, Unavailable
+from outbox_relay.domain.event import Event
+from outbox_relay.domain.outcomes import DELIVERED, Failed, Refused, Unavailable
+from outbox_relay.formats.signatures import key
 from outbox_relay.settings import load, warnings
 from outbox_relay.settings.secrets import read_secrets
-from outbox_relay.signing import key
 from outbox_relay.sinks.webhook.request import Credentials, Form, Request, request
 from outbox_relay.sinks.webhook.results import Rules, verdict
 from outbox_relay.sinks.webhook.transport import Answer, Fault

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from outbox_relay.errors import Misconfigured
-from outbox_relay.policy import DELIVERED
+from outbox_relay.domain.errors import Misconfigured
+from outbox_relay.domain.outcomes import DELIVERED
+from outbox_relay.service.webhooks import Webhooks, unreadable
 from outbox_relay.settings import Settings, load
 from outbox_relay.sinks.webhook import WebhookSink
-from outbox_relay.webhooks import Webhooks, unreadable
 from tests.contract.harness import an_event, soon
 from tests.support.receiver import Receiver
 from tests.support.receiver.certificates import Authority

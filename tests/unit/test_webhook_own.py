@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from outbox_relay.dsn import endpoints
-from outbox_relay.errors import Misconfigured
+from outbox_relay.domain.errors import Misconfigured
+from outbox_relay.postgres.dsn import endpoints
+from outbox_relay.service.webhooks import OwnAddresses
 from outbox_relay.settings import load
-from outbox_relay.webhooks import OwnAddresses
 
 SECRET = "whsec_" + base64.b64encode(b"k" * 24).decode()
 LOCAL = [("localhost", 5432), ("127.0.0.1", 5432), ("::1", 5432)]
@@ -123,7 +123,7 @@ async def test_a_name_that_is_not_found_keeps_its_last_addresses(
         raise OSError("a name server that is down cannot be made here")
 
     before = set(own())
-    monkeypatch.setattr("outbox_relay.webhooks.socket.getaddrinfo", unknown)
+    monkeypatch.setattr("outbox_relay.service.webhooks.socket.getaddrinfo", unknown)
     await own.refresh()
     assert set(own()) == before
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from standardwebhooks import Webhook
 
 from outbox_relay import __version__
-from outbox_relay.event import Event
-from outbox_relay.signing import key
+from outbox_relay.domain.event import Event
+from outbox_relay.formats.signatures import key
 from outbox_relay.sinks.webhook.request import Credentials, Form, Mode, Request, request
 
 SECRET = "whsec_" + base64.b64encode(b"k" * 24).decode()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox_relay.policy import DELIVERED, Attempt, Failed, Refused, Unavailable, Verdict
+from outbox_relay.domain.outcomes import DELIVERED, Attempt, Failed, Refused, Unavailable, Verdict
 from outbox_relay.sinks.webhook.results import Rules, retry_after_seconds, verdict
 from outbox_relay.sinks.webhook.transport import Answer, Fault
 

@@ -19,10 +19,10 @@ from urllib.parse import quote, quote_plus
 
 import pytest
 
-from outbox_relay.event import Event
-from outbox_relay.policy import DELIVERED, Attempt, Failed, Refused, Unavailable, Verdict
+from outbox_relay.domain.event import Event
+from outbox_relay.domain.outcomes import DELIVERED, Attempt, Failed, Refused, Unavailable, Verdict
+from outbox_relay.formats.signatures import key
 from outbox_relay.settings.addresses import denied
-from outbox_relay.signing import key
 from outbox_relay.sinks.webhook import Credentials, Destination, Form, Rules, Tls, WebhookSink
 from outbox_relay.sinks.webhook.sink import ALL_ENDED
 from tests.support.ports import free_port

@@ -12,7 +12,18 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from outbox_relay.window import BEGINNING, EVERYTHING, FOR_EVER, Part, Position, Steps, Tick, nothing_new, part, read
+from outbox_relay.domain.window import (
+    BEGINNING,
+    EVERYTHING,
+    FOR_EVER,
+    Part,
+    Position,
+    Steps,
+    Tick,
+    nothing_new,
+    part,
+    read,
+)
 
 KEYS = 3
 SCHEDULES = 300

@@ -10,11 +10,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
 
-from outbox_relay.event import Event
-from outbox_relay.policy import Verdict
+from outbox_relay.domain.event import Event
+from outbox_relay.domain.outcomes import Verdict
+from outbox_relay.service.webhooks import Webhooks
 from outbox_relay.settings import Settings, load
 from outbox_relay.sinks import Sink
-from outbox_relay.webhooks import Webhooks
 from tests.contract.harness import an_event, soon
 from tests.support.receiver.signatures import SECRET
 

@@ -8,9 +8,9 @@ from collections.abc import Generator
 
 import pytest
 
-from outbox_relay.errors import Misconfigured
-from outbox_relay.policy import DELIVERED, Failed, Unavailable, Verdict
-from outbox_relay.webhooks import Webhooks
+from outbox_relay.domain.errors import Misconfigured
+from outbox_relay.domain.outcomes import DELIVERED, Failed, Unavailable, Verdict
+from outbox_relay.service.webhooks import Webhooks
 from tests.support.receiver import Receiver
 from tests.support.receiver.answers import in_turn, say
 from tests.support.receiver.certificates import NAME, Authority

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from outbox_relay.policy import DELIVERED, Failed, Unavailable
+from outbox_relay.domain.outcomes import DELIVERED, Failed, Unavailable
 from tests.support.ports import LOOPBACK, free_port
 from tests.support.receiver import Behaviour, Receiver
 from tests.support.receiver.answers import head, in_turn, raw, say

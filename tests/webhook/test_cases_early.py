@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from outbox_relay.policy import DELIVERED, Failed, Unavailable
+from outbox_relay.domain.outcomes import DELIVERED, Failed, Unavailable
 from outbox_relay.sinks.webhook.dial import Dialler
 from outbox_relay.sinks.webhook.wire import Wire
 from tests.support.receiver import Behaviour, Receiver, Request

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from outbox_relay import outbox
-from outbox_relay.policy import DELIVERED, Unavailable
+from outbox_relay.domain.outcomes import DELIVERED, Unavailable
 from tests.contract.harness import an_event, soon
 from tests.integration.test_relay import query
 from tests.support.command import inside

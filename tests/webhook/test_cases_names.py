@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from outbox_relay.policy import DELIVERED, Unavailable
+from outbox_relay.domain.outcomes import DELIVERED, Unavailable
 from tests.support.receiver import Receiver
 from tests.support.receiver.certificates import NAME
 from tests.support.wait import auntil

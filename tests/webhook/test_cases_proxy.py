@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from outbox_relay.policy import DELIVERED, Unavailable
+from outbox_relay.domain.outcomes import DELIVERED, Unavailable
+from outbox_relay.service.webhooks import Webhooks
 from outbox_relay.sinks.webhook import dial
 from outbox_relay.sinks.webhook.tunnel import HEAD_BYTES
-from outbox_relay.webhooks import Webhooks
 from tests.support.ports import LOOPBACK, free_port
 from tests.support.receiver import Receiver
 from tests.support.receiver.answers import head

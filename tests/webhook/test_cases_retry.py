@@ -11,9 +11,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from outbox_relay import gate
 from outbox_relay.admin import status
-from outbox_relay.policy import DELIVERED, Failed, Refused, RetryPolicy, Unavailable
+from outbox_relay.domain.outcomes import DELIVERED, Failed, Refused, RetryPolicy, Unavailable
+from outbox_relay.relay import gate
 from tests.integration.test_relay import emit, has, query
 from tests.support.database import Database
 from tests.support.receiver import Behaviour, Receiver, Request

@@ -11,8 +11,8 @@ from typing import cast
 
 from confluent_kafka import KafkaError, Message
 
-from outbox_relay.event import Event
-from outbox_relay.policy import DELIVERED, Refused, Unavailable, Verdict
+from outbox_relay.domain.event import Event
+from outbox_relay.domain.outcomes import DELIVERED, Refused, Unavailable, Verdict
 
 BEHIND = Unavailable("an earlier event of its key was refused, and dead letters hold their key", behind=True)
 """The verdict on what is not sent for that."""

@@ -10,7 +10,7 @@ from typing import TypeAlias, cast
 
 from confluent_kafka import KafkaError, KafkaException
 
-from outbox_relay.errors import Misconfigured
+from outbox_relay.domain.errors import Misconfigured
 from outbox_relay.sinks.kafka.diagnosis import diagnosed
 from outbox_relay.sinks.kafka.repeats import Repeats
 

@@ -29,11 +29,11 @@ from typing import TypeAlias
 
 from confluent_kafka import KafkaException
 
-from outbox_relay.errors import Misconfigured
-from outbox_relay.event import PAYLOAD
-from outbox_relay.headers import own_headers
-from outbox_relay.lease_clock import lease_clock
-from outbox_relay.policy import Unavailable
+from outbox_relay.domain.errors import Misconfigured
+from outbox_relay.domain.event import PAYLOAD
+from outbox_relay.domain.lease_clock import lease_clock
+from outbox_relay.domain.outcomes import Unavailable
+from outbox_relay.formats.headers import own_headers
 from outbox_relay.sinks.kafka.admission import Admission
 from outbox_relay.sinks.kafka.call import Blocks, Call, Reports
 from outbox_relay.sinks.kafka.client import ClientLog, ClientSettings, error_of

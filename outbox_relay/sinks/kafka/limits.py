@@ -17,7 +17,7 @@ from confluent_kafka.admin import (
 )
 from confluent_kafka.cimpl import NewTopic
 
-from outbox_relay.errors import Misconfigured
+from outbox_relay.domain.errors import Misconfigured
 from outbox_relay.sinks.kafka.client import ClientLog, ClientSettings, error_of
 from outbox_relay.sinks.kafka.diagnosis import diagnosed
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
-from outbox_relay import cloudevents
-from outbox_relay.envelope import INTERNAL_PREFIX, TOPICS_MAX
-from outbox_relay.event import Event
-from outbox_relay.headers import own_headers
-from outbox_relay.routing import matches
+from outbox_relay.domain.event import Event
+from outbox_relay.domain.routing import matches
+from outbox_relay.formats import cloudevents
+from outbox_relay.formats.headers import own_headers
+from outbox_relay.formats.topics import INTERNAL_PREFIX, TOPICS_MAX
 
 ANY_PARTITION = -1
 """Tells the client to choose the partition by the key."""

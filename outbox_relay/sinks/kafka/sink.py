@@ -12,11 +12,11 @@ from typing import TypeVar
 
 from confluent_kafka import KafkaException
 
-from outbox_relay.envelope import TOPICS_MAX
-from outbox_relay.errors import Misconfigured
-from outbox_relay.event import Event
-from outbox_relay.lease_clock import lease_clock
-from outbox_relay.policy import Verdict
+from outbox_relay.domain.errors import Misconfigured
+from outbox_relay.domain.event import Event
+from outbox_relay.domain.lease_clock import lease_clock
+from outbox_relay.domain.outcomes import Verdict
+from outbox_relay.formats.topics import TOPICS_MAX
 from outbox_relay.sinks.kafka.call import Call, Course
 from outbox_relay.sinks.kafka.client import ClientLog, ClientSettings, Scalar, error_of
 from outbox_relay.sinks.kafka.lane import Lane

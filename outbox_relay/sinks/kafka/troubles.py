@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from outbox_relay.policy import Unavailable
+from outbox_relay.domain.outcomes import Unavailable
 
 PROBE_SECONDS = 1.0
 """Time to the first probe of a topic, doubled after each further one."""

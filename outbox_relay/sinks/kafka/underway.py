@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from confluent_kafka import KafkaError, KafkaException
 
-from outbox_relay.errors import Misconfigured
+from outbox_relay.domain.errors import Misconfigured
 from outbox_relay.sinks.kafka.call import Call
 from outbox_relay.sinks.kafka.client import ONE_AT_A_TIME, ClientLog, ClientSettings, error_of
 from outbox_relay.sinks.kafka.records import Form

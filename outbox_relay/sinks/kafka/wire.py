@@ -9,7 +9,7 @@ from typing import cast
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from outbox_relay.headers import own_headers
+from outbox_relay.formats.headers import own_headers
 from outbox_relay.sinks.kafka.call import Call
 from outbox_relay.sinks.kafka.client import LINGER_MS, ClientLog, ClientSettings, Scalar, error_of
 from outbox_relay.sinks.kafka.errors import Kind, kind

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from functools import partial
 
-from outbox_relay.lease_clock import lease_clock
+from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.sinks.webhook.dial import Dialler
 from outbox_relay.sinks.webhook.trip import Trip, Withdrawn
 from outbox_relay.sinks.webhook.wire import Wire

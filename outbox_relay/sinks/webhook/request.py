@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
 from urllib.parse import quote, unquote
 
-from outbox_relay import __version__, cloudevents, signing
-from outbox_relay.event import Event
-from outbox_relay.headers import own_headers
+from outbox_relay import __version__
+from outbox_relay.domain.event import Event
+from outbox_relay.formats import cloudevents, signatures
+from outbox_relay.formats.headers import own_headers
 
 Mode: TypeAlias = Literal["none", "binary", "structured"]
 
@@ -50,7 +51,7 @@ class Form:
 class Credentials:
     """What may change while the sink runs: the keys that sign, the headers of its settings. Never shown."""
 
-    keys: Sequence[signing.Key]
+    keys: Sequence[signatures.Key]
     headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     proxy_authorization: str | None = field(default=None, repr=False)
     """What a proxy is shown; never a part of a request."""
@@ -68,7 +69,7 @@ def request(event: Event, form: Form, credentials: Credentials, *, attempt: int,
     if not (_VALUE.fullmatch(content_type) and _VALUE.fullmatch(event.type)):
         raise ValueError("the event's type or content type is not printable ASCII")
     timestamp = int(now)
-    signature = signing.header(signing.signing(credentials.keys, now), event.uid, timestamp, body)
+    signature = signatures.header(signatures.signing(credentials.keys, now), event.uid, timestamp, body)
     headers = [
         ("webhook-id", event.uid),
         ("webhook-timestamp", str(timestamp)),

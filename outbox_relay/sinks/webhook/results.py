@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from http import HTTPStatus
 from urllib.parse import urlsplit
 
-from outbox_relay.policy import DELIVERED, Attempt, Failed, Refused, Unavailable, Verdict
+from outbox_relay.domain.outcomes import DELIVERED, Attempt, Failed, Refused, Unavailable, Verdict
 from outbox_relay.sinks.webhook.transport import Answer, Fault
 
 _GATEWAY = frozenset((502, 503, 504))

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from urllib.parse import urlsplit
 
-from outbox_relay import signing
-from outbox_relay.event import Event
-from outbox_relay.lease_clock import lease_clock
-from outbox_relay.policy import Attempt, Refused, Unavailable, Verdict
+from outbox_relay.domain.event import Event
+from outbox_relay.domain.lease_clock import lease_clock
+from outbox_relay.domain.outcomes import Attempt, Refused, Unavailable, Verdict
+from outbox_relay.formats import signatures
 from outbox_relay.sinks.webhook.dial import Dialler
 from outbox_relay.sinks.webhook.redaction import readable, secrets_of_url
 from outbox_relay.sinks.webhook.request import Credentials, Form, Request, request
@@ -105,7 +105,7 @@ class WebhookSink:
         if lease_clock() >= until:
             return Unavailable("not delivered in time")
         credentials, now = self._credentials, time.time()
-        if not signing.signing(credentials.keys, now):
+        if not signatures.signing(credentials.keys, now):
             return Unavailable(ALL_ENDED, attempt=Attempt("config_error"))
         try:
             made = request(event, self._form, credentials, attempt=attempt, now=now)
@@ -138,7 +138,7 @@ class WebhookSink:
 
     async def check(self) -> str | None:
         """Look the name up, judge its addresses, connect, shake hands and listen for a while; posts nothing."""
-        if not signing.signing(self._credentials.keys, time.time()):
+        if not signatures.signing(self._credentials.keys, time.time()):
             return ALL_ENDED
         parts = urlsplit(self._destination.url)
         secure = parts.scheme == "https"

@@ -12,7 +12,7 @@ from aiohttp.client_proto import ResponseHandler
 from aiohttp.http_exceptions import BadHttpMessage, HttpProcessingError
 from aiohttp.http_parser import RawResponseMessage
 
-from outbox_relay.lease_clock import lease_clock
+from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.sinks.webhook.trip import Disconnected, NotConnected, Trip, Withdrawn
 
 HEAD_BYTES = 100 * 1024

@@ -10,9 +10,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from outbox_relay.embedded import ports
-from outbox_relay.embedded.account import CURRENT
-from outbox_relay.embedded.process import ServerProcess
+from outbox_relay.workbench.embedded import ports
+from outbox_relay.workbench.embedded.account import CURRENT
+from outbox_relay.workbench.embedded.process import ServerProcess
 from tests.support.kafka.jars import jars
 from tests.support.wait import until
 

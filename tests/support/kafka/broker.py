@@ -9,8 +9,8 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-from outbox_relay.embedded import ports
-from outbox_relay.embedded.broker import PARTITIONS, Broker
+from outbox_relay.workbench.embedded import ports
+from outbox_relay.workbench.embedded.broker import PARTITIONS, Broker
 from tests.support.kafka import records
 from tests.support.kafka.jars import NoKafka, jars
 from tests.support.kafka.records import Record

@@ -8,7 +8,7 @@ from typing import Self
 
 from confluent_kafka import KafkaException
 
-from outbox_relay.embedded import ports
+from outbox_relay.workbench.embedded import ports
 from tests.support.kafka import records
 from tests.support.kafka.broker import KafkaBroker
 from tests.support.kafka.records import Record

@@ -9,7 +9,7 @@ from typing import cast
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from outbox_relay.embedded.broker import led_partitions
+from outbox_relay.workbench.embedded.broker import led_partitions
 from tests.support.wait import NotInTime, until
 
 BATCH = 1_000

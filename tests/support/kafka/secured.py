@@ -7,7 +7,7 @@ from pathlib import Path
 import trustme
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 
-from outbox_relay.embedded import ports
+from outbox_relay.workbench.embedded import ports
 from tests.support.kafka.broker import KafkaBroker
 from tests.support.kafka.topics import Administration
 from tests.support.wait import until

@@ -21,7 +21,7 @@ from confluent_kafka.admin import (
 )
 from confluent_kafka.cimpl import NewTopic
 
-from outbox_relay.embedded.broker import led_partitions
+from outbox_relay.workbench.embedded.broker import led_partitions
 from tests.support.wait import until
 
 REQUEST_SECONDS = 10

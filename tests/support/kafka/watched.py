@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from outbox_relay.event import Event
-from outbox_relay.policy import Delivered, Verdict
+from outbox_relay.domain.event import Event
+from outbox_relay.domain.outcomes import Delivered, Verdict
 from outbox_relay.sinks.kafka import KafkaSink
 from tests.support.wait import auntil
 

@@ -11,8 +11,8 @@ import zipfile
 from functools import cache
 from pathlib import Path
 
-from outbox_relay.embedded import postgres
-from outbox_relay.embedded.account import Account, unprivileged
+from outbox_relay.workbench.embedded import postgres
+from outbox_relay.workbench.embedded.account import Account, unprivileged
 from tests.support import maven
 
 WHEEL_MAJOR = 18

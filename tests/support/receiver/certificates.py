@@ -9,7 +9,7 @@ from pathlib import Path
 
 import trustme
 
-from outbox_relay.embedded.ports import LOOPBACK
+from outbox_relay.workbench.embedded.ports import LOOPBACK
 
 LONG_AGO = datetime.datetime(2001, 1, 1, tzinfo=datetime.UTC)
 NAME = "receiver.test"

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Self
 from weakref import WeakSet
 
-from outbox_relay.embedded.ports import LOOPBACK
+from outbox_relay.workbench.embedded.ports import LOOPBACK
 from tests.support.listening import cancel_others, refuse_more, settle
 from tests.support.receiver.answers import Behaviour, say
 from tests.support.receiver.request import HEAD_BYTES, Request, read_body, read_head

@@ -1,0 +1,7 @@
+"""The command line."""
+
+from __future__ import annotations
+
+from outbox_relay.cli.commands import main
+
+__all__ = ["main"]

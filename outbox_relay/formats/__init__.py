@@ -1,0 +1,1 @@
+"""How an event looks on the wire: topics, headers, CloudEvents, signatures. Pure."""

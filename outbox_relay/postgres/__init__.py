@@ -1,0 +1,1 @@
+"""PostgreSQL: connections, statements, errors, notifications, migrations."""

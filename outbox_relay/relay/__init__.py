@@ -1,0 +1,1 @@
+"""One sink's session: claim shards, read the log, deliver, settle."""

@@ -1,0 +1,68 @@
+"""What must be done now and then and by any relay: partitions made ahead, outranked ledger rows removed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from outbox_relay.domain.errors import RelayError
+from outbox_relay.domain.log import Log, Seldom
+from outbox_relay.postgres.connection_slots import CHORES, caller
+from outbox_relay.postgres.store import Store
+
+LOOK_SECONDS = 1.0
+LEISURE = 50
+"""A chore is done again after this many times as long as it took, at least: it costs 2 % of the time at most."""
+
+
+@dataclass(slots=True)
+class Chore:
+    """Something to do every ``every_seconds``; again after ``retry_seconds`` when the database refused."""
+
+    name: str
+    work: Callable[[], Awaitable[int]]
+    every_seconds: float
+    retry_seconds: float
+    due_at: float = 0.0
+
+
+class Housekeeping:
+    """The chores of one relay process. Every relay does them; each leaves nothing for the next."""
+
+    def __init__(self, store: Store, log: Log) -> None:
+        self._log = log
+        self._seldom = Seldom(log)
+        self._chores = [
+            Chore("make partitions", store.make_partitions, 60.0, 2.0),
+            Chore("trim the ledger", store.trim_progress, 5.0, 15.0),
+            Chore("trim relays", store.trim_relays, 600.0, 60.0),
+        ]
+
+    async def run(self) -> None:
+        """Do what is due, until cancelled. A chore that fails is due again; it never ends the others."""
+        caller.set(CHORES)
+        while True:
+            for chore in self._chores:
+                if chore.due_at <= time.monotonic():
+                    await self._do(chore)
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _do(self, chore: Chore) -> None:
+        """Do one chore; one that fails, for whatever reason of the database, is tried again later."""
+        began = time.monotonic()
+        try:
+            count = await chore.work()
+        except RelayError as error:
+            chore.due_at = self._next(began, chore.retry_seconds)
+            self._seldom.warning(f"housekeeping will try again: {chore.name}", reason=str(error))
+            return
+        chore.due_at = self._next(began, chore.every_seconds)
+        if count:
+            self._log.debug("housekeeping", chore=chore.name, count=count)
+
+    @staticmethod
+    def _next(began: float, seconds: float) -> float:
+        now = time.monotonic()
+        return now + max(seconds, LEISURE * (now - began))

@@ -1,0 +1,1 @@
+"""The relay process: built from settings, run, supervised, reloaded and stopped."""

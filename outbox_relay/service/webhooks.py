@@ -1,0 +1,174 @@
+"""Webhook sinks out of their settings: made at start, given new secrets and headers at SIGHUP, kept off the relay."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import ssl
+from collections.abc import Collection, Iterator, Mapping
+from typing import NamedTuple
+
+from outbox_relay.domain.errors import Misconfigured
+from outbox_relay.postgres import dsn
+from outbox_relay.settings import Settings
+from outbox_relay.settings import WebhookSink as WebhookSettings
+from outbox_relay.sinks.webhook import Credentials, Destination, Form, Rules, Tls, WebhookSink
+
+OWN_SECONDS = 60.0
+"""How often the name of the database is looked up for where webhooks must not go."""
+
+
+class Renewal(NamedTuple):
+    """What changes while webhook sinks run: secrets and headers by the sinks' names, and files of certificates."""
+
+    credentials: Mapping[str, Credentials]
+    certificates: frozenset[Tls]
+
+
+class Webhooks:
+    """The webhook sinks of one process. What their settings name, files and variables, is read here."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.own = OwnAddresses(settings)
+        self._settings = settings
+        self._sinks: dict[str, WebhookSink] = {}
+        self._contexts: dict[Tls, ssl.SSLContext] = {}
+
+    def make(self, name: str) -> WebhookSink:
+        """The sink of that name. Blocks for as long as reading small files takes.
+
+        Raises Misconfigured, with the place and without any secret, when something that the settings name cannot be
+        used.
+        """
+        settings = dict(_webhooks(self._settings))[name]
+        credentials = _credentials(self._settings, name, settings)
+        sink = self._sinks[name] = WebhookSink(
+            name,
+            Destination(
+                settings.url, settings.denied, self.own, self._context(name, _tls(settings)), settings.proxy_endpoint()
+            ),
+            credentials,
+            form=Form(settings.cloudevents, settings.cloudevents_source, frozenset(settings.forward_headers)),
+            rules=Rules(frozenset(settings.permanent_statuses), settings.retry_after_max_seconds),
+            timeout_seconds=settings.timeout_seconds,
+            max_in_flight=settings.max_in_flight,
+        )
+        return sink
+
+    def _context(self, name: str, tls: Tls) -> ssl.SSLContext:
+        """One context for all sinks with the same files: reading the system's authorities takes a while."""
+        if tls not in self._contexts:
+            try:
+                self._contexts[tls] = tls.context()
+            except ValueError as error:
+                raise Misconfigured(self._settings.at(("sinks", name), str(error))) from None
+        return self._contexts[tls]
+
+    def read(self, settings: Settings) -> Renewal:
+        """What ``renew`` adopts of ``settings``, so that nothing has changed when it cannot be read.
+
+        Blocks and raises as ``make``.
+        """
+        certificates: set[Tls] = set()
+        for name, sink in _webhooks(settings):
+            try:
+                if (tls := _tls(sink)) != Tls() and tls not in certificates:
+                    tls.context()
+                    certificates.add(tls)
+            except ValueError as error:
+                raise Misconfigured(settings.at(("sinks", name), str(error))) from None
+        credentials = {name: _credentials(settings, name, sink) for name, sink in _webhooks(settings)}
+        return Renewal(credentials, frozenset(certificates))
+
+    def renew(self, renewal: Renewal) -> None:
+        """Send what was read from the next request on; certificates are read again for the next connections.
+
+        A sink whose settings name other files than at its start keeps its certificate. Raises Misconfigured when a
+        file has gone bad since it was tried.
+        """
+        for tls in renewal.certificates & self._contexts.keys():
+            try:
+                tls.renew(self._contexts[tls])
+            except ValueError as error:
+                raise Misconfigured(str(error)) from None
+        for name, credentials in renewal.credentials.items():
+            self._sinks[name].renew(credentials)
+
+
+def unreadable(settings: Settings) -> list[str]:
+    """What the settings of webhooks name and cannot be used here, a line each with its place, without any secret."""
+    problems: list[str] = []
+    for name, sink in _webhooks(settings):
+        try:
+            _credentials(settings, name, sink)
+            if (tls := _tls(sink)) != Tls():
+                tls.context()
+        except Misconfigured as error:
+            problems.append(str(error))
+        except ValueError as error:
+            problems.append(settings.at(("sinks", name), str(error)))
+    return problems
+
+
+def _webhooks(settings: Settings) -> Iterator[tuple[str, WebhookSettings]]:
+    return ((name, sink) for name, sink in settings.sinks.items() if isinstance(sink, WebhookSettings))
+
+
+def _tls(settings: WebhookSettings) -> Tls:
+    return Tls(settings.ca_file, settings.client_certificate, settings.client_key)
+
+
+def _credentials(settings: Settings, name: str, sink: WebhookSettings) -> Credentials:
+    try:
+        return Credentials(sink.signing_keys(), sink.request_headers(os.environ), sink.proxy_authorization())
+    except Misconfigured as error:
+        raise Misconfigured(settings.at(("sinks", name), str(error))) from None
+
+
+class OwnAddresses:
+    """Hosts and ports of the relay itself: those of the settings, and the addresses that the names among them have."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._listening: list[tuple[str, int]] = []
+        self._known: frozenset[tuple[str, int]] = frozenset(self._named())
+
+    def __call__(self) -> Collection[tuple[str, int]]:
+        """What is known by now."""
+        return self._known
+
+    def add(self, host: str, port: int) -> None:
+        """The relay listens there."""
+        self._listening.append((host, port))
+        self._known |= {(host, port)}
+
+    async def run(self) -> None:
+        """Look the names up again and again, until cancelled; a name that is not found keeps its last addresses."""
+        while True:
+            await self.refresh()
+            await asyncio.sleep(OWN_SECONDS)
+
+    async def refresh(self) -> None:
+        """Look the names up once, in a thread."""
+        self._known = await asyncio.to_thread(self._found)
+
+    def _found(self) -> frozenset[tuple[str, int]]:
+        named = self._named()
+        found = set(named)
+        for host, port in named:
+            try:
+                entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            except (OSError, UnicodeError):
+                found |= {known for known in self._known if known[1] == port}
+            else:
+                found |= {(str(address[0]), port) for *_, address in entries}
+        return frozenset(found)
+
+    def _named(self) -> list[tuple[str, int]]:
+        address = self._settings.http.address
+        try:
+            database = dsn.endpoints(self._settings.database.dsn(), os.environ)
+        except Misconfigured:
+            database = []
+        return [*database, *([address] if address else []), *self._listening]

@@ -1,0 +1,1 @@
+"""Programs beside the service: demo, benchmarks, embedded servers (extra `demo`)."""

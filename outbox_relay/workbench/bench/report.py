@@ -1,0 +1,165 @@
+"""What the bench found: as a table for people, as JSON for programs, and read from JSON again. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from textwrap import fill
+from typing import Any
+
+from outbox_relay.domain.errors import Misconfigured
+from outbox_relay.workbench.bench.figures import COUNT, RATIO, Summary
+
+WIDTH = 100
+HEAD = ("", "median", "least", "most", "unit", "runs")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What all runs of one scenario found. `notes` say what could not be measured here, and why."""
+
+    name: str
+    text: str
+    figures: Sequence[Summary]
+    notes: Sequence[str] = ()
+    failed: int = 0
+    """Runs that came to no end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything that somebody needs who wants to compare: machine, versions, settings, figures."""
+
+    mode: str
+    """`quick` or `full`."""
+    machine: Mapping[str, str]
+    versions: Mapping[str, str]
+    settings: Mapping[str, str]
+    scenarios: Sequence[Found]
+    seconds: float
+    """How long all of it took."""
+
+    @property
+    def complete(self) -> bool:
+        """Was something measured in every scenario, and did no run fail?"""
+        return all(found.figures and not found.failed for found in self.scenarios)
+
+    def json(self) -> dict[str, Any]:
+        """The report as JSON takes it; an infinite value is null."""
+        return {
+            "mode": self.mode,
+            "machine": dict(self.machine),
+            "versions": dict(self.versions),
+            "settings": dict(self.settings),
+            "seconds": round(self.seconds, 1),
+            "scenarios": [_json(found) for found in self.scenarios],
+        }
+
+    def text(self) -> str:
+        """The report for people."""
+        lines = [
+            *_facts("machine", self.machine),
+            *_facts("versions", self.versions),
+            *_facts("settings", self.settings),
+        ]
+        for found in self.scenarios:
+            lines += ["", found.name, fill(found.text, WIDTH), "", *_table(found.figures)]
+            lines += [fill(f"note: {note}", WIDTH) for note in found.notes]
+        return "\n".join([*lines, "", f"mode {self.mode}, {self.seconds:.0f} s altogether"])
+
+
+def from_json(given: Any) -> Report:
+    """The report that :meth:`Report.json` made. Raises :class:`Misconfigured` for anything else."""
+    try:
+        return Report(
+            mode=str(given["mode"]),
+            machine=_texts(given["machine"]),
+            versions=_texts(given["versions"]),
+            settings=_texts(given["settings"]),
+            scenarios=[_found(each) for each in given["scenarios"]],
+            seconds=float(given["seconds"]),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise Misconfigured("this is no report that outbox-relay bench --json printed") from None
+
+
+def shown(value: float, unit: str) -> str:
+    """A value for people: as many digits as its size is worth."""
+    if not math.isfinite(value):
+        return "-"
+    if unit == RATIO:
+        return f"{value:.2f}"
+    if unit == COUNT or abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+
+
+def _json(found: Found) -> dict[str, Any]:
+    return {
+        "name": found.name,
+        "text": found.text,
+        "notes": list(found.notes),
+        "failed": found.failed,
+        "figures": [
+            {
+                "label": each.label,
+                "unit": each.unit,
+                "median": _finite(each.median),
+                "least": _finite(each.least),
+                "most": _finite(each.most),
+                "values": [_finite(value) for value in each.values],
+            }
+            for each in found.figures
+        ],
+    }
+
+
+def _finite(value: float) -> float | None:
+    return float(f"{value:.6g}") if math.isfinite(value) else None
+
+
+def _found(given: Any) -> Found:
+    figures = [
+        Summary(
+            str(each["label"]),
+            str(each["unit"]),
+            tuple(math.inf if value is None else float(value) for value in each["values"]),
+        )
+        for each in given["figures"]
+    ]
+    if not all(each.values for each in figures):
+        raise ValueError("a figure without values")
+    return Found(
+        str(given["name"]), str(given["text"]), figures, [str(note) for note in given["notes"]], int(given["failed"])
+    )
+
+
+def _texts(given: Any) -> dict[str, str]:
+    return {str(name): str(value) for name, value in given.items()}
+
+
+def _facts(title: str, facts: Mapping[str, str]) -> list[str]:
+    return [fill(f"{title}: {', '.join(f'{name} {value}' for name, value in facts.items())}", WIDTH)]
+
+
+def _table(figures: Sequence[Summary]) -> Iterable[str]:
+    rows = [HEAD]
+    rows += [
+        (
+            each.label,
+            shown(each.median, each.unit),
+            shown(each.least, each.unit),
+            shown(each.most, each.unit),
+            each.unit,
+            str(len(each.values)),
+        )
+        for each in figures
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD))]
+    left = (0, 4)
+    for row in rows:
+        cells = [
+            cell.ljust(w) if n in left else cell.rjust(w) for n, (cell, w) in enumerate(zip(row, widths, strict=True))
+        ]
+        yield "  ".join(cells).rstrip()

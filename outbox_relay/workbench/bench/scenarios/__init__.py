@@ -1,0 +1,37 @@
+"""What is measured: each module one scenario, each of the same shape, and all of them by name."""
+
+from outbox_relay.workbench.bench.scenarios import (
+    burst,
+    drain,
+    emit,
+    failing,
+    fanout,
+    held_open,
+    idle,
+    latency,
+    memory,
+    outage,
+    together,
+    wal,
+    webhooks,
+)
+from outbox_relay.workbench.bench.scenarios.shape import Scenario
+
+SCENARIOS: tuple[Scenario, ...] = (
+    drain.SCENARIO,
+    webhooks.SCENARIO,
+    emit.SCENARIO,
+    latency.SCENARIO,
+    idle.SCENARIO,
+    wal.SCENARIO,
+    held_open.SCENARIO,
+    together.SCENARIO,
+    failing.SCENARIO,
+    fanout.SCENARIO,
+    outage.SCENARIO,
+    burst.SCENARIO,
+    memory.SCENARIO,
+)
+"""In the order in which they are measured."""
+
+__all__ = ["SCENARIOS", "Scenario"]

@@ -1,0 +1,59 @@
+"""Drain while somebody's transaction stays open."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator, Sequence
+
+import psycopg
+
+from outbox_relay.workbench.bench.database import Database
+from outbox_relay.workbench.bench.figures import EVENTS_PER_SECOND, Figure, ratio
+from outbox_relay.workbench.bench.place import Place
+from outbox_relay.workbench.bench.scenarios import draining
+from outbox_relay.workbench.bench.scenarios.shape import Scenario
+
+QUICK, FULL = 100_000, 1_000_000
+
+
+def measure(place: Place) -> Sequence[Figure]:
+    """The same drain with and without, of backlogs of the same size; which comes first changes from run to run."""
+    events = place.events(QUICK, FULL)
+    open_first = place.run_number % 2 == 0
+    found = {held: _drained(place, events, held=held) for held in ((True, False) if open_first else (False, True))}
+    (own, bare), (own_open, bare_open) = found[False], found[True]
+    return [
+        Figure("bare loop", bare, EVENTS_PER_SECOND),
+        Figure("bare loop, transaction open", bare_open, EVENTS_PER_SECOND),
+        Figure("relay", own, EVENTS_PER_SECOND),
+        Figure("relay, transaction open", own_open, EVENTS_PER_SECOND),
+        ratio("relay: open / not open", own_open, own),
+        ratio("relay / bare loop, transaction open", own_open, bare_open),
+    ]
+
+
+def _drained(place: Place, events: int, *, held: bool) -> tuple[float, float]:
+    """Events per second of the relay and of the bare loop."""
+    base = place.database()
+    with _transaction(base) if held else contextlib.nullcontext():
+        base.fill(events, place.check)
+        base.settle()
+        bare = draining.bare_loop(place, base, events)
+        config, count = draining.to_kafka(place, base)
+        return draining.drain(place, config, count, events).per_second, bare
+
+
+@contextlib.contextmanager
+def _transaction(base: Database) -> Generator[None]:
+    """A transaction with a number of its own, open from before the first event on."""
+    with psycopg.connect(base.dsn) as connection:
+        connection.execute("select pg_current_xact_id()")
+        yield
+        connection.rollback()
+
+
+SCENARIO = Scenario(
+    "held-open",
+    "The same drain while a transaction stays open that began before the first event, and without it.",
+    measure,
+)

@@ -1,0 +1,75 @@
+"""The receiver of webhooks: verifies every signature with the reference library. A process of its own."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from urllib.parse import unquote
+
+from aiohttp import web
+from standardwebhooks.webhooks import Webhook, WebhookVerificationError
+
+from outbox_relay.workbench.demo.journal import REFUSED, UNREADABLE, Arrival, Writer
+from outbox_relay.workbench.embedded.ports import LOOPBACK
+
+SECRET = "OUTBOX_DEMO_SECRET"  # noqa: S105 - the name of the environment variable, not what it holds
+"""The environment variable that holds the signing secret."""
+PATH = "/hooks/shop"
+STOP_SECONDS = 1.0
+
+
+class Receiver:
+    """Takes what is signed with `secret`, and writes it down before it answers."""
+
+    def __init__(self, secret: str, journal: Writer) -> None:
+        self._webhook = Webhook(secret)
+        self._journal = journal
+
+    async def take(self, request: web.Request) -> web.Response:
+        """204 for what is signed as it must be, 401 for any other."""
+        body = await request.read()
+        arrived_at = time.time()
+        try:
+            self._webhook.verify(body, dict(request.headers), json_parse=False)
+        except (WebhookVerificationError, ValueError):
+            self._journal.write(REFUSED)
+            return web.Response(status=401)
+        try:
+            arrival = _arrival(body, request, arrived_at)
+        except (ValueError, KeyError, TypeError):
+            arrival = UNREADABLE
+        self._journal.write(arrival)
+        return web.Response(status=204)
+
+
+def _arrival(body: bytes, request: web.Request, arrived_at: float) -> Arrival:
+    """What the request says; raises ValueError, KeyError or TypeError when it is no event of the shop."""
+    event = json.loads(body)
+    return Arrival(
+        key=unquote(request.headers["outbox-key"]),
+        number=int(event["number"]),
+        uid=request.headers["webhook-id"],
+        emitted_at=float(event["emitted_at"]),
+        arrived_at=arrived_at,
+    )
+
+
+def main() -> int:
+    """The process: listens until SIGTERM."""
+    parser = argparse.ArgumentParser(prog="outbox-relay demo: receiver")
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--journal", type=Path, required=True)
+    arguments = parser.parse_args()
+    with Writer(arguments.journal) as journal:
+        app = web.Application()
+        app.add_routes([web.post(PATH, Receiver(os.environ[SECRET], journal).take)])
+        web.run_app(app, host=LOOPBACK, port=arguments.port, access_log=None, print=None, shutdown_timeout=STOP_SECONDS)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

