@@ -12,6 +12,7 @@ from psycopg import errors
 from outbox_relay import outbox
 from outbox_relay.domain.errors import Unusable
 from outbox_relay.postgres.migrations import SCHEMA_FOLDER, migrate, script
+from outbox_relay.postgres.session_settings import NEWER_SETTINGS, SESSION_SETTINGS
 from outbox_relay.postgres.store import Store
 from tests.integration.test_roles import STATEMENTS, denied, new_role
 from tests.support.database import Database
@@ -313,10 +314,9 @@ def test_a_relays_role_gets_the_settings_that_a_pooler_cannot_carry(database: Da
 
 
 def test_the_settings_are_those_of_the_relay() -> None:
-    ours = pytest.importorskip("outbox_relay.postgres.session_settings")
     text = (SCHEMA_FOLDER / "grants.sql").read_text(encoding="utf-8").partition("do $settings$")[2]
     listed = dict(re.findall(r"\['(\w+)', '([^']*)'\]", text))
-    assert listed == {**ours.SESSION_SETTINGS, **{name: value for name, (_, value) in ours.NEWER_SETTINGS.items()}}
+    assert listed == {**SESSION_SETTINGS, **{name: value for name, (_, value) in NEWER_SETTINGS.items()}}
 
 
 # -- encodings ------------------------------------------------------------------------------------------------------

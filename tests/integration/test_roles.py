@@ -22,7 +22,7 @@ from tests.support.rig import running, spec
 from tests.support.wait import auntil
 
 LOG = ("event", "event_default")
-STATEMENTS = Path(outbox_relay.__file__).parent / "sql"
+STATEMENTS = Path(outbox_relay.__file__).parent / "postgres" / "sql"
 TABLES = ("meta", "grantee", "uid", "sink", "shard", "progress", "relay", "delivery", *LOG)
 
 
