@@ -404,6 +404,9 @@ class RequestDelivering:
         self._desk = desk
         self._queue: deque[tuple[Chunk, int]] = deque()
         self._followers: dict[str, deque[tuple[Chunk, int]]] = {}
+        """The events that wait for an earlier one of their key, for every key that has a turn."""
+        self._turns: deque[tuple[Chunk, int]] = deque()
+        """The next event of each key whose previous one is done. They are older than the queue."""
         self._filled = asyncio.Event()
         self._under_way = 0
 
@@ -415,7 +418,7 @@ class RequestDelivering:
     @property
     def sated(self) -> bool:
         """Whether as many events wait as may be under way at once."""
-        return len(self._queue) >= self._desk.slots.limit
+        return len(self._turns) + len(self._queue) >= self._desk.slots.limit
 
     def put(self, chunk: Chunk) -> None:
         """Deliver ``chunk``, each key in order."""
@@ -426,38 +429,63 @@ class RequestDelivering:
         """Send what is put, until cancelled."""
         async with asyncio.TaskGroup() as requests:
             while True:
-                while not self._queue:
+                while not (self._turns or self._queue):
                     self._filled.clear()
                     await self._filled.wait()
                 await self._desk.gate.room()
                 await self._desk.slots.acquire()
                 was_sated = self.sated
-                if not self._start(requests, *self._queue.popleft()):
+                if not self._start(requests):
                     self._desk.slots.release()
                 if was_sated and not self.sated:
                     self._desk.hungry()
 
-    def _start(self, requests: asyncio.TaskGroup, chunk: Chunk, index: int) -> bool:
-        """Begin the event at ``index``, unless it is set aside or waits behind one of its key that is under way."""
-        desk, event = self._desk, chunk.events[index]
-        if desk.keyed(event) and event.key in self._followers:
-            self._followers[event.key].append((chunk, index))
+    def _start(self, requests: asyncio.TaskGroup) -> bool:
+        """Start a request for the next event; return False if it is set aside or waits for its key's turn."""
+        if self._turns:
+            chunk, index = self._turns.popleft()
+        else:
+            chunk, index = self._queue.popleft()
+            if self._follows(chunk, index):
+                return False
+        if self._desk.set_aside(chunk, index):
+            self._end_turn(chunk, index)
             return False
-        if desk.set_aside(chunk, index):
-            return False
-        if desk.keyed(event) and event.key is not None:
-            self._followers[event.key] = deque()
         requests.create_task(self._one(chunk, index))
         return True
+
+    def _follows(self, chunk: Chunk, index: int) -> bool:
+        """Let the event wait if an earlier one of its key has the turn; give its key the turn otherwise."""
+        event = chunk.events[index]
+        if event.key is None or not self._desk.keyed(event):
+            return False
+        if event.key in self._followers:
+            self._followers[event.key].append((chunk, index))
+            return True
+        self._followers[event.key] = deque()
+        return False
+
+    def _end_turn(self, chunk: Chunk, index: int) -> None:
+        """Give the turn to the next event of the key.
+
+        Only to the next one: a pass over all that wait, for each event done, costs the square of their number, and a
+        destination with a backlog of few keys would never catch up.
+        """
+        event = chunk.events[index]
+        if event.key is None or event.key not in self._followers or not self._desk.keyed(event):
+            return
+        followers = self._followers[event.key]
+        if followers:
+            self._turns.append(followers.popleft())
+            self._filled.set()
+        else:
+            del self._followers[event.key]
 
     async def _one(self, chunk: Chunk, index: int) -> None:
         under_way = await self._deliver(chunk, index)
         if not under_way:
             self._desk.slots.release()
-        event = chunk.events[index]
-        if self._desk.keyed(event) and event.key is not None:
-            self._queue.extendleft(reversed(self._followers.pop(event.key)))
-            self._filled.set()
+        self._end_turn(chunk, index)
 
     async def _deliver(self, chunk: Chunk, index: int) -> bool:
         """Send the event until it is settled or parked; returns whether its request goes on, and keeps its slot.

@@ -174,6 +174,27 @@ async def test_a_sink_of_requests_has_enough_while_as_many_wait_as_may_be_under_
         assert asked == [False]
 
 
+async def test_a_backlog_of_one_key_costs_each_event_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = 0
+
+    def counted(desk: Desk, event: Event) -> bool:
+        nonlocal looks
+        looks += 1
+        return keyed(desk, event)
+
+    keyed = Desk.keyed
+    monkeypatch.setattr(Desk, "keyed", counted)
+    sink = Held()
+    sink.answering.set()
+    chunk = Chunk([an_event("k") for _ in range(1000)], NOWHERE, NOWHERE)
+    delivering = RequestDelivering(a_desk(sink))
+    delivering.put(chunk)
+    async with at_work(delivering):
+        await auntil_finished([chunk])
+    assert [event.uid for [event] in sink.calls] == [event.uid for event in chunk.events]
+    assert looks < 5 * len(chunk.events)
+
+
 async def test_a_probe_that_was_answered_is_an_attempt_of_its_event_and_other_failures_meanwhile_are_not() -> None:
     desk, event = a_desk(Held()), an_event("k")
     early = await desk.gate.admit()
