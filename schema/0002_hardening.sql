@@ -963,7 +963,14 @@ begin
     if pg_current_xact_id_if_assigned() is not null then
         raise exception 'outbox.tick must be a transaction of its own';
     end if;
-    select case when s.is_called then s.last_value else 0 end into seq from outbox.event_id_seq s;
+    -- Not `last_value` of the relation: nextval() stores a value 32 ahead there while it writes its WAL record, and a
+    -- query can see it. Ids up to a tick's sequence value that are given out after the tick would never be read.
+    seq := pg_sequence_last_value('outbox.event_id_seq');
+    if seq is null then
+        -- The function also returns null without the privilege (PostgreSQL 18), which this statement refuses.
+        perform from outbox.event_id_seq;
+        seq := 0;
+    end if;
     snapshot := pg_current_snapshot();
     xmax := pg_snapshot_xmax(snapshot)::text::bigint;
     next_xid := xmax + (((3 + age('3'::xid)::bigint) - xmax) & 4294967295);
@@ -1202,7 +1209,7 @@ begin
             hint = 'A relay that crashed counts as running for 30 seconds.';
     end if;
     lock table outbox.event, outbox.sink, outbox.shard, outbox.progress, outbox.delivery in access exclusive mode;
-    given_out := (select case when s.is_called then s.last_value else 0 end from outbox.event_id_seq s);
+    given_out := coalesce(pg_sequence_last_value('outbox.event_id_seq'), 0);
     highest := greatest(
         given_out,
         (select max(e.id) from outbox.event e),
