@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from outbox_relay.cli.commands import main
+from outbox_relay.cli.entry import main
 
 __all__ = ["main"]

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import cast
 
-from outbox_relay.cli import commands
+from outbox_relay.cli import parser as command_line
 
 COMMON = {"-c", "--config", "--dsn", "-h", "--help", "--version"}
 """What every command takes, and what stands before commands."""
@@ -21,7 +21,7 @@ STANDS_FOR = {
 
 def parser() -> argparse.ArgumentParser:
     """The command line's parser."""
-    return commands._parser()  # pyright: ignore[reportPrivateUsage] - it is what pages are held against
+    return command_line.build()
 
 
 def parsers() -> dict[str, argparse.ArgumentParser]:

@@ -165,7 +165,7 @@ def test_pause_and_resume_are_stored_and_may_be_repeated(database: Database) -> 
     assert said == [
         "sink events is paused",
         "sink events is already paused",
-        "sink events goes on",
+        "sink events is resumed",
         "sink events was not paused",
     ]
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from outbox_relay import __version__, cli
-from outbox_relay.cli import commands
+from outbox_relay.cli import service
 from outbox_relay.workbench.embedded.ports import free_port
 from tests.support.command import inside, outbox_relay
 
@@ -308,7 +308,7 @@ def test_health_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pytest.Monke
     def answer(_: BaseHTTPRequestHandler) -> None:
         silent.wait(20)
 
-    monkeypatch.setattr(commands, "HEALTH_SECONDS", 0.2)
+    monkeypatch.setattr(service, "HEALTH_SECONDS", 0.2)
     with listening(answer) as port:
         assert cli.main(["health", "-c", str(toml(tmp_path, f'[http]\nlisten = "127.0.0.1:{port}"\n'))]) == 1
         silent.set()

@@ -1,0 +1,103 @@
+"""Commands that change the state of the outbox: pause, resume, emit."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+from uuid import UUID
+
+from outbox_relay.cli.arguments import PAYLOAD_BYTES, header, text, uid
+from outbox_relay.cli.command import add_command, query
+from outbox_relay.cli.output import DONE
+from outbox_relay.domain.errors import Misconfigured
+
+if TYPE_CHECKING:
+    from outbox_relay.postgres.store import Store
+
+
+def add(commands: Any) -> None:
+    """Add the commands of this module."""
+    for name, do, description in (
+        ("pause", _pause, "pause a sink on all relays, until resume"),
+        ("resume", _resume, "resume a paused sink"),
+    ):
+        add_command(commands, name, do, description).add_argument("sink", type=text, metavar="SINK", help="its name")
+    emit = add_command(commands, "emit", _emit, "emit one event in a transaction of its own, and print its uid")
+    emit.add_argument("type", type=text, metavar="TYPE", help="the event's type, such as order.created")
+    emit.add_argument("--key", type=text, help="events of one key are delivered in order")
+    emit.add_argument("--payload", metavar="FILE", help="the payload, byte for byte; - is stdin; default: {}")
+    emit.add_argument("--header", type=header, metavar="NAME=VALUE", action="append", default=[], help="a header")
+    emit.add_argument("--content-type", type=text, metavar="TYPE", help="default: application/json, which is checked")
+    emit.add_argument("--uid", type=uid, help="an idempotency key; a second emit with it does nothing")
+
+
+def _pause(arguments: argparse.Namespace) -> int:
+    from outbox_relay import admin
+
+    changed = query(arguments, lambda store: admin.pause(store, arguments.sink))
+    print(f"sink {arguments.sink} is {'paused' if changed else 'already paused'}")
+    return DONE
+
+
+def _resume(arguments: argparse.Namespace) -> int:
+    from outbox_relay import admin
+
+    changed = query(arguments, lambda store: admin.resume(store, arguments.sink))
+    print(f"sink {arguments.sink} {'is resumed' if changed else 'was not paused'}")
+    return DONE
+
+
+def _emit(arguments: argparse.Namespace) -> int:
+    from outbox_relay import admin
+
+    headers = dict(arguments.header)
+    if len(headers) != len(arguments.header):
+        raise Misconfigured("--header: a name is given twice")
+    payload = _payload(arguments.payload)
+    if arguments.content_type is None:
+        _check_json(payload)
+
+    async def emit(store: Store) -> UUID:
+        return await admin.emit(
+            store,
+            arguments.type,
+            payload,
+            key=arguments.key,
+            headers=headers or None,
+            content_type=arguments.content_type or "application/json",
+            uid=arguments.uid,
+        )
+
+    print(query(arguments, emit, check_schema=False))
+    return DONE
+
+
+def _payload(name: str | None) -> bytes:
+    """Read a file, or stdin for ``-``, up to ``PAYLOAD_BYTES``. Raises ``Misconfigured``."""
+    if name is None:
+        return b"{}"
+    try:
+        if name == "-":
+            payload = sys.stdin.buffer.read(PAYLOAD_BYTES + 1)
+        else:
+            with Path(name).open("rb") as file:
+                payload = file.read(PAYLOAD_BYTES + 1)
+    except OSError as error:
+        raise Misconfigured(f"--payload {name}: {error.strerror}") from None
+    if len(payload) > PAYLOAD_BYTES:
+        raise Misconfigured(f"--payload {name}: is larger than {PAYLOAD_BYTES} bytes")
+    return payload
+
+
+def _check_json(payload: bytes) -> None:
+    try:
+        json.loads(payload, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        raise Misconfigured("the payload is not JSON: name its type with --content-type, or correct it") from None
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"JSON knows no {name}")

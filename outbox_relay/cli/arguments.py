@@ -1,0 +1,83 @@
+"""Types of arguments. Each raises ``ArgumentTypeError`` with the fix."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable
+from uuid import UUID
+
+PAYLOAD_LEAST, PAYLOAD_BYTES = 1 << 10, 64 << 20
+"""Smallest and largest payload ceiling, in bytes."""
+
+
+def text(value: str) -> str:
+    """Return ``value`` if it can be encoded as UTF-8."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise argparse.ArgumentTypeError("is not UTF-8") from None
+    return value
+
+
+def uid(value: str) -> UUID:
+    """Return the UUID that ``value`` spells."""
+    try:
+        return UUID(value)
+    except ValueError:
+        raise argparse.ArgumentTypeError("should be a UUID, as emit returned it") from None
+
+
+def header(value: str) -> tuple[str, str]:
+    """Split NAME=VALUE."""
+    name, equals, content = text(value).partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError("should be NAME=VALUE")
+    return name, content
+
+
+def seconds(value: str) -> float:
+    """Return a finite number of seconds, 0 or more."""
+    number = _float(value)
+    if not 0 <= number < math.inf:
+        raise argparse.ArgumentTypeError("should be a number of seconds, 0 or more")
+    return number
+
+
+def seconds_between(least: float, most: float) -> Callable[[str], float]:
+    """Return the type of a number of seconds from ``least`` to ``most``."""
+    return _between(least, most, f"should be a number of seconds, {least:g} to {most:g}")
+
+
+def number_between(least: float, most: float) -> Callable[[str], float]:
+    """Return the type of a number from ``least`` to ``most``."""
+    return _between(least, most, f"should be a number, {least:g} to {most:g}")
+
+
+def integer_between(least: int, most: int, noun: str = "number") -> Callable[[str], int]:
+    """Return the type of an integer from ``least`` to ``most``, in ASCII digits."""
+
+    def read(value: str) -> int:
+        digits = value.isascii() and value.isdigit() and len(value) <= len(str(most)) + 1
+        if not (digits and least <= int(value) <= most):
+            raise argparse.ArgumentTypeError(f"should be a {noun}, {least} to {most}")
+        return int(value)
+
+    return read
+
+
+def _between(least: float, most: float, complaint: str) -> Callable[[str], float]:
+    def read(value: str) -> float:
+        number = _float(value)
+        if not least <= number <= most:
+            raise argparse.ArgumentTypeError(complaint)
+        return number
+
+    return read
+
+
+def _float(value: str) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        return math.nan

@@ -1,0 +1,47 @@
+"""Entry point: parse the command line, run the command, return the exit code."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Sequence
+
+from outbox_relay.cli.output import DONE, INTERRUPTED, PIPE_CLOSED, USAGE, exit_code, say
+from outbox_relay.cli.parser import build
+from outbox_relay.domain.errors import RelayError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command that ``argv`` names and return its exit code."""
+    try:
+        code = _run(sys.argv[1:] if argv is None else argv)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Python flushes stdout once more when it ends, which would fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
+    return code
+
+
+def _run(argv: Sequence[str]) -> int:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        arguments = build().parse_args(argv)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else DONE
+    try:
+        return arguments.do(arguments)
+    except RelayError as error:
+        say(str(error))
+        return exit_code(error)
+    except ImportError as error:
+        if (error.name or "").startswith("outbox_relay"):
+            raise
+        reason = str(error).partition("\n")[0]
+        say(f"outbox-relay {arguments.command} needs pip install 'outbox-relay[{arguments.extra}]' ({reason})")
+        return USAGE

@@ -1,0 +1,36 @@
+"""Exit codes and messages. Data goes to stdout, messages go to stderr."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+from outbox_relay.domain.errors import Misconfigured, NotFound, RelayError, Unusable
+
+DONE, FAILED, USAGE, NOT_FOUND = 0, 1, 2, 3
+"""Exit codes. A command with nothing to do is done."""
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as in shells."""
+PIPE_CLOSED = 141
+"""Exit code when the reader of the output has closed it, as in shells."""
+
+
+def exit_code(error: RelayError) -> int:
+    """Return the exit code for ``error``."""
+    match error:
+        case NotFound():
+            return NOT_FOUND
+        case Misconfigured() | Unusable():
+            return USAGE
+        case _:
+            return FAILED
+
+
+def say(message: str) -> None:
+    """Print a message for people."""
+    print(message, file=sys.stderr)
+
+
+def keep_libraries_quiet() -> None:
+    """Drop what libraries log. The command reports an error once, in its own words."""
+    logging.getLogger().addHandler(logging.NullHandler())

@@ -1,0 +1,39 @@
+"""The parser of all commands."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from typing import NoReturn
+
+from outbox_relay import __version__
+from outbox_relay.cli import actions, queries, schema, service, workbench
+from outbox_relay.cli.command import add_config, add_dsn
+
+_SECRETS = re.compile(r"(?<=://)\S*@|(?<=password=)('[^']*'?|\S+)", re.IGNORECASE)
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose messages do not repeat a password given as an argument."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(_SECRETS.sub("…", message))
+
+
+def build() -> argparse.ArgumentParser:
+    """Return the parser. Its result has ``do``, the function that runs the command."""
+    parser = _Parser(
+        prog="outbox-relay",
+        description="Relay the events of a PostgreSQL transactional outbox to Kafka and webhooks.",
+        epilog="Exit codes: 0 done, or nothing to do; 1 failed; 2 wrong usage, configuration, password, rights or "
+        "schema; 3 not found.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"outbox-relay {__version__}")
+    add_config(parser)
+    add_dsn(parser)
+    parser.set_defaults(config=None, dsn=None, extra="relay")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for group in (schema, service, workbench, queries, actions):
+        group.add(commands)
+    return parser

@@ -1,0 +1,43 @@
+"""Commands that ask the database: status, why."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from outbox_relay.cli.arguments import seconds, uid
+from outbox_relay.cli.command import add_command, query
+from outbox_relay.cli.output import DONE, FAILED, say
+
+
+def add(commands: Any) -> None:
+    """Add the commands of this module."""
+    status = add_command(commands, "status", _status, "show the progress of every sink, and the relays that are alive")
+    status.add_argument("--json", action="store_true", help="print JSON")
+    status.add_argument(
+        "--max-oldest", type=seconds, metavar="SECONDS",
+        help="exit with 1 when the oldest event that a sink has not settled is older",
+    )  # fmt: skip
+    why = add_command(commands, "why", _why, "show the delivery state of an event, sink by sink")
+    why.add_argument("uid", type=uid, metavar="UID", help="the uid returned by emit")
+    why.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    from outbox_relay import admin
+
+    found = query(arguments, admin.status)
+    print(json.dumps(found) if arguments.json else admin.status_text(found))
+    late = admin.too_old(found, arguments.max_oldest) if arguments.max_oldest is not None else []
+    for line in late:
+        say(line)
+    return FAILED if late else DONE
+
+
+def _why(arguments: argparse.Namespace) -> int:
+    from outbox_relay import admin
+
+    found = query(arguments, lambda store: admin.why(store, arguments.uid))
+    print(json.dumps(found) if arguments.json else admin.why_text(found))
+    return DONE

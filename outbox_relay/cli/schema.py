@@ -1,0 +1,52 @@
+"""Commands that change the schema: migrate, rebase."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from outbox_relay.cli.arguments import PAYLOAD_BYTES, PAYLOAD_LEAST, integer_between
+from outbox_relay.cli.command import add_command, load_settings
+from outbox_relay.cli.output import DONE
+
+
+def add(commands: Any) -> None:
+    """Add the commands of this module."""
+    migrate = add_command(commands, "migrate", _migrate, "create or upgrade the schema outbox")
+    migrate.add_argument("--sql", action="store_true", help="print the SQL instead of running it")
+    for option, role in (("--grant-emit", "a role of an application"), ("--grant-relay", "the role of the relay")):
+        migrate.add_argument(option, metavar="ROLE", action="append", default=[], help=f"grant {role} what it needs")
+    migrate.add_argument(
+        "--max-payload-bytes", type=integer_between(PAYLOAD_LEAST, PAYLOAD_BYTES, "number of bytes"), metavar="N",
+        help=f"the largest payload that can be emitted, {PAYLOAD_LEAST} to {PAYLOAD_BYTES}; kept until set again",
+    )  # fmt: skip
+    migrate.add_argument("--debezium", action="store_true", help="create outbox.adopt_debezium too (docs/debezium.md)")
+    text = "after a restore into another cluster, while no relay runs: adapt the log's numbers to this server"
+    add_command(commands, "rebase", _rebase, text)
+
+
+def _migrate(arguments: argparse.Namespace) -> int:
+    from outbox_relay.postgres import migrations
+
+    grants = {"grant_emit": arguments.grant_emit, "grant_relay": arguments.grant_relay}
+    options = {"debezium": arguments.debezium, "max_payload_bytes": arguments.max_payload_bytes}
+    if arguments.sql:
+        print(migrations.script(**grants, **options), end="")
+        return DONE
+    print(migrations.migrate(_owner_dsn(arguments), **grants, **options))
+    return DONE
+
+
+def _rebase(arguments: argparse.Namespace) -> int:
+    from outbox_relay.postgres import migrations
+
+    floor = migrations.rebase(_owner_dsn(arguments))
+    print(f"rebased: ids go on above {floor}; relays may be started")
+    return DONE
+
+
+def _owner_dsn(arguments: argparse.Namespace) -> str:
+    """Return the database whose schema is changed. With ``--dsn`` alone, no settings are read."""
+    if arguments.dsn is not None and arguments.config is None:
+        return arguments.dsn
+    return load_settings(arguments).database.dsn()

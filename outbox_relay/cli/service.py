@@ -1,0 +1,111 @@
+"""Commands of the relay process: check, run, health."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import http.client
+import os
+import sys
+import time
+from typing import Any
+
+from outbox_relay.cli.command import add_command, load_settings
+from outbox_relay.cli.output import DONE, FAILED, USAGE, exit_code, keep_libraries_quiet, say
+from outbox_relay.domain.errors import Misconfigured, RelayError
+
+HEALTH_SECONDS = 3.0
+"""Longest wait for the answer of a running relay."""
+HEALTH_BYTES = 1 << 20
+"""Most bytes read of the answer of a running relay."""
+
+
+def add(commands: Any) -> None:
+    """Add the commands of this module."""
+    check = add_command(commands, "check", _check, "validate the configuration")
+    check.add_argument("--online", action="store_true", help="also connect to the database and to every sink")
+    add_command(commands, "run", _serve, "relay in the foreground until SIGTERM or SIGINT")
+    add_command(commands, "health", _health, "ask the running relay whether it is ready", dsn=False)
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from outbox_relay import settings
+    from outbox_relay.service import app, webhooks
+
+    loaded = load_settings(arguments)
+    warnings = [*settings.warnings(loaded), *settings.exposures(loaded, os.environ)]
+    problems: list[str] = []
+    if arguments.online:
+        keep_libraries_quiet()
+        problems, found = asyncio.run(app.check_online(loaded))
+        warnings += found
+    else:
+        warnings += webhooks.unreadable(loaded)
+        try:
+            loaded.database.require_dsn()
+        except Misconfigured as error:
+            warnings.append(str(error))
+    for warning in warnings:
+        say(f"warning: {warning}")
+    for problem in problems:
+        say(problem)
+    if problems:
+        return USAGE
+    print(f"no problem found in {_count(len(loaded.sinks), 'sink')} and {_count(len(loaded.routes.table), 'route')}")
+    return DONE
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    from outbox_relay import settings
+    from outbox_relay.service import app, logs
+
+    log = settings.log_settings(os.environ, terminal=sys.stderr.isatty())
+    logs.configure(log.level, log.format, colors=sys.stderr.isatty() and not os.environ.get("NO_COLOR"))
+    try:
+        loaded = load_settings(arguments)
+        loaded.database.require_dsn()
+        for warning in settings.warnings(loaded):
+            logs.logger().warning("configuration warning", reason=warning)
+        return app.run(loaded, lambda: load_settings(arguments))
+    except RelayError as error:
+        if log.format != "json":
+            raise
+        logs.logger().critical("the relay cannot run", reason=str(error))
+        return exit_code(error)
+
+
+def _health(arguments: argparse.Namespace) -> int:
+    address = load_settings(arguments).http.address
+    if address is None:
+        raise Misconfigured('there is no listener to ask: set listen = "127.0.0.1:8080" in [http]')
+    host, port = address
+    if port == 0:
+        raise Misconfigured("http.listen: port 0 means any free port, which cannot be asked: name a port")
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - listens anywhere, asked at loopback
+    try:
+        status, body = _get(host, port, "/readyz")
+    except (OSError, http.client.HTTPException) as error:
+        shown = f"[{host}]" if ":" in host else host
+        say(f"no answer from http://{shown}:{port}/readyz: {error or type(error).__name__}")
+        return FAILED
+    print(body)
+    return DONE if status == http.client.OK else FAILED
+
+
+def _get(host: str, port: int, path: str) -> tuple[int, str]:
+    """Return status and body of a GET within ``HEALTH_SECONDS``. Raises OSError or HTTPException."""
+    until = time.monotonic() + HEALTH_SECONDS
+    connection = http.client.HTTPConnection(host, port, timeout=HEALTH_SECONDS)
+    try:
+        connection.connect()
+        connection.sock.settimeout(max(0.001, until - time.monotonic()))
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        body = answer.read(HEALTH_BYTES)
+    finally:
+        connection.close()
+    return answer.status, body.decode(errors="replace").rstrip("\n")

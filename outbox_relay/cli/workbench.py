@@ -1,0 +1,96 @@
+"""Commands that start servers of their own: demo, bench."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from outbox_relay.cli.arguments import integer_between, number_between, seconds_between
+from outbox_relay.cli.command import add_dsn
+from outbox_relay.cli.output import DONE, FAILED, say
+
+if TYPE_CHECKING:
+    from outbox_relay.workbench.bench.report import Report
+
+LOAD_SECONDS, LOAD_LEAST, LOAD_MOST = 20, 2, 600
+"""How long the demo emits events, in seconds: default, least, most."""
+RUNS, RUNS_MOST = 3, 100
+"""How often the bench measures each scenario: default, most."""
+SCALE_LEAST, SCALE_MOST = 0.0001, 100.0
+"""Factor for the events and seconds of the bench: least, most."""
+
+
+def add(commands: Any) -> None:
+    """Add the commands of this module."""
+    _add_demo(commands)
+    _add_bench(commands)
+
+
+def _add_demo(commands: Any) -> None:
+    text = "run a database, a broker, a receiver, relays and a load on this machine, and leave nothing installed"
+    demo: argparse.ArgumentParser = commands.add_parser("demo", help=text, description=text, allow_abbrev=False)
+    demo.add_argument(
+        "--seconds", type=seconds_between(LOAD_LEAST, LOAD_MOST), default=LOAD_SECONDS, metavar="N",
+        help=f"how long events are emitted, {LOAD_LEAST} to {LOAD_MOST}; default: {LOAD_SECONDS}",
+    )  # fmt: skip
+    demo.add_argument("--json", action="store_true", help="print the report as JSON")
+    demo.set_defaults(do=_demo, extra="demo")
+
+
+def _add_bench(commands: Any) -> None:
+    text = "measure the relay on this machine, compared with a bare loop in the same run"
+    bench: argparse.ArgumentParser = commands.add_parser("bench", help=text, description=text, allow_abbrev=False)
+    add_dsn(bench)
+    size = bench.add_mutually_exclusive_group()
+    size.add_argument("--quick", action="store_true", help="the main scenarios, small, in 3 minutes; the default")
+    size.add_argument("--full", action="store_true", help="every scenario, large, in about an hour")
+    bench.add_argument("--only", nargs="+", metavar="SCENARIO", default=[], help="only these scenarios, in either size")
+    for name, (read, default, text) in {
+        "--runs": (integer_between(1, RUNS_MOST), RUNS, f"measurements of each, 1 to {RUNS_MOST}; default: {RUNS}"),
+        "--scale": (
+            number_between(SCALE_LEAST, SCALE_MOST), 1.0,
+            f"factor for all events and seconds, {SCALE_LEAST:g} to {SCALE_MOST:g}; default: 1",
+        ),
+    }.items():  # fmt: skip
+        bench.add_argument(name, type=read, default=default, metavar="N", help=text)
+    bench.add_argument("--bootstrap", metavar="SERVERS", help="an existing broker, HOST:PORT,…")
+    bench.add_argument("--broker", metavar="NAME", help="the name of that broker in the report, such as its version")
+    bench.add_argument("--fsync", action="store_true", help="let the database that is started flush at each commit")
+    bench.add_argument("--json", action="store_true", help="print the report as JSON")
+    bench.add_argument("--plot", type=Path, metavar="DIR", help="write charts of the report into this directory, SVG")
+    bench.add_argument("--read", type=Path, metavar="FILE", help="show a report printed by --json; measure nothing")
+    bench.set_defaults(do=_bench, extra="demo")
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from outbox_relay.workbench.demo import story
+
+    report = story.run(arguments.seconds)
+    print(json.dumps(report.json()) if arguments.json else report.text())
+    return DONE if report.sound else FAILED
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    from outbox_relay.workbench.bench import files
+
+    report = files.read(arguments.read) if arguments.read else _measure(arguments)
+    if arguments.plot:
+        say(f"{files.draw(report, arguments.plot)} charts in {arguments.plot}")
+    print(json.dumps(report.json()) if arguments.json else report.text())
+    return DONE if report.complete else FAILED
+
+
+def _measure(arguments: argparse.Namespace) -> Report:
+    from outbox_relay.workbench.bench import story
+
+    options = story.Options(
+        full=arguments.full,
+        scale=arguments.scale,
+        dsn=arguments.dsn,
+        bootstrap=arguments.bootstrap,
+        broker=arguments.broker,
+        fsync=arguments.fsync,
+    )
+    return story.run(options, arguments.only, arguments.runs)
