@@ -15,6 +15,7 @@ SERVER_TESTS := tests/support/test_postgres.py tests/property tests/debezium $(a
 	configuration emit emit_docs emit_sql emitters failover foreign_privileges migrate odd_reads ownership plans \
 	reading_functions relay roles session_settings status ticking upgrading why))
 PYTEST_ARGS ?=
+UNIT := not postgres and not kafka and not thorough
 FORM ?= short
 SEED ?=
 REPORT ?=
@@ -26,7 +27,7 @@ LOCK_RELAY_HEADER := \# What the image runs: the extra `relay`, in the versions 
 LOCK_BUILD_HEADER := \# What builds the wheel inside the image, in the versions that requirements.lock has.\n\# Made by `make lock`; do not edit.
 LOCK := .cache/lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header
 
-.PHONY: help venv kafka kafka-proof postgres test thorough servers model mutations chaos demo proof bench check format lock debezium-test image image-test build clean
+.PHONY: help venv kafka kafka-proof postgres test unit thorough servers model mutations chaos demo proof bench check format lock debezium-test image image-test build clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -48,6 +49,9 @@ postgres: $(READY) ## the PostgreSQL servers that neither Debian nor a wheel has
 
 test: $(READY) kafka ## all tests; PG=14 to 17 takes another PostgreSQL than 18, PYTEST_ARGS goes to pytest
 	OUTBOX_TEST_PG=$(PG) $(BIN)/python -m pytest -n 2 --dist loadgroup $(PYTEST_ARGS)
+
+unit: $(READY) ## the tests without a server, in seconds
+	$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m '$(UNIT)' tests/unit tests/contract $(PYTEST_ARGS)
 
 thorough: $(READY) kafka servers ## the tests that take long, three brokers for example, and what the server decides on all MAJORS
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m thorough $(PYTEST_ARGS)
