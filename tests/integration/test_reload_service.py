@@ -21,6 +21,7 @@ from tests.support.ports import free_port
 from tests.support.proxy import Proxy
 from tests.support.receiver import Receiver
 from tests.support.receiver.signatures import SECRET
+from tests.support.rig import LOST
 from tests.support.service import RelayService
 from tests.support.wait import auntil, until
 
@@ -92,7 +93,8 @@ def test_a_sighup_while_the_database_is_away_is_carried_out_when_it_is_back(
         proxy.target = port
         dsn = database.dsn.replace(f"port={port}", f"port={proxy.port}").replace(f":{port}/", f":{proxy.port}/")
         assert str(proxy.port) in dsn
-        with RelayService(tmp_path, config(dsn, receiver, tmp_path)) as relay:
+        expects = {"reload", *LOST}
+        with RelayService(tmp_path, config(dsn, receiver, tmp_path), expects=expects) as relay:
             emit(database, "a.one")
             until(lambda: types(receiver) == ["a.one"], seconds=30, what="the routed type arrives")
             proxy.cut()
@@ -126,7 +128,7 @@ def test_a_sighup_while_the_database_is_away_is_carried_out_when_it_is_back(
 def test_what_needs_a_restart_is_refused_by_name_and_nothing_is_half_applied(
     database: Database, receiver: Receiver, tmp_path: Path, replaced: tuple[str, str], named: str
 ) -> None:
-    with RelayService(tmp_path, config(database.dsn, receiver, tmp_path)) as relay:
+    with RelayService(tmp_path, config(database.dsn, receiver, tmp_path), expects={"reload"}) as relay:
         emit(database, "a.one")
         until(lambda: len(receiver.requests) == 1, seconds=30, what="it delivers")
         before = relay.config.read_text()
