@@ -12,7 +12,7 @@ from typing import cast
 from outbox_relay.connection_slots import caller, sink_caller
 from outbox_relay.delivering import Desk, delivering
 from outbox_relay.errors import RelayError, Reloaded
-from outbox_relay.gate import Gate, Slots
+from outbox_relay.gate import ClientTrouble, Gate, Slots
 from outbox_relay.log import Log
 from outbox_relay.ordering import Reader
 from outbox_relay.ownership import Holding, Ownership
@@ -120,11 +120,12 @@ class SinkRelay:
             era,
             lambda: rows.under_way,
         )
+        client = ClientTrouble(self.store, self.spec.name, lambda: self.sink.trouble)
         self.holding.changed = reading.changed
         desk.hungry = reading.wake.set
         try:
             async with asyncio.TaskGroup() as parts:
-                running = [parts.create_task(part.run()) for part in (direct, settling, rows, desk.gate)]
+                running = [parts.create_task(part.run()) for part in (direct, settling, rows, desk.gate, client)]
                 await self._claim_deliver_settle(reading, rows)
                 for part in running:
                     part.cancel()

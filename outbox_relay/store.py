@@ -617,6 +617,10 @@ class Store:
         found = {"sink": sink, "circuit": circuit, "error": error, "in_flight_limit": in_flight_limit}
         await self._do("record_circuit", found | {"pause_after": int(pause_after_seconds)})
 
+    async def record_trouble(self, sink: str, error: str | None) -> None:
+        """Write what the client of the sink has found out without an event; None clears what was written so."""
+        await self._do("record_trouble", {"sink": sink, "error": error})
+
     async def pause_gone(self, sink: str, reason: str) -> None:
         """The destination says that it will never be back: pause the sink, for ``reason``."""
         await self._do("pause_gone", {"sink": sink, "reason": reason})

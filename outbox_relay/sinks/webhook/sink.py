@@ -52,6 +52,8 @@ class WebhookSink:
 
     max_batch = 1
     keeps_order = False
+    trouble: str | None = None
+    """Connections are made for events alone."""
 
     def __init__(
         self,
