@@ -617,6 +617,10 @@ class Store:
         found = {"sink": sink, "circuit": circuit, "error": error, "in_flight_limit": in_flight_limit}
         await self._do("record_circuit", found | {"pause_after": int(pause_after_seconds)})
 
+    async def record_trouble(self, sink: str, error: str | None) -> None:
+        """Write what the client of the sink has found out without an event; None clears what was written so."""
+        await self._do("record_trouble", {"sink": sink, "error": error})
+
     async def pause_gone(self, sink: str, reason: str) -> None:
         """The destination says that it will never be back: pause the sink, for ``reason``."""
         await self._do("pause_gone", {"sink": sink, "reason": reason})
@@ -686,13 +690,13 @@ class Store:
         claimed.sort(key=lambda row: row[0])
         return [ClaimedRow._make((Event(*row[:-3]), *row[-3:], lease)) for row in claimed]
 
-    async def row_payload(self, sink: str, event_id: int, lease: UUID) -> bytes | None:
-        """Return the payload of a row that is under ``lease``.
+    async def row_payload(self, sink: str, event_id: int, lease: UUID) -> tuple[bytes | None, str | None] | None:
+        """Return the payload of a row that is under ``lease``, or why it is above the ceiling of the schema.
 
-        None if there is no such row, or its payload is above the ceiling of the schema.
+        None if there is no such row, or it has no payload.
         """
         found = await self._rows("row_payload", {"sink": sink, "id": event_id, "lease": lease})
-        return found[0][0] if found else None
+        return found[0] if found else None
 
     async def held_keys(self, sink: str, after: str | None, most: int) -> list[str]:
         """Return the next keys with held rows behind ``after`` (None: from the first one), at most ``most``."""

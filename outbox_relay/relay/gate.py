@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -10,7 +11,7 @@ from typing import NamedTuple
 
 from outbox_relay.domain.circuit import Circuit
 from outbox_relay.domain.errors import StatementFailed
-from outbox_relay.domain.outcomes import Unavailable
+from outbox_relay.domain.outcomes import Unavailable, clip
 from outbox_relay.domain.sink_spec import SinkSpec
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.leases import Holding
@@ -22,6 +23,9 @@ REMIND_SECONDS = 60.0
 
 COUNT_SHARE = 20
 """Rows are counted again after this many times the time that it took to count them, if that is longer than a second."""
+
+CLIENT = "client: "
+"""How an error begins that the sink's client met without an event; ``record_trouble.sql`` clears no other."""
 
 TROUBLE_SECONDS = 5.0
 """How long a part of the destination is in trouble at least: by then the rows of its events are in the database."""
@@ -258,6 +262,32 @@ class Gate:
             if self._gone is not None:
                 await self._store.pause_gone(self._holding.sink, self._gone)
                 self._gone = None
+            await asyncio.sleep(RECORD_SECONDS)
+
+
+class ClientTrouble:
+    """Records what a sink's client finds out about the destination without an event. ``asked`` returns that.
+
+    It moves no circuit: only people are told.
+    """
+
+    def __init__(self, store: Store, sink: str, asked: Callable[[], str | None]) -> None:
+        self._store = store
+        self._sink = sink
+        self._asked = asked
+
+    async def run(self) -> None:
+        """Record changes, and remind of an error that another relay may have cleared, until cancelled."""
+        told: str | None = CLIENT  # an error that an earlier session recorded may be over
+        told_at = float("-inf")
+        while True:
+            trouble = self._asked()
+            error = None if trouble is None else clip(CLIENT + trouble)
+            reminds = error is not None and time.monotonic() - told_at > REMIND_SECONDS
+            if error != told or reminds:
+                with contextlib.suppress(StatementFailed):  # it is tried again in a second
+                    await self._store.record_trouble(self._sink, error)
+                    told, told_at = error, time.monotonic()
             await asyncio.sleep(RECORD_SECONDS)
 
 

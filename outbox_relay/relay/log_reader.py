@@ -40,6 +40,8 @@ SMALL_PAYLOAD_BYTES = 64 << 10
 TOO_MUCH = {"57014": "it ran out of time", "53200": "it ran out of memory", "54000": "it met a limit of the database"}
 """SQLSTATEs of reads that asked for too much, and what they say."""
 UNLOADABLE = "its answer cannot be loaded"
+OVER_LIMIT = ", more than the ceiling"
+"""How the schema goes on behind the size of a payload that it did not load."""
 AGAIN_SECONDS = 1.0
 """Pause before a single event that could not be read is read again: a moment without memory kills none."""
 
@@ -301,7 +303,11 @@ class Reading:
                 f"payload: {again}",
                 again.sqlstate,
             ) from None
-        faults = [f"reading it failed, {reason}: {event.fault}" if event.fault else None for event in events]
+        # The limit that the fault names is that of this read, not the ceiling.
+        faults = [
+            f"reading it failed, {reason}: {event.fault.partition(OVER_LIMIT)[0]}" if event.fault else None
+            for event in events
+        ]
         return [event._replace(fault=fault) for event, fault in zip(events, faults, strict=True)], upto
 
     def _hand_over(self, reader: Reader, chunk: Chunk) -> None:

@@ -319,7 +319,10 @@ class Rows:
                 reason = str(error)
                 await asyncio.sleep(FIRST_PAUSE_SECONDS * 2.0**tries)
             else:
-                return row if found is None else row._replace(event=event._replace(payload=found, fault=None))
+                if found is None:
+                    return row
+                payload, fault = found
+                return row._replace(event=event._replace(payload=payload or b"", fault=fault))
         return row._replace(event=event._replace(fault=f"its payload could not be read: {reason}"))
 
     def _deliverable(self, claimed: list[ClaimedRow]) -> list[ClaimedRow]:

@@ -16,7 +16,7 @@ from outbox_relay.domain.sink_spec import SinkSpec
 from outbox_relay.postgres.connection_slots import caller, sink_caller
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.dispatch import Desk, delivering
-from outbox_relay.relay.gate import Gate, Slots
+from outbox_relay.relay.gate import ClientTrouble, Gate, Slots
 from outbox_relay.relay.leases import Holding, Ownership
 from outbox_relay.relay.log_reader import Reading
 from outbox_relay.relay.parked import Rows
@@ -120,11 +120,12 @@ class SinkRelay:
             era,
             lambda: rows.under_way,
         )
+        client = ClientTrouble(self.store, self.spec.name, lambda: self.sink.trouble)
         self.holding.changed = reading.changed
         desk.hungry = reading.wake.set
         try:
             async with asyncio.TaskGroup() as parts:
-                running = [parts.create_task(part.run()) for part in (direct, settling, rows, desk.gate)]
+                running = [parts.create_task(part.run()) for part in (direct, settling, rows, desk.gate, client)]
                 await self._claim_deliver_settle(reading, rows)
                 for part in running:
                     part.cancel()

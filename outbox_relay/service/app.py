@@ -397,7 +397,11 @@ class Service:
         return _Newer(settings, specs, webhooks, await asyncio.to_thread(self._tried, settings))
 
     async def _adopt(self, newer: _Newer) -> str | None:
-        """Apply ``newer``: first in the database, since until it is known there nothing may be read by it."""
+        """Apply ``newer``: first in the database, since until it is known there nothing may be read by it.
+
+        What follows reads no file and cannot fail. Otherwise this relay would give the sinks up to a configuration
+        that it does not have.
+        """
         known = {row.name for row in await self._store.sinks(newer.specs)}
         if removed := sorted(newer.specs.keys() - known):
             return "; ".join(f"sinks.{name}: {REMOVED}" for name in removed)

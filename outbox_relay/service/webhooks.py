@@ -20,10 +20,10 @@ OWN_SECONDS = 60.0
 
 
 class Renewal(NamedTuple):
-    """What changes while webhook sinks run: secrets and headers by the sinks' names, and files of certificates."""
+    """New secrets and headers by the sinks' names, and a new context for each set of files of certificates."""
 
     credentials: Mapping[str, Credentials]
-    certificates: frozenset[Tls]
+    contexts: Mapping[Tls, ssl.SSLContext]
 
 
 class Webhooks:
@@ -66,34 +66,30 @@ class Webhooks:
         return self._contexts[tls]
 
     def read(self, settings: Settings) -> Renewal:
-        """What ``renew`` adopts of ``settings``, so that nothing has changed when it cannot be read.
+        """Read everything that ``renew`` applies of ``settings``; change nothing.
 
         Blocks and raises as ``make``.
         """
-        certificates: set[Tls] = set()
+        contexts: dict[Tls, ssl.SSLContext] = {}
         for name, sink in _webhooks(settings):
             try:
-                if (tls := _tls(sink)) != Tls() and tls not in certificates:
-                    tls.context()
-                    certificates.add(tls)
+                if (tls := _tls(sink)) != Tls() and tls not in contexts:
+                    contexts[tls] = tls.context()
             except ValueError as error:
                 raise Misconfigured(settings.at(("sinks", name), str(error))) from None
         credentials = {name: _credentials(settings, name, sink) for name, sink in _webhooks(settings)}
-        return Renewal(credentials, frozenset(certificates))
+        return Renewal(credentials, contexts)
 
     def renew(self, renewal: Renewal) -> None:
-        """Send what was read from the next request on; certificates are read again for the next connections.
+        """Use secrets and headers from the next request on, certificates and authorities from the next connection.
 
-        A sink whose settings name other files than at its start keeps its certificate. Raises Misconfigured when a
-        file has gone bad since it was tried.
+        Reads nothing, so it cannot fail. A sink whose settings name other files than at its start keeps its
+        certificate.
         """
-        for tls in renewal.certificates & self._contexts.keys():
-            try:
-                tls.renew(self._contexts[tls])
-            except ValueError as error:
-                raise Misconfigured(str(error)) from None
+        files = {name: _tls(sink) for name, sink in _webhooks(self._settings)}
         for name, credentials in renewal.credentials.items():
-            self._sinks[name].renew(credentials)
+            self._sinks[name].renew(credentials, renewal.contexts.get(files[name]))
+        self._contexts.update((tls, new) for tls, new in renewal.contexts.items() if tls in self._contexts)
 
 
 def unreadable(settings: Settings) -> list[str]:

@@ -27,6 +27,14 @@ class Sink(Protocol):
     timeout_seconds: float
     """The longest that a call of ``deliver`` takes, give or take a second; the lease of a row outlasts it."""
 
+    @property
+    def trouble(self) -> str | None:
+        """Why the destination cannot be reached, as far as the client found out without an event; None if it can.
+
+        Known only for clients that keep connections. Cleared as soon as the destination is known to answer.
+        """
+        ...
+
     async def open(self) -> None:
         """Make ready to deliver. Called again after ``close``. Does not need the destination to be up."""
         ...

@@ -17,6 +17,7 @@ from tests.integration.test_webhook_service import bodies, config, emit
 from tests.support.database import Database
 from tests.support.proxy import Proxy
 from tests.support.receiver import Receiver
+from tests.support.rig import LOST
 from tests.support.service import RelayService
 from tests.support.wait import until
 
@@ -47,7 +48,7 @@ def test_a_relay_whose_connections_are_lost_without_a_word_delivers_again_by_its
     """The one that listens is among them. New connections pass, then for a while none do."""
     dsn = make_conninfo(host=LOOPBACK, port=proxy.port, dbname=database.name, user="postgres")
     text = config(f'dsn = "{dsn}"', receiver.url, tmp_path).replace("lease_seconds = 3", "lease_seconds = 15")
-    with RelayService(tmp_path, text, CRM_TOKEN="x") as relay:
+    with RelayService(tmp_path, text, expects=LOST, CRM_TOKEN="x") as relay:
         emit(database, "1", "a")
         until(lambda: b"1" in bodies(receiver), seconds=30, what="the first event arrives")
         until(lambda: query(database, ASLEEP, *LOCK), seconds=30, what="the relay sleeps and listens")

@@ -291,7 +291,7 @@ class Slow:
             raise StatementFailed("canceling statement due to statement timeout", "57014")
         return await self._claim(*given, **more)
 
-    async def row_payload(self, sink: str, event: int, lease: Any) -> bytes | None:
+    async def row_payload(self, sink: str, event: int, lease: Any) -> tuple[bytes | None, str | None] | None:
         if event == self._unreadable:
             raise StatementFailed("canceling statement due to statement timeout", "57014")
         return await self._payload(sink, event, lease)
@@ -327,6 +327,28 @@ async def test_a_row_whose_payload_cannot_be_read_is_dead_with_the_reason_and_it
     assert ids(sink) == [1, 2, 3, 5, 6, 7]
     assert query(database, "select id, state, last_error from outbox.delivery") == [
         (4, "dead", "its payload could not be read: canceling statement due to statement timeout")
+    ]
+
+
+async def test_a_row_above_the_ceiling_that_was_claimed_without_its_payload_names_the_ceiling(
+    database: Database,
+) -> None:
+    sink = MemorySink()
+    for event in range(1, 4):
+        add(database, event, None)
+    query(
+        database,
+        "update outbox.delivery set payload = convert_to(repeat('x', 2000000), 'UTF8') where id = 2 returning 1",
+    )
+    async with running(database.dsn, (spec("s"), sink)) as rig:
+        readable = rig.store.row_payload
+        Slow(rig, database, 1, unreadable=2)
+        rig.store.row_payload = readable  # type: ignore[method-assign]
+        await delivered(sink, [1, 3], seconds=60)
+        await rig.settled()
+        assert rig.ended == []
+    assert query(database, "select id, state, last_error from outbox.delivery") == [
+        (2, "dead", "payload has 2000000 bytes, more than the ceiling of 1048576")
     ]
 
 

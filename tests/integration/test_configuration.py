@@ -367,7 +367,8 @@ start = "beginning"
 def test_readyz_and_check_online_say_that_positions_are_missing(database: Database, tmp_path: Path) -> None:
     register(database, "s", '["*"]', "beginning")
     do(database, LOSE)
-    with RelayService(tmp_path, WEBHOOK.format(dsn=database.dsn, port=free_port())).start(wait=False) as relay:
+    service = RelayService(tmp_path, WEBHOOK.format(dsn=database.dsn, port=free_port()), expects={"database_refused"})
+    with service.start(wait=False) as relay:
         until(lambda: "no position" in _fault(relay), seconds=30, what="the fault is shown")
         assert relay.ask("/readyz")[0] == 503
         ended = outbox_relay("check", "-c", relay.config, "--online")

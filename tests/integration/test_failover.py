@@ -327,7 +327,7 @@ def test_the_synchronous_standby_is_promoted_under_load(
 ) -> None:
     """Nothing is lost, nothing is made up, and the same process goes on by itself."""
     kafka.create_topic(topic, partitions=3)
-    with RelayService(tmp_path, config(shop.dsn, kafka, topic, lease_seconds=5)) as relay:
+    with RelayService(tmp_path, config(shop.dsn, kafka, topic, lease_seconds=5), expects=LOST) as relay:
         writers.start()
         until(grown(writers, 500), seconds=60, what="events are emitted")
         process = relay.process.pid
@@ -349,7 +349,7 @@ def test_the_standby_that_is_promoted_lacks_the_last_commits(
     """What survives is delivered in order; what was delivered and is gone is a phantom, and counted."""
     kafka.create_topic(topic, partitions=3)
     text = config(pooler.dsn(shop.name) if hidden else shop.dsn, kafka, topic, lease_seconds=5)
-    with RelayService(tmp_path, pooled(text) if hidden else text) as relay:
+    with RelayService(tmp_path, pooled(text) if hidden else text, expects=LOST) as relay:
         writers.start()
         until(grown(writers, 300), seconds=60, what="events are emitted")
         shop.forsake()
@@ -390,7 +390,7 @@ def test_a_crash_takes_back_commits_that_did_not_wait_for_the_disk(
             server.dsn("shop", options="-c synchronous_commit=off"), count=4, keys=KEYS, keys_per_transaction=20
         )
         writers.prepare()
-        with RelayService(tmp_path, pooled(text) if hidden else text):
+        with RelayService(tmp_path, pooled(text) if hidden else text, expects=LOST):
             writers.start()
             taken_back = 0
             for _ in range(3):

@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -218,10 +218,12 @@ allow_networks = ["127.0.0.0/8"]
 """
 
 
-def relay_of(database: Database, receiver: Receiver, directory: Path, name: str) -> RelayService:
+def relay_of(
+    database: Database, receiver: Receiver, directory: Path, name: str, expects: Collection[str] = ()
+) -> RelayService:
     """A relay that says in each request who it is."""
     text = CONFIG.format(dsn=database.dsn, url=receiver.url, secret=SECRET, name=name)
-    return RelayService(directory, text, name)
+    return RelayService(directory, text, name, expects=expects)
 
 
 def by(receiver: Receiver, name: str) -> list[str]:
@@ -237,7 +239,7 @@ def test_a_process_that_was_stopped_beyond_its_lease_posts_nothing_more_of_what_
     def answer(request: Request) -> Behaviour:
         return after(0.2, say(204)) if request.header("x-relay") == "one" else say(204)
 
-    with Receiver(chosen(answer)) as receiver, relay_of(database, receiver, tmp_path, "one") as one:
+    with Receiver(chosen(answer)) as receiver, relay_of(database, receiver, tmp_path, "one", STOPPED) as one:
         with database.connect() as connection:
             rows = connection.execute(
                 "select outbox.emit('t', to_jsonb(n), key => 'k' || mod(n, 100))::text from generate_series(1, 300) n"

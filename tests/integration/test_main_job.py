@@ -11,6 +11,7 @@ import pytest
 from tests.support.database import Database
 from tests.support.kafka import KafkaBroker
 from tests.support.postgres import PostgresServer
+from tests.support.rig import LOST
 from tests.support.service import RelayService
 from tests.support.shop import PGBENCH, Report, Writers, compare
 from tests.support.wait import until
@@ -64,12 +65,12 @@ def test_nothing_is_lost_or_reordered_while_a_relay_is_killed_and_the_database_r
     writers = Writers(dsn)
     writers.prepare()
     text = config(dsn, kafka, topic, lease_seconds=3)
-    with RelayService(tmp_path, text, "one") as one, RelayService(tmp_path, text, "two"):
+    with RelayService(tmp_path, text, "one") as one, RelayService(tmp_path, text, "two", expects=LOST):
         writers.start()
         until(lambda: writers.total() > EVENTS * 0.3, seconds=200, what="a third is committed")
         one.kill()
         until(lambda: writers.total() > EVENTS * 0.5, seconds=200, what="half is committed")
-        with RelayService(tmp_path, text, "three") as three:
+        with RelayService(tmp_path, text, "three", expects=LOST) as three:
             own_postgres.restart("immediate")
             until(lambda: _survives(writers) > EVENTS, seconds=300, what="everything is committed")
             writers.stop()

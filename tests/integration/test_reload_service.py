@@ -20,7 +20,9 @@ from tests.support.database import Database
 from tests.support.ports import free_port
 from tests.support.proxy import Proxy
 from tests.support.receiver import Receiver
+from tests.support.receiver.certificates import Authority
 from tests.support.receiver.signatures import SECRET
+from tests.support.rig import LOST
 from tests.support.service import RelayService
 from tests.support.wait import auntil, until
 
@@ -92,7 +94,8 @@ def test_a_sighup_while_the_database_is_away_is_carried_out_when_it_is_back(
         proxy.target = port
         dsn = database.dsn.replace(f"port={port}", f"port={proxy.port}").replace(f":{port}/", f":{proxy.port}/")
         assert str(proxy.port) in dsn
-        with RelayService(tmp_path, config(dsn, receiver, tmp_path)) as relay:
+        expects = {"reload", *LOST}
+        with RelayService(tmp_path, config(dsn, receiver, tmp_path), expects=expects) as relay:
             emit(database, "a.one")
             until(lambda: types(receiver) == ["a.one"], seconds=30, what="the routed type arrives")
             proxy.cut()
@@ -126,7 +129,7 @@ def test_a_sighup_while_the_database_is_away_is_carried_out_when_it_is_back(
 def test_what_needs_a_restart_is_refused_by_name_and_nothing_is_half_applied(
     database: Database, receiver: Receiver, tmp_path: Path, replaced: tuple[str, str], named: str
 ) -> None:
-    with RelayService(tmp_path, config(database.dsn, receiver, tmp_path)) as relay:
+    with RelayService(tmp_path, config(database.dsn, receiver, tmp_path), expects={"reload"}) as relay:
         emit(database, "a.one")
         until(lambda: len(receiver.requests) == 1, seconds=30, what="it delivers")
         before = relay.config.read_text()
@@ -171,6 +174,43 @@ def test_a_sink_that_was_removed_is_not_registered_again_by_a_reload(
         assert said.startswith("sinks.crm: was removed from the database")
         assert query(database, "select count(*) from outbox.sink") == [(0,)]
         assert relay.stop() == 0
+
+
+WAITING = """select 1 from pg_stat_activity
+where datname = current_database() and wait_event_type = 'Lock' and query like '%%register_sinks%%'"""
+
+
+def test_a_file_that_goes_bad_while_the_database_takes_a_reload_leaves_it_whole(
+    database: Database, tmp_path: Path
+) -> None:
+    """What was read applies: else the database would have a generation that this relay gives its sinks up to."""
+    authority = Authority(tmp_path)
+    certificate, private = authority.client_files()
+    files = f'client_certificate = "{certificate}"\nclient_key = "{private}"\nca_file = "{authority.certificate_file}"'
+    with Receiver(tls=authority.asks_for_certificate()) as receiver:
+        text = config(database.dsn, receiver, tmp_path).replace("allow_http = true", files)
+        with RelayService(tmp_path, text, expects={"reload"}) as relay:
+            emit(database, "a.one")
+            until(lambda: types(receiver) == ["a.one"], seconds=30, what="the routed type arrives")
+            with database.connect() as connection:
+                connection.execute("lock table outbox.sink in exclusive mode")
+                rewrite(relay, MORE, ('"one"', '"two"'))
+                until(lambda: query(database, WAITING), seconds=20, what="the database is to take the reload")
+                certificate.write_text("hunter2")
+            until(lambda: RELOADED in events(relay), seconds=20, what="the reload is carried out")
+            assert relay.ask("/readyz")[1]["config_last_reload_successful"] is True
+            emit(database, "a.two", "b.late")
+            until(lambda: len(types(receiver)) == 3, seconds=30, what="both types arrive")
+            rewrite(relay, ('"b.*"', '"c.*"'))
+            until(lambda: REFUSED in events(relay), seconds=20, what="the bad file is refused")
+            assert f"client_certificate {certificate}" in relay.log.read_text()
+            assert query(database, "select patterns from outbox.sink") == [(["a.*", "b.*"],)]
+            emit(database, "b.later")
+            until(lambda: "b.later" in types(receiver), seconds=30, what="it delivers as before")
+            assert relay.stop() == 0
+    assert set(types(receiver)) == {"a.one", "a.two", "b.late", "b.later"}
+    assert {request.header("x-tenant") for request in receiver.requests[1:]} == {"two"}
+    assert "the configuration is not reloaded yet" not in events(relay)
 
 
 async def becomes(fact: Callable[[], Any], what: str) -> None:

@@ -99,7 +99,7 @@ def test_routes_are_read_again_at_sighup_and_a_bad_file_changes_nothing(
 ) -> None:
     kafka.create_topic(topic, partitions=1)
     text = config(database.dsn, kafka, topic, lease_seconds=3).replace('"*" =', '"order.*" =')
-    with RelayService(tmp_path, text) as relay:
+    with RelayService(tmp_path, text, expects={"reload"}) as relay:
         emit(database, "order.made")
         emit(database, "payment.made")
         until(lambda: types_in(kafka, topic) == ["order.made"], seconds=30, what="the routed type arrives")

@@ -163,7 +163,8 @@ def test_an_earlier_relay_goes_on_while_the_schema_changes_and_shares_with_one_o
         earlier.run("migrate", "--dsn", old_database.dsn, "--grant-emit", app, "--grant-relay", relay)
         text = config(old_database.dsn_as(relay), receiver)
         with (
-            RelayService(tmp_path, text, "old", **earlier.environment) as old,
+            # The migration's locks outlast its ticks; its log does not name the reason of a restart.
+            RelayService(tmp_path, text, "old", expects={"unknown"}, **earlier.environment) as old,
             Producer(old_database.dsn_as(app)) as producer,
         ):
             roll_out(old_database, producer, receiver, old, RelayService(tmp_path, text, "new"))

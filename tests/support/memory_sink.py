@@ -27,6 +27,7 @@ class MemorySink:
     """
 
     timeout_seconds = 15.0
+    trouble: str | None = None
 
     def __init__(
         self,

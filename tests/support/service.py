@@ -6,9 +6,12 @@ import contextlib
 import http.client
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Collection
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -18,21 +21,30 @@ from tests.support.wait import until
 
 READY_SECONDS = 30
 STOP_SECONDS = 40
+SHOWN_LINES = 8
+"""Log lines of restarted sessions that a failure shows at most."""
+_RESTARTED = re.compile(r"sink \S+ starts again")
 
 
 class RelayService:
     """One `outbox-relay run` process with a config file of its own in `directory`.
 
-    `config` is the TOML text without `[http]`, which is added on a free port.
+    `config` is the TOML text without `[http]`, which is added on a free port. `expects` are the reasons
+    (:attr:`RelayError.reason`) for which the test makes sessions of sinks restart. Any other is an error when the
+    process is stopped or killed, and at the end of the block.
     """
 
-    def __init__(self, directory: Path, config: str, name: str = "relay", **environment: str) -> None:
+    def __init__(
+        self, directory: Path, config: str, name: str = "relay", *, expects: Collection[str] = (), **environment: str
+    ) -> None:
+        self.expects = expects
         self.port = free_port()
         self.config = directory / f"{name}.toml"
         self.config.write_text(f'{config}\n[http]\nlisten = "127.0.0.1:{self.port}"\n')
         self.log = directory / f"{name}.log"
         self._environment = environment
         self._process: subprocess.Popen[bytes] | None = None
+        self._counted: Counter[str] = Counter()
 
     def start(self, *, wait: bool = True) -> Self:
         """Start the process and, unless told otherwise, wait until it is ready."""
@@ -77,19 +89,42 @@ class RelayService:
         self.process.send_signal(number)
 
     def kill(self) -> None:
-        """SIGKILL, and wait until it is gone."""
+        """Send SIGKILL, wait until the process is gone, and judge its restarts by the log alone."""
         self.process.kill()
         self.process.wait(10)
+        self.judge()
 
     def stop(self) -> int:
-        """SIGTERM; the exit code. A process that does not end says where it stands."""
+        """Send SIGTERM and return the exit code. A process that does not end shows its stacks."""
+        self._count_restarts()
         self.process.terminate()
         try:
-            return self.process.wait(STOP_SECONDS)
+            code = self.process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
             self.process.send_signal(signal.SIGABRT)
             self.process.wait(10)
             raise AssertionError(f"did not stop: {self.log.read_text()[-6000:]}") from None
+        self.judge()
+        return code
+
+    def judge(self) -> None:
+        """Raise AssertionError when a session restarted for a reason that the test did not declare."""
+        logged = [line for line in self.lines() if _RESTARTED.fullmatch(str(line.get("event")))]
+        found = self._counted | Counter(_cause(line) for line in logged)
+        undeclared = {reason: count for reason, count in found.items() if reason not in self.expects}
+        shown = "\n".join(json.dumps(line) for line in logged if _cause(line) in undeclared or "left_out" in line)
+        assert not undeclared, (
+            f"{self.config.stem}: sessions restarted that this test did not cause: {undeclared}\n"
+            + "\n".join(shown.splitlines()[:SHOWN_LINES])
+        )
+
+    def _count_restarts(self) -> None:
+        """Take over the counts of /readyz. The log leaves out lines that repeat within seconds."""
+        _, body = self.ask("/readyz")
+        sinks: dict[str, Any] = body["sinks"] if body else {}
+        for sink in sinks.values():
+            restarts: dict[str, int] = sink.get("restarts", {})  # versions before they were counted have none
+            self._counted |= Counter(restarts)
 
     def lines(self) -> list[dict[str, Any]]:
         """What it has logged so far."""
@@ -112,5 +147,14 @@ class RelayService:
     ) -> None:
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGCONT)
+            if kind is None:
+                self._count_restarts()
             self._process.kill()
             self._process.wait(10)
+        if kind is None:
+            self.judge()
+
+
+def _cause(line: dict[str, Any]) -> str:
+    """Return the reason of a restart as /readyz counts it; versions before it was logged name none."""
+    return str(line.get("cause") or "unknown")

@@ -1,6 +1,7 @@
 """What librdkafka is told, and what people are told of it."""
 
 import logging
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -117,16 +118,18 @@ def test_who_creates_topics_lets_no_broker_do_it() -> None:
 # -- statistics --------------------------------------------------------------------------------------------------
 
 REPORT = """{ "name": "rdkafka#producer-1", "msg_cnt": 7, "msg_size": 900, "brokers":{
-"a:1/1": {"tx": 10, "txerrs": 1, "txretries": 2, "req_timeouts": 3, "rtt": {"avg": 2000, "p99": 9000, "cnt": 30}},
+"a:1/1": {"state": "UP",
+  "tx": 10, "txerrs": 1, "txretries": 2, "req_timeouts": 3, "rtt": {"avg": 2000, "p99": 9000, "cnt": 30}},
 "b:1/2": {"tx": 5, "txerrs": 0, "txretries": 0, "req_timeouts": 0, "rtt": {"avg": 6000, "p99": 7000, "cnt": 10}},
-"c:1/bootstrap": {"tx": 1, "txerrs": 4, "txretries": 0, "req_timeouts": 0, "rtt": {"avg": 0, "p99": 0, "cnt": 0}}
+"c:1/bootstrap": {"state": "TRY_CONNECT",
+  "tx": 1, "txerrs": 4, "txretries": 0, "req_timeouts": 0, "rtt": {"avg": 0, "p99": 0, "cnt": 0}}
 }, %s "tx": 16 }"""
 
 
 @pytest.mark.parametrize("topics", ["", '"topics":{ "t": {"partitions": {"0": {"msgq_cnt": 1}}} },'])
 def test_statistics_are_of_all_brokers(topics: str) -> None:
     found = Statistics.of(REPORT % topics)
-    assert (found.producers, found.queued_records, found.queued_bytes) == (1, 7, 900)
+    assert (found.producers, found.brokers_up, found.queued_records, found.queued_bytes) == (1, 1, 7, 900)
     assert (found.requests, found.request_errors, found.request_retries, found.request_timeouts) == (16, 5, 2, 3)
     assert found.round_trip_seconds == pytest.approx(0.003)
     assert found.round_trip_p99_seconds == pytest.approx(0.009)
@@ -138,6 +141,49 @@ def test_statistics_of_several_producers_outlive_those_that_are_replaced() -> No
     assert (total.producers, total.queued_records, total.requests) == (2, 14, 48)
     assert total.round_trip_seconds == one.round_trip_seconds
     assert together([]) == NOTHING
+
+
+# -- errors without a record -------------------------------------------------------------------------------------
+
+
+def refused(address: str) -> KafkaError:
+    """Return what the client reports when nothing listens at `address`."""
+    return KafkaError(KafkaError._TRANSPORT, f"{address}/bootstrap: Connect to {address} failed: Connection refused")
+
+
+def test_an_error_is_shown_in_other_words_as_seldom_as_log_lines_repeat() -> None:
+    log, shown = ClientLog(ClientSettings({})), list[str | None]()
+    for _ in range(50):
+        for address in ("127.0.0.1:9092", "[::1]:9092"):
+            log.unreachable(refused(address))
+            shown.append(log.trouble)
+    assert sum(one != other for one, other in pairwise(shown)) == 1
+    assert log.last_error is not None
+    assert "[::1]" in log.last_error, "the reasons of failed deliveries have the newest one"
+
+
+def test_an_error_is_over_once_a_broker_answers_and_shown_at_once_when_it_comes_again() -> None:
+    log = ClientLog(ClientSettings({}))
+    for over in (log.forget, log.answered, log.forget):
+        log.unreachable(refused("127.0.0.1:9092"))
+        assert "Connection refused" in (log.trouble or "")
+        over()
+        assert log.trouble is None
+        assert (log.last_error is None) == (over == log.answered), (
+            "a stall is explained by it until records come through"
+        )
+
+
+def test_metadata_that_come_late_are_no_reason_to_say_that_no_broker_answers() -> None:
+    log = ClientLog(ClientSettings({}))
+    log.failed(KafkaError(KafkaError._TIMED_OUT, "Failed to get metadata: Local: Timed out"))
+    assert (log.trouble, log.last_error) == (None, "_TIMED_OUT: Failed to get metadata: Local: Timed out")
+
+
+def test_an_error_that_ends_a_producer_is_not_shown() -> None:
+    log = ClientLog(ClientSettings({}))
+    log.unreachable(KafkaError(KafkaError._FATAL, "fatal for this producer", True))
+    assert log.trouble is None
 
 
 # -- certificates ------------------------------------------------------------------------------------------------

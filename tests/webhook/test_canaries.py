@@ -174,7 +174,7 @@ def test_nothing_secret_is_seen_anywhere_when_receivers_echo_it(database: Databa
         (tmp_path / "proxy").write_text(PROXY)
         sinks = "".join(_sink(name, receiver, tmp_path / "proxy") for name, receiver in receivers.items())
         text = f'[database]\ndsn = "{dsn}"\n{sinks}\n[routes]\n"*" = {json.dumps(list(receivers))}\n'
-        relay = stack.enter_context(RelayService(tmp_path, text, CANARY_HEADER=HEADER))
+        relay = stack.enter_context(RelayService(tmp_path, text, expects={"handed_over"}, CANARY_HEADER=HEADER))
         uids = _emit(database)
         until(
             lambda: _count(database, "outbox.delivery where state = 'dead'") == 2 * len(KILLING),

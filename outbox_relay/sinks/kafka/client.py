@@ -193,7 +193,10 @@ class ClientLog:
         self._logger = logging.getLogger("outbox_relay.kafka")
         self._extra = {"sink": sink} if sink else {}
         self._repeats = Repeats()
+        self._told = Repeats()
         self.last_error: str | None = None
+        self.trouble: str | None = None
+        """Why no broker can be reached, for people; other words for it replace it as seldom as log lines repeat."""
 
     def log(self, level: int, message: str, *args: object) -> None:
         """Take a line; called by the client as it would call a logger. What we caused ourselves is left out."""
@@ -211,6 +214,23 @@ class ClientLog:
         # That all brokers are down is said after the reason for it, such as a refused password.
         if self.last_error is None or error.code() != KafkaError._ALL_BROKERS_DOWN:
             self.last_error = self.settings.describe(error)
+
+    def unreachable(self, error: KafkaError) -> None:
+        """Keep and show ``error``; called by a producer, which looks for brokers as long as none answers."""
+        self.failed(error)
+        # A fatal error ends the producer alone; the sink replaces it.
+        if not error.fatal() and self._told.take(self.last_error or "", time.monotonic()) is not None:
+            self.trouble = self.last_error
+
+    def answered(self) -> None:
+        """Forget the last error: records are acknowledged."""
+        self.last_error = None
+        self.forget()
+
+    def forget(self) -> None:
+        """Show no error: a broker is connected, or no client is left that could find out how it is now."""
+        if self.trouble is not None:
+            self.trouble, self._told = None, Repeats()
 
     def callbacks(self) -> dict[str, Callable[[KafkaError], None]]:
         """The settings by which a client reports its errors here."""

@@ -122,6 +122,11 @@ class Lane:
         return self._spare.pop() if self._spare else Reports(self._places)
 
     @property
+    def trouble(self) -> str | None:
+        """Why no broker can be reached, as the client last said."""
+        return self._log.trouble
+
+    @property
     def statistics(self) -> Statistics:
         """What the client counts about the producers."""
         return self._under_way.statistics

@@ -87,6 +87,11 @@ class KafkaSink:
         self._number = 0
 
     @property
+    def trouble(self) -> str | None:
+        """Why no broker can be reached, as the client last said; None once one answers and without a client."""
+        return None if self._lane is None else self._lane.trouble
+
+    @property
     def statistics(self) -> Statistics:
         """What librdkafka counts about the sink's producers, every few seconds (``statistics.interval.ms``)."""
         return NOTHING if self._lane is None else self._lane.statistics

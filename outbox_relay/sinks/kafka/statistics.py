@@ -17,6 +17,8 @@ class Statistics(NamedTuple):
 
     producers: int
     """Producers that have reported."""
+    brokers_up: int
+    """Their connections to brokers that are ready for requests."""
     queued_records: int
     """Records handed over and not acknowledged."""
     queued_bytes: int
@@ -42,6 +44,7 @@ class Statistics(NamedTuple):
         answers = sum(int(trip["cnt"]) for trip in trips)
         return cls(
             producers=1,
+            brokers_up=sum(broker.get("state") == "UP" for broker in brokers),
             queued_records=int(found.get("msg_cnt", 0)),
             queued_bytes=int(found.get("msg_size", 0)),
             round_trip_seconds=sum(trip["avg"] * trip["cnt"] for trip in trips) / answers / 1e6 if answers else 0.0,
@@ -53,7 +56,7 @@ class Statistics(NamedTuple):
         )
 
 
-NOTHING = Statistics(0, 0, 0, 0.0, 0.0, 0, 0, 0, 0)
+NOTHING = Statistics(0, 0, 0, 0, 0.0, 0.0, 0, 0, 0, 0)
 
 
 def together(parts: Iterable[Statistics]) -> Statistics:
@@ -62,6 +65,7 @@ def together(parts: Iterable[Statistics]) -> Statistics:
     for part in parts:
         total = Statistics(
             total.producers + part.producers,
+            total.brokers_up + part.brokers_up,
             total.queued_records + part.queued_records,
             total.queued_bytes + part.queued_bytes,
             max(total.round_trip_seconds, part.round_trip_seconds),
@@ -77,7 +81,7 @@ def together(parts: Iterable[Statistics]) -> Statistics:
 def ended(last: Statistics) -> Statistics:
     """What remains of a producer that was closed: its counts."""
     return last._replace(
-        producers=0, queued_records=0, queued_bytes=0, round_trip_seconds=0.0, round_trip_p99_seconds=0.0
+        producers=0, brokers_up=0, queued_records=0, queued_bytes=0, round_trip_seconds=0.0, round_trip_p99_seconds=0.0
     )
 
 

@@ -86,7 +86,7 @@ class UnderWay:
                 wire.poll(0.0)
         reported = sum(call.reports.count for call in self.calls)
         if reported > self._reported:
-            self._log.last_error = None
+            self._log.answered()
         if reported != self._reported or not self.outstanding:
             self._progress_at = time.monotonic()
         self._reported = reported
@@ -174,6 +174,8 @@ class UnderWay:
             wire = self._wires.pop(size)
             self._counted = together([self._counted, ended(wire.statistics)])
             wire.close()
+        if not self._wires:
+            self._log.forget()
 
     def take_back(self) -> None:
         """Purge the producers, serve every report of them, and end them: nothing of them can be sent any more."""

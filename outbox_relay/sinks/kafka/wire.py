@@ -43,8 +43,10 @@ class Wire:
         """As of the client's last report."""
         self._handed_over_at = -math.inf
         self._settings = settings
+        self._log = log
         self._form = None if form.plain else form
-        config = {**settings.producer(batch_bytes, extra or {}), **log.callbacks(), "stats_cb": self._counted}
+        callbacks = {"error_cb": log.unreachable, "stats_cb": self._counted}
+        config = {**settings.producer(batch_bytes, extra or {}), **callbacks}
         self._producer = Producer(config, logger=log)
 
     def put(self, call: Call, places: Sequence[int]) -> int:
@@ -101,6 +103,8 @@ class Wire:
 
     def _counted(self, text: str) -> None:
         self.statistics = Statistics.of(text)
+        if self.statistics.brokers_up:
+            self._log.forget()
 
     def poll(self, seconds: float) -> None:
         """Serve the reports that are there; when there is none, wait up to ``seconds`` for one. Blocks."""

@@ -61,6 +61,11 @@ class Dialler:
         self._tls = tls
         self._resolver = None if _is_address(self._near[0]) else Resolver(self._near[0])
 
+    def renew(self, tls: ssl.SSLContext) -> None:
+        """Use ``tls`` for new connections, unless they are made without TLS."""
+        if self._tls is not None:
+            self._tls = tls
+
     async def connect(self, protocol: Callable[[], P], trip: Trip) -> P:
         """A connection with a protocol of its own; ``trip`` learns how long the parts took.
 

@@ -6,7 +6,7 @@ import asyncio
 import ssl
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from urllib.parse import urlsplit
 
@@ -52,6 +52,8 @@ class WebhookSink:
 
     max_batch = 1
     keeps_order = False
+    trouble: str | None = None
+    """Connections are made for events alone."""
 
     def __init__(
         self,
@@ -89,9 +91,15 @@ class WebhookSink:
         proxy = self._destination.proxy
         return None if proxy is None else Proxy(*proxy, lambda: self._credentials.proxy_authorization)
 
-    def renew(self, credentials: Credentials) -> None:
-        """Sign with these keys and send these headers from the next request on."""
+    def renew(self, credentials: Credentials, tls: ssl.SSLContext | None = None) -> None:
+        """Sign with these keys and send these headers from the next request on, with ``tls`` from the next connection.
+
+        Never fails: a reload is applied as a whole. None for ``tls`` keeps the context.
+        """
         self._credentials = credentials
+        if tls is not None:
+            self._destination = replace(self._destination, tls=tls)
+            self._transport.renew(tls)
 
     async def open(self) -> None:
         """Make ready to post; connections are made when they are needed."""

@@ -24,18 +24,6 @@ class Tls:
         self._show(context)
         return context
 
-    def renew(self, context: ssl.SSLContext) -> None:
-        """Read the files again for connections that ``context`` makes from now on. Blocks and raises as ``context``.
-
-        Authorities are added to those it trusts, none is taken away. When it raises, nothing has changed.
-        """
-        if self == Tls():
-            return
-        self.context()
-        if self.ca_file is not None:
-            context.load_verify_locations(self.ca_file)
-        self._show(context)
-
     def _show(self, context: ssl.SSLContext) -> None:
         if self.client_certificate is None:
             return

@@ -107,6 +107,10 @@ class Transport:
         self._engine: HttpTransport | None = None
         self._under_way: dict[Trip, asyncio.Timeout] = {}
 
+    def renew(self, tls: ssl.SSLContext) -> None:
+        """Use ``tls`` for new connections; those that are kept stay as they are."""
+        self._dialler.renew(tls)
+
     async def open(self) -> None:
         """Make ready to post. Connects nowhere. Called again after ``close``."""
         if self._engine is None:

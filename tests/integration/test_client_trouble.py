@@ -1,0 +1,90 @@
+"""What a sink's client finds out without an event: `status` shows it until the destination answers."""
+
+from pathlib import Path
+from typing import Any
+
+from outbox_relay.relay.gate import CLIENT
+from tests.integration.test_relay import has, query
+from tests.support.command import inside
+from tests.support.database import Database
+from tests.support.kafka import KafkaBroker
+from tests.support.memory_sink import MemorySink
+from tests.support.rig import running, spec
+from tests.support.service import RelayService
+from tests.support.wait import auntil, until
+
+CONFIG = """
+[database]
+dsn = "{dsn}"
+[sinks.events]
+type = "kafka"
+topic = "{topic}"
+producer = {{ "bootstrap.servers" = "{bootstrap}" }}
+[routes]
+"*" = ["events"]
+"""
+KNOWN = "select circuit, last_error from outbox.sink"
+
+
+def relay_of(database: Database, broker: KafkaBroker, topic: str, directory: Path) -> RelayService:
+    """Return a relay with one Kafka sink."""
+    return RelayService(directory, CONFIG.format(dsn=database.dsn, topic=topic, bootstrap=broker.bootstrap))
+
+
+def status(relay: RelayService) -> dict[str, Any]:
+    """Return the sink's part of `status --json`."""
+    return inside("status", "--json", "-c", relay.config).json["sinks"]["events"]
+
+
+def is_refused(relay: RelayService) -> bool:
+    """Return whether `status` says that nothing listens at the broker's port."""
+    said = status(relay)["last_error"] or ""
+    return said.startswith(CLIENT) and "Connection refused" in said
+
+
+def test_an_idle_sink_whose_broker_is_down_from_the_start_says_so_until_it_answers(
+    database: Database, own_kafka: KafkaBroker, topic: str, tmp_path: Path
+) -> None:
+    """No event is there. Nothing listens at the port; then a broker does."""
+    own_kafka.stop()
+    with relay_of(database, own_kafka, topic, tmp_path) as relay:
+        until(lambda: is_refused(relay), seconds=30, what="status says that no broker listens")
+        assert status(relay)["circuit"] == "closed"
+        own_kafka.start()
+        until(lambda: status(relay)["last_error"] is None, seconds=30, what="status says no more that it is down")
+        own_kafka.stop()
+        until(lambda: (status(relay)["last_error"] or "").startswith(CLIENT), seconds=30, what="it says so again")
+        assert relay.stop() == 0
+
+
+def test_the_next_relay_clears_what_the_one_before_it_said(
+    database: Database, own_kafka: KafkaBroker, topic: str, tmp_path: Path
+) -> None:
+    own_kafka.stop()
+    with relay_of(database, own_kafka, topic, tmp_path) as relay:
+        until(lambda: is_refused(relay), seconds=30, what="status says that no broker listens")
+        assert relay.stop() == 0
+        assert is_refused(relay)
+        own_kafka.start()
+        relay.start()
+        until(lambda: status(relay)["last_error"] is None, seconds=30, what="status says no more that it is down")
+        assert relay.stop() == 0
+
+
+async def test_errors_of_events_and_open_circuits_are_left_alone(database: Database) -> None:
+    sink, other = MemorySink(), MemorySink()
+    async with running(database.dsn, (spec("s"), sink), (spec("other"), other)) as rig:
+        await rig.owns_all()
+        sink.trouble = "refused\nfor tests"
+        await has(database, f"{KNOWN} where name = 's' and last_error = 'client: refused for tests'")
+        query(database, "update outbox.sink set last_error = 'answered 503' where name = 's' returning 1")
+        query(database, "update outbox.sink set circuit = 'open', last_error = 'down' where name = 'other' returning 1")
+        calls = rig.store.calls["record_trouble"]
+        sink.trouble, other.trouble = None, "refused"
+
+        async def recorded() -> bool:
+            return rig.store.calls["record_trouble"] >= calls + 2
+
+        await auntil(recorded, seconds=10, what="both changes are recorded")
+    assert query(database, f"{KNOWN} where name = 's'") == [("closed", "answered 503")]
+    assert query(database, f"{KNOWN} where name = 'other'") == [("open", "down")]

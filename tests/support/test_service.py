@@ -1,0 +1,103 @@
+"""A relay process in a test: a session that restarts unexpectedly fails the test."""
+
+import re
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+import pytest
+
+from tests.support.database import Database
+from tests.support.ports import free_port
+from tests.support.rig import LOST
+from tests.support.service import RelayService
+from tests.support.wait import until
+
+CONFIG = """
+[database]
+dsn = "{dsn}"
+[sinks.crm]
+type = "webhook"
+url = "http://127.0.0.1:{port}/"
+secrets = ["whsec_bWlzc2luZ3Bvc2l0aW9uc21pc3NpbmdwbyEh"]
+allow_http = true
+allow_networks = ["127.0.0.0/8"]
+[routes]
+"*" = ["crm"]
+"""
+TERMINATE = """select pg_terminate_backend(pid) from pg_stat_activity
+where datname = current_database() and pid <> pg_backend_pid()"""
+ENDS: dict[str, Callable[[RelayService], object]] = {
+    "left": lambda relay: relay.ready,
+    "stopped": RelayService.stop,
+    "killed": RelayService.kill,
+}
+
+
+def relay_of(database: Database, directory: Path, expects: Collection[str] = ()) -> RelayService:
+    """Return a relay with one sink to which nothing is routed yet."""
+    return RelayService(directory, CONFIG.format(dsn=database.dsn, port=free_port()), expects=expects)
+
+
+def terminate_backends(database: Database) -> None:
+    """End every connection to the database."""
+    with database.connect(autocommit=True) as connection:
+        connection.execute(TERMINATE)
+
+
+def lose_connections(database: Database, relay: RelayService) -> None:
+    """End the relay's backends, and wait until the log says that a session restarted."""
+    terminate_backends(database)
+    until(lambda: "sink crm starts again" in relay.log.read_text(), seconds=30, what="the session restarts")
+
+
+def lose_and_end(database: Database, relay: RelayService, end: Callable[[RelayService], object]) -> None:
+    """Run a test that makes a session restart, and then ends the process."""
+    with relay:
+        lose_connections(database, relay)
+        end(relay)
+
+
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS.keys())
+def test_restarts_that_were_not_declared_fail_the_test(
+    database: Database, tmp_path: Path, end: Callable[[RelayService], object]
+) -> None:
+    with pytest.raises(AssertionError, match=r"(?s)relay: sessions restarted.*sink crm starts again"):
+        lose_and_end(database, relay_of(database, tmp_path), end)
+
+
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS.keys())
+def test_restarts_that_were_declared_pass(
+    database: Database, tmp_path: Path, end: Callable[[RelayService], object]
+) -> None:
+    lose_and_end(database, relay_of(database, tmp_path, LOST), end)
+
+
+def test_a_restart_that_the_log_leaves_out_is_counted(database: Database, tmp_path: Path) -> None:
+    def lose_again(relay: RelayService) -> None:
+        until(lambda: relay.ready and _owned(relay), seconds=30, what="the next session works")
+        terminate_backends(database)
+        until(lambda: sum(_restarts(relay).values()) > 1, seconds=30, what="a second restart")
+        assert relay.log.read_text().count("sink crm starts again") == 1, "within ten seconds the log has one line"
+
+    with pytest.raises(AssertionError, match="sessions restarted") as failure:
+        lose_and_end(database, relay_of(database, tmp_path), lose_again)
+    counts = re.findall(r"'[a-z_]+': (\d+)", str(failure.value))
+    assert sum(map(int, counts)) > 1
+
+
+def test_what_the_test_itself_raises_is_what_it_reports(database: Database, tmp_path: Path) -> None:
+    def fail(_relay: RelayService) -> None:
+        raise ValueError("the test's own")
+
+    with pytest.raises(ValueError, match="the test's own"):
+        lose_and_end(database, relay_of(database, tmp_path), fail)
+
+
+def _owned(relay: RelayService) -> bool:
+    _, body = relay.ask("/readyz")
+    return bool(body) and body["sinks"]["crm"]["shards"] == 64
+
+
+def _restarts(relay: RelayService) -> dict[str, int]:
+    _, body = relay.ask("/readyz")
+    return body["sinks"]["crm"]["restarts"] if body else {}
