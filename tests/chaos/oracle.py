@@ -54,8 +54,7 @@ HARMLESS = frozenset(
         "long transaction",
         "huge transaction",
         "poison",
-        "restore",
-        "restore twice",
+        RESTORE,
     }
 )
 """Faults that must not repeat any event, but for what crosses a restore."""

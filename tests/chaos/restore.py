@@ -31,6 +31,7 @@ from tests.chaos.database import NAME, DatabaseSide
 from tests.chaos.evidence import SINKS
 from tests.chaos.fleet import Fleet, Relay
 from tests.chaos.nemesis import Strike
+from tests.chaos.oracle import RESTORE
 from tests.chaos.timeline import Restored
 from tests.support.command import outbox_relay
 from tests.support.postgres import PostgresServer
@@ -74,8 +75,8 @@ class Restore:
 
     @property
     def fault(self) -> str:
-        """The kind of its strikes."""
-        return "restore" if self.times == 1 else "restore twice"
+        """The name of it in the forms. Its strikes are of one kind."""
+        return RESTORE if self.times == 1 else f"{RESTORE} twice"
 
     def strike(self, rng: random.Random) -> Strike:
         """Do all of it; other faults of the database may strike between the dump and the disaster."""
@@ -94,7 +95,7 @@ class Restore:
                 found.append(disaster.ask_the_old_server())
             self.side.pair.replace()
         self.restored += found
-        return Strike(self.fault, began, found[-1].rebased, "; ".join(map(_described, found)))
+        return Strike(RESTORE, began, found[-1].rebased, "; ".join(map(_described, found)))
 
     def _prepare(self) -> PostgresServer:
         server = self.side.pair.prepare()
