@@ -16,7 +16,7 @@ from outbox_relay.postgres.migrations import migrate
 from outbox_relay.workbench.embedded.ports import LOOPBACK
 from tests.chaos.nemesis import Nemesis
 from tests.support import volume
-from tests.support.postgres import SUPERUSER
+from tests.support.postgres import SUPERUSER, PostgresServer
 from tests.support.proxy import Proxy
 from tests.support.replication import Pair
 
@@ -104,12 +104,16 @@ class DatabaseSide:
             found = connection.execute("select pid from pg_stat_activity where usename = %s order by pid", (RELAY,))
             return [pid for (pid,) in found.fetchall()]
 
-    def _prepare(self) -> None:
-        server = self.pair.primary
+    def equip(self, server: PostgresServer) -> None:
+        """Make the empty database and the roles."""
         server.create_database(NAME)
         with server.connect(NAME) as connection:
             connection.execute(f"create role {RELAY} login".encode())
             connection.execute(f"create role {CROWD} login".encode())
+
+    def _prepare(self) -> None:
+        server = self.pair.primary
+        self.equip(server)
         migrate(server.dsn(NAME), grant_relay=[RELAY])
 
 

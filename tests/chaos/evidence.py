@@ -8,20 +8,15 @@ from pathlib import Path
 
 import psycopg
 
-from tests.chaos import arrivals, truth
-from tests.chaos.days import KEPT
+from tests.chaos import arrivals, eventlog, truth
 from tests.chaos.inputs import ODD, POISON
-from tests.chaos.oracle import Arrival, Committed, Dead, Place, judge
+from tests.chaos.oracle import Arrival, Dead, Place, judge
 from tests.chaos.outcome import Outcome
 from tests.chaos.recovery import Flow
+from tests.chaos.timeline import Committed, Logged, Restored
 from tests.chaos.writer import for_both
 
 SINKS = ("kafka", "webhook")
-ROWS = 20_000
-LOG = f"""select substr(e.key, 5)::int, (e.said ->> 'n')::int, uuid_send(e.uid), e.shard, e.said ->> 'kind'
-  from (select key, uid, shard, convert_from(payload, 'UTF8')::json as said from outbox.event
-        union all
-        select key, uid, shard, convert_from(payload, 'UTF8')::json from {KEPT}) e"""
 DEAD = "select sink, uuid_send(uid), last_error like 'claimed % times%' from outbox.delivery where state = 'dead'"
 """By the uid: what is too large has no payload there. The last one says that relays died with it."""
 
@@ -35,21 +30,24 @@ class Evidence:
     topic: str
     journal: Path
     truths: Sequence[Path]
+    restores: Sequence[Restored] = ()
 
     def judge(self, outcome: Outcome, backlog: Mapping[str, int]) -> None:
         """Fill in what is found; `backlog` is what the system still called undelivered, by sink."""
-        committed = {sink: Committed() for sink in SINKS}
         log = Log()
+        committed = {sink: Committed(self.restores) for sink in SINKS}
+        self._take_back(committed)
 
-        def add(key: int, number: int, uid: bytes) -> None:
-            if (key, number) in log.kinds[POISON]:
+        def add(event: Logged) -> None:
+            if event.kind == POISON:
                 return
             for sink in SINKS:
-                if is_for(sink, key):
-                    committed[sink].add(key, number, uid)
+                if is_for(sink, event.key):
+                    committed[sink].add(event.key, event.number, event.uid)
 
         told = (transaction for path in self.truths for transaction in truth.read(path))
-        outcome.reconciled = truth.reconcile(told, self._log(log), add)
+        lost = (event for restored in self.restores for event in restored.lost)
+        outcome.reconciled = truth.reconcile(told, self._log(log), add, lost)
         outcome.refused = arrivals.refused(self.journal)
         dead = self._dead(log)
         for sink in SINKS:
@@ -65,20 +63,25 @@ class Evidence:
             return arrivals.from_journal(self.journal)
         return arrivals.from_topic(self.bootstrap, self.topic)
 
-    def _log(self, log: Log) -> Iterator[tuple[int, int, bytes]]:
-        """The database's log, emptied days included: key, number and uid of each event; fills in `log`."""
+    def _take_back(self, committed: Mapping[str, Committed]) -> None:
+        """Tell what restores took back; poison among it may have arrived nowhere either."""
+        for number, restored in enumerate(self.restores):
+            for event in restored.lost:
+                for sink in SINKS:
+                    if event.kind != POISON and is_for(sink, event.key):
+                        committed[sink].take_back(number, event.key, event.number, event.uid)
+
+    def _log(self, log: Log) -> Iterator[Logged]:
+        """Read the database's log, emptied days included; fill in `log`."""
         with psycopg.connect(self.dsn) as connection:
             log.dead = {uid for _, uid, _ in connection.execute(DEAD, binary=True)}
-            with connection.cursor("log", binary=True) as cursor:
-                cursor.itersize = ROWS
-                cursor.execute(LOG)
-                for key, number, uid, shard, kind in cursor:
-                    log.shards[key] = shard
-                    if uid in log.dead:
-                        log.places[uid] = key, number
-                    if kind is not None:
-                        log.kinds[kind].add((key, number))
-                    yield key, number, uid
+            for event in eventlog.events(connection):
+                log.shards[event.key] = event.shard
+                if event.uid in log.dead:
+                    log.places[event.uid] = event.key, event.number
+                if event.kind is not None:
+                    log.kinds[event.kind].add((event.key, event.number))
+                yield event
 
     def _dead(self, log: Log) -> dict[str, Dead]:
         """Sink → its dead letters, and what may or must be one."""

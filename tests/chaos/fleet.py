@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -140,6 +140,7 @@ class Fleet:
         self.unasked: list[str] = []
         """Relays that ended by themselves, each with the end of its log."""
         self._freed = threading.Condition()
+        self._closed = False
         self._over = threading.Event()
         self._watcher = threading.Thread(target=self._watch, daemon=True)
 
@@ -159,38 +160,66 @@ class Fleet:
     @contextmanager
     def borrowed(self, rng: random.Random) -> Generator[Relay]:
         """Some relay that no other nemesis has now; when it comes back it runs, or is made to."""
-        with self._freed:
-            self._freed.wait_for(lambda: any(not relay.lent for relay in self.relays))
-            relay = rng.choice([relay for relay in self.relays if not relay.lent])
-            relay.lent = True
-        with self._returned(relay):
+        with self._lent(self.relays, rng) as relay:
             yield relay
 
     @contextmanager
     def invited(self) -> Generator[Relay]:
         """The place for relays that come and go; nothing runs there before and after."""
-        with self._freed:
-            self._freed.wait_for(lambda: not self.guest.lent)
-            self.guest.lent = True
-        with self._returned(self.guest):
-            yield self.guest
+        with self._lent([self.guest]) as relay:
+            yield relay
 
     @contextmanager
-    def _returned(self, relay: Relay) -> Generator[None]:
+    def estranged(self) -> Generator[Relay]:
+        """The place for the strange relay; nothing runs there before and after."""
+        with self._lent([self.strange]) as relay:
+            yield relay
+
+    @contextmanager
+    def everybody(self) -> Generator[None]:
+        """Lend every place at once; no nemesis gets a relay before all are back. They run then, or are made to."""
+        with self._freed:
+            self._freed.wait_for(lambda: not self._closed)
+            self._closed = True
+            self._freed.wait_for(lambda: not any(relay.lent for relay in self.all))
+            for relay in self.all:
+                relay.lent = True
         try:
             yield
         finally:
-            if not relay.runs and relay is not self.guest and not self._over.is_set():
-                relay.start()
-            with self._freed:
-                relay.lent = False
-                self._freed.notify_all()
+            self._closed = False
+            for relay in self.all:
+                self._take_back(relay)
+
+    @contextmanager
+    def _lent(self, places: Sequence[Relay], rng: random.Random | None = None) -> Generator[Relay]:
+        with self._freed:
+            self._freed.wait_for(lambda: not self._closed and any(not relay.lent for relay in places))
+            free = [relay for relay in places if not relay.lent]
+            relay = rng.choice(free) if rng else free[0]
+            relay.lent = True
+        try:
+            yield relay
+        finally:
+            self._take_back(relay)
+
+    def _take_back(self, relay: Relay) -> None:
+        if not relay.runs and relay in self.relays and not self._over.is_set():
+            relay.start()
+        with self._freed:
+            relay.lent = False
+            self._freed.notify_all()
+
+    def stop_all(self) -> None:
+        """SIGTERM to every relay that runs, at once; each must end with 0."""
+        running = [relay for relay in self.all if relay.runs]
+        with ThreadPoolExecutor(len(self.all)) as pool:
+            list(pool.map(Relay.stop, running))
 
     def stop(self) -> None:
-        """SIGTERM to all at once; all must end with 0."""
+        """End the watch and every relay, as :meth:`stop_all` does."""
         self.end_watch()
-        with ThreadPoolExecutor(len(self.relays)) as pool:
-            list(pool.map(Relay.stop, self.relays))
+        self.stop_all()
 
     def end_watch(self) -> None:
         """Nobody is replaced any more."""

@@ -2,6 +2,19 @@
 
 After Jepsen's checker for Kafka. The events of a key carry the numbers 1, 2, 3, … in the order of their commits; an
 event that was rolled back leaves its number to the next one, which has another uid. Times are `time.monotonic()`.
+
+A restore of a dump (see `timeline`) takes events back. Of each one the judge expects:
+
+- Every event that survives arrives, or is dead for a reason: those of the dump, those that were emitted between the
+  restore and the rebase, and those that were emitted later. An event that was taken back may have arrived or not.
+- Until the rebase only what the old server had committed arrives, and afterwards nothing that was taken back. What was
+  emitted into the restored database arrives only after its rebase. All else is *untimely*.
+- The order of first arrivals of a key is that of the commits in every era: the events of the dump, those that were
+  taken back, those of the restored database.
+- An event that came before the rebase comes again after it only if the dump's ledger does not cover it: if it is an
+  event from its shard's first unsettled one on, or a row. It must also have come after the positions of the dump could
+  have been written, give or take a transaction that was late for them. No other fault explains such a repetition, and
+  the restore explains none that does not cross it.
 """
 
 from __future__ import annotations
@@ -14,8 +27,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tests.chaos.nemesis import Strike
+from tests.chaos.timeline import UID_BYTES, Committed, Restored
 
-UID_BYTES = 16
 LAG_SECONDS = 5.0
 """How long an event may have been delivered and not be settled when all goes well: far more than it takes."""
 AFTER_SECONDS = 10.0
@@ -23,6 +36,10 @@ AFTER_SECONDS = 10.0
 the connections. Beyond that only before the first event of its key that was emitted after the fault."""
 MOST_SECONDS = 300.0
 """And never later than this."""
+LATE_SECONDS = 30.0
+"""How long a transaction may stay open and hold up positions until it commits."""
+RESTORE = "restore"
+"""The fault of which repetitions across a rebase are counted."""
 NEVER = -1.0
 HARMLESS = frozenset(
     {
@@ -37,9 +54,10 @@ HARMLESS = frozenset(
         "long transaction",
         "huge transaction",
         "poison",
+        RESTORE,
     }
 )
-"""Faults that must not repeat any event."""
+"""Faults that must not repeat any event, but for what crosses a restore."""
 OF_ONE_SINK = {"broker": "kafka", "receiver": "webhook", "kafka": "kafka", "webhook": "webhook"}
 """First word of a fault that only one sink can feel → that sink."""
 
@@ -59,36 +77,6 @@ class Arrival(NamedTuple):
 
 
 @dataclass
-class Committed:
-    """The events that the surviving database has for one sink: of each key the uids of 1, 2, 3, …"""
-
-    keys: dict[int, bytearray] = field(default_factory=dict[int, bytearray])
-
-    def add(self, key: int, number: int, uid: bytes) -> None:
-        """An event that was committed. Raises ValueError when the key has that number already."""
-        _put(self.keys.setdefault(key, bytearray()), number, uid)
-
-    def __len__(self) -> int:
-        """How many events."""
-        return sum(len(uids) for uids in self.keys.values()) // UID_BYTES - len(self.gaps())
-
-    def has(self, key: int, number: int, uid: bytes) -> bool:
-        """Is this event committed under this key, number and uid?"""
-        return number > 0 and _uid(self.keys.get(key, b""), number) == uid
-
-    def gaps(self) -> list[tuple[int, int]]:
-        """Key and number of what is missing below a key's last number: never, unless commits were taken back."""
-        nothing = bytes(UID_BYTES)
-        return [
-            (key, number)
-            for key, uids in self.keys.items()
-            if uids.find(nothing) >= 0
-            for number in range(1, len(uids) // UID_BYTES + 1)
-            if _uid(uids, number) == nothing
-        ]
-
-
-@dataclass
 class Dead:
     """Dead letters of one sink, and what may or must be one, by key and number."""
 
@@ -104,6 +92,7 @@ class Duplicate(NamedTuple):
 
     key: int
     number: int
+    uid: bytes
     before: float
     """When it had arrived the last time."""
     again: float
@@ -126,6 +115,10 @@ class Account:
     stuck: int = 0
     """Neither arrived nor dead, and still in the backlog when the system had had its time."""
     phantom: int = 0
+    taken_back: int = 0
+    """Events that restores took back, arrived or not."""
+    untimely: int = 0
+    """Arrived before the rebase that had to come first, or after the one that took it back."""
     reordered: int = 0
     condemned: int = 0
     """Dead letters that should have arrived."""
@@ -137,8 +130,9 @@ class Account:
 
     @property
     def sound(self) -> bool:
-        """Nothing is lost, made up, out of order, stuck, or there twice for no reason."""
-        return not (self.lost or self.stuck or self.phantom or self.reordered or self.condemned or self.unexplained)
+        """Nothing is lost, made up, out of order or time, stuck, or there twice for no reason."""
+        wrong = self.lost, self.stuck, self.phantom, self.untimely, self.reordered, self.condemned, self.unexplained
+        return not any(wrong)
 
     def note(self, what: str, key: int, number: int, detail: str = "") -> None:
         """Remember an example of something wrong."""
@@ -173,7 +167,9 @@ class Times:
 class Faults:
     """The strikes of a run, asked which of them explains that an event came again."""
 
-    def __init__(self, strikes: Iterable[Strike], sink: str) -> None:
+    def __init__(self, strikes: Iterable[Strike], sink: str, restores: Sequence[Restored] = ()) -> None:
+        self._sink = sink
+        self._restores = restores
         self._strikes = sorted((s for s in strikes if can_repeat(s.fault, sink)), key=lambda strike: strike.began)
         self._began = [strike.began for strike in self._strikes]
         self._since = _since(self._strikes)
@@ -181,8 +177,10 @@ class Faults:
 
     def explain(self, repeated: Duplicate, times: Times) -> str | None:
         """The fault at which the event was in flight, the nearest of several; `times` are those of its key."""
-        found: tuple[float, str] | None = None
         before, again = repeated.before, repeated.again
+        if crossed := [restored for restored in self._restores if before < restored.rebased <= again]:
+            return RESTORE if all(self._brings_back(restored, repeated, times) for restored in crossed) else None
+        found: tuple[float, str] | None = None
         for place in range(bisect_right(self._began, again) - 1, -1, -1):
             strike = self._strikes[place]
             if strike.began + self._longest + MOST_SECONDS < before:
@@ -193,6 +191,19 @@ class Faults:
             if (found is None or distance < found[0]) and _in_time(strike, again, times):
                 found = distance, strike.fault
         return found[1] if found else None
+
+    def _brings_back(self, restored: Restored, repeated: Duplicate, times: Times) -> bool:
+        """Return whether a relay must read this again from the positions of the dump."""
+        return (
+            repeated.uid in restored.unsettled.get(self._sink, ())
+            and repeated.before >= self._still_since(restored.dumped) - LATE_SECONDS
+            and _in_time(Strike(RESTORE, restored.dumped, restored.rebased), repeated.again, times)
+        )
+
+    def _still_since(self, at: float) -> float:
+        """Return since when positions may have stood still at this time."""
+        earlier = [strike for strike in self._strikes if strike.began <= at]
+        return _since([*earlier, Strike(RESTORE, at, at)])[-1]
 
 
 def _in_time(strike: Strike, arrived: float, times: Times) -> bool:
@@ -237,30 +248,44 @@ def judge(
     """
     account = Account(sink, len(committed))
     dead = dead or Dead()
+    account.taken_back = committed.taken_back
     keys = {key: Times(len(uids) // UID_BYTES) for key, uids in committed.keys.items()}
+    repeated = _arrive(account, committed, arrivals, keys)
+    for key in {duplicate.key for duplicate in repeated}:
+        keys[key].fill()
+    _explain(account, Faults(strikes, sink, committed.restores), repeated, keys)
+    _missing(account, committed, keys, dead, backlog)
+    return account
+
+
+def _arrive(
+    account: Account, committed: Committed, arrivals: Iterable[Arrival], keys: Mapping[int, Times]
+) -> list[Duplicate]:
+    """Note the times of all arrivals, and count what cannot be; return what came again."""
     newest: dict[int, int] = {}
     repeated: list[Duplicate] = []
     for arrival in arrivals:
         account.arrived += 1
-        if not committed.has(arrival.key, arrival.number, arrival.uid):
+        place = committed.find(arrival.key, arrival.number, arrival.uid)
+        if place is None:
             account.phantom += 1
             account.note("phantom", arrival.key, arrival.number, f"uid {arrival.uid.hex()} at {arrival.arrived:.3f}")
             continue
-        times, place = keys[arrival.key], arrival.number - 1
+        if committed.restores and not committed.timely(arrival.key, place, arrival.arrived):
+            account.untimely += 1
+            account.note("untimely", arrival.key, arrival.number, f"at {arrival.arrived:.3f}")
+        times = keys[arrival.key]
         if times.first[place] != NEVER:
-            repeated.append(Duplicate(arrival.key, arrival.number, times.last[place], arrival.arrived))
+            repeated.append(Duplicate(arrival.key, arrival.number, arrival.uid, times.last[place], arrival.arrived))
         else:
             times.emitted[place], times.first[place] = arrival.emitted, arrival.arrived
-            if arrival.number < newest.get(arrival.key, 0):
+            if place < newest.get(arrival.key, 0):
                 account.reordered += 1
-                account.note("reordered", arrival.key, arrival.number, f"after {newest[arrival.key]}")
+                after = committed.number(arrival.key, newest[arrival.key])
+                account.note("reordered", arrival.key, arrival.number, f"after {after}")
         times.last[place] = arrival.arrived
-        newest[arrival.key] = max(arrival.number, newest.get(arrival.key, 0))
-    for key in {duplicate.key for duplicate in repeated}:
-        keys[key].fill()
-    _explain(account, Faults(strikes, sink), repeated, keys)
-    _missing(account, committed, keys, dead, backlog)
-    return account
+        newest[arrival.key] = max(place, newest.get(arrival.key, 0))
+    return repeated
 
 
 def _explain(account: Account, faults: Faults, repeated: Iterable[Duplicate], keys: Mapping[int, Times]) -> None:
@@ -281,7 +306,6 @@ def _missing(
     dead: Dead,
     backlog: int,
 ) -> None:
-    gaps = set(committed.gaps())
     missing = 0
     for place in sorted(dead.poison):
         if place in dead.letters:
@@ -293,28 +317,16 @@ def _missing(
         if NEVER not in times.first:
             continue
         for place, time in enumerate(times.first):
-            if time != NEVER or (key, place + 1) in gaps:
+            if time != NEVER or not committed.due(key, place):
                 continue
-            if (key, place + 1) in dead.letters:
+            number = committed.number(key, place)
+            if (key, number) in dead.letters:
                 account.dead += 1
-                if (key, place + 1) not in dead.excused:
+                if (key, number) not in dead.excused:
                     account.condemned += 1
-                    account.note("dead for no reason", key, place + 1)
+                    account.note("dead for no reason", key, number)
                 continue
             missing += 1
-            account.note("missing", key, place + 1)
+            account.note("missing", key, number)
     account.stuck = backlog
     account.lost = max(0, missing - backlog)
-
-
-def _uid(uids: bytes | bytearray, number: int) -> bytes:
-    return bytes(uids[(number - 1) * UID_BYTES : number * UID_BYTES])
-
-
-def _put(uids: bytearray, number: int, uid: bytes) -> None:
-    end = number * UID_BYTES
-    if len(uids) < end:
-        uids.extend(bytes(end - len(uids)))
-    elif any(uids[end - UID_BYTES : end]):
-        raise ValueError(f"number {number} is there twice: as {_uid(uids, number).hex()} and as {uid.hex()}")
-    uids[end - UID_BYTES : end] = uid

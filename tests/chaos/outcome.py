@@ -44,7 +44,7 @@ def _of_sinks(outcome: Outcome) -> Iterator[str]:
         if not account.sound:
             yield (
                 f"{account.sink}: {account.lost} lost, {account.stuck} stuck, {account.phantom} phantom,"
-                f" {account.reordered} reordered, {account.condemned} dead for no reason,"
+                f" {account.untimely} untimely, {account.reordered} reordered, {account.condemned} dead for no reason,"
                 f" {len(account.unexplained)} duplicates that no fault explains:"
                 f" {account.examples}"
             )

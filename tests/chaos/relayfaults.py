@@ -165,13 +165,14 @@ class ShiftedClock:
     def strike(self, rng: random.Random) -> Strike:
         """Let one work for a while."""
         assert FAKETIME.exists(), f"{FAKETIME} is missing: install Debian's package faketime"
-        shift, relay = rng.choice(["+1h", "-1h"]), self.fleet.strange
-        began = time.monotonic()
-        try:
-            self._work(relay, rng, shift)
-        finally:
-            if relay.runs:
-                relay.kill()
+        shift = rng.choice(["+1h", "-1h"])
+        with self.fleet.estranged() as relay:
+            began = time.monotonic()
+            try:
+                self._work(relay, rng, shift)
+            finally:
+                if relay.runs:
+                    relay.kill()
         return Strike(self.fault, began, time.monotonic(), shift)
 
     def _work(self, relay: Relay, rng: random.Random, shift: str) -> None:

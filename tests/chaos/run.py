@@ -28,8 +28,10 @@ from tests.chaos.nursery import Nursery
 from tests.chaos.outcome import Outcome, violations
 from tests.chaos.receiver import ReceiverProcess
 from tests.chaos.relayfaults import JoinAndLeave, Kill, KillAfterClaim, KillAt, Replace, ShiftedClock, Zombie
+from tests.chaos.restore import Restore
 from tests.chaos.servicefaults import ROUTE, HealthFlood, Reload
 from tests.chaos.starved import starvations
+from tests.chaos.timeline import Restored
 from tests.chaos.writer import WriterProcess
 from tests.support.command import outbox_relay
 from tests.support.kafka import KafkaBroker
@@ -126,6 +128,7 @@ class Run:
 
     def _all_nemeses(self) -> Mapping[str, Nemesis]:
         fleet = self._fleet
+        self._restored: list[Restored] = []
         self._zombie = Zombie(fleet, LEASE_SECONDS)
         own: list[Nemesis] = [
             Kill(fleet),
@@ -144,6 +147,8 @@ class Run:
             Reload(fleet),
             HealthFlood(fleet),
             Retention(self._database.dsn),
+            Restore(self._database, fleet, self._restored),
+            Restore(self._database, fleet, self._restored, times=2),
         ]
         of_inputs, self._truths = inputs.nemeses(self._database.dsn, self._directory, self._form.keys)
         return {nemesis.fault: nemesis for nemesis in [*own, *of_inputs, *self._database.nemeses()]}
@@ -279,7 +284,9 @@ class Run:
         for strike in starvations(relay.said(0) for relay in [*self._fleet.relays, self._fleet.guest]):
             self._record.add(strike)
         truths = [*(one.truth for one in self._writers), *self._truths]
-        evidence = Evidence(self._database.dsn, self._broker.bootstrap, TOPIC, self._receiver.journal, truths)
+        evidence = Evidence(
+            self._database.dsn, self._broker.bootstrap, TOPIC, self._receiver.journal, truths, self._restored
+        )
         evidence.judge(self.outcome, backlog)
 
     def _require(self) -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Literal
 from uuid import UUID
 
+from tests.chaos.timeline import Logged
+
 End = Literal["ok", "rolled back", "unknown"]
 Intended = tuple[int, int, str]
 """Key, number within the key, uid."""
@@ -71,7 +73,9 @@ class Reconciled:
     risen: list[Intended] = field(default_factory=list[Intended])
     """Rolled back by a writer's word and in the log."""
     strangers: list[Intended] = field(default_factory=list[Intended])
-    """In the log and intended by nobody."""
+    """In the log and intended by nobody, or there twice, or taken back by a restore and still there."""
+    taken_back: int = 0
+    """Committed, and taken back by a restore: not in the log."""
 
     @property
     def sound(self) -> bool:
@@ -81,25 +85,38 @@ class Reconciled:
 
 def reconcile(
     truths: Iterable[tuple[Sequence[Intended], End]],
-    log: Iterable[tuple[int, int, bytes]],
-    add: Callable[[int, int, bytes], None],
+    log: Iterable[Logged],
+    add: Callable[[Logged], None],
+    taken_back: Iterable[Logged] = (),
 ) -> Reconciled:
-    """Hold the log (key, number, uid) against the writers' word, and `add` each of its events to what is due."""
+    """Hold the log against the writers' word, and `add` each of its events to what is due.
+
+    `taken_back` are the events that were in the log of a server that a restore replaced, and not in the dump. They are
+    held against the writers' word as well: what a writer committed is in the log or among these, in one of them once.
+    """
     found = Reconciled()
     said: dict[bytes, tuple[End, int, int]] = {}
     for events, end in truths:
         found.by_end[end] += len(events)
         for key, number, uid in events:
             said[UUID(uid).bytes] = (end, key, number)
-    for key, number, uid in log:
+    for event in taken_back:
+        found.taken_back += 1
+        _held(found, event, said.pop(event.uid, None))
+    for event in log:
         found.committed += 1
-        add(key, number, uid)
-        end, *place = said.pop(uid, (None, 0, 0))
-        if end is None or place != [key, number]:
-            found.strangers.append((key, number, uid.hex()))
-        elif end == "rolled back":
-            found.risen.append((key, number, uid.hex()))
-        elif end == "unknown":
+        add(event)
+        if _held(found, event, said.pop(event.uid, None)) == "unknown":
             found.unknown_committed += 1
     found.vanished += [(key, number, uid.hex()) for uid, (end, key, number) in said.items() if end == "ok"]
     return found
+
+
+def _held(found: Reconciled, event: Logged, said: tuple[End, int, int] | None) -> End | None:
+    """Note what is wrong with an event of a log; return what its writer said became of it."""
+    end, *place = said or (None, 0, 0)
+    if end is None or place != [event.key, event.number]:
+        found.strangers.append((event.key, event.number, event.uid.hex()))
+    elif end == "rolled back":
+        found.risen.append((event.key, event.number, event.uid.hex()))
+    return end

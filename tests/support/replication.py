@@ -136,8 +136,34 @@ class Pair:
         """Remove the server that failed and put a new standby at its port."""
         assert self._fallen is not None, "no server has failed"
         fallen, self._fallen = self._fallen, None
-        self._remove(fallen)
+        self.remove(fallen)
         self.attach(port=fallen.port)
+
+    def prepare(self) -> PostgresServer:
+        """Make and start one more cluster, on a port of its own, for :meth:`take_over`."""
+        server = PostgresServer(self._settings)
+        self._make(server)
+        return server
+
+    def lose(self) -> None:
+        """Stop both servers at once, as a crash does."""
+        for server in self.servers:
+            server.stop("immediate")
+
+    def take_over(self, successor: PostgresServer) -> PostgresServer:
+        """Put another cluster in the place of the primary that was lost, at its port; return that primary.
+
+        The old primary is left with the other one's port, and is to be removed. Commits wait for nobody until
+        :meth:`replace` makes a standby.
+        """
+        old = self.primary
+        if self.standby is not None:
+            self._fallen, self.standby = self.standby, None
+        successor.stop()
+        successor.port, old.port = old.port, successor.port
+        successor.start()
+        self.primary = successor
+        return old
 
     def detach(self) -> None:
         """Let the standby receive nothing more: what is committed from now on it lacks."""
@@ -180,7 +206,8 @@ class Pair:
         self._made.append(server)
         server.__enter__()
 
-    def _remove(self, server: PostgresServer) -> None:
+    def remove(self, server: PostgresServer) -> None:
+        """End a server that is not in use any more, and remove its files."""
         self._made.remove(server)
         volume = self._volumes.pop(server, None)
         server.close()
@@ -193,7 +220,7 @@ class Pair:
 
     def _close(self) -> None:
         for server in list(self._made):
-            self._remove(server)
+            self.remove(server)
 
 
 def _origin(port: int) -> str:

@@ -11,9 +11,10 @@ from uuid import UUID
 import pytest
 
 from tests.chaos.nemesis import Strike
-from tests.chaos.oracle import Account, Arrival, Committed, Dead, judge
+from tests.chaos.oracle import Account, Arrival, Dead, judge
 from tests.chaos.recovery import NEVER, Flow, recoveries
 from tests.chaos.starved import starvations
+from tests.chaos.timeline import Committed, Logged, Restored
 from tests.chaos.truth import TruthFile, read, reconcile
 
 KILL = Strike("sigkill", 10.0, 10.0)
@@ -241,6 +242,15 @@ def name(key: int, number: int) -> str:
     return str(UUID(bytes=uid(key, number)))
 
 
+def logged(key: int, number: int, uid: bytes) -> Logged:
+    """An event of the database's log."""
+    return Logged(key, number, uid, 0, None)
+
+
+def ignore(_event: Logged) -> None:
+    """Nothing is judged by it here."""
+
+
 def truths(path: Path) -> Path:
     """Four transactions: one of each end, and one whose end was not written down."""
     file = TruthFile(path)
@@ -266,15 +276,16 @@ def test_truth_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_the_database_decides_what_the_writer_does_not_know(tmp_path: Path) -> None:
-    found = reconcile(read(truths(tmp_path / "truth")), [(1, 1, uid(1, 1)), (1, 3, uid(1, 3))], Committed().add)
+    log = [logged(1, 1, uid(1, 1)), logged(1, 3, uid(1, 3))]
+    found = reconcile(read(truths(tmp_path / "truth")), log, ignore)
     assert found.sound
     assert (found.committed, found.unknown_committed) == (2, 1)
     assert found.by_end == {"ok": 1, "rolled back": 1, "unknown": 2}
 
 
 def test_a_log_that_is_not_what_the_writers_say_is_reported(tmp_path: Path) -> None:
-    log = [(1, 2, uid(1, 2)), (1, 3, uid(1, 3)), (2, 7, uid(2, 7)), (2, 4, uid(1, 4))]
-    found = reconcile(read(truths(tmp_path / "truth")), log, Committed().add)
+    log = [logged(1, 2, uid(1, 2)), logged(1, 3, uid(1, 3)), logged(2, 7, uid(2, 7)), logged(2, 4, uid(1, 4))]
+    found = reconcile(read(truths(tmp_path / "truth")), log, ignore)
     assert not found.sound
     assert [event[1] for event in found.vanished] == [1]
     assert [event[1] for event in found.risen] == [2]
@@ -291,8 +302,171 @@ def test_gaps_are_found_and_nothing_of_them_is_due() -> None:
     found = Committed()
     found.add(1, 1, uid(1, 1))
     found.add(1, 3, uid(1, 3))
-    assert (found.gaps(), len(found)) == ([(1, 2)], 2)
+    assert (found.gaps(), len(found)) == ([(1, 1)], 2)
     assert judge("kafka", found, [came(1, 1), came(3, 3)], []).sound
+
+
+# -- restores -----------------------------------------------------------------------------------------------------
+
+
+def other(number: int, era: int = 1) -> bytes:
+    """The uid of an event of key 1 that has the number of one that was taken back."""
+    return bytes([1 + era, *uid(1, number)[1:]])
+
+
+def restored(
+    kept: int, *lost: bytes, dumped: float = 20.0, rebased: float = 40.0, unsettled: Sequence[bytes] = ()
+) -> Restored:
+    """A restore of key 1 to its first `kept` events; `lost` are the uids of those behind them."""
+    events = [logged(1, number, uid) for number, uid in enumerate(lost, kept + 1)]
+    return Restored(dumped, rebased, {1: kept}, events, {"kafka": frozenset(unsettled)})
+
+
+RESTORED = restored(2, uid(1, 3), uid(1, 4), unsettled=[uid(1, 2)])
+"""Of four events two are lost; then 3 and 4 are given out again."""
+
+
+def after_restore(*restores: Restored) -> Committed:
+    """Events 1 and 2, those that were lost, and those that have the numbers of these now."""
+    found = Committed(restores)
+    for place, one in enumerate(restores):
+        for event in one.lost:
+            found.take_back(place, event.key, event.number, event.uid)
+    for number, name in enumerate([uid(1, 1), uid(1, 2), *(other(n, len(restores)) for n in (3, 4))], 1):
+        found.add(1, number, name)
+    return found
+
+
+def arrived(name: bytes, at: float, emitted: float | None = None) -> Arrival:
+    """An event of key 1."""
+    return Arrival(1, int.from_bytes(name[8:]), name, at - 0.1 if emitted is None else emitted, at)
+
+
+BEFORE = [arrived(uid(1, 1), 10), arrived(uid(1, 2), 19), arrived(uid(1, 3), 21)]
+AFTER = [arrived(other(3), 41, emitted=35), arrived(other(4), 42)]
+
+
+def judged_restore(*arrivals: Arrival, strikes: Sequence[Strike] = (), dead: Dead | None = None) -> Account:
+    """Judge what arrived around `RESTORED`."""
+    return judge("kafka", after_restore(RESTORED), arrivals, strikes, dead)
+
+
+def test_what_a_restore_took_back_may_have_arrived_or_not() -> None:
+    account = judged_restore(*BEFORE, *AFTER)
+    assert account.sound
+    assert (account.committed, account.taken_back, account.arrived) == (4, 2, 5)
+    assert judged_restore(*BEFORE[:2], *AFTER).sound
+
+
+@pytest.mark.parametrize("missing", [0, 1, 3, 4])
+def test_what_survives_a_restore_must_arrive(missing: int) -> None:
+    every = [*BEFORE, *AFTER]
+    account = judged_restore(*every[:missing], *every[missing + 1 :])
+    assert account.lost == 1
+    assert account.examples["missing"] == [f"key-1 {every[missing].number}"]
+
+
+def test_what_was_taken_back_does_not_stand_in_for_the_event_that_has_its_number() -> None:
+    assert judged_restore(*BEFORE, arrived(uid(1, 4), 22), AFTER[0]).lost == 1
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [arrived(uid(1, 4), 40.5), arrived(uid(1, 3), 300), arrived(other(3), 39), arrived(other(4), 21)],
+    ids=["taken back, and comes later", "much later", "emitted before the rebase, and comes before it", "far before"],
+)
+def test_nothing_arrives_on_the_wrong_side_of_the_rebase(wrong: Arrival) -> None:
+    account = judged_restore(*sorted([*BEFORE[:2], wrong, *AFTER], key=lambda arrival: arrival.arrived))
+    assert account.untimely == 1
+    assert not account.sound
+
+
+def test_what_nobody_ever_committed_is_a_phantom_after_a_restore_too() -> None:
+    assert judged_restore(*BEFORE, arrived(other(3, 7), 39), *AFTER).phantom == 1
+    assert judged_restore(*BEFORE, arrived(uid(1, 5), 22), *AFTER).phantom == 1
+
+
+@pytest.mark.parametrize(
+    "order",
+    [(0, 2, 1, 3, 4), (0, 2, 3, 1, 4), (0, 1, 2, 4, 3), (1, 0, 2, 3, 4)],
+    ids=["a lost one before one of the dump", "a new one before it too", "the new ones", "those of the dump"],
+)
+def test_the_order_of_a_key_holds_across_a_restore(order: Sequence[int]) -> None:
+    every = [*BEFORE, *AFTER]
+    account = judged_restore(*(every[place] for place in order))
+    assert account.reordered >= 1
+    assert not account.sound
+
+
+@pytest.mark.parametrize(
+    ("again", "strikes", "explained"),
+    [
+        (arrived(uid(1, 2), 41), [], True),
+        (arrived(uid(1, 1), 41), [], False),
+        (arrived(uid(1, 1), 41), [Strike("sigkill", 39, 41), Strike("postgres crash", 9, 41)], False),
+        (arrived(uid(1, 2), 39), [], False),
+        (arrived(uid(1, 2), 39), [Strike("sigkill", 20, 30)], True),
+        (arrived(uid(1, 2), 60), [], False),
+    ],
+    ids=[
+        "not settled",
+        "settled",
+        "and nothing else explains it",
+        "before the rebase",
+        "for another fault",
+        "too late",
+    ],
+)
+def test_a_restore_repeats_what_its_dump_does_not_call_settled(
+    again: Arrival, strikes: Sequence[Strike], explained: bool
+) -> None:
+    rest = [AFTER[0], arrived(other(4), 50, emitted=49)]
+    every = sorted([*BEFORE, again, *rest], key=lambda arrival: arrival.arrived)
+    account = judged_restore(*every, strikes=strikes)
+    assert bool(account.unexplained) is not explained
+    assert account.duplicates.total() == explained
+
+
+def test_a_restore_explains_nothing_that_was_delivered_long_before_its_dump() -> None:
+    """Positions that have not been written for so long are wrong, whatever the ledger says."""
+    late = restored(2, uid(1, 3), uid(1, 4), dumped=120, rebased=140, unsettled=[uid(1, 1)])
+    arrivals = [arrived(uid(1, 1), 10), arrived(uid(1, 2), 119), arrived(uid(1, 1), 141)]
+    arrivals += [arrived(other(3), 142), arrived(other(4), 143)]
+    assert len(judge("kafka", after_restore(late), arrivals, []).unexplained) == 1
+    held_up = [Strike("broker killed", 12, 110)]
+    assert not judge("kafka", after_restore(late), arrivals, held_up).unexplained
+
+
+def test_two_restores_in_a_row_are_told_apart() -> None:
+    second = restored(2, other(3), dumped=50, rebased=60)
+    due = after_restore(RESTORED, second)
+    first = [*BEFORE, arrived(other(3), 45)]
+    last = [arrived(other(3, 2), 61), arrived(other(4, 2), 62)]
+    assert judge("kafka", due, [*first, *last], []).sound
+    assert judge("kafka", due, [*first, arrived(other(3), 60.5), *last], []).untimely == 1
+    assert judge("kafka", due, [*first, arrived(uid(1, 3), 50), *last], []).untimely == 1
+    assert judge("kafka", due, [*first, *last[:1]], []).lost == 1
+    assert len(due) == 4
+    assert due.taken_back == 3
+
+
+def test_a_dead_letter_after_a_restore_is_the_one_that_survived() -> None:
+    number = (1, 3)
+    account = judged_restore(*BEFORE, AFTER[1], dead=Dead({number}, excused={number}))
+    assert (account.dead, account.lost) == (1, 0)
+    assert account.sound
+
+
+def test_what_a_writer_committed_is_in_the_log_or_was_taken_back(tmp_path: Path) -> None:
+    path = truths(tmp_path / "truth")
+    first, third = logged(1, 1, uid(1, 1)), logged(1, 3, uid(1, 3))
+    found = reconcile(read(path), [third], ignore, [first])
+    assert found.sound
+    assert (found.committed, found.taken_back) == (1, 1)
+    assert reconcile(read(path), [third], ignore).vanished
+    assert reconcile(read(path), [first, third], ignore, [first]).strangers, "it cannot be both"
+    assert reconcile(read(path), [first], ignore, [logged(1, 2, uid(1, 2))]).risen
+    assert reconcile(read(path), [first], ignore, [logged(1, 8, uid(1, 8))]).strangers
 
 
 # -- recovery -----------------------------------------------------------------------------------------------------
