@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
 
-from outbox_relay.domain.errors import RelayError, Reloaded
+from outbox_relay.domain.errors import RelayError, Reloaded, Unusable
 from outbox_relay.domain.in_flight import Reader
 from outbox_relay.domain.log import Log
 from outbox_relay.domain.sink_spec import SinkSpec
@@ -49,6 +49,8 @@ class SinkRelay:
     _drained: bool = True
     settling: Settling | None = None
     """What is in hand, in the session under way."""
+    refusal: str | None = None
+    """Why the database cannot be used, since the last session; None once one has begun."""
     restarts: Counter[str] = field(default_factory=Counter[str])
     """How many sessions ended other than by the relay's stop, by ``RelayError.reason``."""
 
@@ -90,6 +92,7 @@ class SinkRelay:
         try:
             await self._session()
         except RelayError as error:
+            self.refusal = str(error) if isinstance(error, Unusable) else None
             if not self.stopping.is_set():
                 self.restarts[error.reason] += 1
             raise
@@ -102,6 +105,7 @@ class SinkRelay:
         await self.ownership.reclaim(self.holding)
         await self.store.give_rows_back(self.spec.name, self.ownership.relay)
         floor = await self.store.floor()
+        self.refusal = None
         self.settling = settling = Settling(self.store, self.holding, self.ownership.relay, server)
         desk = self._desk(settling)
         direct, rows = delivering(desk), Rows(desk, self.store, self.ownership.relay, self.log)

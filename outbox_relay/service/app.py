@@ -432,7 +432,7 @@ def _fault(relay: SinkRelay) -> str | None:
     """Return why this process cannot serve the sink, or None."""
     if relay.holding.removed:
         return "the sink was removed from the database"
-    return relay.holding.fault
+    return relay.holding.fault or relay.refusal
 
 
 async def _check_schema(store: Store) -> None:

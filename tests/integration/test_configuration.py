@@ -376,6 +376,19 @@ def test_readyz_and_check_online_say_that_positions_are_missing(database: Databa
     assert "sink s: 64 of its shards have no position" in ended.err
 
 
+def test_a_relay_that_refuses_the_log_is_not_ready_until_the_log_is_its_servers_again(
+    database: Database, tmp_path: Path
+) -> None:
+    text = WEBHOOK.format(dsn=database.dsn, port=free_port())
+    with RelayService(tmp_path, text, expects={"database_refused", "incarnation"}).start() as relay:
+        do(database, "update outbox.meta set system_identifier = system_identifier + 1")
+        until(lambda: "rebase" in _fault(relay), seconds=30, what="the fault is shown")
+        assert relay.ask("/readyz")[0] == 503
+        do(database, "update outbox.meta set system_identifier = system_identifier - 1")
+        until(lambda: relay.ready, seconds=30, what="the relay is ready again")
+        assert _fault(relay) == "None"
+
+
 def _fault(relay: RelayService) -> str:
     _, body = relay.ask("/readyz")
     return str(body and body["sinks"].get("s", {}).get("fault"))
