@@ -101,7 +101,7 @@ async def test_no_row_is_claimed_while_too_many_outcomes_wait_to_be_written() ->
 def test_claims_get_smaller_after_failures_down_to_one_row_without_its_payload_and_grow_again() -> None:
     portion, seen = Portion(), list[tuple[int, int, bool]]()
     for _ in range(6):
-        portion.failure("57014")
+        portion.failure(StatementFailed("canceling statement due to statement timeout", "57014"))
         seen.append((portion.rows, portion.payload_bytes, portion.bare))
     assert seen[0] == (MOST_ROWS // 8, MOST_BYTES // 8, False)
     assert [(rows, bare) for rows, _, bare in seen[2:4]] == [(1, False), (1, True)]
@@ -117,7 +117,7 @@ def test_failures_that_a_smaller_claim_would_meet_too_change_nothing_but_the_pau
     portion = Portion()
     pauses = list[float]()
     for _ in range(10):
-        portion.failure(sqlstate)
+        portion.failure(StatementFailed("the database ended the statement", sqlstate))
         pauses.append(portion.pause_seconds())
     assert (portion.rows, portion.payload_bytes, portion.bare) == (MOST_ROWS, MOST_BYTES, False)
     assert pauses == sorted(pauses)
@@ -127,7 +127,7 @@ def test_failures_that_a_smaller_claim_would_meet_too_change_nothing_but_the_pau
 async def test_outcomes_that_cannot_be_written_stay_and_the_session_ends_in_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("outbox_relay.rows.FIRST_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("outbox_relay.portions.FIRST_PAUSE_SECONDS", 0.0)
     asked: list[int] = []
 
     async def fails(_sink: str, rows: list[tuple[int, UUID]]) -> set[int]:
