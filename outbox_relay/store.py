@@ -581,6 +581,10 @@ class Store:
         """Give up shards (shard → epoch)."""
         await self._do("release_shards", {"sink": sink, "owner": owner, **_shards(held)})
 
+    async def release_unknown_shards(self, sink: str, owner: UUID, known: Iterable[int]) -> int:
+        """Give up the shards that ``owner`` owns and that are not ``known`` to it; returns how many."""
+        return await self._do("release_unknown", {"sink": sink, "owner": owner, "known": list(known)})
+
     async def reset_crashes(self, sink: str, owner: UUID, held: Mapping[int, int]) -> None:
         """Forget the crashes of shards (shard → epoch) whose position has moved."""
         await self._do("reset_crashes", {"sink": sink, "owner": owner, **_shards(held)})
