@@ -747,9 +747,9 @@ class Store:
         [(made,)] = await self._rows("make_partitions", {})
         return made
 
-    async def trim_progress(self) -> int:
-        """Remove outranked rows of the ledger; returns how many."""
-        return await self._do("trim_progress", {})
+    async def trim_progress(self, most: int) -> int:
+        """Remove outranked rows among the ``most`` oldest ones of each sink in the ledger; returns how many."""
+        return await self._do("trim_progress", {"most": most})
 
     async def trim_relays(self) -> int:
         """Remove relays that were last seen long ago; returns how many."""

@@ -269,7 +269,7 @@ async def test_shards_that_stand_at_one_place_share_a_row_of_the_ledger_each_at_
         await heir.place("s", Position(second[0]), [0, 1])
         await hand.place("s", Position(BEGINNING))
         assert hand.query(rows) == [(4, 3 * SHARDS + 2)]
-        await hand.store.trim_progress()
+        await hand.store.trim_progress(1000)
         assert hand.query(rows) == [(2, SHARDS + 2)]
         stands = await hand.store.positions("s", range(SHARDS))
     assert stands == {shard: Position(second[0] if shard < 2 else BEGINNING) for shard in range(SHARDS)}
