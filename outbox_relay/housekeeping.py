@@ -18,7 +18,7 @@ LEISURE = 50
 LEISURE_BEHIND = 1
 """The same for one that has left much: it costs half of the time of the chores' connection at most."""
 TRIM_ROWS, TRIM_LEAST = 1000, 200
-"""Rows of each sink's ledger that one trim looks at: the second after trims that failed. At most 64 of them are left."""
+"""Rows of each sink that one trim looks at, fewer after one that failed: at most 64 of them are not outranked."""
 
 
 @dataclass(slots=True)

@@ -317,7 +317,7 @@ def _in_turn(
     folder: Path,
     notes: list[str],
 ) -> Outcome:
-    """Apply what is wanted, after other sessions that create the schema at the same time, or that were in a deadlock."""
+    """Apply what is wanted, again after a deadlock or beside other sessions that create the schema."""
     for attempt in range(1, TRIES + 1):
         notes.clear()
         try:

@@ -19,7 +19,8 @@ IDLE_SINKS = 80
 """Their shards stand apart, in more rows than one trim looked at when it looked at those of all sinks together."""
 WRITTEN = 6000
 SINKS = """
-select outbox.register_sinks(jsonb_agg(jsonb_build_object('name', 'idle-' || n, 'patterns', '{*}'::text[])), 0, '3:3:', 3)
+select outbox.register_sinks(
+         jsonb_agg(jsonb_build_object('name', 'idle-' || n, 'patterns', '{*}'::text[])), 0, '3:3:', 3)
   from generate_series(1, %s) n"""
 APART = """
 insert into outbox.progress (sink, shards, epochs, a_seq, a_snapshot, a_next, last_id)
