@@ -5,8 +5,33 @@
 -- Columns and the ceiling
 -- ---------------------------------------------------------------------------------------------------------
 
--- First of all what a relay that registers its sinks locks first: else the two could wait for each other.
-lock table outbox.sink in share row exclusive mode;
+-- Every table that changes is locked before anything does. Applications and relays lock these tables in several orders
+-- and wait behind this lock. So that none of them is ended by a deadlock, a try takes less than `deadlock_timeout`, and
+-- everything is given back between two tries. The log comes first: the transactions of applications hold it for long.
+do $$
+declare
+    tries constant integer := 10;
+    patience constant integer := (select s.setting::integer from pg_settings s where s.name = 'deadlock_timeout');
+    lock_timeout_before constant text := current_setting('lock_timeout');
+begin
+    for attempt in 1..tries loop
+        begin
+            perform set_config('lock_timeout', greatest(patience / 2, 1)::text, true);
+            lock table outbox.event in access exclusive mode;
+            perform set_config('lock_timeout', greatest(patience / 20, 1)::text, true);
+            lock table outbox.sink, outbox.meta, outbox.uid, outbox.delivery, outbox.progress, outbox.grantee
+                in access exclusive mode;
+            exit;
+        exception when lock_not_available or deadlock_detected then
+            if attempt = tries then
+                raise;
+            end if;
+        end;
+        perform pg_sleep(patience / 10000.0);
+    end loop;
+    perform set_config('lock_timeout', lock_timeout_before, true);
+end
+$$;
 
 -- Only rises; raised with every change of what relays are to read. A tick carries it.
 alter table outbox.meta add column config bigint not null default 1;
@@ -1057,11 +1082,13 @@ $$;
 -- Removes a sink with its rows, positions and shards, and returns how many rows of `delivery` it had. Relays that serve it
 -- lose its shards, and what they still write of it counts for nothing, also when a sink of this name is made again.
 -- Deleting the shards comes first: it waits for settlements that have passed their fence, and no other passes it then.
+-- They are locked in the order in which relays lock them. Rows are locked in no order, so that is tried again.
 create function outbox.remove_sink(sink_name text) returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
+    tries constant integer := 5;
     removed_rows bigint;
 begin
     lock table outbox.sink in share row exclusive mode;
@@ -1071,9 +1098,19 @@ begin
             hint = (select coalesce('There are: ' || string_agg(s.name, ', ' order by s.name), 'There is none.')
                       from outbox.sink s);
     end if;
+    perform from outbox.shard s where s.sink = sink_name order by s.shard for update;
     delete from outbox.shard s where s.sink = sink_name;
-    delete from outbox.delivery d where d.sink = sink_name;
-    get diagnostics removed_rows = row_count;
+    for attempt in 1..tries loop
+        begin
+            delete from outbox.delivery d where d.sink = sink_name;
+            get diagnostics removed_rows = row_count;
+            exit;
+        exception when deadlock_detected then
+            if attempt = tries then
+                raise;
+            end if;
+        end;
+    end loop;
     delete from outbox.sink s where s.name = sink_name;
     return removed_rows;
 end

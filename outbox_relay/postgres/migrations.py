@@ -26,8 +26,8 @@ from outbox_relay.postgres.errors import encoding_fault, explain
 LOCK_SECONDS: Final = 5
 """Longest wait for each lock that a migration needs."""
 CONNECT_SECONDS: Final = 10
-CREATIONS: Final = 3
-"""Attempts to create a schema that other sessions create at the same time."""
+TRIES: Final = 3
+"""Attempts to apply what is missing, beside sessions that create the schema too or lock its tables in another order."""
 PAYLOAD_LEAST, PAYLOAD_MOST = 1 << 10, 64 << 20
 """Bounds of the ceiling of payloads, in bytes."""
 
@@ -184,8 +184,8 @@ def script(
 
 # Names of functions and operators in a migration mean those of the system, whatever others may lie in the caller's
 # search_path; it is given back for whatever comes after in the same transaction. The lock is of a table, since an
-# advisory lock could be held by any role of the database. Before there is a table, sessions wait for each other in
-# CREATE SCHEMA.
+# advisory lock could be held by any role of the database; sinks come before it, as wherever both are changed. Before
+# there is a table, sessions wait for each other in CREATE SCHEMA.
 _BEFORE: Final = f"""
 do $$
 begin
@@ -196,7 +196,7 @@ begin
         raise exception 'this database has the encoding %, and schema outbox needs UTF8', getdatabaseencoding();
     end if;
     if to_regclass('outbox.meta') is not null then
-        lock table outbox.meta in share row exclusive mode;
+        lock table outbox.sink, outbox.meta in share row exclusive mode;
     end if;
 end
 $$;
@@ -318,14 +318,14 @@ def _in_turn(
     folder: Path,
     notes: list[str],
 ) -> Outcome:
-    """Apply what is wanted, after other sessions that create the schema at the same time."""
-    for attempt in range(1, CREATIONS + 1):
+    """Apply what is wanted, again after a deadlock or beside other sessions that create the schema."""
+    for attempt in range(1, TRIES + 1):
         notes.clear()
         try:
             with connection.transaction():
                 return _apply(connection, steps, wanted, folder, notes)
-        except (errors.UniqueViolation, errors.DuplicateSchema):
-            if attempt == CREATIONS:
+        except (errors.UniqueViolation, errors.DuplicateSchema, errors.DeadlockDetected):
+            if attempt == TRIES:
                 raise
     raise AssertionError("unreachable")
 

@@ -581,6 +581,10 @@ class Store:
         """Give up shards (shard → epoch)."""
         await self._do("release_shards", {"sink": sink, "owner": owner, **_shards(held)})
 
+    async def release_unknown_shards(self, sink: str, owner: UUID, known: Iterable[int]) -> int:
+        """Give up the shards that ``owner`` owns and that are not ``known`` to it; returns how many."""
+        return await self._do("release_unknown", {"sink": sink, "owner": owner, "known": list(known)})
+
     async def reset_crashes(self, sink: str, owner: UUID, held: Mapping[int, int]) -> None:
         """Forget the crashes of shards (shard → epoch) whose position has moved."""
         await self._do("reset_crashes", {"sink": sink, "owner": owner, **_shards(held)})
@@ -666,7 +670,6 @@ class Store:
         *,
         hold: bool,
         keys: Sequence[str] = (),
-        sweep: bool = False,
         suspects: bool = False,
         with_followers: bool = False,
         most_payload: int = MOST_PAYLOAD,
@@ -681,7 +684,6 @@ class Store:
             "bytes": payload_bytes,
             "hold": hold,
             "keys": list(keys),
-            "sweep": sweep,
             "suspects": suspects,
             "with_followers": with_followers,
             "most_payload": most_payload,
@@ -749,9 +751,9 @@ class Store:
         [(made,)] = await self._rows("make_partitions", {})
         return made
 
-    async def trim_progress(self) -> int:
-        """Remove outranked rows of the ledger; returns how many."""
-        return await self._do("trim_progress", {})
+    async def trim_progress(self, most: int) -> int:
+        """Remove outranked rows among the ``most`` oldest ones of each sink in the ledger; returns how many."""
+        return await self._do("trim_progress", {"most": most})
 
     async def trim_relays(self) -> int:
         """Remove relays that were last seen long ago; returns how many."""

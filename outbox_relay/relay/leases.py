@@ -68,6 +68,8 @@ class Holding:
     """What the database says of the sink's circuit."""
     in_flight_limit: int | None = None
     """What it says of how many requests a relay may have under way; nothing: as many as the settings say."""
+    doubtful_until: float = 0.0
+    """Until when, by ``lease_clock()``, this relay may own shards that it does not know of: a claim had no answer."""
     claiming: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while shards are claimed or claimed anew: the answers say what is held in the order in which they were asked
     for, or shards would be forgotten that are this relay's, and stand still for a lease."""
@@ -160,6 +162,8 @@ class Ownership:
             await self._renew()
         if failed is not None:
             raise failed
+        for holding in self._holdings.values():
+            await self.give_doubtful_back(holding)
         free = [holding for holding in self._holdings.values() if holding.serving and holding.free]
         if renew or free:
             await self._share(renew)
@@ -186,6 +190,18 @@ class Ownership:
         holding.surplus = max(0, len(holding.held) - holding.share)
         told = {"undone": undone} if undone else {}
         self._log.info("released shards", sink=holding.sink, shards=len(shards), held=len(holding.held), **told)
+
+    async def give_doubtful_back(self, holding: Holding) -> None:
+        """Give up what claims took that had no answer, which may still take effect.
+
+        Else the shards would wait for the end of their lease, which then counts as a crash.
+        """
+        if lease_clock() < holding.doubtful_until:
+            async with holding.claiming:
+                shards = await self._store.release_unknown_shards(holding.sink, self.relay, holding.held)
+            holding.free += shards
+            if shards:
+                self._log.info("released shards of a claim without an answer", sink=holding.sink, shards=shards)
 
     async def stop(self) -> None:
         """Claim nothing more; every holding becomes one to drain."""
@@ -289,9 +305,7 @@ class Ownership:
 
     async def _claimed(self, holding: Holding, most: int, unowned_for: float) -> None:
         sent = lease_clock()
-        claimed = await self._store.claim_shards(
-            holding.sink, self.relay, holding.generation, self.lease_seconds, most, unowned_for
-        )
+        claimed = await self._ask(holding, most, unowned_for)
         if claimed and not holding.serving:
             # Asked to stop meanwhile: nobody may be left who would drain and release them.
             await self._store.release_shards(holding.sink, self.relay, {c.shard: c.epoch for c in claimed})
@@ -299,3 +313,13 @@ class Ownership:
             holding.held |= self._leases(claimed, sent)
             self._log.info("claimed shards", sink=holding.sink, shards=len(claimed), held=len(holding.held))
             holding.changed()
+
+    async def _ask(self, holding: Holding, most: int, unowned_for: float) -> list[Claimed]:
+        """Claim shards in the database. Without an answer, the claim may be in effect until its lease ends."""
+        try:
+            return await self._store.claim_shards(
+                holding.sink, self.relay, holding.generation, self.lease_seconds, most, unowned_for
+            )
+        except BaseException:
+            holding.doubtful_until = lease_clock() + self.lease_seconds
+            raise

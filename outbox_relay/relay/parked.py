@@ -29,6 +29,14 @@ from outbox_relay.domain.outcomes import (
 from outbox_relay.postgres.store import MOST_PAYLOAD, ClaimedRow, RowBack, Store
 from outbox_relay.relay.dispatch import LEASE_MARGIN_SECONDS, Desk
 from outbox_relay.relay.gate import Pass
+from outbox_relay.relay.portions import (
+    FIRST_PAUSE_SECONDS,
+    MOST_TRIES,
+    SHRINK,
+    is_for_its_size,
+    pause,
+    write_in_portions,
+)
 
 POLL_SECONDS = 1.0
 """How often rows are looked for that nobody here knows of, the heads of all keys among them."""
@@ -46,12 +54,8 @@ MOST_CLAIMS = 5
 """A row that was claimed this often without ever being settled is dead: it stops whoever delivers it."""
 MOST_KEYS = 1000
 """Keys in one question, at most, and in one sweep."""
-MOST_TRIES = 6
-"""How often outcomes are written, in ever smaller portions, and the payload of one row is read, before that ends."""
-FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS = 0.05, 1.0
-"""Between two tries of a statement that failed, doubled after each."""
-NOT_FOR_ITS_SIZE = ("40", "55P03", StatementFailed.NO_CONNECTION)
-"""SQLSTATEs of failures that a smaller statement would meet as well: deadlocks, serialisation, locks, no connection."""
+MOST_PAUSE_SECONDS = 1.0
+"""Longest pause between two claims that fail."""
 
 
 class Portion:
@@ -69,14 +73,14 @@ class Portion:
         """Return how long to wait before the next claim, after one that failed."""
         return min(MOST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0**self.failed)
 
-    def failure(self, sqlstate: str | None) -> None:
+    def failure(self, error: StatementFailed) -> None:
         """Claim less next time, unless the failure says nothing about the size."""
         self.failed += 1
-        if sqlstate is not None and sqlstate.startswith(NOT_FOR_ITS_SIZE):
+        if not is_for_its_size(error):
             return
         self.bare = self.rows == 1
-        self.rows = max(1, self.rows // 8)
-        self.payload_bytes = self.payload_bytes // 8 if self.rows > 1 else 0
+        self.rows = max(1, self.rows // SHRINK)
+        self.payload_bytes = self.payload_bytes // SHRINK if self.rows > 1 else 0
 
     def success(self) -> None:
         """Claim more again."""
@@ -286,7 +290,7 @@ class Rows:
         except StatementFailed as error:
             if portion.failed.bit_count() <= 1:  # not each of many in a row
                 self._log.warning("claim of rows failed", sink=desk.spec.name, reason=str(error), rows=portion.rows)
-            portion.failure(error.sqlstate)
+            portion.failure(error)
             await asyncio.sleep(portion.pause_seconds())
             return []
         self._doubtful.clear()
@@ -314,10 +318,10 @@ class Rows:
             try:
                 found = await self._store.row_payload(self._desk.spec.name, event.id, row.lease)
             except StatementFailed as error:
-                if tries == MOST_TRIES - 1 and (error.sqlstate or "").startswith(NOT_FOR_ITS_SIZE):
+                if tries == MOST_TRIES - 1 and not is_for_its_size(error):
                     raise
                 reason = str(error)
-                await asyncio.sleep(FIRST_PAUSE_SECONDS * 2.0**tries)
+                await pause(tries)
             else:
                 if found is None:
                     return row
@@ -423,22 +427,17 @@ class Rows:
 
         What was not written stays, whatever happens. Raises ``StatementFailed`` in the end.
         """
-        most, failed = MOST_UNSETTLED, 0
         done, back = len(self._done), len(self._back)
-        while done or back:
-            try:
-                if done:
-                    done -= await self._write_done(min(done, most))
-                else:
-                    back -= await self._write_back(min(back, most))
-            except StatementFailed:
-                failed += 1
-                if failed >= MOST_TRIES:
-                    raise
-                most = max(1, most // 8)
-                await asyncio.sleep(FIRST_PAUSE_SECONDS * 2.0**failed)
-            else:
-                failed = 0
+
+        async def write(most: int) -> bool:
+            nonlocal done, back
+            if done:
+                done -= await self._write_done(min(done, most))
+            elif back:
+                back -= await self._write_back(min(back, most))
+            return bool(done or back)
+
+        await write_in_portions(MOST_UNSETTLED, write)
 
     async def _write_done(self, count: int) -> int:
         done = self._done[:count]

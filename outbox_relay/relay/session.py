@@ -142,6 +142,7 @@ class SinkRelay:
         if not self._drained:
             await self.sink.reset()
         await self.store.give_rows_back(self.spec.name, self.ownership.relay)
+        await self.ownership.give_doubtful_back(self.holding)
         if self.holding.held:
             await self.ownership.release(self.holding, set(self.holding.held))
 

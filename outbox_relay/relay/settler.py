@@ -11,20 +11,17 @@ import time
 from collections import deque
 from uuid import UUID
 
-from outbox_relay.domain.errors import StartAgain, StatementFailed
+from outbox_relay.domain.errors import StartAgain
 from outbox_relay.domain.in_flight import Blocked, Chunk, Reader
 from outbox_relay.domain.window import Position
 from outbox_relay.postgres.store import NewRow, Store
 from outbox_relay.relay.leases import Holding
+from outbox_relay.relay.portions import write_in_portions
 
 FLUSH_SECONDS = 0.1
 """Progress is written at least this often: a crash repeats at most what was delivered since."""
 FORWARD_SECONDS = 5.0
 """Shards without events are brought forward this often: reading them from an older tick finds nothing."""
-MOST_TRIES = 6
-"""How often the same settlement is tried, in ever smaller ones, before the session ends: two seconds and more."""
-FIRST_PAUSE_SECONDS = 0.05
-"""Between two tries, doubled after each."""
 MOST_EVENTS = 20_000
 MOST_CHUNKS = 64
 MOST_BYTES = 64 << 20
@@ -181,25 +178,20 @@ class Settling:
     ) -> None:
         """Write a settlement; if the database fails with it, in smaller ones, the positions with the last of its rows.
 
-        What failed has changed nothing. Raises ``StatementFailed`` when even single rows fail again and again.
+        Raises ``StatementFailed`` when even single rows fail again and again.
         """
-        sink, most, failed = self._holding.sink, len(rows), 0
-        while True:
-            part, last = rows[:most], len(rows) <= most
-            try:
-                covered = positions if last else {}
-                await self._store.settle(sink, self._relay, covered, part, epochs, server=self.server)
-            except StatementFailed:
-                failed += 1
-                if failed >= MOST_TRIES:
-                    raise
-                most = max(1, most // 4)
-                await asyncio.sleep(FIRST_PAUSE_SECONDS * 2.0**failed)
-                continue
-            failed, rows = 0, rows[most:]
-            self._writing = len(rows)
-            if last:
-                return
+        sink, left = self._holding.sink, rows
+
+        async def write(most: int) -> bool:
+            nonlocal left
+            part, behind = left[:most], left[most:]
+            covered = {} if behind else positions
+            await self._store.settle(sink, self._relay, covered, part, epochs, server=self.server)
+            left = behind
+            self._writing = len(left)
+            return bool(left)
+
+        await write_in_portions(len(rows), write)
 
     async def committed(self, number: int) -> None:
         """Wait until the settlement with this number is in the database."""

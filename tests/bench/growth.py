@@ -197,7 +197,7 @@ def partitioned(server: PostgresServer, calls: int) -> Iterator[dict[str, float]
 def _claiming() -> dict[str, Any]:
     return {
         "sink": SINK, "owner": OWNER, "lease": uuid4(), "lease_for": 20.0, "rows": AT_ONCE, "bytes": CHUNK_BYTES,
-        "hold": False, "keys": [], "sweep": False, "suspects": False, "with_followers": False, "most_payload": None,
+        "hold": False, "keys": [], "suspects": False, "with_followers": False, "most_payload": None,
     }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from outbox_relay.admin import status
 from outbox_relay.domain.circuit import CircuitPolicy
 from outbox_relay.domain.errors import StatementFailed
-from outbox_relay.domain.event import Event
+from outbox_relay.domain.event import SHARDS, Event
 from outbox_relay.domain.outcomes import DELIVERED, Failed, Refused, RetryPolicy, Unavailable, Verdict
 from outbox_relay.postgres.store import ClaimedRow, NewRow
 from tests.integration.test_relay import BOTH, Late, delivered, emit, fails, has, ids, in_order, query
@@ -113,6 +113,40 @@ async def test_a_relay_whose_rows_are_full_gives_its_shards_up_when_it_stops(dat
         await delivered(again, wanted)
         await rig.settled()
     assert in_order(again.delivered)
+
+
+async def test_relays_that_share_a_sink_fill_no_more_rows_together_than_it_may_have(database: Database) -> None:
+    """Each counts the rows of all once a second, and between two counts its own."""
+    late = Late()
+    late.script = fails(10_000)
+    sinks = [MemorySink(late, keeps_order=False, max_in_flight=4) for _ in range(2)]
+    patient = RetryPolicy(attempts=10_000, base_seconds=3600.0, max_seconds=3600.0, jitter=0.0)
+    full = spec("s", parked_max=MOST, retry=patient, circuit=CircuitPolicy(open_after=10_000))
+    one, two = (running(database.dsn, (full, sink), lease_seconds=3) for sink in sinks)
+    async with one as first, two as second:
+        await auntil(lambda: _is(_halved(first, second)), seconds=30, what="both own half of the shards")
+        emit(database, [f"k{n}" for n in range(MOST - 10)])
+        await has(database, f"{LIVE} having count(*) = {MOST - 10}")
+        before = [rig.store.calls["standing"] for rig in (first, second)]
+        for rig, then in zip((first, second), before, strict=True):
+            await auntil(
+                lambda r=rig, b=then: _is(r.store.calls["standing"] > b + 1), seconds=20, what="it has counted the rows"
+            )
+        emit(database, [f"k{n}" for n in range(1000, 1400)])
+        for rig in (first, second):
+            await auntil(lambda r=rig: _stands_still(r), seconds=20, what="both stand still")
+        [(rows,)] = query(database, LIVE)
+        assert MOST <= rows <= MOST + 10 + sum(sink.max_in_flight for sink in sinks)
+        assert [*first.ended, *second.ended] == []
+
+
+def _halved(*rigs: Rig) -> bool:
+    return {held for rig in rigs for held in rig.ownership.held.values()} == {SHARDS // 2}
+
+
+async def _stands_still(rig: Rig) -> bool:
+    gate = rig.relays[0]._gate  # pyright: ignore[reportPrivateUsage]
+    return gate is not None and gate.closed and not gate.flows
 
 
 async def test_no_row_is_counted_while_none_stands(database: Database) -> None:

@@ -66,7 +66,7 @@ def rows(request: pytest.FixtureRequest, filled: Database) -> Database:
 def claiming(**changes: Any) -> dict[str, Any]:
     return {
         "sink": SINK, "owner": OWNER, "lease": uuid4(), "lease_for": 20.0, "rows": 100, "bytes": 1 << 40,
-        "hold": False, "keys": [], "sweep": False, "suspects": False, "with_followers": False, "most_payload": 1 << 30,
+        "hold": False, "keys": [], "suspects": False, "with_followers": False, "most_payload": 1 << 30,
         **changes,
     }  # fmt: skip
 
@@ -76,7 +76,7 @@ ALL = LIVE_KEYS * PER_KEY
 SHARDS = list(range(64))
 STATEMENTS: list[tuple[str, dict[str, Any], int]] = [
     ("claim_rows", claiming(), LIVE_KEYS),
-    ("claim_rows", claiming(keys=LIVE, sweep=True), LIVE_KEYS),
+    ("claim_rows", claiming(keys=LIVE), LIVE_KEYS),
     ("claim_rows", claiming(with_followers=True, rows=1000), ALL),
     ("claim_rows", claiming(hold=True, rows=1000, with_followers=True), ALL),
     ("claim_rows", claiming(suspects=True), 0),

@@ -336,6 +336,11 @@ async def test_a_chore_that_takes_long_is_done_seldom_and_one_that_fails_ends_no
     async def fails() -> int:
         raise StatementFailed("no", "57014")
 
-    for chore, due in ((Chore("slow", slow, 5.0, 15.0), 120.4), (Chore("fails", fails, 5.0, 15.0), 115.4)):
+    behind = Chore("behind", slow, 5.0, 15.0, is_behind=lambda count: count == 0)
+    for chore, due in (
+        (Chore("slow", slow, 5.0, 15.0), 120.4),
+        (Chore("fails", fails, 5.0, 15.0), 115.4),
+        (behind, 101.2),
+    ):
         await chores._do(chore)  # pyright: ignore[reportPrivateUsage]
         assert chore.due_at == pytest.approx(due)

@@ -9,11 +9,11 @@ from uuid import uuid4
 
 import pytest
 
-from outbox_relay.domain.errors import LeaseLost, StartAgain
+from outbox_relay.domain.errors import LeaseLost, StartAgain, StatementFailed
 from outbox_relay.domain.event import SHARDS, Event
 from outbox_relay.domain.outcomes import DELIVERED, Failed, RetryPolicy, Verdict
 from outbox_relay.domain.window import BEGINNING, Position
-from outbox_relay.postgres.store import NewRow, RowBack
+from outbox_relay.postgres.store import NewRow, RowBack, statements
 from outbox_relay.relay.leases import Ownership, fair_share
 from tests.integration.test_relay import delivered, emit, fails, has, ids, in_order, query
 from tests.support.database import Database
@@ -269,7 +269,7 @@ async def test_shards_that_stand_at_one_place_share_a_row_of_the_ledger_each_at_
         await heir.place("s", Position(second[0]), [0, 1])
         await hand.place("s", Position(BEGINNING))
         assert hand.query(rows) == [(4, 3 * SHARDS + 2)]
-        await hand.store.trim_progress()
+        await hand.store.trim_progress(1000)
         assert hand.query(rows) == [(2, SHARDS + 2)]
         stands = await hand.store.positions("s", range(SHARDS))
     assert stands == {shard: Position(second[0] if shard < 2 else BEGINNING) for shard in range(SHARDS)}
@@ -422,3 +422,37 @@ async def test_a_lapsed_lease_is_no_crash_while_the_destination_is_known_to_be_d
         hand.do("update outbox.sink set last_error_at = last_error_at - %s * interval '1 second'", said_seconds_ago)
         assert len(await Ledger(database, hand.store).own("s")) == SHARDS
         assert hand.query("select distinct crashes from outbox.shard") == [(crashes,)]
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["in effect at once", "in effect after the next claims"])
+async def test_shards_of_a_claim_without_an_answer_are_served_at_once_and_count_as_no_crash(
+    database: Database, late: bool
+) -> None:
+    """Its COMMIT waits, as for a standby, and the relay has given it up."""
+    sink = MemorySink()
+    rig = Rig(database.dsn, [(spec("s"), sink)], lease_seconds=30.0)
+    async with await database.aconnect() as server:
+
+        async def claim_without_answer(*given: Any) -> Any:
+            rig.store.claim_shards = claim  # type: ignore[method-assign]
+            names = ("sink", "owner", "generation", "lease", "most", "free_for")
+            parameters = {**dict(zip(names, given, strict=True)), "lapsed_for": 0.0}
+            cursor = await server.execute(statements()["claim_shards"], parameters)
+            assert cursor.rowcount == SHARDS
+            if not late:
+                await server.commit()
+            raise StatementFailed("the database did not answer within 10 s", "57014")
+
+        claim, rig.store.claim_shards = rig.store.claim_shards, claim_without_answer  # type: ignore[method-assign]
+        await rig.start()
+        await auntil(lambda: claimed_again(rig), seconds=20, what="the relay claims again")
+        await server.commit()
+        await owns(rig, SHARDS, seconds=20)
+        await delivered(sink, emit(database, ["a"]))
+        assert query(database, "select distinct crashes, owner from outbox.shard") == [(0, rig.relay)]
+    await rig.crash()
+    rig.judge()
+
+
+async def claimed_again(rig: Rig) -> bool:
+    return rig.store.calls["release_unknown"] > 1

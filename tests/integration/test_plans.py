@@ -336,7 +336,7 @@ def test_types_among_the_newest_events_cost_those_events(explained: Explained) -
 def claim(explained: Explained, **changes: Any) -> list[tuple[Any, ...]]:
     parameters: dict[str, Any] = {
         "sink": SINK, "owner": OWNER, "lease": uuid4(), "lease_for": 20.0, "rows": 100, "bytes": AMPLE,
-        "hold": False, "keys": [], "sweep": False, "suspects": False, "with_followers": False, "most_payload": None,
+        "hold": False, "keys": [], "suspects": False, "with_followers": False, "most_payload": None,
     }  # fmt: skip
     with explained.connection.transaction(force_rollback=True):
         return explained.run("claim_rows", **{**parameters, **changes})
@@ -372,10 +372,16 @@ def test_heads_of_keys_are_found_by_key(explained: Explained) -> None:
     assert sum(node.scanned for node in scans) <= len(keys)
 
 
+def held_keys(explained: Explained) -> list[str]:
+    return [key for (key,) in explained.run("held_keys", sink=SINK, after=None, most=1000)]
+
+
 def test_sweep_reads_one_row_of_each_key(explained: Explained) -> None:
-    claim(explained, sweep=True)
-    for text, index in ((HEADS, "delivery_held"), (HELD, "delivery_key")):
-        scans = explained.scans("delivery", of=text)
+    keys = held_keys(explained)
+    looked_at = [("delivery_held", explained.scans("delivery", of=HEADS))]
+    claim(explained, keys=keys)
+    looked_at.append(("delivery_key", explained.scans("delivery", of=HELD)))
+    for index, scans in looked_at:
         assert {node.index for node in scans} == {index}
         assert sum(node.scanned for node in scans) <= 1000 + 1
 
@@ -398,7 +404,7 @@ def test_followers_read_no_more_rows_than_are_claimed(explained: Explained, keys
 
 
 def test_claimed_rows_are_locked_and_changed_by_their_primary_key(explained: Explained) -> None:
-    claimed = claim(explained, sweep=True)
+    claimed = claim(explained, keys=held_keys(explained))
     for text in (LOCKED, CLAIMED):
         [scan] = explained.scans("delivery", of=text)
         assert {index for index, _ in explained.conditions(of=text)} == {"delivery_pkey"}
@@ -495,7 +501,7 @@ def early(database: Database) -> Generator[Early]:
 def claiming(ids: list[int]) -> dict[str, Any]:
     return {
         "sink": SINK, "owner": OWNER, "lease": uuid4(), "lease_for": 20.0, "rows": len(ids), "bytes": AMPLE,
-        "hold": False, "keys": [], "sweep": False, "suspects": False, "with_followers": False, "most_payload": None,
+        "hold": False, "keys": [], "suspects": False, "with_followers": False, "most_payload": None,
     }  # fmt: skip
 
 

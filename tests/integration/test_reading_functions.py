@@ -291,7 +291,7 @@ def test_position_of_a_late_zombie_never_outranks(connection: Connection, sink: 
 def test_trimmed_ledger_keeps_the_position_of_every_shard(connection: Connection, sink: str) -> None:
     for epoch, last in [(1, 10), (2, 30), (2, 40), (1, 20)]:
         assert Settlement(sink, moved={shard: (epoch, last + shard) for shard in range(64)}).run(connection)
-    connection.execute(SQL["trim_progress"])
+    connection.execute(SQL["trim_progress"], {"most": 5000})
     assert [stands(connection, sink, shard) for shard in range(64)] == [40 + shard for shard in range(64)]
     assert written(connection, sink) == (0, 64)
 
@@ -330,12 +330,14 @@ def add(connection: Connection, sink: str, event: int, key: str | None = "k", **
 
 
 def claim(connection: Connection, sink: str, **changes: Any) -> list[tuple[Any, ...]]:
-    """Claim, and return the rows in id order."""
+    """Claim, of the heads of all keys unless ``keys`` are given, and return the rows in id order."""
     parameters: dict[str, Any] = {
         "sink": sink, "owner": ME, "lease": uuid4(), "lease_for": 20.0, "rows": 100, "bytes": AMPLE, "hold": False,
-        "keys": [], "sweep": True, "suspects": False, "with_followers": False, "most_payload": None,
+        "suspects": False, "with_followers": False, "most_payload": None, **changes,
     }  # fmt: skip
-    return sorted(call(connection, "claim_rows", **{**parameters, **changes}))
+    if "keys" not in parameters:
+        parameters["keys"] = [key for (key,) in call(connection, "held_keys", sink=sink, after=None, most=1000)]
+    return sorted(call(connection, "claim_rows", **parameters))
 
 
 def claimed(connection: Connection, sink: str, **changes: Any) -> list[int]:
@@ -464,7 +466,7 @@ def test_what_came_back_before_comes_alone(connection: Connection, sink: str) ->
 def test_first_rows_of_keys_come_before_several_of_one(connection: Connection, sink: str) -> None:
     for event in range(1, 31):
         add(connection, sink, event, key=f"key-{event % 3}", state="held")
-    assert claimed(connection, sink, with_followers=True, rows=2, keys=["key-0", "key-1"], sweep=False) == [1, 3]
+    assert claimed(connection, sink, with_followers=True, rows=2, keys=["key-0", "key-1"]) == [1, 3]
     assert claimed(connection, sink, with_followers=True, rows=4) == [2, 5, 8, 11]
     connection.execute("update outbox.delivery set lease_until = null where sink = %s", (sink,))
     assert claimed(connection, sink, with_followers=True, rows=12) == list(range(1, 13))
@@ -504,12 +506,18 @@ def test_rows_without_a_key_wait_for_nobody(connection: Connection, sink: str) -
     assert claimed(connection, sink) == [2, 3]
 
 
+SWEEP = """
+select id from outbox.claim_rows(%s, %s, gen_random_uuid(), 20, 100, 1000000000, false, '{}', true, false, false)
+ order by id"""
+"""As relays made for version 1 claim the heads of all keys."""
+
+
 def test_held_rows_are_found_by_the_keys_given_or_by_a_sweep(connection: Connection, sink: str) -> None:
     for event, key in enumerate(["a", "b", "c", "a"], start=1):
         add(connection, sink, event, key=key, state="held")
-    assert claimed(connection, sink, sweep=False) == []
-    assert claimed(connection, sink, sweep=False, keys=["b", "nothing"]) == [2]
-    assert claimed(connection, sink, sweep=True) == [1, 3]
+    assert claimed(connection, sink, keys=[]) == []
+    assert claimed(connection, sink, keys=["b", "nothing"]) == [2]
+    assert connection.execute(SWEEP, (sink, ME)).fetchall() == [(1,), (3,)]
 
 
 def test_earliest_due_rows_are_claimed_first(connection: Connection, sink: str) -> None:

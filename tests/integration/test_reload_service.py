@@ -256,3 +256,34 @@ async def test_a_reload_whose_answer_is_lost_supersedes_nobody_for_good(
             asyncio.get_running_loop().remove_signal_handler(number)
     assert sorted(map(str, types(receiver))) == ["a.one", "a.two", "b.two"]
     assert query(database, "select count(*) from outbox.shard where owner is not null") == [(0,)]
+
+
+SUPERSEDED = "another configuration of this sink is in force; draining"
+CRM = """select patterns, generation, (select config from outbox.meta) from outbox.sink"""
+OWNERS = "select distinct owner from outbox.shard where lease_until > now()"
+SEEN = "select seen_at from outbox.relay where id = %s"
+
+
+def test_a_process_with_an_older_configuration_that_comes_back_changes_nothing_for_those_that_stayed(
+    database: Database, receiver: Receiver, tmp_path: Path
+) -> None:
+    """It was stopped for longer than its leases, while a newer configuration was rolled out."""
+    text = config(database.dsn, receiver, tmp_path)
+    with RelayService(tmp_path, text, "older") as older:
+        until(lambda: len(query(database, OWNERS)) == 1, seconds=30, what="the older process serves the sink")
+        [(relay,)] = query(database, OWNERS)
+        older.send(signal.SIGSTOP)
+        with RelayService(tmp_path, text.replace(*MORE), "newer") as newer:
+            others = f"{OWNERS} and owner <> %s"
+            until(lambda: query(database, others, relay), seconds=30, what="the newer process serves the sink")
+            in_force = query(database, CRM)
+            older.send(signal.SIGCONT)
+            until(lambda: SUPERSEDED in events(older), seconds=30, what="the older process notices")
+            for _ in range(5):  # renewals, of which four without any relay that serves the sink would give it back
+                seen = query(database, SEEN, relay)
+                until(lambda s=seen: query(database, SEEN, relay) != s, seconds=30, what="it renews its leases")
+            emit(database, "a.1", "b.1")
+            until(lambda: {*types(receiver)} >= {"a.1", "b.1"}, seconds=30, what="events of both types arrive")
+            assert query(database, CRM) == in_force
+            assert newer.stop() == 0
+        assert older.stop() == 0

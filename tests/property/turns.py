@@ -28,8 +28,8 @@ STILL_ROUNDS = 20
 for another's probe look again for ever."""
 LOCK_TIMEOUT = "set lock_timeout = '2s'"
 """No statement here ever waits for a lock. One that does, because a rule was broken, fails."""
-OWNERS_CHANGE = frozenset({"claim_shards", "reclaim_shards", "release_shards"})
-WAITS_FOR_SHARDS = frozenset({"renew_shards", "reclaim_shards", "release_shards", "reset_crashes"})
+OWNERS_CHANGE = frozenset({"claim_shards", "reclaim_shards", "release_shards", "release_unknown"})
+WAITS_FOR_SHARDS = frozenset({"renew_shards", "reclaim_shards", "release_shards", "release_unknown", "reset_crashes"})
 """Statements that wait for the end of a settlement under way of their own worker."""
 
 OWNERS = "select shard, owner, epoch from outbox.shard where sink = %s"

@@ -10,6 +10,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from outbox_relay.domain.errors import StartAgain, StatementFailed
+from outbox_relay.domain.event import Event
 from outbox_relay.domain.in_flight import Chunk
 from outbox_relay.domain.outcomes import DELIVERED
 from outbox_relay.domain.window import BEGINNING, Position
@@ -101,7 +102,7 @@ async def test_no_row_is_claimed_while_too_many_outcomes_wait_to_be_written() ->
 def test_claims_get_smaller_after_failures_down_to_one_row_without_its_payload_and_grow_again() -> None:
     portion, seen = Portion(), list[tuple[int, int, bool]]()
     for _ in range(6):
-        portion.failure("57014")
+        portion.failure(StatementFailed("canceling statement due to statement timeout", "57014"))
         seen.append((portion.rows, portion.payload_bytes, portion.bare))
     assert seen[0] == (MOST_ROWS // 8, MOST_BYTES // 8, False)
     assert [(rows, bare) for rows, _, bare in seen[2:4]] == [(1, False), (1, True)]
@@ -117,7 +118,7 @@ def test_failures_that_a_smaller_claim_would_meet_too_change_nothing_but_the_pau
     portion = Portion()
     pauses = list[float]()
     for _ in range(10):
-        portion.failure(sqlstate)
+        portion.failure(StatementFailed("the database ended the statement", sqlstate))
         pauses.append(portion.pause_seconds())
     assert (portion.rows, portion.payload_bytes, portion.bare) == (MOST_ROWS, MOST_BYTES, False)
     assert pauses == sorted(pauses)
@@ -127,7 +128,7 @@ def test_failures_that_a_smaller_claim_would_meet_too_change_nothing_but_the_pau
 async def test_outcomes_that_cannot_be_written_stay_and_the_session_ends_in_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("outbox_relay.relay.parked.FIRST_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("outbox_relay.relay.portions.FIRST_PAUSE_SECONDS", 0.0)
     asked: list[int] = []
 
     async def fails(_sink: str, rows: list[tuple[int, UUID]]) -> set[int]:
@@ -141,3 +142,60 @@ async def test_outcomes_that_cannot_be_written_stay_and_the_session_ends_in_the_
         await rows._settle_now()  # pyright: ignore[reportPrivateUsage]
     assert (asked[0], asked[-1], len(asked)) == (100, 1, 6)
     assert rows.under_way == 100
+
+
+class Payload:
+    """The reads of a row's payload, answered one after another; an error is raised."""
+
+    def __init__(self, *answers: bytes | StatementFailed | None) -> None:
+        self.answers = [*answers]
+
+    async def __call__(self, _sink: str, _event: int, _lease: UUID) -> bytes | None:
+        answer = self.answers.pop(0)
+        if isinstance(answer, StatementFailed):
+            raise answer
+        return answer
+
+
+NOT_CLAIMED = "payload has 9 bytes, more than the ceiling of 0"
+TIMEOUT = StatementFailed("canceling statement due to statement timeout", "57014")
+LOCKED = StatementFailed("canceling statement due to lock timeout", "55P03")
+
+
+@pytest.mark.parametrize(
+    ("answers", "payload", "fault"),
+    [
+        ((b"payload",), b"payload", None),
+        ((TIMEOUT, LOCKED, b"payload"), b"payload", None),
+        ((None,), b"", NOT_CLAIMED),
+        ((TIMEOUT,) * 5, b"", f"its payload could not be read: {TIMEOUT}"),
+    ],
+    ids=["found", "found in the end", "above the ceiling", "never"],
+)
+async def test_row_that_was_claimed_without_its_payload_gets_it_or_the_reason(
+    monkeypatch: pytest.MonkeyPatch, answers: tuple[Any, ...], payload: bytes, fault: str | None
+) -> None:
+    monkeypatch.setattr("outbox_relay.relay.portions.FIRST_PAUSE_SECONDS", 0.0)
+    event = await _read(NOT_CLAIMED, *answers)
+    assert (event.payload, event.fault) == (payload, fault)
+
+
+@pytest.mark.parametrize("fault", [None, "deliver_at lies outside the years 1 to 9998"])
+async def test_payload_of_a_row_that_has_it_or_cannot_be_delivered_anyway_is_not_read(fault: str | None) -> None:
+    assert (await _read(fault)).fault == fault
+
+
+async def test_row_is_not_blamed_for_a_lock_or_for_want_of_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outbox_relay.relay.portions.FIRST_PAUSE_SECONDS", 0.0)
+    with pytest.raises(StatementFailed):
+        await _read(NOT_CLAIMED, *[LOCKED] * 5)
+
+
+async def _read(fault: str | None, *answers: Any) -> Event:
+    """The event of a row with ``fault`` once its payload was read; every answer is asked for."""
+    rows, reads = _rows(), Payload(*answers)
+    rows._store.row_payload = reads  # type: ignore[method-assign]  # pyright: ignore[reportPrivateUsage]
+    row = ClaimedRow(an_event(payload=b"")._replace(fault=fault), True, 0, 1, uuid4())
+    event = (await rows._whole(row)).event  # pyright: ignore[reportPrivateUsage]
+    assert reads.answers == []
+    return event

@@ -1,6 +1,13 @@
 -- Gives up shards at the epochs at which this relay owns them. `lease_until` becomes the time of the release.
 update outbox.shard s
    set owner = null, lease_until = clock_timestamp()
-  from unnest(%(shards)s::smallint[], %(epochs)s::bigint[]) k (shard, epoch)
- where s.sink = %(sink)s and s.shard = k.shard and s.epoch = k.epoch and s.owner = %(owner)s::uuid
+  from (
+    select c.shard
+      from unnest(%(shards)s::smallint[], %(epochs)s::bigint[]) k (shard, epoch)
+      join outbox.shard c
+        on c.sink = %(sink)s and c.shard = k.shard and c.epoch = k.epoch and c.owner = %(owner)s::uuid
+     order by c.shard
+       for no key update of c
+  ) mine
+ where s.sink = %(sink)s and s.shard = mine.shard
 returning s.shard

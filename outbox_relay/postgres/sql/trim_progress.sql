@@ -1,7 +1,15 @@
--- Rows of the ledger that are outranked for every shard in them. The oldest rows are compared with each other, so that one
--- call is bounded however many there are; what is outranked by one of them is outranked.
+-- Rows of the ledger that are outranked for every shard in them. The oldest rows of each sink are compared with each other,
+-- so that one call is bounded however many there are, and no sink that stands still keeps another's from being looked at.
+-- What is outranked by one of them is outranked.
 with oldest as materialized (
-    select p.sink, p.seq, p.shards, p.epochs from outbox.progress p order by p.seq limit 5000
+    select p.sink, p.seq, p.shards, p.epochs
+      from outbox.sink k
+     cross join lateral (
+        select o.sink, o.seq, o.shards, o.epochs from outbox.progress o
+         where o.sink = k.name
+         order by o.seq
+         limit %(most)s::integer
+     ) p
 ), standing as (
     select distinct on (o.sink, u.shard) o.sink, o.seq
       from oldest o cross join lateral unnest(o.shards, o.epochs) u (shard, epoch)

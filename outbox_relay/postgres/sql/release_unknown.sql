@@ -1,0 +1,10 @@
+-- Shards of claims whose answer was lost: this relay owns them in the database alone, so nothing of them was read.
+update outbox.shard s
+   set owner = null, lease_until = clock_timestamp()
+  from (
+    select c.shard from outbox.shard c
+     where c.sink = %(sink)s and c.owner = %(owner)s::uuid and c.shard <> all (%(known)s::smallint[])
+     order by c.shard
+       for no key update
+  ) unknown
+ where s.sink = %(sink)s and s.shard = unknown.shard

@@ -1,0 +1,48 @@
+"""Writing much at once: in smaller portions, and again, when the database fails with it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from outbox_relay.domain.errors import StatementFailed
+
+MOST_TRIES = 6
+"""How often one statement is tried before it ends its session: two seconds and more."""
+FIRST_PAUSE_SECONDS = 0.05
+"""Pause before the first of these tries is repeated, doubled after each."""
+SHRINK = 8
+"""How many times smaller the next portion is."""
+NOT_FOR_ITS_SIZE = ("40", "55P03", StatementFailed.NO_CONNECTION)
+"""SQLSTATEs of failures that a smaller statement would meet as well: deadlocks, serialisation, locks, no connection."""
+
+
+def is_for_its_size(error: StatementFailed) -> bool:
+    """Return whether a smaller statement may succeed where this one failed."""
+    return not (error.sqlstate or "").startswith(NOT_FOR_ITS_SIZE)
+
+
+async def pause(failed: int) -> None:
+    """Wait before a statement is tried again that ``failed`` times in a row."""
+    await asyncio.sleep(FIRST_PAUSE_SECONDS * 2.0**failed)
+
+
+async def write_in_portions(most: int, write: Callable[[int], Awaitable[bool]]) -> None:
+    """Call ``write`` with the size of a portion until it returns False because nothing is left.
+
+    A portion that failed has changed nothing. It is tried again after a pause, and smaller if its size may be the
+    reason. Raises ``StatementFailed`` after ``MOST_TRIES`` failures in a row.
+    """
+    failed, left = 0, True
+    while left:
+        try:
+            left = await write(most)
+        except StatementFailed as error:
+            failed += 1
+            if failed >= MOST_TRIES:
+                raise
+            if is_for_its_size(error):
+                most = max(1, most // SHRINK)
+            await pause(failed)
+        else:
+            failed = 0

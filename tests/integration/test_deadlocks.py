@@ -1,0 +1,239 @@
+"""Locks are taken in one order: what changes sinks, migrates and settles at the same time waits and does not fail.
+
+Each test holds one lock in between, so that the statements meet where they would otherwise meet by chance.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Generator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+from psycopg.types.json import Jsonb
+
+from outbox_relay.postgres.migrations import SCHEMA_FOLDER, SCHEMA_VERSION, migrate
+from outbox_relay.postgres.store import statements
+from tests.integration.test_migrate import add, meta
+from tests.support.database import Database
+from tests.support.wait import until
+
+Connection = psycopg.Connection[Any]
+SQL = statements()
+SINK, OWNER, LEASE = "s", UUID(int=1), uuid4()
+SECONDS = 30
+REGISTER = "select generation from outbox.register_sinks(%s, 0, '3:3:', 3)"
+
+
+@pytest.fixture
+def first(tmp_path: Path) -> Path:
+    """The migrations of version 1."""
+    folder = tmp_path / "first"
+    shutil.copytree(SCHEMA_FOLDER, folder)
+    for path in folder.glob("000[2-9]*.sql"):
+        path.unlink()
+    return folder
+
+
+@contextmanager
+def begun(database: Database, work: Callable[[Connection], Any]) -> Generator[Future[Any]]:
+    """``work`` on a connection of its own in a thread, which waits for a lock, or is done, when the block begins."""
+    with ThreadPoolExecutor(1) as pool, database.connect(autocommit=True) as connection:
+        done = pool.submit(work, connection)
+        pid = connection.info.backend_pid
+        until(lambda: done.done() or waiting(database, f"pid = {pid}"), seconds=SECONDS, what="it waits for a lock")
+        yield done
+
+
+@contextmanager
+def migrating(database: Database, folder: Path) -> Generator[Future[Any]]:
+    """A migration in a thread, which waits for a lock when the block begins."""
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(migrate, database.dsn, folder=folder)
+        found = "application_name like '% migrate'"
+        until(lambda: done.done() or waiting(database, found), seconds=SECONDS, what="migrate waits for a lock")
+        yield done
+
+
+def waiting(database: Database, whose: str) -> bool:
+    """Whether a server process waits for a lock."""
+    with database.connect() as connection:
+        query = f"select from pg_stat_activity where {whose} and wait_event_type = 'Lock'"
+        return connection.execute(query.encode()).fetchone() is not None
+
+
+def owned_sink(connection: Connection) -> None:
+    """A sink whose shards have an owner, at epoch 1."""
+    connection.execute("insert into outbox.sink (name, patterns, start) values (%s, '{*}', 'now')", (SINK,))
+    connection.execute(
+        "insert into outbox.shard (sink, shard, owner, epoch, lease_until) "
+        "select %s, n, %s, 1, now() + interval '1 hour' from generate_series(0, 63) n",
+        (SINK, OWNER),
+    )
+
+
+def lock_shard(connection: Connection, shard: int) -> None:
+    connection.execute("select from outbox.shard where sink = %s and shard = %s for update", (SINK, shard))
+
+
+def shards(*wanted: int) -> dict[str, Any]:
+    return {"sink": SINK, "owner": OWNER, "shards": [*wanted], "epochs": [1] * len(wanted), "server": None}
+
+
+def renew(connection: Connection) -> int:
+    return connection.execute(SQL["renew_shards"], {**shards(3, 4, 5), "sinks": [SINK] * 3, "lease": 60.0}).rowcount
+
+
+# -- shards ---------------------------------------------------------------------------------------------------------
+
+
+def as_they_lie(connection: Connection) -> None:
+    """Leave only plans that go through shards as they lie in the table."""
+    for name in ("enable_indexscan", "enable_bitmapscan", "enable_indexonlyscan"):
+        connection.execute(f"set {name} = off".encode())
+
+
+def put_behind(connection: Connection, *shards: int) -> None:
+    """Move shards behind all others of the table."""
+    for shard in shards:
+        connection.execute("update outbox.shard set crashes = crashes where shard = %s", (shard,))
+
+
+def remove(connection: Connection) -> Any:
+    as_they_lie(connection)
+    return connection.execute("select outbox.remove_sink(%s)", (SINK,)).fetchone()
+
+
+def test_removal_of_a_sink_waits_for_its_shards_in_the_order_of_all_others(database: Database) -> None:
+    with database.connect() as third:
+        owned_sink(third)
+        put_behind(third, 3, 4)
+        third.commit()
+        lock_shard(third, 4)
+        with begun(database, renew) as renewed, begun(database, remove) as removed:
+            third.commit()
+            assert (renewed.result(SECONDS), removed.result(SECONDS)) == (3, (0,))
+
+
+@pytest.mark.parametrize("statement", ["release_shards", "reset_crashes"])
+def test_shards_are_changed_in_one_order_however_they_lie_in_the_table(database: Database, statement: str) -> None:
+    def change(connection: Connection) -> int:
+        as_they_lie(connection)
+        return connection.execute(SQL[statement], shards(5, 4, 3)).rowcount
+
+    with database.connect() as third:
+        owned_sink(third)
+        third.execute("update outbox.shard set crashes = 1")
+        put_behind(third, 3, 4)
+        third.commit()
+        lock_shard(third, 4)
+        with begun(database, renew) as renewed, begun(database, change) as changed:
+            third.commit()
+            assert (renewed.result(SECONDS), changed.result(SECONDS)) == (3, 3)
+
+
+# -- rows -----------------------------------------------------------------------------------------------------------
+
+ROWS = """
+insert into outbox.delivery (sink, id, shard, state, ordered, due_at, lease, lease_until, owner, uid, type, payload,
+                             content_type, created_at)
+select %s, n, 0, 'waiting', false, now(), %s, now() + interval '1 hour', %s, gen_random_uuid(), 't', '', 't', now()
+  from generate_series(1, 5) n"""
+
+
+def remove_patiently(connection: Connection) -> Any:
+    """Remove the sink, and look for a deadlock only once there certainly is one: a server looks once for each wait."""
+    connection.execute("set deadlock_timeout = '5s'")
+    return remove(connection)
+
+
+def test_removal_of_a_sink_outlives_a_deadlock_with_rows_that_are_being_settled(database: Database) -> None:
+    """Rows are no part of any order: they are settled as they come."""
+    with database.connect() as third:
+        owned_sink(third)
+        third.execute(ROWS, (SINK, LEASE, OWNER))
+        third.commit()
+        third.execute("delete from outbox.delivery where id = 5")
+        third.execute("set local deadlock_timeout = '1h'")  # the other one is to notice
+        with begun(database, remove_patiently) as removed:
+            third.execute("delete from outbox.delivery where id = 1")
+            third.commit()
+            assert removed.result(SECONDS) == (3,)
+
+
+# -- migrations -----------------------------------------------------------------------------------------------------
+
+
+def test_sinks_are_registered_while_a_later_migration_changes_them(database: Database, tmp_path: Path) -> None:
+    folder = tmp_path / "next"
+    shutil.copytree(SCHEMA_FOLDER, folder)
+    add(folder, "alter table outbox.sink add column extra integer;\n")
+    with database.connect() as relay:
+        owned_sink(relay)
+        relay.commit()
+        relay.execute("lock table outbox.sink in share row exclusive mode")  # what register_sinks does first of all
+        with migrating(database, folder) as migrated:
+            relay.execute(REGISTER, (Jsonb([{"name": SINK, "patterns": ["b"], "start": None}]),))
+            relay.commit()
+            assert migrated.result(SECONDS).after == SCHEMA_VERSION + 1
+
+
+def test_rows_are_settled_while_a_schema_of_version_1_waits_to_be_migrated(
+    empty_database: Database, first: Path
+) -> None:
+    """A settlement locks the rows before the log, and the migration changes both."""
+    migrate(empty_database.dsn, folder=first)
+    with empty_database.connect() as application:
+        owned_sink(application)
+        application.execute("select outbox.emit('t', '1')")
+        application.commit()
+        [(event, shard)] = application.execute("select id, shard from outbox.event").fetchall()
+        application.commit()
+        application.execute("select outbox.emit('t', '2')")
+        with (
+            migrating(empty_database, SCHEMA_FOLDER) as migrated,
+            begun(empty_database, lambda connection: settle(connection, event, shard)) as settled,
+        ):
+            application.commit()
+            assert settled.result(SECONDS) == [(True,)]
+            assert migrated.result(SECONDS).after == SCHEMA_VERSION
+    assert meta(empty_database) == (SCHEMA_VERSION, 1)
+
+
+def test_an_application_that_chooses_uids_is_no_victim_of_a_migration(empty_database: Database, first: Path) -> None:
+    """It has written a uid, and not yet its event, when the log is locked."""
+    migrate(empty_database.dsn, folder=first)
+    with empty_database.connect() as application, empty_database.connect() as another:
+        another.execute("select outbox.emit('t', '1')")
+        with migrating(empty_database, SCHEMA_FOLDER) as migrated:
+            application.execute("insert into outbox.uid (uid) values (gen_random_uuid())")
+            another.commit()
+            until(lambda: migrated.done() or waiting(empty_database, UID), seconds=SECONDS, what="it waits for uids")
+            application.execute("select outbox.emit('t', '2')")
+            application.commit()
+            assert migrated.result(SECONDS).after == SCHEMA_VERSION
+
+
+UID = (
+    "application_name like '% migrate' and exists "
+    "(select from pg_locks l where l.pid = pg_stat_activity.pid and not l.granted "
+    "and l.relation = 'outbox.uid'::regclass)"
+)
+
+
+def settle(connection: Connection, event: int, shard: int) -> list[tuple[bool]]:
+    """Make a row of an event, as a relay of any version does."""
+    none: list[Any] = [None]
+    moved = ("places", "a_seqs", "a_snapshots", "a_nexts", "b_seqs", "b_snapshots", "b_nexts", "lasts")
+    row = {"states": ["waiting"], "ordereds": [True], "due_in": [0.0], "attempts": [0], "claims": [0]}
+    unset = ("leases", "lease_for", "errors", "statuses", "last_attempts")
+    parameters = {
+        **shards(), **{name: [] for name in moved}, "ids": [event], **row, **dict.fromkeys(unset, none),
+        "fence_shards": [shard], "fence_epochs": [1],
+    }  # fmt: skip
+    return connection.execute(SQL["settle"], parameters).fetchall()
