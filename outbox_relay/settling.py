@@ -22,8 +22,9 @@ FLUSH_SECONDS = 0.1
 FORWARD_SECONDS = 5.0
 """Shards without events are brought forward this often: reading them from an older tick finds nothing."""
 MOST_TRIES = 6
-"""How often the same settlement is tried, in ever smaller ones, before the session ends: two seconds and more."""
-FIRST_PAUSE_SECONDS = 0.05
+"""How often a settlement is tried before the session ends, in two seconds and more, or as often as it takes to come
+down to single rows."""
+FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS = 0.05, 1.6
 """Between two tries, doubled after each."""
 MOST_EVENTS = 20_000
 MOST_CHUNKS = 64
@@ -191,10 +192,10 @@ class Settling:
                 await self._store.settle(sink, self._relay, covered, part, epochs, server=self.server)
             except StatementFailed:
                 failed += 1
-                if failed >= MOST_TRIES:
+                if most <= 1 and failed >= MOST_TRIES:
                     raise
                 most = max(1, most // 4)
-                await asyncio.sleep(FIRST_PAUSE_SECONDS * 2.0**failed)
+                await asyncio.sleep(min(MOST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0**failed))
                 continue
             failed, rows = 0, rows[most:]
             self._writing = len(rows)

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -23,10 +24,20 @@ STOP_SECONDS = 40
 class RelayService:
     """One `outbox-relay run` process with a config file of its own in `directory`.
 
-    `config` is the TOML text without `[http]`, which is added on a free port.
+    `config` is the TOML text without `[http]`, which is added on a free port. `program` is the module to run, with
+    arguments before the command.
     """
 
-    def __init__(self, directory: Path, config: str, name: str = "relay", **environment: str) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        config: str,
+        name: str = "relay",
+        *,
+        program: Sequence[str] = ("outbox_relay",),
+        **environment: str,
+    ) -> None:
+        self._program = program
         self.port = free_port()
         self.config = directory / f"{name}.toml"
         self.config.write_text(f'{config}\n[http]\nlisten = "127.0.0.1:{self.port}"\n')
@@ -38,7 +49,7 @@ class RelayService:
         """Start the process and, unless told otherwise, wait until it is ready."""
         with self.log.open("ab") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-X", "faulthandler", "-m", "outbox_relay", "run", "-c", self.config],
+                [sys.executable, "-X", "faulthandler", "-m", *self._program, "run", "-c", self.config],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
