@@ -33,6 +33,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psycopg
 
@@ -218,9 +219,14 @@ class Watch:
         resident, waits = resident_bytes(self.service.process.pid), self.trickle.oldest_wait()
         self.tell(
             f"{seconds:5.0f} s {'committed' if self.huge.committed else 'open     '} {resident / 2**20:5.0f} MiB"
-            f" {records:9,} records, trickle {middle * 1e3:4.0f} ms, most {most * 1e3:5.0f} ms, oldest waits {waits:.1f} s,"
+            f" {records:9,} records, trickle {middle * 1e3:4.0f} ms, most {most * 1e3:5.0f} ms, oldest {waits:.1f} s,"
             f" ended {self.ended() or 'none'}, restarts {self.restarts() or 'none'}, {load()}"
         )
+
+    def said(self) -> list[str]:
+        """Every warning and error of the relay."""
+        lines = [line for line in self.service.lines() if line.get("level") in ("warning", "error")]
+        return [f"relay: {line.get('event')}: {line.get('reason')}" for line in lines]
 
     def ended(self) -> dict[str, int]:
         """How many statements of each kind the server has ended."""
@@ -231,8 +237,8 @@ class Watch:
     def restarts(self) -> dict[str, int]:
         """How many sessions of sinks were restarted, by reason."""
         found = Counter[str]()
-        sinks = (self.service.ask("/readyz")[1] or {}).get("sinks", {})
-        for sink in sinks.values():
+        body: dict[str, Any] = self.service.ask("/readyz")[1] or {"sinks": {}}
+        for sink in body["sinks"].values():
             found.update(sink["restarts"])
         return dict(found)
 
@@ -273,6 +279,8 @@ def measure(directory: Path, events: int, statement_ms: int | None, routed: bool
                 huge.start()
                 wrong = watch.run()
                 trickle.stop()
+                for line in watch.said():
+                    tell(line)
     tell(f"most: {watch.peak / 2**20:.0f} MiB resident, {watch.longest:.1f} s for an event of the trickle")
     for each in wrong:
         tell(f"wrong: {each}")

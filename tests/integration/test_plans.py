@@ -299,7 +299,7 @@ def test_events_in_the_middle_of_a_huge_transaction_of_other_types_are_found(exp
         wanted = [EVENTS + apart * n for n in (3 * step + 1, 5 * step, HUGE)]
         connection.execute("update outbox.event set type = 'another' where id = any (%s)", (wanted,))
         where = {"a": f"{xid}:{xid + 1}:{xid}", "a_next": xid + 1, "upto": EVENTS + apart * HUGE, "types": ["another"]}
-        found, marks = [], [0]
+        found, marks = list[int](), [0]
         while len(found) < len(wanted):
             rows = read(explained, "read_late", **where, after=marks[-1])
             found += [row[0] for row in rows if row[1] >= 0]
