@@ -442,9 +442,10 @@ $$;
 -- running at A and are visible in B. Transactions that still run at B are left out before the log is looked at, however
 -- many events they have by then.
 --
--- Given `most_payload`, one call looks at about 5 * `most_rows` events at most, whatever the size of a transaction. What
--- it leaves is said by a last row with shard -1, whose id is the one up to which all was looked at; without it all was,
--- unless `most_rows` or `most_bytes` ended the read. Such a row is no event.
+-- Given `most_payload`, one call looks at about 5 * `most_rows` events at most, whatever the size of a transaction, and
+-- at eight times as many while none is of the given types: a sink that gets nothing of a large transaction soon is behind
+-- it. What it leaves is said by a last row with shard -1, whose id is the one up to which all was looked at; without it
+-- all was, unless `most_rows` or `most_bytes` ended the read. Such a row is no event.
 --
 -- Transactions in [xmax, a_next) of A are listed when there are few; else those that have events are found one after
 -- another by the index: most numbers of a long range are savepoints. Events that lie close together are read in id
@@ -479,7 +480,9 @@ declare
     each bigint;
     looks bigint;
     last_id bigint := upto_id;
-    from_id constant bigint := after_id;
+    from_id bigint := after_id;
+    steps constant integer := 8;
+    wanted boolean := true;
 begin
     if below - above between 1 and few then
         late := late || array(
@@ -520,20 +523,28 @@ begin
         if looks > most_looks then
             -- The next ids of each transaction, up to where those of one end first: there are no others before.
             each := greatest(most_looks / cardinality(late), 1);
-            select min(f.first_id) - 1, coalesce(min(f.last_id), upto_id) into after_id, last_id
-              from unnest(late) x (xid)
-             cross join lateral (
-                select min(i.id) as first_id, case when count(*) = each then max(i.id) end as last_id
-                  from (
-                    select l.id from outbox.event l
-                     where l.xid = x.xid and l.id + 0 > from_id and l.id + 0 <= upto_id
-                     order by l.id + 0
-                     limit each
-                  ) i
-             ) f;
+            for step in 1..steps loop
+                select min(f.first_id) - 1, coalesce(min(f.last_id), upto_id), coalesce(bool_or(f.wanted), false)
+                  into after_id, last_id, wanted
+                  from unnest(late) x (xid)
+                 cross join lateral (
+                    select min(i.id) as first_id, case when count(*) = each then max(i.id) end as last_id,
+                           bool_or(types is null or i.type like any (types)) as wanted
+                      from (
+                        select l.id, l.type from outbox.event l
+                         where l.xid = x.xid and l.id + 0 > from_id and l.id + 0 <= upto_id
+                         order by l.id + 0
+                         limit each
+                      ) i
+                 ) f;
+                exit when wanted or last_id >= upto_id;
+                from_id := last_id;
+            end loop;
         end if;
     end if;
-    if looks is not null and b_xmax < no_limit and last_id - after_id <= close_together * least(looks, most_looks) then
+    if not wanted then
+        null;  -- only how far it got
+    elsif looks is not null and b_xmax < no_limit and last_id - after_id <= close_together * least(looks, most_looks) then
         return query
         select * from outbox.read_rest(shards, types, a, b, after_id, last_id, most_rows, most_bytes, most_payload);
     else

@@ -200,6 +200,17 @@ async def test_a_wait_that_is_cancelled_gives_its_turn_back() -> None:
         pass
 
 
+async def test_a_turn_that_comes_as_its_wait_is_cancelled_is_given_back() -> None:
+    slots = ConnectionSlots(1)
+    async with slots.taken(OTHER, "a", 1):
+        waiting = asyncio.create_task(_hold(slots))
+        await asyncio.sleep(0)
+    waiting.cancel()  # the slot is its by now, and it has not run since
+    await asyncio.gather(waiting, return_exceptions=True)
+    async with slots.taken(OTHER, "b", 1):
+        pass
+
+
 async def _hold(slots: ConnectionSlots) -> None:
     async with slots.taken(OTHER, "c", 30):
         await asyncio.sleep(30)

@@ -273,6 +273,41 @@ def test_a_huge_transaction_is_read_in_steps_that_its_size_does_not_matter_to(ex
                     assert scanned <= 5 * CHUNK_EVENTS + 2 * PARTITIONS, text
 
 
+@pytest.mark.parametrize("apart", [1, 100], ids=["close together", "far apart"])
+def test_a_huge_transaction_of_other_types_is_passed_without_reading_it(explained: Explained, apart: int) -> None:
+    """Eight steps in a call, each of which looks once at its events, and nothing else is done."""
+    connection = explained.connection
+    with connection.transaction(force_rollback=True):
+        [(xid,)] = connection.execute("select pg_current_xact_id()::text::bigint").fetchall()
+        connection.execute(LATECOMER.encode(), (EVENTS, apart, HUGE))
+        upto, step = EVENTS + apart * HUGE, 5 * CHUNK_EVENTS
+        where = {"a": f"{xid}:{xid + 1}:{xid}", "a_next": xid + 1, "upto": upto, "types": ["type.%", "another"]}
+        [mark] = read(explained, "read_late", **where)
+        assert mark[:2] == (EVENTS + apart * 8 * step, -1)
+        assert len([text for text in explained.texts if NEXT in text]) == 8
+        assert [text for text in explained.texts if REST in text or LATE in text] == []
+        assert read(explained, "read_late", **where, after=mark[0]) == []
+        assert len([text for text in explained.texts if NEXT in text]) == 2
+
+
+@pytest.mark.parametrize("apart", [1, 100], ids=["close together", "far apart"])
+def test_events_in_the_middle_of_a_huge_transaction_of_other_types_are_found(explained: Explained, apart: int) -> None:
+    connection, step = explained.connection, 5 * CHUNK_EVENTS
+    with connection.transaction(force_rollback=True):
+        [(xid,)] = connection.execute("select pg_current_xact_id()::text::bigint").fetchall()
+        connection.execute(LATECOMER.encode(), (EVENTS, apart, HUGE))
+        wanted = [EVENTS + apart * n for n in (3 * step + 1, 5 * step, HUGE)]
+        connection.execute("update outbox.event set type = 'another' where id = any (%s)", (wanted,))
+        where = {"a": f"{xid}:{xid + 1}:{xid}", "a_next": xid + 1, "upto": EVENTS + apart * HUGE, "types": ["another"]}
+        found, marks = list[int](), [0]
+        while len(found) < len(wanted):
+            rows = read(explained, "read_late", **where, after=marks[-1])
+            found += [row[0] for row in rows if row[1] >= 0]
+            marks += [row[0] for row in rows if row[1] < 0]
+        assert found == wanted
+        assert marks == [0, *(EVENTS + apart * n * step for n in (4, 5))]
+
+
 def test_transactions_that_still_run_are_not_looked_for(explained: Explained) -> None:
     connection = explained.connection
     with connection.transaction(force_rollback=True):

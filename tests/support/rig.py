@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Collection, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Collection, Generator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID, uuid4
@@ -37,13 +37,14 @@ CIRCUIT = CircuitPolicy(open_after=20, probe_seconds=0.05, probe_max_seconds=0.2
 
 
 class CountingStore(Store):
-    """A store that counts its statements by name."""
+    """A store that counts its statements by name, and those that the server ended for their time."""
 
     def __init__(
         self, dsn: str, connections: int = 8, call_seconds: float = CALL_SECONDS, *, pooler: bool = False
     ) -> None:
         super().__init__(lambda: dsn, pooler=pooler, connections=connections, call_seconds=call_seconds)
         self.calls: Counter[str] = Counter()
+        self.timed_out: Counter[str] = Counter()
 
     async def _rows(
         self,
@@ -53,11 +54,21 @@ class CountingStore(Store):
         deadline: float | None = None,
     ) -> list[Any]:
         self.calls[name] += 1
-        return await super()._rows(name, parameters, row_factory, deadline)
+        with self._counting(name):
+            return await super()._rows(name, parameters, row_factory, deadline)
 
     async def _do(self, name: str, parameters: Mapping[str, Any], deadline: float | None = None) -> int:
         self.calls[name] += 1
-        return await super()._do(name, parameters, deadline)
+        with self._counting(name):
+            return await super()._do(name, parameters, deadline)
+
+    @contextmanager
+    def _counting(self, name: str) -> Generator[None]:
+        try:
+            yield
+        except StatementFailed as error:
+            self.timed_out[name] += "due to statement timeout" in str(error)
+            raise
 
 
 def spec(name: str, **changes: Any) -> SinkSpec:

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -29,15 +29,23 @@ _RESTARTED = re.compile(r"sink \S+ starts again")
 class RelayService:
     """One `outbox-relay run` process with a config file of its own in `directory`.
 
-    `config` is the TOML text without `[http]`, which is added on a free port. `expects` are the reasons
-    (:attr:`RelayError.reason`) for which the test makes sessions of sinks restart. Any other is an error when the
-    process is stopped or killed, and at the end of the block.
+    `config` is the TOML text without `[http]`, which is added on a free port. `program` is the module to run, with
+    arguments before the command. `expects` are the reasons (:attr:`RelayError.reason`) for which the test makes
+    sessions of sinks restart. Any other is an error when the process is stopped or killed, and at the end of the block.
     """
 
     def __init__(
-        self, directory: Path, config: str, name: str = "relay", *, expects: Collection[str] = (), **environment: str
+        self,
+        directory: Path,
+        config: str,
+        name: str = "relay",
+        *,
+        program: Sequence[str] = ("outbox_relay",),
+        expects: Collection[str] = (),
+        **environment: str,
     ) -> None:
         self.expects = expects
+        self._program = program
         self.port = free_port()
         self.config = directory / f"{name}.toml"
         self.config.write_text(f'{config}\n[http]\nlisten = "127.0.0.1:{self.port}"\n')
@@ -50,7 +58,7 @@ class RelayService:
         """Start the process and, unless told otherwise, wait until it is ready."""
         with self.log.open("ab") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-X", "faulthandler", "-m", "outbox_relay", "run", "-c", self.config],
+                [sys.executable, "-X", "faulthandler", "-m", *self._program, "run", "-c", self.config],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

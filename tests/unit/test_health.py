@@ -150,7 +150,8 @@ async def test_a_connection_more_than_the_bound_closes_the_oldest_without_a_requ
             writer.close()
 
 
-async def test_every_connection_ends_with_the_listener() -> None:
+async def test_every_connection_ends_with_the_listener(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "HEAD_SECONDS", 3600.0)  # it does not end by itself
     async with listening() as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(HALF)

@@ -147,10 +147,10 @@ async def test_outcomes_that_cannot_be_written_stay_and_the_session_ends_in_the_
 class Payload:
     """The reads of a row's payload, answered one after another; an error is raised."""
 
-    def __init__(self, *answers: bytes | StatementFailed | None) -> None:
+    def __init__(self, *answers: tuple[bytes | None, str | None] | StatementFailed | None) -> None:
         self.answers = [*answers]
 
-    async def __call__(self, _sink: str, _event: int, _lease: UUID) -> bytes | None:
+    async def __call__(self, _sink: str, _event: int, _lease: UUID) -> tuple[bytes | None, str | None] | None:
         answer = self.answers.pop(0)
         if isinstance(answer, StatementFailed):
             raise answer
@@ -165,12 +165,13 @@ LOCKED = StatementFailed("canceling statement due to lock timeout", "55P03")
 @pytest.mark.parametrize(
     ("answers", "payload", "fault"),
     [
-        ((b"payload",), b"payload", None),
-        ((TIMEOUT, LOCKED, b"payload"), b"payload", None),
+        (((b"payload", None),), b"payload", None),
+        ((TIMEOUT, LOCKED, (b"payload", None)), b"payload", None),
+        (((None, "above the ceiling"),), b"", "above the ceiling"),
         ((None,), b"", NOT_CLAIMED),
         ((TIMEOUT,) * 5, b"", f"its payload could not be read: {TIMEOUT}"),
     ],
-    ids=["found", "found in the end", "above the ceiling", "never"],
+    ids=["found", "found in the end", "above the ceiling", "lease lost", "never"],
 )
 async def test_row_that_was_claimed_without_its_payload_gets_it_or_the_reason(
     monkeypatch: pytest.MonkeyPatch, answers: tuple[Any, ...], payload: bytes, fault: str | None

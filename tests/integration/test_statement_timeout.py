@@ -1,0 +1,189 @@
+"""Statements that the server really ends, by its `statement_timeout`: each gets smaller until it is done in time.
+
+The limit is the relay's own, only shorter, and the server takes long for each event or row, so that a statement of many
+never ends in time and one of few always does. Only a session behind a pooler meets a limit of the role or database.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+import pytest
+
+from outbox_relay.domain.circuit import CircuitPolicy
+from outbox_relay.postgres.store import CALL_SECONDS
+from tests.integration.test_bounds import add
+from tests.integration.test_odd_reads import dead
+from tests.integration.test_relay import BOTH, Late, delivered, emit, fails, ids, in_order, query
+from tests.support.database import Database
+from tests.support.memory_sink import MemorySink
+from tests.support.pgbouncer import PgBouncer
+from tests.support.rig import Rig, running, spec
+from tests.support.short_statements import short_statements
+
+LIMIT_MS = 1000
+"""Long enough for every statement but those that a test makes slow."""
+EVENTS = 1100
+UNHURRIED = CircuitPolicy(open_after=10_000)
+SLOW_READS = """
+create or replace function outbox.delivery_fault(
+    payload bytea, key text, headers jsonb, deliver_at timestamptz, ceiling bigint
+) returns text language plpgsql stable as $$
+begin
+    perform pg_sleep({seconds});
+    return case when octet_length(payload) > ceiling then
+        'payload has ' || octet_length(payload)::text || ' bytes, more than the ceiling of ' || ceiling::text end;
+end $$
+"""
+"""What the reading functions ask for each event that they return."""
+SLOW_ROWS = """
+create function public.slow() returns trigger language plpgsql as $$
+begin
+    perform pg_sleep({seconds});
+    return coalesce(new, old);
+end $$;
+create trigger slow before {change} on outbox.delivery for each row execute function public.slow()
+"""
+
+
+@pytest.fixture(autouse=True)
+def limit() -> Generator[None]:
+    """The relay's own limit of a statement, made short."""
+    with short_statements(LIMIT_MS):
+        yield
+
+
+def make(database: Database, statements: str) -> None:
+    """Change the database, as its owner."""
+    with database.connect(autocommit=True) as connection:
+        connection.execute(statements.encode())
+
+
+async def all_arrive(rig: Rig, sink: MemorySink, wanted: list[int], statement: str) -> None:
+    """Wait until all is delivered, once and in order; statements of this name were ended by the server."""
+    await delivered(sink, wanted, seconds=60)
+    await rig.settled(seconds=60)
+    assert sorted(ids(sink)) == wanted
+    assert in_order(sink.delivered)
+    assert rig.store.timed_out[statement] >= 1
+    assert rig.ended == []
+
+
+async def test_reads_of_the_log_that_run_out_of_time_get_smaller(database: Database) -> None:
+    make(database, SLOW_READS.format(seconds=0.001))
+    sink = MemorySink()
+    async with running(database.dsn, (spec("s"), sink)) as rig:
+        await rig.owns_all()
+        await all_arrive(rig, sink, emit(database, [f"k{n % 7}" for n in range(EVENTS)]), "read_rest")
+        assert rig.store.timed_out.keys() == {"read_rest"}
+
+
+async def late(database: Database, rig: Rig, sink: MemorySink) -> list[int]:
+    """Emit a large transaction that commits behind an event that is delivered meanwhile; all ids."""
+    with database.connect() as connection:
+        large = "select outbox.emit_raw('t', 'p', key => 'k' || g %% 7) from generate_series(1, %s) g"
+        connection.execute(large, (EVENTS,))
+        [overtaking] = emit(database, ["other"])
+        await delivered(sink, [overtaking])
+        await rig.settled()
+    return [event for (event,) in query(database, "select id from outbox.event order by id")]
+
+
+async def test_reads_of_a_large_transaction_that_is_late_get_smaller(database: Database) -> None:
+    make(database, SLOW_READS.format(seconds=0.001))
+    sink = MemorySink()
+    async with running(database.dsn, (spec("s"), sink)) as rig:
+        await rig.owns_all()
+        await all_arrive(rig, sink, await late(database, rig, sink), "read_late")
+
+
+async def test_reads_get_smaller_where_a_limit_behind_a_pooler_gets_shorter(database: Database) -> None:
+    """A relay refuses to begin with such a limit; one that is at work meets it when the pooler reconnects."""
+    make(database, SLOW_READS.format(seconds=0.001))
+    sink = MemorySink()
+    with PgBouncer(database.server) as pooler:
+        through = pooler.dsn(database.name)
+        async with running(through, (spec("s"), sink), listen=False, pooler=True) as rig:
+            await rig.owns_all()
+            make(database, f"alter database {database.name} set statement_timeout = {LIMIT_MS}")
+            pooler.ask("RECONNECT")
+            await all_arrive(rig, sink, emit(database, [f"k{n % 7}" for n in range(EVENTS)]), "read_rest")
+
+
+async def test_a_large_payload_that_is_never_read_in_time_is_dead_and_its_neighbours_flow(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outbox_relay.relay.log_reader.AGAIN_SECONDS", 0.1)
+    slow_payload = SLOW_READS.format(
+        seconds="case when octet_length(payload) between 65537 and ceiling then 5 else 0 end"
+    )
+    make(database, slow_payload)
+    sink = MemorySink()
+    async with running(database.dsn, (spec("s"), sink)) as rig:
+        await rig.owns_all()
+        with database.connect() as connection:
+            each = "select outbox.emit_raw('t', %s, key => 'k')"
+            for n in range(40):
+                connection.execute(each, (b"x" * (100_000 if n == 20 else 1),))
+        every = [event for (event,) in query(database, "select id from outbox.event order by id")]
+        await delivered(sink, every[:20] + every[21:], seconds=90)
+        await rig.settled()
+        assert rig.ended == []
+        assert rig.store.timed_out["read_rest"] >= 9
+    reason = "reading it failed, it ran out of time: payload has 100000 bytes, more than the ceiling of 65536"
+    assert dead(database) == [(every[20], reason, 0)]
+    assert ids(sink) == every[:20] + every[21:]
+
+
+@BOTH
+async def test_claims_that_run_out_of_time_get_smaller(database: Database, keeps_order: bool) -> None:
+    make(database, SLOW_ROWS.format(change="update of claims", seconds=0.05))
+    sink = MemorySink(keeps_order=keeps_order)
+    for event in range(1, 41):
+        add(database, event, f"k{event}")
+    async with running(database.dsn, (spec("s"), sink)) as rig:
+        await all_arrive(rig, sink, list(range(1, 41)), "claim_rows")
+        assert rig.store.timed_out.keys() == {"claim_rows"}
+
+
+async def test_settlements_that_run_out_of_time_get_smaller(database: Database) -> None:
+    make(database, SLOW_ROWS.format(change="insert", seconds=0.03))
+    script = Late()
+    script.script = fails(1)
+    sink = MemorySink(script)
+    async with running(database.dsn, (spec("s", circuit=UNHURRIED), sink)) as rig:
+        await rig.owns_all()
+        await all_arrive(rig, sink, emit(database, [f"k{n}" for n in range(60)]), "settle")
+        assert rig.store.timed_out.keys() == {"settle"}
+
+
+async def test_settlements_get_smaller_down_to_one_row(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many rows there are: their number says how often they must be cut."""
+    monkeypatch.setattr("outbox_relay.relay.settler.MOST_TRIES", 2)
+    make(database, SLOW_ROWS.format(change="insert", seconds=0.6))
+    script = Late()
+    script.script = fails(1)
+    sink = MemorySink(script)
+    async with running(database.dsn, (spec("s", circuit=UNHURRIED), sink)) as rig:
+        await rig.owns_all()
+        await all_arrive(rig, sink, emit(database, [f"k{n}" for n in range(17)]), "settle")
+
+
+@pytest.mark.parametrize(("change", "statement"), [("delete", "rows_done"), ("update of state, due_at", "rows_back")])
+async def test_outcomes_of_rows_that_run_out_of_time_are_written_in_smaller_portions(
+    database: Database, change: str, statement: str
+) -> None:
+    make(database, SLOW_ROWS.format(change=change, seconds=0.04))
+    script = Late()
+    script.script = fails(1 if statement == "rows_back" else 0)
+    sink = MemorySink(script)
+    for event in range(1, 41):
+        add(database, event, f"k{event}")
+    async with running(database.dsn, (spec("s", circuit=UNHURRIED), sink)) as rig:
+        await all_arrive(rig, sink, list(range(1, 41)), statement)
+        assert rig.store.timed_out.keys() == {statement}
+
+
+def test_the_limit_is_shorter_than_the_time_that_a_client_waits() -> None:
+    """Else the client would give statements up, and the server end none of them."""
+    assert LIMIT_MS / 1000 < CALL_SECONDS
