@@ -323,7 +323,7 @@ def test_transactions_that_still_run_are_not_looked_for(explained: Explained) ->
 def test_a_tick_looks_at_no_event(explained: Explained) -> None:
     [(seq, *_)] = explained.run("tick")
     assert seq >= EVENTS
-    assert explained.relations() == {"event_id_seq", "meta"}
+    assert explained.relations() == {"meta"}
 
 
 TOUCHED = """
