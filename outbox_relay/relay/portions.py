@@ -31,7 +31,8 @@ async def write_in_portions(most: int, write: Callable[[int], Awaitable[bool]]) 
     """Call ``write`` with the size of a portion until it returns False because nothing is left.
 
     A portion that failed has changed nothing. It is tried again after a pause, and smaller if its size may be the
-    reason. Raises ``StatementFailed`` after ``MOST_TRIES`` failures in a row.
+    reason. Raises ``StatementFailed`` after ``MOST_TRIES`` failures in a row; if size may be the reason, not before a
+    single row has failed.
     """
     failed, left = 0, True
     while left:
@@ -39,9 +40,10 @@ async def write_in_portions(most: int, write: Callable[[int], Awaitable[bool]]) 
             left = await write(most)
         except StatementFailed as error:
             failed += 1
-            if failed >= MOST_TRIES:
+            shrinks = is_for_its_size(error) and most > 1
+            if failed >= MOST_TRIES and not shrinks:
                 raise
-            if is_for_its_size(error):
+            if shrinks:
                 most = max(1, most // SHRINK)
             await pause(failed)
         else:

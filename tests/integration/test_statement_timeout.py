@@ -130,7 +130,7 @@ async def test_a_large_payload_that_is_never_read_in_time_is_dead_and_its_neighb
         await rig.settled()
         assert rig.ended == []
         assert rig.store.timed_out["read_rest"] >= 9
-    reason = "reading it failed, it ran out of time: payload has 100000 bytes, more than the ceiling of 65536"
+    reason = "reading it failed, it ran out of time: payload has 100000 bytes"
     assert dead(database) == [(every[20], reason, 0)]
     assert ids(sink) == every[:20] + every[21:]
 
@@ -159,7 +159,7 @@ async def test_settlements_that_run_out_of_time_get_smaller(database: Database) 
 
 async def test_settlements_get_smaller_down_to_one_row(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many rows there are: their number says how often they must be cut."""
-    monkeypatch.setattr("outbox_relay.relay.settler.MOST_TRIES", 2)
+    monkeypatch.setattr("outbox_relay.relay.portions.MOST_TRIES", 2)
     make(database, SLOW_ROWS.format(change="insert", seconds=0.6))
     script = Late()
     script.script = fails(1)
