@@ -28,7 +28,7 @@ from outbox_relay.domain.errors import Misconfigured, NotFound, RelayError, Unus
 if TYPE_CHECKING:
     from outbox_relay.postgres.store import Store
     from outbox_relay.settings import Settings
-    from outbox_relay.workbench.bench.report import Report
+    from outbox_relay.workbench.bench.report import BenchReport
 
 T = TypeVar("T")
 
@@ -427,9 +427,9 @@ def _get(host: str, port: int, path: str) -> tuple[int, str]:
 
 
 def _demo(arguments: argparse.Namespace) -> int:
-    from outbox_relay.workbench.demo import story
+    from outbox_relay.workbench.demo.run import run_demo
 
-    report = story.run(arguments.seconds)
+    report = run_demo(arguments.seconds)
     print(json.dumps(report.json()) if arguments.json else report.text())
     return DONE if report.sound else FAILED
 
@@ -444,10 +444,11 @@ def _bench(arguments: argparse.Namespace) -> int:
     return DONE if report.complete else FAILED
 
 
-def _measured(arguments: argparse.Namespace) -> Report:
-    from outbox_relay.workbench.bench import story
+def _measured(arguments: argparse.Namespace) -> BenchReport:
+    from outbox_relay.workbench.bench.environment import Options
+    from outbox_relay.workbench.bench.run import run_bench
 
-    options = story.Options(
+    options = Options(
         full=arguments.full,
         scale=arguments.scale,
         dsn=arguments.dsn,
@@ -455,7 +456,7 @@ def _measured(arguments: argparse.Namespace) -> Report:
         broker=arguments.broker,
         fsync=arguments.fsync,
     )
-    return story.run(options, arguments.only, arguments.runs)
+    return run_bench(options, arguments.only, arguments.runs)
 
 
 # -- questions and switches -------------------------------------------------------------------------------------

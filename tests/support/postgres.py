@@ -72,7 +72,7 @@ class PostgresServer(postgres.PostgresServer):
         done = subprocess.run(
             [self.bin(program), *arguments],
             cwd=self.directory,
-            env=postgres.environment(),
+            env=postgres.process_environment(),
             check=False,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

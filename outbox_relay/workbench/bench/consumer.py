@@ -17,7 +17,7 @@ from pathlib import Path
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 
 from outbox_relay.workbench.bench.counter import Counter
-from outbox_relay.workbench.embedded.broker import led_partitions
+from outbox_relay.workbench.embedded.broker import partitions_with_leader
 
 ASSIGNED, ARRIVED = 0, 1
 """The counts: whether it reads, and how many records it has."""
@@ -28,7 +28,7 @@ PASSING = (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN)  # pyright: igno
 """Errors that the client mends by itself."""
 
 
-class Reading:
+class CountingConsumer:
     """Reads `topic` from its beginning until told to stop."""
 
     def __init__(self, bootstrap: str, topic: str, counter: Counter, *, fetch_wait_ms: int) -> None:
@@ -57,7 +57,7 @@ class Reading:
 
     def _partitions(self) -> list[int]:
         deadline = time.monotonic() + LEADERS_SECONDS
-        while not (found := led_partitions(self._consumer, self._topic)):
+        while not (found := partitions_with_leader(self._consumer, self._topic)):
             if time.monotonic() > deadline:
                 raise RuntimeError(f"no partition of {self._topic} has a leader")
             time.sleep(POLL_SECONDS)
@@ -95,7 +95,7 @@ def main() -> int:
     parser.add_argument("--fetch-wait-ms", type=int, required=True)
     arguments = parser.parse_args()
     counter = Counter(arguments.counter)
-    reading = Reading(arguments.bootstrap, arguments.topic, counter, fetch_wait_ms=arguments.fetch_wait_ms)
+    reading = CountingConsumer(arguments.bootstrap, arguments.topic, counter, fetch_wait_ms=arguments.fetch_wait_ms)
     signal.signal(signal.SIGTERM, lambda _number, _frame: reading.stopping.set())
     reading.run()
     arguments.times.write_bytes(reading.took.tobytes())

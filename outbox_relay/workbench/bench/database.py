@@ -23,7 +23,7 @@ select outbox.uuid7(), %s, 'k' || (g %% %s), convert_to(%s, 'UTF8'), 'applicatio
   from generate_series(%s::bigint, %s::bigint) g"""
 
 
-class Database:
+class BenchDatabase:
     """One database with the outbox in it; closing it closes the bench's own connection."""
 
     def __init__(self, dsn: str) -> None:
@@ -85,7 +85,7 @@ class Database:
         return True
 
 
-def make(admin: str, name: str, template: str) -> str:
+def create_database(admin: str, name: str, template: str) -> str:
     """Make a database as a copy of another, over the connection string `admin`; its own connection string."""
     command = sql.SQL("create database {} template {}").format(sql.Identifier(name), sql.Identifier(template))
     with psycopg.connect(admin, autocommit=True) as connection:
@@ -93,7 +93,7 @@ def make(admin: str, name: str, template: str) -> str:
     return make_conninfo(admin, dbname=name)
 
 
-def drop(admin: str, name: str) -> None:
+def drop_database(admin: str, name: str) -> None:
     """Remove a database with whoever is connected to it; nothing happens if there is none."""
     with psycopg.connect(admin, autocommit=True) as connection:
         connection.execute(sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name)))

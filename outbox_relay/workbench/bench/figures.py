@@ -53,7 +53,7 @@ class Summary:
         return max(self.values)
 
 
-def summarised(runs: Sequence[Sequence[Figure]]) -> list[Summary]:
+def summarise(runs: Sequence[Sequence[Figure]]) -> list[Summary]:
     """The figures of all runs, by label and unit, in the order in which they first appear; a run may lack some."""
     found: dict[tuple[str, str], list[float]] = {}
     for run in runs:
@@ -74,7 +74,7 @@ def percentile(values: Sequence[float], share: float) -> float:
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
-class Course:
+class Progress:
     """How a count grew: when it was looked at, in seconds of one clock, and what it was."""
 
     def __init__(self) -> None:

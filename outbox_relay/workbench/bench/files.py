@@ -7,13 +7,13 @@ from pathlib import Path
 
 from outbox_relay.domain.errors import Misconfigured
 from outbox_relay.workbench.bench.plot import pictures
-from outbox_relay.workbench.bench.report import Report, from_json
+from outbox_relay.workbench.bench.report import BenchReport, from_json
 
 REPORT_BYTES = 16 << 20
 """Largest report that is read."""
 
 
-def read(path: Path) -> Report:
+def read(path: Path) -> BenchReport:
     """A report that `--json` printed. Raises :class:`Misconfigured` when it is none, or cannot be read."""
     try:
         with path.open("rb") as file:
@@ -27,7 +27,7 @@ def read(path: Path) -> Report:
         raise Misconfigured(f"--read {path}: {error}") from None
 
 
-def draw(report: Report, directory: Path) -> int:
+def draw(report: BenchReport, directory: Path) -> int:
     """Write a picture of each scenario and unit into `directory`, which is made; how many. Raises as above."""
     drawn = pictures(report)
     try:

@@ -1,4 +1,4 @@
-"""What a figure depends on and a reader cannot see: the hardware, and the versions of all that took part."""
+"""What a figure depends on and a reader cannot see: the hardware, and the versions of all that took process."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from xml.sax.saxutils import escape
 
 from outbox_relay.workbench.bench.figures import COUNT, Summary
-from outbox_relay.workbench.bench.report import Found, Report, shown
+from outbox_relay.workbench.bench.report import BenchReport, ScenarioResult, format_value
 
 WIDTH = 860
 LABEL_WIDTH = 400
@@ -18,7 +18,7 @@ BAR_HEIGHT = 14
 BAR, SPREAD, TEXT, FAINT = "#3b6ea8", "#1f2d3d", "#222222", "#777777"
 
 
-def pictures(report: Report) -> Mapping[str, str]:
+def pictures(report: BenchReport) -> Mapping[str, str]:
     """The name of each picture, without ending, and its SVG."""
     found: dict[str, str] = {}
     for scenario in report.scenarios:
@@ -28,7 +28,7 @@ def pictures(report: Report) -> Mapping[str, str]:
     return found
 
 
-def _by_unit(found: Found) -> Mapping[str, Sequence[Summary]]:
+def _by_unit(found: ScenarioResult) -> Mapping[str, Sequence[Summary]]:
     units: dict[str, list[Summary]] = {}
     for each in found.figures:
         if each.unit != COUNT and math.isfinite(each.most):
@@ -51,7 +51,7 @@ def _picture(title: str, figures: Sequence[Summary]) -> str:
 def _row(each: Summary, top: int, per_pixel: float) -> str:
     y, start, high = top + ROW_HEIGHT / 2, LABEL_WIDTH, BAR_HEIGHT
     end, least, most = (start + value / per_pixel for value in (each.median, each.least, each.most))
-    label, value = escape(each.label), shown(each.median, each.unit)
+    label, value = escape(each.label), format_value(each.median, each.unit)
     return "\n".join(
         (
             f'<text x="{start - 8}" y="{y + 4:.1f}" text-anchor="end" fill="{TEXT}">{label}</text>',

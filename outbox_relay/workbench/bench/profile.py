@@ -18,7 +18,7 @@ CLIENTS = "rdk:"
 """How the names of the client's threads begin."""
 
 Spent: TypeAlias = Mapping[str, float]
-"""Seconds of processor time by part."""
+"""Seconds of processor time by process."""
 
 
 class Profile:
@@ -41,7 +41,7 @@ class Profile:
 
     @property
     def figures(self) -> Sequence[Figure]:
-        """Microseconds of an event by part."""
+        """Microseconds of an event by process."""
         if len(self._at) < 2:
             return []
         (count, before), (last, after) = self._at

@@ -26,7 +26,7 @@ _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)\r\n", re.IGNORECASE)
 _END = b"\r\n\r\n"
 
 
-class Answering(asyncio.Protocol):
+class CountingProtocol(asyncio.Protocol):
     """One connection; with `failing`, keys that end in 0 are refused."""
 
     def __init__(self, counter: Counter, *, failing: bool) -> None:
@@ -59,7 +59,9 @@ async def serve(port: int, counter: Counter, *, failing: bool) -> None:
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, stopping.set)
-    server = await loop.create_server(lambda: Answering(counter, failing=failing), LOOPBACK, port, backlog=BACKLOG)
+    server = await loop.create_server(
+        lambda: CountingProtocol(counter, failing=failing), LOOPBACK, port, backlog=BACKLOG
+    )
     await stopping.wait()
     server.close()
 

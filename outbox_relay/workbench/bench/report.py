@@ -16,7 +16,7 @@ HEAD = ("", "median", "least", "most", "unit", "runs")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ScenarioResult:
     """What all runs of one scenario found. `notes` say what could not be measured here, and why."""
 
     name: str
@@ -28,7 +28,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class BenchReport:
     """Everything that somebody needs who wants to compare: machine, versions, settings, figures."""
 
     mode: str
@@ -36,7 +36,7 @@ class Report:
     machine: Mapping[str, str]
     versions: Mapping[str, str]
     settings: Mapping[str, str]
-    scenarios: Sequence[Found]
+    scenarios: Sequence[ScenarioResult]
     seconds: float
     """How long all of it took."""
 
@@ -69,10 +69,10 @@ class Report:
         return "\n".join([*lines, "", f"mode {self.mode}, {self.seconds:.0f} s altogether"])
 
 
-def from_json(given: Any) -> Report:
-    """The report that :meth:`Report.json` made. Raises :class:`Misconfigured` for anything else."""
+def from_json(given: Any) -> BenchReport:
+    """The report that :meth:`BenchReport.json` made. Raises :class:`Misconfigured` for anything else."""
     try:
-        return Report(
+        return BenchReport(
             mode=str(given["mode"]),
             machine=_texts(given["machine"]),
             versions=_texts(given["versions"]),
@@ -84,7 +84,7 @@ def from_json(given: Any) -> Report:
         raise Misconfigured("this is no report that outbox-relay bench --json printed") from None
 
 
-def shown(value: float, unit: str) -> str:
+def format_value(value: float, unit: str) -> str:
     """A value for people: as many digits as its size is worth."""
     if not math.isfinite(value):
         return "-"
@@ -95,7 +95,7 @@ def shown(value: float, unit: str) -> str:
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
 
-def _json(found: Found) -> dict[str, Any]:
+def _json(found: ScenarioResult) -> dict[str, Any]:
     return {
         "name": found.name,
         "text": found.text,
@@ -119,7 +119,7 @@ def _finite(value: float) -> float | None:
     return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
-def _found(given: Any) -> Found:
+def _found(given: Any) -> ScenarioResult:
     figures = [
         Summary(
             str(each["label"]),
@@ -130,7 +130,7 @@ def _found(given: Any) -> Found:
     ]
     if not all(each.values for each in figures):
         raise ValueError("a figure without values")
-    return Found(
+    return ScenarioResult(
         str(given["name"]), str(given["text"]), figures, [str(note) for note in given["notes"]], int(given["failed"])
     )
 
@@ -148,9 +148,9 @@ def _table(figures: Sequence[Summary]) -> Iterable[str]:
     rows += [
         (
             each.label,
-            shown(each.median, each.unit),
-            shown(each.least, each.unit),
-            shown(each.most, each.unit),
+            format_value(each.median, each.unit),
+            format_value(each.least, each.unit),
+            format_value(each.most, each.unit),
             each.unit,
             str(len(each.values)),
         )

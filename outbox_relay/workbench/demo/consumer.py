@@ -17,8 +17,8 @@ from typing import cast
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
-from outbox_relay.workbench.demo.journal import UNREADABLE, Arrival, Writer
-from outbox_relay.workbench.embedded.broker import led_partitions
+from outbox_relay.workbench.demo.journal import UNREADABLE, Arrival, JournalWriter
+from outbox_relay.workbench.embedded.broker import partitions_with_leader
 
 SETTINGS = {
     "group.id": "demo",
@@ -37,12 +37,12 @@ PASSING = (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN)  # pyright: igno
 class TopicReader:
     """Reads `topic` into `journal`."""
 
-    def __init__(self, bootstrap: str, topic: str, journal: Writer) -> None:
+    def __init__(self, bootstrap: str, topic: str, journal: JournalWriter) -> None:
         self._bootstrap = bootstrap
         self._topic = topic
         self._journal = journal
         self._consumer = Consumer({"bootstrap.servers": bootstrap, **SETTINGS})
-        self._partitions = led_partitions(self._consumer, topic)
+        self._partitions = partitions_with_leader(self._consumer, topic)
         self._ended: set[int] = set()
 
     def run(self, stopping: threading.Event) -> None:
@@ -107,7 +107,7 @@ def main() -> int:
     arguments = parser.parse_args()
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda _number, _frame: stopping.set())
-    with Writer(arguments.journal) as journal:
+    with JournalWriter(arguments.journal) as journal:
         TopicReader(arguments.bootstrap, arguments.topic, journal).run(stopping)
     return 0
 

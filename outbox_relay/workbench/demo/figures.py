@@ -22,7 +22,7 @@ class Latency:
     longest_seconds: float | None
 
 
-def latency(seconds: Sequence[float]) -> Latency:
+def summarise_latency(seconds: Sequence[float]) -> Latency:
     """The percentiles by nearest rank: the smallest value that is not exceeded by that share of all."""
     if not seconds:
         return Latency(None, None, None)
@@ -30,7 +30,7 @@ def latency(seconds: Sequence[float]) -> Latency:
     return Latency(*(ordered[math.ceil(share * len(ordered)) - 1] for share in (0.5, 0.99, 1.0)))
 
 
-class Recent:
+class RecentLatency:
     """The latencies of what arrived in the last ``RECENT_SECONDS``."""
 
     def __init__(self) -> None:
@@ -44,10 +44,10 @@ class Recent:
         """The percentiles at `now`, by the clock of the arrivals."""
         while self._found and self._found[0][0] < now - RECENT_SECONDS:
             self._found.popleft()
-        return latency([seconds for _, seconds in self._found])
+        return summarise_latency([seconds for _, seconds in self._found])
 
 
-class Rate:
+class RateMeter:
     """How fast a count grows."""
 
     def __init__(self) -> None:

@@ -24,7 +24,7 @@ class Arrival:
     arrived_at: float
 
     @property
-    def seconds(self) -> float:
+    def latency_seconds(self) -> float:
         """How long it took from emit to arrival."""
         return self.arrived_at - self.emitted_at
 
@@ -35,7 +35,7 @@ REFUSED = None
 """In place of an arrival: a request whose signature was wrong."""
 
 
-class Writer:
+class JournalWriter:
     """Appends to a journal; what was written can be read at once."""
 
     def __init__(self, path: Path) -> None:
@@ -55,7 +55,7 @@ class Writer:
         self._file.close()
 
 
-class Reader:
+class JournalReader:
     """Reads a journal from its start, as far as whole lines go."""
 
     def __init__(self, path: Path) -> None:

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 from aiohttp import web
 from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
-from outbox_relay.workbench.demo.journal import REFUSED, UNREADABLE, Arrival, Writer
+from outbox_relay.workbench.demo.journal import REFUSED, UNREADABLE, Arrival, JournalWriter
 from outbox_relay.workbench.embedded.ports import LOOPBACK
 
 SECRET = "OUTBOX_DEMO_SECRET"  # noqa: S105 - the name of the environment variable, not what it holds
@@ -22,10 +22,10 @@ PATH = "/hooks/shop"
 STOP_SECONDS = 1.0
 
 
-class Receiver:
+class VerifyingReceiver:
     """Takes what is signed with `secret`, and writes it down before it answers."""
 
-    def __init__(self, secret: str, journal: Writer) -> None:
+    def __init__(self, secret: str, journal: JournalWriter) -> None:
         self._webhook = Webhook(secret)
         self._journal = journal
 
@@ -64,9 +64,9 @@ def main() -> int:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--journal", type=Path, required=True)
     arguments = parser.parse_args()
-    with Writer(arguments.journal) as journal:
+    with JournalWriter(arguments.journal) as journal:
         app = web.Application()
-        app.add_routes([web.post(PATH, Receiver(os.environ[SECRET], journal).take)])
+        app.add_routes([web.post(PATH, VerifyingReceiver(os.environ[SECRET], journal).take)])
         web.run_app(app, host=LOOPBACK, port=arguments.port, access_log=None, print=None, shutdown_timeout=STOP_SECONDS)
     return 0
 

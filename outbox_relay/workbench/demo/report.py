@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from textwrap import fill
 from typing import Any
 
+from outbox_relay.workbench.demo.checker import CheckResult
 from outbox_relay.workbench.demo.figures import Latency
-from outbox_relay.workbench.demo.oracle import Account
 
 MEASURED = (
     "from the call of emit in the shop's transaction, so its commit is included, to the first arrival at the "
@@ -19,12 +19,12 @@ NOTE_WIDTH = 100
 
 
 @dataclass(frozen=True)
-class Delivered:
+class DestinationResult:
     """One destination's part."""
 
     name: str
     kind: str
-    account: Account
+    account: CheckResult
     refused_signatures: int
     took: Latency
     took_before_kill: Latency
@@ -37,10 +37,10 @@ class Delivered:
 
 
 @dataclass(frozen=True)
-class Report:
+class DemoReport:
     """The whole run."""
 
-    destinations: Sequence[Delivered]
+    destinations: Sequence[DestinationResult]
     load_seconds: float
     rolled_back: int
     """Events of transactions that were rolled back: none of them may arrive."""
@@ -81,7 +81,7 @@ class Report:
         ]
 
 
-def _json(one: Delivered) -> dict[str, Any]:
+def _json(one: DestinationResult) -> dict[str, Any]:
     return {
         "kind": one.kind,
         "committed": one.account.committed,
@@ -108,12 +108,12 @@ def _rounded(value: float | None, digits: int, times: float = 1) -> float | None
     return None if value is None else round(round(value, digits) * times, digits)
 
 
-def shown(seconds: float | None) -> str:
+def format_latency(seconds: float | None) -> str:
     """A latency for people."""
     return "-" if seconds is None else f"{seconds * 1_000:,.0f} ms"
 
 
-ROWS: Sequence[tuple[str, Callable[[Delivered], str]]] = (
+ROWS: Sequence[tuple[str, Callable[[DestinationResult], str]]] = (
     ("committed", lambda one: f"{one.account.committed:,}"),
     ("arrived", lambda one: f"{one.account.arrived:,}"),
     ("lost", lambda one: f"{one.account.lost:,}"),
@@ -121,9 +121,9 @@ ROWS: Sequence[tuple[str, Callable[[Delivered], str]]] = (
     ("out of order", lambda one: f"{one.account.reordered:,}"),
     ("duplicates", lambda one: f"{one.account.duplicates:,}"),
     ("refused signatures", lambda one: f"{one.refused_signatures:,}" if one.kind == "webhook" else "-"),
-    ("p50 before the kill", lambda one: shown(one.took_before_kill.p50_seconds)),
-    ("p99 before the kill", lambda one: shown(one.took_before_kill.p99_seconds)),
-    ("p50 of the whole run", lambda one: shown(one.took.p50_seconds)),
-    ("p99 of the whole run", lambda one: shown(one.took.p99_seconds)),
-    ("longest", lambda one: shown(one.took.longest_seconds)),
+    ("p50 before the kill", lambda one: format_latency(one.took_before_kill.p50_seconds)),
+    ("p99 before the kill", lambda one: format_latency(one.took_before_kill.p99_seconds)),
+    ("p50 of the whole run", lambda one: format_latency(one.took.p50_seconds)),
+    ("p99 of the whole run", lambda one: format_latency(one.took.p99_seconds)),
+    ("longest", lambda one: format_latency(one.took.longest_seconds)),
 )

@@ -25,8 +25,8 @@ import psycopg
 from psycopg.rows import TupleRow
 
 from outbox_relay import outbox
-from outbox_relay.workbench.demo.oracle import Identity
-from outbox_relay.workbench.embedded.process import PartFailed
+from outbox_relay.workbench.demo.checker import Identity
+from outbox_relay.workbench.embedded.process import ProcessFailed
 
 CUSTOMERS = 2_000
 WRITERS = 4
@@ -72,10 +72,10 @@ COUNT = "select coalesce(sum(orders), 0)::bigint from customer"
 COMMITTED = "select customer, number, event::text from orders"
 
 
-class Books:
+class ShopDatabase:
     """What the shop has committed, asked by the story over a connection of its own; and how fast it may go on.
 
-    Raises :class:`PartFailed` when the database does not answer.
+    Raises :class:`ProcessFailed` when the database does not answer.
     """
 
     def __init__(self, dsn: str) -> None:
@@ -91,7 +91,7 @@ class Books:
             self._connection.execute(FILL, (CUSTOMERS,))
             self._connection.execute(START_PACE, (events_per_second,))
 
-    def set_pace(self, events_per_second: float) -> None:
+    def set_rate(self, events_per_second: float) -> None:
         """Let the shop emit so much from now on."""
         with _asked():
             self._connection.execute(SET_PACE, (events_per_second,))
@@ -117,7 +117,7 @@ def _asked() -> Generator[None]:
     try:
         yield
     except psycopg.Error as error:
-        raise PartFailed(f"the shop's database did not answer: {error}") from error
+        raise ProcessFailed(f"the shop's database did not answer: {error}") from error
 
 
 @dataclass

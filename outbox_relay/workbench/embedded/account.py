@@ -38,7 +38,7 @@ class Account:
             return False
         return done.returncode == 0
 
-    def own(self, path: Path) -> None:
+    def chown(self, path: Path) -> None:
         """Give a file, or a directory and all that is in it, to this user."""
         if self.user is None or self.group is None:
             return
@@ -49,7 +49,7 @@ class Account:
     def new_directory(self, prefix: str, parent: Path | None = None) -> Path:
         """A new temporary directory that belongs to this user, in ``parent`` or where this user can reach it."""
         directory = Path(tempfile.mkdtemp(prefix=prefix, dir=parent or self._reachable()))
-        self.own(directory)
+        self.chown(directory)
         return directory
 
     def _reachable(self) -> str | None:

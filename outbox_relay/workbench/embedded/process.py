@@ -31,11 +31,11 @@ rm -rf "$3"
 """
 
 
-class PartFailed(RuntimeError):
+class ProcessFailed(RuntimeError):
     """A process could not be started, ended by itself, or did not answer in time; the message has its log's end."""
 
 
-class ServerProcess:
+class WatchedProcess:
     """A running server: its process, and a watcher that ends it should this Python process die.
 
     `command` runs in `directory` as `account`, in a session of its own, so that Ctrl-C reaches only this process. Its
@@ -87,15 +87,15 @@ class ServerProcess:
     def wait_until(self, fact: Callable[[], object], *, seconds: float, what: str) -> None:
         """Wait until `fact` answers something true. An exception of `fact` goes through at once.
 
-        Raises :class:`PartFailed`, which names `what` should have become true, when the process ends before or
+        Raises :class:`ProcessFailed`, which names `what` should have become true, when the process ends before or
         `seconds` have passed.
         """
         deadline = time.monotonic() + seconds
         while not fact():
             if not self.alive:
-                raise PartFailed(f"{what}: the process ended with {self.exit_code}: {self.last_words()}")
+                raise ProcessFailed(f"{what}: the process ended with {self.exit_code}: {self.log_tail()}")
             if time.monotonic() >= deadline:
-                raise PartFailed(f"{what}: not within {seconds:g} s: {self.last_words()}")
+                raise ProcessFailed(f"{what}: not within {seconds:g} s: {self.log_tail()}")
             time.sleep(LOOK_SECONDS)
 
     def wait(self, seconds: float) -> int | None:
@@ -120,7 +120,7 @@ class ServerProcess:
                 break
         self._dismiss_watcher()
 
-    def last_words(self) -> str:
+    def log_tail(self) -> str:
         """The end of the server's log, for error messages."""
         return self.log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace")
 

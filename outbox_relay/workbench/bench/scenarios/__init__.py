@@ -15,7 +15,7 @@ from outbox_relay.workbench.bench.scenarios import (
     wal,
     webhooks,
 )
-from outbox_relay.workbench.bench.scenarios.shape import Scenario
+from outbox_relay.workbench.bench.scenarios.scenario import Scenario
 
 SCENARIOS: tuple[Scenario, ...] = (
     drain.SCENARIO,

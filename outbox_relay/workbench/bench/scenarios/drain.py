@@ -4,31 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from outbox_relay.workbench.bench.environment import BenchEnvironment
 from outbox_relay.workbench.bench.figures import EVENTS_PER_SECOND, Figure, ratio
-from outbox_relay.workbench.bench.place import Place
 from outbox_relay.workbench.bench.profile import Profile
-from outbox_relay.workbench.bench.scenarios import draining
-from outbox_relay.workbench.bench.scenarios.shape import Scenario
+from outbox_relay.workbench.bench.scenarios import steps
+from outbox_relay.workbench.bench.scenarios.scenario import Scenario
 
 QUICK, FULL = 100_000, 1_000_000
 
 
-def measure(place: Place) -> Sequence[Figure]:
+def measure(bench: BenchEnvironment) -> Sequence[Figure]:
     """The bare loop, then a relay that starts on the same backlog."""
-    events = place.events(QUICK, FULL)
-    base = place.database()
-    base.fill(events, place.check)
-    base.settle()
+    events = bench.scaled_events(QUICK, FULL)
+    database = bench.new_database()
+    database.fill(events, bench.check)
+    database.settle()
     loop, own = Profile("bare loop"), Profile("relay")
-    bare = draining.bare_loop(place, base, events, loop)
-    config, count = draining.to_kafka(place, base)
-    relay = place.relay(config)
-    course = place.course(own.watching(count, relay.process.pid, events), events)
-    place.end(relay)
+    bare = steps.run_bare_loop(bench, database, events, loop)
+    config, count = steps.relay_to_kafka(bench, database)
+    relay = bench.start_relay(config)
+    progress = bench.track(own.watching(count, relay.pid, events), events)
+    bench.stop(relay)
     return [
         Figure("bare loop", bare, EVENTS_PER_SECOND),
-        Figure("relay", course.per_second, EVENTS_PER_SECOND),
-        ratio("relay / bare loop", course.per_second, bare),
+        Figure("relay", progress.per_second, EVENTS_PER_SECOND),
+        ratio("relay / bare loop", progress.per_second, bare),
         *loop.figures,
         *own.figures,
     ]

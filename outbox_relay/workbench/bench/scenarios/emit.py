@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-from outbox_relay.workbench.bench.database import PAYLOAD, TYPE, Database
+from outbox_relay.workbench.bench.database import PAYLOAD, TYPE, BenchDatabase
+from outbox_relay.workbench.bench.environment import BenchEnvironment
 from outbox_relay.workbench.bench.figures import TRANSACTIONS_PER_SECOND, Figure, ratio
-from outbox_relay.workbench.bench.place import Place
-from outbox_relay.workbench.bench.scenarios.shape import Scenario
+from outbox_relay.workbench.bench.scenarios.scenario import Scenario
 
 QUICK_SECONDS, FULL_SECONDS = 1.0, 2.0
 QUICK_TURNS, FULL_TURNS = 1, 7
@@ -48,25 +48,25 @@ MORE: Mapping[str, str] = {
 _TPS = re.compile(r"^tps = ([\d.]+)", re.MULTILINE)
 
 
-def measure(place: Place) -> Sequence[Figure]:
+def measure(bench: BenchEnvironment) -> Sequence[Figure]:
     """Every transaction in its three forms, by 1 and 16 clients; the forms take turns, also at coming first."""
-    base = place.database()
-    base.run(TABLE)
-    place.pgbench(base, "--initialize", "--quiet", f"--scale={SCALE}", seconds=MAKE_SECONDS)
-    base.checkpoint()
+    database = bench.new_database()
+    database.run(TABLE)
+    bench.pgbench(database, "--initialize", "--quiet", f"--scale={SCALE}", seconds=MAKE_SECONDS)
+    database.checkpoint()
     found: list[Figure] = []
     for name, script in TRANSACTIONS.items():
-        for clients in CLIENTS if place.options.full or name == ONE else CLIENTS[-1:]:
-            found += _compared(place, base, name, script, clients)
+        for clients in CLIENTS if bench.options.full or name == ONE else CLIENTS[-1:]:
+            found += _compared(bench, database, name, script, clients)
     return found
 
 
-def _compared(place: Place, base: Database, name: str, script: str, clients: int) -> list[Figure]:
+def _compared(bench: BenchEnvironment, database: BenchDatabase, name: str, script: str, clients: int) -> list[Figure]:
     taken: dict[str, list[float]] = {form: [] for form in MORE}
-    for turn in range(FULL_TURNS if place.options.full else QUICK_TURNS):
-        first = (place.run_number + turn) % len(MORE)
+    for turn in range(FULL_TURNS if bench.options.full else QUICK_TURNS):
+        first = (bench.run_number + turn) % len(MORE)
         for form in [*MORE][first:] + [*MORE][:first]:
-            taken[form].append(_tps(place, base, script.replace("{more}", MORE[form]), clients))
+            taken[form].append(_tps(bench, database, script.replace("{more}", MORE[form]), clients))
     tps = {form: median(values) for form, values in taken.items()}
     label = f"{name}, {clients} {'client' if clients == 1 else 'clients'}"
     return [
@@ -76,12 +76,12 @@ def _compared(place: Place, base: Database, name: str, script: str, clients: int
     ]
 
 
-def _tps(place: Place, base: Database, script: str, clients: int) -> float:
-    file = place.file(".sql")
+def _tps(bench: BenchEnvironment, database: BenchDatabase, script: str, clients: int) -> float:
+    file = bench.new_path(".sql")
     file.write_text(script)
-    seconds = max(1, round(place.seconds(QUICK_SECONDS, FULL_SECONDS)))
-    printed = place.pgbench(
-        base, "--no-vacuum", "--protocol=prepared", f"--file={file}", f"--client={clients}", "--jobs=1",
+    seconds = max(1, round(bench.scaled_seconds(QUICK_SECONDS, FULL_SECONDS)))
+    printed = bench.pgbench(
+        database, "--no-vacuum", "--protocol=prepared", f"--file={file}", f"--client={clients}", "--jobs=1",
         f"--time={seconds}", seconds=seconds + MAKE_SECONDS,
     )  # fmt: skip
     tps = _TPS.search(printed)

@@ -7,20 +7,20 @@ from collections.abc import Generator, Sequence
 
 import psycopg
 
-from outbox_relay.workbench.bench.database import Database
+from outbox_relay.workbench.bench.database import BenchDatabase
+from outbox_relay.workbench.bench.environment import BenchEnvironment
 from outbox_relay.workbench.bench.figures import EVENTS_PER_SECOND, Figure, ratio
-from outbox_relay.workbench.bench.place import Place
-from outbox_relay.workbench.bench.scenarios import draining
-from outbox_relay.workbench.bench.scenarios.shape import Scenario
+from outbox_relay.workbench.bench.scenarios import steps
+from outbox_relay.workbench.bench.scenarios.scenario import Scenario
 
 QUICK, FULL = 100_000, 1_000_000
 
 
-def measure(place: Place) -> Sequence[Figure]:
+def measure(bench: BenchEnvironment) -> Sequence[Figure]:
     """The same drain with and without, of backlogs of the same size; which comes first changes from run to run."""
-    events = place.events(QUICK, FULL)
-    open_first = place.run_number % 2 == 0
-    found = {held: _drained(place, events, held=held) for held in ((True, False) if open_first else (False, True))}
+    events = bench.scaled_events(QUICK, FULL)
+    open_first = bench.run_number % 2 == 0
+    found = {held: _drained(bench, events, held=held) for held in ((True, False) if open_first else (False, True))}
     (own, bare), (own_open, bare_open) = found[False], found[True]
     return [
         Figure("bare loop", bare, EVENTS_PER_SECOND),
@@ -32,21 +32,21 @@ def measure(place: Place) -> Sequence[Figure]:
     ]
 
 
-def _drained(place: Place, events: int, *, held: bool) -> tuple[float, float]:
+def _drained(bench: BenchEnvironment, events: int, *, held: bool) -> tuple[float, float]:
     """Events per second of the relay and of the bare loop."""
-    base = place.database()
-    with _transaction(base) if held else contextlib.nullcontext():
-        base.fill(events, place.check)
-        base.settle()
-        bare = draining.bare_loop(place, base, events)
-        config, count = draining.to_kafka(place, base)
-        return draining.drain(place, config, count, events).per_second, bare
+    database = bench.new_database()
+    with _transaction(database) if held else contextlib.nullcontext():
+        database.fill(events, bench.check)
+        database.settle()
+        bare = steps.run_bare_loop(bench, database, events)
+        config, count = steps.relay_to_kafka(bench, database)
+        return steps.drain(bench, config, count, events).per_second, bare
 
 
 @contextlib.contextmanager
-def _transaction(base: Database) -> Generator[None]:
+def _transaction(database: BenchDatabase) -> Generator[None]:
     """A transaction with a number of its own, open from before the first event on."""
-    with psycopg.connect(base.dsn) as connection:
+    with psycopg.connect(database.dsn) as connection:
         connection.execute("select pg_current_xact_id()")
         yield
         connection.rollback()

@@ -6,9 +6,10 @@ import random
 import time
 from collections.abc import Sequence
 
-from outbox_relay.workbench.bench import machine, relays
-from outbox_relay.workbench.bench.database import TYPE, Database
-from outbox_relay.workbench.bench.ends import TopicConsumer
+from outbox_relay.workbench.bench import machine, relay_config
+from outbox_relay.workbench.bench.database import TYPE, BenchDatabase
+from outbox_relay.workbench.bench.destinations import ConsumerProcess
+from outbox_relay.workbench.bench.environment import BenchEnvironment
 from outbox_relay.workbench.bench.figures import (
     MEGABYTES,
     MILLISECONDS,
@@ -17,10 +18,9 @@ from outbox_relay.workbench.bench.figures import (
     Figure,
     percentile,
 )
-from outbox_relay.workbench.bench.place import Place
-from outbox_relay.workbench.bench.scenarios import draining
-from outbox_relay.workbench.bench.scenarios.shape import Scenario
-from outbox_relay.workbench.demo.parts import Part
+from outbox_relay.workbench.bench.scenarios import steps
+from outbox_relay.workbench.bench.scenarios.scenario import Scenario
+from outbox_relay.workbench.processes import PythonProcess
 
 QUICK_SECONDS, FULL_SECONDS = 3.0, 60.0
 QUICK_PAUSES, FULL_PAUSES = 20, 300
@@ -33,18 +33,18 @@ TRANSACTIONS = "select xact_commit + xact_rollback from pg_stat_database where d
 EMIT = f"select outbox.emit('{TYPE}', %s::jsonb, key => %s)"
 
 
-def measure(place: Place) -> Sequence[Figure]:
+def measure(bench: BenchEnvironment) -> Sequence[Figure]:
     """An idle relay's statements and processor time, then single events after pauses."""
-    base, topic = place.database(), place.topic()
-    consumer = TopicConsumer(place, topic)
-    config = relays.config(base.dsn, [draining.SINK], relays.kafka(draining.SINK, topic, place.bootstrap))
-    relay = draining.started(place, config, 1)[0]
-    place.pause(SETTLE_SECONDS)
-    found = _idle(place, base, relay)
-    for number in range(1, place.events(QUICK_PAUSES, FULL_PAUSES) + 2):
-        place.pause(random.uniform(*PAUSE_SECONDS))  # noqa: S311 - a pause is no secret
-        base.run(EMIT, f'{{"at": {time.time():.6f}, "note": "{"x" * 200}"}}', f"k{number}")
-        place.wait(lambda number=number: consumer.count() >= number, ARRIVE_SECONDS, "an event arrives after a pause")
+    database, topic = bench.new_database(), bench.new_topic()
+    consumer = ConsumerProcess(bench, topic)
+    config = relay_config.config(database.dsn, [steps.SINK], relay_config.kafka(steps.SINK, topic, bench.bootstrap))
+    relay = steps.start_relays(bench, config, 1)[0]
+    bench.pause(SETTLE_SECONDS)
+    found = _idle(bench, database, relay)
+    for number in range(1, bench.scaled_events(QUICK_PAUSES, FULL_PAUSES) + 2):
+        bench.pause(random.uniform(*PAUSE_SECONDS))  # noqa: S311 - a pause is no secret
+        database.run(EMIT, f'{{"at": {time.time():.6f}, "note": "{"x" * 200}"}}', f"k{number}")
+        bench.wait_until(lambda number=number: consumer.count() >= number, ARRIVE_SECONDS, "the event arrives")
     times = consumer.times()[1:]  # With the first one the broker is asked about the topic.
     return [
         *found,
@@ -53,13 +53,13 @@ def measure(place: Place) -> Sequence[Figure]:
     ]
 
 
-def _idle(place: Place, base: Database, relay: Part) -> list[Figure]:
-    seconds = place.seconds(QUICK_SECONDS, FULL_SECONDS)
-    pid = relay.process.pid
-    began, before, spent = time.monotonic(), base.value(TRANSACTIONS), machine.cpu_seconds(pid)
-    place.pause(seconds)
+def _idle(bench: BenchEnvironment, database: BenchDatabase, relay: PythonProcess) -> list[Figure]:
+    seconds = bench.scaled_seconds(QUICK_SECONDS, FULL_SECONDS)
+    pid = relay.pid
+    began, before, spent = time.monotonic(), database.value(TRANSACTIONS), machine.cpu_seconds(pid)
+    bench.pause(seconds)
     lasted = time.monotonic() - began
-    statements = base.value(TRANSACTIONS) - before
+    statements = database.value(TRANSACTIONS) - before
     return [
         Figure("statements", statements / lasted, STATEMENTS_PER_SECOND),
         Figure("processor", (machine.cpu_seconds(pid) - spent) / lasted * 100, PERCENT),

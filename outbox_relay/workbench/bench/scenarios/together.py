@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from outbox_relay.workbench.bench.environment import BenchEnvironment
 from outbox_relay.workbench.bench.figures import EVENTS_PER_SECOND, Figure, ratio
-from outbox_relay.workbench.bench.place import Place
-from outbox_relay.workbench.bench.scenarios import draining
-from outbox_relay.workbench.bench.scenarios.shape import Scenario
+from outbox_relay.workbench.bench.scenarios import steps
+from outbox_relay.workbench.bench.scenarios.scenario import Scenario
 
 QUICK, FULL = 200_000, 1_000_000
 RELAYS = 4
 
 
-def measure(place: Place) -> Sequence[Figure]:
+def measure(bench: BenchEnvironment) -> Sequence[Figure]:
     """One relay, several, and the bare loop; each drains a backlog of its own of the same size."""
-    events = place.events(QUICK, FULL)
-    one = draining.waiting(place, 1, events)
-    several = draining.waiting(place, RELAYS, events)
-    base = place.database()
-    base.fill(events, place.check)
-    bare = draining.bare_loop(place, base, events)
+    events = bench.scaled_events(QUICK, FULL)
+    one = steps.drain_while_waiting(bench, 1, events)
+    several = steps.drain_while_waiting(bench, RELAYS, events)
+    database = bench.new_database()
+    database.fill(events, bench.check)
+    bare = steps.run_bare_loop(bench, database, events)
     return [
         Figure("bare loop", bare, EVENTS_PER_SECOND),
         Figure("1 relay", one, EVENTS_PER_SECOND),

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import psycopg
 
-from outbox_relay.workbench.bench.database import PAYLOAD, TYPE, Database
+from outbox_relay.workbench.bench.database import PAYLOAD, TYPE, BenchDatabase
+from outbox_relay.workbench.bench.environment import BenchEnvironment
 from outbox_relay.workbench.bench.figures import BYTES_PER_EVENT, Figure
-from outbox_relay.workbench.bench.place import Place
-from outbox_relay.workbench.bench.scenarios import draining
-from outbox_relay.workbench.bench.scenarios.shape import Scenario
+from outbox_relay.workbench.bench.scenarios import steps
+from outbox_relay.workbench.bench.scenarios.scenario import Scenario
 
 QUICK_EMITTED, FULL_EMITTED = 2_000, 20_000
 QUICK_RELAYED, FULL_RELAYED = 30_000, 500_000
@@ -37,69 +37,69 @@ NO_SPLIT = "no extension pg_walinspect here: page images are not told from the r
 NO_CHECKPOINT = "this role may not ask for a checkpoint: nothing right after one"
 
 
-def measure(place: Place) -> Sequence[Figure]:
+def measure(bench: BenchEnvironment) -> Sequence[Figure]:
     """Emitted right after a checkpoint and going on, then relayed with and without a checkpoint before."""
-    base = _database(place)
-    events = place.events(QUICK_EMITTED, FULL_EMITTED)
+    database = _database(bench)
+    events = bench.scaled_events(QUICK_EMITTED, FULL_EMITTED)
     found: list[Figure] = []
-    if base.checkpoint():
-        found += _of(base, "emit, right after a checkpoint", *_emitted(place, base, events))
+    if database.checkpoint():
+        found += _of(database, "emit, right after a checkpoint", *_emitted(bench, database, events))
     else:
-        place.notes.append(NO_CHECKPOINT)
-    found += _of(base, "emit, going on", *_emitted(place, base, events))
-    return found + _relayed(place)
+        bench.notes.append(NO_CHECKPOINT)
+    found += _of(database, "emit, going on", *_emitted(bench, database, events))
+    return found + _relayed(bench)
 
 
-def _database(place: Place) -> Database:
+def _database(bench: BenchEnvironment) -> BenchDatabase:
     """A database in which autovacuum writes nothing in between."""
-    base = place.database()
-    for (command,) in base.connection.execute(UNVACUUMED.encode()).fetchall():
-        base.run(command)
+    database = bench.new_database()
+    for (command,) in database.connection.execute(UNVACUUMED.encode()).fetchall():
+        database.run(command)
     try:
-        base.run("create extension pg_walinspect")
+        database.run("create extension pg_walinspect")
     except psycopg.Error:
-        place.notes.append(NO_SPLIT)
-    return base
+        bench.notes.append(NO_SPLIT)
+    return database
 
 
-def _emitted(place: Place, base: Database, events: int) -> tuple[str, str, int]:
+def _emitted(bench: BenchEnvironment, database: BenchDatabase, events: int) -> tuple[str, str, int]:
     """Where the WAL of so many transactions, each with one emit, begins and ends, and how many there were."""
-    file = place.file(".sql")
+    file = bench.new_path(".sql")
     file.write_text(SCRIPT)
-    before = base.value(BEGINNING)
+    before = database.value(BEGINNING)
     each = max(1, events // CLIENTS)
-    place.pgbench(
-        base, "--no-vacuum", "--protocol=prepared", f"--file={file}", f"--client={CLIENTS}", "--jobs=1",
+    bench.pgbench(
+        database, "--no-vacuum", "--protocol=prepared", f"--file={file}", f"--client={CLIENTS}", "--jobs=1",
         f"--transactions={each}", seconds=SPARE_SECONDS,
     )  # fmt: skip
-    return before, base.value(END), each * CLIENTS
+    return before, database.value(END), each * CLIENTS
 
 
-def _relayed(place: Place) -> list[Figure]:
+def _relayed(bench: BenchEnvironment) -> list[Figure]:
     """A relay that waits until a backlog is committed, with a checkpoint just before that, and then another without."""
-    base = _database(place)
-    events = place.events(QUICK_RELAYED, FULL_RELAYED)
-    config, count = draining.to_kafka(place, base)
-    draining.started(place, config, 1)
+    database = _database(bench)
+    events = bench.scaled_events(QUICK_RELAYED, FULL_RELAYED)
+    config, count = steps.relay_to_kafka(bench, database)
+    steps.start_relays(bench, config, 1)
     found: list[Figure] = []
     for number, label in enumerate(("relay, right after a checkpoint", "relay, going on"), 1):
-        with Database(base.dsn) as writer, writer.connection.transaction():
-            writer.fill(events, place.check)
-            fits = number > 1 or base.checkpoint()
-            before = base.value(BEGINNING)
-        place.course(count, number * events)
-        place.pause(SETTLED_SECONDS)
+        with BenchDatabase(database.dsn) as writer, writer.connection.transaction():
+            writer.fill(events, bench.check)
+            fits = number > 1 or database.checkpoint()
+            before = database.value(BEGINNING)
+        bench.track(count, number * events)
+        bench.pause(SETTLED_SECONDS)
         if fits:
-            found += _of(base, label, before, base.value(END), events)
+            found += _of(database, label, before, database.value(END), events)
     return found
 
 
-def _of(base: Database, label: str, before: str, after: str, events: int) -> list[Figure]:
+def _of(database: BenchDatabase, label: str, before: str, after: str, events: int) -> list[Figure]:
     """The WAL between two places as bytes per event: page images apart from the rest where that can be told."""
     try:
-        row = base.connection.execute(SPLIT.encode(), (before, after)).fetchone()
+        row = database.connection.execute(SPLIT.encode(), (before, after)).fetchone()
     except psycopg.Error:
-        return [Figure(f"{label}, all", base.value(TOTAL, after, before) / events, BYTES_PER_EVENT)]
+        return [Figure(f"{label}, all", database.value(TOTAL, after, before) / events, BYTES_PER_EVENT)]
     records, images = (float(value or 0.0) for value in row or (0.0, 0.0))
     return [
         Figure(f"{label}, without page images", records / events, BYTES_PER_EVENT),

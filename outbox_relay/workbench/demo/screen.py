@@ -17,14 +17,14 @@ from rich.table import Table
 from rich.text import Text
 
 from outbox_relay.workbench.demo.figures import Latency
-from outbox_relay.workbench.demo.report import shown
+from outbox_relay.workbench.demo.report import format_latency
 
 NEWS_LINES = 8
 LINE_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
-class DestinationNow:
+class DestinationState:
     """One destination."""
 
     name: str
@@ -37,7 +37,7 @@ class DestinationNow:
 
 
 @dataclass(frozen=True)
-class RelayNow:
+class RelayState:
     """One relay process: `state` in a word, its shards by sink."""
 
     name: str
@@ -46,7 +46,7 @@ class RelayNow:
 
 
 @dataclass(frozen=True)
-class Now:
+class DemoState:
     """Everything at one moment; `passed_seconds` are of the load."""
 
     passed_seconds: float
@@ -55,11 +55,11 @@ class Now:
     per_second: float
     pace: float
     """What the shop may emit, in events per second."""
-    destinations: Sequence[DestinationNow]
-    relays: Sequence[RelayNow]
+    destinations: Sequence[DestinationState]
+    relays: Sequence[RelayState]
 
 
-class View(Protocol):
+class Screen(Protocol):
     """Shows what happens; a context manager."""
 
     def __enter__(self) -> Self: ...
@@ -72,18 +72,18 @@ class View(Protocol):
         """Something has just happened."""
         ...
 
-    def show(self, now: Now) -> None:
+    def show(self, now: DemoState) -> None:
         """This is how things are."""
         ...
 
 
-def view() -> View:
+def open_screen() -> Screen:
     """The view that fits stderr."""
     console = Console(stderr=True)
-    return LiveView(console) if console.is_terminal and not console.is_dumb_terminal else PlainView()
+    return LiveScreen(console) if console.is_terminal and not console.is_dumb_terminal else PlainScreen()
 
 
-class PlainView:
+class PlainScreen:
     """Lines of text."""
 
     def __init__(self) -> None:
@@ -101,7 +101,7 @@ class PlainView:
         """Write it."""
         _write(news)
 
-    def show(self, now: Now) -> None:
+    def show(self, now: DemoState) -> None:
         """Write a line, once a second at most, and none before the load begins."""
         if not now.passed_seconds or time.monotonic() < self._shown_at + LINE_SECONDS:
             return
@@ -109,7 +109,7 @@ class PlainView:
         parts = [f"{now.passed_seconds:5.1f} s  committed {now.committed:,} (+{now.per_second:,.0f}/s)"]
         parts += [
             f"{one.name} +{one.per_second:,.0f}/s, {one.behind:,} behind, "
-            f"p50 {shown(one.recent.p50_seconds)}, p99 {shown(one.recent.p99_seconds)}"
+            f"p50 {format_latency(one.recent.p50_seconds)}, p99 {format_latency(one.recent.p99_seconds)}"
             for one in now.destinations
         ]
         _write("  |  ".join(parts))
@@ -120,14 +120,14 @@ def _write(line: str) -> None:
     sys.stderr.flush()
 
 
-class LiveView:
+class LiveScreen:
     """A picture that is drawn again and again in the same place."""
 
     def __init__(self, console: Console) -> None:
         self._live = Live(console=console, auto_refresh=False, transient=False)
         self._news: deque[tuple[float, str]] = deque(maxlen=NEWS_LINES)
         self._began = time.monotonic()
-        self._now: Now | None = None
+        self._now: DemoState | None = None
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -146,7 +146,7 @@ class LiveView:
         else:
             _write(news)
 
-    def show(self, now: Now) -> None:
+    def show(self, now: DemoState) -> None:
         """Draw it."""
         self._now = now
         self._draw()
@@ -161,7 +161,7 @@ class LiveView:
         return [_progress(self._now), _destinations(self._now), _relays(self._now), news]
 
 
-def _progress(now: Now) -> RenderableType:
+def _progress(now: DemoState) -> RenderableType:
     line = Table.grid(padding=(0, 1))
     passed_seconds = min(now.passed_seconds, now.load_seconds)
     line.add_row(
@@ -173,7 +173,7 @@ def _progress(now: Now) -> RenderableType:
     return line
 
 
-def _destinations(now: Now) -> RenderableType:
+def _destinations(now: DemoState) -> RenderableType:
     table = Table()
     table.add_column("destination", no_wrap=True)
     for heading in ("arrived", "per second", "behind", "p50", "p99"):
@@ -184,13 +184,13 @@ def _destinations(now: Now) -> RenderableType:
             f"{one.arrived:,}",
             f"{one.per_second:,.0f}",
             f"{one.behind:,}",
-            shown(one.recent.p50_seconds),
-            shown(one.recent.p99_seconds),
+            format_latency(one.recent.p50_seconds),
+            format_latency(one.recent.p99_seconds),
         )
     return table
 
 
-def _relays(now: Now) -> RenderableType:
+def _relays(now: DemoState) -> RenderableType:
     table = Table("relay", "state", "shards")
     for one in now.relays:
         style = "red" if one.state == "killed" else ""

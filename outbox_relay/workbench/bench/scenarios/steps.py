@@ -1,0 +1,77 @@
+"""Drains that several scenarios compare: of the bare loops, and of relays that start on a backlog or wait for one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from outbox_relay.workbench.bench import relay_config
+from outbox_relay.workbench.bench.database import BenchDatabase
+from outbox_relay.workbench.bench.destinations import ReceiverProcess, record_counter
+from outbox_relay.workbench.bench.environment import BenchEnvironment
+from outbox_relay.workbench.bench.figures import Progress
+from outbox_relay.workbench.bench.profile import Profile
+from outbox_relay.workbench.processes import RelayProcess
+
+SINK = "events"
+END_SECONDS = 60.0
+
+
+def run_bare_loop(
+    bench: BenchEnvironment, database: BenchDatabase, events: int, profile: Profile | None = None
+) -> float:
+    """Events per second of the bare loop, to a topic of its own."""
+    topic = bench.new_topic()
+    count = record_counter(bench, topic)
+    process = bench.start_process(
+        "bare-loop", "outbox_relay.workbench.bench.bare_loop", "--bootstrap", bench.bootstrap, "--topic", topic,
+        dsn=database.dsn,
+    )  # fmt: skip
+    progress = bench.track(profile.watching(count, process.pid, events) if profile else count, events)
+    bench.wait_for_exit(process, END_SECONDS)
+    return progress.per_second
+
+
+def run_bare_posts(bench: BenchEnvironment, database: BenchDatabase, receiver: ReceiverProcess, events: int) -> float:
+    """Events per second of bare posts to `receiver`, which nobody else posts to now."""
+    before = receiver.count() + receiver.refused()
+    process = bench.start_process(
+        "bare-posts", "outbox_relay.workbench.bench.bare_posts", "--url", receiver.url,
+        "--at-once", str(relay_config.AT_ONCE), dsn=database.dsn,
+    )  # fmt: skip
+    progress = bench.track(lambda: receiver.count() + receiver.refused() - before, events)
+    bench.wait_for_exit(process, END_SECONDS)
+    return progress.per_second
+
+
+def drain(bench: BenchEnvironment, config: str, count: Callable[[], int], events: int) -> Progress:
+    """How the backlog arrives that a relay finds when it starts; it is stopped afterwards."""
+    relay = bench.start_relay(config)
+    progress = bench.track(count, events)
+    bench.stop(relay)
+    return progress
+
+
+def relay_to_kafka(bench: BenchEnvironment, database: BenchDatabase) -> tuple[str, Callable[[], int]]:
+    """The file of a relay to a new topic, and what counts the records in it."""
+    topic = bench.new_topic()
+    config = relay_config.config(database.dsn, [SINK], relay_config.kafka(SINK, topic, bench.bootstrap))
+    return config, record_counter(bench, topic)
+
+
+def start_relays(bench: BenchEnvironment, config: str, number: int) -> Sequence[RelayProcess]:
+    """So many relays, which own all shards together."""
+    found = [bench.start_relay(config) for _ in range(number)]
+    bench.wait_until_ready(*found)
+    return found
+
+
+def drain_while_waiting(bench: BenchEnvironment, number: int, events: int) -> float:
+    """Events per second of relays that wait while a whole backlog is committed at once, on a database of its own."""
+    database = bench.new_database()
+    config, count = relay_to_kafka(bench, database)
+    running = start_relays(bench, config, number)
+    database.fill(events, bench.check)
+    progress = bench.track(count, events)
+    for relay in running:
+        bench.stop(relay)
+    return progress.per_second
