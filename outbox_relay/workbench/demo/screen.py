@@ -1,4 +1,4 @@
-"""What is to be seen while the demo runs, on stderr: a live table on a terminal, else a line a second."""
+"""The display on stderr while the demo runs: a live table on a terminal, otherwise one line per second."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from rich.text import Text
 from outbox_relay.workbench.demo.figures import Latency
 from outbox_relay.workbench.demo.report import format_latency
 
-NEWS_LINES = 8
+MESSAGE_LINES = 8
 LINE_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
 class DestinationState:
-    """One destination."""
+    """The state of one destination."""
 
     name: str
     kind: str
     arrived: int
     per_second: float
-    behind: int
-    """Committed events that have not arrived yet."""
-    recent: Latency
+    backlog: int
+    """Number of committed events that have not arrived yet."""
+    latency: Latency
 
 
 @dataclass(frozen=True)
 class RelayState:
-    """One relay process: `state` in a word, its shards by sink."""
+    """The state of one relay process: a word, and the number of its shards by sink."""
 
     name: str
     state: str
@@ -47,20 +47,20 @@ class RelayState:
 
 @dataclass(frozen=True)
 class DemoState:
-    """Everything at one moment; `passed_seconds` are of the load."""
+    """The state of the demo; `elapsed_seconds` is the time since the load began."""
 
-    passed_seconds: float
+    elapsed_seconds: float
     load_seconds: float
     committed: int
     per_second: float
-    pace: float
-    """What the shop may emit, in events per second."""
+    allowed_per_second: float
+    """Limit of the shop's emit rate."""
     destinations: Sequence[DestinationState]
     relays: Sequence[RelayState]
 
 
 class Screen(Protocol):
-    """Shows what happens; a context manager."""
+    """Context manager that displays messages and the state of the demo."""
 
     def __enter__(self) -> Self: ...
 
@@ -68,23 +68,23 @@ class Screen(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
-    def say(self, news: str) -> None:
-        """Something has just happened."""
+    def say(self, message: str) -> None:
+        """Display a message."""
         ...
 
-    def show(self, now: DemoState) -> None:
-        """This is how things are."""
+    def show(self, state: DemoState) -> None:
+        """Display the current state."""
         ...
 
 
 def open_screen() -> Screen:
-    """The view that fits stderr."""
+    """Return a live screen if stderr is a terminal, otherwise a plain one."""
     console = Console(stderr=True)
     return LiveScreen(console) if console.is_terminal and not console.is_dumb_terminal else PlainScreen()
 
 
 class PlainScreen:
-    """Lines of text."""
+    """Screen that writes lines of text."""
 
     def __init__(self) -> None:
         self._shown_at = 0.0
@@ -95,22 +95,22 @@ class PlainScreen:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Nothing has to be put back."""
+        """Do nothing."""
 
-    def say(self, news: str) -> None:
-        """Write it."""
-        _write(news)
+    def say(self, message: str) -> None:
+        """Write the message as a line."""
+        _write(message)
 
-    def show(self, now: DemoState) -> None:
-        """Write a line, once a second at most, and none before the load begins."""
-        if not now.passed_seconds or time.monotonic() < self._shown_at + LINE_SECONDS:
+    def show(self, state: DemoState) -> None:
+        """Write a line, at most once a second and not before the load begins."""
+        if not state.elapsed_seconds or time.monotonic() < self._shown_at + LINE_SECONDS:
             return
         self._shown_at = time.monotonic()
-        parts = [f"{now.passed_seconds:5.1f} s  committed {now.committed:,} (+{now.per_second:,.0f}/s)"]
+        parts = [f"{state.elapsed_seconds:5.1f} s  committed {state.committed:,} ({state.per_second:,.0f}/s)"]
         parts += [
-            f"{one.name} +{one.per_second:,.0f}/s, {one.behind:,} behind, "
-            f"p50 {format_latency(one.recent.p50_seconds)}, p99 {format_latency(one.recent.p99_seconds)}"
-            for one in now.destinations
+            f"{one.name} {one.per_second:,.0f}/s, backlog {one.backlog:,}, "
+            f"p50 {format_latency(one.latency.p50_seconds)}, p99 {format_latency(one.latency.p99_seconds)}"
+            for one in state.destinations
         ]
         _write("  |  ".join(parts))
 
@@ -121,13 +121,13 @@ def _write(line: str) -> None:
 
 
 class LiveScreen:
-    """A picture that is drawn again and again in the same place."""
+    """Screen that redraws a table in place."""
 
     def __init__(self, console: Console) -> None:
         self._live = Live(console=console, auto_refresh=False, transient=False)
-        self._news: deque[tuple[float, str]] = deque(maxlen=NEWS_LINES)
+        self._messages: deque[tuple[float, str]] = deque(maxlen=MESSAGE_LINES)
         self._began = time.monotonic()
-        self._now: DemoState | None = None
+        self._state: DemoState | None = None
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -138,61 +138,61 @@ class LiveScreen:
     ) -> None:
         self._live.stop()
 
-    def say(self, news: str) -> None:
-        """Show it among the news; write it below the picture when that is finished."""
-        self._news.append((time.monotonic() - self._began, news))
+    def say(self, message: str) -> None:
+        """Show the message below the table, or write it after the table is final."""
+        self._messages.append((time.monotonic() - self._began, message))
         if self._live.is_started:
             self._draw()
         else:
-            _write(news)
+            _write(message)
 
-    def show(self, now: DemoState) -> None:
-        """Draw it."""
-        self._now = now
+    def show(self, state: DemoState) -> None:
+        """Redraw the table."""
+        self._state = state
         self._draw()
 
     def _draw(self) -> None:
-        self._live.update(Group(*self._picture()), refresh=True)
+        self._live.update(Group(*self._content()), refresh=True)
 
-    def _picture(self) -> Sequence[RenderableType]:
-        news = Text("\n").join(Text.assemble((f"{at:5.1f} s  ", "dim"), text) for at, text in self._news)
-        if self._now is None:
-            return [news]
-        return [_progress(self._now), _destinations(self._now), _relays(self._now), news]
+    def _content(self) -> Sequence[RenderableType]:
+        messages = Text("\n").join(Text.assemble((f"{at:5.1f} s  ", "dim"), text) for at, text in self._messages)
+        if self._state is None:
+            return [messages]
+        return [_progress(self._state), _destinations(self._state), _relays(self._state), messages]
 
 
-def _progress(now: DemoState) -> RenderableType:
+def _progress(state: DemoState) -> RenderableType:
     line = Table.grid(padding=(0, 1))
-    passed_seconds = min(now.passed_seconds, now.load_seconds)
+    elapsed_seconds = min(state.elapsed_seconds, state.load_seconds)
     line.add_row(
-        ProgressBar(now.load_seconds, passed_seconds, width=20),
-        f"{passed_seconds:.0f} of {now.load_seconds:.0f} s",
-        f"{now.committed:,} committed, {now.per_second:,.0f}/s",
-        Text(f"(allowed {now.pace:,.0f}/s)", style="dim"),
+        ProgressBar(state.load_seconds, elapsed_seconds, width=20),
+        f"{elapsed_seconds:.0f} of {state.load_seconds:.0f} s",
+        f"{state.committed:,} committed, {state.per_second:,.0f}/s",
+        Text(f"(limit {state.allowed_per_second:,.0f}/s)", style="dim"),
     )
     return line
 
 
-def _destinations(now: DemoState) -> RenderableType:
+def _destinations(state: DemoState) -> RenderableType:
     table = Table()
     table.add_column("destination", no_wrap=True)
-    for heading in ("arrived", "per second", "behind", "p50", "p99"):
+    for heading in ("arrived", "per second", "backlog", "p50", "p99"):
         table.add_column(heading, justify="right", min_width=8)
-    for one in now.destinations:
+    for one in state.destinations:
         table.add_row(
             f"{one.name} ({one.kind})",
             f"{one.arrived:,}",
             f"{one.per_second:,.0f}",
-            f"{one.behind:,}",
-            format_latency(one.recent.p50_seconds),
-            format_latency(one.recent.p99_seconds),
+            f"{one.backlog:,}",
+            format_latency(one.latency.p50_seconds),
+            format_latency(one.latency.p99_seconds),
         )
     return table
 
 
-def _relays(now: DemoState) -> RenderableType:
+def _relays(state: DemoState) -> RenderableType:
     table = Table("relay", "state", "shards")
-    for one in now.relays:
+    for one in state.relays:
         style = "red" if one.state == "killed" else ""
         shards = ", ".join(f"{name} {count}" for name, count in sorted(one.shards.items()))
         table.add_row(one.name, one.state, shards, style=style)

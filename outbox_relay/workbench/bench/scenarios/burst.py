@@ -1,4 +1,4 @@
-"""Many events that are due in the same second."""
+"""Many events scheduled for the same second."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ QUICK, FULL = 20_000, 200_000
 RELAYS = 4
 FIRST_SECONDS = 10.0
 PARKED_PER_SECOND = 3_000
-"""How many events a slow machine makes rows of in a second: they are due once that is done."""
+"""Rate at which a slow machine parks events; they are due after that."""
 SPARE_SECONDS = 30.0
 ROWS_EVERY_SECONDS = 0.5
-"""How often rows are counted, which costs more the more there are."""
+"""Interval between counts of the rows, which get slower with their number."""
 DUE = "select clock_timestamp() + make_interval(secs => %s)"
 ROWS = "select count(*) from outbox.delivery where state = 'waiting'"
 LEFT_SECONDS = "select extract(epoch from %s::timestamptz - clock_timestamp())::float8"
 LOG_ALL = "alter database {} set log_min_duration_statement = 0"
-NO_LOG = "the claims' durations are read from the server's log: only of the server that is started here"
+NO_LOG = "no durations of claims: they are read from the log of a server that the bench starts"
 _LINE = re.compile(
     r"^(\d+\.\d+) LOG:  duration: ([\d.]+) ms  (?:execute|statement)\b[^\n]*(?:\n\t[^\n]*)*", re.MULTILINE
 )
 
 
 def measure(bench: BenchEnvironment) -> Sequence[Figure]:
-    """The burst by four relays; beside it the bare loop over as many events of the log."""
+    """Measure four relays on the burst, and the bare loop on as many events."""
     events = bench.scaled_events(QUICK, FULL)
     database = bench.new_database()
     if bench.server is not None:
@@ -66,11 +66,11 @@ def measure(bench: BenchEnvironment) -> Sequence[Figure]:
 
 
 def _parked(bench: BenchEnvironment, database: BenchDatabase, events: int, due: object) -> int:
-    """Wait until all are rows or due; how many were rows."""
+    """Wait until all events are parked or due, and return the number of parked ones."""
     bench.wait_until(
         lambda: database.value(ROWS) >= events or database.value(LEFT_SECONDS, due) <= 1.0,
         FIRST_SECONDS + events / PARKED_PER_SECOND + SPARE_SECONDS,
-        "the events are rows or due",
+        "the events are parked or due",
         every=ROWS_EVERY_SECONDS,
     )
     return int(database.value(ROWS))
@@ -84,7 +84,7 @@ def _bare(bench: BenchEnvironment, events: int) -> float:
 
 
 def claims(log: Path, after: int) -> list[tuple[float, float]]:
-    """The claims of rows in the server's log: when each ended, in seconds since 1970, and how many ms it took."""
+    """Return end (seconds since 1970) and duration (ms) of each claim in the server's log."""
     with log.open("rb") as file:
         file.seek(after)
         text = file.read().decode(errors="replace")
@@ -94,12 +94,15 @@ def claims(log: Path, after: int) -> list[tuple[float, float]]:
 def _tenths(
     bench: BenchEnvironment, progress: Progress, claimed: Sequence[tuple[float, float]], offset: float
 ) -> list[Figure]:
-    """The claims' p99 while the first and while the last tenth of the events arrived."""
+    """Return the p99 of the claims during the first and the last tenth of the arrivals."""
     if not claimed:
         bench.notes.append(NO_LOG)
         return []
-    first_until = progress.at(progress.count // 10) + offset
-    last_from, last_until = progress.at(progress.count * 9 // 10) + offset, progress.at(progress.count) + offset
+    first_until = progress.reached_at(progress.count // 10) + offset
+    last_from, last_until = (
+        progress.reached_at(progress.count * 9 // 10) + offset,
+        progress.reached_at(progress.count) + offset,
+    )
     first = [took for at, took in claimed if at <= first_until]
     last = [took for at, took in claimed if last_from <= at <= last_until]
     return [
@@ -111,7 +114,7 @@ def _tenths(
 
 SCENARIO = Scenario(
     "burst",
-    f"Events that are scheduled for the same second (in full 200,000), drained to Kafka by {RELAYS} relays; they have "
-    "become rows before. With how long the claims of rows took while the first and the last tenth arrived.",
+    f"Events scheduled for the same second (200,000 with --full) and parked before, drained to Kafka by {RELAYS} "
+    "relays. Includes the duration of the claims during the first and the last tenth of the arrivals.",
     measure,
 )

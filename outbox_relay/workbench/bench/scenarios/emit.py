@@ -1,4 +1,4 @@
-"""What an emit costs the transaction that it is part of."""
+"""The cost of an emit for its transaction."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from outbox_relay.workbench.bench.scenarios.scenario import Scenario
 
 QUICK_SECONDS, FULL_SECONDS = 1.0, 2.0
 QUICK_TURNS, FULL_TURNS = 1, 7
-"""How often each form has its turn of so many seconds: a machine that changes changes them all."""
+"""Number of turns of each form; short turns let changing conditions affect all forms."""
 CLIENTS = (1, 16)
 SCALE = 16
-"""Branches of the TPC-B-like transaction: as many as clients, or they would wait for each other's rows."""
-MAKE_SECONDS = 120.0
+"""Branches of the TPC-B-like transaction, as many as clients to avoid waits for row locks."""
+INITIALIZE_SECONDS = 120.0
 TABLE = "create table shop_order (id bigserial primary key, customer integer not null, total numeric not null)"
 SET = "\\set k random(1, 5000)\n\\set delta random(-5000, 5000)\n"
 ONE_INSERT = SET + "begin;\ninsert into shop_order (customer, total) values (:k::int, 12.34);\n{more}commit;\n"
@@ -37,7 +37,7 @@ insert into pgbench_history (tid, bid, aid, delta, mtime) values (:tid, :bid, :a
 )
 ONE = "one insert"
 TRANSACTIONS: Mapping[str, str] = {ONE: ONE_INSERT, "TPC-B-like": TPCB}
-"""A quick run leaves out the second one with one client."""
+"""A quick run omits the second one with one client."""
 WITHOUT, INSERT, EMIT = "without", "with a plain INSERT", "with emit"
 MORE: Mapping[str, str] = {
     WITHOUT: "",
@@ -49,10 +49,10 @@ _TPS = re.compile(r"^tps = ([\d.]+)", re.MULTILINE)
 
 
 def measure(bench: BenchEnvironment) -> Sequence[Figure]:
-    """Every transaction in its three forms, by 1 and 16 clients; the forms take turns, also at coming first."""
+    """Measure every transaction in its three forms, with 1 and 16 clients; the first form changes with every turn."""
     database = bench.new_database()
     database.run(TABLE)
-    bench.pgbench(database, "--initialize", "--quiet", f"--scale={SCALE}", seconds=MAKE_SECONDS)
+    bench.pgbench(database, "--initialize", "--quiet", f"--scale={SCALE}", seconds=INITIALIZE_SECONDS)
     database.checkpoint()
     found: list[Figure] = []
     for name, script in TRANSACTIONS.items():
@@ -82,7 +82,7 @@ def _tps(bench: BenchEnvironment, database: BenchDatabase, script: str, clients:
     seconds = max(1, round(bench.scaled_seconds(QUICK_SECONDS, FULL_SECONDS)))
     printed = bench.pgbench(
         database, "--no-vacuum", "--protocol=prepared", f"--file={file}", f"--client={clients}", "--jobs=1",
-        f"--time={seconds}", seconds=seconds + MAKE_SECONDS,
+        f"--time={seconds}", seconds=seconds + INITIALIZE_SECONDS,
     )  # fmt: skip
     tps = _TPS.search(printed)
     return float(tps[1]) if tps else 0.0
@@ -91,8 +91,8 @@ def _tps(bench: BenchEnvironment, database: BenchDatabase, script: str, clients:
 SCENARIO = Scenario(
     "emit",
     "Transactions per second of pgbench (prepared statements) without an event, with a plain INSERT of the same row "
-    "into the same table, and with outbox.emit, in turns; no relay runs. The cost beside the INSERT is how many times "
-    "longer a transaction takes.",
+    "into the same table, and with outbox.emit, in turns; no relay is running. The cost beside the INSERT is the ratio "
+    "of the durations of a transaction.",
     measure,
     quick=True,
 )

@@ -1,4 +1,4 @@
-"""Keys that fail, and what the others lose by it."""
+"""The effect of failing keys on other keys."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HEALTHY = "select count(*) from outbox.event where key not like '%0'"
 
 
 def measure(bench: BenchEnvironment) -> Sequence[Figure]:
-    """As many healthy events with and without failing keys among them, and bare posts of the same rows."""
+    """Measure the same number of healthy events with and without failing keys, and bare posts."""
     events = bench.scaled_events(QUICK, FULL)
     healthy, own, bare, refused = _with_failing(bench, events)
     alone = _alone(bench, healthy)
@@ -54,8 +54,7 @@ def _alone(bench: BenchEnvironment, events: int) -> float:
 
 SCENARIO = Scenario(
     "failing",
-    "A backlog drained to a webhook that answers 500 to every event of one key in ten, for ever, so that these keys' "
-    "events are held back and tried again; counted are the events of the other keys, beside a drain of as many events "
-    "none of which fails.",
+    "A backlog drained to a webhook that answers 500 to all events of one key in ten, so that these are held and "
+    "retried. Only events of the other keys are counted, compared with a drain of as many events without failures.",
     measure,
 )

@@ -1,4 +1,4 @@
-"""One log to several sinks."""
+"""Delivery of one log to several sinks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NUMBERS = (1, 2, 4)
 
 
 def measure(bench: BenchEnvironment) -> Sequence[Figure]:
-    """The bare loop once, then a relay with one sink, two and four; counted are deliveries."""
+    """Measure the bare loop, then a relay with one, two and four sinks; count deliveries."""
     events = bench.scaled_events(QUICK, FULL)
     database = _backlog(bench, events)
     bare = steps.run_bare_loop(bench, database, events)
@@ -38,7 +38,7 @@ def _backlog(bench: BenchEnvironment, events: int) -> BenchDatabase:
 
 
 def _drained(bench: BenchEnvironment, database: BenchDatabase, events: int, number: int) -> float:
-    """Deliveries per second of one relay to so many topics."""
+    """Return the deliveries per second of one relay to `number` topics."""
     topics = {f"sink{n}": bench.new_topic() for n in range(number)}
     counts = [record_counter(bench, topic) for topic in topics.values()]
     sinks = [relay_config.kafka(name, topic, bench.bootstrap) for name, topic in topics.items()]
@@ -48,7 +48,7 @@ def _drained(bench: BenchEnvironment, database: BenchDatabase, events: int, numb
 
 SCENARIO = Scenario(
     "fanout",
-    "One relay whose events go to 1, 2 and 4 Kafka sinks, each with a topic of its own; counted are deliveries to all "
-    "of them together.",
+    "One relay that delivers every event to 1, 2 and 4 Kafka sinks with separate topics; the deliveries to all of them "
+    "are counted.",
     measure,
 )

@@ -1,4 +1,4 @@
-"""Drain while somebody's transaction stays open."""
+"""Drain while another transaction stays open."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ QUICK, FULL = 100_000, 1_000_000
 
 
 def measure(bench: BenchEnvironment) -> Sequence[Figure]:
-    """The same drain with and without, of backlogs of the same size; which comes first changes from run to run."""
+    """Measure the drain with and without the transaction; the order alternates between runs."""
     events = bench.scaled_events(QUICK, FULL)
     open_first = bench.run_number % 2 == 0
-    found = {held: _drained(bench, events, held=held) for held in ((True, False) if open_first else (False, True))}
+    found = {is_open: _drained(bench, events, is_open=is_open) for is_open in (open_first, not open_first)}
     (own, bare), (own_open, bare_open) = found[False], found[True]
     return [
         Figure("bare loop", bare, EVENTS_PER_SECOND),
@@ -32,10 +32,10 @@ def measure(bench: BenchEnvironment) -> Sequence[Figure]:
     ]
 
 
-def _drained(bench: BenchEnvironment, events: int, *, held: bool) -> tuple[float, float]:
-    """Events per second of the relay and of the bare loop."""
+def _drained(bench: BenchEnvironment, events: int, *, is_open: bool) -> tuple[float, float]:
+    """Return the rates of the relay and of the bare loop."""
     database = bench.new_database()
-    with _transaction(database) if held else contextlib.nullcontext():
+    with _transaction(database) if is_open else contextlib.nullcontext():
         database.fill(events, bench.check)
         database.settle()
         bare = steps.run_bare_loop(bench, database, events)
@@ -45,7 +45,7 @@ def _drained(bench: BenchEnvironment, events: int, *, held: bool) -> tuple[float
 
 @contextlib.contextmanager
 def _transaction(database: BenchDatabase) -> Generator[None]:
-    """A transaction with a number of its own, open from before the first event on."""
+    """Keep a transaction with an assigned id open."""
     with psycopg.connect(database.dsn) as connection:
         connection.execute("select pg_current_xact_id()")
         yield
@@ -54,6 +54,6 @@ def _transaction(database: BenchDatabase) -> Generator[None]:
 
 SCENARIO = Scenario(
     "held-open",
-    "The same drain while a transaction stays open that began before the first event, and without it.",
+    "The same drain with and without an open transaction that began before the first event.",
     measure,
 )

@@ -1,4 +1,4 @@
-"""What a relay costs that has nothing to do, and how quickly it wakes up."""
+"""The cost of an idle relay, and its latency after a pause."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from outbox_relay.workbench.processes import PythonProcess
 QUICK_SECONDS, FULL_SECONDS = 3.0, 60.0
 QUICK_PAUSES, FULL_PAUSES = 20, 300
 PAUSE_SECONDS = (0.25, 0.4)
-"""Between these, at random: longer than a relay stays awake, and not in step with what it does."""
+"""Bounds of a random pause, longer than a relay stays awake."""
 SETTLE_SECONDS = 2.0
-"""Until the relay has nothing left to do after its start."""
+"""Time in which the relay becomes idle after its start."""
 ARRIVE_SECONDS = 10.0
 TRANSACTIONS = "select xact_commit + xact_rollback from pg_stat_database where datname = current_database()"
 EMIT = f"select outbox.emit('{TYPE}', %s::jsonb, key => %s)"
 
 
 def measure(bench: BenchEnvironment) -> Sequence[Figure]:
-    """An idle relay's statements and processor time, then single events after pauses."""
+    """Measure an idle relay's statements and processor time, then single events after pauses."""
     database, topic = bench.new_database(), bench.new_topic()
     consumer = ConsumerProcess(bench, topic)
     config = relay_config.config(database.dsn, [steps.SINK], relay_config.kafka(steps.SINK, topic, bench.bootstrap))
@@ -42,10 +42,10 @@ def measure(bench: BenchEnvironment) -> Sequence[Figure]:
     bench.pause(SETTLE_SECONDS)
     found = _idle(bench, database, relay)
     for number in range(1, bench.scaled_events(QUICK_PAUSES, FULL_PAUSES) + 2):
-        bench.pause(random.uniform(*PAUSE_SECONDS))  # noqa: S311 - a pause is no secret
+        bench.pause(random.uniform(*PAUSE_SECONDS))  # noqa: S311 - not a secret
         database.run(EMIT, f'{{"at": {time.time():.6f}, "note": "{"x" * 200}"}}', f"k{number}")
         bench.wait_until(lambda number=number: consumer.count() >= number, ARRIVE_SECONDS, "the event arrives")
-    times = consumer.times()[1:]  # With the first one the broker is asked about the topic.
+    times = consumer.stop()[1:]  # For the first event the relay asks the broker about the topic.
     return [
         *found,
         Figure("first event after a pause, p50", percentile(times, 0.5) * 1e3, MILLISECONDS),
@@ -69,9 +69,9 @@ def _idle(bench: BenchEnvironment, database: BenchDatabase, relay: PythonProcess
 
 SCENARIO = Scenario(
     "idle",
-    "A relay with one Kafka sink and nothing to do: statements that reach the database, processor time, memory. Then "
-    "single events after pauses of 0.25 to 0.4 s, from before the insert to the consumer.",
+    "A relay with one Kafka sink and no events: statements that reach the database, processor time, memory. Then the "
+    "latency of single events after pauses of 0.25 to 0.4 s, from before the insert to the consumer.",
     measure,
     quick=True,
-    runs_most=3,
+    max_runs=3,
 )

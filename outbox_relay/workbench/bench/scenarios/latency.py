@@ -1,4 +1,4 @@
-"""How long an event takes at a steady rate."""
+"""Latency at a steady rate."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from outbox_relay.workbench.bench import machine, relay_config
 from outbox_relay.workbench.bench.database import TYPE, BenchDatabase
 from outbox_relay.workbench.bench.destinations import ConsumerProcess
-from outbox_relay.workbench.bench.environment import ASK_EVERY_SECONDS, READY_SECONDS, BenchEnvironment
+from outbox_relay.workbench.bench.environment import QUERY_SECONDS, READY_SECONDS, BenchEnvironment
 from outbox_relay.workbench.bench.figures import EVENTS_PER_SECOND, MILLISECONDS, PERCENT, Figure, percentile, ratio
 from outbox_relay.workbench.bench.scenarios import steps
 from outbox_relay.workbench.bench.scenarios.scenario import Scenario
@@ -19,23 +19,23 @@ QUICK_SECONDS, FULL_SECONDS = 2.0, 20.0
 QUICK_RATES, FULL_RATES = (1_000,), (100, 1_000, 5_000)
 CLIENTS = 8
 WARM_SHARE = 0.1
-"""The first events are left out: connections are made and code is warmed up for them."""
+"""Share of first events that are not counted, because they include connecting and warm-up."""
 SPARE_SECONDS = 60.0
 QUIET_SECONDS = 1.0
-"""After this time nothing more comes from the bare loop."""
+"""The bare loop has finished after this time without an arrival."""
 SCRIPT = f"""\\set k random(1, 5000)
 select outbox.emit('{TYPE}', jsonb_build_object('at', extract(epoch from clock_timestamp()), 'note', '{"x" * 200}'),
                    key => 'k' || :k::int);
 """
 FIRST = f"select outbox.emit('{TYPE}', jsonb_build_object('at', %s::float8, 'note', ''), key => 'k1')"
-"""Before the others: what is done once, as asking the broker for the topic's settings, is no event's latency."""
+"""Emitted before the others, so that one-time work such as asking the broker for topic settings is not measured."""
 BARE_IS_READY = "select to_regclass('bare_progress') is not null"
 _DONE = re.compile(r"^number of transactions actually processed: (\d+)", re.MULTILINE)
 _TPS = re.compile(r"^tps = ([\d.]+)", re.MULTILINE)
 
 
 def measure(bench: BenchEnvironment) -> Sequence[Figure]:
-    """At each rate the bare loop and a relay, each on a database of its own."""
+    """Measure the bare loop and a relay at each rate, each with a new database."""
     found: list[Figure] = []
     for rate in FULL_RATES if bench.options.full else QUICK_RATES:
         bare, _, _ = _followed(bench, rate, _bare_loop)
@@ -56,7 +56,7 @@ def measure(bench: BenchEnvironment) -> Sequence[Figure]:
 def _followed(
     bench: BenchEnvironment, rate: int, follow: Callable[[BenchEnvironment, BenchDatabase, str], PythonProcess]
 ) -> tuple[list[float], float, float]:
-    """Seconds that events took, events that were really emitted per second, percent of a core that relaying took."""
+    """Return the latencies in seconds, the reached emit rate, and the processor usage as a percentage of a core."""
     database, topic = bench.new_database(), bench.new_topic()
     consumer = ConsumerProcess(bench, topic)
     process = follow(bench, database, topic)
@@ -70,12 +70,12 @@ def _followed(
     _arrive(bench, consumer, events, all_of_them=follow is _relay)
     cpu = (machine.cpu_seconds(process.pid) - spent) / seconds * 100
     bench.stop(process)
-    times = consumer.times()
+    times = consumer.stop()
     return times[int(len(times) * WARM_SHARE) :], float(tps[1]) if tps else 0.0, cpu
 
 
 def _arrive(bench: BenchEnvironment, consumer: ConsumerProcess, events: int, *, all_of_them: bool) -> None:
-    """Wait until they have arrived; the bare loop may have lost some: then until nothing has come for a while."""
+    """Wait until all events have arrived; without `all_of_them`, also stop when none has arrived for a while."""
     last, since = -1, 0.0
 
     def done() -> bool:
@@ -100,9 +100,7 @@ def _emit(bench: BenchEnvironment, database: BenchDatabase, rate: int, seconds: 
 def _bare_loop(bench: BenchEnvironment, database: BenchDatabase, topic: str) -> PythonProcess:
     where = ("--bootstrap", bench.bootstrap, "--topic", topic, "--follow")
     process = bench.start_process("bare-loop", "outbox_relay.workbench.bench.bare_loop", *where, dsn=database.dsn)
-    bench.wait_until(
-        lambda: database.value(BARE_IS_READY), READY_SECONDS, "the bare loop is up", every=ASK_EVERY_SECONDS
-    )
+    bench.wait_until(lambda: database.value(BARE_IS_READY), READY_SECONDS, "the bare loop is up", every=QUERY_SECONDS)
     return process
 
 
@@ -113,9 +111,10 @@ def _relay(bench: BenchEnvironment, database: BenchDatabase, topic: str) -> Pyth
 
 SCENARIO = Scenario(
     "latency",
-    "From before the insert to the consumer of the topic, by one machine's clock, while pgbench emits one event per "
-    "transaction at a steady rate (exponential gaps, 8 connections); the first tenth of the events is left out. Beside "
-    "a bare loop that looks every millisecond, lingers not, and loses events that become visible late.",
+    "Latency from before the insert to the consumer of the topic, by one machine's clock, while pgbench emits one "
+    "event per transaction at a steady rate (exponential gaps, 8 connections), without the first tenth of the events. "
+    "Compared with a bare loop that polls every millisecond, does not linger, and loses events that become visible "
+    "late.",
     measure,
     quick=True,
 )

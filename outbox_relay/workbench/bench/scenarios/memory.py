@@ -1,4 +1,4 @@
-"""How much memory a relay takes on a backlog that is large."""
+"""Memory of a relay with a large backlog."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EVENTS = 5_000_000
 
 
 def measure(bench: BenchEnvironment) -> Sequence[Figure]:
-    """The bare loop and a relay drain it; the most that the relay had resident at any moment."""
+    """Measure the bare loop and a relay, and the peak resident memory of the relay."""
     events = bench.scaled_events(EVENTS, EVENTS)
     database = bench.new_database()
     database.fill(events, bench.check)
@@ -36,7 +36,7 @@ def measure(bench: BenchEnvironment) -> Sequence[Figure]:
 
 SCENARIO = Scenario(
     "memory",
-    "The most memory that a relay had resident while it drained a backlog of 5 million events to Kafka, and its rate.",
+    "Peak resident memory and rate of a relay that drains a backlog of 5 million events to Kafka.",
     measure,
-    runs_most=1,
+    max_runs=1,
 )

@@ -1,4 +1,4 @@
-"""The shape of a scenario."""
+"""Definition of a scenario."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from outbox_relay.workbench.bench.figures import Figure
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One thing that is measured. `measure` is one run of it; what it starts ends with the run.
+    """A measurement; `measure` runs it once in an environment.
 
-    `quick` says whether it is part of `--quick`; whoever names it gets it in any case. `runs_most` bounds its runs.
+    `quick` scenarios are part of `--quick`; any scenario can be named. `max_runs` limits the number of runs.
     """
 
     name: str
     text: str
-    """What is measured, for whoever reads the figures."""
+    """Description for the report."""
     measure: Callable[[BenchEnvironment], Sequence[Figure]]
     quick: bool = False
-    runs_most: int = 100
+    max_runs: int = 100

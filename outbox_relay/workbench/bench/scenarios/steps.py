@@ -1,4 +1,4 @@
-"""Drains that several scenarios compare: of the bare loops, and of relays that start on a backlog or wait for one."""
+"""Steps shared by scenarios: bare loops, and relays that start on a backlog or wait for one."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ END_SECONDS = 60.0
 def run_bare_loop(
     bench: BenchEnvironment, database: BenchDatabase, events: int, profile: Profile | None = None
 ) -> float:
-    """Events per second of the bare loop, to a topic of its own."""
+    """Return the rate of the bare loop to a new topic."""
     topic = bench.new_topic()
     count = record_counter(bench, topic)
     process = bench.start_process(
         "bare-loop", "outbox_relay.workbench.bench.bare_loop", "--bootstrap", bench.bootstrap, "--topic", topic,
         dsn=database.dsn,
     )  # fmt: skip
-    progress = bench.track(profile.watching(count, process.pid, events) if profile else count, events)
+    progress = bench.track(profile.sampled(count, process.pid, events) if profile else count, events)
     bench.wait_for_exit(process, END_SECONDS)
     return progress.per_second
 
 
 def run_bare_posts(bench: BenchEnvironment, database: BenchDatabase, receiver: ReceiverProcess, events: int) -> float:
-    """Events per second of bare posts to `receiver`, which nobody else posts to now."""
+    """Return the rate of bare posts to `receiver`, which must have no other sender."""
     before = receiver.count() + receiver.refused()
     process = bench.start_process(
         "bare-posts", "outbox_relay.workbench.bench.bare_posts", "--url", receiver.url,
@@ -44,7 +44,7 @@ def run_bare_posts(bench: BenchEnvironment, database: BenchDatabase, receiver: R
 
 
 def drain(bench: BenchEnvironment, config: str, count: Callable[[], int], events: int) -> Progress:
-    """How the backlog arrives that a relay finds when it starts; it is stopped afterwards."""
+    """Start a relay on a backlog and return its progress; stop the relay afterwards."""
     relay = bench.start_relay(config)
     progress = bench.track(count, events)
     bench.stop(relay)
@@ -52,21 +52,21 @@ def drain(bench: BenchEnvironment, config: str, count: Callable[[], int], events
 
 
 def relay_to_kafka(bench: BenchEnvironment, database: BenchDatabase) -> tuple[str, Callable[[], int]]:
-    """The file of a relay to a new topic, and what counts the records in it."""
+    """Return the configuration of a relay to a new topic, and a function that counts its records."""
     topic = bench.new_topic()
     config = relay_config.config(database.dsn, [SINK], relay_config.kafka(SINK, topic, bench.bootstrap))
     return config, record_counter(bench, topic)
 
 
 def start_relays(bench: BenchEnvironment, config: str, number: int) -> Sequence[RelayProcess]:
-    """So many relays, which own all shards together."""
-    found = [bench.start_relay(config) for _ in range(number)]
-    bench.wait_until_ready(*found)
-    return found
+    """Start relays and wait until they own all shards."""
+    relays = [bench.start_relay(config) for _ in range(number)]
+    bench.wait_until_ready(*relays)
+    return relays
 
 
 def drain_while_waiting(bench: BenchEnvironment, number: int, events: int) -> float:
-    """Events per second of relays that wait while a whole backlog is committed at once, on a database of its own."""
+    """Return the rate of relays that are ready when a whole backlog is committed to a new database."""
     database = bench.new_database()
     config, count = relay_to_kafka(bench, database)
     running = start_relays(bench, config, number)

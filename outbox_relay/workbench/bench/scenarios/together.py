@@ -1,4 +1,4 @@
-"""Several relays on one sink, beside one."""
+"""Several relays on one sink, compared with one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RELAYS = 4
 
 
 def measure(bench: BenchEnvironment) -> Sequence[Figure]:
-    """One relay, several, and the bare loop; each drains a backlog of its own of the same size."""
+    """Measure one relay, several relays and the bare loop, each on a new backlog of the same size."""
     events = bench.scaled_events(QUICK, FULL)
     one = steps.drain_while_waiting(bench, 1, events)
     several = steps.drain_while_waiting(bench, RELAYS, events)
@@ -32,7 +32,7 @@ def measure(bench: BenchEnvironment) -> Sequence[Figure]:
 
 SCENARIO = Scenario(
     "together",
-    f"{RELAYS} relay processes that share the shards of one sink, and one alone: they are ready and wait when the "
-    "whole backlog is committed at once. Counted in the topic, from the first record to the last.",
+    f"{RELAYS} relay processes that share the shards of one sink, compared with a single one. They are ready when the "
+    "whole backlog is committed at once. Records are counted in the topic, from the first to the last.",
     measure,
 )

@@ -1,4 +1,4 @@
-"""How much WAL an event costs when it is emitted, and when it is relayed."""
+"""WAL written per event by emitting and by relaying."""
 
 from __future__ import annotations
 
@@ -22,36 +22,36 @@ select outbox.emit('{TYPE}', '{PAYLOAD}', key => 'k' || :k::int);
 UNVACUUMED = """select format('alter table %s set (autovacuum_enabled = off)', oid::regclass) from pg_class
  where relnamespace = 'outbox'::regnamespace and relkind = 'r'"""
 BEGINNING = "select pg_current_wal_insert_lsn()::text"
-"""Behind all that was written so far, also what has not left the server's buffers yet."""
+"""The end of all WAL written so far, including the server's buffers."""
 END = "select pg_current_wal_flush_lsn()::text"
-"""Up to here WAL can be read."""
+"""The end of the WAL that can be read."""
 TOTAL = "select (%s::pg_lsn - %s::pg_lsn)::float8"
 SPLIT = """select sum(record_size) filter (where not image)::float8,
        sum(fpi_size + case when image then record_size else 0 end)::float8
   from (select s.*, s."resource_manager/record_type" in ('XLOG/FPI', 'XLOG/FPI_FOR_HINT') as image
           from pg_get_wal_stats(%s::pg_lsn, %s::pg_lsn, per_record => true) s) r"""
-"""A record that is nothing but a page image belongs to the images with its head too."""
+"""A record that only contains a page image counts as an image completely, with its header."""
 SETTLED_SECONDS = 0.5
-"""How long after the last delivery its position has been written."""
-NO_SPLIT = "no extension pg_walinspect here: page images are not told from the rest"
-NO_CHECKPOINT = "this role may not ask for a checkpoint: nothing right after one"
+"""Time after the last delivery in which its position is written."""
+NO_SPLIT = "the extension pg_walinspect is not available: page images are not counted separately"
+NO_CHECKPOINT = "the role may not run a checkpoint: no figures right after one"
 
 
 def measure(bench: BenchEnvironment) -> Sequence[Figure]:
-    """Emitted right after a checkpoint and going on, then relayed with and without a checkpoint before."""
+    """Measure emitting and then relaying, each right after a checkpoint and later."""
     database = _database(bench)
     events = bench.scaled_events(QUICK_EMITTED, FULL_EMITTED)
     found: list[Figure] = []
     if database.checkpoint():
-        found += _of(database, "emit, right after a checkpoint", *_emitted(bench, database, events))
+        found += _wal_figures(database, "emit, right after a checkpoint", *_emitted(bench, database, events))
     else:
         bench.notes.append(NO_CHECKPOINT)
-    found += _of(database, "emit, going on", *_emitted(bench, database, events))
+    found += _wal_figures(database, "emit, going on", *_emitted(bench, database, events))
     return found + _relayed(bench)
 
 
 def _database(bench: BenchEnvironment) -> BenchDatabase:
-    """A database in which autovacuum writes nothing in between."""
+    """Create a database without autovacuum, which would write WAL as well."""
     database = bench.new_database()
     for (command,) in database.connection.execute(UNVACUUMED.encode()).fetchall():
         database.run(command)
@@ -63,7 +63,7 @@ def _database(bench: BenchEnvironment) -> BenchDatabase:
 
 
 def _emitted(bench: BenchEnvironment, database: BenchDatabase, events: int) -> tuple[str, str, int]:
-    """Where the WAL of so many transactions, each with one emit, begins and ends, and how many there were."""
+    """Emit one event per transaction. Return the begin and end of their WAL and the number of events."""
     file = bench.new_path(".sql")
     file.write_text(SCRIPT)
     before = database.value(BEGINNING)
@@ -76,7 +76,7 @@ def _emitted(bench: BenchEnvironment, database: BenchDatabase, events: int) -> t
 
 
 def _relayed(bench: BenchEnvironment) -> list[Figure]:
-    """A relay that waits until a backlog is committed, with a checkpoint just before that, and then another without."""
+    """Measure a ready relay on a backlog right after a checkpoint, and on a second one without a checkpoint."""
     database = _database(bench)
     events = bench.scaled_events(QUICK_RELAYED, FULL_RELAYED)
     config, count = steps.relay_to_kafka(bench, database)
@@ -85,17 +85,17 @@ def _relayed(bench: BenchEnvironment) -> list[Figure]:
     for number, label in enumerate(("relay, right after a checkpoint", "relay, going on"), 1):
         with BenchDatabase(database.dsn) as writer, writer.connection.transaction():
             writer.fill(events, bench.check)
-            fits = number > 1 or database.checkpoint()
+            measurable = number > 1 or database.checkpoint()
             before = database.value(BEGINNING)
         bench.track(count, number * events)
         bench.pause(SETTLED_SECONDS)
-        if fits:
-            found += _of(database, label, before, database.value(END), events)
+        if measurable:
+            found += _wal_figures(database, label, before, database.value(END), events)
     return found
 
 
-def _of(database: BenchDatabase, label: str, before: str, after: str, events: int) -> list[Figure]:
-    """The WAL between two places as bytes per event: page images apart from the rest where that can be told."""
+def _wal_figures(database: BenchDatabase, label: str, before: str, after: str, events: int) -> list[Figure]:
+    """Return the bytes of WAL per event between two positions, with page images separately if possible."""
     try:
         row = database.connection.execute(SPLIT.encode(), (before, after)).fetchone()
     except psycopg.Error:
@@ -109,9 +109,9 @@ def _of(database: BenchDatabase, label: str, before: str, after: str, events: in
 
 SCENARIO = Scenario(
     "wal",
-    "Bytes of WAL per event: of transactions with nothing but one emit, and of a ready relay while it "
-    "drains a backlog to the topic. Page images are what PostgreSQL writes of each page that is changed for the first "
-    "time after a checkpoint; with data checksums that is also a page on which reading marks a row as committed.",
+    "Bytes of WAL per event, of transactions with only one emit, and of a ready relay that drains a backlog to the "
+    "topic. PostgreSQL writes an image of each page that changes for the first time after a checkpoint; with data "
+    "checksums also of a page on which a read marks a row as committed.",
     measure,
     quick=True,
 )

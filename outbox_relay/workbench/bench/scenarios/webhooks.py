@@ -15,7 +15,7 @@ QUICK, FULL = 4_000, 60_000
 
 
 def measure(bench: BenchEnvironment) -> Sequence[Figure]:
-    """Bare posts, then a relay that starts on the same backlog."""
+    """Measure bare posts, then a relay that starts on the same backlog."""
     events = bench.scaled_events(QUICK, FULL)
     database = bench.new_database()
     database.fill(events, bench.check)
@@ -33,8 +33,8 @@ def measure(bench: BenchEnvironment) -> Sequence[Figure]:
 
 SCENARIO = Scenario(
     "webhooks",
-    "A backlog drained to one webhook, 64 requests under way, signed, in order per key; the receiver is a process of "
-    "its own that answers at once. Beside a loop that reads the same rows and posts them with aiohttp as it is.",
+    "A backlog drained to one webhook with 64 concurrent requests, signed, in order per key; the receiver is a "
+    "separate process that answers immediately. Compared with a loop that posts the same rows with plain aiohttp.",
     measure,
     quick=True,
 )
