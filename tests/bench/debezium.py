@@ -1,9 +1,9 @@
-"""A backlog drained by a relay and by Debezium's connector for PostgreSQL, with the same server and the same broker.
+"""Compare a relay with Debezium's connector for PostgreSQL on a backlog, with the same server and broker.
 
 usage: python -m tests.bench.debezium [--events 500000] [--rounds 3]
 
-The connector reads an outbox table of its own through its event router; it was stopped while the rows were inserted,
-and has larger batches than by default. Both take turns. Counted in the topic, from the first record to the last.
+The connector reads a separate outbox table with its event router. It is stopped while the rows are inserted, and uses
+larger batches than by default. Both take turns. Records are counted in the topic, from the first to the last.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ LARGER = {
     "producer.override.linger.ms": "10", "producer.override.batch.size": "1000000",
 }  # fmt: skip
 JAVA = ("java", "-XX:-UsePerfData", "-Xmx1g", "-XX:+UseSerialGC", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn")
-"""As a worker is run that stays: the tests' compiles for a short life."""
+"""Options of a long-running worker; those of the tests favour a quick start."""
 
 
 def relay(bench: BenchEnvironment, events: int) -> float:
-    """Events per second of a relay that starts on a backlog."""
+    """Return the rate of a relay that starts on a backlog."""
     database = bench.new_database()
     database.fill(events, bench.check)
     database.settle()
@@ -49,7 +49,7 @@ def relay(bench: BenchEnvironment, events: int) -> float:
 
 
 def connector(bench: BenchEnvironment, server: PostgresServer, worker: ConnectWorker, events: int) -> float:
-    """Events per second of a connector that is started again on a backlog."""
+    """Return the rate of a connector that is resumed on a backlog."""
     database, topic = bench.new_database(), bench.new_topic()
     count = record_counter(bench, topic)
     database.run(TABLE)
@@ -80,7 +80,7 @@ def _config(database: BenchDatabase, server: PostgresServer, topic: str) -> dict
 
 
 def main(argv: list[str]) -> int:
-    """Measure in turns, and print the medians and their ratio."""
+    """Measure in turns and print the median of the ratios."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.debezium")
     parser.add_argument("--events", type=int, default=500_000)
     parser.add_argument("--rounds", type=int, default=3)
@@ -92,7 +92,7 @@ def main(argv: list[str]) -> int:
         worker = stack.enter_context(ConnectWorker(kafka.bootstrap, JAVA))
         signals = stack.enter_context(Signals())
         options = Options(full=True, dsn=server.dsn(), bootstrap=kafka.bootstrap)
-        bench = BenchEnvironment(stack, signals, options, lambda news: print(news, flush=True))
+        bench = BenchEnvironment(stack, signals, options, lambda message: print(message, flush=True))
         bench.open()
         found: dict[str, list[float]] = {"relay": [], "connector": []}
         for number in range(arguments.rounds):

@@ -11,8 +11,8 @@ from outbox_relay.workbench.demo.checker import CheckResult
 from outbox_relay.workbench.demo.figures import Latency
 
 MEASURED = (
-    "from the call of emit in the shop's transaction (the commit is included) to the first arrival at the "
-    "destination: when the consumer has read the record from the topic, or the receiver has read the request, before "
+    "from the call of emit in the shop's transaction (the commit is included) to the first arrival at the destination: "
+    "when the consumer has read the record from the topic, or when the receiver has read the request, before it "
     "verifies the signature. All times are taken from one machine's clock."
 )
 NOTE_WIDTH = 100

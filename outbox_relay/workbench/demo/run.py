@@ -152,7 +152,7 @@ class DemoRun:
 
         undisturbed_until = time.time() - UNDISTURBED_SECONDS
         owned = monitor.kill(relays.pop(0))
-        monitor.say(f"relay-1 was killed with SIGKILL; it owned {owned} of {SHARDS} shards; relay-3 replaces it")
+        monitor.say(f"relay-1 was killed with SIGKILL while it owned {owned} of {SHARDS} shards; relay-3 replaces it")
         relays.append(processes.relay("relay-3"))
         monitor.add(relays[-1])
         monitor.wait(lambda: monitor.elapsed_seconds >= self._load_seconds, self._load_seconds)

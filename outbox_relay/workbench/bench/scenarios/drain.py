@@ -37,8 +37,8 @@ def measure(bench: BenchEnvironment) -> Sequence[Figure]:
 SCENARIO = Scenario(
     "drain",
     "A relay starts on a backlog of 250-byte events with 5,000 keys and drains it to a topic with 6 partitions, in "
-    "order per key, compared with the bare loop on the same rows. Records are counted in the topic, from the first to "
-    "the last. Includes the processor time per event, by thread of the sender and by server.",
+    "order per key, compared with the bare loop on the same rows. Records are counted in the topic, from the first "
+    "to the last. Includes the processor time per event, by thread of the sender and by server.",
     measure,
     quick=True,
 )
