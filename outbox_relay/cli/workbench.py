@@ -12,7 +12,7 @@ from outbox_relay.cli.command import add_dsn
 from outbox_relay.cli.output import DONE, FAILED, say
 
 if TYPE_CHECKING:
-    from outbox_relay.workbench.bench.report import Report
+    from outbox_relay.workbench.bench.report import BenchReport
 
 LOAD_SECONDS, LOAD_LEAST, LOAD_MOST = 20, 2, 600
 """How long the demo emits events, in seconds: default, least, most."""
@@ -65,9 +65,9 @@ def _add_bench(commands: Any) -> None:
 
 
 def _demo(arguments: argparse.Namespace) -> int:
-    from outbox_relay.workbench.demo import story
+    from outbox_relay.workbench.demo.run import run_demo
 
-    report = story.run(arguments.seconds)
+    report = run_demo(arguments.seconds)
     print(json.dumps(report.json()) if arguments.json else report.text())
     return DONE if report.sound else FAILED
 
@@ -82,10 +82,11 @@ def _bench(arguments: argparse.Namespace) -> int:
     return DONE if report.complete else FAILED
 
 
-def _measure(arguments: argparse.Namespace) -> Report:
-    from outbox_relay.workbench.bench import story
+def _measure(arguments: argparse.Namespace) -> BenchReport:
+    from outbox_relay.workbench.bench.environment import Options
+    from outbox_relay.workbench.bench.run import run_bench
 
-    options = story.Options(
+    options = Options(
         full=arguments.full,
         scale=arguments.scale,
         dsn=arguments.dsn,
@@ -93,4 +94,4 @@ def _measure(arguments: argparse.Namespace) -> Report:
         broker=arguments.broker,
         fsync=arguments.fsync,
     )
-    return story.run(options, arguments.only, arguments.runs)
+    return run_bench(options, arguments.only, arguments.runs)

@@ -1,1 +1,1 @@
-"""Programs beside the service: demo, benchmarks, embedded servers (extra `demo`)."""
+"""Demo, benchmarks and embedded servers, installed with the extra `demo`."""

@@ -1,13 +1,12 @@
-"""What a relay holds in memory while a webhook's destination is dead and events of others pass by.
+"""Measure the memory of a relay while one webhook destination is down and events of another sink are delivered.
 
 usage: python -m tests.bench.dead_destination [--minutes 60] [--rate 1000] [--unrouted]
 
-A relay process serves two webhook sinks: the destination of one refuses every connection, the other's answers at once
-and gets `--rate` events a second; with `--unrouted` those events go to no sink. The dead one has events of its own that
-wait: 1,000 at first, one more each second. Each minute prints the resident memory of the relay, its open files, the
-lines that it has logged, and how far the living sink is behind: one that cannot keep up has up to 20,000 events in
-memory, which says nothing about the dead one. The exit code is 1 when memory grows by 20 MB or more from the second
-minute to the end.
+A relay process serves two webhook sinks. One destination refuses every connection. The other answers immediately and
+gets `--rate` events a second; with `--unrouted` these events go to no sink. 1,000 events wait for the dead destination
+at first, and one more each second. Every minute the program prints the relay's resident memory, open files and log
+lines, and the lag of the healthy sink: a sink that cannot keep up has up to 20,000 events in memory, whatever the state
+of the other. The exit code is 1 if memory grows by 20 MB or more from the second minute to the end.
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ from tests.support.service import RelayService
 
 GROWTH_BYTES = 20_000_000
 WAITING = 1_000
-"""Events that wait for the dead destination at first."""
+"""Initial number of events for the dead destination."""
 PORTION_SECONDS = 0.02
 SETTLED_MINUTES = 2
-"""Until then the relay may grow to its size."""
+"""Memory may grow until this minute."""
 CONFIG = """
 [database]
 dsn = "{dsn}"
@@ -59,14 +58,14 @@ secrets = ["{secret}"]"""
 
 @dataclass
 class Emitter:
-    """Emits at a steady rate: `rate` events of others a second, one for the dead destination."""
+    """Emits `rate` events of the other sink and one for the dead destination per second."""
 
     connection: psycopg.Connection[Any]
     rate: int
     emitted: int = 0
 
     def until(self, deadline: float) -> None:
-        """Emit until the deadline, by `time.monotonic()`. What is late is emitted at once."""
+        """Emit until the deadline, a value of `time.monotonic()`; catch up on late events."""
         began, before = time.monotonic(), self.emitted
         seconds = 0
         while (now := time.monotonic()) < deadline:
@@ -78,8 +77,8 @@ class Emitter:
                 seconds += 1
             time.sleep(PORTION_SECONDS)
 
-    def waiting(self) -> None:
-        """Emit what waits for the dead destination at first."""
+    def emit_waiting(self) -> None:
+        """Emit the initial events for the dead destination."""
         self._emit("dead.happened", WAITING)
 
     def _emit(self, kind: str, count: int) -> None:
@@ -90,36 +89,36 @@ class Emitter:
 
 
 def resident_bytes(process: int) -> int:
-    """Resident memory of a process, in bytes."""
+    """Return the resident memory of a process in bytes."""
     status = Path(f"/proc/{process}/status").read_text(encoding="ascii")
     [line] = [line for line in status.splitlines() if line.startswith("VmRSS:")]
     return int(line.split()[1]) * 1024
 
 
-def behind(emitter: Emitter) -> int:
-    """Ids of the log that the living sink has not passed."""
+def lag(emitter: Emitter) -> int:
+    """Return the number of ids after the position of the healthy sink."""
     query = "select s.last_value - max(p.a_seq) from outbox.event_id_seq s, outbox.standing p where p.sink = 'alive'"
     [(found,)] = emitter.connection.execute(f"{query} group by s.last_value").fetchall()
     return int(found)
 
 
-def measure(service: RelayService, emitter: Emitter, minutes: int, tell: Callable[[str], None]) -> int:
-    """Emit for so many minutes; returns by how many bytes the relay's memory grew from the second one on."""
+def measure(service: RelayService, emitter: Emitter, minutes: int, report: Callable[[str], None]) -> int:
+    """Emit for `minutes` and return the growth of the relay's memory in bytes since the second minute."""
     process, found, began = service.process.pid, list[int](), time.monotonic()
-    emitter.waiting()
+    emitter.emit_waiting()
     for minute in range(1, minutes + 1):
         emitter.until(began + 60.0 * minute)
         found.append(resident_bytes(process))
         files = len(list(Path(f"/proc/{process}/fd").iterdir()))
-        tell(
+        report(
             f"minute {minute}: {found[-1] / 1e6:.1f} MB resident, {files} open files, "
-            f"{len(service.lines())} log lines, {emitter.emitted} foreign events, {behind(emitter)} behind"
+            f"{len(service.lines())} log lines, {emitter.emitted} foreign events, {lag(emitter)} behind"
         )
     return found[-1] - found[min(SETTLED_MINUTES, len(found)) - 1]
 
 
 def main(argv: list[str]) -> int:
-    """Run it and print what was found; the exit code."""
+    """Run the measurement, print the results and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.dead_destination")
     parser.add_argument("--minutes", type=int, default=60)
     parser.add_argument("--rate", type=int, default=1000)

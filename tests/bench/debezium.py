@@ -1,9 +1,9 @@
-"""A backlog drained by a relay and by Debezium's connector for PostgreSQL, with the same server and the same broker.
+"""Compare a relay with Debezium's connector for PostgreSQL on a backlog, with the same server and broker.
 
 usage: python -m tests.bench.debezium [--events 500000] [--rounds 3]
 
-The connector reads an outbox table of its own through its event router; it was stopped while the rows were inserted,
-and has larger batches than by default. Both take turns. Counted in the topic, from the first record to the last.
+The connector reads a separate outbox table with its event router. It is stopped while the rows are inserted, and uses
+larger batches than by default. Both take turns. Records are counted in the topic, from the first to the last.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import statistics
 import sys
 from contextlib import ExitStack
 
-from outbox_relay.workbench.bench.database import KEYS, PAYLOAD, Database
-from outbox_relay.workbench.bench.ends import topic_count
-from outbox_relay.workbench.bench.place import Options, Place
-from outbox_relay.workbench.bench.scenarios import draining
-from outbox_relay.workbench.demo.signals import Signals
+from outbox_relay.workbench.bench.database import KEYS, PAYLOAD, BenchDatabase
+from outbox_relay.workbench.bench.destinations import record_counter
+from outbox_relay.workbench.bench.environment import BenchEnvironment, Options
+from outbox_relay.workbench.bench.scenarios import steps
+from outbox_relay.workbench.signals import Signals
 from tests.support.connect import ConnectWorker
 from tests.support.kafka import KafkaBroker
 from tests.support.postgres import PostgresServer
@@ -37,41 +37,41 @@ LARGER = {
     "producer.override.linger.ms": "10", "producer.override.batch.size": "1000000",
 }  # fmt: skip
 JAVA = ("java", "-XX:-UsePerfData", "-Xmx1g", "-XX:+UseSerialGC", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn")
-"""As a worker is run that stays: the tests' compiles for a short life."""
+"""Options of a long-running worker; those of the tests favour a quick start."""
 
 
-def relay(place: Place, events: int) -> float:
-    """Events per second of a relay that starts on a backlog."""
-    base = place.database()
-    base.fill(events, place.check)
-    base.settle()
-    return draining.drain(place, *draining.to_kafka(place, base), events).per_second
+def relay(bench: BenchEnvironment, events: int) -> float:
+    """Return the rate of a relay that starts on a backlog."""
+    database = bench.new_database()
+    database.fill(events, bench.check)
+    database.settle()
+    return steps.drain(bench, *steps.relay_to_kafka(bench, database), events).per_second
 
 
-def connector(place: Place, server: PostgresServer, worker: ConnectWorker, events: int) -> float:
-    """Events per second of a connector that is started again on a backlog."""
-    base, topic = place.database(), place.topic()
-    count = topic_count(place, topic)
-    base.run(TABLE)
-    worker.connect(base.name, _config(base, server, topic))
-    worker.stop(base.name)
+def connector(bench: BenchEnvironment, server: PostgresServer, worker: ConnectWorker, events: int) -> float:
+    """Return the rate of a connector that is resumed on a backlog."""
+    database, topic = bench.new_database(), bench.new_topic()
+    count = record_counter(bench, topic)
+    database.run(TABLE)
+    worker.connect(database.name, _config(database, server, topic))
+    worker.stop(database.name)
     for first in range(0, events, CHUNK):
-        base.run(ROWS, KEYS, PAYLOAD, min(CHUNK, events - first))
-    base.settle()
-    worker.resume(base.name)
-    course = place.course(count, events)
-    worker.stop(base.name)
-    worker.remove(base.name)
-    base.run("select pg_drop_replication_slot(%s)", base.name)
-    return course.per_second
+        database.run(ROWS, KEYS, PAYLOAD, min(CHUNK, events - first))
+    database.settle()
+    worker.resume(database.name)
+    progress = bench.track(count, events)
+    worker.stop(database.name)
+    worker.remove(database.name)
+    database.run("select pg_drop_replication_slot(%s)", database.name)
+    return progress.per_second
 
 
-def _config(base: Database, server: PostgresServer, topic: str) -> dict[str, str]:
+def _config(database: BenchDatabase, server: PostgresServer, topic: str) -> dict[str, str]:
     return {
         "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
         "database.hostname": "127.0.0.1", "database.port": str(server.port), "database.user": "postgres",
-        "database.password": "none", "database.dbname": base.name, "topic.prefix": base.name,
-        "plugin.name": "pgoutput", "slot.name": base.name, "publication.name": base.name,
+        "database.password": "none", "database.dbname": database.name, "topic.prefix": database.name,
+        "plugin.name": "pgoutput", "slot.name": database.name, "publication.name": database.name,
         "publication.autocreate.mode": "filtered", "snapshot.mode": "no_data",
         "table.include.list": "public.outboxevent", "key.converter": STRING, "value.converter": STRING,
         "transforms": "outbox", "transforms.outbox.type": "io.debezium.transforms.outbox.EventRouter",
@@ -80,7 +80,7 @@ def _config(base: Database, server: PostgresServer, topic: str) -> dict[str, str
 
 
 def main(argv: list[str]) -> int:
-    """Measure in turns, and print the medians and their ratio."""
+    """Measure in turns and print the median of the ratios."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.debezium")
     parser.add_argument("--events", type=int, default=500_000)
     parser.add_argument("--rounds", type=int, default=3)
@@ -92,15 +92,15 @@ def main(argv: list[str]) -> int:
         worker = stack.enter_context(ConnectWorker(kafka.bootstrap, JAVA))
         signals = stack.enter_context(Signals())
         options = Options(full=True, dsn=server.dsn(), bootstrap=kafka.bootstrap)
-        place = Place(stack, signals, options, lambda news: print(news, flush=True))
-        place.open()
+        bench = BenchEnvironment(stack, signals, options, lambda message: print(message, flush=True))
+        bench.open()
         found: dict[str, list[float]] = {"relay": [], "connector": []}
         for number in range(arguments.rounds):
             for name in ("relay", "connector") if number % 2 else ("connector", "relay"):
-                with place.run(number):
+                with bench.run(number):
                     ours = name == "relay"
                     rate = (
-                        relay(place, arguments.events) if ours else connector(place, server, worker, arguments.events)
+                        relay(bench, arguments.events) if ours else connector(bench, server, worker, arguments.events)
                     )
                 found[name].append(rate)
                 print(f"{name}: {rate:,.0f} events/s", flush=True)

@@ -1,10 +1,10 @@
-"""What reading, claiming and settling cost while the log, `outbox.delivery` and the number of partitions grow.
+"""Measure reading, claiming and settling as the log, `outbox.delivery` and the number of partitions grow.
 
 usage: python -m tests.bench.growth [--most 10000000] [--calls 300]
 
-One relay's statements, as it sends them, on an embedded PostgreSQL; times are medians, the client is in them. The log
-grows tenfold from 10,000 events on, spread over thirty partitions, and nothing but autovacuum analyses it. Then a log
-with one partition and a log with thirty are asked for their ten newest events.
+Runs the statements of a relay on an embedded PostgreSQL; times are medians and include the client. The log grows
+tenfold from 10,000 events on, in thirty partitions, and only autovacuum analyses it. Then the ten newest events are
+read from a log with one partition and from a log with thirty.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ FIRST_EVENTS = 10_000
 FEW_EVENTS = 10
 BULK_CALLS = 20
 PARTITION_EVENTS = 300_000
-"""In the log that is asked with one partition and with thirty."""
+"""Number of events in the comparison of one partition with thirty."""
 ROWS = (1_000, 100_000)
 """Rows of `outbox.delivery`."""
 AT_ONCE = 100
-"""Rows that are claimed or settled at once."""
+"""Number of rows claimed or settled at once."""
 SINK = "s"
 OWNER = UUID(int=7)
 NO_LIMIT = 2**63 - 1
@@ -67,8 +67,8 @@ insert into outbox.shard (sink, shard, owner, epoch) select 's', n, '00000000-00
 EVENTS_BEFORE = "3:3:"
 
 
-class Asked:
-    """A connection on which the statements of a relay are timed."""
+class TimedStatements:
+    """A connection that times the statements of a relay."""
 
     def __init__(self, connection: psycopg.Connection[Any], calls: int) -> None:
         self.connection = connection
@@ -77,19 +77,19 @@ class Asked:
         self._sql = statements()
 
     def run(self, name: str, **parameters: Any) -> list[tuple[Any, ...]]:
-        """The rows of one of the product's statements."""
+        """Run a statement of the relay and return its rows."""
         cursor = self.connection.cursor(binary=True)
         return cursor.execute(self._sql[name], {"server": None, **parameters}, prepare=True).fetchall()
 
     def newest(self) -> int:
-        """The newest id, after which the log is read from now on."""
+        """Return the newest id, and use the current snapshot for later reads."""
         [(last, self._snapshot)] = self.connection.execute(
             "select s.last_value, pg_current_snapshot()::text from outbox.event_id_seq s"
         ).fetchall()
         return last
 
     def read(self, after: int, rows: int) -> int:
-        """How many events one read of the log finds."""
+        """Read the log once and return the number of events."""
         return len(
             self.run(
                 "read_rest", shards=list(range(SHARDS)), types=None, a=EVENTS_BEFORE, b=self._snapshot, after=after,
@@ -98,14 +98,14 @@ class Asked:
         )  # fmt: skip
 
     def microseconds(self, call: Callable[[], object], calls: int | None = None) -> float:
-        """Median time of a call, in microseconds."""
+        """Return the median time of a call in microseconds."""
         return statistics.median(_seconds(call) for _ in range(calls or self._calls)) * 1e6
 
-    def undone(self, call: Callable[[], object]) -> float:
-        """The same for a call that writes, each taken back."""
-        return statistics.median(self._taken_back(call) for _ in range(self._calls)) * 1e6
+    def microseconds_rolled_back(self, call: Callable[[], object]) -> float:
+        """Return the median time of a call that writes; each call is rolled back."""
+        return statistics.median(self._rolled_back(call) for _ in range(self._calls)) * 1e6
 
-    def _taken_back(self, call: Callable[[], object]) -> float:
+    def _rolled_back(self, call: Callable[[], object]) -> float:
         with self.connection.transaction(force_rollback=True):
             return _seconds(call)
 
@@ -117,53 +117,53 @@ def _seconds(call: Callable[[], object]) -> float:
 
 
 @contextmanager
-def database(server: PostgresServer, name: str, partitions: int, calls: int) -> Generator[Asked]:
-    """A new database whose log has `partitions` besides the one for today."""
+def database(server: PostgresServer, name: str, partitions: int, calls: int) -> Generator[TimedStatements]:
+    """Create a database whose log has `partitions`, including the one for today."""
     server.create_database(name)
     migrate(server.dsn(name))
     with server.connect(name) as connection:
         for number in range(1, partitions):
             connection.execute(PARTITION.format(number).encode())
         connection.execute(OWNED.encode())
-        yield Asked(connection, calls)
+        yield TimedStatements(connection, calls)
 
 
-def fill(asked: Asked, events: int, partitions: int) -> None:
-    """Add events, as many to each partition, the oldest first."""
+def fill(timed: TimedStatements, events: int, partitions: int) -> None:
+    """Add events, evenly to all partitions, the oldest first."""
     for day in reversed(range(partitions)):
-        asked.connection.execute(EVENTS.format(day, events // partitions + (day < events % partitions)).encode())
+        timed.connection.execute(EVENTS.format(day, events // partitions + (day < events % partitions)).encode())
 
 
 def reading(server: PostgresServer, most: int, calls: int) -> Iterator[dict[str, float]]:
-    """What reads cost at each size of the log."""
-    with database(server, "reading", PARTITIONS, calls) as asked:
+    """Measure reads at each size of the log."""
+    with database(server, "reading", PARTITIONS, calls) as timed:
         events = 0
         size = FIRST_EVENTS
         while size <= most:
-            fill(asked, size - events, PARTITIONS)
-            events, last = size, asked.newest()
-            assert asked.read(last - FEW_EVENTS, CHUNK_EVENTS) == FEW_EVENTS
+            fill(timed, size - events, PARTITIONS)
+            events, last = size, timed.newest()
+            assert timed.read(last - FEW_EVENTS, CHUNK_EVENTS) == FEW_EVENTS
             middle = last // 2
-            chunk = asked.microseconds(lambda at=middle: asked.read(at, CHUNK_EVENTS), BULK_CALLS)
+            chunk = timed.microseconds(lambda at=middle: timed.read(at, CHUNK_EVENTS), BULK_CALLS)
             yield {
                 "events in the log": size,
                 "read in bulk, us/event": chunk / CHUNK_EVENTS,
-                "ten new events, us": asked.microseconds(lambda at=last: asked.read(at - FEW_EVENTS, CHUNK_EVENTS)),
-                "nothing new, us": asked.microseconds(lambda at=last: asked.read(at, CHUNK_EVENTS)),
-                "tick, us": asked.microseconds(lambda: asked.run("tick")),
+                "ten new events, us": timed.microseconds(lambda at=last: timed.read(at - FEW_EVENTS, CHUNK_EVENTS)),
+                "nothing new, us": timed.microseconds(lambda at=last: timed.read(at, CHUNK_EVENTS)),
+                "tick, us": timed.microseconds(lambda: timed.run("tick")),
             }
             size *= 10
 
 
 def rows(server: PostgresServer, calls: int) -> Iterator[dict[str, float]]:
-    """What claims and settlements of a hundred rows cost, with few rows and with many."""
+    """Measure claims and settlements of a hundred rows, with few rows and with many."""
     for number in ROWS:
-        with database(server, f"rows_{number}", 1, calls) as asked:
-            fill(asked, number + AT_ONCE, 1)
-            asked.connection.execute(DELIVERY.format(SINK, 0, number).encode())
+        with database(server, f"rows_{number}", 1, calls) as timed:
+            fill(timed, number + AT_ONCE, 1)
+            timed.connection.execute(DELIVERY.format(SINK, 0, number).encode())
             new = list(range(number + 1, number + AT_ONCE + 1))
-            claimed = asked.undone(lambda: asked.run("claim_rows", **_claiming()))
-            settled = asked.undone(lambda ids=new: asked.run("settle", **_settling(ids)))
+            claimed = timed.microseconds_rolled_back(lambda: timed.run("claim_rows", **_claiming()))
+            settled = timed.microseconds_rolled_back(lambda ids=new: timed.run("settle", **_settling(ids)))
             yield {
                 "rows in delivery": number,
                 "claim, us/row": claimed / AT_ONCE,
@@ -172,19 +172,19 @@ def rows(server: PostgresServer, calls: int) -> Iterator[dict[str, float]]:
 
 
 def partitioned(server: PostgresServer, calls: int) -> Iterator[dict[str, float]]:
-    """What a read of ten events costs with one partition and with thirty, asked in turns."""
+    """Measure reads of ten events with one partition and with thirty, in turns."""
     with (
         database(server, "one", 1, calls) as one,
         database(server, "thirty", PARTITIONS, calls) as thirty,
     ):
         found: dict[str, list[float]] = {"one": [], "thirty": []}
-        for asked, number in ((one, 1), (thirty, PARTITIONS)):
-            fill(asked, PARTITION_EVENTS, number)
+        for timed, number in ((one, 1), (thirty, PARTITIONS)):
+            fill(timed, PARTITION_EVENTS, number)
         ends = {"one": one.newest(), "thirty": thirty.newest()}
         for _ in range(5):
-            for name, asked in (("one", one), ("thirty", thirty)):
+            for name, timed in (("one", one), ("thirty", thirty)):
                 found[name].append(
-                    asked.microseconds(lambda a=asked, n=name: a.read(ends[n] - FEW_EVENTS, CHUNK_EVENTS))
+                    timed.microseconds(lambda a=timed, n=name: a.read(ends[n] - FEW_EVENTS, CHUNK_EVENTS))
                 )
         times = {name: statistics.median(values) for name, values in found.items()}
         yield {
@@ -214,7 +214,7 @@ def _settling(ids: list[int]) -> dict[str, Any]:
 
 
 def main(argv: list[str]) -> int:
-    """Measure everything and print it, a JSON object a line."""
+    """Measure everything and print one JSON object per line."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.growth")
     parser.add_argument("--most", type=int, default=10_000_000)
     parser.add_argument("--calls", type=int, default=300)

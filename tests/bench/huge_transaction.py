@@ -39,7 +39,8 @@ import psycopg
 
 from outbox_relay.postgres.migrations import migrate
 from tests.bench.dead_destination import resident_bytes
-from tests.bench.rolling import PARTITIONS, Ends, load
+from tests.bench.rolling import load
+from tests.bench.stream import PARTITIONS, EndOffsets
 from tests.support.kafka import KafkaBroker
 from tests.support.postgres import PostgresServer
 from tests.support.receiver.answers import say
@@ -169,7 +170,7 @@ class Watch:
     service: RelayService
     server: PostgresServer
     trickle: Trickle
-    ends: Ends
+    ends: EndOffsets
     huge: Huge
     records: int
     """How many of the transaction's events go to Kafka."""
@@ -273,7 +274,7 @@ def measure(directory: Path, events: int, statement_ms: int | None, routed: bool
                 routed="huge.*" if routed else "no.*",
             )
             with RelayService(directory, text, program=program) as service:
-                ends = Ends(kafka.bootstrap, "huge")
+                ends = EndOffsets(kafka.bootstrap, "huge")
                 watch = Watch(service, server, trickle, ends, huge, events if routed else 0, tell)
                 trickle.start()
                 huge.start()

@@ -1,10 +1,10 @@
-"""What sinks that hang or are dead do to the latency of their neighbours in one relay process.
+"""Measure how sinks that hang or are down affect the latency of other sinks in one relay process.
 
 usage: python -m tests.bench.isolation [--sinks 20] [--rate 50] [--seconds 15] [--pairs 5] [--dead-seconds 300]
 
-Every event goes to every sink. Latency is measured from before the emit to the arrival at the receiver. First pairs of
-runs, one without and one with a sink whose receiver never answers; then a run in which two receivers are not there for
-`--dead-seconds` and then come back: all that was committed must arrive at all sinks.
+Every event goes to every sink. Latency is measured from before the emit to the arrival at the receiver. First come
+pairs of runs, one without and one with a sink whose receiver never answers. In a last run two receivers are down for
+`--dead-seconds` and then return: all committed events must arrive at all sinks.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ probe_max_seconds = 5
 
 
 class Emitter:
-    """A thread that emits one event per transaction at a steady rate; the payload says when."""
+    """A thread that emits one event per transaction at a steady rate; the payload has the time."""
 
     def __init__(self, dsn: str, rate: float) -> None:
         self._dsn = dsn
@@ -79,14 +79,14 @@ class Emitter:
 
 
 def config(dsn: str, urls: Sequence[str]) -> str:
-    """A sink for each URL, and every event to all of them."""
+    """Return a configuration with a sink for each URL; every event goes to all of them."""
     names = [f"s{n}" for n in range(len(urls))]
     sinks = "".join(SINK.format(name=name, url=url, secret=SECRET) for name, url in zip(names, urls, strict=True))
     return f'[database]\ndsn = "{dsn}"\n{sinks}\n[routes]\n"*" = {json.dumps(names)}\n'
 
 
 def latencies(arrivals: Iterable[Arrival], begin: float, end: float, without: set[str]) -> list[float]:
-    """Seconds from emit to arrival of what was emitted between `begin` and `end`, for sinks other than `without`."""
+    """Return the latencies of events emitted between `begin` and `end`, except at the sinks `without`."""
     found: list[float] = []
     for arrival in arrivals:
         at = json.loads(arrival.payload)["at"]
@@ -96,12 +96,12 @@ def latencies(arrivals: Iterable[Arrival], begin: float, end: float, without: se
 
 
 def p99(values: Sequence[float]) -> float:
-    """The 99th percentile, in milliseconds."""
+    """Return the 99th percentile in milliseconds."""
     return sorted(values)[int(len(values) * 0.99)] * 1000
 
 
-class Bench:
-    """A server, and a database of its own for each run."""
+class IsolationBench:
+    """A server with a new database for each run."""
 
     def __init__(self, postgres: PostgresServer, options: argparse.Namespace) -> None:
         self._postgres = postgres
@@ -114,7 +114,7 @@ class Bench:
         return self._postgres.dsn(name)
 
     def hung(self, *, hung: bool) -> tuple[float, int]:
-        """The p99 of all sinks but the first, which hangs or does not, in milliseconds; and how many deliveries."""
+        """Return the p99 in milliseconds and the deliveries of all sinks but the first, which may hang."""
         options = self._options
         with ExitStack() as stack:
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -137,7 +137,7 @@ class Bench:
             return p99(found), len(found)
 
     def dead(self) -> None:
-        """Two receivers are away and come back; prints what became of all events."""
+        """Stop two receivers for a while and print the result for all events."""
         options = self._options
         with ExitStack() as stack:
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -155,7 +155,7 @@ class Bench:
                 back = time.monotonic()
                 time.sleep(WARM_SECONDS)
             wanted = {(f"/hooks/s{n}", uid) for n in range(options.sinks) for uid in emitter.uids}
-            until(lambda: len(_pairs(healthy, late)) >= len(wanted), seconds=600, what="everything has arrived")
+            until(lambda: len(_pairs(healthy, late)) >= len(wanted), seconds=600, what="all events have arrived")
             caught_up = max(arrival.seconds for arrival in late.arrivals()) - back
             arrivals = [*healthy.arrivals(), *late.arrivals()]
             found = latencies(arrivals, begin, end, {"/hooks/s0", "/hooks/s1"})
@@ -163,7 +163,7 @@ class Bench:
             print(
                 f"{options.sinks} sinks, two dead for {options.dead_seconds:g} s: {len(emitter.uids)} events,"
                 f" lost {len(wanted - came)}, made up {len(came - wanted)},"
-                f" twice {len(arrivals) - len(came)}; healthy ones p50 {statistics.median(found) * 1000:.1f} ms,"
+                f" duplicates {len(arrivals) - len(came)}; healthy ones p50 {statistics.median(found) * 1000:.1f} ms,"
                 f" p99 {p99(found):.1f} ms; the two had caught up {caught_up:.1f} s after they came back",
                 flush=True,
             )
@@ -174,16 +174,16 @@ def _pairs(*receivers: ReceiverProcess) -> set[tuple[str, str]]:
 
 
 def main() -> None:
-    """Run and print."""
+    """Run the pairs and the outage, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sinks", type=int, default=20)
     parser.add_argument("--rate", type=float, default=50.0, help="events per second, each to every sink")
-    parser.add_argument("--seconds", type=float, default=15.0, help="length of a run of a pair")
+    parser.add_argument("--seconds", type=float, default=15.0, help="duration of each run of a pair")
     parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--dead-seconds", type=float, default=300.0, help="0: leave this part out")
+    parser.add_argument("--dead-seconds", type=float, default=300.0, help="0: skip this part")
     options = parser.parse_args()
     with PostgresServer() as postgres:
-        bench = Bench(postgres, options)
+        bench = IsolationBench(postgres, options)
         differences: list[tuple[float, float]] = []
         for pair in range(options.pairs):
             sides = [False, True] if pair % 2 == 0 else [True, False]

@@ -1,6 +1,6 @@
-"""`outbox-relay bench` with a real Apache Kafka, where Java and Maven are there to start one.
+"""Run `outbox-relay bench` with a real Apache Kafka if Java and Maven are installed.
 
-usage: python -m tests.bench.measure [what `outbox-relay bench` takes]
+usage: python -m tests.bench.measure [options of `outbox-relay bench`]
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tests.support.kafka.jars import jars
 
 
 def main(argv: list[str]) -> int:
-    """Start a broker, measure, and stop it; the command's exit code."""
+    """Run the command with a temporary broker and return its exit code."""
     broker = KafkaBroker()
     if not broker.real or "--bootstrap" in argv:
         broker.close()
@@ -23,7 +23,7 @@ def main(argv: list[str]) -> int:
 
 
 def _version() -> str:
-    """Of Kafka, by the name of its jar."""
+    """Return the version of Kafka from the name of its jar."""
     [jar] = jars().glob("kafka_*.jar")
     return jar.stem.rpartition("-")[2]
 

@@ -1,12 +1,12 @@
-"""What becomes of the first records of topics that were made a moment ago, round after round on a real broker.
+"""Check that the first records of newly created topics are not lost, in rounds on a real broker.
 
 usage: python -m tests.bench.new_topics [ROUNDS] [--in-flight N]
 
-A topic is made and at once gets records, in overlapping calls. Its partitions may not be there yet when the first
-request arrives: the broker refuses it, and with more than one request in flight takes the next one in its place, which
-librdkafka then counts as the delivery of both. `--in-flight 5` takes that setting's guarantee out, to see it happen.
+Records are produced to a topic immediately after its creation, in overlapping calls. If a partition does not exist yet,
+the broker refuses the first request. With more than one request in flight it then accepts the next one in its place,
+and librdkafka counts both as delivered. `--in-flight 5` removes the protecting setting to show the loss.
 
-Prints how many acknowledged records are missing, and ends with 1 if any is. Starts the broker by itself.
+Prints the number of acknowledged records that are missing; the exit code is 1 if there are any. Starts the broker.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from tests.support.kafka import KafkaBroker
 
 PARTITIONS = 6
 CALLS, EVENTS, KEYS = 6, 200, 40
-SAY_ROUNDS = 25
+REPORT_ROUNDS = 25
 STALL_SECONDS = 5.0
 
 
 async def deliver(sink: KafkaSink, topic: str) -> set[str]:
-    """Hand over calls that overlap; the uids of what was acknowledged."""
+    """Deliver in overlapping calls and return the uids of the acknowledged events."""
     calls = [[an_event(f"k{n % KEYS}")._replace(type=topic) for n in range(EVENTS)] for _ in range(CALLS)]
     verdicts = await asyncio.gather(*(sink.deliver(call, soon()) for call in calls))
     events: list[Event] = [event for call in calls for event in call]
@@ -41,7 +41,7 @@ async def deliver(sink: KafkaSink, topic: str) -> set[str]:
 
 
 async def rounds(kafka: KafkaBroker, count: int) -> tuple[int, int]:
-    """(records acknowledged, records missing of them)."""
+    """Return the numbers of acknowledged records and of missing ones among them."""
     sink = KafkaSink("new", TopicTemplate.parse("{type}"), {"bootstrap.servers": kafka.bootstrap}, STALL_SECONDS)
     await sink.open()
     acknowledged = missing = 0
@@ -54,7 +54,7 @@ async def rounds(kafka: KafkaBroker, count: int) -> tuple[int, int]:
                 (record.headers["id"] or b"").decode() for record in await asyncio.to_thread(kafka.read_all, topic)
             }
             acknowledged, missing = acknowledged + len(wanted), missing + len(wanted - found)
-            if (number + 1) % SAY_ROUNDS == 0:
+            if (number + 1) % REPORT_ROUNDS == 0:
                 sys.stdout.write(f"{number + 1} topics: {acknowledged:,} acknowledged, {missing} of them missing\n")
                 sys.stdout.flush()
     finally:
@@ -63,7 +63,7 @@ async def rounds(kafka: KafkaBroker, count: int) -> tuple[int, int]:
 
 
 def main() -> int:
-    """Run; 1 when a record is missing."""
+    """Run the rounds. Return 1 if a record is missing."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("rounds", nargs="?", type=int, default=300)
     arguments.add_argument("--in-flight", type=int, default=1)

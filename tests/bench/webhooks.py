@@ -1,14 +1,14 @@
-"""How many webhooks one process delivers, beside the libraries it could use, bare, in the same run.
+"""Measure the webhooks that one process delivers, compared with bare HTTP libraries in the same run.
 
 usage: python -m tests.bench.webhooks [--seconds 3] [--rounds 3]
 
-The receiver is a process of its own: each host is a port of it. Every row sends the same headers and body and reads the
-whole answer; the rows take turns, and each figure is the median of the rounds. `cpu` is the client's own processor
-time for each request, which suffers least from what else runs on the machine; `ratio` compares it with bare aiohttp's.
+The receiver is a separate process with one port per host. Every row sends the same headers and body and reads the whole
+answer. The rows take turns; each figure is the median of the rounds. `cpu` is the client's processor time per request,
+the figure that depends least on other load; `ratio` compares it with bare aiohttp.
 
 - sink: `WebhookSink.deliver`, signature and verdict included
 - transport: `Transport.post`
-- aiohttp: one `ClientSession` for each host, nothing around it
+- aiohttp: one `ClientSession` for each host, without anything around it
 - httpx: one `httpx.AsyncHTTPTransport` (over httpcore) for each host, without the client layer
 """
 
@@ -60,7 +60,7 @@ Make = Callable[[AsyncExitStack, str, int], Awaitable[Post]]
 
 @dataclass(frozen=True)
 class Load:
-    """So many requests under way to each of so many hosts, which answer after `delay_seconds`."""
+    """`each` concurrent requests to each of `hosts`, which answer after `delay_seconds`."""
 
     name: str
     hosts: int
@@ -77,7 +77,7 @@ LOADS = (
 
 @dataclass(frozen=True)
 class Figures:
-    """Requests per second, microseconds of processor time for each, and the 99th percentile of the answers, in ms."""
+    """Requests per second, processor time per request, and 99th percentile of the response time."""
 
     rate: float
     cpu_us: float
@@ -85,7 +85,7 @@ class Figures:
 
 
 async def sink(stack: AsyncExitStack, url: str, connections: int) -> Post:
-    """The product's sink."""
+    """Prepare the sink of the relay."""
     made = WebhookSink(
         "bench",
         Destination(url, lambda _: None),
@@ -104,7 +104,7 @@ async def sink(stack: AsyncExitStack, url: str, connections: int) -> Post:
 
 
 async def transport(stack: AsyncExitStack, url: str, connections: int) -> Post:
-    """The product's transport."""
+    """Prepare the transport of the relay."""
     made = Transport(url=url, denied=lambda _: None, max_connections=connections)
     await made.open()
     stack.push_async_callback(made.close)
@@ -117,7 +117,7 @@ async def transport(stack: AsyncExitStack, url: str, connections: int) -> Post:
 
 
 async def bare_aiohttp(stack: AsyncExitStack, url: str, connections: int) -> Post:
-    """A session with a total limit of time, as the product has one."""
+    """Prepare a session with a total timeout, like that of the relay."""
     session = await stack.enter_async_context(
         aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=connections),
@@ -136,7 +136,7 @@ async def bare_aiohttp(stack: AsyncExitStack, url: str, connections: int) -> Pos
 
 
 async def bare_httpx(stack: AsyncExitStack, url: str, connections: int) -> Post:
-    """A transport over httpcore, with limits of time of its own kind: one for each read."""
+    """Prepare a transport over httpcore, with its timeouts for each read."""
     limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections, keepalive_expiry=4)
     made = await stack.enter_async_context(httpx.AsyncHTTPTransport(limits=limits))
     target = httpx.URL(url)
@@ -155,7 +155,7 @@ ROWS: dict[str, Make] = {"sink": sink, "transport": transport, "aiohttp": bare_a
 
 
 async def measure(make: Make, urls: Sequence[str], load: Load, seconds: float) -> Figures:
-    """Keep as many requests under way as `load` says, for `seconds`, after every connection has been made."""
+    """Keep the requests of `load` in flight for `seconds`, after all connections are established."""
     async with AsyncExitStack() as stack:
         posts = [await make(stack, url, load.each) for url in urls]
         await asyncio.gather(*(post() for post in posts for _ in range(load.each)))
@@ -179,7 +179,7 @@ async def measure(make: Make, urls: Sequence[str], load: Load, seconds: float) -
 
 @contextmanager
 def receiver(load: Load) -> Generator[list[str]]:
-    """The URLs of a receiver in a process of its own."""
+    """Start a receiver process and yield its URLs."""
     command = [sys.executable, "-m", "tests.bench.webhooks", "--receive", str(load.hosts), str(load.delay_seconds)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -187,20 +187,20 @@ def receiver(load: Load) -> Generator[list[str]]:
         process.terminate()
 
 
-class Answering(asyncio.Protocol):
-    """Answers each request that it has read, at once or later."""
+class AnsweringProtocol(asyncio.Protocol):
+    """Answers each request after a delay."""
 
     def __init__(self, delay_seconds: float) -> None:
         self._delay = delay_seconds
         self._read = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep it."""
+        """Store the transport."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """Answer if the request is complete."""
+        """Answer a complete request."""
         self._read += data
         head, end, body = self._read.partition(b"\r\n\r\n")
         if not end or len(body) < int(head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0]):
@@ -213,23 +213,24 @@ class Answering(asyncio.Protocol):
 
 
 async def receive(hosts: int, delay_seconds: float) -> None:
-    """Listen on as many ports, print them, and answer until the process is ended."""
+    """Listen on `hosts` ports, print them, and answer until the process ends."""
     loop = asyncio.get_running_loop()
     servers = [
-        await loop.create_server(lambda: Answering(delay_seconds), "127.0.0.1", 0, backlog=1024) for _ in range(hosts)
+        await loop.create_server(lambda: AnsweringProtocol(delay_seconds), "127.0.0.1", 0, backlog=1024)
+        for _ in range(hosts)
     ]
     print(*(server.sockets[0].getsockname()[1] for server in servers), flush=True)
     await asyncio.Event().wait()
 
 
 def median(figures: Sequence[Figures]) -> Figures:
-    """The median of each figure."""
+    """Return the median of each figure."""
     columns = zip(*((each.rate, each.cpu_us, each.p99_ms) for each in figures), strict=True)
     return Figures(*(statistics.median(column) for column in columns))
 
 
 def table(load: Load, found: dict[str, list[Figures]]) -> None:
-    """Print a load's rows. A ratio is the median of the rounds' own: rows of one round stand beside each other."""
+    """Print the rows of a load. A ratio is the median of the ratios of all rounds."""
     print(f"\n{load.name}\n{'':10} {'requests/s':>11} {'ratio':>6} {'cpu us':>8} {'ratio':>6} {'p99 ms':>8}")
     for name, figures in found.items():
         middle = median(figures)
@@ -240,7 +241,7 @@ def table(load: Load, found: dict[str, list[Figures]]) -> None:
 
 
 def main() -> None:
-    """Measure and print, or be the receiver."""
+    """Measure and print, or run the receiver."""
     arguments = argparse.ArgumentParser(prog="python -m tests.bench.webhooks", description=__doc__)
     arguments.add_argument("--seconds", type=float, default=3.0)
     arguments.add_argument("--rounds", type=int, default=3)

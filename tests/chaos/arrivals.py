@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Message, TopicPartition
 
-from outbox_relay.workbench.embedded.broker import led_partitions
+from outbox_relay.workbench.embedded.broker import partitions_with_leader
 from tests.chaos.oracle import Arrival
 from tests.support.wait import until
 
@@ -60,7 +60,7 @@ def _messages(bootstrap: str, topic: str) -> Iterator[Message]:
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "judge", "enable.auto.commit": False})
     try:
         partitions = until(
-            lambda: led_partitions(consumer, topic), seconds=LEADERS_SECONDS, what=f"{topic} has leaders"
+            lambda: partitions_with_leader(consumer, topic), seconds=LEADERS_SECONDS, what=f"{topic} has leaders"
         )
         ends = {partition: _end(consumer, topic, partition) for partition in partitions}
         missing = {partition: end for partition, end in ends.items() if end}

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import Literal
 
-from outbox_relay.workbench.embedded.process import PartFailed
+from outbox_relay.workbench.embedded.process import ProcessFailed
 from tests.chaos.nemesis import Strike
 from tests.chaos.receiver import ReceiverProcess
 from tests.support.kafka import KafkaBroker
@@ -42,7 +42,7 @@ class BrokerDown:
     def _start(self) -> None:
         """A machine that has no time for it kills it when it is late; then it starts once more."""
         for _ in range(START_TRIES - 1):
-            with contextlib.suppress(PartFailed):
+            with contextlib.suppress(ProcessFailed):
                 return self.broker.start()
         return self.broker.start()
 

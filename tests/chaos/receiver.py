@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
-from tests.support.ports import LOOPBACK, answers, free_port
+from tests.support.ports import LOOPBACK, free_port, is_listening
 from tests.support.receiver import Receiver, Request
 from tests.support.receiver.answers import say
 from tests.support.receiver.faults import hang
@@ -81,7 +81,7 @@ class ReceiverProcess:
     def _listens(self) -> bool:
         assert self._process is not None
         assert self._process.poll() is None, f"the receiver ended: {self._output.read_text()[-3000:]}"
-        return answers(self.port)
+        return is_listening(self.port)
 
     def become(self, mood: Mood) -> None:
         """Behave otherwise from the next request on."""

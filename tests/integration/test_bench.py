@@ -1,4 +1,4 @@
-"""The bench end to end with very little to do: what it measures, what it reports, and that it leaves nothing behind."""
+"""The benchmarks end to end at a tiny scale: figures, report, and that nothing is left behind."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ TINY = ("--runs", "1", "--scale", "0.005")
 DATABASES = "select datname from pg_database where datname like 'outbox_bench%'"
 
 
-def test_backlogs_are_drained_beside_the_bare_loops_and_nothing_is_left(
+def test_backlogs_are_drained_next_to_the_bare_loops_and_nothing_is_left(
     postgres: PostgresServer, real_kafka: KafkaBroker, tmp_path: Path
 ) -> None:
-    """With servers that are given, which the bench must leave as they were."""
+    """Given servers must be left as they were."""
     given = ("--dsn", postgres.dsn(), "--bootstrap", real_kafka.bootstrap, "--broker", "the tests'")
     ended = inside("bench", *TINY, *given, "--only", "drain", "webhooks", "--json", "--plot", tmp_path)
     assert ended.code == 0, ended.err
@@ -42,15 +42,15 @@ def test_backlogs_are_drained_beside_the_bare_loops_and_nothing_is_left(
 
 
 def test_signal_leaves_nothing_behind() -> None:
-    with reachable() as place:
-        bench = Offspring(place, "bench", "--only", "idle")
+    with reachable() as directory:
+        bench = Offspring(directory, "bench", "--only", "idle")
         try:
             bench.says("run 1 of 3: idle")
             until(lambda: bench.descendants("relay-"), seconds=END_SECONDS, what="a relay is started")
             bench.process.send_signal(signal.SIGINT)
             assert bench.process.wait(END_SECONDS) == 130
             assert bench.left() == []
-            assert bench.err.rstrip().endswith("stopped, nothing is left running")
+            assert bench.err.rstrip().endswith("nothing is left running")
             assert "Traceback" not in bench.err
         finally:
             bench.close()

@@ -1,4 +1,4 @@
-"""The demo as people run it: what it promises, and that nothing of it is left however it ends."""
+"""The demo as a command: its report, and that no process or file is left however it ends."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ GONE_SECONDS = 60
 
 
 @pytest.fixture
-def place() -> Generator[Path]:
-    """A place for the demo."""
+def directory() -> Generator[Path]:
+    """A directory for the demo."""
     with reachable() as directory:
         yield directory
 
 
 @pytest.fixture
-def demo(place: Path) -> Generator[Offspring]:
-    """A demo that would work for longer than the test takes."""
-    demo = Offspring(place, "demo", "--seconds", "120")
+def demo(directory: Path) -> Generator[Offspring]:
+    """Provide a demo that runs longer than the test."""
+    demo = Offspring(directory, "demo", "--seconds", "120")
     yield demo
     demo.close()
 
 
-def test_demo_delivers_everything_to_both_destinations(place: Path) -> None:
-    demo = Offspring(place, "demo", "--seconds", "4", "--json")
+def test_demo_delivers_everything_to_both_destinations(directory: Path) -> None:
+    demo = Offspring(directory, "demo", "--seconds", "4", "--json")
     try:
         assert demo.process.wait(RUN_SECONDS) == 0, demo.err
         report = json.loads(demo.out)
@@ -59,7 +59,7 @@ def test_demo_delivers_everything_to_both_destinations(place: Path) -> None:
     ("words", "number", "code"),
     [
         ("the shop opens", signal.SIGINT, 130),
-        ("starting a broker", signal.SIGTERM, 143),
+        ("starting a Kafka-compatible broker", signal.SIGTERM, 143),
     ],
 )
 def test_signal_leaves_nothing_behind(demo: Offspring, words: str, number: signal.Signals, code: int) -> None:
@@ -67,7 +67,7 @@ def test_signal_leaves_nothing_behind(demo: Offspring, words: str, number: signa
     demo.process.send_signal(number)
     assert demo.process.wait(END_SECONDS) == code
     assert demo.left() == []
-    assert demo.err.rstrip().endswith("stopped, nothing is left running")
+    assert demo.err.rstrip().endswith("nothing is left running")
     assert "Traceback" not in demo.err
 
 

@@ -24,7 +24,7 @@ from outbox_relay.domain.event import Event
 from outbox_relay.domain.outcomes import DELIVERED, Failed, Verdict
 from outbox_relay.postgres.migrations import migrate
 from outbox_relay.relay import log_reader, settler
-from outbox_relay.workbench.demo.oracle import Arrivals
+from outbox_relay.workbench.demo.checker import DeliveryChecker
 from outbox_relay.workbench.embedded.ports import LOOPBACK
 from tests.integration.test_main_job import config
 from tests.integration.test_relay import query
@@ -287,11 +287,11 @@ def judge(kafka: KafkaBroker, topic: str, database: Database, seconds: float = 6
         return wanted <= {uid for _, _, uid in found}
 
     until(all_there, seconds=seconds, what=f"{len(wanted)} events arrive")
-    arrivals = Arrivals()
+    arrivals = DeliveryChecker()
     for event in found:
         if event[2] in wanted:
             arrivals.add(*event)
-    found_out = Verdicts(arrivals.account(committed), len({uid for _, _, uid in found} - wanted))
+    found_out = Verdicts(arrivals.result(committed), len({uid for _, _, uid in found} - wanted))
     sys.stdout.write(f"{found_out}\n")
     return found_out
 

@@ -16,7 +16,7 @@ from psycopg.conninfo import make_conninfo
 from outbox_relay.workbench.embedded.account import unprivileged
 from outbox_relay.workbench.embedded.ports import LOOPBACK, free_port
 from outbox_relay.workbench.embedded.postgres import SUPERUSER
-from outbox_relay.workbench.embedded.process import ServerProcess
+from outbox_relay.workbench.embedded.process import WatchedProcess
 from tests.support.installed import absent
 from tests.support.postgres import PostgresServer
 
@@ -45,7 +45,7 @@ class PgBouncer:
         self._settings = {**SETTINGS, **(settings or {})}
         self._target = server.port
         self.directory = self._account.new_directory("outbox-pgbouncer-")
-        self._process: ServerProcess | None = None
+        self._process: WatchedProcess | None = None
 
     def __enter__(self) -> Self:
         try:
@@ -94,7 +94,7 @@ class PgBouncer:
 
     def _start(self) -> None:
         self._write()
-        self._process = ServerProcess(
+        self._process = WatchedProcess(
             [_program(), self.directory / "pgbouncer.ini"],
             directory=self.directory,
             log=self.directory / "pgbouncer.log",
@@ -127,7 +127,7 @@ class PgBouncer:
     def _file(self, name: str, lines: list[str]) -> None:
         file = self.directory / name
         file.write_text("\n".join(lines) + "\n")
-        self._account.own(file)
+        self._account.chown(file)
 
 
 def _program() -> Path:

@@ -30,7 +30,7 @@ class PostgresServer(postgres.PostgresServer):
         self, settings: Mapping[str, Setting] | None = None, *, fsync: bool = False, major: int | None = None
     ) -> None:
         self.major = wanted_major() if major is None else major
-        super().__init__({**SETTINGS, **(settings or {})}, fsync=fsync, programs=programs(self.major), parent=_memory())
+        super().__init__({**SETTINGS, **(settings or {})}, fsync=fsync, parent=_memory())
 
     @property
     def pid(self) -> int:
@@ -39,7 +39,7 @@ class PostgresServer(postgres.PostgresServer):
 
     def bin(self, name: str) -> Path:
         """The path of one of PostgreSQL's programs; raises :class:`tests.support.programs.NoProgram`."""
-        return program(super().bin(name).parent, name)
+        return program(programs(self.major), name)
 
     def kill(self) -> None:
         """End the postmaster by SIGKILL; its children notice and end too."""
@@ -51,6 +51,12 @@ class PostgresServer(postgres.PostgresServer):
         """Stop and start again, on the same port and data."""
         self.stop(mode)
         self.start()
+
+    def create_database(self, name: str, *, template: str = "template1") -> None:
+        """Create a database as a copy of `template`, which must have no connections."""
+        command = sql.SQL("create database {} template {}").format(sql.Identifier(name), sql.Identifier(template))
+        with self.connect() as connection:
+            connection.execute(command)
 
     def drop_database(self, name: str) -> None:
         """Remove a database, ending whatever connections it has; nothing happens if there is none."""
@@ -72,7 +78,7 @@ class PostgresServer(postgres.PostgresServer):
         done = subprocess.run(
             [self.bin(program), *arguments],
             cwd=self.directory,
-            env=postgres.environment(),
+            env=postgres.process_environment(),
             check=False,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 import psycopg
 
 from outbox_relay import outbox
-from outbox_relay.workbench.demo.oracle import Account as Report
-from outbox_relay.workbench.demo.oracle import Arrivals
+from outbox_relay.workbench.demo.checker import CheckResult as Report
+from outbox_relay.workbench.demo.checker import DeliveryChecker
 
 TABLE = """create table if not exists shop_count (key text primary key, n bigint not null default 0);
 insert into shop_count (key) select 'key-' || g from generate_series(0, %s - 1) g on conflict do nothing"""
@@ -118,8 +118,8 @@ class Writers:
 
 def compare(committed: dict[str, int], values: Iterable[bytes]) -> Report:
     """Judge the payloads that arrived, in the order in which they arrived per key."""
-    arrivals = Arrivals()
+    checker = DeliveryChecker()
     for value in values:
         event = json.loads(value)
-        arrivals.add(event["key"], event["n"])
-    return arrivals.account({(key, n, "") for key, most in committed.items() for n in range(1, most + 1)})
+        checker.add(event["key"], event["n"])
+    return checker.result({(key, n, "") for key, most in committed.items() for n in range(1, most + 1)})

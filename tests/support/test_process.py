@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 
 from outbox_relay.workbench.embedded.account import CURRENT
-from outbox_relay.workbench.embedded.process import ServerProcess
+from outbox_relay.workbench.embedded.process import WatchedProcess
 from tests.support.wait import until
 
 LEAVE_A_SERVER = """
 import os
 from pathlib import Path
 from outbox_relay.workbench.embedded.account import CURRENT
-from outbox_relay.workbench.embedded.process import ServerProcess
+from outbox_relay.workbench.embedded.process import WatchedProcess
 
 directory = Path({directory!r})
-server = ServerProcess(["sleep", "300"], directory=directory, log=directory / "log", account=CURRENT)
+server = WatchedProcess(["sleep", "300"], directory=directory, log=directory / "log", account=CURRENT)
 print(server.pid, flush=True)
 os.kill(os.getpid(), 9)
 """
@@ -47,7 +47,7 @@ def test_server_ends_with_a_run_that_was_killed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("stopped", [False, True])
 def test_server_that_ignores_a_signal_is_killed(tmp_path: Path, *, stopped: bool) -> None:
     command = ["/bin/sh", "-c", "trap '' TERM; while :; do sleep 0.1; done"]
-    server = ServerProcess(command, directory=tmp_path, log=tmp_path / "log", account=CURRENT)
+    server = WatchedProcess(command, directory=tmp_path, log=tmp_path / "log", account=CURRENT)
     if stopped:
         server.send(signal.SIGSTOP)
     server.end(signal.SIGTERM, seconds=0.2)
@@ -56,9 +56,9 @@ def test_server_that_ignores_a_signal_is_killed(tmp_path: Path, *, stopped: bool
 
 
 def test_log_tells_what_the_server_said(tmp_path: Path) -> None:
-    server = ServerProcess(["echo", "here"], directory=tmp_path, log=tmp_path / "log", account=CURRENT)
+    server = WatchedProcess(["echo", "here"], directory=tmp_path, log=tmp_path / "log", account=CURRENT)
     until(lambda: not server.alive, seconds=10, what="the server ended by itself")
-    assert server.last_words() == "here\n"
+    assert server.log_tail() == "here\n"
     server.end(seconds=1)
     with pytest.raises(ProcessLookupError):
         os.kill(server.pid, 0)

@@ -1,4 +1,4 @@
-"""The demo's judge, figures, pace, journal and report: what they count, and what they may not overlook."""
+"""The demo's checker, figures, rate control, journal and report."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from pathlib import Path
 
 import pytest
 
-from outbox_relay.workbench.demo import pace
-from outbox_relay.workbench.demo.destinations import Destination
-from outbox_relay.workbench.demo.figures import Latency, Rate, Recent, latency
-from outbox_relay.workbench.demo.journal import REFUSED, UNREADABLE, Arrival, Reader, Writer
-from outbox_relay.workbench.demo.oracle import Account, Arrivals, Identity
-from outbox_relay.workbench.demo.pace import Pace
-from outbox_relay.workbench.demo.report import Delivered, Report
+from outbox_relay.workbench.demo import rate_control
+from outbox_relay.workbench.demo.checker import CheckResult, DeliveryChecker, Identity
+from outbox_relay.workbench.demo.destinations import MonitoredDestination
+from outbox_relay.workbench.demo.figures import Latency, RateMeter, RecentLatency, summarise_latency
+from outbox_relay.workbench.demo.journal import REFUSED, UNREADABLE, Arrival, JournalReader, JournalWriter
+from outbox_relay.workbench.demo.rate_control import EmitRate
+from outbox_relay.workbench.demo.report import DemoReport, DestinationResult
 
 A1, A2, A3, B1 = ("a", 1, "u1"), ("a", 2, "u2"), ("a", 3, "u3"), ("b", 1, "u4")
-NOTHING = Latency(None, None, None)
+NO_LATENCY = Latency(None, None, None)
 
 
-def judged(arrived: Iterable[Identity], committed: Iterable[Identity] = (A1, A2, A3, B1)) -> Account:
-    arrivals = Arrivals()
+def checked(arrived: Iterable[Identity], committed: Iterable[Identity] = (A1, A2, A3, B1)) -> CheckResult:
+    checker = DeliveryChecker()
     for event in arrived:
-        arrivals.add(*event)
-    return arrivals.account(set(committed))
+        checker.add(*event)
+    return checker.result(set(committed))
 
 
-def test_what_arrives_once_and_in_order_is_sound() -> None:
-    account = judged([B1, A1, A2, A3])
-    assert account == Account(committed=4, arrived=4, lost=0, phantom=0, reordered=0, duplicates=0)
-    assert account.sound
+def test_events_that_arrive_once_and_in_order_are_sound() -> None:
+    result = checked([B1, A1, A2, A3])
+    assert result == CheckResult(committed=4, arrived=4, lost=0, phantom=0, reordered=0, duplicates=0)
+    assert result.sound
 
 
 @pytest.mark.parametrize(
@@ -45,66 +45,68 @@ def test_what_arrives_once_and_in_order_is_sound() -> None:
         ([("c", 1, "u4"), A1, A2, A3], {"phantom": 1, "lost": 1}),
     ],
 )
-def test_what_is_wrong_is_counted(arrived: list[Identity], wrong: dict[str, int]) -> None:
-    account = judged(arrived)
-    found = {name: getattr(account, name) for name in ("lost", "phantom", "reordered")}
+def test_violations_are_counted(arrived: list[Identity], wrong: dict[str, int]) -> None:
+    result = checked(arrived)
+    found = {name: getattr(result, name) for name in ("lost", "phantom", "reordered")}
     assert found == {"lost": 0, "phantom": 0, "reordered": 0} | wrong
-    assert not account.sound
+    assert not result.sound
 
 
-def test_repetitions_are_counted_and_allowed_wherever_they_come() -> None:
-    account = judged([A1, A2, A1, A3, A2, B1, B1])
-    assert (account.duplicates, account.arrived, account.sound) == (3, 7, True)
+def test_duplicates_are_counted_and_allowed_anywhere() -> None:
+    result = checked([A1, A2, A1, A3, A2, B1, B1])
+    assert (result.duplicates, result.arrived, result.sound) == (3, 7, True)
 
 
-def test_first_arrivals_are_told_from_others() -> None:
-    arrivals = Arrivals()
-    assert [arrivals.add(*event) for event in (A1, A2, A1)] == [True, True, False]
-    assert (arrivals.distinct, arrivals.missing({A1, A2, A3})) == (2, 1)
+def test_first_arrivals_are_distinguished_from_others() -> None:
+    checker = DeliveryChecker()
+    assert [checker.add(*event) for event in (A1, A2, A1)] == [True, True, False]
+    assert (checker.distinct, checker.missing({A1, A2, A3})) == (2, 1)
 
 
 @pytest.mark.parametrize(
     ("seconds", "expected"),
     [
-        ([], NOTHING),
+        ([], NO_LATENCY),
         ([3.0], Latency(3.0, 3.0, 3.0)),
         ([4.0, 1.0, 3.0, 2.0], Latency(2.0, 4.0, 4.0)),
         ([float(n) for n in range(200, 0, -1)], Latency(100.0, 198.0, 200.0)),
     ],
 )
-def test_percentiles_are_of_nearest_rank(seconds: list[float], expected: Latency) -> None:
-    assert latency(seconds) == expected
+def test_percentiles_use_the_nearest_rank(seconds: list[float], expected: Latency) -> None:
+    assert summarise_latency(seconds) == expected
 
 
 def test_recent_latencies_are_forgotten_after_five_seconds() -> None:
-    recent = Recent()
+    recent = RecentLatency()
     recent.add(100.0, 9.0)
     recent.add(104.0, 1.0)
     assert recent.latency(105.0).longest_seconds == 9.0
     assert recent.latency(105.1).longest_seconds == 1.0
-    assert recent.latency(110.0) == NOTHING
+    assert recent.latency(110.0) == NO_LATENCY
 
 
 def test_rate_is_of_the_last_two_seconds() -> None:
-    rate = Rate()
+    rate = RateMeter()
     assert rate.per_second(10.0, 0) == 0
     assert rate.per_second(11.0, 100) == 100
     assert rate.per_second(12.0, 100) == 50
     assert rate.per_second(14.0, 100) == 0
 
 
-def test_pace_rises_quickly_until_a_destination_does_not_keep_up_and_slowly_after_that() -> None:
-    quick = Pace(400).adapted(behind=0)
-    assert quick == Pace(400 * pace.FASTER)
-    assert Pace(400).adapted(behind=150) == Pace(400)
-    slow = Pace(400).adapted(behind=201)
-    assert slow == Pace(400 * pace.SLOWER, limit_found=True)
-    assert slow.adapted(behind=0).events_per_second == pytest.approx(400 * pace.SLOWER * pace.BIT_FASTER)
+def test_rate_rises_quickly_until_a_destination_falls_behind_and_slowly_afterwards() -> None:
+    quick = EmitRate(400).adjusted(backlog=0)
+    assert quick == EmitRate(400 * rate_control.FAST_INCREASE)
+    assert EmitRate(400).adjusted(backlog=150) == EmitRate(400)
+    slow = EmitRate(400).adjusted(backlog=201)
+    assert slow == EmitRate(400 * rate_control.DECREASE, limit_found=True)
+    assert slow.adjusted(backlog=0).events_per_second == pytest.approx(
+        400 * rate_control.DECREASE * rate_control.SLOW_INCREASE
+    )
 
 
-def test_pace_has_limits() -> None:
-    assert Pace(pace.MOST).adapted(behind=0) == Pace(pace.MOST)
-    assert Pace(pace.LEAST).adapted(behind=10_000).events_per_second == pace.LEAST
+def test_rate_has_limits() -> None:
+    assert EmitRate(rate_control.MAXIMUM).adjusted(backlog=0) == EmitRate(rate_control.MAXIMUM)
+    assert EmitRate(rate_control.MINIMUM).adjusted(backlog=10_000).events_per_second == rate_control.MINIMUM
 
 
 ARRIVAL = Arrival("customer-1", 7, "u1", 100.25, 100.5)
@@ -112,9 +114,9 @@ ARRIVAL = Arrival("customer-1", 7, "u1", 100.25, 100.5)
 
 def test_journal_is_read_as_it_grows(tmp_path: Path) -> None:
     path = tmp_path / "journal"
-    reader = Reader(path)
+    reader = JournalReader(path)
     assert reader.read() == []
-    with Writer(path) as writer:
+    with JournalWriter(path) as writer:
         writer.write(ARRIVAL)
         assert reader.read() == [ARRIVAL]
         writer.write(REFUSED)
@@ -125,49 +127,49 @@ def test_journal_is_read_as_it_grows(tmp_path: Path) -> None:
 
 def test_journal_is_read_in_whole_lines(tmp_path: Path) -> None:
     path = tmp_path / "journal"
-    with Writer(path) as writer:
+    with JournalWriter(path) as writer:
         writer.write(ARRIVAL)
     line = path.read_bytes()
     path.write_bytes(line + line[:9])
-    reader = Reader(path)
+    reader = JournalReader(path)
     assert reader.read() == [ARRIVAL]
     path.write_bytes(line + line)
     assert reader.read() == [ARRIVAL]
 
 
 def test_destination_counts_refusals_and_times_first_arrivals_only(tmp_path: Path) -> None:
-    destination = Destination("crm", "webhook", tmp_path / "journal")
-    with Writer(destination.journal) as writer:
+    destination = MonitoredDestination("crm", "webhook", tmp_path / "journal")
+    with JournalWriter(destination.journal) as writer:
         writer.write(ARRIVAL)
         writer.write(REFUSED)
         writer.write(Arrival("customer-1", 7, "u1", 100.25, 160.25))
         writer.write(UNREADABLE)
     destination.read()
     assert destination.refused == 1
-    assert destination.took(emitted_before=101.0) == Latency(0.0, 0.25, 0.25)
-    account = destination.account({("customer-1", 7, "u1")})
-    assert (account.arrived, account.duplicates, account.phantom) == (3, 1, 1)
+    assert destination.latency(emitted_before=101.0) == Latency(0.0, 0.25, 0.25)
+    result = destination.result({("customer-1", 7, "u1")})
+    assert (result.arrived, result.duplicates, result.phantom) == (3, 1, 1)
 
 
-def delivered(account: Account, refused: int = 0) -> Delivered:
+def delivered(result: CheckResult, refused: int = 0) -> DestinationResult:
     took = Latency(0.0123, 0.5, 1.5)
-    return Delivered("crm", "webhook", account, refused, took, took)
+    return DestinationResult("crm", "webhook", result, refused, took, took)
 
 
-def report(*destinations: Delivered) -> Report:
-    return Report(destinations, load_seconds=4.0, rolled_back=3, takeover_seconds=None)
+def report(*destinations: DestinationResult) -> DemoReport:
+    return DemoReport(destinations, load_seconds=4.0, rolled_back=3, takeover_seconds=None)
 
 
 def test_report_is_sound_only_if_every_destination_is() -> None:
-    good = delivered(judged([A1], [A1]))
+    good = delivered(checked([A1], [A1]))
     assert report(good, good).sound
-    for bad in (delivered(judged([], [A1])), delivered(judged([A1], [A1]), refused=1), delivered(judged([], []))):
+    for bad in (delivered(checked([], [A1])), delivered(checked([A1], [A1]), refused=1), delivered(checked([], []))):
         assert not report(good, bad).sound
         assert "BROKEN" in report(good, bad).text()
 
 
-def test_report_says_the_same_as_text_and_as_json() -> None:
-    one = report(delivered(judged([A1, A1, B1], [A1, B1]), refused=2))
+def test_report_has_the_same_figures_as_text_and_as_json() -> None:
+    one = report(delivered(checked([A1, A1, B1], [A1, B1]), refused=2))
     found = json.loads(json.dumps(one.json()))["destinations"]["crm"]
     counts = ("committed", "arrived", "lost", "made_up", "out_of_order", "duplicates", "refused_signatures")
     assert [found[name] for name in counts] == [2, 3, 0, 0, 0, 1, 2]

@@ -1,4 +1,4 @@
-"""`outbox-relay demo` says what is wrong with how it was called."""
+"""Errors of `outbox-relay demo`: wrong usage, missing packages, broken guarantees."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import sys
 
 import pytest
 
-from outbox_relay.workbench.demo import story
-from outbox_relay.workbench.demo.report import Report
+from outbox_relay.workbench.demo.report import DemoReport
 from tests.support.command import inside
 
 
@@ -27,14 +26,14 @@ def test_length_of_the_load_has_limits(seconds: str) -> None:
     assert "argument --seconds: should be a number of seconds" in ended.err
 
 
-def test_broken_promise_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run whose report is not sound cannot be made for real: it would be a bug of the relay."""
+def test_broken_guarantee_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The report is replaced, since only a bug of the relay would break the guarantees."""
 
-    def run(load_seconds: float) -> Report:
-        return Report([], load_seconds, rolled_back=0, takeover_seconds=None)
+    def run(load_seconds: float) -> DemoReport:
+        return DemoReport([], load_seconds, rolled_back=0, takeover_seconds=None)
 
-    monkeypatch.setattr(story, "run", run)
-    monkeypatch.setattr(Report, "sound", False)
+    monkeypatch.setattr("outbox_relay.workbench.demo.run.run_demo", run)
+    monkeypatch.setattr(DemoReport, "sound", False)
     ended = inside("demo", "--seconds", "3", "--json")
     assert ended.code == 1
     assert ended.json["sound"] is False

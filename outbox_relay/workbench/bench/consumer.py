@@ -1,7 +1,7 @@
-"""A consumer of a topic that counts, and notes how long each event took. A process of its own.
+"""Program that consumes a topic, counts the records and measures their latency.
 
-Events that begin with `{"at": SECONDS` say when they were emitted; how long they took is written to a file at the end.
-Records are taken one by one: a consumer that waits for several adds its own wait to every one of them.
+Payloads that begin with `{"at": SECONDS` contain the time of emit; the latencies are written to a file at the end.
+Records are consumed one by one, because a consumer that waits for several adds this wait to the latency of each.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from pathlib import Path
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 
 from outbox_relay.workbench.bench.counter import Counter
-from outbox_relay.workbench.embedded.broker import led_partitions
+from outbox_relay.workbench.embedded.broker import partitions_with_leader
 
 ASSIGNED, ARRIVED = 0, 1
-"""The counts: whether it reads, and how many records it has."""
+"""Slots of the counter: 1 once the consumer reads, and the number of records."""
 POLL_SECONDS = 0.1
 LEADERS_SECONDS = 30.0
-MARK = b'{"at": '
-PASSING = (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN)  # pyright: ignore[reportPrivateUsage] - librdkafka's own
-"""Errors that the client mends by itself."""
+TIME_PREFIX = b'{"at": '
+TRANSIENT = (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN)  # pyright: ignore[reportPrivateUsage] - librdkafka's own
+"""Errors from which the client recovers by itself."""
 
 
-class Reading:
-    """Reads `topic` from its beginning until told to stop."""
+class CountingConsumer:
+    """Consumes `topic` from its beginning until `stopping` is set."""
 
     def __init__(self, bootstrap: str, topic: str, counter: Counter, *, fetch_wait_ms: int) -> None:
         self._topic = topic
@@ -44,10 +44,10 @@ class Reading:
             }
         )
         self.stopping = threading.Event()
-        self.took = array("d")
+        self.latencies = array("d")
 
     def run(self) -> None:
-        """Read. Raises KafkaException, and RuntimeError for a topic that has no partitions in time."""
+        """Consume the topic. Raise KafkaException, or RuntimeError if it has no partition in time."""
         partitions = self._partitions()
         self._consumer.assign([TopicPartition(self._topic, p, OFFSET_BEGINNING) for p in partitions])
         self._counter.add(ASSIGNED)
@@ -57,7 +57,7 @@ class Reading:
 
     def _partitions(self) -> list[int]:
         deadline = time.monotonic() + LEADERS_SECONDS
-        while not (found := led_partitions(self._consumer, self._topic)):
+        while not (found := partitions_with_leader(self._consumer, self._topic)):
             if time.monotonic() > deadline:
                 raise RuntimeError(f"no partition of {self._topic} has a leader")
             time.sleep(POLL_SECONDS)
@@ -71,22 +71,22 @@ class Reading:
         error = message.error()
         if error is None:
             value = message.value() or b""
-            if value.startswith(MARK):
-                self.took.append(now - float(value[len(MARK) : value.index(b",")]))
+            if value.startswith(TIME_PREFIX):
+                self.latencies.append(now - float(value[len(TIME_PREFIX) : value.index(b",")]))
             self._counter.add(ARRIVED)
-        elif error.code() not in PASSING:
+        elif error.code() not in TRANSIENT:
             raise KafkaException(error)
 
 
 def read_times(path: Path) -> list[float]:
-    """How long each event took, in seconds, in the order of arrival."""
+    """Return the latency of each event in seconds, in the order of arrival."""
     found = array("d")
     found.frombytes(path.read_bytes())
     return list(found)
 
 
 def main() -> int:
-    """The process: reads until SIGTERM."""
+    """Consume until SIGTERM."""
     parser = argparse.ArgumentParser(prog="outbox-relay bench: consumer")
     parser.add_argument("--bootstrap", required=True)
     parser.add_argument("--topic", required=True)
@@ -95,10 +95,10 @@ def main() -> int:
     parser.add_argument("--fetch-wait-ms", type=int, required=True)
     arguments = parser.parse_args()
     counter = Counter(arguments.counter)
-    reading = Reading(arguments.bootstrap, arguments.topic, counter, fetch_wait_ms=arguments.fetch_wait_ms)
-    signal.signal(signal.SIGTERM, lambda _number, _frame: reading.stopping.set())
-    reading.run()
-    arguments.times.write_bytes(reading.took.tobytes())
+    consumer = CountingConsumer(arguments.bootstrap, arguments.topic, counter, fetch_wait_ms=arguments.fetch_wait_ms)
+    signal.signal(signal.SIGTERM, lambda _number, _frame: consumer.stopping.set())
+    consumer.run()
+    arguments.times.write_bytes(consumer.latencies.tobytes())
     return 0
 
 

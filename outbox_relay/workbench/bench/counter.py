@@ -1,4 +1,4 @@
-"""A few counts in a file that one process raises and another reads, without a word between them."""
+"""Counts in a memory-mapped file, incremented by one process and read by another."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import struct
 from pathlib import Path
 
 SLOTS = 4
-"""How many counts a file has."""
+"""Number of counts in a file."""
 _COUNT = struct.Struct("=Q")
 _BYTES = SLOTS * _COUNT.size
 
 
 class Counter:
-    """The counts in the file at `path`, which is made if it is missing; one process may write."""
+    """The counts in the file at `path`, which is created if needed. Only one process may write."""
 
     def __init__(self, path: Path) -> None:
         if not path.exists():
@@ -22,11 +22,11 @@ class Counter:
             self._map = mmap.mmap(file.fileno(), _BYTES)
         self._counts = [self.read(slot) for slot in range(SLOTS)]
 
-    def add(self, slot: int, more: int = 1) -> None:
-        """Raise a count."""
-        self._counts[slot] += more
+    def add(self, slot: int, amount: int = 1) -> None:
+        """Increment a count."""
+        self._counts[slot] += amount
         _COUNT.pack_into(self._map, slot * _COUNT.size, self._counts[slot])
 
     def read(self, slot: int = 0) -> int:
-        """A count as it is now."""
+        """Return the current value of a count."""
         return _COUNT.unpack_from(self._map, slot * _COUNT.size)[0]

@@ -1,4 +1,4 @@
-"""A database of the bench's own: filled with events, asked what it did."""
+"""Databases for the benchmarks, filled with events."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from psycopg.rows import TupleRow
 
 CONNECT_SECONDS = 10
 CHUNK = 50_000
-"""Events that one statement inserts; between two of them somebody may want the bench to end."""
+"""Number of events inserted by one statement; signals are checked between statements."""
 KEYS = 5_000
 TYPE = "order.created"
 PAYLOAD = '{"order_id": 123456, "customer": "c-1234", "total": "12.34", "note": "' + "x" * 180 + '"}'
@@ -23,8 +23,8 @@ select outbox.uuid7(), %s, 'k' || (g %% %s), convert_to(%s, 'UTF8'), 'applicatio
   from generate_series(%s::bigint, %s::bigint) g"""
 
 
-class Database:
-    """One database with the outbox in it; closing it closes the bench's own connection."""
+class BenchDatabase:
+    """A database with the outbox schema; leaving the context closes the connection to it."""
 
     def __init__(self, dsn: str) -> None:
         self.dsn = make_conninfo(dsn, connect_timeout=CONNECT_SECONDS)
@@ -40,15 +40,15 @@ class Database:
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """Return the name of the database."""
         return self.connection.info.dbname
 
     def run(self, statement: str, *parameters: object) -> None:
-        """Run a statement by itself, or in the transaction under way."""
+        """Run a statement, in the current transaction if there is one."""
         self.connection.execute(statement.encode(), parameters or None)
 
     def value(self, statement: str, *parameters: object) -> Any:
-        """The first column of the first row."""
+        """Run a query and return the first column of its first row."""
         row = self.connection.execute(statement.encode(), parameters or None).fetchone()
         return row[0] if row else None
 
@@ -61,9 +61,9 @@ class Database:
         due: object = None,
         payload: str = PAYLOAD,
     ) -> None:
-        """Insert events of `keys` keys in one transaction; `check` is called now and then and may raise.
+        """Insert events of `keys` keys in one transaction, scheduled for the time `due` if given.
 
-        With `due`, a time, they are scheduled for it.
+        `check` is called between statements and may raise.
         """
         with self.connection.transaction():
             for first in range(1, events + 1, CHUNK):
@@ -72,12 +72,12 @@ class Database:
                 self.run(FILL, TYPE, keys, payload, due, first, last)
 
     def settle(self) -> None:
-        """Make it look like a backlog that has lain there for a while: vacuumed, analysed, written out."""
+        """Vacuum, analyse and write out the log, as if the backlog had been there for a while."""
         self.run("vacuum analyze outbox.event")
         self.checkpoint()
 
     def checkpoint(self) -> bool:
-        """Write everything out; False where this role may not ask for it."""
+        """Run a checkpoint. Return False if the role has no permission."""
         try:
             self.run("checkpoint")
         except psycopg.errors.InsufficientPrivilege:
@@ -85,15 +85,15 @@ class Database:
         return True
 
 
-def make(admin: str, name: str, template: str) -> str:
-    """Make a database as a copy of another, over the connection string `admin`; its own connection string."""
+def create_database(admin: str, name: str, template: str) -> str:
+    """Create a copy of the database `template` and return its connection string."""
     command = sql.SQL("create database {} template {}").format(sql.Identifier(name), sql.Identifier(template))
     with psycopg.connect(admin, autocommit=True) as connection:
         connection.execute(command)
     return make_conninfo(admin, dbname=name)
 
 
-def drop(admin: str, name: str) -> None:
-    """Remove a database with whoever is connected to it; nothing happens if there is none."""
+def drop_database(admin: str, name: str) -> None:
+    """Drop a database if it exists, and terminate its connections."""
     with psycopg.connect(admin, autocommit=True) as connection:
         connection.execute(sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name)))

@@ -1,4 +1,4 @@
-"""What one run of a scenario finds, and what several runs come to. Pure."""
+"""Figures of one run of a scenario and summaries of several runs. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COUNT = "count"
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One number of one run; `label` says of what, and is the same in every run."""
+    """One measured value; its `label` is the same in every run."""
 
     label: str
     value: float
@@ -31,7 +31,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One figure of all runs, in the order of the runs."""
+    """The values of one figure in all runs, in order."""
 
     label: str
     unit: str
@@ -39,75 +39,75 @@ class Summary:
 
     @property
     def median(self) -> float:
-        """The middle one, or the mean of the two in the middle."""
+        """Return the median."""
         return statistics.median(self.values)
 
     @property
     def least(self) -> float:
-        """The smallest."""
+        """Return the smallest value."""
         return min(self.values)
 
     @property
     def most(self) -> float:
-        """The largest."""
+        """Return the largest value."""
         return max(self.values)
 
 
-def summarised(runs: Sequence[Sequence[Figure]]) -> list[Summary]:
-    """The figures of all runs, by label and unit, in the order in which they first appear; a run may lack some."""
-    found: dict[tuple[str, str], list[float]] = {}
+def summarise(runs: Sequence[Sequence[Figure]]) -> list[Summary]:
+    """Group the figures of all runs by label and unit, in order of first appearance."""
+    values: dict[tuple[str, str], list[float]] = {}
     for run in runs:
         for figure in run:
-            found.setdefault((figure.label, figure.unit), []).append(figure.value)
-    return [Summary(label, unit, tuple(values)) for (label, unit), values in found.items()]
+            values.setdefault((figure.label, figure.unit), []).append(figure.value)
+    return [Summary(label, unit, tuple(of_all)) for (label, unit), of_all in values.items()]
 
 
-def ratio(label: str, own: float, beside: float) -> Figure:
-    """How many times `beside` the value `own` is; infinite beside nothing."""
-    return Figure(label, own / beside if beside else math.inf, RATIO)
+def ratio(label: str, value: float, reference: float) -> Figure:
+    """Return the ratio of `value` to `reference`, infinite if `reference` is 0."""
+    return Figure(label, value / reference if reference else math.inf, RATIO)
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """By nearest rank: the smallest value that is not exceeded by that share of all. Raises ValueError for none."""
+    """Return the percentile by nearest rank; `share` is between 0 and 1. Raise ValueError without values."""
     if not values:
-        raise ValueError("there is nothing to take a percentile of")
+        raise ValueError("no values to take a percentile of")
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
-class Course:
-    """How a count grew: when it was looked at, in seconds of one clock, and what it was."""
+class Progress:
+    """The growth of a count, as samples of time in seconds and value."""
 
     def __init__(self) -> None:
-        self._looks: list[tuple[float, int]] = []
+        self._samples: list[tuple[float, int]] = []
 
     def add(self, at: float, count: int) -> None:
-        """One look; looks at nothing yet are left out but the last."""
-        if len(self._looks) == 1 and not self._looks[0][1] and not count:
-            self._looks.clear()
-        self._looks.append((at, count))
+        """Add a sample. Of the initial samples of 0, only the last is kept."""
+        if len(self._samples) == 1 and not self._samples[0][1] and not count:
+            self._samples.clear()
+        self._samples.append((at, count))
 
     @property
     def count(self) -> int:
-        """What the last look saw; 0 without any."""
-        return self._looks[-1][1] if self._looks else 0
+        """Return the last value, 0 without samples."""
+        return self._samples[-1][1] if self._samples else 0
 
-    def at(self, count: int) -> float:
-        """When that many were first seen. Raises ValueError if they never were."""
-        for when, seen in self._looks:
+    def reached_at(self, count: int) -> float:
+        """Return the time of the first sample with at least `count`. Raise ValueError if there is none."""
+        for when, seen in self._samples:
             if seen >= count:
                 return when
-        raise ValueError(f"never {count}: {self.count} at last")
+        raise ValueError(f"{count} was never reached: the last value is {self.count}")
 
     @property
     def per_second(self) -> float:
-        """The growth from the first look that saw something to the first that saw the last count.
+        """Return the growth rate from the first non-zero sample to the first one with the last value.
 
-        A count that was there at one look altogether grew from the look before that one.
+        If these are the same sample, the growth is measured from the sample before.
         """
         if not self.count:
             return 0.0
-        end = self.at(self.count)
-        first = next(look for look in self._looks if look[1])
+        end = self.reached_at(self.count)
+        first = next(sample for sample in self._samples if sample[1])
         if first[0] == end:
-            first = self._looks[0]
+            first = self._samples[0]
         return (self.count - first[1]) / (end - first[0]) if end > first[0] else math.inf

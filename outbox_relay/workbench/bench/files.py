@@ -1,4 +1,4 @@
-"""Reports that were kept, and pictures of them, as files."""
+"""Saved reports and plots as files."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import json
 from pathlib import Path
 
 from outbox_relay.domain.errors import Misconfigured
-from outbox_relay.workbench.bench.plot import pictures
-from outbox_relay.workbench.bench.report import Report, from_json
+from outbox_relay.workbench.bench.plot import plots
+from outbox_relay.workbench.bench.report import BenchReport, from_json
 
 REPORT_BYTES = 16 << 20
-"""Largest report that is read."""
+"""Size limit of a report file."""
 
 
-def read(path: Path) -> Report:
-    """A report that `--json` printed. Raises :class:`Misconfigured` when it is none, or cannot be read."""
+def read(path: Path) -> BenchReport:
+    """Read a report saved with `--json`. Raise :class:`Misconfigured` if the file cannot be read or is not a report."""
     try:
         with path.open("rb") as file:
             text = file.read(REPORT_BYTES)
@@ -22,18 +22,21 @@ def read(path: Path) -> Report:
     except OSError as error:
         raise Misconfigured(f"--read {path}: {error.strerror}") from None
     except (ValueError, RecursionError):
-        raise Misconfigured(f"--read {path}: is not JSON") from None
+        raise Misconfigured(f"--read {path}: not valid JSON") from None
     except Misconfigured as error:
         raise Misconfigured(f"--read {path}: {error}") from None
 
 
-def draw(report: Report, directory: Path) -> int:
-    """Write a picture of each scenario and unit into `directory`, which is made; how many. Raises as above."""
-    drawn = pictures(report)
+def draw(report: BenchReport, directory: Path) -> int:
+    """Write a plot per scenario and unit into `directory` and return their number.
+
+    Raise :class:`Misconfigured` if the files cannot be written.
+    """
+    drawn = plots(report)
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        for name, picture in drawn.items():
-            (directory / f"{name}.svg").write_text(picture, encoding="utf-8")
+        for name, plot in drawn.items():
+            (directory / f"{name}.svg").write_text(plot, encoding="utf-8")
     except OSError as error:
         raise Misconfigured(f"--plot {directory}: {error.strerror}") from None
     return len(drawn)

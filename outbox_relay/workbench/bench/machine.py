@@ -1,4 +1,4 @@
-"""What a figure depends on and a reader cannot see: the hardware, and the versions of all that took part."""
+"""Hardware and software versions that the figures depend on, and resource usage of processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ UNKNOWN = "unknown"
 
 
 def hardware() -> dict[str, str]:
-    """Cores that this process may use, the processor's model, memory, system, and how busy all of it is now."""
+    """Return the available cores, processor model, memory, system and current load."""
     return {
         "cores": str(_cores()),
         "processor": _first(r"^model name\s*:\s*(.+)$", "/proc/cpuinfo") or platform.processor() or UNKNOWN,
@@ -29,7 +29,7 @@ def hardware() -> dict[str, str]:
 
 
 def software(dsn: str, broker: str) -> dict[str, str]:
-    """The versions of this package, Python, PostgreSQL and librdkafka; `broker` is what the broker is called."""
+    """Return the versions of the software involved; `broker` is the name of the broker."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         number = connection.info.server_version
     return {
@@ -45,23 +45,23 @@ def software(dsn: str, broker: str) -> dict[str, str]:
 
 
 def memory_bytes() -> int:
-    """How much memory the machine has."""
+    """Return the memory of the machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def cpu_seconds(pid: int) -> float:
-    """Processor time of a process and all its threads so far. Raises OSError when it is gone."""
+    """Return the processor time used by a process. Raise OSError if it does not exist."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def peak_bytes(pid: int) -> int:
-    """The most memory that a process has had resident so far. Raises OSError when it is gone."""
+    """Return the peak resident memory of a process. Raise OSError if it does not exist."""
     return int(_first(r"^VmHWM:\s*(\d+) kB$", f"/proc/{pid}/status") or 0) * 1024
 
 
 def resident_bytes(pid: int) -> int:
-    """The memory that a process has resident now. Raises OSError when it is gone."""
+    """Return the resident memory of a process. Raise OSError if it does not exist."""
     return int(_first(r"^VmRSS:\s*(\d+) kB$", f"/proc/{pid}/status") or 0) * 1024
 
 

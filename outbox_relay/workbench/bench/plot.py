@@ -1,4 +1,4 @@
-"""Pictures of a report, as SVG: the medians of each scenario and unit as bars, with their spread as lines. Pure."""
+"""SVG plots of a report: a bar for each median, a line for its spread. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from xml.sax.saxutils import escape
 
 from outbox_relay.workbench.bench.figures import COUNT, Summary
-from outbox_relay.workbench.bench.report import Found, Report, shown
+from outbox_relay.workbench.bench.report import BenchReport, ScenarioResult, format_value
 
 WIDTH = 860
 LABEL_WIDTH = 400
@@ -18,17 +18,17 @@ BAR_HEIGHT = 14
 BAR, SPREAD, TEXT, FAINT = "#3b6ea8", "#1f2d3d", "#222222", "#777777"
 
 
-def pictures(report: Report) -> Mapping[str, str]:
-    """The name of each picture, without ending, and its SVG."""
+def plots(report: BenchReport) -> Mapping[str, str]:
+    """Return the SVG of each plot by its file name without suffix."""
     found: dict[str, str] = {}
     for scenario in report.scenarios:
         for unit, figures in _by_unit(scenario).items():
             name = f"{scenario.name}-{''.join(c if c.isalnum() else '-' for c in unit).strip('-').replace('--', '-')}"
-            found[name] = _picture(f"{scenario.name}, {unit}", figures)
+            found[name] = _plot(f"{scenario.name}, {unit}", figures)
     return found
 
 
-def _by_unit(found: Found) -> Mapping[str, Sequence[Summary]]:
+def _by_unit(found: ScenarioResult) -> Mapping[str, Sequence[Summary]]:
     units: dict[str, list[Summary]] = {}
     for each in found.figures:
         if each.unit != COUNT and math.isfinite(each.most):
@@ -36,8 +36,8 @@ def _by_unit(found: Found) -> Mapping[str, Sequence[Summary]]:
     return units
 
 
-def _picture(title: str, figures: Sequence[Summary]) -> str:
-    """Bars from nothing to the largest value; `figures` share a unit."""
+def _plot(title: str, figures: Sequence[Summary]) -> str:
+    """Return a bar chart of figures with the same unit."""
     height = HEAD_HEIGHT + ROW_HEIGHT * len(figures)
     per_pixel = (max(each.most for each in figures) or 1.0) / (WIDTH - LABEL_WIDTH - VALUE_WIDTH)
     rows = "".join(_row(each, HEAD_HEIGHT + ROW_HEIGHT * number, per_pixel) for number, each in enumerate(figures))
@@ -51,7 +51,7 @@ def _picture(title: str, figures: Sequence[Summary]) -> str:
 def _row(each: Summary, top: int, per_pixel: float) -> str:
     y, start, high = top + ROW_HEIGHT / 2, LABEL_WIDTH, BAR_HEIGHT
     end, least, most = (start + value / per_pixel for value in (each.median, each.least, each.most))
-    label, value = escape(each.label), shown(each.median, each.unit)
+    label, value = escape(each.label), format_value(each.median, each.unit)
     return "\n".join(
         (
             f'<text x="{start - 8}" y="{y + 4:.1f}" text-anchor="end" fill="{TEXT}">{label}</text>',

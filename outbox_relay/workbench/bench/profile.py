@@ -1,4 +1,4 @@
-"""Where processor time goes while events flow: in a process by threads, in servers by their names. Linux only."""
+"""Processor time per event, by thread of the relaying process and by server. Linux only."""
 
 from __future__ import annotations
 
@@ -12,47 +12,47 @@ from typing import TypeAlias
 from outbox_relay.workbench.bench.figures import MICROSECONDS, Figure
 
 SERVERS = {"postgres": "PostgreSQL", "java": "broker"}
-"""What the processes of the servers are called."""
+"""Labels of server processes by their names."""
 MAIN, OTHER, CLIENT = "main thread", "other threads of Python", "threads of Kafka's client"
 CLIENTS = "rdk:"
-"""How the names of the client's threads begin."""
+"""Prefix of the names of the client's threads."""
 
-Spent: TypeAlias = Mapping[str, float]
-"""Seconds of processor time by part."""
+CpuSeconds: TypeAlias = Mapping[str, float]
+"""Processor time in seconds by label."""
 
 
 class Profile:
-    """What each event costs the processor, from the first one that arrives to the last. `name` says who sends them."""
+    """Processor time per event, from the first arrival to the last; `name` identifies the sender."""
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._at: list[tuple[int, Spent]] = []
+        self._samples: list[tuple[int, CpuSeconds]] = []
 
-    def watching(self, count: Callable[[], int], pid: int, events: int) -> Callable[[], int]:
-        """A `count` that notes what has been spent at the first event and at the last; process `pid` sends them."""
+    def sampled(self, count: Callable[[], int], pid: int, events: int) -> Callable[[], int]:
+        """Wrap `count` so that it takes a sample of process `pid` at the first event and at the last."""
 
-        def look() -> int:
+        def sampled_count() -> int:
             found = count()
-            if found and (not self._at or found >= events):
-                self._at.append((found, spent(pid)))
+            if found and (not self._samples or found >= events):
+                self._samples.append((found, cpu_seconds_by_label(pid)))
             return found
 
-        return look
+        return sampled_count
 
     @property
     def figures(self) -> Sequence[Figure]:
-        """Microseconds of an event by part."""
-        if len(self._at) < 2:
+        """Return the microseconds per event by label."""
+        if len(self._samples) < 2:
             return []
-        (count, before), (last, after) = self._at
+        (count, before), (last, after) = self._samples
         return [
             Figure(f"{self._name}: {part}", (seconds - before.get(part, 0.0)) / (last - count) * 1e6, MICROSECONDS)
             for part, seconds in after.items()
         ]
 
 
-def spent(pid: int) -> Spent:
-    """What the threads of a process and the servers have spent so far. A process that is gone has spent nothing."""
+def cpu_seconds_by_label(pid: int) -> CpuSeconds:
+    """Return the processor time of the threads of a process and of the servers; 0 for a process that does not exist."""
     found: defaultdict[str, float] = defaultdict(float)
     for thread, name, seconds in _stats(Path(f"/proc/{pid}/task")):
         found[MAIN if thread == pid else CLIENT if name.startswith(CLIENTS) else OTHER] += seconds
@@ -63,11 +63,11 @@ def spent(pid: int) -> Spent:
 
 
 def _stats(directory: Path) -> Iterator[tuple[int, str, float]]:
-    """Number, name and seconds of each process or thread in a directory of the kernel's."""
+    """Yield id, name and processor seconds of each process or thread in a directory of `/proc`."""
     ticks = os.sysconf("SC_CLK_TCK")
     numbers: list[str] = []
     with suppress(OSError):
-        numbers = os.listdir(directory)  # noqa: PTH208 - names, not paths, of hundreds
+        numbers = os.listdir(directory)  # noqa: PTH208 - hundreds of names, no paths needed
     for number in filter(str.isdigit, numbers):
         with suppress(OSError):
             head, _, tail = (directory / number / "stat").read_text().rpartition(")")

@@ -1,6 +1,6 @@
-"""A receiver of webhooks that answers at once and only counts. A process of its own.
+"""Program that receives webhooks, answers immediately and counts requests.
 
-It reads a request as far as its length goes and looks at nothing but the key, so that it costs as little as it can.
+To use little processor time, it evaluates only the length and the key of a request.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from pathlib import Path
 from outbox_relay.workbench.bench.counter import Counter
 from outbox_relay.workbench.embedded.ports import LOOPBACK
 
-TAKEN, REFUSED = 0, 1
-"""The counts of requests that were answered with 200 and with 500."""
+ACCEPTED, REFUSED = 0, 1
+"""Slots of the counter: requests answered with 200 and with 500."""
 YES = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: 2\r\n\r\nok"
 NO = b"HTTP/1.1 500 Internal Server Error\r\ncontent-type: text/plain\r\ncontent-length: 2\r\n\r\nno"
 BACKLOG = 1_024
 FAILING = re.compile(rb"\r\noutbox-key: *k\d*0\r\n", re.IGNORECASE)
-"""One key in ten of those that the bench makes."""
+"""Matches one in ten keys of the benchmarks."""
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)\r\n", re.IGNORECASE)
 _END = b"\r\n\r\n"
 
 
-class Answering(asyncio.Protocol):
-    """One connection; with `failing`, keys that end in 0 are refused."""
+class CountingProtocol(asyncio.Protocol):
+    """One connection; with `failing`, requests with keys that end in 0 are refused."""
 
     def __init__(self, counter: Counter, *, failing: bool) -> None:
         self._counter = counter
@@ -35,12 +35,12 @@ class Answering(asyncio.Protocol):
         self._read = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep it."""
+        """Store the transport."""
         if isinstance(transport, asyncio.Transport):
             self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """Answer every request that is complete."""
+        """Answer every complete request."""
         self._read += data
         while (end := self._read.find(_END)) >= 0:
             head = self._read[: end + 2]
@@ -50,7 +50,7 @@ class Answering(asyncio.Protocol):
                 return
             self._read = self._read[whole:]
             refused = self._failing and FAILING.search(head) is not None
-            self._counter.add(REFUSED if refused else TAKEN)
+            self._counter.add(REFUSED if refused else ACCEPTED)
             self._transport.write(NO if refused else YES)
 
 
@@ -59,13 +59,15 @@ async def serve(port: int, counter: Counter, *, failing: bool) -> None:
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, stopping.set)
-    server = await loop.create_server(lambda: Answering(counter, failing=failing), LOOPBACK, port, backlog=BACKLOG)
+    server = await loop.create_server(
+        lambda: CountingProtocol(counter, failing=failing), LOOPBACK, port, backlog=BACKLOG
+    )
     await stopping.wait()
     server.close()
 
 
 def main() -> int:
-    """The process."""
+    """Run the receiver."""
     parser = argparse.ArgumentParser(prog="outbox-relay bench: receiver")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--counter", type=Path, required=True)

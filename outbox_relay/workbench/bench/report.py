@@ -1,4 +1,4 @@
-"""What the bench found: as a table for people, as JSON for programs, and read from JSON again. Pure."""
+"""The report of the benchmarks, as text and as JSON. Pure."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ HEAD = ("", "median", "least", "most", "unit", "runs")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What all runs of one scenario found. `notes` say what could not be measured here, and why."""
+class ScenarioResult:
+    """The results of all runs of one scenario; `notes` explain what could not be measured."""
 
     name: str
     text: str
     figures: Sequence[Summary]
     notes: Sequence[str] = ()
     failed: int = 0
-    """Runs that came to no end."""
+    """Number of failed runs."""
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """Everything that somebody needs who wants to compare: machine, versions, settings, figures."""
+class BenchReport:
+    """Figures, and the machine, versions and settings needed to compare them."""
 
     mode: str
     """`quick` or `full`."""
     machine: Mapping[str, str]
     versions: Mapping[str, str]
     settings: Mapping[str, str]
-    scenarios: Sequence[Found]
+    scenarios: Sequence[ScenarioResult]
     seconds: float
-    """How long all of it took."""
+    """Total duration."""
 
     @property
     def complete(self) -> bool:
-        """Was something measured in every scenario, and did no run fail?"""
+        """Return True if every scenario has figures and no run failed."""
         return all(found.figures and not found.failed for found in self.scenarios)
 
     def json(self) -> dict[str, Any]:
-        """The report as JSON takes it; an infinite value is null."""
+        """Return the report for `json.dumps`; an infinite value becomes None."""
         return {
             "mode": self.mode,
             "machine": dict(self.machine),
@@ -57,22 +57,22 @@ class Report:
         }
 
     def text(self) -> str:
-        """The report for people."""
+        """Return the report as text."""
         lines = [
-            *_facts("machine", self.machine),
-            *_facts("versions", self.versions),
-            *_facts("settings", self.settings),
+            *_fact_lines("machine", self.machine),
+            *_fact_lines("versions", self.versions),
+            *_fact_lines("settings", self.settings),
         ]
         for found in self.scenarios:
             lines += ["", found.name, fill(found.text, WIDTH), "", *_table(found.figures)]
             lines += [fill(f"note: {note}", WIDTH) for note in found.notes]
-        return "\n".join([*lines, "", f"mode {self.mode}, {self.seconds:.0f} s altogether"])
+        return "\n".join([*lines, "", f"mode {self.mode}, {self.seconds:.0f} s in total"])
 
 
-def from_json(given: Any) -> Report:
-    """The report that :meth:`Report.json` made. Raises :class:`Misconfigured` for anything else."""
+def from_json(given: Any) -> BenchReport:
+    """Restore a report from its JSON. Raise :class:`Misconfigured` if it is not valid."""
     try:
-        return Report(
+        return BenchReport(
             mode=str(given["mode"]),
             machine=_texts(given["machine"]),
             versions=_texts(given["versions"]),
@@ -81,11 +81,11 @@ def from_json(given: Any) -> Report:
             seconds=float(given["seconds"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError):
-        raise Misconfigured("this is no report that outbox-relay bench --json printed") from None
+        raise Misconfigured("not a report of outbox-relay bench --json") from None
 
 
-def shown(value: float, unit: str) -> str:
-    """A value for people: as many digits as its size is worth."""
+def format_value(value: float, unit: str) -> str:
+    """Return a value for display, with about three significant digits."""
     if not math.isfinite(value):
         return "-"
     if unit == RATIO:
@@ -95,7 +95,7 @@ def shown(value: float, unit: str) -> str:
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
 
-def _json(found: Found) -> dict[str, Any]:
+def _json(found: ScenarioResult) -> dict[str, Any]:
     return {
         "name": found.name,
         "text": found.text,
@@ -119,7 +119,7 @@ def _finite(value: float) -> float | None:
     return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
-def _found(given: Any) -> Found:
+def _found(given: Any) -> ScenarioResult:
     figures = [
         Summary(
             str(each["label"]),
@@ -130,7 +130,7 @@ def _found(given: Any) -> Found:
     ]
     if not all(each.values for each in figures):
         raise ValueError("a figure without values")
-    return Found(
+    return ScenarioResult(
         str(given["name"]), str(given["text"]), figures, [str(note) for note in given["notes"]], int(given["failed"])
     )
 
@@ -139,7 +139,7 @@ def _texts(given: Any) -> dict[str, str]:
     return {str(name): str(value) for name, value in given.items()}
 
 
-def _facts(title: str, facts: Mapping[str, str]) -> list[str]:
+def _fact_lines(title: str, facts: Mapping[str, str]) -> list[str]:
     return [fill(f"{title}: {', '.join(f'{name} {value}' for name, value in facts.items())}", WIDTH)]
 
 
@@ -148,9 +148,9 @@ def _table(figures: Sequence[Summary]) -> Iterable[str]:
     rows += [
         (
             each.label,
-            shown(each.median, each.unit),
-            shown(each.least, each.unit),
-            shown(each.most, each.unit),
+            format_value(each.median, each.unit),
+            format_value(each.least, each.unit),
+            format_value(each.most, each.unit),
             each.unit,
             str(len(each.values)),
         )

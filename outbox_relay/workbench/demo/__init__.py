@@ -1,5 +1,5 @@
-"""The demo: a shop, two relays and two destinations on this machine, one relay killed, and the account at the end.
+"""The demo: a shop, two relays and two destinations on this machine. One relay is killed.
 
-`story` runs it. Shop, receiver and consumer are processes of their own, started as
+`run` starts the processes and checks the deliveries. Shop, receiver and consumer are separate processes, started as
 `python -m outbox_relay.workbench.demo.…`.
 """

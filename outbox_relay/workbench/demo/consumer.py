@@ -1,7 +1,7 @@
-"""The consumer of the Kafka topic: reads every partition from its start. A process of its own.
+"""Program that consumes every partition of the Kafka topic from its beginning.
 
-Told to stop, it writes a marker to the end of every partition and reads up to it: so it has then seen all that was
-written before, which a broker's own word about the ends of its partitions would not prove.
+On SIGTERM it appends a marker to every partition and reads up to it. This proves that it has read all earlier records;
+the end offsets that the embedded broker reports would not.
 """
 
 from __future__ import annotations
@@ -17,36 +17,39 @@ from typing import cast
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
-from outbox_relay.workbench.demo.journal import UNREADABLE, Arrival, Writer
-from outbox_relay.workbench.embedded.broker import led_partitions
+from outbox_relay.workbench.demo.journal import UNREADABLE, Arrival, JournalWriter
+from outbox_relay.workbench.embedded.broker import partitions_with_leader
 
 SETTINGS = {
     "group.id": "demo",
     "enable.auto.commit": False,
-    # The substitute broker waits as long as it may, also when there is something to read.
+    # The embedded broker always waits this long, even if there are records to return.
     "fetch.wait.max.ms": 1,
 }
 POLL_SECONDS = 0.1
 END_SECONDS = 20.0
-"""Longest time for reading to the end."""
+"""Time limit for reading to the markers."""
 MARKER = b"end of the demo"
-PASSING = (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN)  # pyright: ignore[reportPrivateUsage] - librdkafka's own
-"""Errors that the client mends by itself."""
+TRANSIENT = (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN)  # pyright: ignore[reportPrivateUsage] - librdkafka's own
+"""Errors from which the client recovers by itself."""
 
 
 class TopicReader:
-    """Reads `topic` into `journal`."""
+    """A consumer that writes the records of `topic` to `journal`."""
 
-    def __init__(self, bootstrap: str, topic: str, journal: Writer) -> None:
+    def __init__(self, bootstrap: str, topic: str, journal: JournalWriter) -> None:
         self._bootstrap = bootstrap
         self._topic = topic
         self._journal = journal
         self._consumer = Consumer({"bootstrap.servers": bootstrap, **SETTINGS})
-        self._partitions = led_partitions(self._consumer, topic)
+        self._partitions = partitions_with_leader(self._consumer, topic)
         self._ended: set[int] = set()
 
     def run(self, stopping: threading.Event) -> None:
-        """Read until `stopping` is set and then to the end. Raises KafkaException, RuntimeError without an end."""
+        """Read until `stopping` is set, then to the markers.
+
+        Raise KafkaException for a client error, RuntimeError if the markers are not written or read in time.
+        """
         self._consumer.assign([TopicPartition(self._topic, p, OFFSET_BEGINNING) for p in self._partitions])
         while not stopping.is_set():
             self._take_one()
@@ -54,7 +57,9 @@ class TopicReader:
         deadline = time.monotonic() + END_SECONDS
         while len(self._ended) < len(self._partitions):
             if time.monotonic() > deadline:
-                raise RuntimeError(f"the ends of all {len(self._partitions)} partitions were not read in time")
+                raise RuntimeError(
+                    f"the ends of {len(self._partitions)} partitions were not read within {END_SECONDS:g} s"
+                )
             self._take_one()
         self._consumer.close()
 
@@ -63,7 +68,7 @@ class TopicReader:
         for partition in self._partitions:
             producer.produce(self._topic, value=MARKER, partition=partition)
         if producer.flush(END_SECONDS):
-            raise RuntimeError("the ends of the topic could not be marked")
+            raise RuntimeError("the end markers could not be written to the topic")
 
     def _take_one(self) -> None:
         message = self._consumer.poll(POLL_SECONDS)
@@ -72,7 +77,7 @@ class TopicReader:
         error = message.error()
         if error is None:
             self._write(message, time.time())
-        elif error.code() not in PASSING:
+        elif error.code() not in TRANSIENT:
             raise KafkaException(error)
 
     def _write(self, message: Message, arrived_at: float) -> None:
@@ -86,7 +91,7 @@ class TopicReader:
 
 
 def _arrival(message: Message, arrived_at: float) -> Arrival:
-    """What the record says; raises ValueError, KeyError, TypeError or AttributeError for what is not the shop's."""
+    """Parse a record. Raise ValueError, KeyError, TypeError or AttributeError if the shop did not emit it."""
     event = json.loads(message.value() or b"")
     headers = dict(cast("list[tuple[str, bytes]]", message.headers()))
     return Arrival(
@@ -99,7 +104,7 @@ def _arrival(message: Message, arrived_at: float) -> Arrival:
 
 
 def main() -> int:
-    """The process: reads until SIGTERM, then to the end."""
+    """Read until SIGTERM, then to the markers."""
     parser = argparse.ArgumentParser(prog="outbox-relay demo: consumer")
     parser.add_argument("--bootstrap", required=True)
     parser.add_argument("--topic", required=True)
@@ -107,7 +112,7 @@ def main() -> int:
     arguments = parser.parse_args()
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda _number, _frame: stopping.set())
-    with Writer(arguments.journal) as journal:
+    with JournalWriter(arguments.journal) as journal:
         TopicReader(arguments.bootstrap, arguments.topic, journal).run(stopping)
     return 0
 

@@ -1,4 +1,4 @@
-"""The file in which a destination's process writes what arrived, and the story's process reads it while it grows."""
+"""Journal of arrivals: a file that a destination's process appends to while the demo reads it."""
 
 from __future__ import annotations
 
@@ -9,40 +9,40 @@ from types import TracebackType
 from typing import Self
 
 READ_BYTES = 4 << 20
-"""How much of a journal is read at once."""
+"""Number of bytes read from a journal at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One event as a destination got it; times are seconds since 1970 by this machine's clock."""
+    """An event received by a destination; times are in seconds since 1970 by this machine's clock."""
 
     key: str
     number: int
-    """The event's number within its key."""
+    """Sequence number of the event within its key."""
     uid: str
     emitted_at: float
     arrived_at: float
 
     @property
-    def seconds(self) -> float:
-        """How long it took from emit to arrival."""
+    def latency_seconds(self) -> float:
+        """Return the time from emit to arrival."""
         return self.arrived_at - self.emitted_at
 
 
 UNREADABLE = Arrival("", 0, "", 0.0, 0.0)
-"""What arrived and cannot be an event of the shop."""
+"""Entry for a delivery that is not an event of the shop."""
 REFUSED = None
-"""In place of an arrival: a request whose signature was wrong."""
+"""Entry for a request with an invalid signature."""
 
 
-class Writer:
-    """Appends to a journal; what was written can be read at once."""
+class JournalWriter:
+    """Appends to a journal without buffering."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("ab", buffering=0)
 
     def write(self, arrival: Arrival | None) -> None:
-        """Append one arrival, or :data:`REFUSED`."""
+        """Append an arrival or :data:`REFUSED`."""
         line = None if arrival is None else astuple(arrival)
         self._file.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
 
@@ -55,21 +55,21 @@ class Writer:
         self._file.close()
 
 
-class Reader:
-    """Reads a journal from its start, as far as whole lines go."""
+class JournalReader:
+    """Reads the complete lines of a journal from its start."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = 0
 
     def read(self) -> list[Arrival | None]:
-        """What was written since the last call, up to ``READ_BYTES``; nothing while there is no journal."""
+        """Return the next entries, from at most ``READ_BYTES``; an empty list while the file does not exist."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
-                text = file.read(READ_BYTES)
+                chunk = file.read(READ_BYTES)
         except FileNotFoundError:
             return []
-        whole = text[: text.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        return [None if line == b"null" else Arrival(*json.loads(line)) for line in whole.splitlines()]
+        lines = chunk[: chunk.rfind(b"\n") + 1]
+        self._offset += len(lines)
+        return [None if line == b"null" else Arrival(*json.loads(line)) for line in lines.splitlines()]

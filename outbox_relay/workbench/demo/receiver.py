@@ -1,4 +1,4 @@
-"""The receiver of webhooks: verifies every signature with the reference library. A process of its own."""
+"""Program that receives webhooks and verifies every signature with the reference library."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from urllib.parse import unquote
 from aiohttp import web
 from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
-from outbox_relay.workbench.demo.journal import REFUSED, UNREADABLE, Arrival, Writer
+from outbox_relay.workbench.demo.journal import REFUSED, UNREADABLE, Arrival, JournalWriter
 from outbox_relay.workbench.embedded.ports import LOOPBACK
 
-SECRET = "OUTBOX_DEMO_SECRET"  # noqa: S105 - the name of the environment variable, not what it holds
-"""The environment variable that holds the signing secret."""
+SECRET = "OUTBOX_DEMO_SECRET"  # noqa: S105 - the name of an environment variable
+"""Name of the environment variable with the signing secret."""
 PATH = "/hooks/shop"
 STOP_SECONDS = 1.0
 
 
-class Receiver:
-    """Takes what is signed with `secret`, and writes it down before it answers."""
+class VerifyingReceiver:
+    """Writes requests that are signed with `secret` to `journal` before it answers them."""
 
-    def __init__(self, secret: str, journal: Writer) -> None:
+    def __init__(self, secret: str, journal: JournalWriter) -> None:
         self._webhook = Webhook(secret)
         self._journal = journal
 
     async def take(self, request: web.Request) -> web.Response:
-        """204 for what is signed as it must be, 401 for any other."""
+        """Answer 204 to a request with a valid signature, 401 to any other."""
         body = await request.read()
         arrived_at = time.time()
         try:
@@ -47,7 +47,7 @@ class Receiver:
 
 
 def _arrival(body: bytes, request: web.Request, arrived_at: float) -> Arrival:
-    """What the request says; raises ValueError, KeyError or TypeError when it is no event of the shop."""
+    """Parse a request. Raise ValueError, KeyError or TypeError if it is not an event of the shop."""
     event = json.loads(body)
     return Arrival(
         key=unquote(request.headers["outbox-key"]),
@@ -59,14 +59,14 @@ def _arrival(body: bytes, request: web.Request, arrived_at: float) -> Arrival:
 
 
 def main() -> int:
-    """The process: listens until SIGTERM."""
+    """Listen until SIGTERM."""
     parser = argparse.ArgumentParser(prog="outbox-relay demo: receiver")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--journal", type=Path, required=True)
     arguments = parser.parse_args()
-    with Writer(arguments.journal) as journal:
+    with JournalWriter(arguments.journal) as journal:
         app = web.Application()
-        app.add_routes([web.post(PATH, Receiver(os.environ[SECRET], journal).take)])
+        app.add_routes([web.post(PATH, VerifyingReceiver(os.environ[SECRET], journal).take)])
         web.run_app(app, host=LOOPBACK, port=arguments.port, access_log=None, print=None, shutdown_timeout=STOP_SECONDS)
     return 0
 

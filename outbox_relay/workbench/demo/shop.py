@@ -1,9 +1,9 @@
-"""The shop: writers that place orders and emit their events in the same transaction. A process of its own.
+"""Program that places orders and emits their events in the same transaction.
 
-Every customer has a row that counts orders. A transaction locks the rows of some customers, raises their counts, emits
-an event per customer with its count and stores the orders with the uids of their events. So the table of orders tells
-what was committed, whatever became of any single COMMIT: of each customer events 1 to n must arrive, in that order.
-Some transactions are rolled back, whole or to a savepoint, and now and then one stays open for a second.
+Every customer has a row with a counter. A transaction locks the rows of some customers, increments their counters,
+emits one event per customer with the new value and stores the orders with the uids of their events. The orders table
+thus shows which events were committed, even if the result of a COMMIT is unknown. For each customer, events 1 to n must
+arrive in that order. Some transactions are rolled back, completely or to a savepoint, and a few stay open for a second.
 """
 
 from __future__ import annotations
@@ -25,27 +25,26 @@ import psycopg
 from psycopg.rows import TupleRow
 
 from outbox_relay import outbox
-from outbox_relay.workbench.demo.oracle import Identity
-from outbox_relay.workbench.embedded.process import PartFailed
+from outbox_relay.workbench.demo.checker import Identity
+from outbox_relay.workbench.embedded.process import ProcessFailed
 
 CUSTOMERS = 2_000
 WRITERS = 4
 BASKETS = (1, 1, 2, 4, 8, 12)
-"""How many orders a transaction places, by chance."""
+"""Numbers of orders per transaction, chosen at random."""
 TYPES = ("order.created", "order.paid", "order.shipped")
-PACE_SECONDS = 0.25
-"""How often the shop looks how fast it may be."""
-UNDONE_SHARE = 0.05
-"""How many transactions are rolled back, and how many go back to a savepoint."""
+RATE_SECONDS = 0.25
+"""Interval between reads of the emit rate."""
+ROLLBACK_SHARE = 0.05
+"""Share of transactions that are rolled back, and share that roll back to a savepoint."""
 LONG_SHARE = 0.01
-"""How many transactions of the first writer stay open for ``LONG_SECONDS``."""
+"""Share of the first writer's transactions that stay open for ``LONG_SECONDS``."""
 LATE_SECONDS = 0.5
-"""A writer that is later than this does not catch up."""
+"""A writer catches up at most this delay."""
 LONG_SECONDS = 1.0
-"""How long a transaction stays open that is meant to."""
 JOIN_SECONDS = 20
-ASK_SECONDS = 10
-"""Longest time for one question to the database."""
+QUERY_SECONDS = 10
+"""Statement timeout of a query."""
 CONNECT_SECONDS = 10
 
 TABLES = """
@@ -54,12 +53,12 @@ create table orders (
     customer text not null references customer, number bigint not null, total numeric not null, event uuid not null,
     primary key (customer, number)
 );
-create table pace (events_per_second double precision not null);
+create table emit_rate (events_per_second double precision not null);
 """
 FILL = "insert into customer (name) select 'customer-' || g from generate_series(1, %s) g"
-START_PACE = "insert into pace (events_per_second) values (%s)"
-SET_PACE = "update pace set events_per_second = %s"
-PACE = "select events_per_second from pace"
+START_RATE = "insert into emit_rate (events_per_second) values (%s)"
+SET_RATE = "update emit_rate set events_per_second = %s"
+READ_RATE = "select events_per_second from emit_rate"
 TAKE = """
 with taken as (select name from customer where name = any(%s) order by name for update)
 update customer c set orders = orders + 1 from taken where c.name = taken.name returning c.name, c.orders
@@ -72,39 +71,39 @@ COUNT = "select coalesce(sum(orders), 0)::bigint from customer"
 COMMITTED = "select customer, number, event::text from orders"
 
 
-class Books:
-    """What the shop has committed, asked by the story over a connection of its own; and how fast it may go on.
+class ShopDatabase:
+    """Connection of the demo to the shop's database, to count committed events and to set the emit rate.
 
-    Raises :class:`PartFailed` when the database does not answer.
+    Methods raise :class:`ProcessFailed` if the database does not answer.
     """
 
     def __init__(self, dsn: str) -> None:
-        with _asked():
+        with _query_errors():
             self._connection = psycopg.connect(
-                dsn, autocommit=True, connect_timeout=CONNECT_SECONDS, options=f"-c statement_timeout={ASK_SECONDS}s"
+                dsn, autocommit=True, connect_timeout=CONNECT_SECONDS, options=f"-c statement_timeout={QUERY_SECONDS}s"
             )
 
     def prepare(self, events_per_second: float) -> None:
-        """Make the shop's tables."""
-        with _asked():
+        """Create the shop's tables."""
+        with _query_errors():
             self._connection.execute(TABLES)
             self._connection.execute(FILL, (CUSTOMERS,))
-            self._connection.execute(START_PACE, (events_per_second,))
+            self._connection.execute(START_RATE, (events_per_second,))
 
-    def set_pace(self, events_per_second: float) -> None:
-        """Let the shop emit so much from now on."""
-        with _asked():
-            self._connection.execute(SET_PACE, (events_per_second,))
+    def set_emit_rate(self, events_per_second: float) -> None:
+        """Set the rate at which the shop may emit."""
+        with _query_errors():
+            self._connection.execute(SET_RATE, (events_per_second,))
 
     def count(self) -> int:
-        """How many events are committed."""
-        with _asked():
+        """Return the number of committed events."""
+        with _query_errors():
             [(number,)] = self._connection.execute(COUNT).fetchall()
             return number
 
     def committed(self) -> set[Identity]:
-        """Every committed event."""
-        with _asked():
+        """Return all committed events."""
+        with _query_errors():
             return set(self._connection.execute(COMMITTED).fetchall())
 
     def close(self) -> None:
@@ -113,44 +112,44 @@ class Books:
 
 
 @contextmanager
-def _asked() -> Generator[None]:
+def _query_errors() -> Generator[None]:
     try:
         yield
     except psycopg.Error as error:
-        raise PartFailed(f"the shop's database did not answer: {error}") from error
+        raise ProcessFailed(f"the shop's database did not answer: {error}") from error
 
 
 @dataclass
 class Shop:
-    """``WRITERS`` threads that place orders until told to stop."""
+    """``WRITERS`` threads that place orders until :meth:`stop` is called."""
 
     dsn: str
     events_per_second: float = 0.0
     rolled_back: int = 0
-    """Events of whole transactions that were rolled back."""
+    """Number of events in transactions that were rolled back completely."""
     _stopping: threading.Event = field(default_factory=threading.Event)
     _failures: list[BaseException] = field(default_factory=list[BaseException])
 
     def run(self) -> None:
-        """Work until :meth:`stop` is called. Raises what ended a writer before that."""
+        """Place orders until :meth:`stop` is called. Raise the first exception of a writer."""
         with psycopg.connect(self.dsn, autocommit=True, connect_timeout=CONNECT_SECONDS) as connection:
-            self._look(connection)
+            self._read_rate(connection)
             writers = [threading.Thread(target=self._write, args=(n,), daemon=True) for n in range(WRITERS)]
             for writer in writers:
                 writer.start()
-            while not self._stopping.wait(PACE_SECONDS):
-                self._look(connection)
+            while not self._stopping.wait(RATE_SECONDS):
+                self._read_rate(connection)
         for writer in writers:
             writer.join(JOIN_SECONDS)
         if self._failures:
             raise self._failures[0]
 
     def stop(self) -> None:
-        """Finish the transactions under way."""
+        """Ask the writers to finish their current transactions."""
         self._stopping.set()
 
-    def _look(self, connection: psycopg.Connection[TupleRow]) -> None:
-        [(self.events_per_second,)] = connection.execute(PACE).fetchall()
+    def _read_rate(self, connection: psycopg.Connection[TupleRow]) -> None:
+        [(self.events_per_second,)] = connection.execute(READ_RATE).fetchall()
 
     def _write(self, number: int) -> None:
         rng = random.Random()  # noqa: S311 - orders need not be unpredictable
@@ -158,7 +157,7 @@ class Shop:
         try:
             with psycopg.connect(self.dsn, autocommit=True, connect_timeout=CONNECT_SECONDS) as connection:
                 while not self._stopping.is_set():
-                    placed = self._transact(connection, rng, is_patient=number == 0)
+                    placed = self._transact(connection, rng, may_be_long=number == 0)
                     due = max(due, time.monotonic() - LATE_SECONDS) + max(1, placed) * WRITERS / self.events_per_second
                     self._stopping.wait(due - time.monotonic())
         except BaseException as error:
@@ -166,27 +165,27 @@ class Shop:
             self._stopping.set()
             raise
 
-    def _transact(self, connection: psycopg.Connection[TupleRow], rng: random.Random, *, is_patient: bool) -> int:
-        """One transaction; returns how many events it committed."""
-        is_long = is_patient and rng.random() < LONG_SHARE
+    def _transact(self, connection: psycopg.Connection[TupleRow], rng: random.Random, *, may_be_long: bool) -> int:
+        """Run one transaction and return the number of events that it committed."""
+        is_long = may_be_long and rng.random() < LONG_SHARE
         names = [f"customer-{n}" for n in rng.sample(range(1, CUSTOMERS + 1), 1 if is_long else rng.choice(BASKETS))]
         placed = 0
         with connection.transaction():
             placed = self._place(connection, rng, names)
-            if rng.random() < UNDONE_SHARE:
+            if rng.random() < ROLLBACK_SHARE:
                 with connection.transaction():
                     self._place(connection, rng, names)
                     raise psycopg.Rollback
             if is_long:
                 self._stopping.wait(LONG_SECONDS)
-            if rng.random() < UNDONE_SHARE:
+            if rng.random() < ROLLBACK_SHARE:
                 self.rolled_back += placed
                 placed = 0
                 raise psycopg.Rollback
         return placed
 
     def _place(self, connection: psycopg.Connection[TupleRow], rng: random.Random, names: list[str]) -> int:
-        """An order of each customer, its event and its row, in the transaction that is open."""
+        """Store an order and emit its event for each customer, in the current transaction."""
         taken = connection.execute(TAKE, (names,)).fetchall()
         totals = [f"{rng.randint(100, 99_999) / 100:.2f}" for _ in taken]
         events = [
@@ -207,7 +206,7 @@ class Shop:
 
 
 def main() -> int:
-    """The process: works until SIGTERM, then writes what it did to the file of `--summary`."""
+    """Place orders until SIGTERM, then write the number of rolled-back events to the file `--summary`."""
     parser = argparse.ArgumentParser(prog="outbox-relay demo: shop")
     parser.add_argument("--dsn", required=True)
     parser.add_argument("--summary", type=Path, required=True)

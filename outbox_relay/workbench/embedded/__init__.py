@@ -1,5 +1,5 @@
-"""Servers from wheels, for trying things out: PostgreSQL and a Kafka broker, each in a temporary directory.
+"""PostgreSQL and a Kafka broker from wheels, each in a temporary directory. Independent of the relay.
 
-Nothing here knows the relay. Every server is a context manager that starts it on a free port of the loopback address
-and removes it with all its data at the end; should the Python process die, the server ends and its directory goes too.
+Every server is a context manager. It starts the server on a free port of the loopback address and removes it with all
+its data at the end. If the Python process dies, the server is stopped and its directory removed as well.
 """

@@ -1,4 +1,4 @@
-"""The operating system's user that servers run as: PostgreSQL refuses to run as root, so root lends it another."""
+"""The operating system account that servers run as. PostgreSQL refuses to run as root."""
 
 import os
 import pwd
@@ -8,21 +8,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CANDIDATES = ("postgres", "nobody")
-"""Used in this order when the current user is root; the second exists on every Linux."""
+"""Tried in this order if the current user is root; the second exists on every Linux system."""
 CHECK_SECONDS = 10
-"""Longest time for one look at what a user may run."""
+"""Timeout of the command that checks what a user may run."""
 
 
 @dataclass(frozen=True)
 class Account:
-    """A user and group for subprocesses; None everywhere leaves them as they are."""
+    """User and groups for subprocesses; None keeps the current ones."""
 
     user: int | None = None
     group: int | None = None
     extra_groups: tuple[int, ...] | None = None
 
     def can_run(self, *command: str | Path) -> bool:
-        """May this user reach and execute the command? Runs it."""
+        """Run the command and return True if this user can execute it successfully."""
         try:
             done = subprocess.run(  # noqa: S603 - programs of wheels, by their paths
                 command,
@@ -38,8 +38,8 @@ class Account:
             return False
         return done.returncode == 0
 
-    def own(self, path: Path) -> None:
-        """Give a file, or a directory and all that is in it, to this user."""
+    def chown(self, path: Path) -> None:
+        """Make this user the owner of a file, or of a directory and its contents."""
         if self.user is None or self.group is None:
             return
         os.chown(path, self.user, self.group)
@@ -47,13 +47,13 @@ class Account:
             os.chown(inside, self.user, self.group, follow_symlinks=False)
 
     def new_directory(self, prefix: str, parent: Path | None = None) -> Path:
-        """A new temporary directory that belongs to this user, in ``parent`` or where this user can reach it."""
+        """Create a temporary directory owned by this user, in ``parent`` or where this user can reach it."""
         directory = Path(tempfile.mkdtemp(prefix=prefix, dir=parent or self._reachable()))
-        self.own(directory)
+        self.chown(directory)
         return directory
 
     def _reachable(self) -> str | None:
-        """A place for temporary directories that this user may enter; None is the usual one."""
+        """Return a directory for temporary files that this user may enter; None means the default."""
         if self.user is None:
             return None
         return next((d for d in (tempfile.gettempdir(), "/tmp") if self.can_run("/usr/bin/test", "-x", d)), None)  # noqa: S108
@@ -63,7 +63,7 @@ CURRENT = Account()
 
 
 def unprivileged() -> Account:
-    """The current user, or one that is not root when the current one is; raises RuntimeError if there is none."""
+    """Return the current user, or another one if that is root. Raise RuntimeError if there is no other."""
     if os.geteuid() != 0:
         return CURRENT
     known = {entry.pw_name: entry for entry in pwd.getpwall()}

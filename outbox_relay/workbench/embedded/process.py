@@ -1,4 +1,4 @@
-"""One process with its own directory: started, watched, signalled, stopped, and gone when this Python process is."""
+"""A child process that is stopped, and its directory removed, if this Python process dies."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pathlib import Path
 from outbox_relay.workbench.embedded.account import Account
 
 LOG_TAIL_BYTES = 4_000
-"""How much of a log's end an error message shows."""
-LOOK_SECONDS = 0.02
-"""Pause between two looks at something that is waited for."""
+"""Number of bytes of the end of a log in an error message."""
+POLL_SECONDS = 0.02
+"""Pause between two evaluations of a condition."""
 DISMISS_SECONDS = 10
-"""Longest time that a watcher takes to go when it is told that all is well."""
+"""Timeout for the exit of a dismissed watcher."""
 
-# Reads from a pipe that this Python process holds open. A line means that all is well; the end of the pipe without one
-# means that Python died: then the process $1 is killed (asked to quit first by signal $2) and its directory $3 removed.
+# Reads from a pipe that this Python process holds open. A line dismisses the watcher. If the pipe ends without a line,
+# Python has died: send signal $2 to process $1, kill it if it does not exit, and remove its directory $3.
 _WATCH = """
 read -r line && exit 0
 kill -CONT "$1" 2>/dev/null
@@ -31,16 +31,15 @@ rm -rf "$3"
 """
 
 
-class PartFailed(RuntimeError):
-    """A process could not be started, ended by itself, or did not answer in time; the message has its log's end."""
+class ProcessFailed(RuntimeError):
+    """A process could not be started, exited by itself or did not answer in time."""
 
 
-class ServerProcess:
-    """A running server: its process, and a watcher that ends it should this Python process die.
+class WatchedProcess:
+    """A running process, and a watcher that ends it if this Python process dies.
 
-    `command` runs in `directory` as `account`, in a session of its own, so that Ctrl-C reaches only this process. Its
-    output goes to `log`. `on_orphan` is the signal by which the watcher asks an abandoned server to quit; it removes
-    `directory` afterwards.
+    `command` runs in `directory` as `account`, in a new session, so that Ctrl-C reaches only the Python process. Its
+    output goes to `log`. If Python dies, the watcher sends the signal `on_orphan` and then removes `directory`.
     """
 
     def __init__(
@@ -55,7 +54,7 @@ class ServerProcess:
     ) -> None:
         self.log = log
         with log.open("ab") as output:
-            self._process = subprocess.Popen(  # noqa: S603 - programs of wheels, and this one's own
+            self._process = subprocess.Popen(  # noqa: S603 - programs of wheels and of this package
                 command,
                 cwd=directory,
                 env=environment,
@@ -71,47 +70,46 @@ class ServerProcess:
 
     @property
     def pid(self) -> int:
-        """The server's process id."""
+        """Return the process id."""
         return self._process.pid
 
     @property
     def alive(self) -> bool:
-        """Is the process still running (stopped by SIGSTOP counts)?"""
+        """Return True while the process is running, even if it is stopped by SIGSTOP."""
         return self._process.poll() is None
 
     @property
     def exit_code(self) -> int | None:
-        """How the process ended, negative for a signal; None while it runs."""
+        """Return the exit code, negative for a signal; None while the process is running."""
         return self._process.poll()
 
     def wait_until(self, fact: Callable[[], object], *, seconds: float, what: str) -> None:
-        """Wait until `fact` answers something true. An exception of `fact` goes through at once.
+        """Wait until `fact` returns a true value; exceptions of `fact` are propagated.
 
-        Raises :class:`PartFailed`, which names `what` should have become true, when the process ends before or
-        `seconds` have passed.
+        Raise :class:`ProcessFailed` with the description `what` if the process exits first or `seconds` have passed.
         """
         deadline = time.monotonic() + seconds
         while not fact():
             if not self.alive:
-                raise PartFailed(f"{what}: the process ended with {self.exit_code}: {self.last_words()}")
+                raise ProcessFailed(f"{what}: the process ended with {self.exit_code}: {self.log_tail()}")
             if time.monotonic() >= deadline:
-                raise PartFailed(f"{what}: not within {seconds:g} s: {self.last_words()}")
-            time.sleep(LOOK_SECONDS)
+                raise ProcessFailed(f"{what}: not within {seconds:g} s: {self.log_tail()}")
+            time.sleep(POLL_SECONDS)
 
     def wait(self, seconds: float) -> int | None:
-        """Wait until the process has ended by itself; its exit code, or None when it still runs after `seconds`."""
+        """Wait at most `seconds` for the process to exit. Return its exit code, or None if it is still running."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(seconds)
             self._dismiss_watcher()
         return self.exit_code
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal; nothing happens if the process has ended."""
+        """Send a signal if the process is running."""
         if self.alive:
             self._process.send_signal(number)
 
     def end(self, *signals: signal.Signals, seconds: float) -> None:
-        """Ask the process to end by each signal in turn, waiting `seconds` after each, and at last by SIGKILL."""
+        """Send each signal in turn and finally SIGKILL, waiting up to `seconds` after each."""
         self.send(signal.SIGCONT)
         for number in (*signals, signal.SIGKILL):
             self.send(number)
@@ -120,8 +118,8 @@ class ServerProcess:
                 break
         self._dismiss_watcher()
 
-    def last_words(self) -> str:
-        """The end of the server's log, for error messages."""
+    def log_tail(self) -> str:
+        """Return the end of the log, for error messages."""
         return self.log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace")
 
     def _dismiss_watcher(self) -> None:

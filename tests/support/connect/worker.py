@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from outbox_relay.workbench.embedded import ports
 from outbox_relay.workbench.embedded.account import CURRENT
-from outbox_relay.workbench.embedded.process import ServerProcess
+from outbox_relay.workbench.embedded.process import WatchedProcess
 from tests.support.kafka.jars import jars
 from tests.support.wait import until
 
@@ -38,7 +38,7 @@ class ConnectWorker:
         self._libraries = jars(POM)
         self._bootstrap = bootstrap
         self._port = ports.free_port()
-        self._process: ServerProcess | None = None
+        self._process: WatchedProcess | None = None
         self.directory = Path(tempfile.mkdtemp(prefix="outbox-connect-"))
         self.log = self.directory / "connect.log"
 
@@ -56,7 +56,7 @@ class ConnectWorker:
             *self._java, "-cp", f"{self._libraries}/*",
             "org.apache.kafka.connect.cli.ConnectStandalone", str(properties),
         ]  # fmt: skip
-        self._process = ServerProcess(
+        self._process = WatchedProcess(
             command, directory=self.directory, log=self.log, account=CURRENT, on_orphan="KILL"
         )
         try:

@@ -14,6 +14,7 @@ from outbox_relay.workbench.embedded.broker import PARTITIONS, Broker
 from tests.support.kafka import records
 from tests.support.kafka.jars import NoKafka, jars
 from tests.support.kafka.records import Record
+from tests.support.kafka.topics import Administration
 
 FORMAT_SECONDS = 60
 CLUSTER_ID = "outboxRelayTestsClustr"
@@ -58,6 +59,14 @@ class KafkaBroker(Broker):
         if self._libraries is None:
             return super().command()
         return [*JAVA, *self.java, "-cp", f"{self._libraries}/*", "kafka.Kafka", str(self._properties)]
+
+    def create_topic(self, name: str, partitions: int = PARTITIONS, config: Mapping[str, str] | None = None) -> None:
+        """Create a topic with the settings `config` and wait until it can be used."""
+        Administration(self.bootstrap).create_topic(name, partitions, config=config)
+
+    def stop(self) -> None:
+        """Shut the broker down gracefully if it is running."""
+        self._end(signal.SIGTERM)
 
     def restart(self) -> None:
         """Stop and start again, on the same port; Apache Kafka keeps its data."""

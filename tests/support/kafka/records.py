@@ -9,7 +9,7 @@ from typing import cast
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from outbox_relay.workbench.embedded.broker import led_partitions
+from outbox_relay.workbench.embedded.broker import partitions_with_leader
 from tests.support.wait import NotInTime, until
 
 BATCH = 1_000
@@ -86,7 +86,9 @@ def _assigned(bootstrap: str, topic: str, deadline: float) -> Generator[Consumer
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "tests", "enable.auto.commit": False})
     try:
         partitions = until(
-            lambda: led_partitions(consumer, topic), seconds=deadline - time.monotonic(), what=f"topic {topic} is there"
+            lambda: partitions_with_leader(consumer, topic),
+            seconds=deadline - time.monotonic(),
+            what=f"topic {topic} is there",
         )
         consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in partitions])
         yield consumer

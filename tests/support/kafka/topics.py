@@ -21,7 +21,7 @@ from confluent_kafka.admin import (
 )
 from confluent_kafka.cimpl import NewTopic
 
-from outbox_relay.workbench.embedded.broker import led_partitions
+from outbox_relay.workbench.embedded.broker import partitions_with_leader
 from tests.support.wait import until
 
 REQUEST_SECONDS = 10
@@ -41,7 +41,7 @@ class Administration:
         """Make a topic and wait until it has a leader for each partition."""
         self._done(self._ask.create_topics([NewTopic(name, partitions, replication, config=dict(config or {}))]))
         what = f"topic {name} has {partitions} leaders"
-        until(lambda: len(led_partitions(self.client, name)) == partitions, seconds=LEADERS_SECONDS, what=what)
+        until(lambda: len(partitions_with_leader(self.client, name)) == partitions, seconds=LEADERS_SECONDS, what=what)
 
     def topics(self) -> list[str]:
         """The names of all topics."""

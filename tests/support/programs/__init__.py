@@ -94,7 +94,7 @@ def _reachable(place: Path) -> Path:
         return place / "bin"
     copy = _passing(account) / "programs"
     shutil.copytree(place, copy, symlinks=True)
-    account.own(copy)
+    account.chown(copy)
     return copy / "bin"
 
 

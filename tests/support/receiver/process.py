@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from tests.support.ports import LOOPBACK, answers, free_port
+from tests.support.ports import LOOPBACK, free_port, is_listening
 from tests.support.wait import until
 
 
@@ -46,7 +46,7 @@ class ReceiverProcess:
         command = [sys.executable, "-m", "tests.support.receiver", "--port", str(self.port), "--log", str(self.log)]
         with self._output.open("ab") as output:
             self._process = subprocess.Popen([*command, *self._arguments], stdout=output, stderr=output)
-        until(lambda: answers(self.port) or self._ended(), seconds=20, what="the receiver listens")
+        until(lambda: is_listening(self.port) or self._ended(), seconds=20, what="the receiver listens")
         return self
 
     def _ended(self) -> bool:

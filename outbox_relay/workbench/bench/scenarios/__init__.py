@@ -1,4 +1,4 @@
-"""What is measured: each module one scenario, each of the same shape, and all of them by name."""
+"""The scenarios, one per module."""
 
 from outbox_relay.workbench.bench.scenarios import (
     burst,
@@ -15,7 +15,7 @@ from outbox_relay.workbench.bench.scenarios import (
     wal,
     webhooks,
 )
-from outbox_relay.workbench.bench.scenarios.shape import Scenario
+from outbox_relay.workbench.bench.scenarios.scenario import Scenario
 
 SCENARIOS: tuple[Scenario, ...] = (
     drain.SCENARIO,

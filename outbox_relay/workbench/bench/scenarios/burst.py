@@ -1,4 +1,4 @@
-"""Many events that are due in the same second."""
+"""Many events scheduled for the same second."""
 
 from __future__ import annotations
 
@@ -7,97 +7,102 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from outbox_relay.workbench.bench.database import Database
+from outbox_relay.workbench.bench.database import BenchDatabase
+from outbox_relay.workbench.bench.environment import BenchEnvironment
 from outbox_relay.workbench.bench.figures import (
     COUNT,
     EVENTS_PER_SECOND,
     MILLISECONDS,
-    Course,
     Figure,
+    Progress,
     percentile,
     ratio,
 )
-from outbox_relay.workbench.bench.place import Place
-from outbox_relay.workbench.bench.scenarios import draining
-from outbox_relay.workbench.bench.scenarios.shape import Scenario
+from outbox_relay.workbench.bench.scenarios import steps
+from outbox_relay.workbench.bench.scenarios.scenario import Scenario
 
 QUICK, FULL = 20_000, 200_000
 RELAYS = 4
 FIRST_SECONDS = 10.0
 PARKED_PER_SECOND = 3_000
-"""How many events a slow machine makes rows of in a second: they are due once that is done."""
+"""Rate at which a slow machine parks events; they are due after that."""
 SPARE_SECONDS = 30.0
 ROWS_EVERY_SECONDS = 0.5
-"""How often rows are counted, which costs more the more there are."""
+"""Interval between counts of the rows, which get slower with their number."""
 DUE = "select clock_timestamp() + make_interval(secs => %s)"
 ROWS = "select count(*) from outbox.delivery where state = 'waiting'"
 LEFT_SECONDS = "select extract(epoch from %s::timestamptz - clock_timestamp())::float8"
 LOG_ALL = "alter database {} set log_min_duration_statement = 0"
-NO_LOG = "the claims' durations are read from the server's log: only of the server that is started here"
+NO_LOG = "no durations of claims: they are read from the log of a server that the bench starts"
 _LINE = re.compile(
     r"^(\d+\.\d+) LOG:  duration: ([\d.]+) ms  (?:execute|statement)\b[^\n]*(?:\n\t[^\n]*)*", re.MULTILINE
 )
 
 
-def measure(place: Place) -> Sequence[Figure]:
-    """The burst by four relays; beside it the bare loop over as many events of the log."""
-    events = place.events(QUICK, FULL)
-    base = place.database()
-    if place.server is not None:
-        base.run(LOG_ALL.format(base.name))
-    config, count = draining.to_kafka(place, base)
-    draining.started(place, config, RELAYS)
-    due = base.value(DUE, FIRST_SECONDS + events / PARKED_PER_SECOND)
-    base.fill(events, place.check, due=due)
-    parked = _parked(place, base, events, due)
-    place.pause(base.value(LEFT_SECONDS, due))
+def measure(bench: BenchEnvironment) -> Sequence[Figure]:
+    """Measure four relays on the burst, and the bare loop on as many events."""
+    events = bench.scaled_events(QUICK, FULL)
+    database = bench.new_database()
+    if bench.server is not None:
+        database.run(LOG_ALL.format(database.name))
+    config, count = steps.relay_to_kafka(bench, database)
+    steps.start_relays(bench, config, RELAYS)
+    due = database.value(DUE, FIRST_SECONDS + events / PARKED_PER_SECOND)
+    database.fill(events, bench.check, due=due)
+    parked = _parked(bench, database, events, due)
+    bench.pause(database.value(LEFT_SECONDS, due))
     offset = time.time() - time.monotonic()
-    log_from = place.server.log.stat().st_size if place.server else 0
-    course = place.course(count, events)
-    claimed = claims(place.server.log, log_from) if place.server else []
-    bare = _bare(place, events)
+    log_from = bench.server.log.stat().st_size if bench.server else 0
+    progress = bench.track(count, events)
+    claimed = claims(bench.server.log, log_from) if bench.server else []
+    bare = _bare(bench, events)
     return [
         Figure("bare loop over the log", bare, EVENTS_PER_SECOND),
-        Figure(f"{RELAYS} relays", course.per_second, EVENTS_PER_SECOND),
-        ratio(f"{RELAYS} relays / bare loop", course.per_second, bare),
+        Figure(f"{RELAYS} relays", progress.per_second, EVENTS_PER_SECOND),
+        ratio(f"{RELAYS} relays / bare loop", progress.per_second, bare),
         Figure("events that were rows when they were due", parked, COUNT),
-        *_tenths(place, course, claimed, offset),
+        *_tenths(bench, progress, claimed, offset),
     ]
 
 
-def _parked(place: Place, base: Database, events: int, due: object) -> int:
-    """Wait until all are rows or due; how many were rows."""
-    place.wait(
-        lambda: base.value(ROWS) >= events or base.value(LEFT_SECONDS, due) <= 1.0,
+def _parked(bench: BenchEnvironment, database: BenchDatabase, events: int, due: object) -> int:
+    """Wait until all events are parked or due, and return the number of parked ones."""
+    bench.wait_until(
+        lambda: database.value(ROWS) >= events or database.value(LEFT_SECONDS, due) <= 1.0,
         FIRST_SECONDS + events / PARKED_PER_SECOND + SPARE_SECONDS,
-        "the events are rows or due",
+        "the events are parked or due",
         every=ROWS_EVERY_SECONDS,
     )
-    return int(base.value(ROWS))
+    return int(database.value(ROWS))
 
 
-def _bare(place: Place, events: int) -> float:
-    base = place.database()
-    base.fill(events, place.check)
-    base.settle()
-    return draining.bare_loop(place, base, events)
+def _bare(bench: BenchEnvironment, events: int) -> float:
+    database = bench.new_database()
+    database.fill(events, bench.check)
+    database.settle()
+    return steps.run_bare_loop(bench, database, events)
 
 
 def claims(log: Path, after: int) -> list[tuple[float, float]]:
-    """The claims of rows in the server's log: when each ended, in seconds since 1970, and how many ms it took."""
+    """Return end (seconds since 1970) and duration (ms) of each claim in the server's log."""
     with log.open("rb") as file:
         file.seek(after)
         text = file.read().decode(errors="replace")
     return [(float(found[1]), float(found[2])) for found in _LINE.finditer(text) if "outbox.claim_rows" in found[0]]
 
 
-def _tenths(place: Place, course: Course, claimed: Sequence[tuple[float, float]], offset: float) -> list[Figure]:
-    """The claims' p99 while the first and while the last tenth of the events arrived."""
+def _tenths(
+    bench: BenchEnvironment, progress: Progress, claimed: Sequence[tuple[float, float]], offset: float
+) -> list[Figure]:
+    """Return the p99 of the claims during the first and the last tenth of the arrivals."""
     if not claimed:
-        place.notes.append(NO_LOG)
+        bench.notes.append(NO_LOG)
         return []
-    first_until = course.at(course.count // 10) + offset
-    last_from, last_until = course.at(course.count * 9 // 10) + offset, course.at(course.count) + offset
+    first_until = progress.reached_at(progress.count // 10) + offset
+    last_from, last_until = (
+        progress.reached_at(progress.count * 9 // 10) + offset,
+        progress.reached_at(progress.count) + offset,
+    )
     first = [took for at, took in claimed if at <= first_until]
     last = [took for at, took in claimed if last_from <= at <= last_until]
     return [
@@ -109,7 +114,7 @@ def _tenths(place: Place, course: Course, claimed: Sequence[tuple[float, float]]
 
 SCENARIO = Scenario(
     "burst",
-    f"Events that are scheduled for the same second (in full 200,000), drained to Kafka by {RELAYS} relays; they have "
-    "become rows before. With how long the claims of rows took while the first and the last tenth arrived.",
+    f"Events scheduled for the same second (200,000 with --full) and parked before, drained to Kafka by {RELAYS} "
+    "relays. Includes the duration of the claims during the first and the last tenth of the arrivals.",
     measure,
 )

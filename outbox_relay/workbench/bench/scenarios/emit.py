@@ -1,4 +1,4 @@
-"""What an emit costs the transaction that it is part of."""
+"""The cost of an emit for its transaction."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import re
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-from outbox_relay.workbench.bench.database import PAYLOAD, TYPE, Database
+from outbox_relay.workbench.bench.database import PAYLOAD, TYPE, BenchDatabase
+from outbox_relay.workbench.bench.environment import BenchEnvironment
 from outbox_relay.workbench.bench.figures import TRANSACTIONS_PER_SECOND, Figure, ratio
-from outbox_relay.workbench.bench.place import Place
-from outbox_relay.workbench.bench.scenarios.shape import Scenario
+from outbox_relay.workbench.bench.scenarios.scenario import Scenario
 
 QUICK_SECONDS, FULL_SECONDS = 1.0, 2.0
 QUICK_TURNS, FULL_TURNS = 1, 7
-"""How often each form has its turn of so many seconds: a machine that changes changes them all."""
+"""Number of turns of each form; short turns let changing conditions affect all forms."""
 CLIENTS = (1, 16)
 SCALE = 16
-"""Branches of the TPC-B-like transaction: as many as clients, or they would wait for each other's rows."""
-MAKE_SECONDS = 120.0
+"""Branches of the TPC-B-like transaction, as many as clients to avoid waits for row locks."""
+INITIALIZE_SECONDS = 120.0
 TABLE = "create table shop_order (id bigserial primary key, customer integer not null, total numeric not null)"
 SET = "\\set k random(1, 5000)\n\\set delta random(-5000, 5000)\n"
 ONE_INSERT = SET + "begin;\ninsert into shop_order (customer, total) values (:k::int, 12.34);\n{more}commit;\n"
@@ -37,7 +37,7 @@ insert into pgbench_history (tid, bid, aid, delta, mtime) values (:tid, :bid, :a
 )
 ONE = "one insert"
 TRANSACTIONS: Mapping[str, str] = {ONE: ONE_INSERT, "TPC-B-like": TPCB}
-"""A quick run leaves out the second one with one client."""
+"""A quick run omits the second one with one client."""
 WITHOUT, INSERT, EMIT = "without", "with a plain INSERT", "with emit"
 MORE: Mapping[str, str] = {
     WITHOUT: "",
@@ -48,25 +48,25 @@ MORE: Mapping[str, str] = {
 _TPS = re.compile(r"^tps = ([\d.]+)", re.MULTILINE)
 
 
-def measure(place: Place) -> Sequence[Figure]:
-    """Every transaction in its three forms, by 1 and 16 clients; the forms take turns, also at coming first."""
-    base = place.database()
-    base.run(TABLE)
-    place.pgbench(base, "--initialize", "--quiet", f"--scale={SCALE}", seconds=MAKE_SECONDS)
-    base.checkpoint()
+def measure(bench: BenchEnvironment) -> Sequence[Figure]:
+    """Measure every transaction in its three forms, with 1 and 16 clients; the first form changes with every turn."""
+    database = bench.new_database()
+    database.run(TABLE)
+    bench.pgbench(database, "--initialize", "--quiet", f"--scale={SCALE}", seconds=INITIALIZE_SECONDS)
+    database.checkpoint()
     found: list[Figure] = []
     for name, script in TRANSACTIONS.items():
-        for clients in CLIENTS if place.options.full or name == ONE else CLIENTS[-1:]:
-            found += _compared(place, base, name, script, clients)
+        for clients in CLIENTS if bench.options.full or name == ONE else CLIENTS[-1:]:
+            found += _compared(bench, database, name, script, clients)
     return found
 
 
-def _compared(place: Place, base: Database, name: str, script: str, clients: int) -> list[Figure]:
+def _compared(bench: BenchEnvironment, database: BenchDatabase, name: str, script: str, clients: int) -> list[Figure]:
     taken: dict[str, list[float]] = {form: [] for form in MORE}
-    for turn in range(FULL_TURNS if place.options.full else QUICK_TURNS):
-        first = (place.run_number + turn) % len(MORE)
+    for turn in range(FULL_TURNS if bench.options.full else QUICK_TURNS):
+        first = (bench.run_number + turn) % len(MORE)
         for form in [*MORE][first:] + [*MORE][:first]:
-            taken[form].append(_tps(place, base, script.replace("{more}", MORE[form]), clients))
+            taken[form].append(_tps(bench, database, script.replace("{more}", MORE[form]), clients))
     tps = {form: median(values) for form, values in taken.items()}
     label = f"{name}, {clients} {'client' if clients == 1 else 'clients'}"
     return [
@@ -76,13 +76,13 @@ def _compared(place: Place, base: Database, name: str, script: str, clients: int
     ]
 
 
-def _tps(place: Place, base: Database, script: str, clients: int) -> float:
-    file = place.file(".sql")
+def _tps(bench: BenchEnvironment, database: BenchDatabase, script: str, clients: int) -> float:
+    file = bench.new_path(".sql")
     file.write_text(script)
-    seconds = max(1, round(place.seconds(QUICK_SECONDS, FULL_SECONDS)))
-    printed = place.pgbench(
-        base, "--no-vacuum", "--protocol=prepared", f"--file={file}", f"--client={clients}", "--jobs=1",
-        f"--time={seconds}", seconds=seconds + MAKE_SECONDS,
+    seconds = max(1, round(bench.scaled_seconds(QUICK_SECONDS, FULL_SECONDS)))
+    printed = bench.pgbench(
+        database, "--no-vacuum", "--protocol=prepared", f"--file={file}", f"--client={clients}", "--jobs=1",
+        f"--time={seconds}", seconds=seconds + INITIALIZE_SECONDS,
     )  # fmt: skip
     tps = _TPS.search(printed)
     return float(tps[1]) if tps else 0.0
@@ -91,8 +91,8 @@ def _tps(place: Place, base: Database, script: str, clients: int) -> float:
 SCENARIO = Scenario(
     "emit",
     "Transactions per second of pgbench (prepared statements) without an event, with a plain INSERT of the same row "
-    "into the same table, and with outbox.emit, in turns; no relay runs. The cost beside the INSERT is how many times "
-    "longer a transaction takes.",
+    "into the same table, and with outbox.emit, in turns; no relay is running. The cost beside the INSERT is the ratio "
+    "of the durations of a transaction.",
     measure,
     quick=True,
 )

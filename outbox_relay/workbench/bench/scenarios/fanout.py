@@ -1,54 +1,54 @@
-"""One log to several sinks."""
+"""Delivery of one log to several sinks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outbox_relay.workbench.bench import relays
-from outbox_relay.workbench.bench.database import Database
-from outbox_relay.workbench.bench.ends import topic_count
+from outbox_relay.workbench.bench import relay_config
+from outbox_relay.workbench.bench.database import BenchDatabase
+from outbox_relay.workbench.bench.destinations import record_counter
+from outbox_relay.workbench.bench.environment import BenchEnvironment
 from outbox_relay.workbench.bench.figures import EVENTS_PER_SECOND, Figure, ratio
-from outbox_relay.workbench.bench.place import Place
-from outbox_relay.workbench.bench.scenarios import draining
-from outbox_relay.workbench.bench.scenarios.shape import Scenario
+from outbox_relay.workbench.bench.scenarios import steps
+from outbox_relay.workbench.bench.scenarios.scenario import Scenario
 
 QUICK, FULL = 100_000, 500_000
 NUMBERS = (1, 2, 4)
 
 
-def measure(place: Place) -> Sequence[Figure]:
-    """The bare loop once, then a relay with one sink, two and four; counted are deliveries."""
-    events = place.events(QUICK, FULL)
-    base = _backlog(place, events)
-    bare = draining.bare_loop(place, base, events)
+def measure(bench: BenchEnvironment) -> Sequence[Figure]:
+    """Measure the bare loop, then a relay with one, two and four sinks; count deliveries."""
+    events = bench.scaled_events(QUICK, FULL)
+    database = _backlog(bench, events)
+    bare = steps.run_bare_loop(bench, database, events)
     found = [Figure("bare loop", bare, EVENTS_PER_SECOND)]
     for number in NUMBERS:
-        own = _drained(place, base if number == NUMBERS[0] else _backlog(place, events), events, number)
+        own = _drained(bench, database if number == NUMBERS[0] else _backlog(bench, events), events, number)
         sinks = "sink" if number == 1 else "sinks"
         found.append(Figure(f"relay, {number} {sinks}, deliveries", own, EVENTS_PER_SECOND))
         found.append(ratio(f"relay, {number} {sinks} / bare loop", own, bare))
     return found
 
 
-def _backlog(place: Place, events: int) -> Database:
-    base = place.database()
-    base.fill(events, place.check)
-    base.settle()
-    return base
+def _backlog(bench: BenchEnvironment, events: int) -> BenchDatabase:
+    database = bench.new_database()
+    database.fill(events, bench.check)
+    database.settle()
+    return database
 
 
-def _drained(place: Place, base: Database, events: int, number: int) -> float:
-    """Deliveries per second of one relay to so many topics."""
-    topics = {f"sink{n}": place.topic() for n in range(number)}
-    counts = [topic_count(place, topic) for topic in topics.values()]
-    sinks = [relays.kafka(name, topic, place.bootstrap) for name, topic in topics.items()]
-    config = relays.config(base.dsn, list(topics), *sinks)
-    return draining.drain(place, config, lambda: sum(count() for count in counts), events * number).per_second
+def _drained(bench: BenchEnvironment, database: BenchDatabase, events: int, number: int) -> float:
+    """Return the deliveries per second of one relay to `number` topics."""
+    topics = {f"sink{n}": bench.new_topic() for n in range(number)}
+    counts = [record_counter(bench, topic) for topic in topics.values()]
+    sinks = [relay_config.kafka(name, topic, bench.bootstrap) for name, topic in topics.items()]
+    config = relay_config.config(database.dsn, list(topics), *sinks)
+    return steps.drain(bench, config, lambda: sum(count() for count in counts), events * number).per_second
 
 
 SCENARIO = Scenario(
     "fanout",
-    "One relay whose events go to 1, 2 and 4 Kafka sinks, each with a topic of its own; counted are deliveries to all "
-    "of them together.",
+    "One relay that delivers every event to 1, 2 and 4 Kafka sinks with separate topics; the deliveries to all of them "
+    "are counted.",
     measure,
 )

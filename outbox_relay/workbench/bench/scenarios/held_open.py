@@ -1,4 +1,4 @@
-"""Drain while somebody's transaction stays open."""
+"""Drain while another transaction stays open."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import Generator, Sequence
 
 import psycopg
 
-from outbox_relay.workbench.bench.database import Database
+from outbox_relay.workbench.bench.database import BenchDatabase
+from outbox_relay.workbench.bench.environment import BenchEnvironment
 from outbox_relay.workbench.bench.figures import EVENTS_PER_SECOND, Figure, ratio
-from outbox_relay.workbench.bench.place import Place
-from outbox_relay.workbench.bench.scenarios import draining
-from outbox_relay.workbench.bench.scenarios.shape import Scenario
+from outbox_relay.workbench.bench.scenarios import steps
+from outbox_relay.workbench.bench.scenarios.scenario import Scenario
 
 QUICK, FULL = 100_000, 1_000_000
 
 
-def measure(place: Place) -> Sequence[Figure]:
-    """The same drain with and without, of backlogs of the same size; which comes first changes from run to run."""
-    events = place.events(QUICK, FULL)
-    open_first = place.run_number % 2 == 0
-    found = {held: _drained(place, events, held=held) for held in ((True, False) if open_first else (False, True))}
+def measure(bench: BenchEnvironment) -> Sequence[Figure]:
+    """Measure the drain with and without the transaction; the order alternates between runs."""
+    events = bench.scaled_events(QUICK, FULL)
+    open_first = bench.run_number % 2 == 0
+    found = {is_open: _drained(bench, events, is_open=is_open) for is_open in (open_first, not open_first)}
     (own, bare), (own_open, bare_open) = found[False], found[True]
     return [
         Figure("bare loop", bare, EVENTS_PER_SECOND),
@@ -32,21 +32,21 @@ def measure(place: Place) -> Sequence[Figure]:
     ]
 
 
-def _drained(place: Place, events: int, *, held: bool) -> tuple[float, float]:
-    """Events per second of the relay and of the bare loop."""
-    base = place.database()
-    with _transaction(base) if held else contextlib.nullcontext():
-        base.fill(events, place.check)
-        base.settle()
-        bare = draining.bare_loop(place, base, events)
-        config, count = draining.to_kafka(place, base)
-        return draining.drain(place, config, count, events).per_second, bare
+def _drained(bench: BenchEnvironment, events: int, *, is_open: bool) -> tuple[float, float]:
+    """Return the rates of the relay and of the bare loop."""
+    database = bench.new_database()
+    with _transaction(database) if is_open else contextlib.nullcontext():
+        database.fill(events, bench.check)
+        database.settle()
+        bare = steps.run_bare_loop(bench, database, events)
+        config, count = steps.relay_to_kafka(bench, database)
+        return steps.drain(bench, config, count, events).per_second, bare
 
 
 @contextlib.contextmanager
-def _transaction(base: Database) -> Generator[None]:
-    """A transaction with a number of its own, open from before the first event on."""
-    with psycopg.connect(base.dsn) as connection:
+def _transaction(database: BenchDatabase) -> Generator[None]:
+    """Keep a transaction with an assigned id open."""
+    with psycopg.connect(database.dsn) as connection:
         connection.execute("select pg_current_xact_id()")
         yield
         connection.rollback()
@@ -54,6 +54,6 @@ def _transaction(base: Database) -> Generator[None]:
 
 SCENARIO = Scenario(
     "held-open",
-    "The same drain while a transaction stays open that began before the first event, and without it.",
+    "The same drain with and without an open transaction that began before the first event.",
     measure,
 )

@@ -1,4 +1,4 @@
-"""What a relay costs that has nothing to do, and how quickly it wakes up."""
+"""The cost of an idle relay, and its latency after a pause."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import random
 import time
 from collections.abc import Sequence
 
-from outbox_relay.workbench.bench import machine, relays
-from outbox_relay.workbench.bench.database import TYPE, Database
-from outbox_relay.workbench.bench.ends import TopicConsumer
+from outbox_relay.workbench.bench import machine, relay_config
+from outbox_relay.workbench.bench.database import TYPE, BenchDatabase
+from outbox_relay.workbench.bench.destinations import ConsumerProcess
+from outbox_relay.workbench.bench.environment import BenchEnvironment
 from outbox_relay.workbench.bench.figures import (
     MEGABYTES,
     MILLISECONDS,
@@ -17,35 +18,34 @@ from outbox_relay.workbench.bench.figures import (
     Figure,
     percentile,
 )
-from outbox_relay.workbench.bench.place import Place
-from outbox_relay.workbench.bench.scenarios import draining
-from outbox_relay.workbench.bench.scenarios.shape import Scenario
-from outbox_relay.workbench.demo.parts import Part
+from outbox_relay.workbench.bench.scenarios import steps
+from outbox_relay.workbench.bench.scenarios.scenario import Scenario
+from outbox_relay.workbench.processes import PythonProcess
 
 QUICK_SECONDS, FULL_SECONDS = 3.0, 60.0
 QUICK_PAUSES, FULL_PAUSES = 20, 300
 PAUSE_SECONDS = (0.25, 0.4)
-"""Between these, at random: longer than a relay stays awake, and not in step with what it does."""
+"""Bounds of a random pause, longer than a relay stays awake."""
 SETTLE_SECONDS = 2.0
-"""Until the relay has nothing left to do after its start."""
+"""Time in which the relay becomes idle after its start."""
 ARRIVE_SECONDS = 10.0
 TRANSACTIONS = "select xact_commit + xact_rollback from pg_stat_database where datname = current_database()"
 EMIT = f"select outbox.emit('{TYPE}', %s::jsonb, key => %s)"
 
 
-def measure(place: Place) -> Sequence[Figure]:
-    """An idle relay's statements and processor time, then single events after pauses."""
-    base, topic = place.database(), place.topic()
-    consumer = TopicConsumer(place, topic)
-    config = relays.config(base.dsn, [draining.SINK], relays.kafka(draining.SINK, topic, place.bootstrap))
-    relay = draining.started(place, config, 1)[0]
-    place.pause(SETTLE_SECONDS)
-    found = _idle(place, base, relay)
-    for number in range(1, place.events(QUICK_PAUSES, FULL_PAUSES) + 2):
-        place.pause(random.uniform(*PAUSE_SECONDS))  # noqa: S311 - a pause is no secret
-        base.run(EMIT, f'{{"at": {time.time():.6f}, "note": "{"x" * 200}"}}', f"k{number}")
-        place.wait(lambda number=number: consumer.count() >= number, ARRIVE_SECONDS, "an event arrives after a pause")
-    times = consumer.times()[1:]  # With the first one the broker is asked about the topic.
+def measure(bench: BenchEnvironment) -> Sequence[Figure]:
+    """Measure an idle relay's statements and processor time, then single events after pauses."""
+    database, topic = bench.new_database(), bench.new_topic()
+    consumer = ConsumerProcess(bench, topic)
+    config = relay_config.config(database.dsn, [steps.SINK], relay_config.kafka(steps.SINK, topic, bench.bootstrap))
+    relay = steps.start_relays(bench, config, 1)[0]
+    bench.pause(SETTLE_SECONDS)
+    found = _idle(bench, database, relay)
+    for number in range(1, bench.scaled_events(QUICK_PAUSES, FULL_PAUSES) + 2):
+        bench.pause(random.uniform(*PAUSE_SECONDS))  # noqa: S311 - not a secret
+        database.run(EMIT, f'{{"at": {time.time():.6f}, "note": "{"x" * 200}"}}', f"k{number}")
+        bench.wait_until(lambda number=number: consumer.count() >= number, ARRIVE_SECONDS, "the event arrives")
+    times = consumer.stop()[1:]  # For the first event the relay asks the broker about the topic.
     return [
         *found,
         Figure("first event after a pause, p50", percentile(times, 0.5) * 1e3, MILLISECONDS),
@@ -53,13 +53,13 @@ def measure(place: Place) -> Sequence[Figure]:
     ]
 
 
-def _idle(place: Place, base: Database, relay: Part) -> list[Figure]:
-    seconds = place.seconds(QUICK_SECONDS, FULL_SECONDS)
-    pid = relay.process.pid
-    began, before, spent = time.monotonic(), base.value(TRANSACTIONS), machine.cpu_seconds(pid)
-    place.pause(seconds)
+def _idle(bench: BenchEnvironment, database: BenchDatabase, relay: PythonProcess) -> list[Figure]:
+    seconds = bench.scaled_seconds(QUICK_SECONDS, FULL_SECONDS)
+    pid = relay.pid
+    began, before, spent = time.monotonic(), database.value(TRANSACTIONS), machine.cpu_seconds(pid)
+    bench.pause(seconds)
     lasted = time.monotonic() - began
-    statements = base.value(TRANSACTIONS) - before
+    statements = database.value(TRANSACTIONS) - before
     return [
         Figure("statements", statements / lasted, STATEMENTS_PER_SECOND),
         Figure("processor", (machine.cpu_seconds(pid) - spent) / lasted * 100, PERCENT),
@@ -69,9 +69,9 @@ def _idle(place: Place, base: Database, relay: Part) -> list[Figure]:
 
 SCENARIO = Scenario(
     "idle",
-    "A relay with one Kafka sink and nothing to do: statements that reach the database, processor time, memory. Then "
-    "single events after pauses of 0.25 to 0.4 s, from before the insert to the consumer.",
+    "A relay with one Kafka sink and no events: statements that reach the database, processor time, memory. Then the "
+    "latency of single events after pauses of 0.25 to 0.4 s, from before the insert to the consumer.",
     measure,
     quick=True,
-    runs_most=3,
+    max_runs=3,
 )

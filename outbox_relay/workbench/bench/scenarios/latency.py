@@ -1,4 +1,4 @@
-"""How long an event takes at a steady rate."""
+"""Latency at a steady rate."""
 
 from __future__ import annotations
 
@@ -6,40 +6,40 @@ import re
 import time
 from collections.abc import Callable, Sequence
 
-from outbox_relay.workbench.bench import machine, relays
-from outbox_relay.workbench.bench.database import TYPE, Database
-from outbox_relay.workbench.bench.ends import TopicConsumer
+from outbox_relay.workbench.bench import machine, relay_config
+from outbox_relay.workbench.bench.database import TYPE, BenchDatabase
+from outbox_relay.workbench.bench.destinations import ConsumerProcess
+from outbox_relay.workbench.bench.environment import QUERY_SECONDS, READY_SECONDS, BenchEnvironment
 from outbox_relay.workbench.bench.figures import EVENTS_PER_SECOND, MILLISECONDS, PERCENT, Figure, percentile, ratio
-from outbox_relay.workbench.bench.place import ASK_EVERY_SECONDS, READY_SECONDS, Place
-from outbox_relay.workbench.bench.scenarios import draining
-from outbox_relay.workbench.bench.scenarios.shape import Scenario
-from outbox_relay.workbench.demo.parts import Part
+from outbox_relay.workbench.bench.scenarios import steps
+from outbox_relay.workbench.bench.scenarios.scenario import Scenario
+from outbox_relay.workbench.processes import PythonProcess
 
 QUICK_SECONDS, FULL_SECONDS = 2.0, 20.0
 QUICK_RATES, FULL_RATES = (1_000,), (100, 1_000, 5_000)
 CLIENTS = 8
 WARM_SHARE = 0.1
-"""The first events are left out: connections are made and code is warmed up for them."""
+"""Share of first events that are not counted, because they include connecting and warm-up."""
 SPARE_SECONDS = 60.0
 QUIET_SECONDS = 1.0
-"""After this time nothing more comes from the bare loop."""
+"""The bare loop has finished after this time without an arrival."""
 SCRIPT = f"""\\set k random(1, 5000)
 select outbox.emit('{TYPE}', jsonb_build_object('at', extract(epoch from clock_timestamp()), 'note', '{"x" * 200}'),
                    key => 'k' || :k::int);
 """
 FIRST = f"select outbox.emit('{TYPE}', jsonb_build_object('at', %s::float8, 'note', ''), key => 'k1')"
-"""Before the others: what is done once, as asking the broker for the topic's settings, is no event's latency."""
+"""Emitted before the others, so that one-time work such as asking the broker for topic settings is not measured."""
 BARE_IS_READY = "select to_regclass('bare_progress') is not null"
 _DONE = re.compile(r"^number of transactions actually processed: (\d+)", re.MULTILINE)
 _TPS = re.compile(r"^tps = ([\d.]+)", re.MULTILINE)
 
 
-def measure(place: Place) -> Sequence[Figure]:
-    """At each rate the bare loop and a relay, each on a database of its own."""
+def measure(bench: BenchEnvironment) -> Sequence[Figure]:
+    """Measure the bare loop and a relay at each rate, each with a new database."""
     found: list[Figure] = []
-    for rate in FULL_RATES if place.options.full else QUICK_RATES:
-        bare, _, _ = _followed(place, rate, _bare_loop)
-        own, reached, cpu = _followed(place, rate, _relay)
+    for rate in FULL_RATES if bench.options.full else QUICK_RATES:
+        bare, _, _ = _followed(bench, rate, _bare_loop)
+        own, reached, cpu = _followed(bench, rate, _relay)
         at = f"{rate:,}/s"
         found += [
             Figure(f"{at}: bare loop, p50", percentile(bare, 0.5) * 1e3, MILLISECONDS),
@@ -54,28 +54,28 @@ def measure(place: Place) -> Sequence[Figure]:
 
 
 def _followed(
-    place: Place, rate: int, follow: Callable[[Place, Database, str], Part]
+    bench: BenchEnvironment, rate: int, follow: Callable[[BenchEnvironment, BenchDatabase, str], PythonProcess]
 ) -> tuple[list[float], float, float]:
-    """Seconds that events took, events that were really emitted per second, percent of a core that relaying took."""
-    base, topic = place.database(), place.topic()
-    consumer = TopicConsumer(place, topic)
-    part = follow(place, base, topic)
-    base.run(FIRST, time.time())
-    place.wait(consumer.count, READY_SECONDS, "the first event arrives")
-    seconds = max(1, round(place.seconds(QUICK_SECONDS, FULL_SECONDS)))
-    spent = machine.cpu_seconds(part.process.pid)
-    printed = _emit(place, base, rate, seconds)
+    """Return the latencies in seconds, the reached emit rate, and the processor usage as a percentage of a core."""
+    database, topic = bench.new_database(), bench.new_topic()
+    consumer = ConsumerProcess(bench, topic)
+    process = follow(bench, database, topic)
+    database.run(FIRST, time.time())
+    bench.wait_until(consumer.count, READY_SECONDS, "the first event arrives")
+    seconds = max(1, round(bench.scaled_seconds(QUICK_SECONDS, FULL_SECONDS)))
+    spent = machine.cpu_seconds(process.pid)
+    printed = _emit(bench, database, rate, seconds)
     done, tps = _DONE.search(printed), _TPS.search(printed)
     events = int(done[1]) + 1 if done else 0
-    _arrive(place, consumer, events, all_of_them=follow is _relay)
-    cpu = (machine.cpu_seconds(part.process.pid) - spent) / seconds * 100
-    place.end(part)
-    times = consumer.times()
+    _arrive(bench, consumer, events, all_of_them=follow is _relay)
+    cpu = (machine.cpu_seconds(process.pid) - spent) / seconds * 100
+    bench.stop(process)
+    times = consumer.stop()
     return times[int(len(times) * WARM_SHARE) :], float(tps[1]) if tps else 0.0, cpu
 
 
-def _arrive(place: Place, consumer: TopicConsumer, events: int, *, all_of_them: bool) -> None:
-    """Wait until they have arrived; the bare loop may have lost some: then until nothing has come for a while."""
+def _arrive(bench: BenchEnvironment, consumer: ConsumerProcess, events: int, *, all_of_them: bool) -> None:
+    """Wait until all events have arrived; without `all_of_them`, also stop when none has arrived for a while."""
     last, since = -1, 0.0
 
     def done() -> bool:
@@ -85,35 +85,36 @@ def _arrive(place: Place, consumer: TopicConsumer, events: int, *, all_of_them: 
             last, since = count, time.monotonic()
         return count >= events or (not all_of_them and time.monotonic() - since > QUIET_SECONDS)
 
-    place.wait(done, SPARE_SECONDS, f"{events} events arrive")
+    bench.wait_until(done, SPARE_SECONDS, f"{events} events arrive")
 
 
-def _emit(place: Place, base: Database, rate: int, seconds: int) -> str:
-    file = place.file(".sql")
+def _emit(bench: BenchEnvironment, database: BenchDatabase, rate: int, seconds: int) -> str:
+    file = bench.new_path(".sql")
     file.write_text(SCRIPT)
-    return place.pgbench(
-        base, "--no-vacuum", "--protocol=prepared", f"--file={file}", f"--client={CLIENTS}", "--jobs=1",
+    return bench.pgbench(
+        database, "--no-vacuum", "--protocol=prepared", f"--file={file}", f"--client={CLIENTS}", "--jobs=1",
         f"--rate={rate}", f"--time={seconds}", seconds=seconds + SPARE_SECONDS,
     )  # fmt: skip
 
 
-def _bare_loop(place: Place, base: Database, topic: str) -> Part:
-    where = ("--bootstrap", place.bootstrap, "--topic", topic, "--follow")
-    part = place.start("bare-loop", "outbox_relay.workbench.bench.bare_loop", *where, dsn=base.dsn)
-    place.wait(lambda: base.value(BARE_IS_READY), READY_SECONDS, "the bare loop is ready", every=ASK_EVERY_SECONDS)
-    return part
+def _bare_loop(bench: BenchEnvironment, database: BenchDatabase, topic: str) -> PythonProcess:
+    where = ("--bootstrap", bench.bootstrap, "--topic", topic, "--follow")
+    process = bench.start_process("bare-loop", "outbox_relay.workbench.bench.bare_loop", *where, dsn=database.dsn)
+    bench.wait_until(lambda: database.value(BARE_IS_READY), READY_SECONDS, "the bare loop is up", every=QUERY_SECONDS)
+    return process
 
 
-def _relay(place: Place, base: Database, topic: str) -> Part:
-    config = relays.config(base.dsn, [draining.SINK], relays.kafka(draining.SINK, topic, place.bootstrap))
-    return draining.started(place, config, 1)[0]
+def _relay(bench: BenchEnvironment, database: BenchDatabase, topic: str) -> PythonProcess:
+    config = relay_config.config(database.dsn, [steps.SINK], relay_config.kafka(steps.SINK, topic, bench.bootstrap))
+    return steps.start_relays(bench, config, 1)[0]
 
 
 SCENARIO = Scenario(
     "latency",
-    "From before the insert to the consumer of the topic, by one machine's clock, while pgbench emits one event per "
-    "transaction at a steady rate (exponential gaps, 8 connections); the first tenth of the events is left out. Beside "
-    "a bare loop that looks every millisecond, lingers not, and loses events that become visible late.",
+    "Latency from before the insert to the consumer of the topic, by one machine's clock, while pgbench emits one "
+    "event per transaction at a steady rate (exponential gaps, 8 connections), without the first tenth of the events. "
+    "Compared with a bare loop that polls every millisecond, does not linger, and loses events that become visible "
+    "late.",
     measure,
     quick=True,
 )

@@ -1,4 +1,4 @@
-"""How much WAL an event costs when it is emitted, and when it is relayed."""
+"""WAL written per event by emitting and by relaying."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import psycopg
 
-from outbox_relay.workbench.bench.database import PAYLOAD, TYPE, Database
+from outbox_relay.workbench.bench.database import PAYLOAD, TYPE, BenchDatabase
+from outbox_relay.workbench.bench.environment import BenchEnvironment
 from outbox_relay.workbench.bench.figures import BYTES_PER_EVENT, Figure
-from outbox_relay.workbench.bench.place import Place
-from outbox_relay.workbench.bench.scenarios import draining
-from outbox_relay.workbench.bench.scenarios.shape import Scenario
+from outbox_relay.workbench.bench.scenarios import steps
+from outbox_relay.workbench.bench.scenarios.scenario import Scenario
 
 QUICK_EMITTED, FULL_EMITTED = 2_000, 20_000
 QUICK_RELAYED, FULL_RELAYED = 30_000, 500_000
@@ -22,84 +22,84 @@ select outbox.emit('{TYPE}', '{PAYLOAD}', key => 'k' || :k::int);
 UNVACUUMED = """select format('alter table %s set (autovacuum_enabled = off)', oid::regclass) from pg_class
  where relnamespace = 'outbox'::regnamespace and relkind = 'r'"""
 BEGINNING = "select pg_current_wal_insert_lsn()::text"
-"""Behind all that was written so far, also what has not left the server's buffers yet."""
+"""The end of all WAL written so far, including the server's buffers."""
 END = "select pg_current_wal_flush_lsn()::text"
-"""Up to here WAL can be read."""
+"""The end of the WAL that can be read."""
 TOTAL = "select (%s::pg_lsn - %s::pg_lsn)::float8"
 SPLIT = """select sum(record_size) filter (where not image)::float8,
        sum(fpi_size + case when image then record_size else 0 end)::float8
   from (select s.*, s."resource_manager/record_type" in ('XLOG/FPI', 'XLOG/FPI_FOR_HINT') as image
           from pg_get_wal_stats(%s::pg_lsn, %s::pg_lsn, per_record => true) s) r"""
-"""A record that is nothing but a page image belongs to the images with its head too."""
+"""A record that only contains a page image counts as an image completely, with its header."""
 SETTLED_SECONDS = 0.5
-"""How long after the last delivery its position has been written."""
-NO_SPLIT = "no extension pg_walinspect here: page images are not told from the rest"
-NO_CHECKPOINT = "this role may not ask for a checkpoint: nothing right after one"
+"""Time after the last delivery in which its position is written."""
+NO_SPLIT = "the extension pg_walinspect is not available: page images are not counted separately"
+NO_CHECKPOINT = "the role may not run a checkpoint: no figures right after one"
 
 
-def measure(place: Place) -> Sequence[Figure]:
-    """Emitted right after a checkpoint and going on, then relayed with and without a checkpoint before."""
-    base = _database(place)
-    events = place.events(QUICK_EMITTED, FULL_EMITTED)
+def measure(bench: BenchEnvironment) -> Sequence[Figure]:
+    """Measure emitting and then relaying, each right after a checkpoint and later."""
+    database = _database(bench)
+    events = bench.scaled_events(QUICK_EMITTED, FULL_EMITTED)
     found: list[Figure] = []
-    if base.checkpoint():
-        found += _of(base, "emit, right after a checkpoint", *_emitted(place, base, events))
+    if database.checkpoint():
+        found += _wal_figures(database, "emit, right after a checkpoint", *_emitted(bench, database, events))
     else:
-        place.notes.append(NO_CHECKPOINT)
-    found += _of(base, "emit, going on", *_emitted(place, base, events))
-    return found + _relayed(place)
+        bench.notes.append(NO_CHECKPOINT)
+    found += _wal_figures(database, "emit, going on", *_emitted(bench, database, events))
+    return found + _relayed(bench)
 
 
-def _database(place: Place) -> Database:
-    """A database in which autovacuum writes nothing in between."""
-    base = place.database()
-    for (command,) in base.connection.execute(UNVACUUMED.encode()).fetchall():
-        base.run(command)
+def _database(bench: BenchEnvironment) -> BenchDatabase:
+    """Create a database without autovacuum, which would write WAL as well."""
+    database = bench.new_database()
+    for (command,) in database.connection.execute(UNVACUUMED.encode()).fetchall():
+        database.run(command)
     try:
-        base.run("create extension pg_walinspect")
+        database.run("create extension pg_walinspect")
     except psycopg.Error:
-        place.notes.append(NO_SPLIT)
-    return base
+        bench.notes.append(NO_SPLIT)
+    return database
 
 
-def _emitted(place: Place, base: Database, events: int) -> tuple[str, str, int]:
-    """Where the WAL of so many transactions, each with one emit, begins and ends, and how many there were."""
-    file = place.file(".sql")
+def _emitted(bench: BenchEnvironment, database: BenchDatabase, events: int) -> tuple[str, str, int]:
+    """Emit one event per transaction. Return the begin and end of their WAL and the number of events."""
+    file = bench.new_path(".sql")
     file.write_text(SCRIPT)
-    before = base.value(BEGINNING)
+    before = database.value(BEGINNING)
     each = max(1, events // CLIENTS)
-    place.pgbench(
-        base, "--no-vacuum", "--protocol=prepared", f"--file={file}", f"--client={CLIENTS}", "--jobs=1",
+    bench.pgbench(
+        database, "--no-vacuum", "--protocol=prepared", f"--file={file}", f"--client={CLIENTS}", "--jobs=1",
         f"--transactions={each}", seconds=SPARE_SECONDS,
     )  # fmt: skip
-    return before, base.value(END), each * CLIENTS
+    return before, database.value(END), each * CLIENTS
 
 
-def _relayed(place: Place) -> list[Figure]:
-    """A relay that waits until a backlog is committed, with a checkpoint just before that, and then another without."""
-    base = _database(place)
-    events = place.events(QUICK_RELAYED, FULL_RELAYED)
-    config, count = draining.to_kafka(place, base)
-    draining.started(place, config, 1)
+def _relayed(bench: BenchEnvironment) -> list[Figure]:
+    """Measure a ready relay on a backlog right after a checkpoint, and on a second one without a checkpoint."""
+    database = _database(bench)
+    events = bench.scaled_events(QUICK_RELAYED, FULL_RELAYED)
+    config, count = steps.relay_to_kafka(bench, database)
+    steps.start_relays(bench, config, 1)
     found: list[Figure] = []
     for number, label in enumerate(("relay, right after a checkpoint", "relay, going on"), 1):
-        with Database(base.dsn) as writer, writer.connection.transaction():
-            writer.fill(events, place.check)
-            fits = number > 1 or base.checkpoint()
-            before = base.value(BEGINNING)
-        place.course(count, number * events)
-        place.pause(SETTLED_SECONDS)
-        if fits:
-            found += _of(base, label, before, base.value(END), events)
+        with BenchDatabase(database.dsn) as writer, writer.connection.transaction():
+            writer.fill(events, bench.check)
+            measurable = number > 1 or database.checkpoint()
+            before = database.value(BEGINNING)
+        bench.track(count, number * events)
+        bench.pause(SETTLED_SECONDS)
+        if measurable:
+            found += _wal_figures(database, label, before, database.value(END), events)
     return found
 
 
-def _of(base: Database, label: str, before: str, after: str, events: int) -> list[Figure]:
-    """The WAL between two places as bytes per event: page images apart from the rest where that can be told."""
+def _wal_figures(database: BenchDatabase, label: str, before: str, after: str, events: int) -> list[Figure]:
+    """Return the bytes of WAL per event between two positions, with page images separately if possible."""
     try:
-        row = base.connection.execute(SPLIT.encode(), (before, after)).fetchone()
+        row = database.connection.execute(SPLIT.encode(), (before, after)).fetchone()
     except psycopg.Error:
-        return [Figure(f"{label}, all", base.value(TOTAL, after, before) / events, BYTES_PER_EVENT)]
+        return [Figure(f"{label}, all", database.value(TOTAL, after, before) / events, BYTES_PER_EVENT)]
     records, images = (float(value or 0.0) for value in row or (0.0, 0.0))
     return [
         Figure(f"{label}, without page images", records / events, BYTES_PER_EVENT),
@@ -109,9 +109,9 @@ def _of(base: Database, label: str, before: str, after: str, events: int) -> lis
 
 SCENARIO = Scenario(
     "wal",
-    "Bytes of WAL per event: of transactions with nothing but one emit, and of a ready relay while it "
-    "drains a backlog to the topic. Page images are what PostgreSQL writes of each page that is changed for the first "
-    "time after a checkpoint; with data checksums that is also a page on which reading marks a row as committed.",
+    "Bytes of WAL per event, of transactions with only one emit, and of a ready relay that drains a backlog to the "
+    "topic. PostgreSQL writes an image of each page that changes for the first time after a checkpoint; with data "
+    "checksums also of a page on which a read marks a row as committed.",
     measure,
     quick=True,
 )

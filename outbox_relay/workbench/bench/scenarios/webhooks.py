@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outbox_relay.workbench.bench import relays
-from outbox_relay.workbench.bench.ends import Receiver
+from outbox_relay.workbench.bench import relay_config
+from outbox_relay.workbench.bench.destinations import ReceiverProcess
+from outbox_relay.workbench.bench.environment import BenchEnvironment
 from outbox_relay.workbench.bench.figures import EVENTS_PER_SECOND, Figure, ratio
-from outbox_relay.workbench.bench.place import Place
-from outbox_relay.workbench.bench.scenarios import draining
-from outbox_relay.workbench.bench.scenarios.shape import Scenario
+from outbox_relay.workbench.bench.scenarios import steps
+from outbox_relay.workbench.bench.scenarios.scenario import Scenario
 
 QUICK, FULL = 4_000, 60_000
 
 
-def measure(place: Place) -> Sequence[Figure]:
-    """Bare posts, then a relay that starts on the same backlog."""
-    events = place.events(QUICK, FULL)
-    base = place.database()
-    base.fill(events, place.check)
-    base.settle()
-    bare = draining.bare_posts(place, base, Receiver(place), events)
-    receiver = Receiver(place)
-    config = relays.config(base.dsn, [draining.SINK], relays.webhook(draining.SINK, receiver.url))
-    own = draining.drain(place, config, receiver.count, events).per_second
+def measure(bench: BenchEnvironment) -> Sequence[Figure]:
+    """Measure bare posts, then a relay that starts on the same backlog."""
+    events = bench.scaled_events(QUICK, FULL)
+    database = bench.new_database()
+    database.fill(events, bench.check)
+    database.settle()
+    bare = steps.run_bare_posts(bench, database, ReceiverProcess(bench), events)
+    receiver = ReceiverProcess(bench)
+    config = relay_config.config(database.dsn, [steps.SINK], relay_config.webhook(steps.SINK, receiver.url))
+    own = steps.drain(bench, config, receiver.count, events).per_second
     return [
         Figure("bare posts", bare, EVENTS_PER_SECOND),
         Figure("relay", own, EVENTS_PER_SECOND),
@@ -33,8 +33,8 @@ def measure(place: Place) -> Sequence[Figure]:
 
 SCENARIO = Scenario(
     "webhooks",
-    "A backlog drained to one webhook, 64 requests under way, signed, in order per key; the receiver is a process of "
-    "its own that answers at once. Beside a loop that reads the same rows and posts them with aiohttp as it is.",
+    "A backlog drained to one webhook with 64 concurrent requests, signed, in order per key; the receiver is a "
+    "separate process that answers immediately. Compared with a loop that posts the same rows with plain aiohttp.",
     measure,
     quick=True,
 )

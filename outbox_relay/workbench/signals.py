@@ -1,4 +1,4 @@
-"""Signals while the demo runs: the first is looked at between two steps, so that no process starts unnoticed."""
+"""Signal handling that is checked between steps, so that no started process is left behind."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import signal
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-EXIT_CODE_OF_SIGNALS = 128
-"""Shells add a signal's number to it."""
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SIGNAL_EXIT_CODE = 128
+"""Added to the number of the signal, as shells do."""
 
 
 class Interrupted(Exception):
-    """Somebody wants the demo to end."""
+    """A signal asked the command to stop."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
-        self.exit_code = EXIT_CODE_OF_SIGNALS + number
+        self.exit_code = SIGNAL_EXIT_CODE + number
 
 
 class Signals:
-    """Notes the first signal; a second one does what it would do without this.
+    """Context manager for the main thread that records the first stop signal.
 
-    What it then leaves behind is ended by the watchers of the processes. As a context manager, in the main thread.
+    The second one has its default effect; the watchers of the processes then clean up.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class Signals:
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
-        self._before = {number: signal.signal(number, self._note) for number in STOPPING}
+        self._before = {number: signal.signal(number, self._record) for number in STOP_SIGNALS}
         return self
 
     def __exit__(
@@ -39,11 +39,11 @@ class Signals:
         self._restore()
 
     def check(self) -> None:
-        """Raises :class:`Interrupted` when there was a signal."""
+        """Raise :class:`Interrupted` if a signal was received."""
         if self._number is not None:
             raise Interrupted(self._number)
 
-    def _note(self, number: int, _frame: FrameType | None) -> None:
+    def _record(self, number: int, _frame: FrameType | None) -> None:
         self._number = number
         self._restore()
 

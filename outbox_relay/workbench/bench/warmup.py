@@ -1,4 +1,4 @@
-"""A broker that runs on the Java platform is measured warm: it compiles what it does most while it does it."""
+"""Warms up a broker on the Java platform, which compiles frequently used code while it runs."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from confluent_kafka import Producer
 
 RECORD = b"x" * 250
 KEYS = 5_000
-UNDER_WAY = 20
-"""Records that are not acknowledged, at most, where each is a request of its own."""
-MANY_UNDER_WAY = 20_000
+IN_FLIGHT = 20
+"""Maximum number of unacknowledged records if each is a separate request."""
+MANY_IN_FLIGHT = 20_000
 POLL_SECONDS = 0.01
 FLUSH_SECONDS = 10.0
-ALONE = {"batch.num.messages": 1, "linger.ms": 0}
-TOGETHER = {"linger.ms": 5}
+SINGLE = {"batch.num.messages": 1, "linger.ms": 0}
+BATCHED = {"linger.ms": 5}
 
 
 def warm(bootstrap: str, topic: str, seconds: float, check: Callable[[], None]) -> None:
-    """Send records to `topic` for so long: half of the time one with each request, then many."""
-    for settings, most in ((ALONE, UNDER_WAY), (TOGETHER, MANY_UNDER_WAY)):
+    """Send records to `topic` for `seconds`, half of the time one per request, then in batches."""
+    for settings, most in ((SINGLE, IN_FLIGHT), (BATCHED, MANY_IN_FLIGHT)):
         producer = Producer({**settings, "enable.idempotence": True, "bootstrap.servers": bootstrap, "log_level": 0})
         end = time.monotonic() + seconds / 2
         number = 0

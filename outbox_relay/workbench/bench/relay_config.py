@@ -1,4 +1,4 @@
-"""The files of the relays that are measured: the product's defaults, and what makes them find their way here."""
+"""Configuration of the measured relays: defaults, except for addresses and permissions."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from collections.abc import Sequence
 LEASE_SECONDS = 15
 SECRET = f"whsec_{base64.b64encode(secrets.token_bytes(32)).decode()}"
 AT_ONCE = 64
-"""Webhook requests under way at once, the product's default."""
+"""Number of concurrent webhook requests, the default of the relay."""
 
 
 def kafka(name: str, topic: str, bootstrap: str) -> str:
-    """A sink that produces to a topic."""
+    """Return the section of a sink that produces to a topic."""
     return f"""
 [sinks.{name}]
 type = "kafka"
@@ -26,7 +26,7 @@ start = "beginning"
 
 
 def webhook(name: str, url: str) -> str:
-    """A sink that posts to a receiver on this machine."""
+    """Return the section of a sink that posts to a receiver on this machine."""
     return f"""
 [sinks.{name}]
 type = "webhook"
@@ -40,7 +40,7 @@ max_in_flight = {AT_ONCE}
 
 
 def config(dsn: str, names: Sequence[str], *sinks: str) -> str:
-    """The file of a relay: every type of event goes to each of these sinks."""
+    """Return the file of a relay that routes every event to each of the sinks."""
     return f"""
 [database]
 dsn = {json.dumps(dsn)}

@@ -1,4 +1,4 @@
-"""The demo's parts one by one: the shop knows what it committed, both destinations write down what they really got."""
+"""The processes of the demo: the shop knows what it committed, both destinations record what arrives."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from confluent_kafka import Producer
 from standardwebhooks.webhooks import Webhook
 
 from outbox_relay.workbench.demo.consumer import TopicReader
-from outbox_relay.workbench.demo.journal import REFUSED, UNREADABLE, Arrival, Reader, Writer
-from outbox_relay.workbench.demo.receiver import PATH, Receiver
-from outbox_relay.workbench.demo.shop import Books, Shop
+from outbox_relay.workbench.demo.journal import REFUSED, UNREADABLE, Arrival, JournalReader, JournalWriter
+from outbox_relay.workbench.demo.receiver import PATH, VerifyingReceiver
+from outbox_relay.workbench.demo.shop import Shop, ShopDatabase
 from tests.support.database import Database
 from tests.support.kafka import KafkaBroker
 from tests.support.wait import until
@@ -29,17 +29,17 @@ LOGGED = "select key, (convert_from(payload, 'UTF8')::jsonb ->> 'number')::bigin
 
 
 def test_shop_knows_exactly_what_it_committed(database: Database) -> None:
-    books = Books(database.dsn)
-    books.prepare(events_per_second=2_000)
+    shop_database = ShopDatabase(database.dsn)
+    shop_database.prepare(events_per_second=2_000)
     shop = Shop(database.dsn)
     working = threading.Thread(target=shop.run, daemon=True)
     working.start()
-    until(lambda: books.count() > 500 and shop.rolled_back, seconds=30, what="the shop emits and rolls back")
+    until(lambda: shop_database.count() > 500 and shop.rolled_back, seconds=30, what="the shop emits and rolls back")
     shop.stop()
     working.join(30)
     assert not working.is_alive()
-    committed, count = books.committed(), books.count()
-    books.close()
+    committed, count = shop_database.committed(), shop_database.count()
+    shop_database.close()
     with database.connect() as connection:
         logged = connection.execute(LOGGED).fetchall()
     assert set(logged) == committed
@@ -48,22 +48,22 @@ def test_shop_knows_exactly_what_it_committed(database: Database) -> None:
     assert of_one == list(range(1, len(of_one) + 1))
 
 
-def test_shop_obeys_its_pace(database: Database) -> None:
-    books = Books(database.dsn)
-    books.prepare(events_per_second=50)
+def test_shop_obeys_its_emit_rate(database: Database) -> None:
+    shop_database = ShopDatabase(database.dsn)
+    shop_database.prepare(events_per_second=50)
     shop = Shop(database.dsn)
     working = threading.Thread(target=shop.run, daemon=True)
     working.start()
-    until(lambda: shop.events_per_second == 50, seconds=10, what="the pace is read")
-    books.set_pace(75)
-    until(lambda: shop.events_per_second == 75, seconds=10, what="the pace is read again")
+    until(lambda: shop.events_per_second == 50, seconds=10, what="the rate is read")
+    shop_database.set_emit_rate(75)
+    until(lambda: shop.events_per_second == 75, seconds=10, what="the new rate is read")
     shop.stop()
     working.join(30)
-    books.close()
+    shop_database.close()
     assert not working.is_alive()
 
 
-async def test_receiver_takes_what_is_signed_and_nothing_else(tmp_path: Path) -> None:
+async def test_receiver_accepts_signed_requests_only(tmp_path: Path) -> None:
     signed = signature(BODY)
     requests = [
         ({**signed, "outbox-key": "customer%2D1"}, BODY, 204),
@@ -72,14 +72,14 @@ async def test_receiver_takes_what_is_signed_and_nothing_else(tmp_path: Path) ->
         (signed, BODY, 204),
         ({**signature("[]"), "outbox-key": "customer-1"}, "[]", 204),
     ]
-    with Writer(tmp_path / "journal") as journal:
+    with JournalWriter(tmp_path / "journal") as journal:
         app = web.Application()
-        app.add_routes([web.post(PATH, Receiver(SECRET, journal).take)])
+        app.add_routes([web.post(PATH, VerifyingReceiver(SECRET, journal).take)])
         async with TestClient(TestServer(app)) as client:
             for headers, body, status in requests:
                 async with client.post(PATH, data=body, headers=headers) as answer:
                     assert answer.status == status
-    first, *others = Reader(tmp_path / "journal").read()
+    first, *others = JournalReader(tmp_path / "journal").read()
     assert first is not None
     assert first == Arrival("customer-1", 7, "u1", 100.25, first.arrived_at)
     assert abs(first.arrived_at - time.time()) < 60
@@ -87,7 +87,7 @@ async def test_receiver_takes_what_is_signed_and_nothing_else(tmp_path: Path) ->
 
 
 def signature(body: str) -> dict[str, str]:
-    """The headers by which the reference library knows `body`."""
+    """Return the headers with which the reference library accepts `body`."""
     now = datetime.now(UTC)
     text = Webhook(SECRET).sign("u1", now, body)
     return {"webhook-id": "u1", "webhook-timestamp": str(int(now.timestamp())), "webhook-signature": text}
@@ -104,9 +104,9 @@ def test_consumer_reads_to_the_end_when_it_is_stopped(kafka: KafkaBroker, tmp_pa
     assert producer.flush(30) == 0
     stopping = threading.Event()
     stopping.set()
-    with Writer(tmp_path / "journal") as journal:
+    with JournalWriter(tmp_path / "journal") as journal:
         TopicReader(kafka.bootstrap, topic, journal).run(stopping)
-    found = Reader(tmp_path / "journal").read()
+    found = JournalReader(tmp_path / "journal").read()
     assert found.count(UNREADABLE) == 1
     events = {(a.key, a.number, a.uid, a.emitted_at) for a in found if a and a != UNREADABLE}
     assert events == {(f"customer-{n % 7}", n, f"u{n}", 100.25) for n in range(300)}

@@ -1,4 +1,4 @@
-"""What the demo shows: lines where stderr is no terminal, else a picture that fits 80 columns."""
+"""The screen of the demo: lines if stderr is not a terminal, otherwise a table that fits 80 columns."""
 
 from __future__ import annotations
 
@@ -9,42 +9,49 @@ import pytest
 from rich.console import Console
 
 from outbox_relay.workbench.demo.figures import Latency
-from outbox_relay.workbench.demo.view import DestinationNow, LiveView, Now, PlainView, RelayNow, view
+from outbox_relay.workbench.demo.screen import (
+    DemoState,
+    DestinationState,
+    LiveScreen,
+    PlainScreen,
+    RelayState,
+    open_screen,
+)
 
 RECENT = Latency(0.012, 0.345, 1.0)
-NOW = Now(
-    passed_seconds=7.25,
+NOW = DemoState(
+    elapsed_seconds=7.25,
     load_seconds=20.0,
     committed=6_900,
     per_second=987.6,
-    pace=1_000.0,
+    allowed_per_second=1_000.0,
     destinations=[
-        DestinationNow("events", "kafka", 6_890, 980.0, 10, RECENT),
-        DestinationNow("crm", "webhook", 6_000, 700.0, 900, Latency(None, None, None)),
+        DestinationState("events", "kafka", 6_890, 980.0, 10, RECENT),
+        DestinationState("crm", "webhook", 6_000, 700.0, 900, Latency(None, None, None)),
     ],
-    relays=[RelayNow("relay-1", "killed"), RelayNow("relay-2", "ready", {"events": 64, "crm": 64})],
+    relays=[RelayState("relay-1", "killed"), RelayState("relay-2", "ready", {"events": 64, "crm": 64})],
 )
 
 
-def test_lines_are_written_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    plain = view()
-    assert isinstance(plain, PlainView)
+def test_lines_are_written_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    plain = open_screen()
+    assert isinstance(plain, PlainScreen)
     with plain:
-        plain.show(replace(NOW, passed_seconds=0.0))
+        plain.show(replace(NOW, elapsed_seconds=0.0))
         plain.say("the shop opens")
         plain.show(NOW)
         plain.show(NOW)
     assert capsys.readouterr().err.splitlines() == [
         "the shop opens",
-        "  7.2 s  committed 6,900 (+988/s)"
-        "  |  events +980/s, 10 behind, p50 12 ms, p99 345 ms"
-        "  |  crm +700/s, 900 behind, p50 -, p99 -",
+        "  7.2 s  committed 6,900 (988/s)"
+        "  |  events 980/s, backlog 10, p50 12 ms, p99 345 ms"
+        "  |  crm 700/s, backlog 900, p50 -, p99 -",
     ]
 
 
-def test_picture_fits_a_small_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_fits_a_small_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     drawn = io.StringIO()
-    live = LiveView(Console(file=drawn, force_terminal=True, width=80, height=40, color_system=None))
+    live = LiveScreen(Console(file=drawn, force_terminal=True, width=80, height=40, color_system=None))
     with live:
         live.say("starting")
         live.show(NOW)

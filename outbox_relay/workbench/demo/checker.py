@@ -1,6 +1,6 @@
-"""The judge of what arrived at one destination: what is missing, made up, out of order or there twice. Pure.
+"""Checks the arrivals at one destination for lost, phantom, reordered and duplicate events. Pure.
 
-The events of a key carry the numbers 1, 2, 3, … in the order in which their transactions committed.
+The events of a key are numbered 1, 2, 3, … in the order in which their transactions committed.
 """
 
 from __future__ import annotations
@@ -10,31 +10,31 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 Identity = tuple[str, int, str]
-"""Key, number within the key, uid. Where uids play no part they are empty on both sides."""
+"""Key, number within the key, uid. The uid is empty in checks that ignore it."""
 
 
 @dataclass(frozen=True)
-class Account:
-    """What arrived against what was committed, in events."""
+class CheckResult:
+    """Numbers of events that were committed, arrived and violated the guarantees."""
 
     committed: int
     arrived: int
-    """Arrivals, repeated ones among them."""
+    """All arrivals, duplicates included."""
     lost: int
     phantom: int
-    """Made up: arrived and not committed, one that was rolled back for example, or under another uid or key."""
+    """Arrived without having been committed, for example after a rollback, or with another uid or key."""
     reordered: int
-    """First arrivals that came after the first arrival of a later event of their key."""
+    """First arrivals after the first arrival of a later event of the same key."""
     duplicates: int
 
     @property
     def sound(self) -> bool:
-        """Nothing lost, nothing made up, every key in order at first delivery."""
+        """Return True if nothing is lost or phantom and the first arrivals of every key are in order."""
         return not (self.lost or self.phantom or self.reordered)
 
 
-class Arrivals:
-    """The arrivals at one destination, told one after the other."""
+class DeliveryChecker:
+    """Checks the arrivals at one destination, given one by one."""
 
     def __init__(self) -> None:
         self._seen: Counter[Identity] = Counter()
@@ -43,11 +43,11 @@ class Arrivals:
 
     @property
     def distinct(self) -> int:
-        """How many different events arrived."""
+        """Return the number of different events that arrived."""
         return len(self._seen)
 
     def add(self, key: str, number: int, uid: str = "") -> bool:
-        """One arrival, the next in the order in which the destination got them; was it the first of its event?"""
+        """Add the next arrival. Return True if it is the first of its event."""
         event = (key, number, uid)
         self._seen[event] += 1
         if self._seen[event] > 1:
@@ -57,12 +57,12 @@ class Arrivals:
         return True
 
     def missing(self, committed: AbstractSet[Identity]) -> int:
-        """How many committed events have not arrived yet."""
+        """Return the number of committed events that have not arrived yet."""
         return len(committed - self._seen.keys())
 
-    def account(self, committed: AbstractSet[Identity]) -> Account:
-        """Judge what has arrived so far."""
-        return Account(
+    def result(self, committed: AbstractSet[Identity]) -> CheckResult:
+        """Compare the arrivals so far with the committed events."""
+        return CheckResult(
             committed=len(committed),
             arrived=self._seen.total(),
             lost=self.missing(committed),

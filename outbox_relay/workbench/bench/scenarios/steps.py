@@ -1,0 +1,77 @@
+"""Steps shared by scenarios: bare loops, and relays that start on a backlog or wait for one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from outbox_relay.workbench.bench import relay_config
+from outbox_relay.workbench.bench.database import BenchDatabase
+from outbox_relay.workbench.bench.destinations import ReceiverProcess, record_counter
+from outbox_relay.workbench.bench.environment import BenchEnvironment
+from outbox_relay.workbench.bench.figures import Progress
+from outbox_relay.workbench.bench.profile import Profile
+from outbox_relay.workbench.processes import RelayProcess
+
+SINK = "events"
+END_SECONDS = 60.0
+
+
+def run_bare_loop(
+    bench: BenchEnvironment, database: BenchDatabase, events: int, profile: Profile | None = None
+) -> float:
+    """Return the rate of the bare loop to a new topic."""
+    topic = bench.new_topic()
+    count = record_counter(bench, topic)
+    process = bench.start_process(
+        "bare-loop", "outbox_relay.workbench.bench.bare_loop", "--bootstrap", bench.bootstrap, "--topic", topic,
+        dsn=database.dsn,
+    )  # fmt: skip
+    progress = bench.track(profile.sampled(count, process.pid, events) if profile else count, events)
+    bench.wait_for_exit(process, END_SECONDS)
+    return progress.per_second
+
+
+def run_bare_posts(bench: BenchEnvironment, database: BenchDatabase, receiver: ReceiverProcess, events: int) -> float:
+    """Return the rate of bare posts to `receiver`, which must have no other sender."""
+    before = receiver.count() + receiver.refused()
+    process = bench.start_process(
+        "bare-posts", "outbox_relay.workbench.bench.bare_posts", "--url", receiver.url,
+        "--at-once", str(relay_config.AT_ONCE), dsn=database.dsn,
+    )  # fmt: skip
+    progress = bench.track(lambda: receiver.count() + receiver.refused() - before, events)
+    bench.wait_for_exit(process, END_SECONDS)
+    return progress.per_second
+
+
+def drain(bench: BenchEnvironment, config: str, count: Callable[[], int], events: int) -> Progress:
+    """Start a relay on a backlog and return its progress; stop the relay afterwards."""
+    relay = bench.start_relay(config)
+    progress = bench.track(count, events)
+    bench.stop(relay)
+    return progress
+
+
+def relay_to_kafka(bench: BenchEnvironment, database: BenchDatabase) -> tuple[str, Callable[[], int]]:
+    """Return the configuration of a relay to a new topic, and a function that counts its records."""
+    topic = bench.new_topic()
+    config = relay_config.config(database.dsn, [SINK], relay_config.kafka(SINK, topic, bench.bootstrap))
+    return config, record_counter(bench, topic)
+
+
+def start_relays(bench: BenchEnvironment, config: str, number: int) -> Sequence[RelayProcess]:
+    """Start relays and wait until they own all shards."""
+    relays = [bench.start_relay(config) for _ in range(number)]
+    bench.wait_until_ready(*relays)
+    return relays
+
+
+def drain_while_waiting(bench: BenchEnvironment, number: int, events: int) -> float:
+    """Return the rate of relays that are ready when a whole backlog is committed to a new database."""
+    database = bench.new_database()
+    config, count = relay_to_kafka(bench, database)
+    running = start_relays(bench, config, number)
+    database.fill(events, bench.check)
+    progress = bench.track(count, events)
+    for relay in running:
+        bench.stop(relay)
+    return progress.per_second

@@ -1,0 +1,102 @@
+"""Starts the processes of the demo: relays, receiver, consumer and shop."""
+
+from __future__ import annotations
+
+import secrets
+from base64 import b64encode
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TypeVar
+
+from outbox_relay.workbench.demo import receiver
+from outbox_relay.workbench.embedded import ports
+from outbox_relay.workbench.processes import PythonProcess, RelayProcess
+
+P = TypeVar("P", bound=PythonProcess)
+
+START_SECONDS = 30
+SECRET_BYTES = 32
+
+KAFKA, WEBHOOK = "events", "crm"
+"""The names of the two sinks."""
+CONFIG = """
+[database]
+dsn = "{dsn}"
+
+[relay]
+name = "{name}"
+lease_seconds = {lease_seconds}
+
+[http]
+listen = "127.0.0.1:{port}"
+
+[sinks.events]
+type = "kafka"
+topic = "{topic}"
+[sinks.events.producer]
+"bootstrap.servers" = "{bootstrap}"
+
+[sinks.crm]
+type = "webhook"
+url = "{url}"
+secrets = ["{secret}"]
+allow_http = true
+allow_networks = ["127.0.0.0/8"]
+timeout_seconds = 2
+
+[routes]
+"order.*" = ["events", "crm"]
+"""
+LEASE_SECONDS = 3
+TOPIC = "shop.orders"
+
+
+class DemoProcesses:
+    """Starts processes in `directory`; they end when `stack` is closed."""
+
+    def __init__(self, stack: ExitStack, directory: Path, dsn: str, bootstrap: str) -> None:
+        self._stack = stack
+        self._directory = directory
+        self._dsn = dsn
+        self._bootstrap = bootstrap
+        self._secret = f"whsec_{b64encode(secrets.token_bytes(SECRET_BYTES)).decode()}"
+        self._hook_port = ports.free_port()
+
+    def receiver(self, journal: Path) -> PythonProcess:
+        """Start the webhook receiver and wait until it listens."""
+        command = ["outbox_relay.workbench.demo.receiver", "--port", str(self._hook_port), "--journal", str(journal)]
+        process = self._add(PythonProcess("receiver", command, self._directory, **{receiver.SECRET: self._secret}))
+        process.wait_until(
+            lambda: ports.is_listening(self._hook_port), seconds=START_SECONDS, what="the webhook receiver listens"
+        )
+        return process
+
+    def consumer(self, journal: Path) -> PythonProcess:
+        """Start the consumer of the topic."""
+        where = ["--bootstrap", self._bootstrap, "--topic", TOPIC]
+        command = ["outbox_relay.workbench.demo.consumer", *where, "--journal", str(journal)]
+        return self._add(PythonProcess("consumer", command, self._directory))
+
+    def shop(self, summary: Path) -> PythonProcess:
+        """Start the shop, which emits immediately."""
+        command = ["outbox_relay.workbench.demo.shop", "--dsn", self._dsn, "--summary", str(summary)]
+        return self._add(PythonProcess("shop", command, self._directory))
+
+    def relay(self, name: str) -> RelayProcess:
+        """Start a relay without waiting until it is ready."""
+        port = ports.free_port()
+        config = CONFIG.format(
+            dsn=self._dsn,
+            name=name,
+            lease_seconds=LEASE_SECONDS,
+            port=port,
+            topic=TOPIC,
+            bootstrap=self._bootstrap,
+            url=f"http://{ports.LOOPBACK}:{self._hook_port}{receiver.PATH}",
+            secret=self._secret,
+        )
+        return self._add(RelayProcess(name, config, port, self._directory))
+
+    def _add(self, process: P) -> P:
+        self._stack.callback(process.kill)
+        return process
