@@ -9,25 +9,25 @@ from __future__ import annotations
 
 from outbox_relay.settings.changes import restart_needed
 from outbox_relay.settings.environment import LogSettings, log_settings
-from outbox_relay.settings.every_sink import Circuit, Retry
+from outbox_relay.settings.every_sink import CircuitSettings, RetrySettings
 from outbox_relay.settings.exposure import exposures
-from outbox_relay.settings.kafka import KafkaSink
+from outbox_relay.settings.kafka import KafkaSettings
 from outbox_relay.settings.loading import load, warnings
-from outbox_relay.settings.model import Database, Http, Relay, Settings
+from outbox_relay.settings.model import DatabaseSettings, HttpSettings, RelaySettings, Settings
 from outbox_relay.settings.secrets import SigningSecret
-from outbox_relay.settings.webhook import WebhookSink
+from outbox_relay.settings.webhook import WebhookSettings
 
 __all__ = [
-    "Circuit",
-    "Database",
-    "Http",
-    "KafkaSink",
+    "CircuitSettings",
+    "DatabaseSettings",
+    "HttpSettings",
+    "KafkaSettings",
     "LogSettings",
-    "Relay",
-    "Retry",
+    "RelaySettings",
+    "RetrySettings",
     "Settings",
     "SigningSecret",
-    "WebhookSink",
+    "WebhookSettings",
     "exposures",
     "load",
     "log_settings",

@@ -13,7 +13,7 @@ from outbox_relay.settings.fields import Count, Number, Section
 _URI_REFERENCE = re.compile(r"(?:[-A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=]|%[0-9A-Fa-f]{2})+")
 
 
-class Retry(Section):
+class RetrySettings(Section):
     """When an event that failed is tried again: ``base_seconds``·2ⁿ up to ``max_seconds``, give or take ``jitter``."""
 
     attempts: Count = Field(default=30, ge=1, le=10_000)
@@ -31,7 +31,7 @@ class Retry(Section):
         return _not_below(value, "base_seconds", info)
 
 
-class Circuit(Section):
+class CircuitSettings(Section):
     """When a sink is left alone because its destination is down, and how it is probed."""
 
     open_after: Count = Field(default=20, ge=1, le=10_000)
@@ -56,7 +56,7 @@ def _not_below(value: float, other: str, info: ValidationInfo) -> float:
     return value
 
 
-class EverySink(Section):
+class SinkSettings(Section):
     """What every sink has."""
 
     order: Literal["key", "none"] = "key"
@@ -73,8 +73,8 @@ class EverySink(Section):
     """Whether events are sent as CloudEvents: attributes beside the payload ("binary") or around it ("structured")."""
     cloudevents_source: str = Field(default="/outbox-relay", min_length=1, max_length=1024)
     """Where CloudEvents say that they come from: a URI or the path of one, 1 to 1024 characters."""
-    retry: Retry = Field(default_factory=Retry)
-    circuit: Circuit = Field(default_factory=Circuit)
+    retry: RetrySettings = Field(default_factory=RetrySettings)
+    circuit: CircuitSettings = Field(default_factory=CircuitSettings)
 
     @field_validator("cloudevents_source")
     @classmethod

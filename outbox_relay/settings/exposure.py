@@ -14,11 +14,11 @@ from urllib.parse import urlsplit
 
 from outbox_relay.domain.errors import Misconfigured
 from outbox_relay.postgres import dsn
-from outbox_relay.settings.kafka import KafkaSink
+from outbox_relay.settings.kafka import KafkaSettings
 from outbox_relay.settings.model import Settings
 from outbox_relay.settings.problems import Path as Place
 from outbox_relay.settings.producer import RUNS_CODE, SERVERS, holds_secret
-from outbox_relay.settings.webhook import WebhookSink
+from outbox_relay.settings.webhook import WebhookSettings
 
 FOREIGN_BITS = stat.S_IRWXG | stat.S_IRWXO
 """The permissions of a file for its group and for others."""
@@ -36,9 +36,9 @@ def exposures(settings: Settings, environ: Mapping[str, str]) -> list[str]:
     found = [*_of_database(settings, environ)]
     files: dict[Path, None] = dict.fromkeys(_files_of_database(settings, environ))
     for name, sink in settings.sinks.items():
-        of_sink = _of_kafka(sink) if isinstance(sink, KafkaSink) else _of_webhook(sink)
+        of_sink = _of_kafka(sink) if isinstance(sink, KafkaSettings) else _of_webhook(sink)
         found += (settings.at(("sinks", name, *place), text) for place, text in of_sink)
-        files |= dict.fromkeys(_files_of_kafka(sink) if isinstance(sink, KafkaSink) else _files_of_webhook(sink))
+        files |= dict.fromkeys(_files_of_kafka(sink) if isinstance(sink, KafkaSettings) else _files_of_webhook(sink))
     if (own := settings.file) is not None and any(map(settings.in_file, _secret_places(settings))):
         files[own] = None
     found += (text for path in files if (text := _readable(path)) is not None)
@@ -67,7 +67,7 @@ def _connection_strings(settings: Settings) -> Iterator[tuple[str, str]]:
         yield "listen_dsn", database.listen_dsn.get_secret_value()
 
 
-def _of_kafka(sink: KafkaSink) -> Iterator[tuple[Place, str]]:
+def _of_kafka(sink: KafkaSettings) -> Iterator[tuple[Place, str]]:
     told = {name: str(value).strip().lower() for name, value in sink.producer.items()}
     protocol = told.get("security.protocol", "plaintext")
     brokers = ",".join(told.get(name, "") for name in SERVERS).split(",")
@@ -95,7 +95,7 @@ def _of_kafka(sink: KafkaSink) -> Iterator[tuple[Place, str]]:
         yield ("topic",), said
 
 
-def _of_webhook(sink: WebhookSink) -> Iterator[tuple[Place, str]]:
+def _of_webhook(sink: WebhookSettings) -> Iterator[tuple[Place, str]]:
     parts = urlsplit(sink.url)
     if parts.scheme == "http" and not _is_loopback(parts.hostname or ""):
         yield ("url",), "events go over plain http, which anybody on the way can read and answer: use https"
@@ -124,7 +124,7 @@ def _secret_places(settings: Settings) -> Iterator[Place]:
     """Yield where a secret may stand in the file of the settings itself."""
     yield from (("database", setting) for setting, text in _connection_strings(settings) if dsn.has_password(text))
     for name, sink in settings.sinks.items():
-        if isinstance(sink, KafkaSink):
+        if isinstance(sink, KafkaSettings):
             yield from (("sinks", name, "producer", key) for key in sink.producer if holds_secret(key))
         else:
             yield ("sinks", name, "secrets")
@@ -138,14 +138,14 @@ def _files_of_database(settings: Settings, environ: Mapping[str, str]) -> Iterat
         yield from map(Path, dsn.secret_files(text, environ))
 
 
-def _files_of_kafka(sink: KafkaSink) -> Iterator[Path]:
+def _files_of_kafka(sink: KafkaSettings) -> Iterator[Path]:
     yield from (path for name, path in sink.producer_files.items() if holds_secret(name))
     for name, value in sink.producer.items():
         if name in _KEY_FILES or name.endswith(_KEY_FILE_ENDS):
             yield Path(str(value))
 
 
-def _files_of_webhook(sink: WebhookSink) -> Iterator[Path]:
+def _files_of_webhook(sink: WebhookSettings) -> Iterator[Path]:
     key = sink.client_key or sink.client_certificate
     named = (sink.secrets_file, sink.proxy_authorization_file, key, *(value.file for value in sink.headers.values()))
     yield from (path for path in named if path is not None)

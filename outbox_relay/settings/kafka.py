@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 from outbox_relay.domain.routing import matches
 from outbox_relay.formats.topics import INTERNAL_PREFIX, TOPIC_CHARS, TOPICS_MAX, TopicTemplate
 from outbox_relay.settings import raw
-from outbox_relay.settings.every_sink import EverySink
+from outbox_relay.settings.every_sink import SinkSettings
 from outbox_relay.settings.fields import Count
 from outbox_relay.settings.problems import Problem, Wrong
 from outbox_relay.settings.producer import Scalar, refusals, refusals_of_files
@@ -31,7 +31,7 @@ def _topic_pattern(value: object) -> object:
     return value
 
 
-class KafkaSink(EverySink):
+class KafkaSettings(SinkSettings):
     """A sink that produces to Kafka."""
 
     type: Literal["kafka"]

@@ -22,7 +22,7 @@ from outbox_relay.settings.problems import Path as Place
 from outbox_relay.settings.problems import Problem, Wrong, meant
 from outbox_relay.settings.shape import members
 from outbox_relay.settings.sinks import SINKS
-from outbox_relay.settings.webhook import WebhookSink
+from outbox_relay.settings.webhook import WebhookSettings
 
 FILE_BYTES = 4 * 1024 * 1024
 """Largest file of settings, in bytes."""
@@ -76,12 +76,12 @@ def warnings(settings: Settings) -> list[str]:
     for name, sink in settings.sinks.items():
         if name not in settings.routes.sinks:
             found.append(settings.at(("sinks", name), "no route leads to this sink; add it to a list in [routes]"))
-        if isinstance(sink, WebhookSink):
+        if isinstance(sink, WebhookSettings):
             found += (settings.at(("sinks", name, *problem.path), problem.text) for problem in _doubts(sink))
     return found
 
 
-def _doubts(sink: WebhookSink) -> Iterator[Problem]:
+def _doubts(sink: WebhookSettings) -> Iterator[Problem]:
     for n, network in enumerate(sink.allow_networks):
         if kinds := opens(network):
             said = f"{network} allows {', '.join(kinds)} addresses too; list only the networks that are needed"

@@ -40,7 +40,7 @@ def _check_dsn(text: str) -> str:
     return dsn
 
 
-class Database(Section):
+class DatabaseSettings(Section):
     """How the database is reached."""
 
     dsn_text: SecretStr | None = Field(default=None, alias="dsn")
@@ -108,7 +108,7 @@ def _own_name() -> str:
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
-class Relay(Section):
+class RelaySettings(Section):
     """How this process behaves among the relays."""
 
     name: str = Field(default_factory=_own_name, min_length=1, max_length=200, pattern=r"^[^\s\x00-\x1f\x7f]+$")
@@ -122,7 +122,7 @@ class Relay(Section):
     """Time to finish what is in hand after SIGTERM, in seconds, above 0 and at most 3600."""
 
 
-class Http(Section):
+class HttpSettings(Section):
     """The listener for health, metrics and the admin page."""
 
     listen: str | None = None
@@ -188,9 +188,9 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(**STRICTNESS, case_sensitive=True)
 
-    database: Database = Field(default_factory=Database)
-    relay: Relay = Field(default_factory=Relay)
-    http: Http = Field(default_factory=Http)
+    database: DatabaseSettings = Field(default_factory=DatabaseSettings)
+    relay: RelaySettings = Field(default_factory=RelaySettings)
+    http: HttpSettings = Field(default_factory=HttpSettings)
     sinks: dict[SinkName, Sink] = Field(default_factory=dict)
     routes: Annotated[Routes, PlainValidator(_routes)] = Field(default_factory=lambda: Routes({}))
     """Event type or pattern → names of sinks; an event goes to the union of all that match."""

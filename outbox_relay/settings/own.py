@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from outbox_relay.postgres import dsn
 from outbox_relay.settings.model import Settings
 from outbox_relay.settings.problems import Problem
-from outbox_relay.settings.webhook import WebhookSink
+from outbox_relay.settings.webhook import WebhookSettings
 
 _LOCAL = ip_address("127.0.0.1")
 
@@ -23,7 +23,7 @@ def own_problems(settings: Settings, environ: Mapping[str, str]) -> Iterator[Pro
     if settings.http.address is not None:
         own[_plain(*settings.http.address)] = "HTTP port"
     for name, sink in settings.sinks.items():
-        if isinstance(sink, WebhookSink) and (what := own.get(_destination(sink.url))) is not None:
+        if isinstance(sink, WebhookSettings) and (what := own.get(_destination(sink.url))) is not None:
             yield Problem(("sinks", name, "url"), f"leads to the relay's own {what}: name another host or port")
 
 

@@ -7,16 +7,16 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator
 
-from outbox_relay.settings.kafka import KafkaSink
-from outbox_relay.settings.webhook import WebhookSink
+from outbox_relay.settings.kafka import KafkaSettings
+from outbox_relay.settings.webhook import WebhookSettings
 
 SINK_NAME = re.compile(r"(?!.*__)[a-z][a-z0-9_]{0,39}")
 """A sink's name: it is part of variables' names, in which ``__`` separates."""
 
-Sink = Annotated[KafkaSink | WebhookSink, Discriminator("type")]
+Sink = Annotated[KafkaSettings | WebhookSettings, Discriminator("type")]
 """A table ``[sinks.NAME]``; which one it is stands in its ``type``."""
 
-SINKS: dict[str, type[KafkaSink] | type[WebhookSink]] = {"kafka": KafkaSink, "webhook": WebhookSink}
+SINKS: dict[str, type[KafkaSettings] | type[WebhookSettings]] = {"kafka": KafkaSettings, "webhook": WebhookSettings}
 """The models of sinks by their ``type``."""
 
 

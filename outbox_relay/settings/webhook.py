@@ -13,7 +13,7 @@ from outbox_relay.formats.signatures import Key
 from outbox_relay.settings import raw
 from outbox_relay.settings.addresses import Address, Network, denied
 from outbox_relay.settings.destination import EVERYWHERE, check_url, proxy_endpoint
-from outbox_relay.settings.every_sink import EverySink
+from outbox_relay.settings.every_sink import SinkSettings
 from outbox_relay.settings.fields import Count, Number
 from outbox_relay.settings.problems import Problem, Wrong
 from outbox_relay.settings.request_headers import (
@@ -46,7 +46,7 @@ def _network(value: object) -> object:
     raise ValueError(f'has bits set behind its length: the network is "{exact}"')
 
 
-class WebhookSink(EverySink):
+class WebhookSettings(SinkSettings):
     """A sink that posts each event to a URL, signed."""
 
     type: Literal["webhook"]

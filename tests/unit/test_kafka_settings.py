@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from outbox_relay.domain.errors import Misconfigured
-from outbox_relay.settings import KafkaSink, load
+from outbox_relay.settings import KafkaSettings, load
 
 FILE = """
 [sinks.events]
@@ -31,10 +31,10 @@ class Loads:
     def __init__(self, directory: Path) -> None:
         self._path = directory / "relay.toml"
 
-    def __call__(self, *lines: str, **environ: str) -> KafkaSink:
+    def __call__(self, *lines: str, **environ: str) -> KafkaSettings:
         self._path.write_text(FILE % "\n".join(lines))
         found = load(self._path, {TWINS + name: value for name, value in environ.items()}).sinks["events"]
-        assert isinstance(found, KafkaSink)
+        assert isinstance(found, KafkaSettings)
         return found
 
 

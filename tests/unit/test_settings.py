@@ -17,7 +17,7 @@ from pydantic import SecretStr, ValidationError
 from outbox_relay.domain.errors import Misconfigured
 from outbox_relay.domain.outcomes import RetryPolicy
 from outbox_relay.formats.topics import TopicTemplate
-from outbox_relay.settings import KafkaSink, Settings, SigningSecret, WebhookSink, load, log_settings, warnings
+from outbox_relay.settings import KafkaSettings, Settings, SigningSecret, WebhookSettings, load, log_settings, warnings
 
 KEY = b"k" * 24
 SECRET = "whsec_" + base64.b64encode(KEY).decode()
@@ -62,17 +62,17 @@ def load_text(tmp_path: Path, text: str, environ: dict[str, str] | None = None, 
     return load(path, environ or {}, dsn)
 
 
-def kafka(settings: Settings, name: str = "events") -> KafkaSink:
+def kafka(settings: Settings, name: str = "events") -> KafkaSettings:
     """The Kafka sink of that name."""
     sink = settings.sinks[name]
-    assert isinstance(sink, KafkaSink)
+    assert isinstance(sink, KafkaSettings)
     return sink
 
 
-def webhook(settings: Settings, name: str = "crm") -> WebhookSink:
+def webhook(settings: Settings, name: str = "crm") -> WebhookSettings:
     """The webhook sink of that name."""
     sink = settings.sinks[name]
-    assert isinstance(sink, WebhookSink)
+    assert isinstance(sink, WebhookSettings)
     return sink
 
 
@@ -378,7 +378,7 @@ class TestHeaders:
 
     FILE = FILE.replace("allow_networks", "headers = HEADERS\nallow_networks")
 
-    def sink(self, tmp_path: Path, headers: str) -> WebhookSink:
+    def sink(self, tmp_path: Path, headers: str) -> WebhookSettings:
         """A sink with these headers."""
         return webhook(load_text(tmp_path, self.FILE.replace("HEADERS", headers)))
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from outbox_relay.domain.errors import Misconfigured
-from outbox_relay.settings import Database, Settings, load
+from outbox_relay.settings import DatabaseSettings, Settings, load
 from outbox_relay.settings.places import STATEMENT_LINES
 from outbox_relay.settings.shape import fields, table
 from outbox_relay.settings.sinks import SINKS
@@ -273,7 +273,7 @@ def test_lines_are_counted_alike_in_files_of_windows(tmp_path: Path) -> None:
 
 def test_models_alone_do_not_repeat_a_value_either() -> None:
     with pytest.raises(ValidationError) as refused:
-        Database.model_validate({"dsn": [CANARY], "pooler": CANARY})
+        DatabaseSettings.model_validate({"dsn": [CANARY], "pooler": CANARY})
     assert "pooler" in str(refused.value)
     assert CANARY not in str(refused.value)
 
