@@ -18,6 +18,7 @@ import re
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from uuid import UUID
@@ -52,6 +53,7 @@ SCALE_LEAST, SCALE_MOST = 0.0001, 100.0
 """By what the bench multiplies events and seconds: at least, at most."""
 
 _SECRETS = re.compile(r"(?<=://)\S*@|(?<=password=)('[^']*'?|\S+)", re.IGNORECASE)
+_INVALID_CHOICE = re.compile(r"invalid choice: '([\w-]+)' \(choose from (.+)\)$")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -108,10 +110,12 @@ def _say(message: str) -> None:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose messages repeat no password that stands in an argument."""
+    """A parser whose messages suggest the nearest command and repeat no password that stands in an argument."""
 
     def error(self, message: str) -> NoReturn:
-        super().error(_SECRETS.sub("…", message))
+        found = _INVALID_CHOICE.search(message)
+        near = get_close_matches(found[1], re.findall(r"[\w-]+", found[2]), 1) if found else []
+        super().error(_SECRETS.sub("…", message) + (f"; did you mean {near[0]}?" if near else ""))
 
 
 def _parser() -> _Parser:
