@@ -13,8 +13,7 @@ from urllib.parse import urlsplit
 
 from outbox_relay.domain.errors import Misconfigured
 from outbox_relay.postgres import dsn
-from outbox_relay.settings.addresses import opens
-from outbox_relay.settings.destination import LOOPBACK, canonical_host
+from outbox_relay.settings.addresses import LOOPBACK, canonical_host, opens
 from outbox_relay.settings.kafka import KafkaSettings
 from outbox_relay.settings.model import DatabaseSettings, Settings
 from outbox_relay.settings.problems import Problem, SettingPath

@@ -44,14 +44,14 @@ def as_list(value: object) -> list[Any]:
     return cast("list[Any]", value) if isinstance(value, list) else []
 
 
-def read_small_file(path: Path) -> str:
-    """Return the text in the file at ``path``. Raises ValueError without any content."""
+def read_text(path: Path, limit: int = SMALL_FILE_BYTES) -> str:
+    """Return the text in the file at ``path``, of at most ``limit`` bytes. Raises ValueError without any content."""
     try:
         with path.open("rb") as file:
-            content = file.read(SMALL_FILE_BYTES + 1)
-        if len(content) > SMALL_FILE_BYTES:
-            raise ValueError(f"is larger than {SMALL_FILE_BYTES} bytes")
-        return content.decode()
+            content = file.read(limit + 1)
+        if len(content) > limit:
+            raise ValueError(f"is larger than {limit} bytes")
+        return content.decode("utf-8-sig")
     except OSError as error:
         raise ValueError(error.strerror) from None
     except UnicodeDecodeError:

@@ -12,7 +12,7 @@ from outbox_relay.formats.topics import INTERNAL_PREFIX, TOPIC_CHARS, TOPICS_MAX
 from outbox_relay.settings.fields import Count, as_table, matching
 from outbox_relay.settings.problems import InvalidSetting, Problem
 from outbox_relay.settings.producer import Scalar, file_problems, producer_problems
-from outbox_relay.settings.request_headers import HEADER_NAME, NOT_A_NAME
+from outbox_relay.settings.secrets import HEADER_NAME, NOT_A_NAME
 from outbox_relay.settings.sink import SinkSettings
 
 _INTERNAL = "begins with __, as Kafka's internal topics do: no event goes there"

@@ -13,11 +13,10 @@ from pydantic_core import ErrorDetails
 
 from outbox_relay.domain.errors import Misconfigured
 from outbox_relay.postgres import dsn as connection_strings
-from outbox_relay.settings.destination import canonical_host
+from outbox_relay.settings.addresses import canonical_host
 from outbox_relay.settings.fields import fields
 from outbox_relay.settings.model import SINKS, Settings
-from outbox_relay.settings.origins import Origins
-from outbox_relay.settings.problems import InvalidSetting, Problem, SettingPath, suggestion, variable
+from outbox_relay.settings.problems import InvalidSetting, Origins, Problem, SettingPath, suggestion, variable
 from outbox_relay.settings.sources import EnvironmentSource, FileSource
 from outbox_relay.settings.webhook import WebhookSettings
 
@@ -106,8 +105,8 @@ def _text(details: ErrorDetails, loc: SettingPath) -> str:
             text = details["msg"].replace("valid dictionary", "table")
             for subject in ("Input ", "String ", "Tuple ", "Dictionary "):
                 text = text.removeprefix(subject)
-    names = [step for step in loc if isinstance(step, str)]
-    field = _names(loc[: loc.index(names[-1])]).get(names[-1])
+    last = max(n for n, step in enumerate(loc) if isinstance(step, str))
+    field = _names(loc[:last]).get(str(loc[last]))
     meaning = " ".join((field.description or "").split()).partition(". ")[0].rstrip(".") if field else ""
     return f"{text} ({meaning[:1].lower()}{meaning[1:]})" if meaning else text
 

@@ -33,11 +33,10 @@ from outbox_relay.settings.fields import (
     as_table,
     excludes,
     matching,
-    read_small_file,
+    read_text,
 )
 from outbox_relay.settings.kafka import KafkaSettings
-from outbox_relay.settings.origins import Origins
-from outbox_relay.settings.problems import NAME_CHARS, InvalidSetting, Problem, SettingPath, suggestion
+from outbox_relay.settings.problems import NAME_CHARS, InvalidSetting, Origins, Problem, SettingPath, suggestion
 from outbox_relay.settings.webhook import WebhookSettings
 
 NO_DSN = (
@@ -92,7 +91,7 @@ class DatabaseSettings(Section):
         if self.dsn_text is not None:
             return self.dsn_text.get_secret_value()
         try:
-            return _checked_dsn(read_small_file(self.dsn_file or Path()))
+            return _checked_dsn(read_text(self.dsn_file or Path()))
         except ValueError as error:
             raise Misconfigured(f"dsn_file {self.dsn_file}: {error}") from None
 

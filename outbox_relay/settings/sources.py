@@ -1,4 +1,4 @@
-"""The sources of the settings: the file, and the environment variables over it.
+"""The sources of the settings: the file, and the environment variables over it. Also the variables of the log.
 
 Every setting has a variable, ``OUTBOX_RELAY_`` and its path joined by ``__``. A value is text; lists and tables are
 JSON, and replace what the file says. A list of strings may also be one plain string. Below ``PRODUCER__`` and
@@ -11,23 +11,25 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_origin
+from typing import Any, Literal, NamedTuple, TypeAlias, cast, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_settings import EnvSettingsSource, InitSettingsSource
 
 from outbox_relay.domain.errors import Misconfigured
-from outbox_relay.settings.fields import as_table, fields, table
+from outbox_relay.settings.fields import as_table, fields, read_text, table
 from outbox_relay.settings.model import SINKS, Settings
-from outbox_relay.settings.origins import lines_of
-from outbox_relay.settings.problems import PREFIX, Problem, SettingPath, variable
+from outbox_relay.settings.problems import PREFIX, Problem, SettingPath, lines_of, variable
 from outbox_relay.settings.producer import PROPERTIES, refused_from_environment
 
 FILE_BYTES = 4 * 1024 * 1024
 """Size limit of the file, in bytes."""
+
+Level: TypeAlias = Literal["debug", "info", "warning", "error", "critical"]
+Format: TypeAlias = Literal["json", "console"]
 
 _DELIMITER = "\x1f"
 _SOURCES_OF_DSN = (("database", "dsn"), ("database", "dsn_file"))
@@ -178,15 +180,9 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _read(name: str) -> str:
     try:
-        with Path(name).open("rb") as file:
-            content = file.read(FILE_BYTES + 1)
-        if len(content) > FILE_BYTES:
-            raise Misconfigured(f"{name}: is larger than {FILE_BYTES} bytes")
-        return content.decode("utf-8-sig")
-    except OSError as error:
-        raise Misconfigured(f"{name}: {error.strerror}; name the file with -c or OUTBOX_RELAY_CONFIG") from None
-    except ValueError:
-        raise Misconfigured(f"{name}: is not a text file in UTF-8") from None
+        return read_text(Path(name), FILE_BYTES)
+    except ValueError as error:
+        raise Misconfigured(f"{name}: {error}; name the file with -c or OUTBOX_RELAY_CONFIG") from None
 
 
 def _parsed_toml(name: str, text: str) -> dict[str, Any]:
@@ -214,3 +210,28 @@ def _toml_fault(name: str, text: str, said: str) -> str:
         "Invalid value": "not valid TOML: Invalid value (a string needs quotes)",
     }
     return f"{name}:{number}: {plain.get(' '.join(what.split()[:2]), f'not valid TOML: {what}')}"
+
+
+class LogSettings(NamedTuple):
+    """Level and format of the log."""
+
+    level: Level
+    format: Format
+
+
+def log_settings(environ: Mapping[str, str], *, terminal: bool) -> LogSettings:
+    """Return level and format of the log, from ``OUTBOX_RELAY_LOG_LEVEL`` and ``OUTBOX_RELAY_LOG_FORMAT``.
+
+    The defaults are info, and json unless stderr is a ``terminal``. Case and blanks are ignored. Raises Misconfigured
+    if a value is not among the known ones.
+    """
+    level = _choice(environ, "OUTBOX_RELAY_LOG_LEVEL", get_args(Level), "info")
+    lines = _choice(environ, "OUTBOX_RELAY_LOG_FORMAT", get_args(Format), "console" if terminal else "json")
+    return LogSettings(cast("Level", level), cast("Format", lines))
+
+
+def _choice(environ: Mapping[str, str], name: str, choices: Sequence[str], default: str) -> str:
+    value = environ.get(name, "").strip().lower() or default
+    if value not in choices:
+        raise Misconfigured(f"{name}: should be one of {', '.join(choices)}")
+    return value

@@ -11,19 +11,20 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, fie
 
 from outbox_relay.domain.errors import Misconfigured
 from outbox_relay.formats.signatures import Key
-from outbox_relay.settings.addresses import Address, Network, denied
-from outbox_relay.settings.destination import EVERYWHERE, check_url, proxy_endpoint
+from outbox_relay.settings.addresses import EVERYWHERE, Address, Network, check_url, denied, proxy_endpoint
 from outbox_relay.settings.fields import Count, Number, excludes, needs
 from outbox_relay.settings.problems import InvalidSetting, Problem
-from outbox_relay.settings.request_headers import (
+from outbox_relay.settings.secrets import (
     HEADERS,
+    SECRETS,
     Headers,
     HeaderValue,
+    SigningSecret,
     further_header,
     read_headers,
+    read_secrets,
     repeated_headers,
 )
-from outbox_relay.settings.secrets import SECRETS, SigningSecret, read_secrets
 from outbox_relay.settings.sink import SinkSettings
 
 OWN_MEANING = frozenset((408, 410, 425, 429, 502, 503, 504))

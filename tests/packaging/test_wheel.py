@@ -131,6 +131,7 @@ def test_it_holds_what_runs_and_nothing_else(wheel: Path) -> None:
         *(f"outbox_relay/schema/{path.name}" for path in (ROOT / "schema").iterdir()),
     }
     data = {"outbox_relay/py.typed", "outbox_relay/schema/0001_outbox.sql", "outbox_relay/postgres/sql/settle.sql"}
+    data.add("outbox_relay/settings/librdkafka.toml")
     assert data <= wanted
     info = f"outbox_relay-{__version__}.dist-info"
     assert {name for name in held if not name.startswith(f"{info}/")} == wanted

@@ -17,7 +17,7 @@ from outbox_relay.domain.errors import Misconfigured
 from outbox_relay.settings import DatabaseSettings, Settings, load
 from outbox_relay.settings.fields import fields, table
 from outbox_relay.settings.model import SINKS
-from outbox_relay.settings.origins import STATEMENT_LINES
+from outbox_relay.settings.problems import STATEMENT_LINES
 
 CANARY = "hunter2canary"
 SECRET = "whsec_" + base64.b64encode(b"k" * 24).decode()
