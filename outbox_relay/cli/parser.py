@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from difflib import get_close_matches
 from typing import NoReturn
 
 from outbox_relay import __version__
@@ -11,13 +12,16 @@ from outbox_relay.cli import actions, queries, schema, service, workbench
 from outbox_relay.cli.command import add_config, add_dsn
 
 _SECRETS = re.compile(r"(?<=://)\S*@|(?<=password=)('[^']*'?|\S+)", re.IGNORECASE)
+_INVALID_CHOICE = re.compile(r"invalid choice: '([\w-]+)' \(choose from (.+)\)$")
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose messages do not repeat a password given as an argument."""
+    """A parser whose messages suggest the nearest command and do not repeat a password given as an argument."""
 
     def error(self, message: str) -> NoReturn:
-        super().error(_SECRETS.sub("…", message))
+        found = _INVALID_CHOICE.search(message)
+        near = get_close_matches(found[1], re.findall(r"[\w-]+", found[2]), 1) if found else []
+        super().error(_SECRETS.sub("…", message) + (f"; did you mean {near[0]}?" if near else ""))
 
 
 def build() -> argparse.ArgumentParser:

@@ -33,9 +33,7 @@ from outbox_relay.service.health import AcceptErrors, Health
 from outbox_relay.service.logs import logger
 from outbox_relay.service.reloading import Reloading, reason
 from outbox_relay.service.webhooks import Renewal, Webhooks
-from outbox_relay.settings import KafkaSink as KafkaSettings
-from outbox_relay.settings import Settings, restart_needed
-from outbox_relay.settings import WebhookSink as WebhookSettings
+from outbox_relay.settings import KafkaSettings, Settings, WebhookSettings, restart_needed
 from outbox_relay.sinks import Sink
 from outbox_relay.sinks.kafka import ClientSettings, Creation, Form, KafkaSink
 

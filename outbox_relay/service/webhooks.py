@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 from outbox_relay.domain.errors import Misconfigured
 from outbox_relay.postgres import dsn
-from outbox_relay.settings import Settings
-from outbox_relay.settings import WebhookSink as WebhookSettings
+from outbox_relay.settings import Settings, WebhookSettings
 from outbox_relay.sinks.webhook import Credentials, Destination, Form, Rules, Tls, WebhookSink
 
 OWN_SECONDS = 60.0

@@ -1,30 +1,18 @@
-"""Which addresses a webhook may be sent to: never into private networks, except those that are listed.
+"""URLs and addresses that a webhook may be sent to: never private networks, except those that are listed.
 
-An IPv6 address that a router or a translator turns into an IPv4 one is judged by that one too.
+An IPv6 address that a router or a translator turns into an IPv4 one is judged by that one too. Messages repeat no URL.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import TypeAlias
+from urllib.parse import SplitResult, urlsplit
 
 Address: TypeAlias = IPv4Address | IPv6Address
 Network: TypeAlias = IPv4Network | IPv6Network
-
-_MAPPED = IPv6Network("::ffff:0:0/96")
-_COMPATIBLE = IPv6Network("::/96")
-_TRANSLATED = IPv6Network("64:ff9b::/96")
-"""The well-known prefix of NAT64 (RFC 6052): where a network has IPv6 only, this is how its hosts reach IPv4."""
-_GLOBAL = IPv6Network("2000::/3")
-"""The only addresses of IPv6 that are given out for the Internet (RFC 4291, section 2.4, and IANA's registry)."""
-_SIIT = IPv6Network("::ffff:0:0:0/96")
-_LOCAL_NAT64 = IPv6Network("64:ff9b:1::/48")
-_SIX_TO_FOUR = IPv6Network("2002::/16")
-_TEREDO = IPv6Network("2001::/32")
-_ISATAP = frozenset((0x0000_5EFE, 0x0200_5EFE))
-"""The first half of an interface identifier of ISATAP (RFC 5214, section 6.1); the other half is the IPv4 address."""
-_V4 = 0xFFFF_FFFF
 
 REFUSED = "refused (deny_networks)"
 """The kind of an address in one of the networks that the settings refuse."""
@@ -32,30 +20,65 @@ REFUSED = "refused (deny_networks)"
 DENIED: dict[Network, str] = {
     ip_network(network): kind
     for kind, networks in {
-        "unspecified": ("0.0.0.0/8", "::/128"),
-        "private": ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7", "fec0::/10"),
-        "shared (carrier)": ("100.64.0.0/10",),
-        "loopback": ("127.0.0.0/8", "::1/128"),
-        "link-local": ("169.254.0.0/16", "fe80::/10"),
-        "cloud platform": ("168.63.129.16/32",),
-        "multicast": ("224.0.0.0/4", "ff00::/8"),
-        "reserved": (
-            *("192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24", "198.18.0.0/15", "198.51.100.0/24"),
-            *("203.0.113.0/24", "240.0.0.0/4"),
-            *("100::/64", "2001:db8::/32", "3fff::/20", "5f00::/16"),
-        ),
-        "translated or tunnelled": (*("::/96", "::ffff:0:0:0/96", "64:ff9b:1::/48", "2001::/23", "2002::/16"),),
+        "unspecified": "0.0.0.0/8 ::/128",
+        "private": "10.0.0.0/8 172.16.0.0/12 192.168.0.0/16 fc00::/7 fec0::/10",
+        "shared (carrier)": "100.64.0.0/10",
+        "loopback": "127.0.0.0/8 ::1/128",
+        "link-local": "169.254.0.0/16 fe80::/10",
+        "cloud platform": "168.63.129.16/32",
+        "multicast": "224.0.0.0/4 ff00::/8",
+        "reserved": "192.0.0.0/24 192.0.2.0/24 192.88.99.0/24 198.18.0.0/15 198.51.100.0/24 203.0.113.0/24 240.0.0.0/4 "
+        "100::/64 2001:db8::/32 3fff::/20 5f00::/16",
+        "translated or tunnelled": "::/96 ::ffff:0:0:0/96 64:ff9b:1::/48 2001::/23 2002::/16",
     }.items()
-    for network in networks
+    for network in networks.split()
 }
-"""What no webhook goes to unless it is listed, and why: IANA's special-purpose registries and the tunnels into them."""
+"""Networks that no webhook goes to unless listed, by IANA's special-purpose registries and the tunnels into them."""
+
+_GLOBAL = IPv6Network("2000::/3")
+"""The only addresses of IPv6 that are given out for the Internet (RFC 4291, section 2.4, and IANA's registry)."""
+_ALWAYS_IPV4 = (IPv6Network("::ffff:0:0/96"), IPv6Network("64:ff9b::/96"))
+"""Mapped addresses, and the well-known prefix of NAT64 (RFC 6052): never anything but the IPv4 address in them."""
+_ISATAP = frozenset((0x0000_5EFE, 0x0200_5EFE))
+"""The first half of an interface identifier of ISATAP (RFC 5214, section 6.1); the other half is the IPv4 address."""
+_V4 = 0xFFFF_FFFF
+
+_EMBEDDING: tuple[tuple[IPv6Network, tuple[Callable[[int], int], ...]], ...] = (
+    *((network, (lambda bits: bits,)) for network in _ALWAYS_IPV4),
+    (IPv6Network("::/96"), (lambda bits: bits,)),
+    (IPv6Network("::ffff:0:0:0/96"), (lambda bits: bits,)),
+    # The local prefix of NAT64 may have any length: one of four places (RFC 6052, section 2.2).
+    (
+        IPv6Network("64:ff9b:1::/48"),
+        (
+            lambda bits: bits,
+            lambda bits: (bits >> 64 & 0xFFFF) << 16 | bits >> 40 & 0xFFFF,
+            lambda bits: (bits >> 64 & 0xFF) << 24 | bits >> 32 & 0xFF_FFFF,
+            lambda bits: bits >> 24,
+        ),
+    ),
+    (IPv6Network("2002::/16"), (lambda bits: bits >> 80,)),
+    # Teredo inverts the client's address (RFC 4380, section 4).
+    (IPv6Network("2001::/32"), (lambda bits: ~bits, lambda bits: bits >> 64)),
+)
+"""The places of IPv4 addresses in IPv6 ones, by the networks of the transition mechanisms."""
+
+URL_CHARS = 2048
+"""Longest URL, in characters."""
+EVERYWHERE = (ip_network("0.0.0.0/0"), ip_network("::/0"))
+"""The networks of all addresses."""
+LOOPBACK = "127.0.0.1"
+"""The canonical name of this machine."""
+
+_LABEL = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
+_NUMERIC = re.compile(r"\d+|0[xX][0-9a-fA-F]*")
 
 
 def denied(address: Address | str, allowed: Sequence[Network], refused: Sequence[Network] = ()) -> str | None:
-    """Return in a word or two why no webhook goes to ``address``; None when it may.
+    """Return in a word or two why no webhook goes to ``address``, or None if one may.
 
-    ``refused`` are further networks that are never addressed; they count for more than ``allowed``. Raises ValueError
-    when the text is no address.
+    ``refused`` are further networks that are never addressed; they take precedence over ``allowed``. Raises ValueError
+    if the text is not an address.
     """
     whole = ip_address(address) if isinstance(address, str) else address
     judged = _readings(whole)
@@ -75,40 +98,20 @@ def _kind(address: Address, allowed: Sequence[Network]) -> str | None:
 
 
 def _readings(address: Address) -> tuple[Address, ...]:
-    """Return the addresses that all have to be allowed: what a host or a router may make of ``address``.
-
-    A mapped address and one of the well-known NAT64 prefix are never anything but the IPv4 address in them.
-    """
+    """Return the addresses that must all be allowed: what a host or a router may make of ``address``."""
     if isinstance(address, IPv4Address):
         return (address,)
-    if address in _MAPPED or address in _TRANSLATED:
+    if any(address in network for network in _ALWAYS_IPV4):
         return (IPv4Address(int(address) & _V4),)
     return (address, *_isatap(address))
 
 
 def _embedded(address: Address) -> tuple[IPv4Address, ...]:
-    """Return the IPv4 addresses in one of IPv6, by every transition mechanism whose form it has.
-
-    The local prefix of NAT64 may be used at any length, so the IPv4 address stands in one of four places
-    (RFC 6052, section 2.2). Teredo holds it inverted (RFC 4380, section 4).
-    """
+    """Return the IPv4 addresses in one of IPv6, by every transition mechanism whose form it has."""
     if isinstance(address, IPv4Address):
         return ()
-    bits = int(address)
-    found = list(_isatap(address))
-    if any(address in network for network in (_MAPPED, _COMPATIBLE, _TRANSLATED, _SIIT, _LOCAL_NAT64)):
-        found.append(IPv4Address(bits & _V4))
-    if address in _LOCAL_NAT64:
-        found += [
-            IPv4Address((bits >> 64 & 0xFFFF) << 16 | bits >> 40 & 0xFFFF),
-            IPv4Address((bits >> 64 & 0xFF) << 24 | bits >> 32 & 0xFF_FFFF),
-            IPv4Address(bits >> 24 & _V4),
-        ]
-    if address in _SIX_TO_FOUR:
-        found.append(IPv4Address(bits >> 80 & _V4))
-    if address in _TEREDO:
-        found += [IPv4Address(bits & _V4 ^ _V4), IPv4Address(bits >> 64 & _V4)]
-    return tuple(found)
+    places = [place for network, places in _EMBEDDING if address in network for place in places]
+    return (*_isatap(address), *(IPv4Address(place(int(address)) & _V4) for place in places))
 
 
 def _isatap(address: IPv6Address) -> tuple[IPv4Address, ...]:
@@ -118,12 +121,103 @@ def _isatap(address: IPv6Address) -> tuple[IPv4Address, ...]:
 
 
 def opens(network: Network) -> list[str]:
-    """The kinds of denied addresses that ``network`` allows beyond the one range it may lie in, sorted."""
-    inside = {kind for other, kind in DENIED.items() if _within(other, network) and other != network}
-    return sorted(inside)
+    """Return the kinds of denied addresses that ``network`` allows beyond one range of them, sorted."""
+    first, last = int(network[0]), int(network[-1])
+    inside = (other for other in DENIED if other.version == network.version and other != network)
+    return sorted({DENIED[other] for other in inside if first <= int(other[0]) <= int(other[-1]) <= last})
 
 
-def _within(inner: Network, outer: Network) -> bool:
-    if isinstance(inner, IPv4Network):
-        return isinstance(outer, IPv4Network) and inner.subnet_of(outer)
-    return isinstance(outer, IPv6Network) and inner.subnet_of(outer)
+def canonical_host(host: str) -> str:
+    """Return one spelling for all spellings of a host; every address of this machine is ``LOOPBACK``."""
+    name = host.rstrip(".").lower()
+    try:
+        address = ip_address(name)
+    except ValueError:
+        return LOOPBACK if name == "localhost" or name.endswith(".localhost") else name
+    plain = getattr(address, "ipv4_mapped", None) or address
+    return LOOPBACK if plain.is_loopback or plain.is_unspecified else str(plain)
+
+
+def check_url(url: str, *, allow_http: bool, allowed: Sequence[Network], refused: Sequence[Network] = ()) -> None:
+    """Raise ValueError, with the fix and without the URL, unless a webhook may be sent to ``url``.
+
+    ``allowed`` are the networks that may be addressed although they are private, ``refused`` those that never are.
+    """
+    parts = _split(url)
+    if parts.scheme == "http" and not allow_http:
+        raise ValueError("plain http is refused: use https, or set allow_http = true")
+    if parts.scheme not in ("http", "https"):
+        raise ValueError("should begin with https://")
+    if "@" in parts.netloc:
+        raise ValueError("holds credentials before the host: remove them, requests are signed")
+    if "#" in url:
+        raise ValueError("holds a fragment (#…), which is never sent: remove it")
+    _check_host(parts, allowed, refused)
+
+
+def proxy_endpoint(url: str) -> tuple[str, int]:
+    """Return host and port of a forward proxy. Raises ValueError, with the fix and without the URL, if it is wrong."""
+    parts = _split(url)
+    if parts.scheme != "http" or parts.path not in ("", "/") or "?" in url or "#" in url:
+        raise ValueError("should be http://HOST:PORT: the connection to a proxy has no TLS and no path")
+    if "@" in parts.netloc:
+        raise ValueError("holds credentials before the host: put them into proxy_authorization_file")
+    _check_host(parts, EVERYWHERE, ())
+    if parts.hostname is None or parts.port is None:
+        raise ValueError("has no port: write http://HOST:PORT")
+    return parts.hostname, parts.port
+
+
+def _split(url: str) -> SplitResult:
+    if not url or len(url) > URL_CHARS:
+        raise ValueError(f"should be a URL of 1 to {URL_CHARS} characters")
+    if not re.fullmatch(r"[!-\[\]-~]+", url):
+        raise ValueError("holds a space, a control character, a backslash or a letter beyond ASCII: percent-encode it")
+    try:
+        return urlsplit(url)
+    except ValueError:
+        raise ValueError("has a host between [ and ] that is no IPv6 address") from None
+
+
+def _check_host(parts: SplitResult, allowed: Sequence[Network], refused: Sequence[Network]) -> None:
+    try:
+        wrong_port = parts.port == 0 or parts.netloc.endswith(":")
+    except ValueError:
+        wrong_port = True
+    if wrong_port:
+        raise ValueError("has a wrong port: 1 to 65535, or none")
+    host = (parts.hostname or "").removesuffix(".")
+    if not host:
+        raise ValueError("has no host")
+    if parts.netloc.startswith("[") or _NUMERIC.fullmatch(host.rpartition(".")[2]):
+        _check_address(host, allowed, refused, in_brackets=parts.netloc.startswith("["))
+    else:
+        _check_name(host, allowed, refused)
+
+
+def _check_name(host: str, allowed: Sequence[Network], refused: Sequence[Network]) -> None:
+    if len(host) > 253 or not all(_LABEL.fullmatch(label) for label in host.split(".")):
+        raise ValueError(
+            "has a host that is no name: letters, digits, hyphens and dots, at most 63 between dots; "
+            "international names in their xn-- form"
+        )
+    if canonical_host(host) == LOOPBACK and all(denied(address, allowed, refused) for address in (LOOPBACK, "::1")):
+        raise ValueError('leads to this machine: list "127.0.0.0/8" in allow_networks if it should')
+
+
+def _check_address(host: str, allowed: Sequence[Network], refused: Sequence[Network], *, in_brackets: bool) -> None:
+    if "%" in host:
+        raise ValueError("has an address with a zone: write it without")
+    try:
+        address = IPv6Address(host) if in_brackets else IPv4Address(host)
+    except ValueError:
+        raise ValueError(
+            "has a host between [ and ] that is no IPv6 address"
+            if in_brackets
+            else "has a host that is neither a name nor an address: write all four decimal numbers"
+        ) from None
+    kind = denied(address, allowed, refused)
+    if kind == REFUSED:
+        raise ValueError(f"leads to the address {address}, which lies in a network of deny_networks")
+    if kind:
+        raise ValueError(f"leads to the {kind} address {address}: list its network in allow_networks if it should")

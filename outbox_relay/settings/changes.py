@@ -1,4 +1,4 @@
-"""What a reload applies, and which settings differ between two configurations. No value passes through here."""
+"""The settings that differ between two configurations, and those that a reload applies. No value appears here."""
 
 from __future__ import annotations
 
@@ -8,72 +8,55 @@ from typing import cast
 from pydantic import BaseModel
 
 from outbox_relay.settings.model import Settings
-from outbox_relay.settings.problems import Path, place
-from outbox_relay.settings.shape import fields
+from outbox_relay.settings.problems import SettingPath, dotted
 
-APPLIED: tuple[Path, ...] = (
-    ("routes",),
-    # Says where a sink begins that the database does not know: of no effect for one that runs, also after a restart.
-    ("sinks", "*", "start"),
-    ("sinks", "*", "secrets"),
-    ("sinks", "*", "secrets_file"),
-    ("sinks", "*", "headers"),
-    ("sinks", "*", "proxy_authorization_file"),
-    ("sinks", "*", "producer"),
-    ("sinks", "*", "producer_files"),
+# `start` has no effect on a sink that the database knows, also after a restart.
+APPLIED_TO_SINKS = frozenset(
+    ["start", "secrets", "secrets_file", "headers", "proxy_authorization_file", "producer", "producer_files"]
 )
-"""Settings that a reload applies, with everything below them; a star is any name."""
+"""Settings of a sink that a reload applies, as it applies the routes."""
 
 
-def differing(old: Settings, new: Settings) -> list[Path]:
+def differing(old: Settings, new: Settings) -> list[SettingPath]:
     """Return the paths of the settings whose values differ, in the order of the models."""
     return list(_differing((), old, new))
 
 
 def restart_needed(old: Settings, new: Settings) -> list[str]:
-    """Return a line for each setting that differs and that a reload does not apply; no value stands in it."""
+    """Return a line, without its value, for each setting that differs and that a reload does not apply."""
     return [_line(old, new, path) for path in differing(old, new) if not _is_applied(path)]
 
 
-def _line(old: Settings, new: Settings, path: Path) -> str:
+def _is_applied(path: SettingPath) -> bool:
+    return path[0] == "routes" or (path[0] == "sinks" and len(path) > 2 and path[2] in APPLIED_TO_SINKS)
+
+
+def _line(old: Settings, new: Settings, path: SettingPath) -> str:
     match path:
         case ("sinks", name) if name not in new.sinks:
-            return f"{place(path)}: was removed: needs a restart"
+            return f"{dotted(path)}: was removed: needs a restart"
         case ("sinks", name) if name not in old.sinks:
             return new.at(path, "was added: needs a restart")
         case _:
             return new.at(path, "needs a restart")
 
 
-def _is_applied(path: Path) -> bool:
-    return any(
-        len(path) >= len(applied) and all(step in ("*", mine) for step, mine in zip(applied, path, strict=False))
-        for applied in APPLIED
-    )
-
-
-def _differing(path: Path, old: object, new: object) -> Iterator[Path]:
-    if isinstance(old, BaseModel) and isinstance(new, BaseModel):
-        if type(old) is not type(new):
-            yield (*path, "type")
-            return
-        for name in fields(type(old)):
-            yield from _differing((*path, name), _value(old, name), _value(new, name))
-    elif isinstance(old, Mapping) and isinstance(new, Mapping):
-        olds, news = cast("Mapping[str, object]", old), cast("Mapping[str, object]", new)
+def _differing(path: SettingPath, old: object, new: object) -> Iterator[SettingPath]:
+    olds, news = _entries(old), _entries(new)
+    if isinstance(old, BaseModel) and type(old) is not type(new):
+        yield (*path, "type")
+    elif olds is None or news is None:
+        yield from [path] if old != new else []
+    else:
         for name in {**olds, **news}:
-            if name not in olds or name not in news:
-                yield (*path, name)
-            else:
+            if name in olds and name in news:
                 yield from _differing((*path, name), olds[name], news[name])
-    elif old != new:
-        yield path
+            else:
+                yield (*path, name)
 
 
-def _value(model: BaseModel, name: str) -> object:
-    """Return the value of the field that the file calls ``name``."""
-    return next(
-        getattr(model, attribute)
-        for attribute, field in type(model).model_fields.items()
-        if name == (field.alias or attribute)
-    )
+def _entries(value: object) -> Mapping[str, object] | None:
+    """Return the settings in a table by their names in the file; None if ``value`` is not a table."""
+    if isinstance(value, BaseModel):
+        return {field.alias or name: getattr(value, name) for name, field in type(value).model_fields.items()}
+    return cast("Mapping[str, object]", value) if isinstance(value, Mapping) else None

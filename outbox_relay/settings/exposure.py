@@ -1,6 +1,6 @@
-"""What `check` warns of: secrets and events that others could read, destinations that are not verified.
+"""Warnings: settings that are allowed but doubtful, or that leave secrets and events open to others.
 
-Every line names the place and the fix, and no value that may be secret.
+Every line names the setting and the fix, and holds no value that may be secret.
 """
 
 from __future__ import annotations
@@ -8,100 +8,118 @@ from __future__ import annotations
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from outbox_relay.domain.errors import Misconfigured
 from outbox_relay.postgres import dsn
-from outbox_relay.settings.kafka import KafkaSink
-from outbox_relay.settings.model import Settings
-from outbox_relay.settings.problems import Path as Place
+from outbox_relay.settings.addresses import LOOPBACK, canonical_host, opens
+from outbox_relay.settings.kafka import KafkaSettings
+from outbox_relay.settings.model import DatabaseSettings, Settings
+from outbox_relay.settings.problems import Problem, SettingPath
 from outbox_relay.settings.producer import RUNS_CODE, SERVERS, holds_secret
-from outbox_relay.settings.webhook import WebhookSink
+from outbox_relay.settings.webhook import WebhookSettings
 
 FOREIGN_BITS = stat.S_IRWXG | stat.S_IRWXO
 """The permissions of a file for its group and for others."""
-_ENCRYPTED = frozenset(("ssl", "sasl_ssl"))
-_FALSE = frozenset(("false", "f", "0"))
-_KEY_FILES = ("ssl.key.location", "ssl.keystore.location", "sasl.kerberos.keytab")
-_KEY_FILE_ENDS = (".key.file", ".assertion.file")
+_KEY_FILES = ("ssl.key.location", "ssl.keystore.location", "sasl.kerberos.keytab", ".key.file", ".assertion.file")
 
 
-def exposures(settings: Settings, environ: Mapping[str, str]) -> list[str]:
-    """Return what is sent or kept less safely than it could be, a line each. Blocks while it looks at files.
-
-    ``environ`` has what libpq falls back on.
-    """
-    found = [*_of_database(settings, environ)]
-    files: dict[Path, None] = dict.fromkeys(_files_of_database(settings, environ))
+def warnings(settings: Settings) -> list[str]:
+    """Return a line for each setting that is probably a mistake: no sink, a sink without a route, and the like."""
+    if not settings.sinks:
+        fix = 'add a table [sinks.NAME] with type = "kafka" or "webhook", and a route to it in [routes]'
+        return [settings.at((), f"there is no sink, so nothing is delivered: {fix}")]
+    found: list[str] = []
     for name, sink in settings.sinks.items():
-        of_sink = _of_kafka(sink) if isinstance(sink, KafkaSink) else _of_webhook(sink)
-        found += (settings.at(("sinks", name, *place), text) for place, text in of_sink)
-        files |= dict.fromkeys(_files_of_kafka(sink) if isinstance(sink, KafkaSink) else _files_of_webhook(sink))
-    if (own := settings.file) is not None and any(map(settings.in_file, _secret_places(settings))):
-        files[own] = None
-    found += (text for path in files if (text := _readable(path)) is not None)
+        if name not in settings.routes.sinks:
+            found.append(settings.at(("sinks", name), "no route leads to this sink; add it to a list in [routes]"))
+        if isinstance(sink, WebhookSettings):
+            found += (settings.at(("sinks", name, *problem.path), problem.text) for problem in _doubts(sink))
     return found
 
 
-# -- on the wire --------------------------------------------------------------------------------------------------
+def _doubts(sink: WebhookSettings) -> Iterator[Problem]:
+    for n, network in enumerate(sink.allow_networks):
+        if kinds := opens(network):
+            text = f"{network} allows {', '.join(kinds)} addresses too; list only the networks that are needed"
+            yield Problem(("allow_networks", n), text)
+    ends = [secret.until for secret in sink.secrets if secret.until is not None]
+    if ends and len(ends) == len(sink.secrets):
+        text = f"every secret has an end: from {max(ends).isoformat()} on nothing is sent; add one without"
+        yield Problem(("secrets",), text)
 
 
-def _of_database(settings: Settings, environ: Mapping[str, str]) -> Iterator[str]:
-    for setting, text in _connection_strings(settings):
-        hosts = [host for host, _ in dsn.endpoints(text, environ) if not _is_loopback(host)]
-        if hosts and not dsn.encrypts(text, environ):
-            said = (
-                f"the connection to {hosts[0]} may be in clear text, and the server is not verified: add "
-                "sslmode=verify-full, and sslrootcert if its authority is not the system's"
-            )
-            yield settings.at(("database", setting), said)
+def exposures(settings: Settings, environ: Mapping[str, str]) -> list[str]:
+    """Return a line for each thing that is sent or kept less safely than it could be. Blocks while it looks at files.
+
+    ``environ`` has what libpq falls back on.
+    """
+    problems: list[Problem] = []
+    secrets: list[SettingPath] = []
+    files: list[Path | None] = [settings.database.dsn_file]
+    for setting, text in _connection_strings(settings.database):
+        problems += _of_connection(("database", setting), text, environ)
+        secrets += [("database", setting)] if dsn.has_password(text) else []
+        files += map(Path, dsn.secret_files(text, environ))
+    for name, sink in settings.sinks.items():
+        if isinstance(sink, KafkaSettings):
+            found, held, kept = _of_kafka(sink), _kafka_secrets(sink), _kafka_files(sink)
+        else:
+            found, held, kept = _of_url(sink.url), _webhook_secrets(sink), _webhook_files(sink)
+        problems += (Problem(("sinks", name, *each.path), each.text) for each in found)
+        secrets += (("sinks", name, *path) for path in held)
+        files += kept
+    files += [settings.file] if any(map(settings.in_file, secrets)) else []
+    modes = (_of_file(path) for path in dict.fromkeys(files) if path is not None)
+    return [*(settings.at(each.path, each.text) for each in problems), *filter(None, modes)]
 
 
-def _connection_strings(settings: Settings) -> Iterator[tuple[str, str]]:
-    database = settings.database
-    with suppress(Misconfigured):  # said elsewhere
+def _is_remote(host: str) -> bool:
+    return bool(host) and canonical_host(host) != LOOPBACK
+
+
+def _connection_strings(database: DatabaseSettings) -> Iterator[tuple[str, str]]:
+    with suppress(Misconfigured):  # reported elsewhere
         yield "dsn" if database.dsn_file is None else "dsn_file", database.dsn()
     if database.listen_dsn is not None:
         yield "listen_dsn", database.listen_dsn.get_secret_value()
 
 
-def _of_kafka(sink: KafkaSink) -> Iterator[tuple[Place, str]]:
-    told = {name: str(value).strip().lower() for name, value in sink.producer.items()}
-    protocol = told.get("security.protocol", "plaintext")
-    brokers = ",".join(told.get(name, "") for name in SERVERS).split(",")
-    remote = [host for broker in brokers if (host := _host(broker)) and not _is_loopback(host)]
-    if remote and protocol not in _ENCRYPTED and "security.protocol" not in sink.producer_files:
-        what = "events and the password go" if protocol.startswith("sasl") else "events go"
-        wanted = "SASL_SSL" if protocol.startswith("sasl") else "SSL"
-        yield ("producer",), f'{what} to {remote[0]} in clear text: set "security.protocol" = "{wanted}"'
-    if told.get("enable.ssl.certificate.verification") in _FALSE:
-        place = ("producer", "enable.ssl.certificate.verification")
-        yield place, "the brokers' certificates are not verified: take this out, and set ssl.ca.location"
-    if told.get("ssl.endpoint.identification.algorithm") == "none":
-        place = ("producer", "ssl.endpoint.identification.algorithm")
-        yield place, "a certificate of any host is taken for the brokers': take this out"
+def _of_connection(path: SettingPath, text: str, environ: Mapping[str, str]) -> Iterator[Problem]:
+    hosts = [host for host, _ in dsn.endpoints(text, environ) if _is_remote(host)]
+    if hosts and not dsn.encrypts(text, environ):
+        exposed = f"the connection to {hosts[0]} may be in clear text, and the server is not verified"
+        fix = "add sslmode=verify-full, and sslrootcert if its authority is not the system's"
+        yield Problem(path, f"{exposed}: {fix}")
+
+
+def _of_kafka(sink: KafkaSettings) -> Iterator[Problem]:
+    texts = {name: str(value).strip().lower() for name, value in sink.producer.items()}
+    protocol = texts.get("security.protocol", "plaintext")
+    brokers = ",".join(texts.get(name, "") for name in SERVERS).split(",")
+    remote = [host for broker in brokers if _is_remote(host := _broker_host(broker))]
+    if remote and protocol not in ("ssl", "sasl_ssl") and "security.protocol" not in sink.producer_files:
+        sasl = protocol.startswith("sasl")
+        exposed, wanted = ("events and the password go", "SASL_SSL") if sasl else ("events go", "SSL")
+        yield Problem(("producer",), f'{exposed} to {remote[0]} in clear text: set "security.protocol" = "{wanted}"')
+    if texts.get(verification := "enable.ssl.certificate.verification") in ("false", "f", "0"):
+        text = "the brokers' certificates are not verified: remove this, and set ssl.ca.location"
+        yield Problem(("producer", verification), text)
+    if texts.get(identification := "ssl.endpoint.identification.algorithm") == "none":
+        text = "a certificate of any host is accepted from the brokers: remove this"
+        yield Problem(("producer", identification), text)
     for table, names in (("producer", sink.producer), ("producer_files", sink.producer_files)):
-        for name in names:
-            if name in RUNS_CODE:
-                yield (table, name), "makes the relay run code that this names: whoever writes this file runs it"
+        for name in RUNS_CODE & names.keys():
+            yield Problem((table, name), "makes the relay run the code that it names: protect this file from changes")
     if (pair := sink.topic_template().joined) is not None:
-        one, other = pair
-        said = (
-            f"different events can share a topic: what stands between {{{one}}} and {{{other}}} may stand in their "
-            "values too; use one field, or a sink for each value, where that must not be"
+        exposed = (
+            f"different events can share a topic: the text between {{{pair[0]}}} and {{{pair[1]}}} may be in values"
         )
-        yield ("topic",), said
+        yield Problem(("topic",), f"{exposed} too; where that must not be, use one field, or a sink for each value")
 
 
-def _of_webhook(sink: WebhookSink) -> Iterator[tuple[Place, str]]:
-    parts = urlsplit(sink.url)
-    if parts.scheme == "http" and not _is_loopback(parts.hostname or ""):
-        yield ("url",), "events go over plain http, which anybody on the way can read and answer: use https"
-
-
-def _host(broker: str) -> str:
+def _broker_host(broker: str) -> str:
     """Return the host of an entry of ``bootstrap.servers``: ``[PROTOCOL://]HOST[:PORT]``."""
     address = broker.strip().rpartition("://")[2]
     if address.startswith("["):
@@ -109,54 +127,36 @@ def _host(broker: str) -> str:
     return address.partition(":")[0] if address.count(":") <= 1 else address
 
 
-def _is_loopback(host: str) -> bool:
-    name = host.rstrip(".").lower()
-    try:
-        return ip_address(name).is_loopback
-    except ValueError:
-        return name == "localhost" or name.endswith(".localhost")
+def _of_url(url: str) -> Iterator[Problem]:
+    parts = urlsplit(url)
+    if parts.scheme == "http" and _is_remote(parts.hostname or ""):
+        yield Problem(("url",), "events go over plain http, which anyone on the way can read and answer: use https")
 
 
-# -- in files -----------------------------------------------------------------------------------------------------
+def _kafka_secrets(sink: KafkaSettings) -> Iterator[SettingPath]:
+    return (("producer", name) for name in sink.producer if holds_secret(name))
 
 
-def _secret_places(settings: Settings) -> Iterator[Place]:
-    """Yield where a secret may stand in the file of the settings itself."""
-    yield from (("database", setting) for setting, text in _connection_strings(settings) if dsn.has_password(text))
-    for name, sink in settings.sinks.items():
-        if isinstance(sink, KafkaSink):
-            yield from (("sinks", name, "producer", key) for key in sink.producer if holds_secret(key))
-        else:
-            yield ("sinks", name, "secrets")
-            yield from (("sinks", name, "headers", key) for key, value in sink.headers.items() if value.text)
+def _webhook_secrets(sink: WebhookSettings) -> Iterator[SettingPath]:
+    yield ("secrets",)
+    yield from (("headers", name) for name, value in sink.headers.items() if value.text)
 
 
-def _files_of_database(settings: Settings, environ: Mapping[str, str]) -> Iterator[Path]:
-    if settings.database.dsn_file is not None:
-        yield settings.database.dsn_file
-    for _, text in _connection_strings(settings):
-        yield from map(Path, dsn.secret_files(text, environ))
-
-
-def _files_of_kafka(sink: KafkaSink) -> Iterator[Path]:
+def _kafka_files(sink: KafkaSettings) -> Iterator[Path]:
     yield from (path for name, path in sink.producer_files.items() if holds_secret(name))
-    for name, value in sink.producer.items():
-        if name in _KEY_FILES or name.endswith(_KEY_FILE_ENDS):
-            yield Path(str(value))
+    yield from (Path(str(value)) for name, value in sink.producer.items() if name.endswith(_KEY_FILES))
 
 
-def _files_of_webhook(sink: WebhookSink) -> Iterator[Path]:
-    key = sink.client_key or sink.client_certificate
-    named = (sink.secrets_file, sink.proxy_authorization_file, key, *(value.file for value in sink.headers.values()))
-    yield from (path for path in named if path is not None)
+def _webhook_files(sink: WebhookSettings) -> Iterator[Path | None]:
+    yield from (sink.secrets_file, sink.proxy_authorization_file, sink.client_key or sink.client_certificate)
+    yield from (value.file for value in sink.headers.values())
 
 
-def _readable(path: Path) -> str | None:
-    """Return what to do if others than its owner may do anything with the file; None if not, or if it is not there."""
+def _of_file(path: Path) -> str | None:
+    """Return a line if the file is open to others than its owner; None if not, or if it does not exist."""
     try:
         mode = stat.S_IMODE(path.stat().st_mode)
     except OSError:
         return None
-    if not mode & FOREIGN_BITS:
-        return None
-    return f"{path}: holds a secret and is open to group or others (mode {mode:04o}): chmod 600 {path}"
+    exposed = f"{path}: holds a secret and is open to group or others (mode {mode:04o}): chmod 600 {path}"
+    return exposed if mode & FOREIGN_BITS else None

@@ -1,21 +1,61 @@
-"""What the models of the settings have in common: their strictness and the types of their numbers and names."""
+"""Base class, types and validators that the models of the settings share."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import re
+from pathlib import Path
+from typing import Annotated, Any, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationInfo
+from pydantic.fields import FieldInfo
 
 STRICTNESS = ConfigDict(
     frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False, use_attribute_docstrings=True
 )
-"""Immutable, no unknown keys, no value in an error, no infinite or missing number."""
+"""Immutable, no unknown names, no value in an error, no infinity."""
+SMALL_FILE_BYTES = 64 * 1024
+"""Size limit of files that hold secrets, in bytes."""
 
 
 class Section(BaseModel):
     """A table of the file."""
 
     model_config = STRICTNESS
+
+
+def fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    """Return the fields of ``model`` by their names in the file."""
+    return {field.alias or name: field for name, field in model.model_fields.items()}
+
+
+def table(field: FieldInfo | None) -> type[BaseModel] | None:
+    """Return the model of a field that is a table with fixed names, otherwise None."""
+    annotation = field.annotation if field else None
+    return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
+
+
+def as_table(value: object) -> dict[str, Any]:
+    """Return ``value`` if it is a table of TOML or JSON, otherwise an empty one."""
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def as_list(value: object) -> list[Any]:
+    """Return ``value`` if it is a list, otherwise an empty one."""
+    return cast("list[Any]", value) if isinstance(value, list) else []
+
+
+def read_text(path: Path, limit: int = SMALL_FILE_BYTES) -> str:
+    """Return the text in the file at ``path``, of at most ``limit`` bytes. Raises ValueError without any content."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(limit + 1)
+        if len(content) > limit:
+            raise ValueError(f"is larger than {limit} bytes")
+        return content.decode("utf-8-sig")
+    except OSError as error:
+        raise ValueError(error.strerror) from None
+    except UnicodeDecodeError:
+        raise ValueError("is not a text file in UTF-8") from None
 
 
 def _no_boolean(value: object) -> object:
@@ -25,6 +65,51 @@ def _no_boolean(value: object) -> object:
 
 
 Count = Annotated[int, BeforeValidator(_no_boolean)]
-"""A whole number; true and false are none."""
+"""A whole number; true and false are refused."""
 Number = Annotated[float, BeforeValidator(_no_boolean)]
-"""A number, with or without a fraction; true and false are none."""
+"""A number, with or without a fraction; true and false are refused."""
+
+
+def matching(pattern: str, reason: str) -> AfterValidator:
+    """Return a validator that refuses, with ``reason``, text that ``pattern`` does not match as a whole."""
+
+    def check(value: str) -> str:
+        if not re.fullmatch(pattern, value):
+            raise ValueError(reason)
+        return value
+
+    return AfterValidator(check)
+
+
+def needs(other: str) -> AfterValidator:
+    """Return a validator that refuses a value without the earlier field ``other``."""
+
+    def check(value: object, info: ValidationInfo) -> object:
+        if value is not None and info.data.get(other, value) is None:
+            raise ValueError(f"needs {other}, to which it belongs")
+        return value
+
+    return AfterValidator(check)
+
+
+def excludes(other: str, name: str = "") -> AfterValidator:
+    """Return a validator that refuses a value beside the earlier field ``other``, which the file calls ``name``."""
+
+    def check(value: object, info: ValidationInfo) -> object:
+        if value is not None and info.data.get(other):
+            raise ValueError(f"excludes {name or other}: give one of the two")
+        return value
+
+    return AfterValidator(check)
+
+
+def not_below(other: str) -> AfterValidator:
+    """Return a validator that refuses a number below the earlier field ``other``."""
+
+    def check(value: float, info: ValidationInfo) -> float:
+        least = info.data.get(other, value)
+        if value < least:
+            raise ValueError(f"is {value:g}, should not be below {other}, which is {least:g}")
+        return value
+
+    return AfterValidator(check)

@@ -1,86 +1,170 @@
-"""Signing secrets of webhooks, as Standard Webhooks writes them, and nothing else."""
+"""What a webhook signs and adds to its requests: secrets, as Standard Webhooks writes them, and headers."""
 
 from __future__ import annotations
 
-from datetime import datetime
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Annotated, TypeAlias
 
-from pydantic import AwareDatetime, SecretStr, field_validator, model_validator
+from pydantic import AfterValidator, AwareDatetime, Field, SecretStr, model_validator
 
 from outbox_relay.domain.errors import Misconfigured
 from outbox_relay.formats import signatures
-from outbox_relay.settings.fields import Section
+from outbox_relay.settings.fields import Section, as_table, read_text
+from outbox_relay.settings.problems import Problem
 
 SECRETS = 16
-"""Secrets of one webhook, at most: each adds a signature to every request."""
-FILE_BYTES = 64 * 1024
-"""Largest file of secrets, in bytes."""
+"""Most secrets of one webhook: each adds a signature to every request."""
+HEADERS = 32
+"""Most headers of the settings, and of the event, in one request."""
+VALUE_BYTES = 4096
+"""Longest value, in bytes."""
+TOTAL_BYTES = 16 * 1024
+"""Most bytes of all names and values of the settings' headers."""
+HEADER_NAME = r"[!#$%&'*+\-.^_`|~0-9A-Za-z]{1,128}"
+NOT_A_NAME = "should be the name of a header: 1 to 128 letters, digits and hyphens"
+
+_RESERVED = re.compile(
+    r"accept(-encoding)?|connection|cookie|expect|host|idempotency-key|keep-alive|te|traceparent|trailer|upgrade|"
+    r"transfer-encoding|user-agent|(webhook|outbox|content|proxy|ce|x-amz|x-goog|x-envoy|x-forwarded)-.*"
+)
+
+
+def _checked_secret(secret: SecretStr) -> SecretStr:
+    signatures.key(secret.get_secret_value())
+    return secret
 
 
 class SigningSecret(Section):
     """A secret that requests are signed with; in the file a string, or a table with its end."""
 
-    secret: SecretStr
+    secret: Annotated[SecretStr, AfterValidator(_checked_secret)]
     """"whsec_" and the base64 of 24 to 64 random bytes, or "whsk_" and that of an Ed25519 seed."""
     until: AwareDatetime | None = None
-    """When it no longer signs, a date and time with an offset; left out: never."""
+    """When it stops signing, a date and time with an offset; by default never."""
 
     @model_validator(mode="before")
     @classmethod
     def _from_string(cls, value: object) -> object:
-        return {"secret": value} if isinstance(value, str | SecretStr) else value
-
-    @field_validator("secret")
-    @classmethod
-    def _is_secret(cls, value: SecretStr) -> SecretStr:
-        signatures.key(value.get_secret_value())
-        return value
+        return {"secret": value} if isinstance(value, str) else value
 
     def key(self) -> signatures.Key:
-        """What signs with it, until its end."""
+        """Return the key that signs, until the secret's end."""
         return signatures.key(self.secret.get_secret_value(), self.until)
 
 
 def read_secrets(path: Path) -> tuple[SigningSecret, ...]:
-    """The secrets in the file at ``path``, one a line; empty lines and those that begin with ``#`` are passed over.
+    """Return the secrets in the file at ``path``, one per line, each with its end after a blank if it has one.
 
-    Behind a secret may stand, after a blank, when it no longer signs: a date and time with an offset. Raises
-    Misconfigured, without any of its content, when the file cannot be read, holds no secret or a line that is none.
+    Empty lines and lines that begin with ``#`` are ignored. Raises Misconfigured, without any content, if the file
+    cannot be read or holds no secret or a line that is not one.
     """
+    number, found = 0, list[SigningSecret]()
     try:
-        with path.open("rb") as file:
-            content = file.read(FILE_BYTES + 1)
-        lines = content.decode("ascii").splitlines()
-    except OSError as error:
-        raise Misconfigured(f"secrets_file {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise Misconfigured(f"secrets_file {path}: holds characters beyond ASCII") from None
-    if len(content) > FILE_BYTES:
-        raise Misconfigured(f"secrets_file {path}: is larger than {FILE_BYTES} bytes")
-    found: list[SigningSecret] = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip() or line.lstrip().startswith("#"):
-            continue
-        try:
-            found.append(_secret_of(line))
-        except ValueError as error:
-            raise Misconfigured(f"secrets_file {path}: line {number}: {error}") from None
+        for line in read_text(path).splitlines():
+            number += 1
+            if line.strip() and not line.lstrip().startswith("#"):
+                found.append(_secret(*line.split(maxsplit=1)))
+    except ValueError as error:
+        raise Misconfigured(f"secrets_file {path}: {f'line {number}: ' if number else ''}{error}") from None
     if not 1 <= len(found) <= SECRETS:
         raise Misconfigured(f"secrets_file {path}: holds {len(found)} secrets, should hold 1 to {SECRETS}, one a line")
     return tuple(found)
 
 
-def _secret_of(line: str) -> SigningSecret:
-    text, *end = line.split(maxsplit=1)
+def _secret(text: str, end: str = "") -> SigningSecret:
     signatures.key(text)
-    return SigningSecret(secret=SecretStr(text), until=_end(end[0].strip()) if end else None)
-
-
-def _end(text: str) -> datetime:
     try:
-        until = datetime.fromisoformat(text)
+        return SigningSecret.model_validate({"secret": text, "until": end.strip() or None})
     except ValueError:
-        until = None
-    if until is None or until.utcoffset() is None:
-        raise ValueError("what stands behind the secret should be its end, such as 2027-01-01T00:00:00Z")
-    return until
+        raise ValueError("the text after the secret should be its end, such as 2027-01-01T00:00:00Z") from None
+
+
+def further_header(name: str) -> str:
+    """Return ``name`` if it can be the name of a further header. Raises ValueError otherwise."""
+    if not re.fullmatch(HEADER_NAME, name):
+        raise ValueError(NOT_A_NAME)
+    if _RESERVED.fullmatch(name.lower()):
+        raise ValueError("is a header that the relay or the connection sets itself")
+    return name
+
+
+class HeaderValue(Section):
+    """The value of a header: in the file text, or a table that names its source."""
+
+    text: SecretStr | None = Field(default=None, repr=False)
+    """The value itself."""
+    env: str | None = Field(default=None, repr=False, min_length=1)
+    """The environment variable that holds it."""
+    file: Path | None = Field(default=None, repr=False)
+    """The file that holds it, with or without a line break at its end."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_form(cls, value: object) -> object:
+        if isinstance(value, HeaderValue):
+            return value
+        if isinstance(value, str):
+            return {"text": SecretStr(_checked(value))}
+        source = as_table(value)
+        if source.keys() not in ({"env"}, {"file"}) or not all(isinstance(name, str) for name in source.values()):
+            raise ValueError('should be text, or a table { env = "NAME" } or { file = "PATH" }')
+        return source
+
+    def read(self, environ: Mapping[str, str]) -> str:
+        """Return the value. Blocks while a small file is read.
+
+        Raises ValueError, with the source and without the value, if there is none or a header cannot hold it.
+        """
+        if self.text is not None:
+            return self.text.get_secret_value()
+        try:
+            if self.file is not None:
+                return _checked(read_text(self.file).removesuffix("\n").removesuffix("\r"))
+            return _checked(environ[self.env or ""])
+        except KeyError:
+            raise ValueError(f"the variable {self.env} is not set") from None
+        except ValueError as error:
+            raise ValueError(f"{self.file or f'the variable {self.env}'}: {error}") from None
+
+
+def _checked(value: str) -> str:
+    if len(value) > VALUE_BYTES:
+        raise ValueError(f"holds more than {VALUE_BYTES} bytes")
+    if not re.fullmatch(r"[!-~](?:[ -~]*[!-~])?", value):
+        raise ValueError("should hold visible ASCII characters, with spaces only between them")
+    return value
+
+
+Headers: TypeAlias = dict[Annotated[str, AfterValidator(further_header)], HeaderValue]
+
+
+def repeated_headers(headers: Headers, forwarded: Iterable[str]) -> Iterator[Problem]:
+    """Yield the names in ``headers`` that appear twice, or among those ``forwarded`` from the events."""
+    taken = dict.fromkeys(forwarded, "is in forward_headers too: remove it from one of the two")
+    for name in headers:
+        if name.lower() in taken:
+            yield Problem((name,), taken[name.lower()])
+        taken[name.lower()] = "appears twice: header names ignore case"
+
+
+def read_headers(headers: Headers, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the values of ``headers`` by their names in lower case.
+
+    Raises Misconfigured, with the names and sources and without any value, if one cannot be read or all together are
+    too long.
+    """
+    found: dict[str, str] = {}
+    faults: list[str] = []
+    for name, value in headers.items():
+        try:
+            found[name.lower()] = value.read(environ)
+        except ValueError as error:
+            faults.append(f"headers.{name}: {error}")
+    total = sum(len(name) + len(value) for name, value in found.items())
+    if total > TOTAL_BYTES:
+        faults.append(f"headers: names and values hold {total} bytes together, should hold at most {TOTAL_BYTES}")
+    if faults:
+        raise Misconfigured("; ".join(faults))
+    return found

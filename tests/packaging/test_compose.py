@@ -10,8 +10,8 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from outbox_relay import settings
-from outbox_relay.settings.kafka import KafkaSink
-from outbox_relay.settings.webhook import WebhookSink
+from outbox_relay.settings.kafka import KafkaSettings
+from outbox_relay.settings.webhook import WebhookSettings
 from tests.packaging import compose
 from tests.packaging.compose import FILE, ROOT
 
@@ -97,7 +97,7 @@ def test_configs_and_secrets_are_declared_and_used(kind: str) -> None:
 
 def test_secrets_are_those_that_are_read() -> None:
     mounted = {f"{compose.SECRETS}/{secret}" for secret in SERVICES["relay"]["secrets"]}
-    read = {str(sink.secrets_file) for sink in relay_settings().sinks.values() if isinstance(sink, WebhookSink)}
+    read = {str(sink.secrets_file) for sink in relay_settings().sinks.values() if isinstance(sink, WebhookSettings)}
     assert read == mounted
     assert SERVICES["receiver"]["environment"]["WEBHOOK_SECRETS_FILE"] in mounted
     assert set(SERVICES["receiver"]["secrets"]) == set(SERVICES["relay"]["secrets"])
@@ -109,8 +109,8 @@ def test_the_relay_leads_to_services_of_the_file() -> None:
     assert conninfo_to_dict(loaded.database.dsn())["host"] == "db"
     sinks = loaded.sinks
     kafka, webhook = sinks["events"], sinks["crm"]
-    assert isinstance(kafka, KafkaSink)
-    assert isinstance(webhook, WebhookSink)
+    assert isinstance(kafka, KafkaSettings)
+    assert isinstance(webhook, WebhookSettings)
     (listener,) = (
         entry
         for entry in SERVICES["kafka"]["environment"]["KAFKA_ADVERTISED_LISTENERS"].split(",")

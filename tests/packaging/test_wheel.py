@@ -130,8 +130,8 @@ def test_it_holds_what_runs_and_nothing_else(wheel: Path) -> None:
         *(name for name in package if "__pycache__" not in name),
         *(f"outbox_relay/schema/{path.name}" for path in (ROOT / "schema").iterdir()),
     }
-    data = {"outbox_relay/py.typed", "outbox_relay/schema/0001_outbox.sql", "outbox_relay/postgres/sql/settle.sql"}
-    assert data <= wanted
+    data = ("py.typed", "schema/0001_outbox.sql", "postgres/sql/settle.sql", "settings/librdkafka.toml")
+    assert {f"outbox_relay/{name}" for name in data} <= wanted
     info = f"outbox_relay-{__version__}.dist-info"
     assert {name for name in held if not name.startswith(f"{info}/")} == wanted
     assert f"{info}/licenses/LICENSE" in held

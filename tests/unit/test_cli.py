@@ -84,6 +84,13 @@ def test_wrong_usage_ends_with_2_and_says_so_on_stderr(arguments: tuple[str, ...
     assert "error: " in ended.err
 
 
+@pytest.mark.parametrize(("misspelt", "right"), [("chek", "check"), ("stauts", "status"), ("migrat", "migrate")])
+def test_a_misspelt_command_is_refused_with_the_nearest(misspelt: str, right: str) -> None:
+    ended = inside(misspelt)
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.endswith(f"; did you mean {right}?\n")
+
+
 @pytest.mark.parametrize("command", DATABASE_COMMANDS, ids=" ".join)
 def test_without_a_database_the_three_ways_to_name_one_are_named(command: tuple[str, ...]) -> None:
     ended = inside(*command)

@@ -1,11 +1,15 @@
 """What the table of a Kafka sink takes beyond its topic and its producer."""
 
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from outbox_relay.domain.errors import Misconfigured
-from outbox_relay.settings import KafkaSink, load
+from outbox_relay.settings import KafkaSettings, load
+from outbox_relay.settings.producer import PROPERTIES
 
 FILE = """
 [sinks.events]
@@ -14,6 +18,7 @@ topic = "shop.{type}"
 %s
 [sinks.events.producer]
 "bootstrap.servers" = "localhost:9092"
+%s
 [routes]
 "*" = ["events"]
 """
@@ -26,15 +31,15 @@ def sink(tmp_path: Path) -> "Loads":
 
 
 class Loads:
-    """Makes the settings of a sink from lines of its table and from the environment."""
+    """Makes the settings of a sink from lines of its tables and from the environment."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / "relay.toml"
 
-    def __call__(self, *lines: str, **environ: str) -> KafkaSink:
-        self._path.write_text(FILE % "\n".join(lines))
+    def __call__(self, *lines: str, producer: str = "", **environ: str) -> KafkaSettings:
+        self._path.write_text(FILE % ("\n".join(lines), producer))
         found = load(self._path, {TWINS + name: value for name, value in environ.items()}).sinks["events"]
-        assert isinstance(found, KafkaSink)
+        assert isinstance(found, KafkaSettings)
         return found
 
 
@@ -91,10 +96,62 @@ def test_a_password_instead_of_a_path_is_refused_without_being_repeated(sink: Lo
 
 @pytest.mark.parametrize("name", ["acks", "enable.idempotence", "transactional.id", "metadata.broker.list", "oauth_cb"])
 def test_what_keeps_the_guarantees_may_not_stand_in_a_file(sink: Loads, name: str) -> None:
-    with pytest.raises(Misconfigured, match="should not stand in a file"):
+    with pytest.raises(Misconfigured, match="should not be in a file"):
         sink(f'producer_files = {{ "{name}" = "/run/x" }}')
 
 
 def test_a_setting_stands_in_one_place(sink: Loads) -> None:
-    with pytest.raises(Misconfigured, match="stands in producer too"):
+    with pytest.raises(Misconfigured, match="is in producer too"):
         sink('producer_files = { "sasl.password" = "/run/x" }', PRODUCER__SASL_PASSWORD="x")
+
+
+@pytest.mark.parametrize(
+    ("misspelt", "right"),
+    [
+        ("acsk", "acks"),
+        ("sasl.pasword", "sasl.password"),
+        ("BOOTSTRAP.SERVERS", "bootstrap.servers"),
+        ("linger_ms", "linger.ms"),
+        ("compression.tpye", "compression.type"),
+    ],
+)
+def test_a_misspelt_setting_of_librdkafka_is_named_with_the_nearest(sink: Loads, misspelt: str, right: str) -> None:
+    said = rf"{re.escape(misspelt)}.*: librdkafka has no such setting; did you mean {right}\?"
+    with pytest.raises(Misconfigured, match=rf":8: .*{said}") as refused:
+        sink(producer=f'"{misspelt}" = "hunter2"')
+    assert "hunter2" not in str(refused.value)
+    with pytest.raises(Misconfigured, match=rf":5: .*{said}") as refused:
+        sink(f'producer_files = {{ "{misspelt}" = "/run/hunter2" }}')
+    assert "hunter2" not in str(refused.value)
+
+
+def test_a_misspelt_setting_of_librdkafka_in_the_environment_is_named(sink: Loads) -> None:
+    with pytest.raises(Misconfigured) as refused:
+        sink(PRODUCER__ACSK="hunter2")
+    assert str(refused.value) == (
+        f"{TWINS}PRODUCER__ACSK: sinks.events.producer.acsk: librdkafka has no such setting; did you mean acks?"
+    )
+
+
+def test_a_name_that_librdkafka_knows_and_the_list_lacks_is_handed_on(sink: Loads) -> None:
+    assert "test.mock.num.brokers" not in PROPERTIES
+    assert sink(producer='"test.mock.num.brokers" = 3').producer["test.mock.num.brokers"] == 3
+
+
+LISTED = """
+import ctypes, re, sys
+import confluent_kafka
+libc, library = ctypes.CDLL(None), ctypes.CDLL(re.search(r"/\\S*librdkafka\\S*", open("/proc/self/maps").read())[0])
+libc.fdopen.restype = ctypes.c_void_p
+stream = ctypes.c_void_p(libc.fdopen(1, b"w"))
+library.rd_kafka_conf_properties_show(stream)
+libc.fclose(stream)
+"""
+
+
+def test_the_list_has_every_setting_of_the_installed_librdkafka() -> None:
+    """The library itself prints its table; only settings of functions have an underscore in the name."""
+    table = subprocess.run([sys.executable, "-c", LISTED], capture_output=True, text=True, check=True).stdout
+    names = set(re.findall(r"^([a-z][\w.]*) +\| ", table, re.MULTILINE))
+    functions = {name for name in names if "_" in name and name != "log_level"}
+    assert names - functions - {"opaque", "interceptors"} == PROPERTIES

@@ -17,7 +17,7 @@ from pydantic import SecretStr, ValidationError
 from outbox_relay.domain.errors import Misconfigured
 from outbox_relay.domain.outcomes import RetryPolicy
 from outbox_relay.formats.topics import TopicTemplate
-from outbox_relay.settings import KafkaSink, Settings, SigningSecret, WebhookSink, load, log_settings, warnings
+from outbox_relay.settings import KafkaSettings, Settings, SigningSecret, WebhookSettings, load, log_settings, warnings
 
 KEY = b"k" * 24
 SECRET = "whsec_" + base64.b64encode(KEY).decode()
@@ -62,17 +62,17 @@ def load_text(tmp_path: Path, text: str, environ: dict[str, str] | None = None, 
     return load(path, environ or {}, dsn)
 
 
-def kafka(settings: Settings, name: str = "events") -> KafkaSink:
+def kafka(settings: Settings, name: str = "events") -> KafkaSettings:
     """The Kafka sink of that name."""
     sink = settings.sinks[name]
-    assert isinstance(sink, KafkaSink)
+    assert isinstance(sink, KafkaSettings)
     return sink
 
 
-def webhook(settings: Settings, name: str = "crm") -> WebhookSink:
+def webhook(settings: Settings, name: str = "crm") -> WebhookSettings:
     """The webhook sink of that name."""
     sink = settings.sinks[name]
-    assert isinstance(sink, WebhookSink)
+    assert isinstance(sink, WebhookSettings)
     return sink
 
 
@@ -341,10 +341,10 @@ class TestSecretsFile:
             (f"{SECRET}\n" * 17, "holds 17 secrets"),
             (f"{SECRET}\nwhsec_hunter2", "line 2: is not standard base64"),
             ("hunter2", "line 1: should be whsec_ followed by"),
-            (f"{SECRET} 2027-01-01T00:00:00", "line 1: what stands behind the secret should be its end"),
-            (f"{SECRET} hunter2", "line 1: what stands behind the secret should be its end"),
+            (f"{SECRET} 2027-01-01T00:00:00", "line 1: the text after the secret should be its end"),
+            (f"{SECRET} hunter2", "line 1: the text after the secret should be its end"),
             ("#" * 65_537, "is larger than 65536 bytes"),
-            ("whsec_hünter2", "holds characters beyond ASCII"),
+            ("whsec_hünter2", "line 1: is not standard base64"),
         ],
     )
     def test_wrong_content_is_refused_without_it(self, tmp_path: Path, content: str, said: str) -> None:
@@ -378,7 +378,7 @@ class TestHeaders:
 
     FILE = FILE.replace("allow_networks", "headers = HEADERS\nallow_networks")
 
-    def sink(self, tmp_path: Path, headers: str) -> WebhookSink:
+    def sink(self, tmp_path: Path, headers: str) -> WebhookSettings:
         """A sink with these headers."""
         return webhook(load_text(tmp_path, self.FILE.replace("HEADERS", headers)))
 
@@ -401,12 +401,12 @@ class TestHeaders:
         ("headers", "said"),
         [
             ("{ x-a = { env = 'GONE' } }", "headers.x-a: the variable GONE is not set"),
-            ("{ x-a = { env = 'EMPTY' } }", "headers.x-a: the variable EMPTY should hold visible ASCII characters"),
-            ("{ x-a = { env = 'LINES' } }", "headers.x-a: the variable LINES should hold visible ASCII characters"),
+            ("{ x-a = { env = 'EMPTY' } }", "headers.x-a: the variable EMPTY: should hold visible ASCII characters"),
+            ("{ x-a = { env = 'LINES' } }", "headers.x-a: the variable LINES: should hold visible ASCII characters"),
             ("{ x-a = { file = 'DIR/gone' } }", "headers.x-a: DIR/gone: No such file or directory"),
             ("{ x-a = { file = 'DIR' } }", "headers.x-a: DIR: Is a directory"),
-            ("{ x-a = { file = 'DIR/long' } }", "headers.x-a: DIR/long holds more than 4096 bytes"),
-            ("{ x-a = { file = 'DIR/binary' } }", "headers.x-a: DIR/binary should hold visible ASCII characters"),
+            ("{ x-a = { file = 'DIR/long' } }", "headers.x-a: DIR/long: holds more than 4096 bytes"),
+            ("{ x-a = { file = 'DIR/binary' } }", "headers.x-a: DIR/binary: is not a text file in UTF-8"),
             (
                 "{ " + ", ".join(f"x-{n} = {{ env = 'LONG' }}" for n in range(5)) + " }",
                 "headers: names and values hold 20015 bytes together, should hold at most 16384",
@@ -554,7 +554,10 @@ class TestWarnings:
         assert "no route leads to this sink" in said
 
     def test_no_sink_at_all(self) -> None:
-        assert warnings(load(None, {})) == ["environment: there is no sink: nothing will be delivered"]
+        assert warnings(load(None, {})) == [
+            "environment: there is no sink, so nothing is delivered: "
+            'add a table [sinks.NAME] with type = "kafka" or "webhook", and a route to it in [routes]'
+        ]
 
     @pytest.mark.parametrize(
         ("network", "kinds"),

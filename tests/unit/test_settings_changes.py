@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from outbox_relay.settings import Settings, load, restart_needed
-from outbox_relay.settings.changes import APPLIED, differing
-from outbox_relay.settings.problems import place
-from outbox_relay.settings.shape import fields, table
-from outbox_relay.settings.sinks import SINKS
+from outbox_relay.settings.changes import APPLIED_TO_SINKS, differing
+from outbox_relay.settings.fields import fields, table
+from outbox_relay.settings.model import SINKS
+from outbox_relay.settings.problems import dotted
 from tests.unit.test_settings import FILE, OTHER, SECRET, load_text
 
 
@@ -93,9 +93,9 @@ def test_every_setting_is_compared() -> None:
             if table(field) is None and setting != "type":
                 other = sink.model_copy(update={setting: object()})
                 new = example.model_copy(update={"sinks": {**example.sinks, name: other}})
-                assert [place(path[:3]) for path in differing(example, new)] == [f"sinks.{name}.{setting}"]
+                assert [dotted(path[:3]) for path in differing(example, new)] == [f"sinks.{name}.{setting}"]
 
 
 def test_what_is_applied_exists() -> None:
     named = {setting for model in SINKS.values() for setting in fields(model)}
-    assert {path[2] for path in APPLIED if path[0] == "sinks"} <= named
+    assert named >= APPLIED_TO_SINKS

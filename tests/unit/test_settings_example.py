@@ -12,8 +12,8 @@ from pydantic import BaseModel
 
 from outbox_relay.domain.errors import Misconfigured
 from outbox_relay.settings import Settings, load, warnings
-from outbox_relay.settings.shape import fields, table
-from outbox_relay.settings.sinks import SINKS
+from outbox_relay.settings.fields import fields, table
+from outbox_relay.settings.model import SINKS
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "config" / "relay.example.toml"

@@ -63,15 +63,15 @@ EXPOSED = [
      'set "security.protocol" = "SASL_SSL"'),
     (kafka('"bootstrap.servers" = "localhost"\n"enable.ssl.certificate.verification" = false'),
      'relay.toml:7: sinks.events.producer."enable.ssl.certificate.verification": the brokers\' certificates are not '
-     "verified: take this out, and set ssl.ca.location"),
+     "verified: remove this, and set ssl.ca.location"),
     (kafka('"bootstrap.servers" = "localhost"\n"ssl.endpoint.identification.algorithm" = "none"'),
-     'relay.toml:7: sinks.events.producer."ssl.endpoint.identification.algorithm": a certificate of any host is taken '
-     "for the brokers': take this out"),
+     'relay.toml:7: sinks.events.producer."ssl.endpoint.identification.algorithm": a certificate of any host is '
+     "accepted from the brokers: remove this"),
     (kafka('"bootstrap.servers" = "localhost"\n"plugin.library.paths" = "/tmp/evil.so"'),
-     'relay.toml:7: sinks.events.producer."plugin.library.paths": makes the relay run code that this names: whoever '
-     "writes this file runs it"),
+     'relay.toml:7: sinks.events.producer."plugin.library.paths": makes the relay run the code that it names: '
+     "protect this file from changes"),
     (webhook(f'url = "http://crm.example.com"\nsecrets = ["{SECRET}"]\nallow_http = true'),
-     "relay.toml:3: sinks.crm.url: events go over plain http, which anybody on the way can read and answer: use https"),
+     "relay.toml:3: sinks.crm.url: events go over plain http, which anyone on the way can read and answer: use https"),
     ('[database]\ndsn = "postgresql://u:hunter2canary@localhost,db.internal/x"',
      "relay.toml:2: database.dsn: the connection to db.internal may be in clear text, and the server is not verified: "
      "add sslmode=verify-full, and sslrootcert if its authority is not the system's"),

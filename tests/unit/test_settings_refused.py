@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from outbox_relay.domain.errors import Misconfigured
-from outbox_relay.settings import Database, Settings, load
-from outbox_relay.settings.places import STATEMENT_LINES
-from outbox_relay.settings.shape import fields, table
-from outbox_relay.settings.sinks import SINKS
+from outbox_relay.settings import DatabaseSettings, Settings, load
+from outbox_relay.settings.fields import fields, table
+from outbox_relay.settings.model import SINKS
+from outbox_relay.settings.problems import STATEMENT_LINES
 
 CANARY = "hunter2canary"
 SECRET = "whsec_" + base64.b64encode(b"k" * 24).decode()
@@ -133,7 +133,7 @@ WRONG: list[tuple[str, str, str, str]] = [
             ("{ 'x:' = 'x' }", '"x:"', "should be the name of a header"),
             ('{ "x\\r\\ny" = "x" }', '"x\\r\\ny"', "should be the name of a header"),
             (f"{{ {'x' * 129} = 'x' }}", '"' + "x" * 80 + '…"', "should be the name of a header"),
-            ("{ x-a = '1', X-A = '2' }", "X-A", "stands twice"),
+            ("{ x-a = '1', X-A = '2' }", "X-A", "appears twice"),
             (f'{{ x-a = "{CANARY}\\r\\nx-b: 1" }}', "x-a", "should hold visible ASCII characters"),
             (f'{{ x-a = "{CANARY}\\u0000" }}', "x-a", "should hold visible ASCII characters"),
             (f'{{ x-a = " {CANARY}" }}', "x-a", "with spaces only between them"),
@@ -153,7 +153,7 @@ WRONG: list[tuple[str, str, str, str]] = [
         "allow_networks = []",
         "headers = { " + ", ".join(f"x-{n} = 'v'" for n in range(33)) + " }",
         "sinks.crm.headers",
-        "holds 33 headers, should hold at most 32",
+        "should have at most 32 items",
     ),
     (
         "allow_networks = []",
@@ -220,9 +220,14 @@ WRONG: list[tuple[str, str, str, str]] = [
     ('"shop.{type}"', '"a"\ntopics_max = 0', "sinks.events.topics_max", "should be greater than or equal to 1"),
     ('"shop.{type}"', '"a"\ntype_header = "a b"', "sinks.events.type_header", "should be the name of a header"),
     ('{ "bootstrap.servers" = "localhost:9092" }', "{}", "sinks.events.producer", 'needs "bootstrap.servers"'),
-    ('"bootstrap.servers"', '"bootstrap.server"', "sinks.events.producer", "mean it with bootstrap.server?"),
+    (
+        '"bootstrap.servers"',
+        '"bootstrap.server"',
+        'sinks.events.producer."bootstrap.server"',
+        "librdkafka has no such setting; did you mean bootstrap.servers?",
+    ),
     ('"localhost:9092"', '" "', "sinks.events.producer", 'needs "bootstrap.servers"'),
-    ('"bootstrap.servers"', "bootstrap.servers", "sinks.events.producer.bootstrap", 'in quotes: "bootstrap.…"'),
+    ('"bootstrap.servers"', "bootstrap.servers", "sinks.events.producer.bootstrap", 'needs quotes: "bootstrap.…"'),
     ('{ "bootstrap.servers" = "localhost:9092" }', "3", "sinks.events.producer", "should be a table"),
     ('["events", "crm"]', '["event"]', 'routes."order.*"[0]', "there is no sink event; did you mean events?"),
     ('["events", "crm"]', '["crm", "nosuch"]', 'routes."order.*"[1]', "there is no sink nosuch; valid: crm, events"),
@@ -273,7 +278,7 @@ def test_lines_are_counted_alike_in_files_of_windows(tmp_path: Path) -> None:
 
 def test_models_alone_do_not_repeat_a_value_either() -> None:
     with pytest.raises(ValidationError) as refused:
-        Database.model_validate({"dsn": [CANARY], "pooler": CANARY})
+        DatabaseSettings.model_validate({"dsn": [CANARY], "pooler": CANARY})
     assert "pooler" in str(refused.value)
     assert CANARY not in str(refused.value)
 
@@ -392,7 +397,7 @@ def test_each_refused_producer_setting_is_a_problem_of_its_own(tmp_path: Path) -
         ("https://h%00.example", "has a host that is no name"),
         ("https://-a.example", "has a host that is no name"),
         ("https://a,b", "has a host that is no name"),
-        ("https://[::1", "is no URL"),
+        ("https://[::1", "is no IPv6 address"),
         ("https://[zz]/", "no"),
         ("https://a[::1]/", "no"),
         ("https://[fe80::1%25eth0]/", "has an address with a zone"),
@@ -430,7 +435,7 @@ def test_address_is_judged_by_what_is_listed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("secrets", "said"),
     [
-        ("[]", "secrets: is empty: requests are signed"),
+        ("[]", "secrets: is required, or secrets_file: requests are signed"),
         ('[""]', "secrets[0].secret: should be whsec_ followed by"),
         ('["whsec_"]', "holds 0 bytes after whsec_, should hold 24 to 64"),
         (f'["{CANARY}"]', "should be whsec_ followed by"),
@@ -540,21 +545,49 @@ def test_wrong_variable_is_named(tmp_path: Path, environ: dict[str, str], said: 
 
 
 @pytest.mark.parametrize(
+    ("misspelt", "right"),
+    [
+        ("DATABASE_DSN", "DATABASE__DSN"),
+        ("DATABASE_DSN_FILE", "DATABASE__DSN_FILE"),
+        ("DATABASE__DSN__FILE", "DATABASE__DSN_FILE"),
+        ("RELAY_LEASE_SECONDS", "RELAY__LEASE_SECONDS"),
+        ("SINKS_CRM_SECRETS", "SINKS__CRM__SECRETS"),
+        ("SINKS__CRM_SECRETS", "SINKS__CRM__SECRETS"),
+        ("SINKS__CRM_RETRY__ATTEMPTS", "SINKS__CRM__RETRY__ATTEMPTS"),
+        ("SINKS_EVENTS_PRODUCER_SASL_PASSWORD", "SINKS__EVENTS__PRODUCER__SASL_PASSWORD"),
+    ],
+)
+def test_variable_with_a_wrong_number_of_underscores_is_named_with_the_right_one(
+    tmp_path: Path, misspelt: str, right: str
+) -> None:
+    assert refusal(tmp_path, FILE, {f"OUTBOX_RELAY_{misspelt}": CANARY}) == [
+        f"OUTBOX_RELAY_{misspelt}: there is no such variable; did you mean OUTBOX_RELAY_{right}?"
+    ]
+
+
+def test_misspelt_variable_of_a_sink_that_the_environment_defines_is_named() -> None:
+    environ = VALID | {"OUTBOX_RELAY_SINKS_CRM_TIMEOUT_SECONDS": CANARY}
+    with pytest.raises(Misconfigured, match="did you mean OUTBOX_RELAY_SINKS__CRM__TIMEOUT_SECONDS") as refused:
+        load(None, environ)
+    assert CANARY not in str(refused.value)
+
+
+@pytest.mark.parametrize(
     ("text", "line", "said"),
     [
         (
             FILE + "[sinks.crm]\nurl = 'x'\n",
             19,
-            "the table [sinks.crm] stands twice; each sink needs a name of its own",
+            "the table [sinks.crm] appears twice; each sink needs a name of its own",
         ),
-        (FILE + "[relay]\n", 19, "the table [relay] stands twice"),
-        (changed("attempts = 12", "attempts = 12\nattempts = 3"), 17, "a name stands twice in one table"),
-        (changed("attempts = 12", f"attempts = {CANARY}"), 16, "no valid TOML"),
-        (changed("attempts = 12", f'attempts = "{CANARY}'), 16, "no valid TOML"),
-        (changed("attempts = 12", f"attempts {CANARY}"), 16, "no valid TOML"),
-        (changed("attempts = 12", f"attempts = '{CANARY}' '{CANARY}'"), 16, "no valid TOML"),
-        (changed("[sinks.events]", "[sinks.events"), 6, "no valid TOML"),
-        (FILE + f'x = ["{CANARY}",', 19, "no valid TOML"),
+        (FILE + "[relay]\n", 19, "the table [relay] appears twice"),
+        (changed("attempts = 12", "attempts = 12\nattempts = 3"), 17, "a name appears twice in one table"),
+        (changed("attempts = 12", f"attempts = {CANARY}"), 16, "not valid TOML"),
+        (changed("attempts = 12", f'attempts = "{CANARY}'), 16, "not valid TOML"),
+        (changed("attempts = 12", f"attempts {CANARY}"), 16, "not valid TOML"),
+        (changed("attempts = 12", f"attempts = '{CANARY}' '{CANARY}'"), 16, "not valid TOML"),
+        (changed("[sinks.events]", "[sinks.events"), 6, "not valid TOML"),
+        (FILE + f'x = ["{CANARY}",', 19, "not valid TOML"),
         (changed("attempts = 12", "attempts = " + "9" * 5000), None, "number"),
         ("x = " + "[" * 100_000, None, "nested too deeply"),
     ],

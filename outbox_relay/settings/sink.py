@@ -1,0 +1,69 @@
+"""The settings that every table ``[sinks.NAME]`` takes, whatever its type."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from outbox_relay.domain.outcomes import RetryPolicy
+from outbox_relay.settings.fields import Count, Number, Section, matching, not_below
+
+
+class RetrySettings(Section):
+    """When an event that failed is tried again: ``base_seconds``·2ⁿ up to ``max_seconds``, give or take ``jitter``."""
+
+    attempts: Count = Field(default=30, ge=1, le=10_000)
+    """Attempts before an event is dead, 1 to 10000."""
+    base_seconds: Number = Field(default=1.0, gt=0, le=86_400)
+    """Delay after the first failure, doubled after each further one, in seconds, above 0 and at most 86400."""
+    max_seconds: Annotated[Number, not_below("base_seconds")] = Field(
+        default=3600.0, gt=0, le=604_800, validate_default=True
+    )
+    """Longest delay, in seconds, base_seconds to 604800."""
+    jitter: Number = Field(default=0.2, ge=0, le=1)
+    """Part of a delay by which it is made shorter or longer at random, 0 to 1."""
+
+
+class CircuitSettings(Section):
+    """When a sink pauses because its destination is down, and how it is probed."""
+
+    open_after: Count = Field(default=20, ge=1, le=10_000)
+    """Failures in a row, of different events, after which the sink pauses, 1 to 10000."""
+    probe_seconds: Number = Field(default=1.0, gt=0, le=3600)
+    """Time to the first probe, doubled after each further one, in seconds, above 0 and at most 3600."""
+    probe_max_seconds: Annotated[Number, not_below("probe_seconds")] = Field(
+        default=60.0, gt=0, le=86_400, validate_default=True
+    )
+    """Longest time between probes, in seconds, probe_seconds to 86400."""
+    pause_after_seconds: Number = Field(default=432_000.0, ge=0, le=31_536_000)
+    """How long a destination may be down until the sink is paused and a person resumes it, in seconds; 0: never."""
+
+
+class SinkSettings(Section):
+    """The settings of every sink."""
+
+    order: Literal["key", "none"] = "key"
+    """Whether events of one key arrive in the order of their commits ("key") or as they come ("none")."""
+    start: Literal["beginning", "now"] | None = None
+    """Where a sink that is new to the database begins; by default "now", for the first sinks "beginning"."""
+    when_dead: Literal["skip", "hold"] = "skip"
+    """Whether later events of a key continue after a dead letter of it ("skip") or wait for a person ("hold")."""
+    parked_max: Count = Field(default=100_000, ge=1, le=10_000_000)
+    """Events that wait as rows before the sink pauses, 1 to 10000000; scheduled events do not count."""
+    cloudevents: Literal["none", "binary", "structured"] = "none"
+    """Whether events are sent as CloudEvents: attributes in headers ("binary") or around the payload ("structured")."""
+    cloudevents_source: Annotated[
+        str,
+        matching(
+            r"(?:[-A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=]|%[0-9A-Fa-f]{2})+",
+            "should be a URI or the path of one: letters, digits and -._~:/?#[]@!$&'()*+,;= or %XX",
+        ),
+    ] = Field(default="/outbox-relay", min_length=1, max_length=1024)
+    """The source that CloudEvents name: a URI or the path of one, 1 to 1024 characters."""
+    retry: RetrySettings = Field(default_factory=RetrySettings)
+    circuit: CircuitSettings = Field(default_factory=CircuitSettings)
+
+    def retry_policy(self) -> RetryPolicy:
+        """Return the table ``retry`` as the value that decisions use."""
+        return RetryPolicy(self.retry.attempts, self.retry.base_seconds, self.retry.max_seconds, self.retry.jitter)

@@ -1,0 +1,237 @@
+"""The sources of the settings: the file, and the environment variables over it. Also the variables of the log.
+
+Every setting has a variable, ``OUTBOX_RELAY_`` and its path joined by ``__``. A value is text; lists and tables are
+JSON, and replace what the file says. A list of strings may also be one plain string. Below ``PRODUCER__`` and
+``PRODUCER_FILES__`` an underscore means a dot. Names without ``__`` are ignored, except ``OUTBOX_RELAY_ROUTES`` and
+those that lack no more than an underscore: Kubernetes sets names such as ``OUTBOX_RELAY_PORT``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias, cast, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_settings import EnvSettingsSource, InitSettingsSource
+
+from outbox_relay.domain.errors import Misconfigured
+from outbox_relay.settings.fields import as_table, fields, read_text, table
+from outbox_relay.settings.model import SINKS, Settings
+from outbox_relay.settings.problems import PREFIX, Problem, SettingPath, lines_of, variable
+from outbox_relay.settings.producer import PROPERTIES, refused_from_environment
+
+FILE_BYTES = 4 * 1024 * 1024
+"""Size limit of the file, in bytes."""
+
+Level: TypeAlias = Literal["debug", "info", "warning", "error", "critical"]
+Format: TypeAlias = Literal["json", "console"]
+
+_DELIMITER = "\x1f"
+_SOURCES_OF_DSN = (("database", "dsn"), ("database", "dsn_file"))
+_ALTERNATIVES = {"dsn": "dsn_file", "dsn_file": "dsn", "secrets": "secrets_file", "secrets_file": "secrets"}
+
+
+class EnvironmentSource(EnvSettingsSource):
+    """The settings in ``environ``, and ``dsn``, the option ``--dsn``, over them; ``file`` tells the names of sinks.
+
+    ``given`` has the name of the variable or option by the path that it sets. ``misspelt`` has the right name by that
+    of a variable with an underscore too few or too many.
+    """
+
+    def __init__(self, environ: Mapping[str, str], dsn: str | None, file: Iterable[SettingPath]) -> None:
+        super().__init__(Settings, case_sensitive=True, env_prefix="", env_nested_delimiter=_DELIMITER)
+        self._environ = environ
+        named = {_path(name): name for name in sorted(environ) if _is_variable(name)}
+        sinks = {str(path[1]) for path in (*file, *named) if path[0] == "sinks" and path[2:] == ("type",)}
+        self.misspelt = _misspelt(environ, sinks)
+        named = {path: name for path, name in named.items() if name not in self.misspelt}
+        if dsn is not None:
+            others = {path: name for path, name in named.items() if path not in _SOURCES_OF_DSN}
+            named = {**others, _SOURCES_OF_DSN[0]: "--dsn"}
+        # Deeper variables are applied after the JSON of the tables around them.
+        self.given: dict[SettingPath, str] = dict(sorted(named.items(), key=lambda item: len(item[0])))
+        texts = {path: environ.get(name, dsn) for path, name in self.given.items() if _refusal(path) is None}
+        self.env_vars = {_DELIMITER.join(map(str, path)): text for path, text in texts.items()}
+
+    def __call__(self) -> dict[str, Any]:
+        """Return the tables; an unknown one is empty."""
+        unknown = {str(path[0]): dict[str, Any]() for path in self.given if path[0] not in Settings.model_fields}
+        return {**super().__call__(), **unknown}
+
+    def decode_complex_value(self, field_name: str, field: FieldInfo | None, value: Any) -> Any:  # noqa: ARG002 - the base's
+        """Return the list or table that ``value`` holds as JSON, or the text itself for the model to refuse."""
+        if field and get_origin(field.annotation) is tuple and not value.lstrip().startswith("["):
+            return [value]
+        try:
+            return _parsed_json(value)
+        except ValueError:
+            return value
+
+    def json_fault(self, path: SettingPath, wanted: str) -> str:
+        """Return why the variable that sets ``path`` is not the JSON that is ``wanted``."""
+        try:
+            _parsed_json(self._environ[self.given[path]])
+        except ValueError as error:
+            return f"should be {wanted}: {error}"
+        return f"should be {wanted}"
+
+    def problems(self) -> Iterator[Problem]:
+        """Yield paths that variables cannot set, and settings that are taken from the file only."""
+        yield from (Problem(path, reason) for path in self.given if (reason := _refusal(path)) is not None)
+        for sink, settings in as_table(self().get("sinks")).items():
+            for name in ("producer", "producer_files"):
+                for key, value in as_table(as_table(settings).get(name)).items():
+                    if reason := refused_from_environment(key, value):
+                        yield Problem(("sinks", sink, name, key), reason)
+
+
+class FileSource(InitSettingsSource):
+    """The settings in the TOML file ``name``; an empty name means no file.
+
+    Unlike pydantic-settings' source for TOML it knows the lines, reads pipes too, and refuses a file that is missing.
+    """
+
+    def __init__(self, name: str) -> None:
+        text = _read(name) if name else ""
+        self._values = _parsed_toml(name, text)
+        super().__init__(Settings, self._values)
+        self.lines = lines_of(text)
+
+    def discard(self, replaced: Iterable[SettingPath]) -> None:
+        """Remove the settings that are ``replaced`` by another source, and the alternatives to these."""
+        for path in replaced:
+            around = self._values
+            for step in path[:-1]:
+                around = as_table(around.get(str(step)))
+            around.pop(str(path[-1]), None)
+            around.pop(_ALTERNATIVES.get(str(path[-1]), ""), None)
+        self.init_kwargs = self._values
+
+
+def _is_variable(name: str) -> bool:
+    return name.startswith(PREFIX) and ("__" in name.removeprefix(PREFIX) or name == "OUTBOX_RELAY_ROUTES")
+
+
+def _path(name: str) -> SettingPath:
+    """Return the path that a variable sets. A sink's name may end with an underscore."""
+    steps = re.split("__(?!_)", name.removeprefix(PREFIX).lower())
+    if len(steps) == 4 and steps[0] == "sinks" and steps[2] in ("producer", "producer_files"):
+        steps[3] = steps[3].replace("_", ".")
+    return tuple(steps)
+
+
+def _refusal(path: SettingPath) -> str | None:
+    """Return why no variable sets ``path`` although a table around it takes any name, or None."""
+    match path:
+        case ("routes", _, *_) | ("sinks", _, "headers", _, *_):
+            whole = path[: 1 if path[0] == "routes" else 3]
+            return f"{whole[-1]} have no variables of their own; {variable(whole)} holds the whole table as JSON"
+        case ("sinks", _, "producer" | "producer_files", _, _, *_):
+            right = variable((*path[:3], "_".join(map(str, path[3:]))))
+            return f"there is no such setting; did you mean {right}?"
+        case _:
+            return None
+
+
+def _misspelt(environ: Iterable[str], sinks: Iterable[str]) -> dict[str, str]:
+    valid = {variable(path) for path in _settings(sinks)}
+    right = {name.replace("__", "_"): name for name in sorted(valid)}
+    near = {name: right.get(name.replace("__", "_")) for name in sorted(environ) if name not in valid}
+    return {name: found for name, found in near.items() if found is not None}
+
+
+def _settings(sinks: Iterable[str]) -> Iterator[SettingPath]:
+    """Yield the paths of all settings and tables; those of ``sinks`` as if they had any type."""
+    yield from _paths((), Settings)
+    for sink in sinks:
+        for model in SINKS.values():
+            yield from _paths(("sinks", sink), model)
+        yield from (("sinks", sink, "producer", name) for name in PROPERTIES)
+
+
+def _paths(around: SettingPath, model: type[BaseModel]) -> Iterator[SettingPath]:
+    for name, field in fields(model).items():
+        yield (*around, name)
+        if inner := table(field):
+            yield from _paths((*around, name), inner)
+
+
+def _parsed_json(text: str) -> Any:
+    """Return the value of ``text``. Raises ValueError without the text."""
+    try:
+        return json.loads(text, object_pairs_hook=_object)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{error.msg} at character {error.pos + 1}") from None
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("an object in it has the same name twice")
+    return found
+
+
+def _read(name: str) -> str:
+    try:
+        return read_text(Path(name), FILE_BYTES)
+    except ValueError as error:
+        raise Misconfigured(f"{name}: {error}; name the file with -c or OUTBOX_RELAY_CONFIG") from None
+
+
+def _parsed_toml(name: str, text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise Misconfigured(_toml_fault(name, text, str(error))) from None
+    except RecursionError:
+        raise Misconfigured(f"{name}: is nested too deeply") from None
+    except ValueError:
+        raise Misconfigured(f"{name}: holds a number with too many digits") from None
+
+
+def _toml_fault(name: str, text: str, said: str) -> str:
+    """Return a line for what the parser ``said``, which repeats no value; two tables of one name in plain words."""
+    what, _, where = said.partition(" (at ")
+    found = re.match(r"line (\d+)", where)
+    number = int(found[1]) if found else text.rstrip().count("\n") + 1
+    header = text.split("\n")[number - 1].partition("#")[0].strip()
+    advice = "; each sink needs a name of its own" if header.startswith("[sinks.") else ""
+    plain = {
+        "Cannot declare": f"the table {header} appears twice{advice}",
+        "Cannot overwrite": "a name appears twice in one table",
+        "Cannot mutate": "the table is already complete and cannot be added to",
+        "Invalid value": "not valid TOML: Invalid value (a string needs quotes)",
+    }
+    return f"{name}:{number}: {plain.get(' '.join(what.split()[:2]), f'not valid TOML: {what}')}"
+
+
+class LogSettings(NamedTuple):
+    """Level and format of the log."""
+
+    level: Level
+    format: Format
+
+
+def log_settings(environ: Mapping[str, str], *, terminal: bool) -> LogSettings:
+    """Return level and format of the log, from ``OUTBOX_RELAY_LOG_LEVEL`` and ``OUTBOX_RELAY_LOG_FORMAT``.
+
+    The defaults are info, and json unless stderr is a ``terminal``. Case and blanks are ignored. Raises Misconfigured
+    if a value is not among the known ones.
+    """
+    level = _choice(environ, "OUTBOX_RELAY_LOG_LEVEL", get_args(Level), "info")
+    lines = _choice(environ, "OUTBOX_RELAY_LOG_FORMAT", get_args(Format), "console" if terminal else "json")
+    return LogSettings(cast("Level", level), cast("Format", lines))
+
+
+def _choice(environ: Mapping[str, str], name: str, choices: Sequence[str], default: str) -> str:
+    value = environ.get(name, "").strip().lower() or default
+    if value not in choices:
+        raise Misconfigured(f"{name}: should be one of {', '.join(choices)}")
+    return value
