@@ -13,7 +13,7 @@ from outbox_relay.domain.errors import Misconfigured
 from outbox_relay.postgres import dsn
 from outbox_relay.settings import Settings
 from outbox_relay.settings import WebhookSink as WebhookSettings
-from outbox_relay.sinks.webhook import Credentials, Destination, Form, Rules, Tls, WebhookSink
+from outbox_relay.sinks.webhook import Credentials, Destination, Form, ResponsePolicy, Tls, WebhookSink
 
 OWN_SECONDS = 60.0
 """How often the name of the database is looked up for where webhooks must not go."""
@@ -50,7 +50,7 @@ class Webhooks:
             ),
             credentials,
             form=Form(settings.cloudevents, settings.cloudevents_source, frozenset(settings.forward_headers)),
-            rules=Rules(frozenset(settings.permanent_statuses), settings.retry_after_max_seconds),
+            rules=ResponsePolicy(frozenset(settings.permanent_statuses), settings.retry_after_max_seconds),
             timeout_seconds=settings.timeout_seconds,
             max_in_flight=settings.max_in_flight,
         )

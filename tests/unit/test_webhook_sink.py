@@ -23,7 +23,7 @@ from outbox_relay.domain.event import Event
 from outbox_relay.domain.outcomes import DELIVERED, Attempt, Failed, Refused, Unavailable, Verdict
 from outbox_relay.formats.signatures import key
 from outbox_relay.settings.addresses import denied
-from outbox_relay.sinks.webhook import Credentials, Destination, Form, Rules, Tls, WebhookSink
+from outbox_relay.sinks.webhook import Credentials, Destination, Form, ResponsePolicy, Tls, WebhookSink
 from outbox_relay.sinks.webhook.sink import ALL_ENDED
 from tests.support.ports import free_port
 from tests.support.receiver import Receiver, Request
@@ -55,7 +55,7 @@ def receiver() -> Generator[Receiver]:
         yield receiver
 
 
-def sink_to(url: str, credentials: Credentials = CREDENTIALS, rules: Rules | None = None) -> WebhookSink:
+def sink_to(url: str, credentials: Credentials = CREDENTIALS, rules: ResponsePolicy | None = None) -> WebhookSink:
     """A sink that may go to the loopback address."""
     return WebhookSink("crm", Destination(url, lambda _: None), credentials, rules=rules, timeout_seconds=5)
 

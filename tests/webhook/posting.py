@@ -1,4 +1,4 @@
-"""Transports of the webhook sink alone, without a sink around them."""
+"""The HTTP client of the webhook sink alone, without a sink around it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from outbox_relay.settings.addresses import denied
-from outbox_relay.sinks.webhook.transport import Answer, Fault, Transport
+from outbox_relay.sinks.webhook.client import HttpClient
+from outbox_relay.sinks.webhook.response import NoResponse, Response
 from tests.support.receiver import Behaviour, Receiver, Request
 from tests.support.receiver.certificates import Authority
 
@@ -41,42 +42,42 @@ async def posting(
     judge: Callable[[str], str | None] = anywhere,
     own: Collection[tuple[str, int]] = (),
     tls: ssl.SSLContext | None = None,
-) -> AsyncGenerator[Transport]:
-    """An open transport."""
-    transport = Transport(url=url, denied=judge, own=lambda: own, max_connections=connections, tls=tls)
-    await transport.open()
+) -> AsyncGenerator[HttpClient]:
+    """An open client."""
+    client = HttpClient(url=url, denied=judge, own=lambda: own, max_connections=connections, tls=tls)
+    await client.open()
     try:
-        yield transport
+        yield client
     finally:
-        await transport.close()
+        await client.close()
 
 
-async def post(transport: Transport, *, body: bytes = BODY, seconds: float = LONG_SECONDS) -> Answer | Fault:
+async def post(client: HttpClient, *, body: bytes = BODY, seconds: float = LONG_SECONDS) -> Response | NoResponse:
     """One request."""
-    return await transport.post(HEADERS, body, seconds)
+    return await client.post(HEADERS, body, seconds)
 
 
-async def outcome(url: str, *, body: bytes = BODY, seconds: float = LONG_SECONDS, **made: Any) -> Answer | Fault:
-    """What comes of one request over a transport of its own."""
-    async with posting(url, **made) as transport:
-        return await post(transport, body=body, seconds=seconds)
+async def outcome(url: str, *, body: bytes = BODY, seconds: float = LONG_SECONDS, **made: Any) -> Response | NoResponse:
+    """What comes of one request over a client of its own."""
+    async with posting(url, **made) as client:
+        return await post(client, body=body, seconds=seconds)
 
 
-async def answered(behaviour: Behaviour, *, seconds: float = LONG_SECONDS) -> Answer | Fault:
+async def answered(behaviour: Behaviour, *, seconds: float = LONG_SECONDS) -> Response | NoResponse:
     """What comes of one request to a receiver that behaves so."""
     with Receiver(behaviour, secrets=()) as receiver:
         return await outcome(receiver.url, seconds=seconds)
 
 
-def an_answer(found: Answer | Fault) -> Answer:
+def an_answer(found: Response | NoResponse) -> Response:
     """`found`, which is an answer."""
-    assert isinstance(found, Answer), found
+    assert isinstance(found, Response), found
     return found
 
 
-def a_fault(found: Answer | Fault, code: str, *, sent: bool) -> Fault:
+def a_fault(found: Response | NoResponse, code: str, *, sent: bool) -> NoResponse:
     """`found`, which is this fault."""
-    assert isinstance(found, Fault), found
+    assert isinstance(found, NoResponse), found
     assert (found.code, found.sent) == (code, sent), found
     return found
 

@@ -9,8 +9,8 @@ import pytest
 
 from outbox_relay.domain.outcomes import DELIVERED, Unavailable
 from outbox_relay.service.webhooks import Webhooks
-from outbox_relay.sinks.webhook import dial
-from outbox_relay.sinks.webhook.tunnel import HEAD_BYTES
+from outbox_relay.sinks.webhook import connector
+from outbox_relay.sinks.webhook.proxy import HEAD_BYTES
 from tests.support.ports import LOOPBACK, free_port
 from tests.support.receiver import Receiver
 from tests.support.receiver.answers import head
@@ -81,7 +81,7 @@ REFUSALS: dict[str, tuple[bytes | None, str]] = {
 async def test_case_25_a_proxy_that_refuses_counts_no_attempt(
     monkeypatch: pytest.MonkeyPatch, answer: bytes | None, said: str
 ) -> None:
-    monkeypatch.setattr(dial, "CONNECT_SECONDS", 0.5)
+    monkeypatch.setattr(connector, "CONNECT_SECONDS", 0.5)
     with Receiver() as receiver:
         async with proxying() as proxy:
             proxy.answer = answer

@@ -19,7 +19,7 @@ from http import HTTPStatus
 from urllib.parse import urlsplit
 
 from outbox_relay.domain.outcomes import DELIVERED, Attempt, Failed, Refused, Unavailable, Verdict
-from outbox_relay.sinks.webhook.transport import Answer, Fault
+from outbox_relay.sinks.webhook.response import NoResponse, Response, status_text
 
 _GATEWAY = frozenset((502, 503, 504))
 _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
@@ -32,7 +32,7 @@ Text = Callable[[bytes], str | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class ResponsePolicy:
     """What the settings decide about answers.
 
     ``permanent`` are the statuses that end an event at once; ``retry_after_max_seconds`` caps what ``retry-after``
@@ -43,31 +43,31 @@ class Rules:
     retry_after_max_seconds: float = 3600.0
 
 
-def verdict(outcome: Answer | Fault, rules: Rules, text: Text, now: float) -> Verdict:
+def verdict(outcome: Response | NoResponse, rules: ResponsePolicy, text: Text, now: float) -> Verdict:
     """The verdict of the event that ``outcome`` is about. ``now`` is the unix time, in seconds, of the answer."""
-    if isinstance(outcome, Fault):
-        return _of_fault(outcome)
+    if isinstance(outcome, NoResponse):
+        return _of_no_response(outcome)
     if 200 <= outcome.status <= 299:
         return DELIVERED
     return _of_failure(outcome, rules, text, now)
 
 
-def _of_fault(fault: Fault) -> Verdict:
-    attempt = Attempt(fault.code, fault.seconds, None, fault.steps)
+def _of_no_response(fault: NoResponse) -> Verdict:
+    attempt = Attempt(fault.code, fault.seconds, None, fault.timings)
     if fault.sent:
         return Failed(fault.reason, attempt=attempt)
     return Unavailable(fault.reason, attempt=attempt)
 
 
-def _of_failure(answer: Answer, rules: Rules, text: Text, now: float) -> Verdict:
+def _of_failure(answer: Response, rules: ResponsePolicy, text: Text, now: float) -> Verdict:
     status = answer.status
     wish = answer.headers.get("webhook-delivery", "").strip().lower()
     wait = retry_after_seconds(answer.headers, rules.retry_after_max_seconds, now)
 
     def attempt(code: str = f"http_{status}") -> Attempt:
-        return Attempt(code, answer.seconds, text(answer.prefix), answer.steps)
+        return Attempt(code, answer.seconds, text(answer.prefix), answer.timings)
 
-    said = f"answered {_named(status)}"
+    said = f"answered {status_text(status)}"
     if wish == "abort-message":
         return Refused(f"{said} and asked for no more attempts", status, attempt("aborted_by_receiver"))
     if wish == "disable":
@@ -87,15 +87,7 @@ def _of_failure(answer: Answer, rules: Rules, text: Text, now: float) -> Verdict
     return Failed(said, status, wait, attempt())
 
 
-def _named(status: int) -> str:
-    """``status`` with the phrase that the standard has for it: the answer's own may be any text."""
-    try:
-        return f"{status} {HTTPStatus(status).phrase}"
-    except ValueError:
-        return str(status)
-
-
-def _to(answer: Answer) -> str:
+def _to(answer: Response) -> str:
     """Where a redirect leads: the host alone, since the rest of a URL may hold a token."""
     try:
         host = urlsplit(answer.headers.get("location", "")).hostname or ""

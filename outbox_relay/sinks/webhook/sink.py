@@ -8,23 +8,22 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from urllib.parse import urlsplit
 
 from outbox_relay.domain.event import Event
 from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.outcomes import Attempt, Refused, Unavailable, Verdict
 from outbox_relay.formats import signatures
-from outbox_relay.sinks.webhook.dial import Dialler
+from outbox_relay.sinks.webhook.client import HttpClient
+from outbox_relay.sinks.webhook.exchange import NotConnected
+from outbox_relay.sinks.webhook.proxy import Proxy
 from outbox_relay.sinks.webhook.redaction import readable, secrets_of_url
 from outbox_relay.sinks.webhook.request import Credentials, Form, Request, request
-from outbox_relay.sinks.webhook.results import Rules, verdict
-from outbox_relay.sinks.webhook.transport import Fault, Transport
-from outbox_relay.sinks.webhook.trip import NotConnected, Trip
-from outbox_relay.sinks.webhook.tunnel import Proxy
+from outbox_relay.sinks.webhook.response import NoResponse
+from outbox_relay.sinks.webhook.results import ResponsePolicy, verdict
 
 CHECK_SECONDS = 15.0
 """Longest wait of ``check``: for the name, the connection and the TLS handshake together."""
-FAREWELL_SECONDS = 1.0
+LISTEN_SECONDS = 1.0
 """How long ``check`` listens after the handshake: with TLS 1.3 a server says only then that it wants a certificate."""
 ALL_ENDED = "every signing secret of this sink has ended: nothing is sent unsigned"
 
@@ -60,7 +59,7 @@ class WebhookSink:
         credentials: Credentials,
         *,
         form: Form | None = None,
-        rules: Rules | None = None,
+        rules: ResponsePolicy | None = None,
         timeout_seconds: float = 15.0,
         max_in_flight: int = 64,
     ) -> None:
@@ -70,10 +69,10 @@ class WebhookSink:
         self._destination = destination
         self._credentials = credentials
         self._form = form or Form()
-        self._rules = rules or Rules()
+        self._rules = rules or ResponsePolicy()
         self._url_secrets = secrets_of_url(destination.url)
         self._resets = 0
-        self._transport = Transport(
+        self._client = HttpClient(
             url=destination.url,
             denied=destination.denied,
             own=destination.own,
@@ -95,7 +94,7 @@ class WebhookSink:
 
     async def open(self) -> None:
         """Make ready to post; connections are made when they are needed."""
-        await self._transport.open()
+        await self._client.open()
 
     async def deliver(self, batch: Sequence[Event], until: float, attempt: int = 1, /) -> Sequence[Verdict]:
         """Deliver as ``Sink.deliver`` says: one event, or none; ``attempt`` stands in the request."""
@@ -114,10 +113,10 @@ class WebhookSink:
             # Reasons of our own hold nothing of the event; what libraries say may.
             return Refused(str(error) if type(error) is ValueError else unmade, attempt=Attempt("config_error"))
         resets = self._resets
-        outcome = await self._transport.post(made.headers, made.body, self.timeout_seconds, until)
-        if resets != self._resets and isinstance(outcome, Fault):
+        outcome = await self._client.post(made.headers, made.body, self.timeout_seconds, until)
+        if resets != self._resets and isinstance(outcome, NoResponse):
             return Unavailable("the sink was reset")
-        if isinstance(outcome, Fault) and outcome.code == "withdrawn":
+        if isinstance(outcome, NoResponse) and outcome.code == "withdrawn":
             return Unavailable("not delivered in time")
         return verdict(outcome, self._rules, partial(self._readable, made, credentials), time.time())
 
@@ -134,34 +133,24 @@ class WebhookSink:
     async def reset(self) -> None:
         """Drop every connection; what was under way ends, and nothing of it is sent later."""
         self._resets += 1
-        await self._transport.reset()
+        await self._client.reset()
 
     async def check(self) -> str | None:
         """Look the name up, judge its addresses, connect, shake hands and listen for a while; posts nothing."""
         if not signatures.signing(self._credentials.keys, time.time()):
             return ALL_ENDED
-        parts = urlsplit(self._destination.url)
-        secure = parts.scheme == "https"
-        dialler = Dialler(
-            parts.hostname or "",
-            parts.port or (443 if secure else 80),
-            denied=self._destination.denied,
-            own=self._destination.own,
-            tls=(self._destination.tls or ssl.create_default_context()) if secure else None,
-            proxy=self._proxy(),
-        )
         try:
             async with asyncio.timeout(CHECK_SECONDS):
-                return await (await dialler.connect(_Listener, Trip())).farewell()
-        except NotConnected as fault:
-            return f"{fault.code}: {fault.reason}"
+                return await (await self._client.connect(_Listener)).wait_for_close()
+        except NotConnected as error:
+            return f"{error.code}: {error.reason}"
         except TimeoutError:
             return f"connect_timeout: no connection was made within {CHECK_SECONDS:g} s"
 
     async def close(self) -> None:
         """End every request under way and close the connections."""
         self._resets += 1
-        await self._transport.close()
+        await self._client.close()
 
 
 class _Listener(asyncio.Protocol):
@@ -180,14 +169,14 @@ class _Listener(asyncio.Protocol):
         if not self._lost.done():
             self._lost.set_result(exc)
 
-    async def farewell(self) -> str | None:
-        """What ended it within ``FAREWELL_SECONDS``; nothing when it stands, or is none of TLS 1.3. Closes it."""
+    async def wait_for_close(self) -> str | None:
+        """What ended it within ``LISTEN_SECONDS``; nothing when it stands, or is none of TLS 1.3. Closes it."""
         assert self._transport is not None  # noqa: S101 - it was made before anybody got it
         secure: ssl.SSLObject | None = self._transport.get_extra_info("ssl_object")
         try:
             if secure is None or secure.version() != "TLSv1.3":
                 return None
-            async with asyncio.timeout(FAREWELL_SECONDS):
+            async with asyncio.timeout(LISTEN_SECONDS):
                 error = await asyncio.shield(self._lost)
         except TimeoutError:
             return None

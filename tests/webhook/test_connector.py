@@ -15,8 +15,8 @@ from collections.abc import Generator
 
 import pytest
 
-from outbox_relay.sinks.webhook import dial, resolver
-from outbox_relay.sinks.webhook.transport import Answer, Fault
+from outbox_relay.sinks.webhook import connector, resolver
+from outbox_relay.sinks.webhook.response import NoResponse, Response
 from tests.support.ports import LOOPBACK, free_port
 from tests.support.receiver import Receiver
 from tests.support.receiver.answers import say
@@ -100,9 +100,9 @@ async def test_a_name_that_moves_inside_is_judged_again_for_the_next_connection(
     monkeypatch.setattr(resolver, "KEPT_SECONDS", 0.0)
     names.in_turn(NAME, [LOOPBACK], [SECOND])
     with Receiver(one_each, secrets=()) as receiver:
-        async with posting(of_name(receiver), judge=only_first) as transport:
-            assert an_answer(await post(transport)).status == 200
-            a_fault(await post(transport), "ssrf_blocked", sent=False)
+        async with posting(of_name(receiver), judge=only_first) as client:
+            assert an_answer(await post(client)).status == 200
+            a_fault(await post(client), "ssrf_blocked", sent=False)
     assert names.asked[NAME] == 2
 
 
@@ -112,10 +112,10 @@ async def test_a_kept_answer_of_the_name_server_is_judged_again(names: Names) ->
     names.say(NAME, [LOOPBACK])
     with Receiver(one_each, secrets=()) as receiver:
         judge = {True: None, False: "not listed"}
-        async with posting(of_name(receiver), judge=lambda address: judge[address in allowed]) as transport:
-            assert an_answer(await post(transport)).status == 200
+        async with posting(of_name(receiver), judge=lambda address: judge[address in allowed]) as client:
+            assert an_answer(await post(client)).status == 200
             allowed.clear()
-            a_fault(await post(transport), "ssrf_blocked", sent=False)
+            a_fault(await post(client), "ssrf_blocked", sent=False)
 
 
 @pytest.mark.parametrize("host", [LOOPBACK, NAME, "[::ffff:127.0.0.1]"], ids=["address", "name", "in an IPv6 address"])
@@ -141,7 +141,7 @@ async def test_another_machine_is_not_this_one(names: Names) -> None:
     """A wildcard of the relay's own stands for this machine's addresses only."""
     names.say(NAME, ["192.0.2.1"])
     found = await outcome(f"http://{NAME}:9/", own=[("0.0.0.0", 9)], seconds=QUICK_SECONDS)  # noqa: S104
-    assert isinstance(found, Fault)
+    assert isinstance(found, NoResponse)
     assert found.code != "ssrf_blocked"
 
 
@@ -154,7 +154,7 @@ async def test_the_system_is_asked_where_the_connection_leads(monkeypatch: pytes
             connected.setblocking(False)
             return connected
 
-        monkeypatch.setattr(dial, "start_connection", elsewhere)
+        monkeypatch.setattr(connector, "start_connection", elsewhere)
         a_fault(await outcome(receiver.url), "ssrf_blocked", sent=False)
         await asyncio.to_thread(
             until, lambda: inner.connections == 1 and not inner.open, seconds=5, what="it is closed"
@@ -175,25 +175,25 @@ async def test_a_name_without_addresses_is_a_fault(names: Names, answer: list[st
 
 
 async def test_a_failed_lookup_is_not_repeated_at_once(names: Names, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with posting(f"http://{NAME}:9/") as transport:
+    async with posting(f"http://{NAME}:9/") as client:
         for _ in range(3):
-            a_fault(await post(transport), "dns_error", sent=False)
+            a_fault(await post(client), "dns_error", sent=False)
         assert names.asked[NAME] == 1
         monkeypatch.setattr(resolver, "FAILED_SECONDS", 0.0)
-        await transport.close()
-        await transport.open()
+        await client.close()
+        await client.open()
         for _ in range(2):
-            a_fault(await post(transport), "dns_error", sent=False)
+            a_fault(await post(client), "dns_error", sent=False)
         assert names.asked[NAME] == 3
 
 
 async def test_one_lookup_serves_all_who_wait_for_it(names: Names) -> None:
     names.say(NAME, [LOOPBACK])
     with Receiver(secrets=()) as receiver:
-        async with posting(of_name(receiver), connections=20) as transport:
-            found = await asyncio.gather(*(post(transport) for _ in range(20)))
+        async with posting(of_name(receiver), connections=20) as client:
+            found = await asyncio.gather(*(post(client) for _ in range(20)))
             assert {an_answer(each).status for each in found} == {200}
-            assert [name for name, _ in an_answer(found[0]).steps] == ["dns", "connect", "first_byte"]
+            assert [name for name, _ in an_answer(found[0]).timings] == ["dns", "connect", "first_byte"]
         assert names.asked[NAME] == 1
 
 
@@ -204,9 +204,9 @@ async def test_a_name_server_that_hangs_ends_with_the_limit_and_never_takes_more
     monkeypatch.setattr(resolver, "FAILED_SECONDS", 0.0)
     names.hang(NAME)
     before = threading.active_count()
-    async with posting(f"http://{NAME}:9/") as transport:
+    async with posting(f"http://{NAME}:9/") as client:
         for _ in range(5):
-            a_fault(await post(transport), "dns_timeout", sent=False)
+            a_fault(await post(client), "dns_timeout", sent=False)
         assert names.asked[NAME] == resolver.LOOKUPS
         assert threading.active_count() <= before + resolver.LOOKUPS
         names.say(NAME, NO_SUCH_NAME)
@@ -222,7 +222,7 @@ async def test_the_total_limit_ends_a_lookup_too(names: Names) -> None:
 async def test_dead_names_do_not_delay_a_healthy_one(names: Names) -> None:
     names.say(NAME, [LOOPBACK])
     with Receiver(secrets=()) as receiver:
-        dead: list[asyncio.Future[Answer | Fault]] = []
+        dead: list[asyncio.Future[Response | NoResponse]] = []
         for n in range(40):
             names.hang(f"dead-{n}.test")
             dead.append(asyncio.ensure_future(outcome(f"http://dead-{n}.test/", seconds=5)))
@@ -244,8 +244,8 @@ async def test_who_stops_waiting_for_a_lookup_leaves_it_to_the_others(names: Nam
 
     names.say(NAME, late)
     with Receiver(secrets=()) as receiver:
-        async with posting(of_name(receiver)) as transport:
-            first, second = (asyncio.ensure_future(post(transport)) for _ in range(2))
+        async with posting(of_name(receiver)) as client:
+            first, second = (asyncio.ensure_future(post(client)) for _ in range(2))
             await asyncio.to_thread(until, lambda: names.asked[NAME], seconds=5, what="the lookup has begun")
             first.cancel()
             await asyncio.gather(first, return_exceptions=True)
@@ -256,13 +256,13 @@ async def test_who_stops_waiting_for_a_lookup_leaves_it_to_the_others(names: Nam
 
 HANGING = """
 import asyncio, socket, time
-from outbox_relay.sinks.webhook.transport import Transport
+from outbox_relay.sinks.webhook.client import HttpClient
 
 async def main():
-    transport = Transport(url="http://hangs.test/", denied=lambda _: None, max_connections=1)
-    await transport.open()
-    print((await transport.post([], b"", 0.1)).code)
-    await transport.close()
+    client = HttpClient(url="http://hangs.test/", denied=lambda _: None, max_connections=1)
+    await client.open()
+    print((await client.post([], b"", 0.1)).code)
+    await client.close()
 
 socket.getaddrinfo = lambda *_, **__: time.sleep(120)
 asyncio.run(main())
@@ -291,13 +291,13 @@ async def test_an_answer_that_comes_late_serves_the_next_request(names: Names, m
 
     names.say(NAME, late)
     with Receiver(secrets=()) as receiver:
-        async with posting(of_name(receiver)) as transport:
-            a_fault(await post(transport), "dns_timeout", sent=False)
+        async with posting(of_name(receiver)) as client:
+            a_fault(await post(client), "dns_timeout", sent=False)
             released.set()
-            found = await post(transport)
-            while isinstance(found, Fault):
+            found = await post(client)
+            while isinstance(found, NoResponse):
                 await asyncio.sleep(0.01)
-                found = await post(transport)
+                found = await post(client)
             assert found.status == 200
         assert names.asked[NAME] == 1
 
@@ -315,7 +315,7 @@ async def test_the_total_limit_ends_a_connection_that_is_never_made(black_hole: 
 
 
 async def test_a_connection_has_a_limit_of_its_own(black_hole: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dial, "CONNECT_SECONDS", 0.2)
+    monkeypatch.setattr(connector, "CONNECT_SECONDS", 0.2)
     assert a_fault(await outcome(f"http://{LOOPBACK}:{black_hole}/"), "connect_timeout", sent=False).seconds < 2
 
 
@@ -326,7 +326,7 @@ async def test_an_address_that_does_not_answer_does_not_stop_the_next_one(names:
 
 
 async def test_only_so_many_addresses_of_a_name_are_tried(names: Names) -> None:
-    names.say(NAME, [*(f"127.0.1.{n + 1}" for n in range(dial.DIALLED)), LOOPBACK])
+    names.say(NAME, [*(f"127.0.1.{n + 1}" for n in range(connector.DIALLED)), LOOPBACK])
     with Receiver(secrets=()) as receiver:
         a_fault(await outcome(of_name(receiver)), "connection_refused", sent=False)
         assert receiver.connections == 0
@@ -338,7 +338,7 @@ async def test_no_socket_to_be_had_is_the_relays_own_fault(monkeypatch: pytest.M
     async def exhausted(*_: object, **__: object) -> socket.socket:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    monkeypatch.setattr(dial, "start_connection", exhausted)
+    monkeypatch.setattr(connector, "start_connection", exhausted)
     a_fault(await outcome(f"http://{LOOPBACK}:9/"), "internal", sent=False)
 
 
@@ -354,7 +354,7 @@ async def test_the_name_is_shown_and_its_certificate_is_accepted(names: Names, a
         found = an_answer(await outcome(of_name(receiver), tls=trusting(authority)))
         assert receiver.requests[0].header("host") == f"{NAME}:{receiver.port}"
     assert shown == [NAME]
-    assert [name for name, _ in found.steps] == ["dns", "connect", "tls", "first_byte"]
+    assert [name for name, _ in found.timings] == ["dns", "connect", "tls", "first_byte"]
 
 
 async def test_a_certificate_of_the_address_is_accepted_for_the_address(authority: Authority) -> None:
@@ -379,11 +379,11 @@ async def test_without_a_context_the_systems_authorities_are_trusted(authority: 
 async def test_tls_on_a_plain_port_and_the_reverse(authority: Authority) -> None:
     with Receiver(secrets=()) as plain, Receiver(tls=authority.good(), secrets=()) as secure:
         found = await outcome(plain.url.replace("http:", "https:"), tls=trusting(authority), seconds=QUICK_SECONDS)
-        assert isinstance(found, Fault)
+        assert isinstance(found, NoResponse)
         assert found.code in {"tls_error", "connect_timeout"}
         assert not found.sent
         found = await outcome(secure.url.replace("https:", "http:"))
-        assert isinstance(found, Fault)
+        assert isinstance(found, NoResponse)
         assert found.code in {"protocol_error", "disconnected", "connection_reset"}
 
 
@@ -400,16 +400,16 @@ async def test_a_server_that_wants_a_certificate_has_not_taken_the_request(autho
     with Receiver(tls=authority.asks_for_certificate(), secrets=()) as receiver:
         found = await outcome(receiver.url, tls=trusting(authority))
         assert receiver.requests == []
-    assert isinstance(found, Fault)
+    assert isinstance(found, NoResponse)
     told = {("tls_error", False), ("connection_reset", True), ("disconnected", True), ("disconnected", False)}
     assert (found.code, found.sent) in told
 
 
 async def test_bodies_and_resends_work_over_tls(authority: Authority) -> None:
     with Receiver(stale, tls=authority.good(), secrets=()) as receiver:
-        async with posting(receiver.url, tls=trusting(authority)) as transport:
+        async with posting(receiver.url, tls=trusting(authority)) as client:
             for _ in range(3):
-                assert an_answer(await post(transport, body=b"x" * (1 << 20))).status == 200
+                assert an_answer(await post(client, body=b"x" * (1 << 20))).status == 200
             receiver.answer = say(500, body=b"y" * 20_000)
-            assert an_answer(await post(transport)).prefix == b"y" * 4096
+            assert an_answer(await post(client)).prefix == b"y" * 4096
         assert {len(request.body) for request in receiver.requests[:3]} == {1 << 20}

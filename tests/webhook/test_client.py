@@ -9,9 +9,8 @@ import tracemalloc
 
 import pytest
 
-from outbox_relay.sinks.webhook import transport
-from outbox_relay.sinks.webhook.transport import BODY_BYTES, PREFIX_BYTES
-from outbox_relay.sinks.webhook.wire import HEAD_BYTES
+from outbox_relay.sinks.webhook import connection
+from outbox_relay.sinks.webhook.reader import BODY_BYTES, HEAD_BYTES, PREFIX_BYTES
 from tests.support.receiver import Behaviour, Receiver
 from tests.support.receiver.answers import after, head, raw, say
 from tests.support.receiver.faults import (
@@ -105,9 +104,9 @@ async def test_the_times_of_the_parts_are_told_where_they_were_taken() -> None:
     with Receiver(secrets=()) as receiver:
         async with posting(receiver.url) as open_one:
             first, second = an_answer(await post(open_one)), an_answer(await post(open_one))
-    assert [name for name, _ in first.steps] == ["connect", "first_byte"]
-    assert [name for name, _ in second.steps] == ["first_byte"]
-    assert 0 < sum(seconds for _, seconds in first.steps) <= first.seconds
+    assert [name for name, _ in first.timings] == ["connect", "first_byte"]
+    assert [name for name, _ in second.timings] == ["first_byte"]
+    assert 0 < sum(seconds for _, seconds in first.timings) <= first.seconds
 
 
 async def test_redirects_are_answers_and_cookies_are_not_kept() -> None:
@@ -272,7 +271,7 @@ async def test_a_complete_head_decides_whatever_the_body_is(
     behaviour: Behaviour, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And nobody waits for the rest of a body that is broken."""
-    monkeypatch.setattr(transport, "BODY_SECONDS", LONG_SECONDS)
+    monkeypatch.setattr(connection, "BODY_SECONDS", LONG_SECONDS)
     found = an_answer(await answered(behaviour))
     assert (found.status, found.whole) == (200, False)
     assert found.seconds < LATE_SECONDS
@@ -347,7 +346,7 @@ async def test_a_cancelled_request_is_cancelled() -> None:
                     await post(open_one)
 
 
-async def test_a_transport_that_is_not_open_says_so() -> None:
+async def test_a_client_that_is_not_open_says_so() -> None:
     async with posting("http://127.0.0.1:9/") as open_one:
         pass
     with pytest.raises(RuntimeError, match="not open"):
