@@ -31,7 +31,7 @@ from yarl import URL
 
 from outbox_relay.domain.outcomes import DELIVERED
 from outbox_relay.formats import signatures
-from outbox_relay.sinks.webhook import Credentials, Destination, WebhookSink
+from outbox_relay.sinks.webhook import Credentials, Endpoint, WebhookSink
 from outbox_relay.sinks.webhook.client import HttpClient
 from outbox_relay.sinks.webhook.response import Response
 from tests.contract.harness import an_event
@@ -89,7 +89,7 @@ async def sink(stack: AsyncExitStack, url: str, connections: int) -> Post:
     """The product's sink."""
     made = WebhookSink(
         "bench",
-        Destination(url, lambda _: None),
+        Endpoint(url, lambda _: None),
         Credentials([signatures.key(SECRET)]),
         timeout_seconds=LONG_SECONDS,
         max_in_flight=connections,

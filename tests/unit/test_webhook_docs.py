@@ -17,7 +17,7 @@ from outbox_relay.domain.outcomes import DELIVERED, Failed, Refused, Unavailable
 from outbox_relay.formats.signatures import key
 from outbox_relay.settings import load, warnings
 from outbox_relay.settings.secrets import read_secrets
-from outbox_relay.sinks.webhook.request import Credentials, Form, Request, request
+from outbox_relay.sinks.webhook.request import Credentials, Request, RequestFormat, make_request
 from outbox_relay.sinks.webhook.response import NoResponse, Response
 from outbox_relay.sinks.webhook.results import ResponsePolicy, verdict
 
@@ -40,7 +40,7 @@ def made(now: float, *secrets: str) -> Request:
         *(1, 0, "019a0000-0000-7000-8000-000000000001", "order.created", "order-1", b'{"id": 1}', "application/json"),
         *(f'{{"traceparent": "{TRACE}"}}', None, datetime(2026, 1, 1, tzinfo=UTC)),
     )
-    return request(event, Form(), Credentials([key(secret) for secret in secrets]), attempt=1, now=now)
+    return make_request(event, RequestFormat(), Credentials([key(secret) for secret in secrets]), attempt=1, now=now)
 
 
 def test_example_is_what_is_sent() -> None:

@@ -23,14 +23,14 @@ def text(prefix: bytes) -> str | None:
     return prefix.decode() or None
 
 
-def judged(outcome: Response | NoResponse, rules: ResponsePolicy | None = None) -> Verdict:
+def judged(outcome: Response | NoResponse, policy: ResponsePolicy | None = None) -> Verdict:
     """The verdict of an outcome."""
-    return verdict(outcome, rules or ResponsePolicy(), text, NOW)
+    return verdict(outcome, policy or ResponsePolicy(), text, NOW)
 
 
-def answered(status: int, headers: Mapping[str, str] | None = None, rules: ResponsePolicy | None = None) -> Verdict:
+def answered(status: int, headers: Mapping[str, str] | None = None, policy: ResponsePolicy | None = None) -> Verdict:
     """The verdict of an answer with a body."""
-    return judged(Response(status, headers or {}, b"sorry", 0.5, STEPS), rules)
+    return judged(Response(status, headers or {}, b"sorry", 0.5, STEPS), policy)
 
 
 def attempt(code: str) -> Attempt:
@@ -63,10 +63,10 @@ def test_other_statuses_fail(status: int) -> None:
 
 def test_400_is_refused_and_others_when_the_settings_say_so() -> None:
     assert answered(400) == Refused("answered 400 Bad Request", 400, attempt("http_400"))
-    rules = ResponsePolicy(permanent=frozenset((422, 500)))
-    assert answered(422, rules=rules) == Refused("answered 422 Unprocessable Entity", 422, attempt("http_422"))
-    assert answered(500, rules=rules) == Refused("answered 500 Internal Server Error", 500, attempt("http_500"))
-    assert isinstance(answered(400, rules=rules), Failed)
+    policy = ResponsePolicy(permanent=frozenset((422, 500)))
+    assert answered(422, policy=policy) == Refused("answered 422 Unprocessable Entity", 422, attempt("http_422"))
+    assert answered(500, policy=policy) == Refused("answered 500 Internal Server Error", 500, attempt("http_500"))
+    assert isinstance(answered(400, policy=policy), Failed)
 
 
 @pytest.mark.parametrize("status", [502, 503, 504])

@@ -17,7 +17,7 @@ from outbox_relay.sinks.webhook.client import HttpClient
 from outbox_relay.sinks.webhook.exchange import NotConnected
 from outbox_relay.sinks.webhook.proxy import Proxy
 from outbox_relay.sinks.webhook.redaction import readable, secrets_of_url
-from outbox_relay.sinks.webhook.request import Credentials, Form, Request, request
+from outbox_relay.sinks.webhook.request import Credentials, Request, RequestFormat, make_request
 from outbox_relay.sinks.webhook.response import NoResponse
 from outbox_relay.sinks.webhook.results import ResponsePolicy, verdict
 
@@ -29,11 +29,12 @@ ALL_ENDED = "every signing secret of this sink has ended: nothing is sent unsign
 
 
 @dataclass(frozen=True, slots=True)
-class Destination:
-    """Where a sink posts to. ``url`` has been checked with the settings, and is not shown.
+class Endpoint:
+    """The target of a sink's requests. ``url`` has been checked with the settings, and is not shown.
 
-    ``denied`` tells why an address is not dialled, ``own`` which are the relay's own; ``tls`` is the context of https.
-    ``proxy``, host and port, is what connections go through: then neither of the first two is asked.
+    ``denied`` returns why an address is not dialled, or None; ``own`` returns the relay's own addresses and ports.
+    ``tls`` is the context of https. Connections go through ``proxy`` (host and port) if there is one; then neither
+    ``denied`` nor ``own`` is asked.
     """
 
     url: str = field(repr=False)
@@ -44,9 +45,9 @@ class Destination:
 
 
 class WebhookSink:
-    """Posts each event as ``Sink`` promises: the payload's own bytes, signed, in one request.
+    """A sink that posts each event in one signed request, with the payload's own bytes as its body.
 
-    What it answers by the table in ``results``. Without a key that still signs nothing is sent.
+    ``results`` turns responses into verdicts. Nothing is sent without a key that still signs.
     """
 
     max_batch = 1
@@ -55,29 +56,29 @@ class WebhookSink:
     def __init__(
         self,
         name: str,
-        destination: Destination,
+        endpoint: Endpoint,
         credentials: Credentials,
         *,
-        form: Form | None = None,
-        rules: ResponsePolicy | None = None,
+        request_format: RequestFormat | None = None,
+        policy: ResponsePolicy | None = None,
         timeout_seconds: float = 15.0,
         max_in_flight: int = 64,
     ) -> None:
         self.timeout_seconds = timeout_seconds
         self.max_in_flight = max_in_flight
         self._name = name
-        self._destination = destination
+        self._endpoint = endpoint
         self._credentials = credentials
-        self._form = form or Form()
-        self._rules = rules or ResponsePolicy()
-        self._url_secrets = secrets_of_url(destination.url)
+        self._format = request_format or RequestFormat()
+        self._policy = policy or ResponsePolicy()
+        self._url_secrets = secrets_of_url(endpoint.url)
         self._resets = 0
         self._client = HttpClient(
-            url=destination.url,
-            denied=destination.denied,
-            own=destination.own,
+            url=endpoint.url,
+            denied=endpoint.denied,
+            own=endpoint.own,
             max_connections=max_in_flight,
-            tls=destination.tls,
+            tls=endpoint.tls,
             proxy=self._proxy(),
         )
 
@@ -85,19 +86,19 @@ class WebhookSink:
         return f"WebhookSink({self._name!r})"
 
     def _proxy(self) -> Proxy | None:
-        proxy = self._destination.proxy
+        proxy = self._endpoint.proxy
         return None if proxy is None else Proxy(*proxy, lambda: self._credentials.proxy_authorization)
 
     def renew(self, credentials: Credentials) -> None:
-        """Sign with these keys and send these headers from the next request on."""
+        """Use these keys and headers from the next request on."""
         self._credentials = credentials
 
     async def open(self) -> None:
-        """Make ready to post; connections are made when they are needed."""
+        """Prepare to post. Connections are made when they are needed."""
         await self._client.open()
 
     async def deliver(self, batch: Sequence[Event], until: float, attempt: int = 1, /) -> Sequence[Verdict]:
-        """Deliver as ``Sink.deliver`` says: one event, or none; ``attempt`` stands in the request."""
+        """Deliver one event, or none, as ``Sink.deliver`` specifies. The request has the number ``attempt``."""
         return [await self._one(event, until, attempt) for event in batch]
 
     async def _one(self, event: Event, until: float, attempt: int) -> Verdict:
@@ -107,10 +108,10 @@ class WebhookSink:
         if not signatures.signing(credentials.keys, now):
             return Unavailable(ALL_ENDED, attempt=Attempt("config_error"))
         try:
-            made = request(event, self._form, credentials, attempt=attempt, now=now)
+            made = make_request(event, self._format, credentials, attempt=attempt, now=now)
         except Exception as error:
             unmade = f"the event cannot be made into a request ({type(error).__name__})"
-            # Reasons of our own hold nothing of the event; what libraries say may.
+            # A ValueError of ours holds nothing of the event; a library's may.
             return Refused(str(error) if type(error) is ValueError else unmade, attempt=Attempt("config_error"))
         resets = self._resets
         outcome = await self._client.post(made.headers, made.body, self.timeout_seconds, until)
@@ -118,7 +119,7 @@ class WebhookSink:
             return Unavailable("the sink was reset")
         if isinstance(outcome, NoResponse) and outcome.code == "withdrawn":
             return Unavailable("not delivered in time")
-        return verdict(outcome, self._rules, partial(self._readable, made, credentials), time.time())
+        return verdict(outcome, self._policy, partial(self._readable, made, credentials), time.time())
 
     def _readable(self, made: Request, credentials: Credentials, prefix: bytes) -> str | None:
         signatures = made.signature.split(" ")
@@ -131,12 +132,12 @@ class WebhookSink:
         return readable(prefix, secrets, made.body)
 
     async def reset(self) -> None:
-        """Drop every connection; what was under way ends, and nothing of it is sent later."""
+        """Drop every connection and end the requests under way; nothing of them is sent later."""
         self._resets += 1
         await self._client.reset()
 
     async def check(self) -> str | None:
-        """Look the name up, judge its addresses, connect, shake hands and listen for a while; posts nothing."""
+        """Connect, shake hands and listen for a while. Return the problem found, or None. Posts nothing."""
         if not signatures.signing(self._credentials.keys, time.time()):
             return ALL_ENDED
         try:
@@ -154,24 +155,27 @@ class WebhookSink:
 
 
 class _Listener(asyncio.Protocol):
-    """A connection over which nothing is said: whether the other side ends it."""
+    """A connection over which nothing is sent, to see whether the destination closes it."""
 
     def __init__(self) -> None:
         self._transport: asyncio.BaseTransport | None = None
         self._lost: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """It is there."""
+        """Take the transport."""
         self._transport = transport
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """It is gone."""
+        """Record that the connection ended."""
         if not self._lost.done():
             self._lost.set_result(exc)
 
     async def wait_for_close(self) -> str | None:
-        """What ended it within ``LISTEN_SECONDS``; nothing when it stands, or is none of TLS 1.3. Closes it."""
-        assert self._transport is not None  # noqa: S101 - it was made before anybody got it
+        """Return what ended the connection within ``LISTEN_SECONDS``, or None; then close it.
+
+        Only a connection of TLS 1.3 is waited for.
+        """
+        assert self._transport is not None  # noqa: S101 - the connector returns connections that were made
         secure: ssl.SSLObject | None = self._transport.get_extra_info("ssl_object")
         try:
             if secure is None or secure.version() != "TLSv1.3":
@@ -184,4 +188,4 @@ class _Listener(asyncio.Protocol):
             self._transport.close()
         if isinstance(error, ssl.SSLError):
             return f"tls_error: the destination ended TLS: {error.reason or 'closed'}"
-        return "disconnected: the destination closed the connection right behind the TLS handshake"
+        return "disconnected: the destination closed the connection right after the TLS handshake"
