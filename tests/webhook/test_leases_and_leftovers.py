@@ -25,9 +25,9 @@ from tests.webhook.posting import (
     LONG_SECONDS,
     QUICK_SECONDS,
     Gate,
-    a_fault,
-    an_answer,
+    a_response,
     anywhere,
+    no_response,
     post,
     posting,
 )
@@ -61,8 +61,8 @@ async def test_a_lease_that_expires_while_no_connection_is_free_sends_nothing() 
             second = asyncio.ensure_future(leased(client))
             await asyncio.sleep(EXPIRED_SECONDS)
             gate.is_open = True
-            assert an_answer(await first).status == 200
-            a_fault(await second, "withdrawn", sent=False)
+            assert a_response(await first).status == 200
+            no_response(await second, "withdrawn", sent=False)
         assert len(receiver.requests) == 1
 
 
@@ -74,7 +74,7 @@ async def test_a_lease_that_expires_while_the_name_is_looked_up_sends_nothing(na
     names.say(NAME, late)
     with Receiver(secrets=()) as receiver:
         async with posting(receiver.url.replace("127.0.0.1", NAME)) as client:
-            a_fault(await leased(client), "withdrawn", sent=False)
+            no_response(await leased(client), "withdrawn", sent=False)
             await eventually_closed(receiver)
         assert receiver.requests == []
 
@@ -82,8 +82,8 @@ async def test_a_lease_that_expires_while_the_name_is_looked_up_sends_nothing(na
 async def test_a_lease_that_expires_before_a_closed_connection_is_found_sends_nothing_again() -> None:
     with Receiver(in_turn(say(200), after(EXPIRED_SECONDS, close), say(200)), secrets=()) as receiver:
         async with posting(receiver.url) as client:
-            an_answer(await post(client))
-            a_fault(await leased(client), "withdrawn", sent=True)
+            a_response(await post(client))
+            no_response(await leased(client), "withdrawn", sent=True)
         assert len(receiver.requests) == 2
 
 
@@ -98,16 +98,16 @@ async def test_a_request_that_is_sent_again_goes_to_an_address_that_is_judged_ag
     ):
         url = receiver.url.replace("127.0.0.1", NAME)
         async with posting(url, judge=lambda address: "inside" if address == SECOND else None) as client:
-            an_answer(await post(client))
-            a_fault(await post(client), "ssrf_blocked", sent=True)
+            a_response(await post(client))
+            no_response(await post(client), "ssrf_blocked", sent=True)
         assert inner.connections == 0
 
 
 async def test_an_answer_that_comes_too_late_is_not_taken_for_the_next_one() -> None:
     with Receiver(in_turn(after(2 * QUICK_SECONDS, say(200)), say(500)), secrets=()) as receiver:
         async with posting(receiver.url, connections=1) as client:
-            a_fault(await post(client, seconds=QUICK_SECONDS), "read_timeout", sent=True)
-            assert an_answer(await post(client)).status == 500
+            no_response(await post(client, seconds=QUICK_SECONDS), "read_timeout", sent=True)
+            assert a_response(await post(client)).status == 500
         assert [request.connection for request in receiver.requests] == [1, 2]
 
 
@@ -117,7 +117,7 @@ async def test_the_time_limit_of_one_body_does_not_cut_the_next(monkeypatch: pyt
     with Receiver(slow, secrets=()) as receiver:
         async with posting(receiver.url) as client:
             for _ in range(3):
-                assert an_answer(await post(client)).whole
+                assert a_response(await post(client)).whole
         assert receiver.connections == 1
 
 
@@ -132,9 +132,9 @@ FLOODS: dict[str, Behaviour] = {
 async def test_a_body_of_very_many_chunks_is_not_read_to_its_end(answer: Behaviour) -> None:
     with Receiver(in_turn(answer, say(500)), secrets=()) as receiver:
         async with posting(receiver.url) as client:
-            found = an_answer(await post(client))
+            found = a_response(await post(client))
             assert (found.status, found.whole) == (200, False)
-            assert an_answer(await post(client)).status == 500
+            assert a_response(await post(client)).status == 500
         assert receiver.connections == 2
 
 
@@ -144,8 +144,8 @@ async def test_what_is_at_the_edge_of_what_is_read_hides_no_second_answer() -> N
     answer = raw(head(200, [("content-length", "65536")]) + b"x" * 65536 + smuggled)
     with Receiver(in_turn(answer, say(500)), secrets=()) as receiver:
         async with posting(receiver.url) as client:
-            an_answer(await post(client))
-            assert an_answer(await post(client)).status == 500
+            a_response(await post(client))
+            assert a_response(await post(client)).status == 500
         assert receiver.connections == 2
 
 
@@ -156,7 +156,7 @@ async def test_an_authorization_that_no_header_can_hold_is_not_sent_and_not_show
             through = Proxy("127.0.0.1", proxy.port, lambda: value)
             client = HttpClient(url=receiver.url, denied=anywhere, max_connections=1, proxy=through)
             await client.open()
-            fault = a_fault(await post(client), "internal", sent=False)
+            fault = no_response(await post(client), "internal", sent=False)
             await client.close()
             assert proxy.heads == []
     assert "canary" not in repr(fault)

@@ -24,8 +24,8 @@ from tests.webhook.posting import (
     LATE_SECONDS,
     QUICK_SECONDS,
     Gate,
-    a_fault,
-    an_answer,
+    a_response,
+    no_response,
     outcome,
     post,
     posting,
@@ -55,7 +55,7 @@ async def test_requests_one_after_the_other_use_one_connection() -> None:
     with Receiver(say(200, body=b"ok"), secrets=()) as receiver:
         async with posting(receiver.url) as client:
             for _ in range(20):
-                an_answer(await post(client))
+                a_response(await post(client))
         assert receiver.connections == 1
 
 
@@ -67,7 +67,7 @@ async def test_no_more_connections_than_allowed_and_all_of_them_are_kept() -> No
             await eventually(lambda: gate.waiting == 5, "five requests are under way")
             assert receiver.connections == 5
             gate.is_open = True
-            assert {an_answer(found).status for found in await asyncio.gather(*posts)} == {200}
+            assert {a_response(found).status for found in await asyncio.gather(*posts)} == {200}
             await asyncio.gather(*(post(client) for _ in range(5)))
             assert receiver.connections == 5
 
@@ -77,7 +77,7 @@ async def test_who_finds_no_connection_free_in_time_has_sent_nothing() -> None:
         async with posting(receiver.url, connections=1) as client:
             first = asyncio.ensure_future(post(client, seconds=5))
             await eventually(lambda: len(receiver.requests) == 1, "the first is under way")
-            a_fault(await post(client, seconds=QUICK_SECONDS), "deadline", sent=False)
+            no_response(await post(client, seconds=QUICK_SECONDS), "deadline", sent=False)
             first.cancel()
 
 
@@ -88,7 +88,7 @@ async def test_a_connection_that_is_kept_for_long_is_closed(monkeypatch: pytest.
             await asyncio.gather(*(post(client) for _ in range(3)))
             assert receiver.open == 3
             await eventually(lambda: receiver.open == 0, "the kept ones are closed")
-            an_answer(await post(client))
+            a_response(await post(client))
 
 
 @pytest.mark.parametrize("end", [close, reset], ids=["closed", "reset"])
@@ -96,7 +96,7 @@ async def test_a_kept_connection_that_ends_without_a_word_is_replaced_once(end: 
     with Receiver(on_turn(2, end, say(200)), secrets=()) as receiver:
         async with posting(receiver.url) as client:
             for _ in range(4):
-                assert an_answer(await post(client)).status == 200
+                assert a_response(await post(client)).status == 200
         assert [(r.connection, r.turn) for r in receiver.requests] == [
             (1, 1),
             (1, 2),
@@ -111,14 +111,14 @@ async def test_a_kept_connection_that_ends_without_a_word_is_replaced_once(end: 
 async def test_only_once_is_it_sent_again() -> None:
     with Receiver(in_turn(say(200), close), secrets=()) as receiver:
         async with posting(receiver.url) as client:
-            an_answer(await post(client))
-            a_fault(await post(client), "disconnected", sent=True)
+            a_response(await post(client))
+            no_response(await post(client), "disconnected", sent=True)
         assert len(receiver.requests) == 3
 
 
 async def test_over_a_new_connection_nothing_is_sent_again() -> None:
     with Receiver(close, secrets=()) as receiver:
-        a_fault(await outcome(receiver.url), "disconnected", sent=True)
+        no_response(await outcome(receiver.url), "disconnected", sent=True)
         assert len(receiver.requests) == 1
 
 
@@ -126,9 +126,9 @@ async def test_over_a_new_connection_nothing_is_sent_again() -> None:
 async def test_after_a_byte_of_an_answer_nothing_is_sent_again(end: Behaviour) -> None:
     with Receiver(on_turn(2, then(raw(b"HTTP/1.1 200 OK\r\n"), end), say(200)), secrets=()) as receiver:
         async with posting(receiver.url) as client:
-            an_answer(await post(client))
+            a_response(await post(client))
             found = await post(client)
-        assert a_fault(found, getattr(found, "code", ""), sent=True).code in {"disconnected", "connection_reset"}
+        assert no_response(found, getattr(found, "code", ""), sent=True).code in {"disconnected", "connection_reset"}
         assert len(receiver.requests) == 2
 
 
@@ -141,14 +141,14 @@ async def test_sending_again_does_not_meet_another_stale_connection() -> None:
             await eventually(lambda: gate.waiting == 8, "eight are under way")
             gate.is_open = True
             await asyncio.gather(*first)
-            assert an_answer(await post(client)).status == 200
+            assert a_response(await post(client)).status == 200
 
 
 async def test_sending_again_keeps_to_the_same_limit() -> None:
     with Receiver(in_turn(say(200), close, hang), secrets=()) as receiver:
         async with posting(receiver.url) as client:
-            an_answer(await post(client))
-            fault = a_fault(await post(client, seconds=QUICK_SECONDS), "read_timeout", sent=True)
+            a_response(await post(client))
+            fault = no_response(await post(client, seconds=QUICK_SECONDS), "read_timeout", sent=True)
             assert fault.seconds < LATE_SECONDS
         assert len(receiver.requests) == 3
 
@@ -156,18 +156,18 @@ async def test_sending_again_keeps_to_the_same_limit() -> None:
 async def test_sending_again_to_nobody_may_have_been_processed_before() -> None:
     with Receiver(in_turn(say(200), hang), secrets=()) as receiver:
         async with posting(receiver.url) as client:
-            an_answer(await post(client))
+            a_response(await post(client))
             second = asyncio.ensure_future(post(client))
             await eventually(lambda: len(receiver.requests) == 2, "the second has arrived")
             receiver.stop()
-            assert a_fault(await second, "connection_refused", sent=True)
+            assert no_response(await second, "connection_refused", sent=True)
 
 
 async def test_a_connection_that_the_receiver_closed_behind_the_answer_is_not_used_again() -> None:
     with Receiver(stale, secrets=()) as receiver:
         async with posting(receiver.url) as client:
             for _ in range(5):
-                assert an_answer(await post(client)).status == 200
+                assert a_response(await post(client)).status == 200
         assert len({request.connection for request in receiver.requests}) == 5
 
 
@@ -189,12 +189,12 @@ async def test_what_comes_over_a_kept_connection_answers_nothing(monkeypatch: py
 
         async with posting(f"http://127.0.0.1:{listening.getsockname()[1]}/") as client:
             first, _ = await asyncio.gather(post(client), accept())
-            assert an_answer(first).status == 200
+            assert a_response(first).status == 200
             await loop.sock_sendall(accepted[0], head(408, [("content-length", "0")]))
             async with asyncio.timeout(5):
                 assert await loop.sock_recv(accepted[0], 10) == b""
             second, _ = await asyncio.gather(post(client), accept())
-            assert an_answer(second).status == 200
+            assert a_response(second).status == 200
     for each in accepted:
         each.close()
 
@@ -203,9 +203,9 @@ async def test_a_connection_whose_request_is_not_all_sent_is_not_used_again() ->
     with Receiver(secrets=()) as receiver:
         receiver.at_head = then(say(413), hang)
         async with posting(receiver.url) as client:
-            assert an_answer(await post(client, body=b"x" * (16 << 20), seconds=5)).status == 413
+            assert a_response(await post(client, body=b"x" * (16 << 20), seconds=5)).status == 413
             receiver.at_head = raw()
-            assert an_answer(await post(client)).status == 200
+            assert a_response(await post(client)).status == 200
         assert receiver.requests[-1].connection == 2
 
 
@@ -232,7 +232,7 @@ async def test_a_storm_of_cancellations_takes_nothing_from_the_pool(authority: A
             await eventually(lambda: gate.waiting >= 5, "as many as ever are under way at once")
             await eventually(lambda: receiver.open == 5, "no other is open")
             gate.is_open = True
-            assert {an_answer(found).status for found in await asyncio.gather(*posts)} == {200}
+            assert {a_response(found).status for found in await asyncio.gather(*posts)} == {200}
 
 
 async def test_a_reset_ends_what_is_under_way_and_nothing_of_it_is_sent_later() -> None:
@@ -247,7 +247,7 @@ async def test_a_reset_ends_what_is_under_way_and_nothing_of_it_is_sent_later() 
                 ("withdrawn", False),
             }
             receiver.answer = say(200)
-            assert an_answer(await post(client)).status == 200
+            assert a_response(await post(client)).status == 200
         assert len(receiver.requests) == 3
 
 
@@ -260,7 +260,7 @@ async def test_a_reset_while_a_connection_is_made_sends_nothing_over_it(authorit
             with accepted:
                 assert await asyncio.to_thread(accepted.recv, 1)
                 await client.reset()
-                assert a_fault(await sent, "withdrawn", sent=False).seconds < LATE_SECONDS
+                assert no_response(await sent, "withdrawn", sent=False).seconds < LATE_SECONDS
 
 
 async def test_a_reset_at_any_moment_is_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,7 +282,7 @@ async def test_a_reset_at_any_moment_is_the_end(monkeypatch: pytest.MonkeyPatch)
                     await asyncio.sleep(0)
                 await client.reset()
                 await asyncio.gather(*posts)
-                an_answer(await post(client))
+                a_response(await post(client))
     assert too_late
     assert not any(too_late)
 
@@ -302,9 +302,9 @@ async def test_a_body_under_way_does_not_hold_up_a_reset(monkeypatch: pytest.Mon
 async def test_it_opens_again_after_it_was_closed() -> None:
     with Receiver(secrets=()) as receiver:
         async with posting(receiver.url) as client:
-            an_answer(await post(client))
+            a_response(await post(client))
             await client.close()
             await client.close()
             await eventually(lambda: receiver.open == 0, "nothing is kept")
             await client.open()
-            an_answer(await post(client))
+            a_response(await post(client))
