@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Sequence
 from functools import cache
 from urllib.parse import quote, urlsplit
 
-from outbox_relay.sinks.webhook.connector import Connector, P
+from outbox_relay.sinks.webhook.connector import Connector, ProtocolT
 from outbox_relay.sinks.webhook.exchange import ConnectionLost, Exchange, ExchangeFailed
 from outbox_relay.sinks.webhook.pool import ConnectionPool
 from outbox_relay.sinks.webhook.proxy import Proxy
@@ -96,7 +96,7 @@ class HttpClient:
                 return _no_response(exchange, error)
         return _response(exchange)
 
-    async def connect(self, protocol: Callable[[], P]) -> P:
+    async def connect(self, protocol: Callable[[], ProtocolT]) -> ProtocolT:
         """Return a protocol of its own on a new connection, which is not kept. Raises as ``Connector.connect``."""
         return await self._connector.connect(protocol, Exchange())
 

@@ -28,7 +28,7 @@ _EXHAUSTED = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 AddrInfo: TypeAlias = tuple[int, int, int, str, tuple[str, int] | tuple[str, int, int, int]]
 """An address as ``socket.getaddrinfo`` writes it."""
-P = TypeVar("P", bound=asyncio.Protocol)
+ProtocolT = TypeVar("ProtocolT", bound=asyncio.Protocol)
 
 
 class Connector:
@@ -56,7 +56,7 @@ class Connector:
         self._peer = (host, port) if proxy is None else (proxy.host, proxy.port)
         self._resolver = None if is_address(self._peer[0]) else Resolver(self._peer[0])
 
-    async def connect(self, protocol: Callable[[], P], exchange: Exchange) -> P:
+    async def connect(self, protocol: Callable[[], ProtocolT], exchange: Exchange) -> ProtocolT:
         """Return a protocol of its own on a new connection; ``exchange`` records how long the steps took.
 
         Raises NotConnected: dns_error, dns_timeout, ssrf_blocked, connection_refused, connect_timeout, proxy_error,
@@ -110,7 +110,7 @@ class Connector:
             raise
         return dialled
 
-    async def _start(self, protocol: Callable[[], P], dialled: socket.socket, exchange: Exchange) -> P:
+    async def _start(self, protocol: Callable[[], ProtocolT], dialled: socket.socket, exchange: Exchange) -> ProtocolT:
         """Start the protocol, over TLS if there is a context."""
         create = asyncio.get_running_loop().create_connection
         if self._tls is None:
