@@ -18,7 +18,7 @@ DOWN = raw(head(503, [("content-length", "0"), ("connection", "close")]), close=
 
 
 class WebhookHarness(SinkHarness):
-    """A receiver of its own; the destination goes down as services behind a gateway do, which answers 503 for them."""
+    """A receiver, which goes down as services do whose gateway answers 503 for them."""
 
     def __init__(self) -> None:
         self._up = True

@@ -34,7 +34,7 @@ NOT_HTTP = {
 
 
 def facts(*pieces: bytes) -> tuple[object, ...]:
-    """What is read from a response that comes in these pieces."""
+    """Return the facts of a response that comes in these pieces."""
     reader = ResponseReader()
     for piece in pieces:
         reader.feed(piece)

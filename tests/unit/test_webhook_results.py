@@ -34,7 +34,7 @@ def answered(status: int, headers: Mapping[str, str] | None = None, policy: Resp
 
 
 def attempt(code: str) -> Attempt:
-    """What is kept of such an answer."""
+    """Return the attempt kept of such a response."""
     return Attempt(code, 0.5, "sorry", STEPS)
 
 

@@ -258,7 +258,7 @@ def test_a_sink_shows_nothing_of_its_secrets(receiver: Receiver) -> None:
 
 
 class TestCheck:
-    """What can be told of a destination without posting to it."""
+    """Checks of a destination, which post nothing."""
 
     async def test_a_destination_that_is_up_passes_and_gets_no_request(self, receiver: Receiver) -> None:
         assert await sink_to(receiver.url).check() is None
@@ -329,7 +329,7 @@ def shaking_hands(context: ssl.SSLContext) -> Generator[int]:
 
 
 async def checked(port: int, tls: Tls) -> str | None:
-    """What a sink with these files says of this port."""
+    """Return the check of a sink with these files for this port."""
     endpoint = Endpoint(f"https://127.0.0.1:{port}/", lambda _: None, tls=tls.context())
     return await WebhookSink("crm", endpoint, CREDENTIALS).check()
 

@@ -1,4 +1,4 @@
-"""Bytes that are no answer to what was asked: before the request, behind an answer, in a head with two readings."""
+"""Bytes that are no response to the request: before it, after a response, in a head with two readings."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tests.support.receiver import Behaviour, Receiver, Request
 from tests.support.receiver.answers import head, in_turn, raw, say
 from tests.support.receiver.certificates import Authority
 from tests.support.receiver.faults import close
-from tests.webhook.sending import code, outcome, sending, verdict
+from tests.support.webhook_sink import code, outcome, sending, verdict
 
 OK = head(200, [("content-length", "0")])
 READABLE_SECONDS = 10
 
 
 def readable(made: asyncio.BaseTransport) -> bool:
-    """Whether the system holds bytes of a connection, or its end, that were not read."""
+    """Return whether the system holds unread bytes of a connection, or its end."""
     poll = select.poll()
     poll.register(made.get_extra_info("socket"), select.POLLIN)
     return bool(poll.poll(READABLE_SECONDS * 1000))
@@ -68,7 +68,7 @@ async def test_case_65_an_answer_before_the_request_delivers_nothing() -> None:
 
 @pytest.mark.usefixtures("heard")
 async def test_case_65_tickets_of_tls_are_no_answer(authority: Authority) -> None:
-    """A server of TLS 1.3 sends them right behind the handshake, unasked."""
+    """A server of TLS 1.3 sends them right after the handshake, unasked."""
     with Receiver(tls=authority.good()) as receiver:
         assert await outcome(receiver.url, ca_file=authority.certificate_file) == DELIVERED
 

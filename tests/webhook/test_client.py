@@ -29,7 +29,7 @@ from tests.support.receiver.faults import (
     switching,
     then,
 )
-from tests.webhook.posting import (
+from tests.support.webhook_client import (
     BODY,
     HEADERS,
     LATE_SECONDS,
@@ -285,7 +285,7 @@ BROKEN_BODIES = {
 async def test_a_complete_head_decides_whatever_the_body_is(
     behaviour: Behaviour, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And nobody waits for the rest of a body that is broken."""
+    """And the rest of a broken body is not waited for."""
     monkeypatch.setattr(connection, "BODY_SECONDS", LONG_SECONDS)
     found = a_response(await answered(behaviour))
     assert (found.status, found.whole) == (200, False)

@@ -1,6 +1,6 @@
 """From a name to a connection: what is looked up, what is judged, what is dialled, and whose certificate is accepted.
 
-Name servers are the one fake here; see `names`.
+Name servers are the one fake here; see `tests.support.names`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import pytest
 
 from outbox_relay.sinks.webhook import connector, resolver
 from outbox_relay.sinks.webhook.response import NoResponse, Response
+from tests.support.names import NO_SUCH_NAME, SERVER_FAILED, Names
 from tests.support.ports import LOOPBACK, free_port
 from tests.support.receiver import Receiver
 from tests.support.receiver.answers import say
 from tests.support.receiver.certificates import NAME, Authority
 from tests.support.receiver.faults import close, half_handshake, stale, then
 from tests.support.wait import until
-from tests.webhook.names import NO_SUCH_NAME, SERVER_FAILED, Names
-from tests.webhook.posting import (
+from tests.support.webhook_client import (
     LATE_SECONDS,
     QUICK_SECONDS,
     a_response,
@@ -107,7 +107,7 @@ async def test_a_name_that_moves_inside_is_judged_again_for_the_next_connection(
 
 
 async def test_a_kept_answer_of_the_name_server_is_judged_again(names: Names) -> None:
-    """What may be dialled changes with the settings."""
+    """The settings may change which addresses are dialled."""
     allowed = {LOOPBACK}
     names.say(NAME, [LOOPBACK])
     with Receiver(one_each, secrets=()) as receiver:
@@ -138,7 +138,7 @@ async def test_a_host_that_is_the_relays_own_by_name_is_not_dialled(names: Names
 
 
 async def test_another_machine_is_not_this_one(names: Names) -> None:
-    """A wildcard of the relay's own stands for this machine's addresses only."""
+    """A wildcard among the relay's own addresses covers those of this machine only."""
     names.say(NAME, ["192.0.2.1"])
     found = await outcome(f"http://{NAME}:9/", own=[("0.0.0.0", 9)], seconds=QUICK_SECONDS)  # noqa: S104
     assert isinstance(found, NoResponse)

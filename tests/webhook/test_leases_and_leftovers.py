@@ -1,4 +1,4 @@
-"""What must not happen twice, late or with the bytes of another exchange: leases that expire on the way, leftovers."""
+"""Leases that expire on the way, and leftovers of one exchange that must not reach the next."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from outbox_relay.sinks.webhook import connection, resolver
 from outbox_relay.sinks.webhook.client import HttpClient
 from outbox_relay.sinks.webhook.proxy import Proxy
 from outbox_relay.sinks.webhook.response import NoResponse, Response
+from tests.support.connect_proxy import proxying
+from tests.support.names import Names
 from tests.support.receiver import Behaviour, Receiver
 from tests.support.receiver.answers import after, head, in_turn, raw, say
 from tests.support.receiver.certificates import NAME
 from tests.support.receiver.faults import CHUNKED, close, hang, then
 from tests.support.wait import auntil
-from tests.webhook.connecting import proxying
-from tests.webhook.names import Names
-from tests.webhook.posting import (
+from tests.support.webhook_client import (
     BODY,
     HEADERS,
     LONG_SECONDS,
@@ -32,15 +32,15 @@ from tests.webhook.posting import (
     posting,
 )
 
-LEASE_SECONDS = 0.2
+LEASE_SECONDS = 1.0
 """A lease that is meant to expire on the way."""
-EXPIRED_SECONDS = 0.5
-"""By then it has."""
+EXPIRED_SECONDS = 1.5
+"""By then it has expired."""
 SECOND = "127.0.0.2"
 
 
 async def leased(client: HttpClient) -> Response | NoResponse:
-    """One request whose lease expires soon."""
+    """Post one request whose lease expires soon."""
     return await client.post(HEADERS, BODY, LONG_SECONDS, lease_clock() + LEASE_SECONDS)
 
 
@@ -112,8 +112,8 @@ async def test_an_answer_that_comes_too_late_is_not_taken_for_the_next_one() -> 
 
 
 async def test_the_time_limit_of_one_body_does_not_cut_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "BODY_SECONDS", 0.6)
-    slow = then(raw(head(200, [("content-length", "2")]) + b"o"), after(0.4, raw(b"k")))
+    monkeypatch.setattr(connection, "BODY_SECONDS", 2.0)
+    slow = then(raw(head(200, [("content-length", "2")]) + b"o"), after(0.8, raw(b"k")))
     with Receiver(slow, secrets=()) as receiver:
         async with posting(receiver.url) as client:
             for _ in range(3):

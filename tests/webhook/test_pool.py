@@ -18,7 +18,7 @@ from tests.support.receiver.answers import chosen, head, in_turn, raw, say
 from tests.support.receiver.certificates import Authority
 from tests.support.receiver.faults import close, drip, hang, reset, stale, then
 from tests.support.wait import auntil
-from tests.webhook.posting import (
+from tests.support.webhook_client import (
     BODY,
     HEADERS,
     LATE_SECONDS,
@@ -226,7 +226,7 @@ async def test_a_storm_of_cancellations_takes_nothing_from_the_pool(authority: A
             for _ in range(20):
                 await asyncio.gather(*(cancelled_soon(client, noise) for _ in range(10)))
             await eventually(lambda: receiver.open <= 5, "the connections of cancelled requests are closed")
-            # What was cancelled may still be read, and is answered as before.
+            # Cancelled requests may still be read, and are answered as before.
             receiver.answer = chosen(lambda request: gate if request.body == b"after" else say(200))
             posts = [asyncio.ensure_future(post(client, body=b"after")) for _ in range(5)]
             await eventually(lambda: gate.waiting >= 5, "as many as ever are under way at once")
