@@ -12,7 +12,7 @@ from typing import NamedTuple
 from outbox_relay.domain.errors import Misconfigured
 from outbox_relay.postgres import dsn
 from outbox_relay.settings import Settings, WebhookSettings
-from outbox_relay.sinks.webhook import Credentials, Destination, Form, Rules, Tls, WebhookSink
+from outbox_relay.sinks.webhook import Credentials, Endpoint, RequestFormat, ResponsePolicy, Tls, WebhookSink
 
 OWN_SECONDS = 60.0
 """How often the name of the database is looked up for where webhooks must not go."""
@@ -44,12 +44,14 @@ class Webhooks:
         credentials = _credentials(self._settings, name, settings)
         sink = self._sinks[name] = WebhookSink(
             name,
-            Destination(
+            Endpoint(
                 settings.url, settings.denied, self.own, self._context(name, _tls(settings)), settings.proxy_endpoint()
             ),
             credentials,
-            form=Form(settings.cloudevents, settings.cloudevents_source, frozenset(settings.forward_headers)),
-            rules=Rules(frozenset(settings.permanent_statuses), settings.retry_after_max_seconds),
+            request_format=RequestFormat(
+                settings.cloudevents, settings.cloudevents_source, frozenset(settings.forward_headers)
+            ),
+            policy=ResponsePolicy(frozenset(settings.permanent_statuses), settings.retry_after_max_seconds),
             timeout_seconds=settings.timeout_seconds,
             max_in_flight=settings.max_in_flight,
         )

@@ -7,8 +7,8 @@ answer. The rows take turns; each figure is the median of the rounds. `cpu` is t
 the figure that depends least on other load; `ratio` compares it with bare aiohttp.
 
 - sink: `WebhookSink.deliver`, signature and verdict included
-- transport: `Transport.post`
-- aiohttp: one `ClientSession` for each host, without anything around it
+- client: `HttpClient.post`
+- aiohttp: one `ClientSession` for each host, nothing around it
 - httpx: one `httpx.AsyncHTTPTransport` (over httpcore) for each host, without the client layer
 """
 
@@ -31,8 +31,9 @@ from yarl import URL
 
 from outbox_relay.domain.outcomes import DELIVERED
 from outbox_relay.formats import signatures
-from outbox_relay.sinks.webhook import Credentials, Destination, WebhookSink
-from outbox_relay.sinks.webhook.transport import Answer, Transport
+from outbox_relay.sinks.webhook import Credentials, Endpoint, WebhookSink
+from outbox_relay.sinks.webhook.client import HttpClient
+from outbox_relay.sinks.webhook.response import Response
 from tests.contract.harness import an_event
 from tests.support.receiver.signatures import SECRET
 
@@ -88,7 +89,7 @@ async def sink(stack: AsyncExitStack, url: str, connections: int) -> Post:
     """Prepare the sink of the relay."""
     made = WebhookSink(
         "bench",
-        Destination(url, lambda _: None),
+        Endpoint(url, lambda _: None),
         Credentials([signatures.key(SECRET)]),
         timeout_seconds=LONG_SECONDS,
         max_in_flight=connections,
@@ -103,15 +104,15 @@ async def sink(stack: AsyncExitStack, url: str, connections: int) -> Post:
     return post
 
 
-async def transport(stack: AsyncExitStack, url: str, connections: int) -> Post:
-    """Prepare the transport of the relay."""
-    made = Transport(url=url, denied=lambda _: None, max_connections=connections)
+async def client(stack: AsyncExitStack, url: str, connections: int) -> Post:
+    """The product's HTTP client."""
+    made = HttpClient(url=url, denied=lambda _: None, max_connections=connections)
     await made.open()
     stack.push_async_callback(made.close)
 
     async def post() -> None:
         found = await made.post(HEADERS, BODY, LONG_SECONDS)
-        assert isinstance(found, Answer), found
+        assert isinstance(found, Response), found
 
     return post
 
@@ -151,7 +152,7 @@ async def bare_httpx(stack: AsyncExitStack, url: str, connections: int) -> Post:
     return post
 
 
-ROWS: dict[str, Make] = {"sink": sink, "transport": transport, "aiohttp": bare_aiohttp, "httpx": bare_httpx}
+ROWS: dict[str, Make] = {"sink": sink, "client": client, "aiohttp": bare_aiohttp, "httpx": bare_httpx}
 
 
 async def measure(make: Make, urls: Sequence[str], load: Load, seconds: float) -> Figures:

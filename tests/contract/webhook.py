@@ -6,7 +6,7 @@ from urllib.parse import unquote
 
 from outbox_relay.domain.event import Event
 from outbox_relay.formats.signatures import key
-from outbox_relay.sinks.webhook import Credentials, Destination, WebhookSink
+from outbox_relay.sinks.webhook import Credentials, Endpoint, WebhookSink
 from tests.contract.harness import Received, SinkHarness
 from tests.support.receiver import Receiver, Request
 from tests.support.receiver.answers import Behaviour, chosen, head, raw, say
@@ -18,7 +18,7 @@ DOWN = raw(head(503, [("content-length", "0"), ("connection", "close")]), close=
 
 
 class WebhookHarness(SinkHarness):
-    """A receiver of its own; the destination goes down as services behind a gateway do, which answers 503 for them."""
+    """A receiver, which goes down as services do whose gateway answers 503 for them."""
 
     def __init__(self) -> None:
         self._up = True
@@ -42,7 +42,7 @@ class WebhookHarness(SinkHarness):
         return say(204)
 
     def make_sink(self) -> WebhookSink:
-        return WebhookSink("contract", Destination(self.receiver.url, lambda _: None), Credentials([key(SECRET)]))
+        return WebhookSink("contract", Endpoint(self.receiver.url, lambda _: None), Credentials([key(SECRET)]))
 
     async def received(self) -> Sequence[Received]:
         return [_received(request) for request in self._taken]

@@ -25,7 +25,7 @@ from outbox_relay.domain.event import SHARDS, Event
 from outbox_relay.domain.outcomes import DELIVERED, Unavailable, Verdict
 from outbox_relay.formats.signatures import key
 from outbox_relay.postgres.store import NewRow
-from outbox_relay.sinks.webhook import Credentials, Destination, WebhookSink
+from outbox_relay.sinks.webhook import Credentials, Endpoint, WebhookSink
 from tests.contract.harness import an_event
 from tests.integration.test_ownership import owns
 from tests.integration.test_relay import delivered, emit, in_order, query
@@ -286,7 +286,7 @@ async def test_a_request_that_is_ready_to_be_sent_too_late_is_not_sent() -> None
         time.sleep(0.3)  # the event loop stands still
 
     with Receiver() as receiver:
-        sink = WebhookSink("crm", Destination(receiver.url, denied), Credentials([key(SECRET)]))
+        sink = WebhookSink("crm", Endpoint(receiver.url, denied), Credentials([key(SECRET)]))
         await sink.open()
         try:
             [late] = await sink.deliver([an_event()], time.monotonic() + 0.2)

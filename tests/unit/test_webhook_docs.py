@@ -17,9 +17,9 @@ from outbox_relay.domain.outcomes import DELIVERED, Failed, Refused, Unavailable
 from outbox_relay.formats.signatures import key
 from outbox_relay.settings import load, warnings
 from outbox_relay.settings.secrets import read_secrets
-from outbox_relay.sinks.webhook.request import Credentials, Form, Request, request
-from outbox_relay.sinks.webhook.results import Rules, verdict
-from outbox_relay.sinks.webhook.transport import Answer, Fault
+from outbox_relay.sinks.webhook.request import Credentials, Request, RequestFormat, make_request
+from outbox_relay.sinks.webhook.response import NoResponse, Response
+from outbox_relay.sinks.webhook.results import ResponsePolicy, verdict
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "webhooks.md").read_text(encoding="utf-8")
@@ -40,7 +40,7 @@ def made(now: float, *secrets: str) -> Request:
         *(1, 0, "019a0000-0000-7000-8000-000000000001", "order.created", "order-1", b'{"id": 1}', "application/json"),
         *(f'{{"traceparent": "{TRACE}"}}', None, datetime(2026, 1, 1, tzinfo=UTC)),
     )
-    return request(event, Form(), Credentials([key(secret) for secret in secrets]), attempt=1, now=now)
+    return make_request(event, RequestFormat(), Credentials([key(secret) for secret in secrets]), attempt=1, now=now)
 
 
 def test_example_is_what_is_sent() -> None:
@@ -102,18 +102,21 @@ def rows(heading: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 
 
-OUTCOMES: dict[str, list[Answer | Fault]] = {
-    "200 to 299": [Answer(200), Answer(299, whole=False)],
-    "400, or another": [Answer(400), Answer(422)],
-    "any other 4xx or 5xx": [Answer(401), Answer(408), Answer(425), Answer(500)],
-    "300 to 399": [Answer(300), Answer(308), Answer(399)],
-    "no answer in time": [Fault("read_timeout", sent=True, reason="-"), Fault("disconnected", sent=True, reason="-")],
-    "any failure with": [Answer(500, {"webhook-delivery": "abort-message"})],
-    "502, 504; 503": [Answer(502), Answer(503), Answer(504)],
-    "429; 503": [Answer(429), Answer(503, {"retry-after": "1"})],
-    "410; any failure": [Answer(410), Answer(500, {"webhook-delivery": "disable"})],
+OUTCOMES: dict[str, list[Response | NoResponse]] = {
+    "200 to 299": [Response(200), Response(299, whole=False)],
+    "400, or another": [Response(400), Response(422)],
+    "any other 4xx or 5xx": [Response(401), Response(408), Response(425), Response(500)],
+    "300 to 399": [Response(300), Response(308), Response(399)],
+    "no answer in time": [
+        NoResponse("read_timeout", sent=True, reason="-"),
+        NoResponse("disconnected", sent=True, reason="-"),
+    ],
+    "any failure with": [Response(500, {"webhook-delivery": "abort-message"})],
+    "502, 504; 503": [Response(502), Response(503), Response(504)],
+    "429; 503": [Response(429), Response(503, {"retry-after": "1"})],
+    "410; any failure": [Response(410), Response(500, {"webhook-delivery": "disable"})],
     "no name": [
-        Fault(code, sent=False, reason="-") for code in ("dns_error", "tls_error", "ssrf_blocked", "proxy_error")
+        NoResponse(code, sent=False, reason="-") for code in ("dns_error", "tls_error", "ssrf_blocked", "proxy_error")
     ],
 }
 
@@ -124,7 +127,7 @@ def test_table_of_answers_is_true(row: list[str]) -> None:
     event = event.replace("the same", "is tried again")
     [outcomes] = [found for name, found in OUTCOMES.items() if answer.startswith(name)]
     for outcome in outcomes:
-        match verdict(outcome, Rules(frozenset((400, 422))), lambda _: None, time.time()):
+        match verdict(outcome, ResponsePolicy(frozenset((400, 422))), lambda _: None, time.time()):
             case Failed():
                 said = ("is tried again", "")
             case Refused():
@@ -146,6 +149,7 @@ def test_table_of_answers_is_true(row: list[str]) -> None:
 def test_table_of_words_is_complete() -> None:
     listed = {word for cells in rows("What is kept of a failed attempt") for word in re.findall(r"`(\w+)`", cells[0])}
     text = "\n".join(path.read_text(encoding="utf-8") for path in SOURCES.glob("*.py"))
-    used = set(re.findall(r'(?:NotConnected|[Aa]ttempt)\("(\w+)"', text)) | set(re.findall(r'return "(\w+)", ', text))
+    made = r'(?:NotConnected|ConnectionLost|ExchangeFailed|[Aa]ttempt)\("(\w+)"'
+    used = {word for pattern in (made, r'return "(\w+)", ') for word in re.findall(pattern, text)}
     assert {"dns_error", "config_error", "withdrawn"} <= used
     assert used | {"http_NUMBER"} == listed

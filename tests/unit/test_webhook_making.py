@@ -1,4 +1,4 @@
-"""Webhook sinks out of their settings: what they share, what a reload changes, what it leaves alone."""
+"""Webhook sinks from settings: what they share, and what a reload changes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def show(directory: Path, certificate: tuple[Path, Path]) -> None:
 
 
 async def deliver(sink: WebhookSink, receiver: Receiver) -> bool:
-    """Whether an event of a sink that is open for it alone arrives, verified."""
+    """Return whether one event arrives and its signature verifies."""
     await sink.open()
     verdicts = await sink.deliver([an_event()], soon())
     await sink.close()

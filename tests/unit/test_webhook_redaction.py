@@ -1,4 +1,4 @@
-"""What is kept of an answer: text that harms nobody, without secrets and without the payload."""
+"""The text kept of a response: harmless, without secrets and without the payload."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SECRET = 'Bearer "hun/ter+2" <&>'
 
 
 def shown(answer: bytes | str, *secrets: str, sent: bytes = b"") -> str | None:
-    """What is kept of an answer."""
+    """Return the text kept of a response."""
     return readable(answer.encode() if isinstance(answer, str) else answer, secrets, sent)
 
 

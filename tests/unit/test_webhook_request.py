@@ -18,7 +18,7 @@ from standardwebhooks import Webhook
 from outbox_relay import __version__
 from outbox_relay.domain.event import Event
 from outbox_relay.formats.signatures import key
-from outbox_relay.sinks.webhook.request import Credentials, Form, Mode, Request, request
+from outbox_relay.sinks.webhook.request import Credentials, Mode, Request, RequestFormat, make_request
 
 SECRET = "whsec_" + base64.b64encode(b"k" * 24).decode()
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -34,12 +34,14 @@ def an_event(**changes: Any) -> Event:
     return event._replace(**changes)
 
 
-def made(event: Event, form: Form | None = None, credentials: Credentials = SIGNED, attempt: int = 1) -> Request:
+def made(
+    event: Event, form: RequestFormat | None = None, credentials: Credentials = SIGNED, attempt: int = 1
+) -> Request:
     """The request for an event."""
-    return request(event, form or Form(), credentials, attempt=attempt, now=NOW)
+    return make_request(event, form or RequestFormat(), credentials, attempt=attempt, now=NOW)
 
 
-def headers_of(event: Event, form: Form | None = None, credentials: Credentials = SIGNED) -> dict[str, str]:
+def headers_of(event: Event, form: RequestFormat | None = None, credentials: Credentials = SIGNED) -> dict[str, str]:
     """The headers of the request for an event, none of them twice."""
     headers = made(event, form, credentials).headers
     assert len({name.lower() for name, _ in headers}) == len(headers)
@@ -69,7 +71,7 @@ def test_request_has_exactly_these_headers() -> None:
 @pytest.mark.parametrize("payload", [b"", b'{"b":1, "a": "Zo\xc3\xab \xe2\x80\xa8"}', b'"\\ud800"', "текст".encode()])
 def test_what_is_sent_is_what_is_signed(mode: Mode, payload: bytes) -> None:
     now = time.time()
-    found = request(an_event(payload=payload), Form(mode), SIGNED, attempt=1, now=now)
+    found = make_request(an_event(payload=payload), RequestFormat(mode), SIGNED, attempt=1, now=now)
     Webhook(SECRET).verify(found.body, dict(found.headers), json_parse=False)
     assert dict(found.headers)["webhook-signature"] == found.signature
     if mode != "structured":
@@ -106,7 +108,7 @@ HEADERS = st.dictionaries(
 def test_every_header_can_be_sent(headers: dict[str, str], content_type: str) -> None:
     event = an_event(headers=json.dumps(headers), content_type=content_type)
     for mode in ("none", "binary", "structured"):
-        for name, value in headers_of(event, Form(mode, "/s", frozenset(("a", "b", "a-b")))).items():
+        for name, value in headers_of(event, RequestFormat(mode, "/s", frozenset(("a", "b", "a-b")))).items():
             assert name.isascii()
             assert all(c == "\t" or " " <= c <= "~" for c in value)
             assert value == value.strip(" \t")
@@ -114,7 +116,7 @@ def test_every_header_can_be_sent(headers: dict[str, str], content_type: str) ->
 
 def test_only_named_headers_of_the_event_are_passed_on() -> None:
     headers = {"X-Tenant": " t 1\t", "x-trace": "no", "x-city": "Zoë 100%", "X-TENANT": "second", "webhook-id": "evil"}
-    found = headers_of(an_event(headers=json.dumps(headers)), Form(forward=frozenset(("x-tenant", "x-city"))))
+    found = headers_of(an_event(headers=json.dumps(headers)), RequestFormat(forward=frozenset(("x-tenant", "x-city"))))
     assert {name: value for name, value in found.items() if name.startswith("x-")} == {
         "x-tenant": "t 1",
         "x-city": "Zo%C3%AB 100%",
@@ -143,7 +145,7 @@ def test_headers_that_cannot_be_read_are_an_error() -> None:
 
 def test_binary_cloudevent_is_read_by_the_reference_library() -> None:
     event = an_event(type='50%"off"', headers=json.dumps({"traceparent": TRACE, "tracestate": "a=1, b=%2"}))
-    found = made(event, Form("binary", "/shop?a=%20b"))
+    found = made(event, RequestFormat("binary", "/shop?a=%20b"))
     read: Any = from_binary_event(HTTPMessage(dict(found.headers), found.body))
     assert (read.get_id(), read.get_source(), read.get_type()) == (event.uid, "/shop?a=%20b", '50%"off"')
     assert (read.get_time(), read.get_specversion()) == (event.created_at, "1.0")
@@ -154,7 +156,7 @@ def test_binary_cloudevent_is_read_by_the_reference_library() -> None:
 
 def test_structured_cloudevent_is_read_by_the_reference_library() -> None:
     event = an_event()
-    found = made(event, Form("structured", "/shop"))
+    found = made(event, RequestFormat("structured", "/shop"))
     assert dict(found.headers)["content-type"] == "application/cloudevents+json; charset=utf-8"
     assert not any(name.startswith("ce-") for name, _ in found.headers)
     read: Any = from_structured_event(HTTPMessage(dict(found.headers), found.body))

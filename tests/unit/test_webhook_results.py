@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outbox_relay.domain.outcomes import DELIVERED, Attempt, Failed, Refused, Unavailable, Verdict
-from outbox_relay.sinks.webhook.results import Rules, retry_after_seconds, verdict
-from outbox_relay.sinks.webhook.transport import Answer, Fault
+from outbox_relay.sinks.webhook.response import NoResponse, Response
+from outbox_relay.sinks.webhook.results import ResponsePolicy, retry_after_seconds, verdict
 
 NOW = 784_111_777.0
 """Sun, 06 Nov 1994 08:49:37 GMT, the date in the standard's examples."""
@@ -23,18 +23,18 @@ def text(prefix: bytes) -> str | None:
     return prefix.decode() or None
 
 
-def judged(outcome: Answer | Fault, rules: Rules | None = None) -> Verdict:
+def judged(outcome: Response | NoResponse, policy: ResponsePolicy | None = None) -> Verdict:
     """The verdict of an outcome."""
-    return verdict(outcome, rules or Rules(), text, NOW)
+    return verdict(outcome, policy or ResponsePolicy(), text, NOW)
 
 
-def answered(status: int, headers: Mapping[str, str] | None = None, rules: Rules | None = None) -> Verdict:
+def answered(status: int, headers: Mapping[str, str] | None = None, policy: ResponsePolicy | None = None) -> Verdict:
     """The verdict of an answer with a body."""
-    return judged(Answer(status, headers or {}, b"sorry", 0.5, STEPS), rules)
+    return judged(Response(status, headers or {}, b"sorry", 0.5, STEPS), policy)
 
 
 def attempt(code: str) -> Attempt:
-    """What is kept of such an answer."""
+    """Return the attempt kept of such a response."""
     return Attempt(code, 0.5, "sorry", STEPS)
 
 
@@ -42,7 +42,7 @@ def attempt(code: str) -> Attempt:
 @pytest.mark.parametrize("whole", [True, False])
 def test_every_2xx_delivers_whatever_becomes_of_the_body(status: int, whole: bool) -> None:
     headers = {"retry-after": "60", "webhook-delivery": "abort-message"}
-    assert judged(Answer(status, headers, b"\xff", whole=whole)) is DELIVERED
+    assert judged(Response(status, headers, b"\xff", whole=whole)) is DELIVERED
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 405, 408, 413, 415, 418, 422, 425, 431, 451, 499])
@@ -63,10 +63,10 @@ def test_other_statuses_fail(status: int) -> None:
 
 def test_400_is_refused_and_others_when_the_settings_say_so() -> None:
     assert answered(400) == Refused("answered 400 Bad Request", 400, attempt("http_400"))
-    rules = Rules(permanent=frozenset((422, 500)))
-    assert answered(422, rules=rules) == Refused("answered 422 Unprocessable Entity", 422, attempt("http_422"))
-    assert answered(500, rules=rules) == Refused("answered 500 Internal Server Error", 500, attempt("http_500"))
-    assert isinstance(answered(400, rules=rules), Failed)
+    policy = ResponsePolicy(permanent=frozenset((422, 500)))
+    assert answered(422, policy=policy) == Refused("answered 422 Unprocessable Entity", 422, attempt("http_422"))
+    assert answered(500, policy=policy) == Refused("answered 500 Internal Server Error", 500, attempt("http_500"))
+    assert isinstance(answered(400, policy=policy), Failed)
 
 
 @pytest.mark.parametrize("status", [502, 503, 504])
@@ -150,14 +150,14 @@ def test_redirects_fail_and_name_the_host_alone(status: int, location: str, said
     "code", ["dns_error", "dns_timeout", "connection_refused", "connect_timeout", "tls_error", "ssrf_blocked"]
 )
 def test_without_a_connection_the_destination_is_unavailable(code: str) -> None:
-    found = judged(Fault(code, sent=False, reason="why", seconds=0.5, steps=STEPS))
+    found = judged(NoResponse(code, sent=False, reason="why", seconds=0.5, timings=STEPS))
     assert found == Unavailable("why", attempt=Attempt(code, 0.5, None, STEPS))
 
 
 @pytest.mark.parametrize("code", ["deadline", "connection_reset", "disconnected", "internal", "protocol_error"])
 def test_after_sending_the_event_failed_and_before_it_did_not(code: str) -> None:
-    assert judged(Fault(code, sent=True, reason="why")) == Failed("why", attempt=Attempt(code, 0.0))
-    assert judged(Fault(code, sent=False, reason="why")) == Unavailable("why", attempt=Attempt(code, 0.0))
+    assert judged(NoResponse(code, sent=True, reason="why")) == Failed("why", attempt=Attempt(code, 0.0))
+    assert judged(NoResponse(code, sent=False, reason="why")) == Unavailable("why", attempt=Attempt(code, 0.0))
 
 
 DATE = "Sun, 06 Nov 1994 08:50:37 GMT"

@@ -23,7 +23,7 @@ from outbox_relay.domain.event import Event
 from outbox_relay.domain.outcomes import DELIVERED, Attempt, Failed, Refused, Unavailable, Verdict
 from outbox_relay.formats.signatures import key
 from outbox_relay.settings.addresses import denied
-from outbox_relay.sinks.webhook import Credentials, Destination, Form, Rules, Tls, WebhookSink
+from outbox_relay.sinks.webhook import Credentials, Endpoint, RequestFormat, ResponsePolicy, Tls, WebhookSink
 from outbox_relay.sinks.webhook.sink import ALL_ENDED
 from tests.support.ports import free_port
 from tests.support.receiver import Receiver, Request
@@ -55,9 +55,9 @@ def receiver() -> Generator[Receiver]:
         yield receiver
 
 
-def sink_to(url: str, credentials: Credentials = CREDENTIALS, rules: Rules | None = None) -> WebhookSink:
+def sink_to(url: str, credentials: Credentials = CREDENTIALS, policy: ResponsePolicy | None = None) -> WebhookSink:
     """A sink that may go to the loopback address."""
-    return WebhookSink("crm", Destination(url, lambda _: None), credentials, rules=rules, timeout_seconds=5)
+    return WebhookSink("crm", Endpoint(url, lambda _: None), credentials, policy=policy, timeout_seconds=5)
 
 
 async def delivered(sink: WebhookSink, event: Event | None = None, *, attempt: int = 1) -> Verdict:
@@ -134,7 +134,7 @@ async def test_an_event_whose_request_cannot_be_made_is_refused_without_its_text
     def broken(*_: object, **__: object) -> Any:
         raise KeyError("a piece of the payload")
 
-    monkeypatch.setattr("outbox_relay.sinks.webhook.sink.request", broken)
+    monkeypatch.setattr("outbox_relay.sinks.webhook.sink.make_request", broken)
     verdict = await delivered(sink_to(receiver.url))
     reason = "the event cannot be made into a request (KeyError)"
     assert verdict == Refused(reason, attempt=Attempt("config_error"))
@@ -213,8 +213,10 @@ async def test_an_answer_that_repeats_the_events_key_and_headers_shows_none_of_t
     answer = " ".join(["no such customer:", *map(encode, canaries)])
     receiver.answer = say(500, body=answer.encode())
     event = an_event(headers=json.dumps({"x-tenant": canaries[1], "x-name": canaries[2]}))._replace(key=canaries[0])
-    form = Form(forward=frozenset(("x-tenant", "x-name")))
-    sink = WebhookSink("crm", Destination(receiver.url, lambda _: None), CREDENTIALS, form=form, timeout_seconds=5)
+    request_format = RequestFormat(forward=frozenset(("x-tenant", "x-name")))
+    sink = WebhookSink(
+        "crm", Endpoint(receiver.url, lambda _: None), CREDENTIALS, request_format=request_format, timeout_seconds=5
+    )
     found = await delivered(sink, event)
     assert isinstance(found, Failed)
     assert found.attempt is not None
@@ -249,14 +251,14 @@ async def test_a_reset_makes_what_is_under_way_unavailable(receiver: Receiver) -
 
 def test_a_sink_shows_nothing_of_its_secrets(receiver: Receiver) -> None:
     credentials = Credentials([key(SECRET)], {"authorization": TOKEN})
-    destination = Destination(f"{receiver.url}?token=query-canary", lambda _: None)
-    shown = f"{sink_to(destination.url, credentials)!r} {destination!r} {credentials!r}"
+    endpoint = Endpoint(f"{receiver.url}?token=query-canary", lambda _: None)
+    shown = f"{sink_to(endpoint.url, credentials)!r} {endpoint!r} {credentials!r}"
     for canary in ("canary", SECRET.removeprefix("whsec_")):
         assert canary not in shown
 
 
 class TestCheck:
-    """What can be told of a destination without posting to it."""
+    """Checks of a destination, which post nothing."""
 
     async def test_a_destination_that_is_up_passes_and_gets_no_request(self, receiver: Receiver) -> None:
         assert await sink_to(receiver.url).check() is None
@@ -266,13 +268,13 @@ class TestCheck:
         assert (await sink_to(f"http://127.0.0.1:{free_port()}/").check() or "").startswith("connection_refused: ")
 
     async def test_a_private_address_is_not_dialled(self, receiver: Receiver) -> None:
-        sink = WebhookSink("crm", Destination(receiver.url, lambda address: denied(address, ())), CREDENTIALS)
+        sink = WebhookSink("crm", Endpoint(receiver.url, lambda address: denied(address, ())), CREDENTIALS)
         assert (await sink.check() or "").startswith("ssrf_blocked: ")
         assert receiver.connections == 0
 
     async def test_the_relays_own_port_is_not_dialled(self, receiver: Receiver) -> None:
         own = [("0.0.0.0", receiver.port)]  # noqa: S104 - nothing binds here
-        sink = WebhookSink("crm", Destination(receiver.url, lambda _: None, lambda: own), CREDENTIALS)
+        sink = WebhookSink("crm", Endpoint(receiver.url, lambda _: None, lambda: own), CREDENTIALS)
         assert (await sink.check() or "").startswith("ssrf_blocked: ")
         verdict = await delivered(sink)
         assert isinstance(verdict, Unavailable)
@@ -284,7 +286,7 @@ class TestCheck:
             assert (await sink_to(receiver.url).check() or "").startswith("tls_error: ")
             sink = WebhookSink(
                 "crm",
-                Destination(receiver.url, lambda _: None, tls=Tls(authority.certificate_file).context()),
+                Endpoint(receiver.url, lambda _: None, tls=Tls(authority.certificate_file).context()),
                 CREDENTIALS,
             )
             assert await sink.check() is None
@@ -327,9 +329,9 @@ def shaking_hands(context: ssl.SSLContext) -> Generator[int]:
 
 
 async def checked(port: int, tls: Tls) -> str | None:
-    """What a sink with these files says of this port."""
-    destination = Destination(f"https://127.0.0.1:{port}/", lambda _: None, tls=tls.context())
-    return await WebhookSink("crm", destination, CREDENTIALS).check()
+    """Return the check of a sink with these files for this port."""
+    endpoint = Endpoint(f"https://127.0.0.1:{port}/", lambda _: None, tls=tls.context())
+    return await WebhookSink("crm", endpoint, CREDENTIALS).check()
 
 
 class TestTls:
@@ -345,7 +347,7 @@ class TestTls:
         tls = Tls(authority.certificate_file, certificate, private)
         context = tls.context()
         with Receiver(tls=authority.asks_for_certificate()) as receiver:
-            sink = WebhookSink("crm", Destination(receiver.url, lambda _: None, tls=context), CREDENTIALS)
+            sink = WebhookSink("crm", Endpoint(receiver.url, lambda _: None, tls=context), CREDENTIALS)
             assert not isinstance(await delivered(sink), type(DELIVERED))
             certificate.write_bytes(first.read_bytes())
             private.write_bytes(first_key.read_bytes())

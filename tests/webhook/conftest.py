@@ -7,8 +7,8 @@ from collections.abc import Generator
 
 import pytest
 
+from tests.support.names import Names
 from tests.support.receiver.certificates import Authority
-from tests.webhook.names import Names
 
 
 @pytest.fixture(scope="session")
@@ -19,7 +19,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> Generator[Names]:
-    """Names under `.test` that stand for what the test says."""
+    """Names under `.test` that resolve to what the test says."""
     names = Names(socket.getaddrinfo)
     monkeypatch.setattr(socket, "getaddrinfo", names)
     yield names

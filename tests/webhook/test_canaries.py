@@ -94,14 +94,14 @@ async def nonsense(request: Request, _reader: asyncio.StreamReader, writer: asyn
 
 
 async def bad_header(request: Request, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """A head that repeats the request where no header may stand."""
+    """Repeat the request where no header may be."""
     writer.write(b"HTTP/1.1 200 OK\r\n\x01" + b" ".join(echo(request).split()) + b"\r\n\r\n")
     await writer.drain()
     writer.close()
 
 
 class Text(NamedTuple):
-    """Something that people or machines may read, and where it stands."""
+    """A text that people or machines may read, and its place."""
 
     place: str
     content: str
@@ -161,7 +161,7 @@ STANDING: dict[str, Behaviour] = {
     "down": echoing(503),
     PROXIED: echoing(407),
 }
-"""Sinks that stand still and say why."""
+"""Sinks that pause and report why."""
 
 
 def test_nothing_secret_is_seen_anywhere_when_receivers_echo_it(database: Database, tmp_path: Path) -> None:

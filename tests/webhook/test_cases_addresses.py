@@ -1,4 +1,4 @@
-"""Requests that would end inside a private network, or beside it: refused before a connection is made."""
+"""Requests into private networks, and the like: refused before a connection is made."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 from outbox_relay.domain.errors import Misconfigured
 from outbox_relay.domain.outcomes import DELIVERED, Failed, Unavailable, Verdict
 from outbox_relay.service.webhooks import Webhooks
+from tests.support.names import Names
 from tests.support.receiver import Receiver
 from tests.support.receiver.answers import in_turn, say
 from tests.support.receiver.certificates import NAME, Authority
 from tests.support.receiver.faults import stale
-from tests.webhook.names import Names
-from tests.webhook.sending import LOOPBACK_NETWORKS, a_sink, code, outcome, sending, settings, verdict
+from tests.support.webhook_sink import LOOPBACK_NETWORKS, a_sink, code, outcome, sending, settings, verdict
 
 PUBLIC = "93.184.215.14"
 ONLY_ONE = ["127.0.0.1/32"]
@@ -50,7 +50,7 @@ INSIDE = {
 
 
 def assert_blocked(found: Verdict, *hidden: str) -> None:
-    """Nothing was sent, no attempt counts, and the reason does not tell what the name stands for."""
+    """Assert that nothing was sent, no attempt counts, and the reason shows no address."""
     assert isinstance(found, Unavailable)
     assert code(found) == "ssrf_blocked"
     assert not any(address in found.reason for address in hidden)
@@ -133,7 +133,7 @@ async def test_case_20_a_fresh_sink_asks_again_and_refuses(names: Names) -> None
 
 @pytest.mark.parametrize("inner", [True, False], ids=["one of them inside", "all of them listed and dead"])
 async def test_case_21_a_name_with_500_addresses_ends_within_the_limit(names: Names, *, inner: bool) -> None:
-    """The chain of names behind it and its time to live are the resolver's business: what counts is the addresses."""
+    """The resolver handles chains of names and times to live: only the addresses count here."""
     many = [f"127.0.{n // 250 + 1}.{n % 250 + 1}" for n in range(500)]
     names.say(NAME, [*many[:-1], "10.0.0.1"] if inner else many)
     found = await outcome(f"http://{NAME}:9/", allow_networks=LOOPBACK_NETWORKS)
@@ -178,7 +178,7 @@ async def test_case_23_credentials_of_the_home_directory_are_not_sent(
 async def test_a_name_is_asked_for_and_shown_although_its_address_is_dialled(
     names: Names, authority: Authority
 ) -> None:
-    """The certificate is that of the name, and the name stands in Host and in the handshake."""
+    """The certificate, the host header and the handshake have the name."""
     shown: list[str | None] = []
     context = authority.good(NAME)
     context.sni_callback = lambda _socket, name, _context: shown.append(name)

@@ -15,7 +15,7 @@ from tests.support.receiver import Behaviour, Receiver
 from tests.support.receiver.answers import head, in_turn, raw, say
 from tests.support.receiver.certificates import Authority
 from tests.support.receiver.faults import close, half_handshake, hang, reset, stale, then
-from tests.webhook.sending import QUICK_SECONDS, code, outcome, sending, verdict
+from tests.support.webhook_sink import QUICK_SECONDS, code, outcome, sending, verdict
 
 STALLED = {"connect_timeout", "deadline"}
 BROKEN = {"disconnected", "connection_reset", "protocol_error"}

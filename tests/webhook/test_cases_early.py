@@ -1,4 +1,4 @@
-"""Bytes that are no answer to what was asked: before the request, behind an answer, in a head with two readings."""
+"""Bytes that are no response to the request: before it, after a response, in a head with two readings."""
 
 from __future__ import annotations
 
@@ -11,36 +11,50 @@ from typing import Any
 import pytest
 
 from outbox_relay.domain.outcomes import DELIVERED, Failed, Unavailable
-from outbox_relay.sinks.webhook.dial import Dialler
-from outbox_relay.sinks.webhook.wire import Wire
+from outbox_relay.sinks.webhook.connection import HttpConnection
+from outbox_relay.sinks.webhook.connector import Connector
 from tests.support.receiver import Behaviour, Receiver, Request
 from tests.support.receiver.answers import head, in_turn, raw, say
 from tests.support.receiver.certificates import Authority
 from tests.support.receiver.faults import close
-from tests.webhook.sending import code, outcome, sending, verdict
+from tests.support.webhook_sink import code, outcome, sending, verdict
 
 OK = head(200, [("content-length", "0")])
 READABLE_SECONDS = 10
 
 
-def readable(connection: Any) -> bool:
-    """Whether the system holds bytes of a connection, or its end, that were not read."""
+def readable(made: asyncio.BaseTransport) -> bool:
+    """Return whether the system holds unread bytes of a connection, or its end."""
     poll = select.poll()
-    poll.register(connection.transport.get_extra_info("socket"), select.POLLIN)
+    poll.register(made.get_extra_info("socket"), select.POLLIN)
     return bool(poll.poll(READABLE_SECONDS * 1000))
 
 
 @pytest.fixture
-def heard(monkeypatch: pytest.MonkeyPatch) -> None:
+def connections(monkeypatch: pytest.MonkeyPatch) -> list[asyncio.BaseTransport]:
+    """The connections that the sink has made, in order."""
+    made: list[asyncio.BaseTransport] = []
+    real = HttpConnection.connection_made
+
+    def noted(self: HttpConnection, transport: asyncio.BaseTransport) -> None:
+        made.append(transport)
+        real(self, transport)
+
+    monkeypatch.setattr(HttpConnection, "connection_made", noted)
+    return made
+
+
+@pytest.fixture
+def heard(monkeypatch: pytest.MonkeyPatch, connections: list[asyncio.BaseTransport]) -> None:
     """Let a new connection be used only once the system has heard something over it, which nothing has read."""
-    connect: Callable[..., Awaitable[Any]] = Dialler.connect
+    connect: Callable[..., Awaitable[Any]] = Connector.connect
 
-    async def patient(self: Dialler, *args: Any) -> Any:
-        wire = await connect(self, *args)
-        assert readable(wire)  # blocks the loop: nothing reads it meanwhile
-        return wire
+    async def patient(self: Connector, *args: Any) -> Any:
+        connected = await connect(self, *args)
+        assert readable(connections[-1])  # blocks the loop: nothing reads it meanwhile
+        return connected
 
-    monkeypatch.setattr(Dialler, "connect", patient)
+    monkeypatch.setattr(Connector, "connect", patient)
 
 
 @pytest.mark.usefixtures("heard")
@@ -54,7 +68,7 @@ async def test_case_65_an_answer_before_the_request_delivers_nothing() -> None:
 
 @pytest.mark.usefixtures("heard")
 async def test_case_65_tickets_of_tls_are_no_answer(authority: Authority) -> None:
-    """A server of TLS 1.3 sends them right behind the handshake, unasked."""
+    """A server of TLS 1.3 sends them right after the handshake, unasked."""
     with Receiver(tls=authority.good()) as receiver:
         assert await outcome(receiver.url, ca_file=authority.certificate_file) == DELIVERED
 
@@ -68,17 +82,9 @@ async def test_case_65_a_new_connection_that_is_closed_before_the_request_counts
 
 
 async def test_case_65_a_kept_connection_that_speaks_unasked_is_not_used_again(
-    monkeypatch: pytest.MonkeyPatch,
+    connections: list[asyncio.BaseTransport],
 ) -> None:
     speak = threading.Event()
-    wires: list[Wire] = []
-    put_down = Wire.put_down
-
-    def seen(wire: Wire) -> None:
-        wires.append(wire)
-        put_down(wire)
-
-    monkeypatch.setattr(Wire, "put_down", seen)
 
     async def twice(_request: Request, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(OK)
@@ -92,7 +98,7 @@ async def test_case_65_a_kept_connection_that_speaks_unasked_is_not_used_again(
             assert await verdict(sink) == DELIVERED
             # From here on the loop does nothing but the second request: what is unread then was not asked for.
             speak.set()
-            assert readable(wires[0])
+            assert readable(connections[0])
             assert code(await verdict(sink)) == "http_500"
         assert receiver.connections == 2
 

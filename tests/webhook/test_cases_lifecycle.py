@@ -24,7 +24,7 @@ from tests.support.receiver.signatures import SECRET
 from tests.support.rig import running, spec
 from tests.support.service import RelayService
 from tests.support.wait import until
-from tests.webhook.sending import a_sink, many, sending, verdict
+from tests.support.webhook_sink import a_sink, many, sending, verdict
 
 IN_FLIGHT = 500
 RELAY = """
@@ -93,7 +93,7 @@ async def test_case_63_hundreds_of_sinks_that_have_nothing_to_do_hold_no_socket_
 
 
 def all_sent(receiver: Receiver, count: int) -> Callable[[], bool]:
-    """Whether `count` requests have come."""
+    """Return whether `count` requests have come."""
     return lambda: len(receiver.requests) >= count
 
 
@@ -172,7 +172,7 @@ def emit_keys(database: Database, count: int) -> None:
 
 
 def backlog(relay: RelayService) -> int:
-    """What the sink has still to deliver."""
+    """Return the number of events that the sink has still to deliver."""
     return inside("status", "--json", "-c", relay.config).json["sinks"]["crm"]["backlog"]
 
 

@@ -1,4 +1,4 @@
-"""Names that do not resolve: no attempt counts, and one dead name delays nobody else."""
+"""Names that do not resolve: no attempt counts, and one dead name delays no other sink."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import asyncio
 import pytest
 
 from outbox_relay.domain.outcomes import DELIVERED, Unavailable
+from tests.support.names import NO_SUCH_NAME, SERVER_FAILED, Answer, Names
 from tests.support.receiver import Receiver
 from tests.support.receiver.certificates import NAME
 from tests.support.wait import auntil
-from tests.webhook.names import NO_SUCH_NAME, SERVER_FAILED, Answer, Names
-from tests.webhook.sending import QUICK_SECONDS, code, many, outcome, verdict
+from tests.support.webhook_sink import QUICK_SECONDS, code, many, outcome, verdict
 
 WRONG: dict[str, Answer] = {
     "case 26: no such name": NO_SUCH_NAME,

@@ -9,15 +9,15 @@ import pytest
 
 from outbox_relay.domain.outcomes import DELIVERED, Unavailable
 from outbox_relay.service.webhooks import Webhooks
-from outbox_relay.sinks.webhook import dial
-from outbox_relay.sinks.webhook.tunnel import HEAD_BYTES
+from outbox_relay.sinks.webhook import connector
+from outbox_relay.sinks.webhook.proxy import HEAD_BYTES
+from tests.support.connect_proxy import GOOD, proxying
+from tests.support.names import Names
 from tests.support.ports import LOOPBACK, free_port
 from tests.support.receiver import Receiver
 from tests.support.receiver.answers import head
 from tests.support.receiver.certificates import NAME, Authority
-from tests.webhook.connecting import GOOD, proxying
-from tests.webhook.names import Names
-from tests.webhook.sending import a_sink, code, outcome, sending, settings, verdict
+from tests.support.webhook_sink import a_sink, code, outcome, sending, settings, verdict
 
 AUTHORIZATION = "Basic Y2FuYXJ5OmNhbmFyeQ=="
 
@@ -30,7 +30,7 @@ def of_name(receiver: Receiver) -> str:
 async def test_a_proxy_is_asked_for_the_name_and_the_certificate_is_that_of_the_name(
     names: Names, authority: Authority
 ) -> None:
-    """The relay looks nothing up and judges nothing: only the proxy knows what the name stands for."""
+    """The relay looks up no name and judges no address: the proxy does."""
     names.say(NAME, ["10.0.0.1"])
     with Receiver(tls=authority.good(NAME)) as receiver:
         async with proxying() as proxy:
@@ -81,7 +81,7 @@ REFUSALS: dict[str, tuple[bytes | None, str]] = {
 async def test_case_25_a_proxy_that_refuses_counts_no_attempt(
     monkeypatch: pytest.MonkeyPatch, answer: bytes | None, said: str
 ) -> None:
-    monkeypatch.setattr(dial, "CONNECT_SECONDS", 0.5)
+    monkeypatch.setattr(connector, "CONNECT_SECONDS", 0.5)
     with Receiver() as receiver:
         async with proxying() as proxy:
             proxy.answer = answer

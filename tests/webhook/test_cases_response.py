@@ -33,10 +33,10 @@ from tests.support.receiver.faults import (
     then,
 )
 from tests.support.wait import until
-from tests.webhook.sending import PLENTY_SECONDS, QUICK_SECONDS, code, outcome, sending, verdict
+from tests.support.webhook_sink import PLENTY_SECONDS, QUICK_SECONDS, code, outcome, sending, verdict
 
 MEMORY_BYTES = 8 << 20
-"""What one answer may make the relay hold, with everything around it."""
+"""Memory that one response may take, with everything around it."""
 SYSTEM_BYTES = 24 << 20
 """More than the buffers of a connection hold on both sides."""
 BOMB, DENSE_BOMB = gzip_bombs()
@@ -53,7 +53,7 @@ class Case:
 
     @property
     def late(self) -> bool:
-        """Whether only the time limit ends it."""
+        """Return whether only the time limit ends the request."""
         return bool(self.codes & {"deadline", "read_timeout"})
 
 
@@ -140,7 +140,7 @@ async def test_a_complete_2xx_status_line_decides(answer: Behaviour) -> None:
 async def test_behind_a_body_of_no_honest_length_the_connection_is_not_used_again(
     headers: list[tuple[str, str]],
 ) -> None:
-    """What follows such a body could be taken for the next answer: the second request must meet its own 500."""
+    """Bytes after such a body could be taken for the next response: the second request must get its own 500."""
     smuggled = b"ok" + head(200, [("content-length", "0")])
     with Receiver(in_turn(raw(head(200, headers) + smuggled), say(500))) as receiver:
         async with sending(receiver.url) as sink:
@@ -197,7 +197,7 @@ async def test_case_42_a_body_in_drips_does_not_hold_the_request_until_its_limit
 
 @pytest.mark.parametrize("status", [200, 500])
 async def test_case_48_of_a_body_without_end_little_is_read(status: int) -> None:
-    """What the system itself buffers is the most of it."""
+    """Most of it is in the system's own buffers."""
     flood = Flood(head(status, [CHUNKED]), b"10000\r\n" + b"x" * 0x10000 + b"\r\n")
     with Receiver(flood) as receiver:
         await outcome(receiver.url)

@@ -22,7 +22,7 @@ from tests.support.receiver.faults import RETRY_AFTER, hang
 from tests.support.receiver.signatures import SECRET
 from tests.support.rig import running, spec
 from tests.support.wait import auntil, until
-from tests.webhook.sending import QUICK_SECONDS, a_sink, code, outcome, sending, verdict
+from tests.support.webhook_sink import QUICK_SECONDS, a_sink, code, outcome, sending, verdict
 
 DAY_SECONDS = 86_400
 OTHER_SECRET = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"
@@ -74,7 +74,7 @@ async def test_case_56_two_headers_ask_for_no_more_than_the_longer_one() -> None
 
 
 async def test_case_56_a_date_is_read_by_the_clock_of_the_receiver() -> None:
-    """A receiver whose clock is a day behind asks for a minute, not for nothing."""
+    """A receiver whose clock is a day late asks for a minute, not for no wait."""
     theirs = datetime.now(UTC) - timedelta(days=1)
     stamp = "%a, %d %b %Y %H:%M:%S GMT"
     until = (theirs + timedelta(seconds=60)).strftime(stamp).encode()
@@ -133,7 +133,7 @@ async def test_case_57_after_the_wait_everything_comes(database: Database) -> No
 
 
 class Throttle:
-    """429 once so many wait, 200 for the request after them; those that come then wait until it is `is_open`."""
+    """429 once enough requests wait, 200 for the next one; later ones wait until `is_open`."""
 
     def __init__(self, width: int) -> None:
         self.width = width
@@ -350,7 +350,7 @@ async def test_each_status_has_its_verdict(answer: Behaviour, kind: type, word: 
 
 
 async def test_what_goes_comes_back_with_its_words() -> None:
-    """What `gone` and `throttled` say to the relay."""
+    """The meaning of `gone` and `throttled`."""
     with Receiver(in_turn(say(410), say(429), say(503))) as receiver:
         async with sending(receiver.url) as sink:
             gone, throttled, down = [await verdict(sink) for _ in range(3)]

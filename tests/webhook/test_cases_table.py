@@ -14,7 +14,7 @@ NAMED = re.compile(r"`([\w/]+\.py)::(\w+)`")
 
 
 def rows() -> dict[int, str]:
-    """Case → what stands in its last column."""
+    """Case → its last column."""
     return {
         int(found[1]): found[2] for line in (HERE / "CASES.md").read_text().splitlines() if (found := ROW.match(line))
     }

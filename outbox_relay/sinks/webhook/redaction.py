@@ -1,4 +1,4 @@
-"""What a destination said, made fit for people: harmless characters, none of our secrets, nothing of the payload."""
+"""Make a response fit for people: harmless characters, no secrets, nothing of the payload."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from collections.abc import Iterable
 from urllib.parse import parse_qsl, quote, quote_plus, urlsplit
 
 ANSWER_CHARS = 1000
-"""Longest text that is kept of an answer, in characters."""
+"""Longest text that is kept of a response, in characters."""
 SECRET_CHARS = 4
-"""Shortest text that is taken for a secret; shorter ones would be found everywhere."""
+"""Shortest text that is treated as a secret; shorter ones would be found everywhere."""
 WORD_CHARS = 8
-"""A word of a secret that is at least so long is a secret by itself: the token behind ``Bearer``."""
+"""Shortest word of a secret that is a secret by itself, such as the token after ``Bearer``."""
 ECHO_BYTES = 16
-"""So many bytes of the payload in a row, or all of a shorter one, make an answer an echo."""
+"""Bytes of the payload in a row, or all of a shorter one, that make a response an echo."""
 STEP = 8
-"""What was sent is compared at every STEP-th byte: a run of ECHO_BYTES covers one whole window of the rest."""
+"""The payload is compared at every STEP-th byte: a run of ECHO_BYTES covers one whole window."""
 COMPARED_BYTES = 256 * 1024
-"""Most of what was sent that is compared; of answers to more nothing is kept."""
+"""Longest payload that is compared; nothing is kept of a response to a longer one."""
 SEGMENT_CHARS = 16
-"""A part of a URL's path that is at least so long may be a token."""
+"""Shortest segment of a URL's path that may be a token."""
 REDACTED = "[redacted]"
 ECHO = "[left out: it repeats the payload]"
 TOO_LARGE = "[left out: the payload is too large to look for in it]"
@@ -33,7 +33,7 @@ _WINDOW = ECHO_BYTES - STEP + 1
 
 
 def secrets_of_url(url: str) -> frozenset[str]:
-    """What in ``url`` may be a token: its path with the query, the values of the query, long parts of the path."""
+    """Return the parts of ``url`` that may be tokens: path and query, the query's values, long segments of the path."""
     parts = urlsplit(url)
     target = parts.path + (f"?{parts.query}" if parts.query else "")
     found = {target, parts.query, *(value for _, value in parse_qsl(parts.query, keep_blank_values=True))}
@@ -42,11 +42,11 @@ def secrets_of_url(url: str) -> frozenset[str]:
 
 
 def readable(prefix: bytes, secrets: Iterable[str], sent: bytes) -> str | None:
-    """The beginning of an answer as one line of at most ``ANSWER_CHARS`` characters; nothing when it is empty.
+    """Return the beginning of a response as one line of at most ``ANSWER_CHARS`` characters, or None when it is empty.
 
-    ``secrets`` are texts that must not show, in whatever escaping answers repeat things; those shorter than
-    ``SECRET_CHARS`` are none. ``sent`` is what the answer may repeat: if it does, nothing of the answer is kept. Small
-    pieces, below ``ECHO_BYTES``, cannot be told from words that any answer holds.
+    ``secrets`` are removed in every escaping in which responses repeat them; those shorter than ``SECRET_CHARS`` are
+    ignored. Nothing is kept of a response that repeats ``sent``. Pieces shorter than ``ECHO_BYTES`` are not noticed:
+    any response may hold them.
     """
     if not prefix:
         return None
@@ -61,9 +61,9 @@ def readable(prefix: bytes, secrets: Iterable[str], sent: bytes) -> str | None:
 
 
 def echoes(prefix: bytes, sent: bytes) -> bool:
-    """Whether ``prefix`` holds ``ECHO_BYTES`` bytes of ``sent`` in a row, or the whole of it when that is shorter.
+    """Return whether ``prefix`` holds ``ECHO_BYTES`` bytes of ``sent`` in a row, or all of a shorter one.
 
-    Takes time linear in both, whatever they hold.
+    The time is linear in both, whatever they hold.
     """
     if len(sent) < ECHO_BYTES:
         return len(sent) >= SECRET_CHARS and sent in prefix
@@ -86,19 +86,19 @@ def _without(text: str, secrets: Iterable[str]) -> str:
     written = {form for secret in known for form in _forms(secret)}
     for form in sorted(written, key=len, reverse=True):
         text = text.replace(form, REDACTED)
-    # The answer may have been cut in the middle of one.
+    # The response may have been cut in the middle of a secret.
     cut = max((_cut(text, form) for form in written), default=0)
     text = text[: len(text) - cut] + REDACTED if cut else text
     return _SIGNING_SECRET.sub(REDACTED, text)
 
 
 def _cut(text: str, form: str) -> int:
-    """How many characters at the end of ``text`` are the beginning of ``form``."""
+    """Return how many characters at the end of ``text`` are the beginning of ``form``."""
     return next((n for n in range(len(form) - 1, SECRET_CHARS - 1, -1) if text.endswith(form[:n])), 0)
 
 
 def _forms(secret: str) -> Iterable[str]:
-    """``secret`` as answers may write it: as it is, in JSON, in HTML, in a URL."""
+    """Return ``secret`` as responses may write it: as it is, in JSON, in HTML, in a URL."""
     in_json = json.dumps(secret)[1:-1]
     in_urls = (quote(secret), quote(secret, safe=""), quote_plus(secret))
     return {

@@ -1,4 +1,4 @@
-"""What an event becomes as a request: headers and body, pure, for a given time."""
+"""Make the request for an event: headers and body, signed. Pure: the caller passes the time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from outbox_relay.formats.headers import own_headers
 Mode: TypeAlias = Literal["none", "binary", "structured"]
 
 TRACEPARENT = "traceparent"
-"""The one header of an event that is always passed on."""
+"""The one header of an event that is always forwarded."""
 
 _FIXED = (("user-agent", f"outbox-relay/{__version__}"), ("accept", "*/*"), ("accept-encoding", "identity"))
 _VALUE = re.compile(r"[\t -~]*")
@@ -25,22 +25,19 @@ _ATTRIBUTE_SAFE = "".join(map(chr, range(0x21, 0x7F))).translate({ord('"'): None
 
 
 class Request(NamedTuple):
-    """A request but for what the connection adds: where it goes and how long it is."""
+    """The headers and the body of a request, without the target, host and length that the client adds."""
 
     headers: Sequence[tuple[str, str]]
     body: bytes
     signature: str = ""
-    """The value of ``webhook-signature``, which stands in ``headers`` too."""
+    """The value of ``webhook-signature``, which is in ``headers`` too."""
     personal: frozenset[str] = frozenset()
-    """What stands of the event's key and of its own headers in ``headers``, as sent and as emitted."""
+    """Values of ``headers`` that come from the event's key and its own headers, as sent and as emitted."""
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
-    """How the requests of one sink are made.
-
-    ``forward`` are the names, in lower case, of the event's own headers that are passed on.
-    """
+class RequestFormat:
+    """The form of a sink's requests. ``forward`` names, in lower case, the event's own headers that are forwarded."""
 
     cloudevents: Mode = "none"
     source: str = "/outbox-relay"
@@ -49,23 +46,25 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What may change while the sink runs: the keys that sign, the headers of its settings. Never shown."""
+    """The keys that sign and the headers of the settings, which may change while the sink runs. Never shown."""
 
     keys: Sequence[signatures.Key]
     headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     proxy_authorization: str | None = field(default=None, repr=False)
-    """What a proxy is shown; never a part of a request."""
+    """The value of ``proxy-authorization``, for the proxy alone."""
 
 
-def request(event: Event, form: Form, credentials: Credentials, *, attempt: int, now: float) -> Request:
-    """The request for ``event``, signed at ``now``, in unix seconds.
+def make_request(
+    event: Event, request_format: RequestFormat, credentials: Credentials, *, attempt: int, now: float
+) -> Request:
+    """Return the request for ``event``, signed at ``now``, in unix seconds.
 
-    ``attempt`` is its number, from 1. Raises ValueError when the event's headers cannot be read, or when its content
-    type or type cannot stand in a header: what is emitted can, what an owner inserts into the log need not.
+    ``attempt`` is its number, from 1. Raises ValueError when the event's headers cannot be read, or when its type or
+    content type cannot be sent in a header. Emitted events can always be sent; the schema's owner may insert others.
     """
     body, content_type = event.payload, event.content_type
-    if form.cloudevents == "structured":
-        body, content_type = cloudevents.structured(event, form.source), cloudevents.CONTENT_TYPE
+    if request_format.cloudevents == "structured":
+        body, content_type = cloudevents.structured(event, request_format.source), cloudevents.CONTENT_TYPE
     if not (_VALUE.fullmatch(content_type) and _VALUE.fullmatch(event.type)):
         raise ValueError("the event's type or content type is not printable ASCII")
     timestamp = int(now)
@@ -80,26 +79,26 @@ def request(event: Event, form: Form, credentials: Credentials, *, attempt: int,
         ("outbox-type", event.type),
         ("outbox-attempt", str(attempt)),
     ]
-    passed = [] if event.key is None else [("outbox-key", quote(event.key, safe=""))]
-    passed.extend(_of_event(event, form.forward))
-    if form.cloudevents == "binary":
-        headers.extend(_attributes(event, form.source))
-    headers.extend(passed)
+    of_event = [] if event.key is None else [("outbox-key", quote(event.key, safe=""))]
+    of_event.extend(_forwarded(event, request_format.forward))
+    if request_format.cloudevents == "binary":
+        headers.extend(_cloudevents_headers(event, request_format.source))
+    headers.extend(of_event)
     headers.extend(credentials.headers.items())
-    personal = frozenset(text for _, value in passed for text in (value, unquote(value)))
+    personal = frozenset(text for _, value in of_event for text in (value, unquote(value)))
     return Request(headers, body, signature, personal)
 
 
-def _attributes(event: Event, source: str) -> Iterator[tuple[str, str]]:
-    """The attributes as the HTTP binding of CloudEvents 1.0.2 writes them, sections 3.1.3.1 and 3.1.3.2."""
+def _cloudevents_headers(event: Event, source: str) -> Iterator[tuple[str, str]]:
+    """Yield the attributes as headers (HTTP binding of CloudEvents 1.0.2, sections 3.1.3.1 and 3.1.3.2)."""
     for name, value in cloudevents.attributes(event, source).items():
         yield f"ce-{name}", quote(value, safe=_ATTRIBUTE_SAFE)
 
 
-def _of_event(event: Event, forward: frozenset[str]) -> Iterator[tuple[str, str]]:
-    """Those headers of the event that are passed on, each name once.
+def _forwarded(event: Event, forward: frozenset[str]) -> Iterator[tuple[str, str]]:
+    """Yield the headers of the event that are forwarded, each name once.
 
-    A header holds printable ASCII: what is not is percent-encoded as UTF-8. Blanks at the ends are no part of a value.
+    Values that are not printable ASCII are percent-encoded as UTF-8. Blanks at the ends are removed.
     """
     passed: set[str] = set()
     for name, value in own_headers(event.headers):

@@ -1,4 +1,4 @@
-"""The addresses of one name: asked for in threads of its own, so that a dead name server delays nobody else."""
+"""The addresses of one name, looked up in threads of its own: a dead name server delays no other sink."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from contextlib import suppress
 from threading import Thread
 from typing import TypeAlias
 
-from outbox_relay.sinks.webhook.trip import NotConnected
+from outbox_relay.sinks.webhook.exchange import NotConnected
 
 LOOKUP_SECONDS = 5.0
 """Longest wait for a lookup."""
 KEPT_SECONDS = 2.0
-"""How long addresses serve further connections. Whoever dials judges them again each time."""
+"""How long addresses serve further connections, which judge them each time."""
 FAILED_SECONDS = 5.0
 """How long a lookup that failed is not repeated."""
 LOOKUPS = 2
-"""Lookups under way at once, at most, those counted for which nobody waits any more."""
+"""Lookups under way at once, at most, those included that timed out."""
 ADDRESSES = 1000
 """Addresses of a name, at most; more are refused, since all of them are judged."""
 
@@ -28,70 +28,70 @@ Found: TypeAlias = Sequence[str] | NotConnected
 class Resolver:
     """Looks ``host`` up through the system's resolver, once for all who ask at the same time.
 
-    A lookup blocks a thread for as long as the system likes. Its thread is no reason for the process to stay.
+    A lookup blocks a thread for as long as the system likes, but does not keep the process alive.
     """
 
-    __slots__ = ("_flight", "_found", "_good_until", "_host", "_under_way")
+    __slots__ = ("_found", "_good_until", "_host", "_lookup", "_under_way")
 
     def __init__(self, host: str) -> None:
         self._host = host
         self._found: Found = ()
         self._good_until = 0.0
-        self._flight: asyncio.Future[Found] | None = None
+        self._lookup: asyncio.Future[Found] | None = None
         self._under_way = 0
 
     async def addresses(self) -> Sequence[str]:
-        """The addresses of the name, in the order of preference.
+        """Return the addresses of the name, in the order of preference.
 
-        Raises NotConnected: dns_error when there are none, dns_timeout when there was no word of it in time.
+        Raises NotConnected: dns_error when there are none, dns_timeout when the lookup did not end in time.
         """
         loop = asyncio.get_running_loop()
         found = self._found if loop.time() < self._good_until else await self._ask(loop)
-        if isinstance(found, NotConnected):
-            raise found.again()
+        if isinstance(found, NotConnected):  # one exception raised twice would collect the tracebacks of both
+            raise NotConnected(found.code, found.reason)
         return found
 
     def forget(self) -> None:
-        """Ask anew for the next connection."""
+        """Look the name up again for the next connection."""
         self._good_until = 0.0
-        self._flight = None
+        self._lookup = None
 
     async def _ask(self, loop: asyncio.AbstractEventLoop) -> Found:
-        flight = self._flight or self._start(loop)
-        if flight is None:
+        lookup = self._lookup or self._begin(loop)
+        if lookup is None:
             return self._keep(loop, NotConnected("dns_timeout", "earlier lookups of the host's name have not returned"))
         try:
             async with asyncio.timeout(LOOKUP_SECONDS):
-                return await asyncio.shield(flight)
+                return await asyncio.shield(lookup)
         except TimeoutError:
             late = NotConnected("dns_timeout", f"the host's name was not looked up within {LOOKUP_SECONDS:g} s")
-            if self._flight is flight:
-                self._flight = None
+            if self._lookup is lookup:
+                self._lookup = None
                 self._keep(loop, late)
             return late
 
-    def _start(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[Found] | None:
+    def _begin(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[Found] | None:
         if self._under_way >= LOOKUPS:
             return None
         self._under_way += 1
-        self._flight = flight = loop.create_future()
+        self._lookup = lookup = loop.create_future()
 
-        def returned(found: Found) -> None:
-            self._under_way -= 1
-            if self._flight is flight or not isinstance(found, NotConnected):
-                self._keep(loop, found)
-            if self._flight is flight:
-                self._flight = None
-            if not flight.done():
-                flight.set_result(found)
-
-        def look() -> None:
+        def look_up() -> None:
             found = _look_up(self._host)
-            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(returned, found)
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(self._returned, lookup, found)
 
-        Thread(target=look, name="lookup", daemon=True).start()
-        return flight
+        Thread(target=look_up, name="lookup", daemon=True).start()
+        return lookup
+
+    def _returned(self, lookup: asyncio.Future[Found], found: Found) -> None:
+        self._under_way -= 1
+        if self._lookup is lookup or not isinstance(found, NotConnected):
+            self._keep(lookup.get_loop(), found)
+        if self._lookup is lookup:
+            self._lookup = None
+        if not lookup.done():
+            lookup.set_result(found)
 
     def _keep(self, loop: asyncio.AbstractEventLoop, found: Found) -> Found:
         self._found = found
@@ -100,7 +100,7 @@ class Resolver:
 
 
 def _look_up(host: str) -> Found:
-    """Blocks. Whatever goes wrong is a value: an exception would end the thread and leave who waits without a word."""
+    """Return what the system's resolver finds. Blocks; every failure is a value, since this is the end of a thread."""
     try:
         entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
         found = tuple(dict.fromkeys(str(address[0]) for _, _, _, _, address in entries))

@@ -1,9 +1,9 @@
-"""What an answer or a fault means for the event: pure, the time is given.
+"""Turn a response, or the lack of one, into the verdict of the event. Pure: the caller passes the time.
 
-An answer of 200 to 299 delivers, whatever becomes of its body. The destination is ``Unavailable``, and the event has no
-attempt counted, when nothing can have been processed (names, connections, TLS, addresses that are not dialled) or the
-destination says so (429, 502, 503, 504, 410). Everything else is the event's failure: ``Refused`` when the status is
-one of those that the settings call permanent or the receiver asks for no more attempts, else ``Failed``.
+A response of 200 to 299 delivers, whatever becomes of its body. The destination is ``Unavailable``, and no attempt of
+the event is counted, when nothing can have been processed (names, connections, TLS, addresses that are not dialled) or
+the destination says so (429, 502, 503, 504, 410). Everything else is the event's failure: ``Refused`` when the
+settings call the status permanent or the receiver asks for no more attempts, else ``Failed``.
 
 An address that is not dialled counts as unavailable: nothing was sent, no event is to blame, and names can be mended.
 """
@@ -19,55 +19,55 @@ from http import HTTPStatus
 from urllib.parse import urlsplit
 
 from outbox_relay.domain.outcomes import DELIVERED, Attempt, Failed, Refused, Unavailable, Verdict
-from outbox_relay.sinks.webhook.transport import Answer, Fault
+from outbox_relay.sinks.webhook.response import NoResponse, Response, status_text
 
 _GATEWAY = frozenset((502, 503, 504))
 _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 _DATES = ("%a, %d %b %Y %H:%M:%S GMT", "%A, %d-%b-%y %H:%M:%S GMT", "%a %b %d %H:%M:%S %Y")
-"""The three forms of a date in HTTP (RFC 9110, 5.6.7), the last two obsolete and still to be read."""
+"""The three forms of a date in HTTP (RFC 9110, 5.6.7), the last two obsolete but still in use."""
 _HOST = re.compile(r"[A-Za-z0-9._:-]{1,253}")
 
-Text = Callable[[bytes], str | None]
-"""The beginning of an answer's body as a text that may be kept."""
+ToText = Callable[[bytes], str | None]
+"""Turns the beginning of a body into a text that may be kept."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
-    """What the settings decide about answers.
+class ResponsePolicy:
+    """The meaning of responses, by the settings.
 
-    ``permanent`` are the statuses that end an event at once; ``retry_after_max_seconds`` caps what ``retry-after``
-    asks for.
+    ``permanent`` are the statuses after which an event is dead at once; ``retry_after_max_seconds`` caps the wait that
+    ``retry-after`` asks for.
     """
 
     permanent: frozenset[int] = frozenset((400,))
     retry_after_max_seconds: float = 3600.0
 
 
-def verdict(outcome: Answer | Fault, rules: Rules, text: Text, now: float) -> Verdict:
-    """The verdict of the event that ``outcome`` is about. ``now`` is the unix time, in seconds, of the answer."""
-    if isinstance(outcome, Fault):
-        return _of_fault(outcome)
+def verdict(outcome: Response | NoResponse, policy: ResponsePolicy, to_text: ToText, now: float) -> Verdict:
+    """Return the verdict of the event whose request had ``outcome``. ``now`` is the unix time of that, in seconds."""
+    if isinstance(outcome, NoResponse):
+        return _of_no_response(outcome)
     if 200 <= outcome.status <= 299:
         return DELIVERED
-    return _of_failure(outcome, rules, text, now)
+    return _of_failure(outcome, policy, to_text, now)
 
 
-def _of_fault(fault: Fault) -> Verdict:
-    attempt = Attempt(fault.code, fault.seconds, None, fault.steps)
-    if fault.sent:
-        return Failed(fault.reason, attempt=attempt)
-    return Unavailable(fault.reason, attempt=attempt)
+def _of_no_response(outcome: NoResponse) -> Verdict:
+    attempt = Attempt(outcome.code, outcome.seconds, None, outcome.timings)
+    if outcome.sent:
+        return Failed(outcome.reason, attempt=attempt)
+    return Unavailable(outcome.reason, attempt=attempt)
 
 
-def _of_failure(answer: Answer, rules: Rules, text: Text, now: float) -> Verdict:
-    status = answer.status
-    wish = answer.headers.get("webhook-delivery", "").strip().lower()
-    wait = retry_after_seconds(answer.headers, rules.retry_after_max_seconds, now)
+def _of_failure(response: Response, policy: ResponsePolicy, to_text: ToText, now: float) -> Verdict:
+    status = response.status
+    wish = response.headers.get("webhook-delivery", "").strip().lower()
+    wait = retry_after_seconds(response.headers, policy.retry_after_max_seconds, now)
 
     def attempt(code: str = f"http_{status}") -> Attempt:
-        return Attempt(code, answer.seconds, text(answer.prefix), answer.steps)
+        return Attempt(code, response.seconds, to_text(response.prefix), response.timings)
 
-    said = f"answered {_named(status)}"
+    said = f"answered {status_text(status)}"
     if wish == "abort-message":
         return Refused(f"{said} and asked for no more attempts", status, attempt("aborted_by_receiver"))
     if wish == "disable":
@@ -81,34 +81,26 @@ def _of_failure(answer: Answer, rules: Rules, text: Text, now: float) -> Verdict
     if status in _GATEWAY:
         return Unavailable(said, status, wait, attempt())
     if 300 <= status <= 399:
-        return Failed(f"{said}{_to(answer)}; redirects are not followed", status, wait, attempt("redirect"))
-    if status in rules.permanent:
+        return Failed(f"{said}{_target(response)}; redirects are not followed", status, wait, attempt("redirect"))
+    if status in policy.permanent:
         return Refused(said, status, attempt())
     return Failed(said, status, wait, attempt())
 
 
-def _named(status: int) -> str:
-    """``status`` with the phrase that the standard has for it: the answer's own may be any text."""
+def _target(response: Response) -> str:
+    """Return where a redirect leads: the host alone, since the rest of a URL may hold a token."""
     try:
-        return f"{status} {HTTPStatus(status).phrase}"
-    except ValueError:
-        return str(status)
-
-
-def _to(answer: Answer) -> str:
-    """Where a redirect leads: the host alone, since the rest of a URL may hold a token."""
-    try:
-        host = urlsplit(answer.headers.get("location", "")).hostname or ""
+        host = urlsplit(response.headers.get("location", "")).hostname or ""
     except ValueError:
         host = ""
     return f" to {host}" if _HOST.fullmatch(host) else ""
 
 
 def retry_after_seconds(headers: Mapping[str, str], most: float, now: float) -> float | None:
-    """The seconds that ``retry-after`` asks for, at least 0 and at most ``most``; nothing when it says nothing legible.
+    """Return the seconds that ``retry-after`` asks for, from 0 to ``most``, or None when it is missing or invalid.
 
-    A date is compared with the ``date`` of the answer, so that the two clocks may differ, else with ``now`` in unix
-    seconds. Fractions are rounded up; two headers, signs and exponents are not legible.
+    A date is compared with the ``date`` of the response, since the clocks may differ, else with ``now`` in unix
+    seconds. Fractions are rounded up; two headers, signs and exponents are invalid.
     """
     value = headers.get("retry-after", "").strip()
     if _SECONDS.fullmatch(value):
@@ -121,7 +113,7 @@ def retry_after_seconds(headers: Mapping[str, str], most: float, now: float) -> 
 
 
 def _time(text: str) -> float | None:
-    """The unix time of a date in HTTP, in seconds."""
+    """Return the unix time of a date in HTTP, in seconds, or None."""
     for form in _DATES:
         try:
             return datetime.strptime(text, form).replace(tzinfo=UTC).timestamp()

@@ -8,33 +8,33 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from urllib.parse import urlsplit
 
 from outbox_relay.domain.event import Event
 from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.outcomes import Attempt, Refused, Unavailable, Verdict
 from outbox_relay.formats import signatures
-from outbox_relay.sinks.webhook.dial import Dialler
+from outbox_relay.sinks.webhook.client import HttpClient
+from outbox_relay.sinks.webhook.exchange import NotConnected
+from outbox_relay.sinks.webhook.proxy import Proxy
 from outbox_relay.sinks.webhook.redaction import readable, secrets_of_url
-from outbox_relay.sinks.webhook.request import Credentials, Form, Request, request
-from outbox_relay.sinks.webhook.results import Rules, verdict
-from outbox_relay.sinks.webhook.transport import Fault, Transport
-from outbox_relay.sinks.webhook.trip import NotConnected, Trip
-from outbox_relay.sinks.webhook.tunnel import Proxy
+from outbox_relay.sinks.webhook.request import Credentials, Request, RequestFormat, make_request
+from outbox_relay.sinks.webhook.response import NoResponse
+from outbox_relay.sinks.webhook.results import ResponsePolicy, verdict
 
 CHECK_SECONDS = 15.0
 """Longest wait of ``check``: for the name, the connection and the TLS handshake together."""
-FAREWELL_SECONDS = 1.0
+LISTEN_SECONDS = 1.0
 """How long ``check`` listens after the handshake: with TLS 1.3 a server says only then that it wants a certificate."""
 ALL_ENDED = "every signing secret of this sink has ended: nothing is sent unsigned"
 
 
 @dataclass(frozen=True, slots=True)
-class Destination:
-    """Where a sink posts to. ``url`` has been checked with the settings, and is not shown.
+class Endpoint:
+    """The target of a sink's requests. ``url`` has been checked with the settings, and is not shown.
 
-    ``denied`` tells why an address is not dialled, ``own`` which are the relay's own; ``tls`` is the context of https.
-    ``proxy``, host and port, is what connections go through: then neither of the first two is asked.
+    ``denied`` returns why an address is not dialled, or None; ``own`` returns the relay's own addresses and ports.
+    ``tls`` is the context of https. Connections go through ``proxy`` (host and port) if there is one; then neither
+    ``denied`` nor ``own`` is asked.
     """
 
     url: str = field(repr=False)
@@ -45,9 +45,9 @@ class Destination:
 
 
 class WebhookSink:
-    """Posts each event as ``Sink`` promises: the payload's own bytes, signed, in one request.
+    """A sink that posts each event in one signed request, with the payload's own bytes as its body.
 
-    What it answers by the table in ``results``. Without a key that still signs nothing is sent.
+    ``results`` turns responses into verdicts. Nothing is sent without a key that still signs.
     """
 
     max_batch = 1
@@ -58,29 +58,29 @@ class WebhookSink:
     def __init__(
         self,
         name: str,
-        destination: Destination,
+        endpoint: Endpoint,
         credentials: Credentials,
         *,
-        form: Form | None = None,
-        rules: Rules | None = None,
+        request_format: RequestFormat | None = None,
+        policy: ResponsePolicy | None = None,
         timeout_seconds: float = 15.0,
         max_in_flight: int = 64,
     ) -> None:
         self.timeout_seconds = timeout_seconds
         self.max_in_flight = max_in_flight
         self._name = name
-        self._destination = destination
+        self._endpoint = endpoint
         self._credentials = credentials
-        self._form = form or Form()
-        self._rules = rules or Rules()
-        self._url_secrets = secrets_of_url(destination.url)
+        self._format = request_format or RequestFormat()
+        self._policy = policy or ResponsePolicy()
+        self._url_secrets = secrets_of_url(endpoint.url)
         self._resets = 0
-        self._transport = Transport(
-            url=destination.url,
-            denied=destination.denied,
-            own=destination.own,
+        self._client = HttpClient(
+            url=endpoint.url,
+            denied=endpoint.denied,
+            own=endpoint.own,
             max_connections=max_in_flight,
-            tls=destination.tls,
+            tls=endpoint.tls,
             proxy=self._proxy(),
         )
 
@@ -88,7 +88,7 @@ class WebhookSink:
         return f"WebhookSink({self._name!r})"
 
     def _proxy(self) -> Proxy | None:
-        proxy = self._destination.proxy
+        proxy = self._endpoint.proxy
         return None if proxy is None else Proxy(*proxy, lambda: self._credentials.proxy_authorization)
 
     def renew(self, credentials: Credentials, tls: ssl.SSLContext | None = None) -> None:
@@ -98,15 +98,15 @@ class WebhookSink:
         """
         self._credentials = credentials
         if tls is not None:
-            self._destination = replace(self._destination, tls=tls)
-            self._transport.renew(tls)
+            self._endpoint = replace(self._endpoint, tls=tls)
+            self._client.renew(tls)
 
     async def open(self) -> None:
-        """Make ready to post; connections are made when they are needed."""
-        await self._transport.open()
+        """Prepare to post. Connections are made when they are needed."""
+        await self._client.open()
 
     async def deliver(self, batch: Sequence[Event], until: float, attempt: int = 1, /) -> Sequence[Verdict]:
-        """Deliver as ``Sink.deliver`` says: one event, or none; ``attempt`` stands in the request."""
+        """Deliver one event, or none, as ``Sink.deliver`` specifies. The request has the number ``attempt``."""
         return [await self._one(event, until, attempt) for event in batch]
 
     async def _one(self, event: Event, until: float, attempt: int) -> Verdict:
@@ -116,18 +116,18 @@ class WebhookSink:
         if not signatures.signing(credentials.keys, now):
             return Unavailable(ALL_ENDED, attempt=Attempt("config_error"))
         try:
-            made = request(event, self._form, credentials, attempt=attempt, now=now)
+            made = make_request(event, self._format, credentials, attempt=attempt, now=now)
         except Exception as error:
             unmade = f"the event cannot be made into a request ({type(error).__name__})"
-            # Reasons of our own hold nothing of the event; what libraries say may.
+            # A ValueError of ours holds nothing of the event; a library's may.
             return Refused(str(error) if type(error) is ValueError else unmade, attempt=Attempt("config_error"))
         resets = self._resets
-        outcome = await self._transport.post(made.headers, made.body, self.timeout_seconds, until)
-        if resets != self._resets and isinstance(outcome, Fault):
+        outcome = await self._client.post(made.headers, made.body, self.timeout_seconds, until)
+        if resets != self._resets and isinstance(outcome, NoResponse):
             return Unavailable("the sink was reset")
-        if isinstance(outcome, Fault) and outcome.code == "withdrawn":
+        if isinstance(outcome, NoResponse) and outcome.code == "withdrawn":
             return Unavailable("not delivered in time")
-        return verdict(outcome, self._rules, partial(self._readable, made, credentials), time.time())
+        return verdict(outcome, self._policy, partial(self._readable, made, credentials), time.time())
 
     def _readable(self, made: Request, credentials: Credentials, prefix: bytes) -> str | None:
         signatures = made.signature.split(" ")
@@ -140,62 +140,55 @@ class WebhookSink:
         return readable(prefix, secrets, made.body)
 
     async def reset(self) -> None:
-        """Drop every connection; what was under way ends, and nothing of it is sent later."""
+        """Drop every connection and end the requests under way; nothing of them is sent later."""
         self._resets += 1
-        await self._transport.reset()
+        await self._client.reset()
 
     async def check(self) -> str | None:
-        """Look the name up, judge its addresses, connect, shake hands and listen for a while; posts nothing."""
+        """Connect, shake hands and listen for a while. Return the problem found, or None. Posts nothing."""
         if not signatures.signing(self._credentials.keys, time.time()):
             return ALL_ENDED
-        parts = urlsplit(self._destination.url)
-        secure = parts.scheme == "https"
-        dialler = Dialler(
-            parts.hostname or "",
-            parts.port or (443 if secure else 80),
-            denied=self._destination.denied,
-            own=self._destination.own,
-            tls=(self._destination.tls or ssl.create_default_context()) if secure else None,
-            proxy=self._proxy(),
-        )
         try:
             async with asyncio.timeout(CHECK_SECONDS):
-                return await (await dialler.connect(_Listener, Trip())).farewell()
-        except NotConnected as fault:
-            return f"{fault.code}: {fault.reason}"
+                return await (await self._client.connect(_Listener)).wait_for_close()
+        except NotConnected as error:
+            return f"{error.code}: {error.reason}"
         except TimeoutError:
             return f"connect_timeout: no connection was made within {CHECK_SECONDS:g} s"
 
     async def close(self) -> None:
         """End every request under way and close the connections."""
         self._resets += 1
-        await self._transport.close()
+        await self._client.close()
 
 
 class _Listener(asyncio.Protocol):
-    """A connection over which nothing is said: whether the other side ends it."""
+    """A connection over which nothing is sent, to see whether the destination closes it."""
 
     def __init__(self) -> None:
         self._transport: asyncio.BaseTransport | None = None
         self._lost: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """It is there."""
+        """Take the transport."""
         self._transport = transport
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """It is gone."""
+        """Record that the connection ended."""
         if not self._lost.done():
             self._lost.set_result(exc)
 
-    async def farewell(self) -> str | None:
-        """What ended it within ``FAREWELL_SECONDS``; nothing when it stands, or is none of TLS 1.3. Closes it."""
-        assert self._transport is not None  # noqa: S101 - it was made before anybody got it
+    async def wait_for_close(self) -> str | None:
+        """Return what ended the connection within ``LISTEN_SECONDS``, or None; then close it.
+
+        Only a connection of TLS 1.3 is waited for.
+        """
+        assert self._transport is not None  # noqa: S101 - the connector returns connections that were made
         secure: ssl.SSLObject | None = self._transport.get_extra_info("ssl_object")
         try:
             if secure is None or secure.version() != "TLSv1.3":
                 return None
-            async with asyncio.timeout(FAREWELL_SECONDS):
+            async with asyncio.timeout(LISTEN_SECONDS):
                 error = await asyncio.shield(self._lost)
         except TimeoutError:
             return None
@@ -203,4 +196,4 @@ class _Listener(asyncio.Protocol):
             self._transport.close()
         if isinstance(error, ssl.SSLError):
             return f"tls_error: the destination ended TLS: {error.reason or 'closed'}"
-        return "disconnected: the destination closed the connection right behind the TLS handshake"
+        return "disconnected: the destination closed the connection right after the TLS handshake"

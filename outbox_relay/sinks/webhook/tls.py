@@ -1,4 +1,4 @@
-"""The TLS context of a webhook: whom it trusts, and the certificate that it shows."""
+"""The TLS context of a webhook: the authorities that it trusts and the certificate that it presents."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """Files in PEM. ``ca_file``: authorities instead of the system's. ``client_key`` may stand in the certificate's."""
+    """Files in PEM. ``ca_file`` replaces the system's authorities; the key may be in the certificate's file."""
 
     ca_file: Path | None = None
     client_certificate: Path | None = None
     client_key: Path | None = None
 
     def context(self) -> ssl.SSLContext:
-        """A context of these files; TLS 1.2 is the least it speaks. Blocks for as long as reading files takes.
+        """Return a context of these files, for TLS 1.2 and later. Blocks while files are read.
 
         Raises ValueError, with the setting and the file and without their content, when one cannot be used.
         """
         context = _trusting(self.ca_file)
-        self._show(context)
+        self._load_certificate(context)
         return context
 
-    def _show(self, context: ssl.SSLContext) -> None:
+    def _load_certificate(self, context: ssl.SSLContext) -> None:
         if self.client_certificate is None:
             return
         named = f"client_certificate {self.client_certificate}"
@@ -41,7 +41,7 @@ class Tls:
 
 
 class _EncryptedError(Exception):
-    """Somebody would have to type a password."""
+    """The key needs a password."""
 
 
 def _no_password() -> str:
@@ -61,5 +61,5 @@ def _trusting(ca_file: Path | None) -> ssl.SSLContext:
 
 
 def _reason(error: ssl.SSLError) -> str:
-    """OpenSSL's word for it."""
+    """Return OpenSSL's word for ``error``."""
     return error.reason.lower().replace("_", " ") if error.reason else "holds nothing in PEM that fits"

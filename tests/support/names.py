@@ -1,7 +1,7 @@
-"""Names that stand for what a test says.
+"""Names that resolve to what a test says.
 
-A fake, because name servers that lie, fail or hang cannot be had without changing the machine's own resolution: it
-takes the place of the system call that all names go through, `socket.getaddrinfo`, for names under `.test` alone.
+A fake, since name servers that lie, fail or hang would require changing the machine's own resolution. It replaces
+`socket.getaddrinfo`, which all lookups call, for names under `.test` alone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ HANG_SECONDS = 60
 
 
 class Names:
-    """What each name stands for: addresses, an exception, or a function that says so at each call.
+    """A resolver: each name has addresses, an exception, or a function that returns one of these at each call.
 
     Use it as `socket.getaddrinfo`. `asked` counts the calls for each name.
     """
@@ -33,16 +33,16 @@ class Names:
         self.asked: Counter[str] = Counter()
 
     def say(self, name: str, answer: Answers) -> None:
-        """From now on `name` stands for this."""
+        """Resolve `name` to `answer`."""
         self._told[name] = answer
 
     def in_turn(self, name: str, *answers: Answer) -> None:
-        """One answer after the other; the last one for ever."""
+        """Give one answer after the other; repeat the last one."""
         left = list(answers)
         self._told[name] = lambda: left.pop(0) if len(left) > 1 else left[0]
 
     def hang(self, name: str) -> None:
-        """Asking for `name` blocks the thread that asks, as a name server does that never answers."""
+        """Block the thread that looks `name` up, as a name server does that never answers."""
 
         def wait() -> Answer:
             self._released.wait(HANG_SECONDS)

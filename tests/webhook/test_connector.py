@@ -1,6 +1,6 @@
 """From a name to a connection: what is looked up, what is judged, what is dialled, and whose certificate is accepted.
 
-Name servers are the one fake here; see `names`.
+Name servers are the one fake here; see `tests.support.names`.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from collections.abc import Generator
 
 import pytest
 
-from outbox_relay.sinks.webhook import dial, resolver
-from outbox_relay.sinks.webhook.transport import Answer, Fault
+from outbox_relay.sinks.webhook import connector, resolver
+from outbox_relay.sinks.webhook.response import NoResponse, Response
+from tests.support.names import NO_SUCH_NAME, SERVER_FAILED, Names
 from tests.support.ports import LOOPBACK, free_port
 from tests.support.receiver import Receiver
 from tests.support.receiver.answers import say
 from tests.support.receiver.certificates import NAME, Authority
 from tests.support.receiver.faults import close, half_handshake, stale, then
 from tests.support.wait import until
-from tests.webhook.names import NO_SUCH_NAME, SERVER_FAILED, Names
-from tests.webhook.posting import (
+from tests.support.webhook_client import (
     LATE_SECONDS,
     QUICK_SECONDS,
-    a_fault,
-    an_answer,
+    a_response,
     fenced,
+    no_response,
     outcome,
     post,
     posting,
@@ -73,25 +73,25 @@ def black_hole() -> Generator[int]:
 @pytest.mark.parametrize("address", ["10.0.0.1", "127.0.0.1", "169.254.169.254", "::1", "::ffff:10.0.0.1", "fd00::1"])
 async def test_a_name_that_stands_for_a_private_address_is_not_dialled(names: Names, address: str) -> None:
     names.say(NAME, [address])
-    fault = a_fault(await outcome(f"http://{NAME}:9/", judge=fenced), "ssrf_blocked", sent=False)
+    fault = no_response(await outcome(f"http://{NAME}:9/", judge=fenced), "ssrf_blocked", sent=False)
     assert address not in fault.reason
 
 
 @pytest.mark.parametrize("address", ["10.0.0.1", "[::1]", "[::ffff:7f00:1]", "169.254.169.254"])
 async def test_an_address_in_the_url_is_judged_too(address: str) -> None:
-    a_fault(await outcome(f"http://{address}:9/", judge=fenced), "ssrf_blocked", sent=False)
+    no_response(await outcome(f"http://{address}:9/", judge=fenced), "ssrf_blocked", sent=False)
 
 
 @pytest.mark.parametrize("place", [0, 1, 499])
 async def test_one_private_address_among_others_is_enough(names: Names, place: int) -> None:
     addresses = [f"93.184.{n // 250}.{n % 250 + 1}" for n in range(max(2, place))]
     names.say(NAME, [*addresses[:place], "10.0.0.1", *addresses[place:]])
-    a_fault(await outcome(f"http://{NAME}:9/", judge=fenced), "ssrf_blocked", sent=False)
+    no_response(await outcome(f"http://{NAME}:9/", judge=fenced), "ssrf_blocked", sent=False)
 
 
 async def test_a_name_with_more_addresses_than_are_judged_is_not_dialled(names: Names) -> None:
     names.say(NAME, [f"93.{n // 65536}.{n // 256 % 256}.{n % 256}" for n in range(resolver.ADDRESSES + 1)])
-    a_fault(await outcome(f"http://{NAME}:9/", judge=fenced), "dns_error", sent=False)
+    no_response(await outcome(f"http://{NAME}:9/", judge=fenced), "dns_error", sent=False)
 
 
 async def test_a_name_that_moves_inside_is_judged_again_for_the_next_connection(
@@ -100,22 +100,22 @@ async def test_a_name_that_moves_inside_is_judged_again_for_the_next_connection(
     monkeypatch.setattr(resolver, "KEPT_SECONDS", 0.0)
     names.in_turn(NAME, [LOOPBACK], [SECOND])
     with Receiver(one_each, secrets=()) as receiver:
-        async with posting(of_name(receiver), judge=only_first) as transport:
-            assert an_answer(await post(transport)).status == 200
-            a_fault(await post(transport), "ssrf_blocked", sent=False)
+        async with posting(of_name(receiver), judge=only_first) as client:
+            assert a_response(await post(client)).status == 200
+            no_response(await post(client), "ssrf_blocked", sent=False)
     assert names.asked[NAME] == 2
 
 
 async def test_a_kept_answer_of_the_name_server_is_judged_again(names: Names) -> None:
-    """What may be dialled changes with the settings."""
+    """The settings may change which addresses are dialled."""
     allowed = {LOOPBACK}
     names.say(NAME, [LOOPBACK])
     with Receiver(one_each, secrets=()) as receiver:
         judge = {True: None, False: "not listed"}
-        async with posting(of_name(receiver), judge=lambda address: judge[address in allowed]) as transport:
-            assert an_answer(await post(transport)).status == 200
+        async with posting(of_name(receiver), judge=lambda address: judge[address in allowed]) as client:
+            assert a_response(await post(client)).status == 200
             allowed.clear()
-            a_fault(await post(transport), "ssrf_blocked", sent=False)
+            no_response(await post(client), "ssrf_blocked", sent=False)
 
 
 @pytest.mark.parametrize("host", [LOOPBACK, NAME, "[::ffff:127.0.0.1]"], ids=["address", "name", "in an IPv6 address"])
@@ -124,8 +124,8 @@ async def test_what_is_the_relays_own_is_not_dialled_whatever_is_allowed(names: 
     names.say(NAME, [LOOPBACK])
     with Receiver(secrets=()) as receiver:
         url = f"http://{host}:{receiver.port}/"
-        a_fault(await outcome(url, own=[("10.9.9.9", 5432), (own, receiver.port)]), "ssrf_blocked", sent=False)
-        assert an_answer(await outcome(url, own=[(own, receiver.port + 1)])).status == 200
+        no_response(await outcome(url, own=[("10.9.9.9", 5432), (own, receiver.port)]), "ssrf_blocked", sent=False)
+        assert a_response(await outcome(url, own=[(own, receiver.port + 1)])).status == 200
         assert receiver.connections == 1
 
 
@@ -133,15 +133,15 @@ async def test_a_host_that_is_the_relays_own_by_name_is_not_dialled(names: Names
     names.say(NAME, [LOOPBACK])
     with Receiver(secrets=()) as receiver:
         own = [(f"{NAME.upper()}.", receiver.port)]
-        a_fault(await outcome(of_name(receiver), own=own), "ssrf_blocked", sent=False)
+        no_response(await outcome(of_name(receiver), own=own), "ssrf_blocked", sent=False)
         assert receiver.connections == 0
 
 
 async def test_another_machine_is_not_this_one(names: Names) -> None:
-    """A wildcard of the relay's own stands for this machine's addresses only."""
+    """A wildcard among the relay's own addresses covers those of this machine only."""
     names.say(NAME, ["192.0.2.1"])
     found = await outcome(f"http://{NAME}:9/", own=[("0.0.0.0", 9)], seconds=QUICK_SECONDS)  # noqa: S104
-    assert isinstance(found, Fault)
+    assert isinstance(found, NoResponse)
     assert found.code != "ssrf_blocked"
 
 
@@ -154,8 +154,8 @@ async def test_the_system_is_asked_where_the_connection_leads(monkeypatch: pytes
             connected.setblocking(False)
             return connected
 
-        monkeypatch.setattr(dial, "start_connection", elsewhere)
-        a_fault(await outcome(receiver.url), "ssrf_blocked", sent=False)
+        monkeypatch.setattr(connector, "start_connection", elsewhere)
+        no_response(await outcome(receiver.url), "ssrf_blocked", sent=False)
         await asyncio.to_thread(
             until, lambda: inner.connections == 1 and not inner.open, seconds=5, what="it is closed"
         )
@@ -170,30 +170,30 @@ async def test_the_system_is_asked_where_the_connection_leads(monkeypatch: pytes
 )
 async def test_a_name_without_addresses_is_a_fault(names: Names, answer: list[str] | BaseException) -> None:
     names.say(NAME, answer)
-    fault = a_fault(await outcome(f"http://{NAME}:9/", judge=fenced), "dns_error", sent=False)
+    fault = no_response(await outcome(f"http://{NAME}:9/", judge=fenced), "dns_error", sent=False)
     assert "not an address" not in fault.reason
 
 
 async def test_a_failed_lookup_is_not_repeated_at_once(names: Names, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with posting(f"http://{NAME}:9/") as transport:
+    async with posting(f"http://{NAME}:9/") as client:
         for _ in range(3):
-            a_fault(await post(transport), "dns_error", sent=False)
+            no_response(await post(client), "dns_error", sent=False)
         assert names.asked[NAME] == 1
         monkeypatch.setattr(resolver, "FAILED_SECONDS", 0.0)
-        await transport.close()
-        await transport.open()
+        await client.close()
+        await client.open()
         for _ in range(2):
-            a_fault(await post(transport), "dns_error", sent=False)
+            no_response(await post(client), "dns_error", sent=False)
         assert names.asked[NAME] == 3
 
 
 async def test_one_lookup_serves_all_who_wait_for_it(names: Names) -> None:
     names.say(NAME, [LOOPBACK])
     with Receiver(secrets=()) as receiver:
-        async with posting(of_name(receiver), connections=20) as transport:
-            found = await asyncio.gather(*(post(transport) for _ in range(20)))
-            assert {an_answer(each).status for each in found} == {200}
-            assert [name for name, _ in an_answer(found[0]).steps] == ["dns", "connect", "first_byte"]
+        async with posting(of_name(receiver), connections=20) as client:
+            found = await asyncio.gather(*(post(client) for _ in range(20)))
+            assert {a_response(each).status for each in found} == {200}
+            assert [name for name, _ in a_response(found[0]).timings] == ["dns", "connect", "first_byte"]
         assert names.asked[NAME] == 1
 
 
@@ -204,9 +204,9 @@ async def test_a_name_server_that_hangs_ends_with_the_limit_and_never_takes_more
     monkeypatch.setattr(resolver, "FAILED_SECONDS", 0.0)
     names.hang(NAME)
     before = threading.active_count()
-    async with posting(f"http://{NAME}:9/") as transport:
+    async with posting(f"http://{NAME}:9/") as client:
         for _ in range(5):
-            a_fault(await post(transport), "dns_timeout", sent=False)
+            no_response(await post(client), "dns_timeout", sent=False)
         assert names.asked[NAME] == resolver.LOOKUPS
         assert threading.active_count() <= before + resolver.LOOKUPS
         names.say(NAME, NO_SUCH_NAME)
@@ -215,19 +215,19 @@ async def test_a_name_server_that_hangs_ends_with_the_limit_and_never_takes_more
 
 async def test_the_total_limit_ends_a_lookup_too(names: Names) -> None:
     names.hang(NAME)
-    fault = a_fault(await outcome(f"http://{NAME}:9/", seconds=QUICK_SECONDS), "dns_timeout", sent=False)
+    fault = no_response(await outcome(f"http://{NAME}:9/", seconds=QUICK_SECONDS), "dns_timeout", sent=False)
     assert fault.seconds < LATE_SECONDS
 
 
 async def test_dead_names_do_not_delay_a_healthy_one(names: Names) -> None:
     names.say(NAME, [LOOPBACK])
     with Receiver(secrets=()) as receiver:
-        dead: list[asyncio.Future[Answer | Fault]] = []
+        dead: list[asyncio.Future[Response | NoResponse]] = []
         for n in range(40):
             names.hang(f"dead-{n}.test")
             dead.append(asyncio.ensure_future(outcome(f"http://dead-{n}.test/", seconds=5)))
         await asyncio.sleep(0.01)
-        found = an_answer(await outcome(of_name(receiver)))
+        found = a_response(await outcome(of_name(receiver)))
         assert not any(each.done() for each in dead)
         assert found.status == 200
         for each in dead:
@@ -244,25 +244,25 @@ async def test_who_stops_waiting_for_a_lookup_leaves_it_to_the_others(names: Nam
 
     names.say(NAME, late)
     with Receiver(secrets=()) as receiver:
-        async with posting(of_name(receiver)) as transport:
-            first, second = (asyncio.ensure_future(post(transport)) for _ in range(2))
+        async with posting(of_name(receiver)) as client:
+            first, second = (asyncio.ensure_future(post(client)) for _ in range(2))
             await asyncio.to_thread(until, lambda: names.asked[NAME], seconds=5, what="the lookup has begun")
             first.cancel()
             await asyncio.gather(first, return_exceptions=True)
             released.set()
-            assert an_answer(await second).status == 200
+            assert a_response(await second).status == 200
         assert names.asked[NAME] == 1
 
 
 HANGING = """
 import asyncio, socket, time
-from outbox_relay.sinks.webhook.transport import Transport
+from outbox_relay.sinks.webhook.client import HttpClient
 
 async def main():
-    transport = Transport(url="http://hangs.test/", denied=lambda _: None, max_connections=1)
-    await transport.open()
-    print((await transport.post([], b"", 0.1)).code)
-    await transport.close()
+    client = HttpClient(url="http://hangs.test/", denied=lambda _: None, max_connections=1)
+    await client.open()
+    print((await client.post([], b"", 0.1)).code)
+    await client.close()
 
 socket.getaddrinfo = lambda *_, **__: time.sleep(120)
 asyncio.run(main())
@@ -291,13 +291,13 @@ async def test_an_answer_that_comes_late_serves_the_next_request(names: Names, m
 
     names.say(NAME, late)
     with Receiver(secrets=()) as receiver:
-        async with posting(of_name(receiver)) as transport:
-            a_fault(await post(transport), "dns_timeout", sent=False)
+        async with posting(of_name(receiver)) as client:
+            no_response(await post(client), "dns_timeout", sent=False)
             released.set()
-            found = await post(transport)
-            while isinstance(found, Fault):
+            found = await post(client)
+            while isinstance(found, NoResponse):
                 await asyncio.sleep(0.01)
-                found = await post(transport)
+                found = await post(client)
             assert found.status == 200
         assert names.asked[NAME] == 1
 
@@ -306,29 +306,29 @@ async def test_an_answer_that_comes_late_serves_the_next_request(names: Names, m
 
 
 async def test_nobody_listens() -> None:
-    a_fault(await outcome(f"http://{LOOPBACK}:{free_port()}/"), "connection_refused", sent=False)
+    no_response(await outcome(f"http://{LOOPBACK}:{free_port()}/"), "connection_refused", sent=False)
 
 
 async def test_the_total_limit_ends_a_connection_that_is_never_made(black_hole: int) -> None:
     found = await outcome(f"http://{LOOPBACK}:{black_hole}/", seconds=QUICK_SECONDS)
-    assert a_fault(found, "connect_timeout", sent=False).seconds < LATE_SECONDS
+    assert no_response(found, "connect_timeout", sent=False).seconds < LATE_SECONDS
 
 
 async def test_a_connection_has_a_limit_of_its_own(black_hole: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dial, "CONNECT_SECONDS", 0.2)
-    assert a_fault(await outcome(f"http://{LOOPBACK}:{black_hole}/"), "connect_timeout", sent=False).seconds < 2
+    monkeypatch.setattr(connector, "CONNECT_SECONDS", 0.2)
+    assert no_response(await outcome(f"http://{LOOPBACK}:{black_hole}/"), "connect_timeout", sent=False).seconds < 2
 
 
 async def test_an_address_that_does_not_answer_does_not_stop_the_next_one(names: Names) -> None:
     names.say(NAME, ["127.0.0.9", "::1", LOOPBACK])
     with Receiver(secrets=()) as receiver:
-        assert an_answer(await outcome(of_name(receiver))).status == 200
+        assert a_response(await outcome(of_name(receiver))).status == 200
 
 
 async def test_only_so_many_addresses_of_a_name_are_tried(names: Names) -> None:
-    names.say(NAME, [*(f"127.0.1.{n + 1}" for n in range(dial.DIALLED)), LOOPBACK])
+    names.say(NAME, [*(f"127.0.1.{n + 1}" for n in range(connector.DIALLED)), LOOPBACK])
     with Receiver(secrets=()) as receiver:
-        a_fault(await outcome(of_name(receiver)), "connection_refused", sent=False)
+        no_response(await outcome(of_name(receiver)), "connection_refused", sent=False)
         assert receiver.connections == 0
 
 
@@ -338,8 +338,8 @@ async def test_no_socket_to_be_had_is_the_relays_own_fault(monkeypatch: pytest.M
     async def exhausted(*_: object, **__: object) -> socket.socket:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    monkeypatch.setattr(dial, "start_connection", exhausted)
-    a_fault(await outcome(f"http://{LOOPBACK}:9/"), "internal", sent=False)
+    monkeypatch.setattr(connector, "start_connection", exhausted)
+    no_response(await outcome(f"http://{LOOPBACK}:9/"), "internal", sent=False)
 
 
 # TLS.
@@ -351,39 +351,39 @@ async def test_the_name_is_shown_and_its_certificate_is_accepted(names: Names, a
     context.sni_callback = lambda _socket, name, _context: shown.append(name)
     names.say(NAME, [LOOPBACK])
     with Receiver(tls=context, secrets=()) as receiver:
-        found = an_answer(await outcome(of_name(receiver), tls=trusting(authority)))
+        found = a_response(await outcome(of_name(receiver), tls=trusting(authority)))
         assert receiver.requests[0].header("host") == f"{NAME}:{receiver.port}"
     assert shown == [NAME]
-    assert [name for name, _ in found.steps] == ["dns", "connect", "tls", "first_byte"]
+    assert [name for name, _ in found.timings] == ["dns", "connect", "tls", "first_byte"]
 
 
 async def test_a_certificate_of_the_address_is_accepted_for_the_address(authority: Authority) -> None:
     with Receiver(tls=authority.good(), secrets=()) as receiver:
-        assert an_answer(await outcome(receiver.url, tls=trusting(authority))).status == 200
+        assert a_response(await outcome(receiver.url, tls=trusting(authority))).status == 200
 
 
 @pytest.mark.parametrize("kind", ["expired", "wrong_host", "self_signed", "tls_1_0"])
 async def test_a_certificate_or_version_that_is_not_good_enough(names: Names, authority: Authority, kind: str) -> None:
     names.say(NAME, [LOOPBACK])
     with Receiver(tls=getattr(authority, kind)(), secrets=()) as receiver:
-        a_fault(await outcome(of_name(receiver), tls=trusting(authority)), "tls_error", sent=False)
+        no_response(await outcome(of_name(receiver), tls=trusting(authority)), "tls_error", sent=False)
         assert receiver.requests == []
 
 
 async def test_without_a_context_the_systems_authorities_are_trusted(authority: Authority) -> None:
     with Receiver(tls=authority.good(), secrets=()) as receiver:
-        fault = a_fault(await outcome(receiver.url), "tls_error", sent=False)
+        fault = no_response(await outcome(receiver.url), "tls_error", sent=False)
         assert "not accepted" in fault.reason
 
 
 async def test_tls_on_a_plain_port_and_the_reverse(authority: Authority) -> None:
     with Receiver(secrets=()) as plain, Receiver(tls=authority.good(), secrets=()) as secure:
         found = await outcome(plain.url.replace("http:", "https:"), tls=trusting(authority), seconds=QUICK_SECONDS)
-        assert isinstance(found, Fault)
+        assert isinstance(found, NoResponse)
         assert found.code in {"tls_error", "connect_timeout"}
         assert not found.sent
         found = await outcome(secure.url.replace("https:", "http:"))
-        assert isinstance(found, Fault)
+        assert isinstance(found, NoResponse)
         assert found.code in {"protocol_error", "disconnected", "connection_reset"}
 
 
@@ -391,7 +391,7 @@ async def test_the_total_limit_ends_a_handshake_that_stalls(authority: Authority
     with Receiver(at_accept=half_handshake(authority.good()), secrets=()) as receiver:
         url = receiver.url.replace("http:", "https:")
         found = await outcome(url, tls=trusting(authority), seconds=QUICK_SECONDS)
-        fault = a_fault(found, "connect_timeout", sent=False)
+        fault = no_response(found, "connect_timeout", sent=False)
     assert "handshake" in fault.reason
     assert fault.seconds < LATE_SECONDS
 
@@ -400,16 +400,16 @@ async def test_a_server_that_wants_a_certificate_has_not_taken_the_request(autho
     with Receiver(tls=authority.asks_for_certificate(), secrets=()) as receiver:
         found = await outcome(receiver.url, tls=trusting(authority))
         assert receiver.requests == []
-    assert isinstance(found, Fault)
+    assert isinstance(found, NoResponse)
     told = {("tls_error", False), ("connection_reset", True), ("disconnected", True), ("disconnected", False)}
     assert (found.code, found.sent) in told
 
 
 async def test_bodies_and_resends_work_over_tls(authority: Authority) -> None:
     with Receiver(stale, tls=authority.good(), secrets=()) as receiver:
-        async with posting(receiver.url, tls=trusting(authority)) as transport:
+        async with posting(receiver.url, tls=trusting(authority)) as client:
             for _ in range(3):
-                assert an_answer(await post(transport, body=b"x" * (1 << 20))).status == 200
+                assert a_response(await post(client, body=b"x" * (1 << 20))).status == 200
             receiver.answer = say(500, body=b"y" * 20_000)
-            assert an_answer(await post(transport)).prefix == b"y" * 4096
+            assert a_response(await post(client)).prefix == b"y" * 4096
         assert {len(request.body) for request in receiver.requests[:3]} == {1 << 20}

@@ -9,9 +9,8 @@ import tracemalloc
 
 import pytest
 
-from outbox_relay.sinks.webhook import transport
-from outbox_relay.sinks.webhook.transport import BODY_BYTES, PREFIX_BYTES
-from outbox_relay.sinks.webhook.wire import HEAD_BYTES
+from outbox_relay.sinks.webhook import connection
+from outbox_relay.sinks.webhook.reader import BODY_BYTES, HEAD_BYTES, PREFIX_BYTES
 from tests.support.receiver import Behaviour, Receiver
 from tests.support.receiver.answers import after, head, raw, say
 from tests.support.receiver.faults import (
@@ -30,15 +29,15 @@ from tests.support.receiver.faults import (
     switching,
     then,
 )
-from tests.webhook.posting import (
+from tests.support.webhook_client import (
     BODY,
     HEADERS,
     LATE_SECONDS,
     LONG_SECONDS,
     QUICK_SECONDS,
-    a_fault,
-    an_answer,
+    a_response,
     answered,
+    no_response,
     outcome,
     post,
     posting,
@@ -49,7 +48,7 @@ MEMORY_BYTES = 4 << 20
 
 async def test_a_request_is_what_was_handed_over_and_host_and_length() -> None:
     with Receiver(secrets=()) as receiver:
-        found = an_answer(await outcome(f"{receiver.url}?token=a%2Fb&x=%41", body=b"\x00\xff\r\n\r\n" * 3))
+        found = a_response(await outcome(f"{receiver.url}?token=a%2Fb&x=%41", body=b"\x00\xff\r\n\r\n" * 3))
         [request] = receiver.requests
     assert (found.status, found.whole, found.prefix) == (200, True, b"")
     assert (request.method, request.target) == ("POST", "/hooks?token=a%2Fb&x=%41")
@@ -58,13 +57,28 @@ async def test_a_request_is_what_was_handed_over_and_host_and_length() -> None:
     assert sorted(request.headers) == sorted((*HEADERS, *own))
 
 
+@pytest.mark.parametrize(
+    ("path", "target"),
+    [
+        ("", "/"),
+        ("?a=%2F&b=", "/?a=%2F&b="),
+        ('/{a}/"b"/<c>/`d`/%7e', "/%7Ba%7D/%22b%22/%3Cc%3E/%60d%60/%7e"),
+        ("/a/../b;c=1/[d]?e=f/g?h", "/a/../b;c=1/[d]?e=f/g?h"),
+    ],
+)
+async def test_a_path_is_sent_as_it_is_written_but_for_what_no_target_may_hold(path: str, target: str) -> None:
+    with Receiver(secrets=()) as receiver:
+        a_response(await outcome(f"http://127.0.0.1:{receiver.port}{path}"))
+    assert receiver.requests[0].target == target
+
+
 @pytest.mark.parametrize("size", [0, 1, 1 << 20])
 async def test_a_body_of_any_size_arrives_byte_for_byte(size: int) -> None:
     body = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
     with Receiver(secrets=()) as receiver:
         async with posting(receiver.url) as open_one:
             for _ in range(2):
-                assert an_answer(await post(open_one, body=body)).status == 200
+                assert a_response(await post(open_one, body=body)).status == 200
         assert [request.body for request in receiver.requests] == [body, body]
         assert receiver.connections == 1
 
@@ -73,7 +87,7 @@ async def test_a_length_or_host_that_is_handed_over_is_not_sent_twice() -> None:
     with Receiver(secrets=()) as receiver:
         async with posting(receiver.url) as open_one:
             headers = [*HEADERS, ("Content-Length", "999"), ("Host", "elsewhere.test")]
-            an_answer(await open_one.post(headers, BODY, 5))
+            a_response(await open_one.post(headers, BODY, 5))
         assert receiver.requests[0].header("content-length") == str(len(BODY))
         assert receiver.requests[0].header("host") == f"127.0.0.1:{receiver.port}"
 
@@ -82,14 +96,14 @@ async def test_a_length_or_host_that_is_handed_over_is_not_sent_twice() -> None:
 async def test_a_header_that_would_end_early_is_not_sent(value: str) -> None:
     with Receiver(secrets=()) as receiver:
         async with posting(receiver.url) as open_one:
-            fault = a_fault(await open_one.post([("x-custom", value)], BODY, 5), "internal", sent=False)
+            fault = no_response(await open_one.post([("x-custom", value)], BODY, 5), "internal", sent=False)
         assert receiver.requests == []
         assert "☃" not in fault.reason
 
 
 async def test_an_answer_keeps_what_decides_and_the_beginning_of_the_body() -> None:
     headers = (("Retry-After", "5"), ("retry-after", "7"), ("X-Other", "no"), ("Set-Cookie", "a=b"), ("Location", "/é"))
-    found = an_answer(await answered(say(503, *headers, body=b"\xff" * 10_000)))
+    found = a_response(await answered(say(503, *headers, body=b"\xff" * 10_000)))
     assert found.status == 503
     assert found.headers == {"retry-after": "5, 7", "location": "/é"}
     assert found.prefix == b"\xff" * PREFIX_BYTES
@@ -97,17 +111,17 @@ async def test_an_answer_keeps_what_decides_and_the_beginning_of_the_body() -> N
 
 
 async def test_the_value_of_a_header_is_clipped() -> None:
-    found = an_answer(await answered(say(429, ("retry-after", "9" * 10_000))))
+    found = a_response(await answered(say(429, ("retry-after", "9" * 10_000))))
     assert len(found.headers["retry-after"]) == 512
 
 
 async def test_the_times_of_the_parts_are_told_where_they_were_taken() -> None:
     with Receiver(secrets=()) as receiver:
         async with posting(receiver.url) as open_one:
-            first, second = an_answer(await post(open_one)), an_answer(await post(open_one))
-    assert [name for name, _ in first.steps] == ["connect", "first_byte"]
-    assert [name for name, _ in second.steps] == ["first_byte"]
-    assert 0 < sum(seconds for _, seconds in first.steps) <= first.seconds
+            first, second = a_response(await post(open_one)), a_response(await post(open_one))
+    assert [name for name, _ in first.timings] == ["connect", "first_byte"]
+    assert [name for name, _ in second.timings] == ["first_byte"]
+    assert 0 < sum(seconds for _, seconds in first.timings) <= first.seconds
 
 
 async def test_redirects_are_answers_and_cookies_are_not_kept() -> None:
@@ -115,14 +129,14 @@ async def test_redirects_are_answers_and_cookies_are_not_kept() -> None:
         receiver.answer = say(307, ("location", f"{receiver.url}/other"), ("set-cookie", "a=b"))
         async with posting(receiver.url) as open_one:
             for _ in range(2):
-                assert an_answer(await post(open_one)).status == 307
+                assert a_response(await post(open_one)).status == 307
         assert [(r.target, r.header("cookie")) for r in receiver.requests] == [("/hooks", None)] * 2
 
 
 async def test_the_environment_sets_no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
-    assert an_answer(await answered(say(204))).status == 204
+    assert a_response(await answered(say(204))).status == 204
 
 
 @pytest.mark.parametrize(
@@ -136,26 +150,26 @@ async def test_the_environment_sets_no_proxy(monkeypatch: pytest.MonkeyPatch) ->
     ids=["no word", "a head by drips", "interim answers by drips", "a folded header by drips"],
 )
 async def test_the_limit_ends_what_never_becomes_an_answer(behaviour: Behaviour, code: str) -> None:
-    fault = a_fault(await answered(behaviour, seconds=QUICK_SECONDS), code, sent=True)
+    fault = no_response(await answered(behaviour, seconds=QUICK_SECONDS), code, sent=True)
     assert QUICK_SECONDS <= fault.seconds < LATE_SECONDS
 
 
 async def test_the_limit_ends_a_request_that_is_not_read() -> None:
     with Receiver(at_head=stall, secrets=()) as receiver:
         body = b"x" * (16 << 20)
-        a_fault(await outcome(receiver.url, body=body, seconds=QUICK_SECONDS), "read_timeout", sent=True)
+        no_response(await outcome(receiver.url, body=body, seconds=QUICK_SECONDS), "read_timeout", sent=True)
 
 
 @pytest.mark.parametrize("status", [200, 500])
 async def test_a_body_by_drips_is_read_for_a_second_and_the_status_stands(status: int) -> None:
     length = [("content-length", "1000")]
-    found = an_answer(await answered(drip(head(status, length), b"x"), seconds=QUICK_SECONDS))
+    found = a_response(await answered(drip(head(status, length), b"x"), seconds=QUICK_SECONDS))
     assert (found.status, found.whole) == (status, False)
     assert found.prefix.startswith(b"x")
 
 
 async def test_a_body_by_drips_does_not_use_up_a_long_limit() -> None:
-    found = an_answer(await answered(body_drip))
+    found = a_response(await answered(body_drip))
     assert (found.status, found.whole) == (200, False)
     assert 1 <= found.seconds < 5
 
@@ -173,7 +187,7 @@ async def test_an_endless_body_costs_no_memory(behaviour: Behaviour, status: int
     with Receiver(behaviour, secrets=()) as receiver:
         tracemalloc.start()
         try:
-            found = an_answer(await outcome(receiver.url))
+            found = a_response(await outcome(receiver.url))
             _, most = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
@@ -185,7 +199,7 @@ async def test_an_endless_body_costs_no_memory(behaviour: Behaviour, status: int
 
 async def test_what_is_packed_is_kept_as_it_came() -> None:
     packed = gzip.compress(bytes(8 << 20))
-    found = an_answer(await answered(say(200, ("content-encoding", "gzip"), body=packed)))
+    found = a_response(await answered(say(200, ("content-encoding", "gzip"), body=packed)))
     assert found.prefix == packed[:PREFIX_BYTES]
     assert found.whole
 
@@ -193,10 +207,10 @@ async def test_what_is_packed_is_kept_as_it_came() -> None:
 async def test_a_body_longer_than_what_is_read_ends_the_connection() -> None:
     with Receiver(say(200, body=b"x" * (4 * BODY_BYTES)), secrets=()) as receiver:
         async with posting(receiver.url) as open_one:
-            assert not an_answer(await post(open_one)).whole
+            assert not a_response(await post(open_one)).whole
             receiver.answer = say(200, body=b"x" * BODY_BYTES)
-            assert an_answer(await post(open_one)).whole
-            assert an_answer(await post(open_one)).whole
+            assert a_response(await post(open_one)).whole
+            assert a_response(await post(open_one)).whole
         assert receiver.connections == 2
 
 
@@ -227,7 +241,7 @@ async def test_a_flood_before_the_body_is_refused_at_once_and_costs_no_memory(be
     with Receiver(behaviour, secrets=()) as receiver:
         tracemalloc.start()
         try:
-            fault = a_fault(await outcome(receiver.url), "protocol_error", sent=True)
+            fault = no_response(await outcome(receiver.url), "protocol_error", sent=True)
             _, most = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
@@ -237,7 +251,7 @@ async def test_a_flood_before_the_body_is_refused_at_once_and_costs_no_memory(be
 
 async def test_a_long_head_and_a_few_interim_answers_are_no_flood() -> None:
     cookie = ("set-cookie", "x" * (HEAD_BYTES - 1024))
-    found = an_answer(
+    found = a_response(
         await answered(raw(head(100), head(103) * 3, head(200, [cookie, ("content-length", "2")]) + b"ok"))
     )
     assert (found.status, found.prefix, found.whole) == (200, b"ok", True)
@@ -249,7 +263,7 @@ async def test_a_head_in_single_bytes_is_a_head() -> None:
     behaviour = raw(pieces[0])
     for piece in pieces[1:]:
         behaviour = then(behaviour, after(0.001, raw(piece)))
-    found = an_answer(await answered(behaviour))
+    found = a_response(await answered(behaviour))
     assert (found.status, found.prefix, found.whole) == (200, b"ok", True)
 
 
@@ -271,9 +285,9 @@ BROKEN_BODIES = {
 async def test_a_complete_head_decides_whatever_the_body_is(
     behaviour: Behaviour, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And nobody waits for the rest of a body that is broken."""
-    monkeypatch.setattr(transport, "BODY_SECONDS", LONG_SECONDS)
-    found = an_answer(await answered(behaviour))
+    """And the rest of a broken body is not waited for."""
+    monkeypatch.setattr(connection, "BODY_SECONDS", LONG_SECONDS)
+    found = a_response(await answered(behaviour))
     assert (found.status, found.whole) == (200, False)
     assert found.seconds < LATE_SECONDS
 
@@ -283,7 +297,7 @@ async def test_a_body_where_there_is_none_ends_the_connection_and_nothing_else(s
     with Receiver(raw(head(status, [("content-length", "5")]) + b"hello"), secrets=()) as receiver:
         async with posting(receiver.url) as open_one:
             for _ in range(2):
-                assert an_answer(await post(open_one)).status == status
+                assert a_response(await post(open_one)).status == status
         assert receiver.connections == 2
 
 
@@ -294,7 +308,7 @@ async def test_bytes_behind_an_answer_answer_nothing() -> None:
     ) as receiver:
         async with posting(receiver.url) as open_one:
             for _ in range(3):
-                assert an_answer(await post(open_one)).status == 200
+                assert a_response(await post(open_one)).status == 200
         assert receiver.connections == 3
 
 
@@ -318,11 +332,10 @@ FAULTS = {
 
 @pytest.mark.parametrize(("behaviour", "code"), FAULTS.values(), ids=FAULTS)
 async def test_what_is_no_answer_is_a_fault(behaviour: Behaviour, code: str) -> None:
-    assert a_fault(await answered(behaviour), code, sent=True).seconds < 5
+    assert no_response(await answered(behaviour), code, sent=True).seconds < 5
 
 
 async def test_no_fault_shows_the_url_or_the_answer(caplog: pytest.LogCaptureFixture) -> None:
-    logging.getLogger("httpx").setLevel(logging.NOTSET)
     with caplog.at_level(logging.DEBUG):
         for behaviour, _ in (*FAULTS.values(), (hang, "")):
             with Receiver(behaviour, secrets=()) as receiver:
@@ -336,7 +349,7 @@ async def test_no_fault_shows_the_url_or_the_answer(caplog: pytest.LogCaptureFix
 async def test_an_early_refusal_is_heard_although_the_body_was_not_read() -> None:
     with Receiver(at_head=then(say(413), stall), secrets=()) as receiver:
         found = await outcome(receiver.url, body=b"x" * (8 << 20), seconds=5)
-    assert an_answer(found).status == 413
+    assert a_response(found).status == 413
 
 
 async def test_a_cancelled_request_is_cancelled() -> None:
@@ -347,7 +360,7 @@ async def test_a_cancelled_request_is_cancelled() -> None:
                     await post(open_one)
 
 
-async def test_a_transport_that_is_not_open_says_so() -> None:
+async def test_a_client_that_is_not_open_says_so() -> None:
     async with posting("http://127.0.0.1:9/") as open_one:
         pass
     with pytest.raises(RuntimeError, match="not open"):

@@ -1,4 +1,4 @@
-"""Transports of the webhook sink alone, without a sink around them."""
+"""The HTTP client of the webhook sink, without the sink."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from outbox_relay.settings.addresses import denied
-from outbox_relay.sinks.webhook.transport import Answer, Fault, Transport
+from outbox_relay.sinks.webhook.client import HttpClient
+from outbox_relay.sinks.webhook.response import NoResponse, Response
 from tests.support.receiver import Behaviour, Receiver, Request
 from tests.support.receiver.certificates import Authority
 
@@ -20,16 +21,16 @@ LONG_SECONDS = 20.0
 QUICK_SECONDS = 0.5
 """A limit that a test is meant to meet."""
 LATE_SECONDS = 4.0
-"""By then whatever ends with that limit has ended, and nothing has that another limit ends."""
+"""By then everything that the quick limit ends has ended, and nothing that another limit ends."""
 
 
 def anywhere(_address: str) -> str | None:
-    """Every address may be dialled."""
+    """Deny no address."""
     return None
 
 
 def fenced(address: str) -> str | None:
-    """No private address may be dialled."""
+    """Deny private addresses, as the settings do by default."""
     return denied(address, ())
 
 
@@ -41,53 +42,53 @@ async def posting(
     judge: Callable[[str], str | None] = anywhere,
     own: Collection[tuple[str, int]] = (),
     tls: ssl.SSLContext | None = None,
-) -> AsyncGenerator[Transport]:
-    """An open transport."""
-    transport = Transport(url=url, denied=judge, own=lambda: own, max_connections=connections, tls=tls)
-    await transport.open()
+) -> AsyncGenerator[HttpClient]:
+    """Open a client, and close it in the end."""
+    client = HttpClient(url=url, denied=judge, own=lambda: own, max_connections=connections, tls=tls)
+    await client.open()
     try:
-        yield transport
+        yield client
     finally:
-        await transport.close()
+        await client.close()
 
 
-async def post(transport: Transport, *, body: bytes = BODY, seconds: float = LONG_SECONDS) -> Answer | Fault:
-    """One request."""
-    return await transport.post(HEADERS, body, seconds)
+async def post(client: HttpClient, *, body: bytes = BODY, seconds: float = LONG_SECONDS) -> Response | NoResponse:
+    """Post one request."""
+    return await client.post(HEADERS, body, seconds)
 
 
-async def outcome(url: str, *, body: bytes = BODY, seconds: float = LONG_SECONDS, **made: Any) -> Answer | Fault:
-    """What comes of one request over a transport of its own."""
-    async with posting(url, **made) as transport:
-        return await post(transport, body=body, seconds=seconds)
+async def outcome(url: str, *, body: bytes = BODY, seconds: float = LONG_SECONDS, **made: Any) -> Response | NoResponse:
+    """Return what comes of one request over a client of its own."""
+    async with posting(url, **made) as client:
+        return await post(client, body=body, seconds=seconds)
 
 
-async def answered(behaviour: Behaviour, *, seconds: float = LONG_SECONDS) -> Answer | Fault:
-    """What comes of one request to a receiver that behaves so."""
+async def answered(behaviour: Behaviour, *, seconds: float = LONG_SECONDS) -> Response | NoResponse:
+    """Return what comes of one request to a receiver with this behaviour."""
     with Receiver(behaviour, secrets=()) as receiver:
         return await outcome(receiver.url, seconds=seconds)
 
 
-def an_answer(found: Answer | Fault) -> Answer:
-    """`found`, which is an answer."""
-    assert isinstance(found, Answer), found
+def a_response(found: Response | NoResponse) -> Response:
+    """Return `found`, which must be a response."""
+    assert isinstance(found, Response), found
     return found
 
 
-def a_fault(found: Answer | Fault, code: str, *, sent: bool) -> Fault:
-    """`found`, which is this fault."""
-    assert isinstance(found, Fault), found
+def no_response(found: Response | NoResponse, code: str, *, sent: bool) -> NoResponse:
+    """Return `found`, which must be the lack of a response, for this reason."""
+    assert isinstance(found, NoResponse), found
     assert (found.code, found.sent) == (code, sent), found
     return found
 
 
 def trusting(authority: Authority) -> ssl.SSLContext:
-    """A client's context that trusts the tests' authority alone."""
+    """Return a client's context that trusts the tests' authority alone."""
     return ssl.create_default_context(cafile=str(authority.certificate_file))
 
 
 class Gate:
-    """An answer that waits until the test lets it go, and counts who waits."""
+    """A behaviour that waits until the test opens it, and counts the requests that wait."""
 
     def __init__(self, behaviour: Behaviour) -> None:
         self.waiting = 0

@@ -1,4 +1,4 @@
-"""A forward proxy on a real socket, which connects for those who ask by CONNECT, or refuses."""
+"""A forward proxy on a real socket, which connects or refuses when asked by CONNECT."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ GOOD = head(200, reason="Connection established")
 
 
 class ConnectProxy:
-    """Every name it is asked for is this machine. `answer` is what it says; only behind a 200 it connects.
+    """A proxy for which every name is this machine. It sends `answer`, and connects only after a 200.
 
-    An empty `answer` is silence, and nothing at all ends the connection.
+    An empty `answer` is silence, and None ends the connection.
     """
 
     def __init__(self) -> None:
         self.port = 0
         self.answer: bytes | None = GOOD
         self.asked: list[str] = []
-        """First lines of what came, in order."""
+        """First lines of the requests, in order."""
         self.heads: list[dict[str, str]] = []
         """The headers that came with them, names in lower case."""
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """Return the URL of the proxy."""
         return f"http://{LOOPBACK}:{self.port}"
 
     async def accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -74,7 +74,7 @@ async def _pass(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 @asynccontextmanager
 async def proxying() -> AsyncGenerator[ConnectProxy]:
-    """A proxy that listens."""
+    """Run a proxy that listens."""
     proxy = ConnectProxy()
     tasks: set[asyncio.Task[None]] = set()
     writers: list[asyncio.StreamWriter] = []
@@ -97,4 +97,4 @@ async def proxying() -> AsyncGenerator[ConnectProxy]:
         for writer in writers:
             writer.transport.abort()
         for _ in range(5):
-            await asyncio.sleep(0)  # transports that were aborted take their leave
+            await asyncio.sleep(0)  # aborted transports are closed in the next turns

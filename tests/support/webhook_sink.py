@@ -1,4 +1,4 @@
-"""Webhook sinks made of settings, as the relay makes them, and what comes of single events."""
+"""Webhook sinks made from settings, as the relay makes them, and the verdicts of single events."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ async def sending(url: str, **changes: Any) -> AsyncGenerator[Sink]:
 
 
 async def verdict(sink: Sink, event: Event | None = None) -> Verdict:
-    """What becomes of one event; never much later than the sink's time limit."""
+    """Return the verdict of one event, which comes never much later than the sink's time limit."""
     began = time.monotonic()
     [found] = await sink.deliver([event or an_event()], soon())
     assert time.monotonic() - began < sink.timeout_seconds + LATE_SECONDS
@@ -99,7 +99,7 @@ async def verdict(sink: Sink, event: Event | None = None) -> Verdict:
 
 
 async def outcome(url: str, event: Event | None = None, **changes: Any) -> Verdict:
-    """What becomes of one event with a sink of its own."""
+    """Return the verdict of one event, delivered by a sink of its own."""
     async with sending(url, **changes) as sink:
         return await verdict(sink, event)
 

@@ -1,0 +1,104 @@
+"""One request on its way: what has been sent and received, and why there is no response."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from outbox_relay.domain.lease_clock import lease_clock
+from outbox_relay.sinks.webhook.reader import NotHttp, ResponseReader
+
+
+class ExchangeFailed(Exception):
+    """No response came. ``code`` is the word for it; ``reason`` is a line for people."""
+
+    def __init__(self, code: str, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+        self.reason = reason
+
+
+class NotConnected(ExchangeFailed):
+    """No connection was made, so that nothing was sent."""
+
+
+class ConnectionLost(ExchangeFailed):
+    """The connection ended before the head of the response was complete."""
+
+
+class Exchange:
+    """A request and what has come back. Times are values of ``time.monotonic()``.
+
+    ``until`` is the ``lease_clock()`` value from which the request must not be written. ``phase`` is dns, connect or
+    tls while that is waited for. ``sent_at`` is None unless the destination may have processed the request.
+    """
+
+    __slots__ = (
+        *("began", "dialled", "first_byte", "force_new_connection", "phase", "response", "sent_at", "steps"),
+        *("until", "withdrawn"),
+    )
+
+    def __init__(self, until: float = math.inf) -> None:
+        self.began = time.monotonic()
+        self.until = until
+        self.withdrawn = False
+        self.force_new_connection = False
+        self._clear()
+
+    def _clear(self) -> None:
+        self.phase = ""
+        self.steps: list[tuple[str, float]] = []
+        self.dialled = False
+        self.sent_at: float | None = None
+        self.first_byte: float | None = None
+        self.response = ResponseReader()
+
+    @contextmanager
+    def timed(self, phase: str) -> Generator[None]:
+        """Record how long a phase of making a connection takes; ``phase`` remains if it fails."""
+        self.dialled = True
+        self.phase = phase
+        began = time.monotonic()
+        yield
+        self.steps.append((phase, time.monotonic() - began))
+        self.phase = ""
+
+    def start_again(self) -> None:
+        """Forget the kept connection that was found closed; the next one must be new."""
+        self._clear()
+        self.force_new_connection = True
+
+    def withdraw(self) -> None:
+        """Forbid to write the request."""
+        self.withdrawn = True
+
+    def begin_sending(self) -> None:
+        """Record that the request is written now. Nothing may be awaited between this call and the writing.
+
+        Raises ExchangeFailed when the request was withdrawn or its lease has expired.
+        """
+        if self.withdrawn or lease_clock() >= self.until:
+            self.withdrawn = True
+            raise ExchangeFailed("withdrawn", "withdrawn before it was sent")
+        self.sent_at = time.monotonic()
+
+    def reject(self) -> None:
+        """Record that the destination ended the connection without accepting the request."""
+        self.sent_at = None
+
+    def receive(self, data: bytes) -> None:
+        """Read ``data``, which belongs to the response. Raises ExchangeFailed when that is not HTTP/1.1."""
+        if self.first_byte is None:
+            self.first_byte = time.monotonic()
+        try:
+            self.response.feed(data)
+        except NotHttp as error:
+            raise ExchangeFailed("protocol_error", str(error)) from None
+
+    def timings(self) -> tuple[tuple[str, float], ...]:
+        """Return the steps and their seconds, first_byte included."""
+        if self.sent_at is None or self.first_byte is None:
+            return tuple(self.steps)
+        return (*self.steps, ("first_byte", self.first_byte - self.sent_at))

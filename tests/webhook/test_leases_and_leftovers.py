@@ -1,0 +1,174 @@
+"""Leases that expire on the way, and leftovers of one exchange that must not reach the next."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from outbox_relay.domain.lease_clock import lease_clock
+from outbox_relay.sinks.webhook import connection, resolver
+from outbox_relay.sinks.webhook.client import HttpClient
+from outbox_relay.sinks.webhook.proxy import Proxy
+from outbox_relay.sinks.webhook.response import NoResponse, Response
+from tests.support.connect_proxy import proxying
+from tests.support.names import Names
+from tests.support.receiver import Behaviour, Receiver
+from tests.support.receiver.answers import after, head, in_turn, raw, say
+from tests.support.receiver.certificates import NAME
+from tests.support.receiver.faults import CHUNKED, close, hang, then
+from tests.support.wait import auntil
+from tests.support.webhook_client import (
+    BODY,
+    HEADERS,
+    LONG_SECONDS,
+    QUICK_SECONDS,
+    Gate,
+    a_response,
+    anywhere,
+    no_response,
+    post,
+    posting,
+)
+
+LEASE_SECONDS = 1.0
+"""A lease that is meant to expire on the way."""
+EXPIRED_SECONDS = 1.5
+"""By then it has expired."""
+SECOND = "127.0.0.2"
+
+
+async def leased(client: HttpClient) -> Response | NoResponse:
+    """Post one request whose lease expires soon."""
+    return await client.post(HEADERS, BODY, LONG_SECONDS, lease_clock() + LEASE_SECONDS)
+
+
+async def eventually_closed(receiver: Receiver) -> None:
+    """Wait until no connection is open."""
+
+    async def closed() -> bool:
+        return receiver.open == 0
+
+    await auntil(closed, seconds=10, what="nothing is open")
+
+
+async def test_a_lease_that_expires_while_no_connection_is_free_sends_nothing() -> None:
+    gate = Gate(say(200))
+    with Receiver(gate, secrets=()) as receiver:
+        async with posting(receiver.url, connections=1) as client:
+            first = asyncio.ensure_future(post(client))
+            second = asyncio.ensure_future(leased(client))
+            await asyncio.sleep(EXPIRED_SECONDS)
+            gate.is_open = True
+            assert a_response(await first).status == 200
+            no_response(await second, "withdrawn", sent=False)
+        assert len(receiver.requests) == 1
+
+
+async def test_a_lease_that_expires_while_the_name_is_looked_up_sends_nothing(names: Names) -> None:
+    def late() -> list[str]:
+        time.sleep(EXPIRED_SECONDS)
+        return ["127.0.0.1"]
+
+    names.say(NAME, late)
+    with Receiver(secrets=()) as receiver:
+        async with posting(receiver.url.replace("127.0.0.1", NAME)) as client:
+            no_response(await leased(client), "withdrawn", sent=False)
+            await eventually_closed(receiver)
+        assert receiver.requests == []
+
+
+async def test_a_lease_that_expires_before_a_closed_connection_is_found_sends_nothing_again() -> None:
+    with Receiver(in_turn(say(200), after(EXPIRED_SECONDS, close), say(200)), secrets=()) as receiver:
+        async with posting(receiver.url) as client:
+            a_response(await post(client))
+            no_response(await leased(client), "withdrawn", sent=True)
+        assert len(receiver.requests) == 2
+
+
+async def test_a_request_that_is_sent_again_goes_to_an_address_that_is_judged_again(
+    names: Names, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resolver, "KEPT_SECONDS", 0.0)
+    names.in_turn(NAME, ["127.0.0.1"], [SECOND])
+    with (
+        Receiver(in_turn(say(200), close), secrets=()) as receiver,
+        Receiver(host=SECOND, port=receiver.port, secrets=()) as inner,
+    ):
+        url = receiver.url.replace("127.0.0.1", NAME)
+        async with posting(url, judge=lambda address: "inside" if address == SECOND else None) as client:
+            a_response(await post(client))
+            no_response(await post(client), "ssrf_blocked", sent=True)
+        assert inner.connections == 0
+
+
+async def test_an_answer_that_comes_too_late_is_not_taken_for_the_next_one() -> None:
+    with Receiver(in_turn(after(2 * QUICK_SECONDS, say(200)), say(500)), secrets=()) as receiver:
+        async with posting(receiver.url, connections=1) as client:
+            no_response(await post(client, seconds=QUICK_SECONDS), "read_timeout", sent=True)
+            assert a_response(await post(client)).status == 500
+        assert [request.connection for request in receiver.requests] == [1, 2]
+
+
+async def test_the_time_limit_of_one_body_does_not_cut_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "BODY_SECONDS", 2.0)
+    slow = then(raw(head(200, [("content-length", "2")]) + b"o"), after(0.8, raw(b"k")))
+    with Receiver(slow, secrets=()) as receiver:
+        async with posting(receiver.url) as client:
+            for _ in range(3):
+                assert a_response(await post(client)).whole
+        assert receiver.connections == 1
+
+
+MANY = b"1\r\nx\r\n" * 10_000
+FLOODS: dict[str, Behaviour] = {
+    "of one byte each": raw(head(200, [CHUNKED]) + MANY + b"0\r\n\r\n"),
+    "and no end": then(raw(head(200, [CHUNKED]) + MANY), hang),
+}
+
+
+@pytest.mark.parametrize("answer", FLOODS.values(), ids=FLOODS)
+async def test_a_body_of_very_many_chunks_is_not_read_to_its_end(answer: Behaviour) -> None:
+    with Receiver(in_turn(answer, say(500)), secrets=()) as receiver:
+        async with posting(receiver.url) as client:
+            found = a_response(await post(client))
+            assert (found.status, found.whole) == (200, False)
+            assert a_response(await post(client)).status == 500
+        assert receiver.connections == 2
+
+
+async def test_what_is_at_the_edge_of_what_is_read_hides_no_second_answer() -> None:
+    """The body ends with the last byte that is read, and another answer follows it in the same piece."""
+    smuggled = head(200, [("content-length", "0")])
+    answer = raw(head(200, [("content-length", "65536")]) + b"x" * 65536 + smuggled)
+    with Receiver(in_turn(answer, say(500)), secrets=()) as receiver:
+        async with posting(receiver.url) as client:
+            a_response(await post(client))
+            assert a_response(await post(client)).status == 500
+        assert receiver.connections == 2
+
+
+@pytest.mark.parametrize("value", ["Basic canary\r\nx: y", "Basic canary\0", "Basic canary☃"])
+async def test_an_authorization_that_no_header_can_hold_is_not_sent_and_not_shown(value: str) -> None:
+    with Receiver(secrets=()) as receiver:
+        async with proxying() as proxy:
+            through = Proxy("127.0.0.1", proxy.port, lambda: value)
+            client = HttpClient(url=receiver.url, denied=anywhere, max_connections=1, proxy=through)
+            await client.open()
+            fault = no_response(await post(client), "internal", sent=False)
+            await client.close()
+            assert proxy.heads == []
+    assert "canary" not in repr(fault)
+
+
+async def test_a_client_that_is_closed_at_any_moment_leaves_nothing_open() -> None:
+    with Receiver(secrets=()) as receiver:
+        for moments in range(1, 30):
+            async with posting(receiver.url, connections=3) as client:
+                posts = [asyncio.ensure_future(post(client)) for _ in range(5)]
+                for _ in range(moments):
+                    await asyncio.sleep(0)
+            found = await asyncio.gather(*posts)
+            assert {each.code for each in found if isinstance(each, NoResponse)} <= {"withdrawn"}
+        await eventually_closed(receiver)
