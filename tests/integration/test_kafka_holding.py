@@ -75,7 +75,7 @@ async def test_nothing_of_a_key_is_sent_behind_a_refused_event_in_any_call_under
     real_kafka.create_topic(name, partitions=2, config={"max.message.bytes": str(LIMIT)})
     producer = {"bootstrap.servers": real_kafka.bootstrap, **case.producer}
     template = TopicTemplate.parse(case.template.format(topic=topic))
-    sink = KafkaSink("events", template, producer, STALL_SECONDS, holds=True)
+    sink = KafkaSink("events", template, producer, STALL_SECONDS, hold_keys=True)
     await sink.open()
     try:
         events = some_events(COUNT, KEYS)
@@ -112,7 +112,7 @@ async def test_what_another_topic_had_taken_already_is_told_as_it_is(real_kafka:
     for kind in ("small", "other"):
         real_kafka.create_topic(f"{topic}.{kind}", config={"max.message.bytes": str(LIMIT)})
     producer: dict[str, str | int] = {"bootstrap.servers": real_kafka.bootstrap, "compression.type": "lz4"}
-    sink = KafkaSink("events", TopicTemplate.parse(f"{topic}.{{type}}"), producer, STALL_SECONDS, holds=True)
+    sink = KafkaSink("events", TopicTemplate.parse(f"{topic}.{{type}}"), producer, STALL_SECONDS, hold_keys=True)
     await sink.open()
     try:
         events = [an_event("k")._replace(type=kind) for kind in ("small", "small", "other", "small")]
@@ -138,7 +138,7 @@ async def test_a_dead_letter_of_a_relay_holds_its_key_or_lets_it_go(
 ) -> None:
     real_kafka.create_topic(topic, config={"max.message.bytes": str(LIMIT)})
     producer = {"bootstrap.servers": real_kafka.bootstrap}
-    sink = KafkaSink("s", TopicTemplate.parse(topic), producer, STALL_SECONDS, holds=hold)
+    sink = KafkaSink("s", TopicTemplate.parse(topic), producer, STALL_SECONDS, hold_keys=hold)
 
     async def numbers(key: bytes) -> list[int]:
         """First deliveries; read in a thread, since the relay works in this loop."""

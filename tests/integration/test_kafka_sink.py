@@ -198,7 +198,7 @@ async def test_the_last_records_do_not_linger_unless_the_user_says_so(
     minute = 60_000
     if not of_user:
         monkeypatch.setattr("outbox_relay.sinks.kafka.client.DEFAULTS", {**DEFAULTS, "linger.ms": minute})
-        monkeypatch.setattr("outbox_relay.sinks.kafka.wire.LINGER_MS", minute)
+        monkeypatch.setattr("outbox_relay.sinks.kafka.producer.LINGER_MS", minute)
     sink = await sink_on(kafka, topic, {"linger.ms": minute} if of_user else {})
     [verdict] = await sink.deliver(some_events(1), soon())
     assert isinstance(verdict, Unavailable if of_user else Delivered)
@@ -312,7 +312,7 @@ async def test_a_limit_that_is_lowered_under_way_refuses_nothing_that_still_fits
 async def test_a_limit_that_is_raised_is_believed(
     real_kafka: KafkaBroker, topic: str, sink_on: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outbox_relay.sinks.kafka.limits.AGE_SECONDS", 0.0)
+    monkeypatch.setattr("outbox_relay.sinks.kafka.topic_metadata.AGE_SECONDS", 0.0)
     real_kafka.create_topic(topic, config={"max.message.bytes": str(SMALL_LIMIT)})
     sink = await sink_on(real_kafka, topic)
     large = an_event(payload=b"x" * (2 * SMALL_LIMIT))

@@ -14,7 +14,7 @@ from cloudevents.core.formats.json import JSONFormat
 from outbox_relay.domain.event import Event
 from outbox_relay.domain.outcomes import DELIVERED, Delivered, Refused, Unavailable
 from outbox_relay.formats.topics import TopicTemplate
-from outbox_relay.sinks.kafka import Creation, Form, KafkaSink
+from outbox_relay.sinks.kafka import KafkaSink, RecordFormat, TopicCreation
 from tests.contract.harness import an_event, hand_over, soon
 from tests.support.kafka import Administration, KafkaBroker
 from tests.support.wait import auntil
@@ -87,7 +87,7 @@ async def test_a_topic_that_cannot_be_made_keeps_only_its_own_events(
     """The broker would create it, but for its limit on partitions it has to refuse the request."""
     admin = Administration(real_kafka.bootstrap)
     admin.create_topic(f"{topic}.good", 2)
-    sink = await sink_on(real_kafka, f"{topic}.{{headers.to}}", creation=Creation(1, 3))
+    sink = await sink_on(real_kafka, f"{topic}.{{headers.to}}", creation=TopicCreation(1, 3))
     events = [to("good", "a"), to("bad", "a"), to("good", "b"), to("good", "a"), to("bad", "c")]
     verdicts = await sink.deliver(events, soon())
     assert [type(verdict) for verdict in verdicts] == [Delivered, Unavailable, Delivered, Unavailable, Unavailable]
@@ -111,7 +111,7 @@ async def test_a_topic_that_is_deleted_under_way_keeps_only_its_own_events(
     for name in ("good", "gone"):
         admin.create_topic(f"{topic}.{name}", 2)
     # With three copies, which one broker cannot hold, the topic is not made again.
-    sink = await sink_on(real_kafka, f"{topic}.{{headers.to}}", creation=Creation(1, 3))
+    sink = await sink_on(real_kafka, f"{topic}.{{headers.to}}", creation=TopicCreation(1, 3))
     assert list(await sink.deliver([to("good"), to("gone")], soon())) == [DELIVERED] * 2
     admin.delete_topic(f"{topic}.gone")
     verdicts = await sink.deliver([to("good"), to("gone"), to("good")], soon())
@@ -120,12 +120,14 @@ async def test_a_topic_that_is_deleted_under_way_keeps_only_its_own_events(
 
 
 async def test_the_relay_creates_topics_as_it_is_told(real_kafka: KafkaBroker, topic: str, sink_on: Any) -> None:
-    sink = await sink_on(real_kafka, f"{topic}.{{headers.to}}", creation=Creation(partitions=3, replication_factor=1))
+    sink = await sink_on(
+        real_kafka, f"{topic}.{{headers.to}}", creation=TopicCreation(partitions=3, replication_factor=1)
+    )
     assert list(await sink.deliver([to("one"), to("two")], soon())) == [DELIVERED] * 2
     for name in ("one", "two"):
         found = Administration(real_kafka.bootstrap).client.list_topics(f"{topic}.{name}", timeout=5)
         assert len(found.topics[f"{topic}.{name}"].partitions) == 3
-    assert await (await sink_on(real_kafka, f"{topic}.never", creation=Creation(1, 1))).check() is None
+    assert await (await sink_on(real_kafka, f"{topic}.never", creation=TopicCreation(1, 1))).check() is None
 
 
 # -- limits --------------------------------------------------------------------------------------------------------
@@ -176,7 +178,7 @@ async def test_large_records_go_as_far_as_the_topic_lets_them(
 
 async def test_a_header_chooses_the_partition(real_kafka: KafkaBroker, topic: str, sink_on: Any) -> None:
     real_kafka.create_topic(topic, partitions=4)
-    sink = await sink_on(real_kafka, topic, form=Form(partition_header="partition"))
+    sink = await sink_on(real_kafka, topic, record_format=RecordFormat(partition_header="partition"))
     values = ["3", "0", "4", "-1", None, "2"]
     events = [
         an_event("k", b"%d" % number, headers=None if value is None else json.dumps({"partition": value}))
@@ -194,7 +196,7 @@ async def test_a_header_chooses_the_partition(real_kafka: KafkaBroker, topic: st
 
 async def test_an_empty_payload_becomes_a_tombstone(kafka: KafkaBroker, topic: str, sink_on: Any) -> None:
     kafka.create_topic(topic, partitions=1)
-    sink = await sink_on(kafka, topic, form=Form(tombstones=True))
+    sink = await sink_on(kafka, topic, record_format=RecordFormat(tombstones=True))
     events = [an_event("k", b"1"), an_event("k", b""), an_event(None, b"")]
     verdicts = await sink.deliver(events, soon())
     assert [type(verdict) for verdict in verdicts] == [Delivered, Delivered, Refused]
@@ -209,7 +211,7 @@ async def test_cloudevents_are_read_by_their_own_library(
     kafka: KafkaBroker, topic: str, sink_on: Any, mode: Any
 ) -> None:
     kafka.create_topic(topic, partitions=1)
-    sink = await sink_on(kafka, topic, form=Form(cloudevents=mode, source="/shop/orders"))
+    sink = await sink_on(kafka, topic, record_format=RecordFormat(cloudevents=mode, source="/shop/orders"))
     event = an_event("k", '{"total": "12.34", "имя": "日本"}'.encode(), headers='{"traceparent": "00-1-2-03"}')
     assert list(await sink.deliver([event], soon())) == [DELIVERED]
     (record,) = kafka.consume(topic, count=1)

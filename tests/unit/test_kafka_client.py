@@ -8,8 +8,8 @@ import pytest
 from confluent_kafka import KafkaError
 
 from outbox_relay.formats.headers import own_headers
+from outbox_relay.sinks.kafka.certificate_errors import diagnosed
 from outbox_relay.sinks.kafka.client import DEFAULTS, GUARANTEES, ClientLog, ClientSettings
-from outbox_relay.sinks.kafka.diagnosis import diagnosed
 from outbox_relay.sinks.kafka.statistics import NOTHING, Statistics, ended, together
 
 SERVERS = {"bootstrap.servers": "a:1"}

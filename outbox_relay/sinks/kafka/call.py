@@ -19,7 +19,7 @@ BEHIND = Unavailable("an earlier event of its key was refused, and dead letters 
 
 
 @dataclass(slots=True, eq=False)
-class Course:
+class DeliveryRound:
     """A stretch of calls that stand or fall together: after the sink gave up, none of them is handed over.
 
     A new course begins only when every call of the last one has returned, so that whoever calls has seen the end.
@@ -34,7 +34,7 @@ class Course:
 
 
 @dataclass(slots=True, eq=False)
-class Block:
+class KeyBlock:
     """An event of a key is unavailable, or refused and holds its key.
 
     What comes later of the key is unavailable too, up to the call number ``last``.
@@ -47,28 +47,28 @@ class Block:
     """Calls with a higher number were begun by someone who knew of this; set when the call with the event returns."""
 
 
-class Blocks:
+class KeyBlocks:
     """The keys of which an event is unavailable, or holds them, while calls are under way that may have later ones."""
 
     def __init__(self) -> None:
-        self._by_key: dict[str, Block] = {}
+        self._by_key: dict[str, KeyBlock] = {}
 
     def __len__(self) -> int:
         """How many keys there are."""
         return len(self._by_key)
 
-    def on(self, call: Call, place: int, key: str) -> Unavailable | None:
+    def on(self, call: DeliverCall, place: int, key: str) -> Unavailable | None:
         """The verdict on the event of ``key`` at ``place`` of ``call`` if an earlier one of the key blocks it."""
         block = self._by_key.get(key)
         if block is None or call.number > block.last or (call.number, place) <= (block.number, block.place):
             return None
         return block.verdict
 
-    def begin(self, call: Call, place: int, key: str, verdict: Unavailable) -> None:
+    def begin(self, call: DeliverCall, place: int, key: str, verdict: Unavailable) -> None:
         """Block what comes after the event of ``key`` at ``place`` of ``call``."""
         block = self._by_key.get(key)
         if block is None:
-            block = self._by_key[key] = Block(call.number, place, verdict)
+            block = self._by_key[key] = KeyBlock(call.number, place, verdict)
         block.last = math.inf
         call.blocks.append(block)
         if call.returned_at is not None:
@@ -80,7 +80,7 @@ class Blocks:
             self._by_key = {key: block for key, block in self._by_key.items() if block.last >= oldest}
 
 
-class Reports:
+class DeliveryReports:
     """Counts the delivery reports of one call and keeps those that failed, by place; serves one call after another.
 
     One callback per place, made once: nothing is made per event.
@@ -113,7 +113,7 @@ class Reports:
 
 
 @dataclass(slots=True, eq=False)
-class Call:
+class DeliverCall:
     """A batch on its way. ``until`` is a ``lease_clock()`` value, ``deadline`` one of ``time.monotonic()``.
 
     ``number`` counts calls in the order in which they were made. ``answer`` takes the verdicts, in the thread,
@@ -126,9 +126,9 @@ class Call:
     """Nothing is handed over from here on."""
     deadline: float
     """By now the call must have been answered."""
-    course: Course
+    course: DeliveryRound
     answer: Callable[[Sequence[Verdict]], None]
-    reports: Reports
+    reports: DeliveryReports
     todo: Sequence[int]
     """Places not handed over yet, in order."""
     topics: Sequence[str | None] = ()
@@ -143,9 +143,9 @@ class Call:
     """Verdicts that stand already, by place."""
     lost: Sequence[int] = ()
     """Places given up."""
-    blocks: list[Block] = field(default_factory=list[Block])
+    blocks: list[KeyBlock] = field(default_factory=list[KeyBlock])
     """What this call blocks."""
-    holding: Blocks | None = None
+    holding: KeyBlocks | None = None
     """Where to block the keys of refused events, if those hold them."""
     returned_at: int | None = None
     """The number of the newest call when this one returned; set in the event loop."""
@@ -182,7 +182,7 @@ class Call:
         """Whether the event at ``place`` of a complete call was acknowledged."""
         return place not in self.judged and place not in self.reports.failures and place not in self.lost
 
-    def verdicts(self, blocks: Blocks) -> Sequence[Verdict]:
+    def verdicts(self, blocks: KeyBlocks) -> Sequence[Verdict]:
         """One verdict per place. What follows an unavailable event of its key is unavailable, acknowledged or not.
 
         What follows one that was refused and holds its key was not sent; what another topic had taken by then is out.

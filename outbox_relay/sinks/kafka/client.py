@@ -11,8 +11,8 @@ from typing import TypeAlias, cast
 from confluent_kafka import KafkaError, KafkaException
 
 from outbox_relay.domain.errors import Misconfigured
-from outbox_relay.sinks.kafka.diagnosis import diagnosed
-from outbox_relay.sinks.kafka.repeats import Repeats
+from outbox_relay.sinks.kafka.certificate_errors import diagnosed
+from outbox_relay.sinks.kafka.repeat_filter import RepeatFilter
 
 Scalar: TypeAlias = str | int | float | bool
 
@@ -26,7 +26,7 @@ FILE_BYTES = 65_536
 DEFAULTS: Mapping[str, Scalar] = {
     # Places keys as Java clients do. Records without a key are spread; plain murmur2 puts them all in one partition.
     "partitioner": "murmur2_random",
-    # While more comes, few large requests; the last records handed over do not wait for company (``Wire.hurry``).
+    # While more comes, few large requests; the last records handed over do not wait for company (``RecordProducer.hurry``).
     "linger.ms": LINGER_MS,
     "socket.keepalive.enable": True,
     # A broker that comes back is found within a second; librdkafka itself waits up to ten.
@@ -192,8 +192,8 @@ class ClientLog:
         self.settings = settings
         self._logger = logging.getLogger("outbox_relay.kafka")
         self._extra = {"sink": sink} if sink else {}
-        self._repeats = Repeats()
-        self._told = Repeats()
+        self._repeats = RepeatFilter()
+        self._told = RepeatFilter()
         self.last_error: str | None = None
         self.trouble: str | None = None
         """Why no broker can be reached, for people; other words for it replace it as seldom as log lines repeat."""
@@ -230,7 +230,7 @@ class ClientLog:
     def forget(self) -> None:
         """Show no error: a broker is connected, or no client is left that could find out how it is now."""
         if self.trouble is not None:
-            self.trouble, self._told = None, Repeats()
+            self.trouble, self._told = None, RepeatFilter()
 
     def callbacks(self) -> dict[str, Callable[[KafkaError], None]]:
         """The settings by which a client reports its errors here."""

@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Protocol
 
 
-class Kind(Enum):
+class ErrorKind(Enum):
     """Whom an error code is about."""
 
     DELIVERED = "delivered"
@@ -27,7 +27,7 @@ class Kind(Enum):
     """The producer can no longer keep its promises and is replaced."""
 
 
-class Code(Protocol):
+class ClientError(Protocol):
     """What is asked of a ``KafkaError``."""
 
     def name(self) -> str:
@@ -105,14 +105,14 @@ _OTHERS = """
     _KEY_SERIALIZATION _VALUE_SERIALIZATION _KEY_DESERIALIZATION _VALUE_DESERIALIZATION
 """
 
-KINDS: dict[str, Kind] = {
-    "NO_ERROR": Kind.DELIVERED,
-    **dict.fromkeys(_MESSAGE.split(), Kind.MESSAGE),
-    **dict.fromkeys(_WITHDRAWN.split(), Kind.WITHDRAWN),
-    **dict.fromkeys(_FATAL.split(), Kind.FATAL),
-    **dict.fromkeys(_TOPIC.split(), Kind.TOPIC),
-    **dict.fromkeys(_DESTINATION.split(), Kind.DESTINATION),
-    **dict.fromkeys(_OTHERS.split(), Kind.DESTINATION),
+ERROR_KINDS: dict[str, ErrorKind] = {
+    "NO_ERROR": ErrorKind.DELIVERED,
+    **dict.fromkeys(_MESSAGE.split(), ErrorKind.MESSAGE),
+    **dict.fromkeys(_WITHDRAWN.split(), ErrorKind.WITHDRAWN),
+    **dict.fromkeys(_FATAL.split(), ErrorKind.FATAL),
+    **dict.fromkeys(_TOPIC.split(), ErrorKind.TOPIC),
+    **dict.fromkeys(_DESTINATION.split(), ErrorKind.DESTINATION),
+    **dict.fromkeys(_OTHERS.split(), ErrorKind.DESTINATION),
 }
 """The kind of every code, by the name that ``KafkaError`` has for it."""
 
@@ -120,8 +120,8 @@ TOO_LARGE = frozenset(("MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE"))
 """The codes by which a record or a whole request exceeds a limit."""
 
 
-def kind(error: Code) -> Kind:
+def error_kind(error: ClientError) -> ErrorKind:
     """The kind of ``error``; a code that is not in the table says nothing against the event."""
     if error.fatal():
-        return Kind.FATAL
-    return KINDS.get(error.name(), Kind.DESTINATION)
+        return ErrorKind.FATAL
+    return ERROR_KINDS.get(error.name(), ErrorKind.DESTINATION)

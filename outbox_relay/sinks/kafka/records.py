@@ -37,7 +37,7 @@ def _is_reserved(name: str) -> bool:
     return name in RESERVED or name.startswith(RESERVED_PREFIX)
 
 
-class Form(NamedTuple):
+class RecordFormat(NamedTuple):
     """How events become records, where that is not the plain way."""
 
     partition_header: str | None = None
@@ -53,7 +53,7 @@ class Form(NamedTuple):
     @property
     def plain(self) -> bool:
         """Whether the payload is the value, the key chooses the partition, and the headers are the plain ones."""
-        return self == Form(source=self.source)
+        return self == RecordFormat(source=self.source)
 
     def record(self, event: Event) -> tuple[bytes | None, int, Headers]:
         """Value, partition and headers of the record. Raises ValueError, with a reason, for an event that has none."""
@@ -106,7 +106,7 @@ class Template(Protocol):
         ...
 
 
-class Topics:
+class TopicResolver:
     """Names the topic of each event of a batch.
 
     ``allowed`` are the patterns of the topics that events may make; without any every topic is allowed. Kafka's

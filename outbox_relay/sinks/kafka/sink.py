@@ -17,13 +17,13 @@ from outbox_relay.domain.event import Event
 from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.outcomes import Verdict
 from outbox_relay.formats.topics import TOPICS_MAX
-from outbox_relay.sinks.kafka.call import Call, Course
+from outbox_relay.sinks.kafka.call import DeliverCall, DeliveryRound
 from outbox_relay.sinks.kafka.client import ClientLog, ClientSettings, Scalar, error_of
-from outbox_relay.sinks.kafka.lane import Lane
-from outbox_relay.sinks.kafka.limits import Creation, check, refuses
-from outbox_relay.sinks.kafka.records import Form, Template, Topics
+from outbox_relay.sinks.kafka.producer import RecordProducer
+from outbox_relay.sinks.kafka.producer_thread import ProducerThread
+from outbox_relay.sinks.kafka.records import RecordFormat, Template, TopicResolver
 from outbox_relay.sinks.kafka.statistics import NOTHING, Statistics
-from outbox_relay.sinks.kafka.wire import Wire
+from outbox_relay.sinks.kafka.topic_metadata import TopicCreation, check, refuses
 
 T = TypeVar("T")
 
@@ -49,8 +49,8 @@ class KafkaSink:
     template has a field, a topic that is unknown or denied makes only its own events ``Unavailable``, with the topic as
     ``part``; the only topic of a sink is the whole destination.
 
-    ``form`` says how events become records, ``creation`` how the sink creates topics if it does. ``files`` hold
-    settings of the producer, by name; each is read again whenever a producer is made. With ``holds`` nothing of a key
+    ``record_format`` says how events become records, ``creation`` how the sink creates topics if it does. ``files`` hold
+    settings of the producer, by name; each is read again whenever a producer is made. With ``hold_keys`` nothing of a key
     is sent after a refused event, in this and in every call under way: it is ``Unavailable`` with ``behind``.
     ``topics`` are the patterns of topics that events may make, and ``topics_max`` how many of them: other events are
     ``Refused``.
@@ -67,23 +67,23 @@ class KafkaSink:
         producer: Mapping[str, Scalar],
         stall_seconds: float,
         *,
-        form: Form | None = None,
-        creation: Creation | None = None,
+        record_format: RecordFormat | None = None,
+        creation: TopicCreation | None = None,
         files: Mapping[str, Path] | None = None,
-        holds: bool = False,
+        hold_keys: bool = False,
         topics: Sequence[str] = (),
         topics_max: int = TOPICS_MAX,
     ) -> None:
         self.timeout_seconds = CALL_STALLS * stall_seconds
         self._name = name
-        self._topics = Topics(topic, topics, topics_max)
+        self._topics = TopicResolver(topic, topics, topics_max)
         self._settings = ClientSettings(producer, files, creates=creation is not None)
-        self._form = form or Form()
+        self._form = record_format or RecordFormat()
         self._creation = creation
         self._stall_seconds = stall_seconds
-        self._holds = holds
-        self._lane: Lane | None = None
-        self._course = Course()
+        self._hold_keys = hold_keys
+        self._lane: ProducerThread | None = None
+        self._course = DeliveryRound()
         self._number = 0
 
     @property
@@ -103,7 +103,7 @@ class KafkaSink:
         """
         if self._lane is not None:
             return
-        lane = Lane(
+        lane = ProducerThread(
             self._name,
             self._settings,
             self._topics,
@@ -111,7 +111,7 @@ class KafkaSink:
             self.max_batch,
             self._form,
             self._creation,
-            holds=self._holds,
+            hold_keys=self._hold_keys,
         )
         try:
             await asyncio.to_thread(lane.start)
@@ -120,23 +120,23 @@ class KafkaSink:
         except Misconfigured as reason:
             raise self._misconfigured(reason) from None
         self._lane = lane
-        self._course = Course()
+        self._course = DeliveryRound()
 
-    def tried(self, producer: Mapping[str, Scalar], files: Mapping[str, Path]) -> ClientSettings:
+    def validated_settings(self, producer: Mapping[str, Scalar], files: Mapping[str, Path]) -> ClientSettings:
         """Settings that ``renew`` adopts: other ones of the producer, and what its files hold now.
 
         Blocks for some milliseconds, and raises ``Misconfigured`` as ``open`` does.
         """
         newer = ClientSettings(producer, files, creates=self._creation is not None)
         try:
-            Wire(newer, ClientLog(newer), self._form, newer.batch_bytes).close()
+            RecordProducer(newer, ClientLog(newer), self._form, newer.batch_bytes).close()
         except KafkaException as exception:
             raise self._misconfigured(newer.describe(error_of(exception)), "producer: ") from None
         except Misconfigured as reason:
             raise self._misconfigured(reason) from None
         return newer
 
-    def renew(self, newer: ClientSettings) -> None:
+    def use_settings(self, newer: ClientSettings) -> None:
         """Deliver with ``newer`` from the next batch on; what is under way is waited for first."""
         if self._lane is None:
             self._settings.adopt(newer)
@@ -156,7 +156,7 @@ class KafkaSink:
         answer = partial(_answer, verdicts)
         self._number += 1
         todo = range(len(batch))
-        call = Call(self._number, batch, until, deadline, course, answer, lane.reports(), todo)
+        call = DeliverCall(self._number, batch, until, deadline, course, answer, lane.reports(), todo)
         course.under_way += 1
         try:
             lane.put(partial(lane.take, call))
@@ -165,9 +165,9 @@ class KafkaSink:
             course.under_way -= 1
             call.returned(self._number)
 
-    def _course_of_new_call(self) -> Course:
+    def _course_of_new_call(self) -> DeliveryRound:
         course = self._course
-        return Course() if course.ended is not None and not course.under_way else course
+        return DeliveryRound() if course.ended is not None and not course.under_way else course
 
     async def reset(self) -> None:
         """Purge what the producer holds, and return when nothing of it can be sent any more."""
@@ -175,7 +175,7 @@ class KafkaSink:
             return
         await self._withdraw(self._lane)
 
-    async def _withdraw(self, lane: Lane) -> None:
+    async def _withdraw(self, lane: ProducerThread) -> None:
         self._course.ended, self._course.withdrawn = "withdrawn", True
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         lane.put(partial(lane.withdraw, partial(_answer, done, None)))
@@ -189,7 +189,7 @@ class KafkaSink:
         creates = self._creation is not None
         return await asyncio.to_thread(check, self._settings, self._topics.constant, CHECK_SECONDS, creates=creates)
 
-    async def refuses(self, payload_bytes: int) -> str | None:
+    async def payload_size_warning(self, payload_bytes: int) -> str | None:
         """Where an event with a payload so large, which the database lets in, would end dead: what to do about it."""
         return await asyncio.to_thread(refuses, self._settings, self._topics.constant, payload_bytes, CHECK_SECONDS)
 
@@ -202,7 +202,7 @@ class KafkaSink:
         lane.put(lane.stop)
         await asyncio.to_thread(lane.join)
 
-    def _opened(self) -> Lane:
+    def _opened(self) -> ProducerThread:
         if self._lane is None:
             raise RuntimeError(f"sink {self._name} is not open")
         return self._lane

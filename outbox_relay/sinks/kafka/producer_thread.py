@@ -34,16 +34,22 @@ from outbox_relay.domain.event import PAYLOAD
 from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.outcomes import Unavailable
 from outbox_relay.formats.headers import own_headers
-from outbox_relay.sinks.kafka.admission import Admission
-from outbox_relay.sinks.kafka.call import Blocks, Call, Reports
+from outbox_relay.sinks.kafka.call import DeliverCall, DeliveryReports, KeyBlocks
 from outbox_relay.sinks.kafka.client import ClientLog, ClientSettings, error_of
-from outbox_relay.sinks.kafka.errors import TOO_LARGE, Kind, kind
-from outbox_relay.sinks.kafka.limits import TOPICS, Creation, Limits, NotReady
-from outbox_relay.sinks.kafka.opening import Opening
-from outbox_relay.sinks.kafka.records import Form, Topics
+from outbox_relay.sinks.kafka.errors import TOO_LARGE, ErrorKind, error_kind
+from outbox_relay.sinks.kafka.in_flight_messages import (
+    CAREFUL,
+    ROOM_SECONDS,
+    DeliveryHalted,
+    DeliveryStalled,
+    InFlightMessages,
+)
+from outbox_relay.sinks.kafka.new_producer_guard import NewProducerGuard
+from outbox_relay.sinks.kafka.records import RecordFormat, TopicResolver
 from outbox_relay.sinks.kafka.statistics import Statistics
-from outbox_relay.sinks.kafka.troubles import Troubles
-from outbox_relay.sinks.kafka.underway import CAREFUL, ROOM_SECONDS, Halt, Stalled, UnderWay
+from outbox_relay.sinks.kafka.topic_admission import TopicAdmission
+from outbox_relay.sinks.kafka.topic_breakers import TopicBreakers
+from outbox_relay.sinks.kafka.topic_metadata import TOPICS, ClusterUnavailable, TopicCreation, TopicMetadata
 
 CHECK_EVERY = 100
 """Events handed over between two looks at the clock and the reports."""
@@ -60,41 +66,41 @@ LATE = "not handed to Kafka's client in time"
 Job: TypeAlias = Callable[[], None]
 
 
-class Lane:
+class ProducerThread:
     """Delivers the calls of one sink. ``put`` may be called from any thread, the jobs run in the lane's own.
 
-    ``places`` is the most that a call may hold. With ``holds`` a refused event holds back what follows of its key.
+    ``places`` is the most that a call may hold. With ``hold_keys`` a refused event holds back what follows of its key.
     """
 
     def __init__(
         self,
         name: str,
         settings: ClientSettings,
-        topics: Topics,
+        topics: TopicResolver,
         stall_seconds: float,
         places: int,
-        form: Form,
-        creation: Creation | None,
+        form: RecordFormat,
+        creation: TopicCreation | None,
         *,
-        holds: bool,
+        hold_keys: bool,
     ) -> None:
         self._settings = settings
         self._topics = topics
         self._stall_seconds = stall_seconds
         self._places = places
         self._form = form
-        self._holds = holds
+        self._hold_keys = hold_keys
         self._name = name
         self._log = ClientLog(settings, name)
-        self._limits = Limits(settings, self._log, creation)
-        self._admission = Admission(topics.most, topics.named)
-        self._troubles = Troubles()
-        self._blocks = Blocks()
-        self._under_way = UnderWay(settings, self._log, form, stall_seconds)
+        self._limits = TopicMetadata(settings, self._log, creation)
+        self._admission = TopicAdmission(topics.most, topics.named)
+        self._troubles = TopicBreakers()
+        self._blocks = KeyBlocks()
+        self._under_way = InFlightMessages(settings, self._log, form, stall_seconds)
         self._placed: dict[str, int] = {}
         # Not a SimpleQueue: before Python 3.13 its get() waits for ever when its time is up between two looks.
         self._jobs: queue.Queue[Job] = queue.Queue()
-        self._spare: list[Reports] = []
+        self._spare: list[DeliveryReports] = []
         self._outdated = False
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name=f"kafka sink {name}", daemon=True)
@@ -117,9 +123,9 @@ class Lane:
         """Wait until the thread has ended, which it does at the job ``stop``. Blocks."""
         self._thread.join()
 
-    def reports(self) -> Reports:
+    def reports(self) -> DeliveryReports:
         """A counter for a new call."""
-        return self._spare.pop() if self._spare else Reports(self._places)
+        return self._spare.pop() if self._spare else DeliveryReports(self._places)
 
     @property
     def trouble(self) -> str | None:
@@ -133,9 +139,9 @@ class Lane:
 
     # -- jobs ---------------------------------------------------------------------------------------------------
 
-    def take(self, call: Call) -> None:
+    def take(self, call: DeliverCall) -> None:
         """Deliver ``call``."""
-        call.holding = self._blocks if self._holds else None
+        call.holding = self._blocks if self._hold_keys else None
         self._under_way.calls.append(call)
         self._blocks.prune(self._under_way.calls[0].number)
         self._work()
@@ -182,11 +188,11 @@ class Lane:
         while True:
             try:
                 self._advance(seconds)
-            except Stalled as stalled:
+            except DeliveryStalled as stalled:
                 if self._blamed():
                     continue
                 self._end(str(stalled))
-            except Halt as halt:
+            except DeliveryHalted as halt:
                 self._end(str(halt))
             break
         self._answer()
@@ -242,14 +248,14 @@ class Lane:
 
     # -- handing over -------------------------------------------------------------------------------------------
 
-    def _feed(self, call: Call) -> None:
+    def _feed(self, call: DeliverCall) -> None:
         """Hand over what is left of ``call``; returns early when a report shows a failure."""
         if call.course.ended is not None:
             call.give_up()
         elif self._prepared(call):
             self._hand_over(call)
 
-    def _hand_over(self, call: Call) -> None:
+    def _hand_over(self, call: DeliverCall) -> None:
         under_way = self._under_way
         while call.todo and not under_way.broken:
             if lease_clock() >= call.until:
@@ -273,7 +279,7 @@ class Lane:
                 call.todo = self._screened(call, call.todo)
             under_way.serve(0.0 if dealt else ROOM_SECONDS)
 
-    def _opened(self, opening: Opening, call: Call, places: Sequence[int]) -> Sequence[int]:
+    def _opened(self, opening: NewProducerGuard, call: DeliverCall, places: Sequence[int]) -> Sequence[int]:
         """Those of ``places`` that may go out on a producer that is new; none when a failure shows meanwhile."""
         call.reports.partitions = opening.partitions
         if fitting := opening.fitting(call, places):
@@ -284,7 +290,7 @@ class Lane:
         return ()
 
     @staticmethod
-    def _next_places(call: Call) -> tuple[int, Sequence[int]]:
+    def _next_places(call: DeliverCall) -> tuple[int, Sequence[int]]:
         """The next few places that go to one producer, and which that is."""
         places = call.todo[:CHECK_EVERY]
         if isinstance(call.producers, int):
@@ -293,12 +299,12 @@ class Lane:
         run = next((n for n, place in enumerate(places) if call.producers[place] != size), len(places))
         return size, places[:run]
 
-    def _cut(self, call: Call, reason: str) -> None:
+    def _cut(self, call: DeliverCall, reason: str) -> None:
         """Hand over nothing more in this course; what was handed over is still waited for."""
         call.course.ended = self._log.explain(reason)
         call.give_up()
 
-    def _prepared(self, call: Call) -> bool:
+    def _prepared(self, call: DeliverCall) -> bool:
         """Learn what ``call`` needs to know of its topics; returns False when it cannot be fed now."""
         if lease_clock() >= call.until:
             self._cut(call, LATE)
@@ -321,7 +327,7 @@ class Lane:
             call.todo = self._screened(call, call.todo)
         return True
 
-    def _learned(self, call: Call, topics: list[str]) -> bool:
+    def _learned(self, call: DeliverCall, topics: list[str]) -> bool:
         """Ask about the topics not known yet; ends the course when the cluster does not answer."""
         now = time.monotonic()
         unknown = [topic for topic in self._limits.unknown(topics) if self._troubles.due(topic, now)]
@@ -335,7 +341,7 @@ class Lane:
             new = any(topic not in self._troubles for topic in unknown)
             if unknown:
                 refused = self._limits.learn(unknown, seconds, patient=new)
-        except (NotReady, Misconfigured) as reason:
+        except (ClusterUnavailable, Misconfigured) as reason:
             self._cut(call, str(reason))
             if not self._under_way.outstanding:
                 # Made again, they read files with secrets again.
@@ -351,10 +357,10 @@ class Lane:
             self._troubles.note(topic, reason, time.monotonic())
         return True
 
-    def _admitted(self, call: Call, topics: list[str], seconds: float) -> list[str]:
+    def _admitted(self, call: DeliverCall, topics: list[str], seconds: float) -> list[str]:
         """Return those of ``topics`` that the sink may ask for; the events of the others are refused.
 
-        Raises ``NotReady`` when the cluster has to be asked and does not answer.
+        Raises ``ClusterUnavailable`` when the cluster has to be asked and does not answer.
         """
         if self._topics.constant is not None:
             return topics
@@ -369,7 +375,7 @@ class Lane:
             call.topics = topics_of
         return [topic for topic in topics if topic not in refused]
 
-    def _screened(self, call: Call, places: Sequence[int]) -> list[int]:
+    def _screened(self, call: DeliverCall, places: Sequence[int]) -> list[int]:
         """Those of ``places`` that may be sent: not those of topics in trouble, nor what follows one of its key."""
         now = time.monotonic()
         left: list[int] = []
@@ -385,7 +391,7 @@ class Lane:
                 self._judge(call, place, verdict)
         return left
 
-    def _probes(self, call: Call, place: int, topic: str, now: float) -> bool:
+    def _probes(self, call: DeliverCall, place: int, topic: str, now: float) -> bool:
         """Whether the event at ``place`` is the probe of ``topic``."""
         if call.probes.get(topic) == place:
             return True
@@ -394,13 +400,13 @@ class Lane:
         call.probes[topic] = place
         return True
 
-    def _judge(self, call: Call, place: int, verdict: Unavailable) -> None:
+    def _judge(self, call: DeliverCall, place: int, verdict: Unavailable) -> None:
         key = call.batch[place].key
         call.judged[place] = verdict
         if key is not None:
             self._blocks.begin(call, place, key, verdict)
 
-    def _placed_well(self, call: Call, topics: list[str]) -> bool:
+    def _placed_well(self, call: DeliverCall, topics: list[str]) -> bool:
         """Choose the producer of each place; returns False when a failure shows while a topic changes its producer."""
         under_way = self._under_way
         sizes = {topic: self._limits.size(topic) for topic in topics}
@@ -425,7 +431,7 @@ class Lane:
             under_way.drop(idle)
         return True
 
-    def _refuse_too_large(self, call: Call, topics: list[str]) -> None:
+    def _refuse_too_large(self, call: DeliverCall, topics: list[str]) -> None:
         """Refuse the events whose payload alone exceeds the limit of their topic, as far as that can be known."""
         limits = {topic: limit for topic in topics if (limit := self._limits.of(topic)) is not None}
         if self._settings.compresses or not limits:
@@ -446,7 +452,7 @@ class Lane:
                     )
         call.topics = topics_of
 
-    def _refuse_without_partition(self, call: Call) -> None:
+    def _refuse_without_partition(self, call: DeliverCall) -> None:
         """Refuse the events that name a partition which their topic does not have."""
         if self._form.partition_header is None:
             return
@@ -474,7 +480,7 @@ class Lane:
     # -- trouble ------------------------------------------------------------------------------------------------
 
     def _mend(self) -> None:
-        """Find out which records a request failed for; raises ``Halt`` when it is neither about them nor their topic.
+        """Find out which records a request failed for; raises ``DeliveryHalted`` when it is neither about them nor their topic.
 
         From the first record that failed to the last one that may have done so by its own fault, all that failed is
         sent again alone; what failed behind it is handed over again before anything else.
@@ -484,7 +490,7 @@ class Lane:
         under_way.drain()
         suspects, topics = self._causes()
         if not suspects and not topics:
-            raise Halt(under_way.fatal or "Kafka's client gave records back")
+            raise DeliveryHalted(under_way.fatal or "Kafka's client gave records back")
         failures = under_way.failures()
         under_way.drop_dead()
         for topic, reason in topics.items():
@@ -502,7 +508,7 @@ class Lane:
     def _causes(self) -> tuple[list[tuple[int, int]], dict[str, str]]:
         """Of the records that failed, those whose own fault it may be, and the topics at fault with the reasons.
 
-        Raises ``Halt`` when it is the destination's. What failed because the producer did is none of these: it failed
+        Raises ``DeliveryHalted`` when it is the destination's. What failed because the producer did is none of these: it failed
         with one of them.
         """
         suspects: list[tuple[int, int]] = []
@@ -510,20 +516,20 @@ class Lane:
         for number, place in self._under_way.failures():
             call, error = self._under_way.calls[number], self._under_way.failure(number, place)
             match self._kind_of(call, place):
-                case Kind.MESSAGE:
+                case ErrorKind.MESSAGE:
                     suspects.append((number, place))
-                case Kind.TOPIC:
+                case ErrorKind.TOPIC:
                     topics[call.topics[place] or ""] = self._under_way.told(call, place, error)
-                case Kind.DESTINATION:
-                    raise Halt(self._under_way.told(call, place, error))
+                case ErrorKind.DESTINATION:
+                    raise DeliveryHalted(self._under_way.told(call, place, error))
                 case _:
                     pass
         return suspects, topics
 
-    def _kind_of(self, call: Call, place: int) -> Kind:
+    def _kind_of(self, call: DeliverCall, place: int) -> ErrorKind:
         """Whom the failure of a record is about: the only topic of a sink is the whole destination."""
-        found = kind(call.reports.failures[place])
-        return Kind.DESTINATION if found is Kind.TOPIC and self._topics.constant is not None else found
+        found = error_kind(call.reports.failures[place])
+        return ErrorKind.DESTINATION if found is ErrorKind.TOPIC and self._topics.constant is not None else found
 
     def _note(self, topic: str, reason: str) -> None:
         self._troubles.note(topic, reason, time.monotonic())
@@ -538,7 +544,7 @@ class Lane:
             return False
         try:
             refused = self._limits.learn(topics, BLAME_SECONDS, patient=False)
-        except (NotReady, Misconfigured, KafkaException):
+        except (ClusterUnavailable, Misconfigured, KafkaException):
             return False
         if not refused:
             return False
@@ -563,27 +569,27 @@ class Lane:
         for topic in {calls[number].topics[place] for number, place in too_large if place not in calls[number].judged}:
             self._limits.too_large(topic or "")
 
-    def _alone(self, call: Call, place: int) -> None:
-        """Send one record and wait for its report. Raises ``Halt`` when the destination fails meanwhile."""
+    def _alone(self, call: DeliverCall, place: int) -> None:
+        """Send one record and wait for its report. Raises ``DeliveryHalted`` when the destination fails meanwhile."""
         if lease_clock() >= call.until:
-            raise Halt(LATE)
+            raise DeliveryHalted(LATE)
         failures, wire = call.reports.failures, self._under_way.wire(CAREFUL)
         del failures[place]
         if not wire.put(call, (place,)):
             call.lost = [*call.lost, place]
-            raise Halt(wire.fatal or "Kafka's client has no room for a single record")
+            raise DeliveryHalted(wire.fatal or "Kafka's client has no room for a single record")
         self._under_way.drain()
         error = failures.get(place)
         if error is None:
             return
         reason = self._under_way.told(call, place, error)
         match self._kind_of(call, place):
-            case Kind.MESSAGE:
+            case ErrorKind.MESSAGE:
                 call.refuse(place, reason)
-            case Kind.TOPIC:
+            case ErrorKind.TOPIC:
                 topic = call.topics[place] or ""
                 self._note(topic, reason)
                 self._judge(call, place, self._troubles.verdict(topic, time.monotonic()))
             case _:
-                raise Halt(reason)
+                raise DeliveryHalted(reason)
         del failures[place]

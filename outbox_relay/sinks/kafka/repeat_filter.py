@@ -22,7 +22,7 @@ class _Kind:
     left_out: int = 0
 
 
-class Repeats:
+class RepeatFilter:
     """Says which lines to write. ``now`` is a ``time.monotonic()`` value."""
 
     def __init__(self) -> None:

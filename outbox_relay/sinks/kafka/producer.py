@@ -10,17 +10,17 @@ from typing import cast
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from outbox_relay.formats.headers import own_headers
-from outbox_relay.sinks.kafka.call import Call
+from outbox_relay.sinks.kafka.call import DeliverCall
 from outbox_relay.sinks.kafka.client import LINGER_MS, ClientLog, ClientSettings, Scalar, error_of
-from outbox_relay.sinks.kafka.errors import Kind, kind
-from outbox_relay.sinks.kafka.opening import Opening
-from outbox_relay.sinks.kafka.records import ANY_PARTITION, Form, Headers, passed_on
+from outbox_relay.sinks.kafka.errors import ErrorKind, error_kind
+from outbox_relay.sinks.kafka.new_producer_guard import NewProducerGuard
+from outbox_relay.sinks.kafka.records import ANY_PARTITION, Headers, RecordFormat, passed_on
 from outbox_relay.sinks.kafka.statistics import NOTHING, Statistics
 
 _NOW = 0
 
 
-class Wire:
+class RecordProducer:
     """A librdkafka producer whose delivery reports are served only by :meth:`poll` and :meth:`hurry`.
 
     ``flush`` is never called without a limit: a fatal error may never let it return.
@@ -31,13 +31,13 @@ class Wire:
         self,
         settings: ClientSettings,
         log: ClientLog,
-        form: Form,
+        form: RecordFormat,
         batch_bytes: int,
         extra: Mapping[str, Scalar] | None = None,
     ) -> None:
         self.fatal: str | None = None
         """The error after which this producer is dead."""
-        self.opening: Opening | None = None if extra else Opening()
+        self.opening: NewProducerGuard | None = None if extra else NewProducerGuard()
         """What may go out while it is new; nothing where records are sent alone."""
         self.statistics: Statistics = NOTHING
         """As of the client's last report."""
@@ -49,7 +49,7 @@ class Wire:
         config = {**settings.producer(batch_bytes, extra or {}), **callbacks}
         self._producer = Producer(config, logger=log)
 
-    def put(self, call: Call, places: Sequence[int]) -> int:
+    def put(self, call: DeliverCall, places: Sequence[int]) -> int:
         """Hand the events at ``places`` to the client; returns how many of them are dealt with.
 
         Fewer than given when the client's queue is full or the producer is dead, and after a refused event that holds
@@ -89,13 +89,13 @@ class Wire:
         self._handed_over_at = time.monotonic() if sent else self._handed_over_at
         return dealt
 
-    def _not_taken(self, call: Call, place: int, error: KafkaError) -> bool:
+    def _not_taken(self, call: DeliverCall, place: int, error: KafkaError) -> bool:
         """Note that the client refused an event; returns False when it refuses everything from now on."""
-        match kind(error):
-            case Kind.FATAL:
+        match error_kind(error):
+            case ErrorKind.FATAL:
                 self.fatal = self.fatal or self._settings.describe(error)
                 return False
-            case Kind.MESSAGE:
+            case ErrorKind.MESSAGE:
                 call.refuse(place, self._settings.describe(error))
             case _:
                 call.reports.failures[place] = error

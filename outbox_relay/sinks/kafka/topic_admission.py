@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 
-class Admission:
+class TopicAdmission:
     """The topics that a sink asks the brokers for, and with that may create.
 
     The first ``most`` topics are admitted as they come. After that an event is refused if its topic does not exist

@@ -2,17 +2,17 @@
 
 import pytest
 
-from outbox_relay.sinks.kafka.troubles import Troubles
+from outbox_relay.sinks.kafka.topic_breakers import TopicBreakers
 
 
 @pytest.fixture
-def troubles() -> Troubles:
-    found = Troubles(noise=lambda: 0.5)
+def troubles() -> TopicBreakers:
+    found = TopicBreakers(noise=lambda: 0.5)
     found.note("t", "topic t: gone", now=100.0)
     return found
 
 
-def test_probes_are_one_second_apart_then_twice_as_long_up_to_a_minute(troubles: Troubles) -> None:
+def test_probes_are_one_second_apart_then_twice_as_long_up_to_a_minute(troubles: TopicBreakers) -> None:
     now, distances = 100.0, list[float]()
     for _ in range(9):
         verdict = troubles.verdict("t", now)
@@ -27,7 +27,7 @@ def test_probes_are_one_second_apart_then_twice_as_long_up_to_a_minute(troubles:
     assert distances == [1, 2, 4, 8, 16, 32, 60, 60, 60]
 
 
-def test_one_probe_is_under_way_at_once(troubles: Troubles) -> None:
+def test_one_probe_is_under_way_at_once(troubles: TopicBreakers) -> None:
     assert not troubles.probe("t", 100.5)
     assert troubles.probe("t", 101.0)
     assert not troubles.probe("t", 101.0)
@@ -35,12 +35,12 @@ def test_one_probe_is_under_way_at_once(troubles: Troubles) -> None:
     assert troubles.probe("t", 101.0)
 
 
-def test_what_was_sent_before_the_trouble_was_known_makes_no_distance_longer(troubles: Troubles) -> None:
+def test_what_was_sent_before_the_trouble_was_known_makes_no_distance_longer(troubles: TopicBreakers) -> None:
     troubles.note("t", "gone", 100.1)
     assert troubles.due("t", 101.2)
 
 
-def test_a_topic_that_takes_an_event_is_in_no_trouble(troubles: Troubles) -> None:
+def test_a_topic_that_takes_an_event_is_in_no_trouble(troubles: TopicBreakers) -> None:
     assert "t" in troubles
     troubles.mended("t")
     assert "t" not in troubles
@@ -48,14 +48,14 @@ def test_a_topic_that_takes_an_event_is_in_no_trouble(troubles: Troubles) -> Non
     assert not troubles.probe("t", 100.0)
 
 
-def test_the_verdict_names_the_topic_and_why(troubles: Troubles) -> None:
+def test_the_verdict_names_the_topic_and_why(troubles: TopicBreakers) -> None:
     verdict = troubles.verdict("t", 100.0)
     assert (verdict.part, verdict.reason) == ("topic t", "topic t: gone")
 
 
 def test_events_come_back_spread_over_the_distance_of_probes() -> None:
     draws = iter(n / 1000 for n in range(1000))
-    troubles = Troubles(noise=lambda: next(draws))
+    troubles = TopicBreakers(noise=lambda: next(draws))
     troubles.note("t", "gone", 0.0)
     waits = [troubles.verdict("t", 0.0).retry_after_seconds or 0.0 for _ in range(1000)]
     assert min(waits) > 1.0
@@ -63,8 +63,8 @@ def test_events_come_back_spread_over_the_distance_of_probes() -> None:
 
 
 def test_the_number_of_topics_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outbox_relay.sinks.kafka.troubles.TOPICS", 3)
-    troubles = Troubles()
+    monkeypatch.setattr("outbox_relay.sinks.kafka.topic_breakers.TOPICS", 3)
+    troubles = TopicBreakers()
     for number in range(10):
         troubles.note(f"t{number}", "gone", 0.0)
     assert len(troubles) == 3

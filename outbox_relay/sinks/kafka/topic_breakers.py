@@ -24,7 +24,7 @@ class _Trouble:
     probing: bool = False
 
 
-class Troubles:
+class TopicBreakers:
     """What is known of topics in trouble. ``now`` is a ``time.monotonic()`` value, ``noise`` draws from [0, 1)."""
 
     def __init__(self, noise: Callable[[], float] = random.random) -> None:

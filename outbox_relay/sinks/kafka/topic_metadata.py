@@ -18,8 +18,8 @@ from confluent_kafka.admin import (
 from confluent_kafka.cimpl import NewTopic
 
 from outbox_relay.domain.errors import Misconfigured
+from outbox_relay.sinks.kafka.certificate_errors import diagnosed
 from outbox_relay.sinks.kafka.client import ClientLog, ClientSettings, error_of
-from outbox_relay.sinks.kafka.diagnosis import diagnosed
 
 CREATION_SECONDS = 1.0
 """How long a topic is waited for that is being created, by the broker because it was asked for, or by us."""
@@ -41,11 +41,11 @@ PAUSE_SECONDS = 0.02
 _NOT_YET = frozenset(("UNKNOWN_TOPIC_OR_PART", "LEADER_NOT_AVAILABLE"))
 
 
-class NotReady(Exception):
+class ClusterUnavailable(Exception):
     """The cluster cannot take events now; the message says why."""
 
 
-class Creation(NamedTuple):
+class TopicCreation(NamedTuple):
     """How the relay creates a topic that is missing."""
 
     partitions: int
@@ -58,10 +58,10 @@ class _Known(NamedTuple):
     read_at: float
 
 
-class Limits:
+class TopicMetadata:
     """What is known of the topics of one sink. ``creation`` is there if the relay may create them."""
 
-    def __init__(self, settings: ClientSettings, log: ClientLog, creation: Creation | None = None) -> None:
+    def __init__(self, settings: ClientSettings, log: ClientLog, creation: TopicCreation | None = None) -> None:
         self._settings = settings
         self._log = log
         self._creation = creation
@@ -115,7 +115,7 @@ class Limits:
         """Ask about ``topics``, for at most ``seconds`` and a little; returns why some take no events.
 
         Asking lets a broker create a topic, where it does that by itself; ``patient`` is to wait for it. Raises
-        :class:`NotReady` when the cluster does not answer.
+        :class:`ClusterUnavailable` when the cluster does not answer.
         """
         deadline = time.monotonic() + seconds
         admin = self._admin()
@@ -131,7 +131,7 @@ class Limits:
     def existing(self, seconds: float) -> Collection[str]:
         """Return the names of all topics of the cluster, as of the last second. Creates none.
 
-        Raises :class:`NotReady` when the cluster does not answer.
+        Raises :class:`ClusterUnavailable` when the cluster does not answer.
         """
         now = time.monotonic()
         listed_at, names = self._listed
@@ -152,7 +152,7 @@ class Limits:
             admin = self._admin()
             found = _metadata(admin, self._log, topic, now + seconds).topics[topic]
             limit = self._describe(admin, [topic], now + seconds).get(topic, known.limit)
-        except (NotReady, Misconfigured):
+        except (ClusterUnavailable, Misconfigured):
             return
         partitions = known.partitions if found.error else len(found.partitions)
         self._known[topic] = _Known(limit, partitions, now)
@@ -208,7 +208,7 @@ class Limits:
             time.sleep(PAUSE_SECONDS)
 
     def _create(
-        self, admin: AdminClient, how: Creation, topics: list[str], deadline: float, refused: dict[str, str]
+        self, admin: AdminClient, how: TopicCreation, topics: list[str], deadline: float, refused: dict[str, str]
     ) -> list[str]:
         """Create ``topics``; returns those that are there now, or will be in a moment."""
         seconds = max(deadline - time.monotonic(), 0.1)
@@ -258,7 +258,7 @@ def check(settings: ClientSettings, topic: str | None, seconds: float, *, create
     try:
         admin = _admin(settings, log, create_topics=False)
         found = _metadata(admin, log, topic, deadline)
-    except (NotReady, Misconfigured) as reason:
+    except (ClusterUnavailable, Misconfigured) as reason:
         return str(reason)
     error = found.topics[topic].error if topic is not None else None
     if error is None:
@@ -297,7 +297,7 @@ def refuses(settings: ClientSettings, topic: str | None, payload_bytes: int, sec
     try:
         admin = _admin(settings, log, create_topics=False)
         found = _metadata(admin, log, topic, deadline)
-    except (NotReady, Misconfigured):
+    except (ClusterUnavailable, Misconfigured):
         return None
     there = None if topic is None or found.topics[topic].error is not None else topic
     limit, said = _largest(admin, found, there, deadline)
@@ -357,7 +357,7 @@ def _metadata(
 ) -> ClusterMetadata:
     """What the cluster says of ``topic``, or of all; asked again and again, each time for longer, until it is ``over``.
 
-    Raises ``NotReady``.
+    Raises ``ClusterUnavailable``.
     """
     seconds = ASK_SECONDS
     while True:
@@ -371,11 +371,11 @@ def _metadata(
         seconds *= 2
 
 
-def _not_ready(admin: AdminClient, log: ClientLog) -> NotReady:
+def _not_ready(admin: AdminClient, log: ClientLog) -> ClusterUnavailable:
     reason = log.last_error
     # Serving the client's own errors, such as a refused password, may replace it by the cause.
     admin.poll(0)
-    return NotReady(diagnosed(log.last_error or reason or "", log.settings.authorities))
+    return ClusterUnavailable(diagnosed(log.last_error or reason or "", log.settings.authorities))
 
 
 def _ask(

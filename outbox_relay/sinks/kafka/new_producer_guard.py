@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import takewhile
 
-from outbox_relay.sinks.kafka.call import Call
+from outbox_relay.sinks.kafka.call import DeliverCall
 
 KEYS = 100_000
 """Keys remembered at once, at most: then each waits once more."""
@@ -21,7 +21,7 @@ Kept = tuple[str, str]
 """A topic and a key."""
 
 
-class Opening:
+class NewProducerGuard:
     """What one producer has been given, and what of it was acknowledged, as far as it is new."""
 
     def __init__(self) -> None:
@@ -31,11 +31,11 @@ class Opening:
         self._taken: set[Kept] = set()
         self._known: set[str | None] = {None}
 
-    def over(self, call: Call, places: Sequence[int]) -> bool:
+    def over(self, call: DeliverCall, places: Sequence[int]) -> bool:
         """Whether a record was acknowledged in every partition of the topics of ``places``."""
         return self._known.issuperset(map(call.topics.__getitem__, places))
 
-    def fitting(self, call: Call, places: Sequence[int]) -> Sequence[int]:
+    def fitting(self, call: DeliverCall, places: Sequence[int]) -> Sequence[int]:
         """The first of ``places``, up to one that must wait for an acknowledgement."""
         given = set(self._sent)
 
@@ -45,7 +45,7 @@ class Opening:
 
         return list(takewhile(free, places))
 
-    def sent(self, call: Call, places: Sequence[int]) -> None:
+    def sent(self, call: DeliverCall, places: Sequence[int]) -> None:
         """``places`` were handed over."""
         self._sent.update(at for place in places if (at := self._waits(call, place)) is not None)
 
@@ -60,7 +60,7 @@ class Opening:
         if topics <= self._known or len(self._taken) > KEYS:
             self._taken.clear()
 
-    def _waits(self, call: Call, place: int) -> Kept | None:
+    def _waits(self, call: DeliverCall, place: int) -> Kept | None:
         """Topic and key of the event at ``place``, unless it may follow another of its key."""
         topic, key = call.topics[place], call.batch[place].key
         if topic is None or key is None or topic in self._known or (topic, key) in self._taken:

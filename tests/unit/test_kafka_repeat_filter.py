@@ -8,13 +8,13 @@ import sys
 import pytest
 
 from outbox_relay.sinks.kafka.client import ClientLog, ClientSettings
-from outbox_relay.sinks.kafka.repeats import EVERY_SECONDS, KINDS, LINES, Repeats
+from outbox_relay.sinks.kafka.repeat_filter import EVERY_SECONDS, KINDS, LINES, RepeatFilter
 
 REFUSED = "FAIL [rdkafka#producer-1] localhost:9092/bootstrap: Connection refused (after {}ms in state CONNECT)"
 
 
 def test_a_line_that_repeats_is_written_once_in_a_while_with_the_number_of_those_left_out() -> None:
-    repeats = Repeats()
+    repeats = RepeatFilter()
     assert repeats.take(REFUSED.format(0), 100.0) == REFUSED.format(0)
     assert [repeats.take(REFUSED.format(n), 100.0 + n) for n in range(1, 60)] == [None] * 59
     later = repeats.take(REFUSED.format(7), 100.0 + EVERY_SECONDS)
@@ -22,7 +22,7 @@ def test_a_line_that_repeats_is_written_once_in_a_while_with_the_number_of_those
 
 
 def test_lines_that_differ_are_bounded_too() -> None:
-    repeats = Repeats()
+    repeats = RepeatFilter()
     written = [line for n in range(1000) if (line := repeats.take("x" * n, 5.0)) is not None]
     assert len(written) == LINES
     assert repeats.take("another", 5.0 + EVERY_SECONDS) == f"another ({1000 - LINES} others left out before it)"

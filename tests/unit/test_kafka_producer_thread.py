@@ -17,11 +17,11 @@ from outbox_relay.domain.event import Event
 from outbox_relay.domain.outcomes import DELIVERED, Refused, Unavailable
 from outbox_relay.formats.topics import TopicTemplate
 from outbox_relay.sinks.kafka import KafkaSink
-from outbox_relay.sinks.kafka.call import Call
+from outbox_relay.sinks.kafka.call import DeliverCall
 from outbox_relay.sinks.kafka.client import ClientSettings
-from outbox_relay.sinks.kafka.errors import Kind, kind
-from outbox_relay.sinks.kafka.lane import Lane
-from outbox_relay.sinks.kafka.records import Form, Topics
+from outbox_relay.sinks.kafka.errors import ErrorKind, error_kind
+from outbox_relay.sinks.kafka.producer_thread import ProducerThread
+from outbox_relay.sinks.kafka.records import RecordFormat, TopicResolver
 from outbox_relay.sinks.kafka.statistics import NOTHING
 from tests.contract.harness import an_event, some_events, soon
 
@@ -39,7 +39,7 @@ class FakeClient:
 
     def __init__(self) -> None:
         self.script: Script = lambda _event, _alone: None
-        self.lanes: list[Lane] = []
+        self.lanes: list[ProducerThread] = []
         self.producers: list[FakeWire] = []
         self.taken: list[str] = []
         """The uids that the broker took, in its order."""
@@ -48,8 +48,8 @@ class FakeClient:
         self.polled = 0
         """Records that an answer was made for."""
 
-    def lane(self, *args: Any, **more: Any) -> Lane:
-        self.lanes.append(Lane(*args, **more))
+    def lane(self, *args: Any, **more: Any) -> ProducerThread:
+        self.lanes.append(ProducerThread(*args, **more))
         return self.lanes[-1]
 
     def wire(
@@ -70,9 +70,9 @@ class FakeWire:
         self.closed = self.purged = False
         self.alone = alone
         self._client = client
-        self._queue: deque[tuple[Call, int]] = deque()
+        self._queue: deque[tuple[DeliverCall, int]] = deque()
 
-    def put(self, call: Call, places: Sequence[int]) -> int:
+    def put(self, call: DeliverCall, places: Sequence[int]) -> int:
         assert not self.closed
         if self.fatal:
             return 0
@@ -83,7 +83,7 @@ class FakeWire:
     def poll(self, _seconds: float) -> None:
         if self._client.held and not self.purged:
             return
-        silent: deque[tuple[Call, int]] = deque()
+        silent: deque[tuple[DeliverCall, int]] = deque()
         while self._queue:
             call, place = self._queue.popleft()
             answer = PURGED if self.purged else self._client.script(call.batch[place], self.alone)
@@ -96,7 +96,7 @@ class FakeWire:
             error = answer if isinstance(answer, KafkaError) else None
             if error is None:
                 self._client.taken.append(call.batch[place].uid)
-            elif not self.alone and kind(error) in (Kind.MESSAGE, Kind.FATAL):
+            elif not self.alone and error_kind(error) in (ErrorKind.MESSAGE, ErrorKind.FATAL):
                 self.fatal = f"{error.name()}: dead"
             call.reports.callbacks[place](error, None)
         self._queue = silent
@@ -155,9 +155,9 @@ class FakeLimits:
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
     found = FakeClient()
-    monkeypatch.setattr("outbox_relay.sinks.kafka.sink.Lane", found.lane)
-    monkeypatch.setattr("outbox_relay.sinks.kafka.underway.Wire", found.wire)
-    monkeypatch.setattr("outbox_relay.sinks.kafka.lane.Limits", FakeLimits)
+    monkeypatch.setattr("outbox_relay.sinks.kafka.sink.ProducerThread", found.lane)
+    monkeypatch.setattr("outbox_relay.sinks.kafka.in_flight_messages.RecordProducer", found.wire)
+    monkeypatch.setattr("outbox_relay.sinks.kafka.producer_thread.TopicMetadata", FakeLimits)
     monkeypatch.setattr(FakeLimits, "missing", set[str]())
     monkeypatch.setattr(FakeLimits, "asked", list[str]())
     return found
@@ -305,9 +305,9 @@ def test_waiting_for_a_call_ends_in_time_however_busy_the_machine_is(monkeypatch
 
     The time here is up before the wait begins, as it is now and then on a machine that is too busy.
     """
-    monkeypatch.setattr("outbox_relay.sinks.kafka.lane.IDLE_SECONDS", 1e-9)
-    settings, topics = ClientSettings({"bootstrap.servers": "unused:1"}), Topics(TopicTemplate.parse("orders"))
-    lane = Lane("s", settings, topics, STALL_SECONDS, 1, Form(), None, holds=False)
+    monkeypatch.setattr("outbox_relay.sinks.kafka.producer_thread.IDLE_SECONDS", 1e-9)
+    settings, topics = ClientSettings({"bootstrap.servers": "unused:1"}), TopicResolver(TopicTemplate.parse("orders"))
+    lane = ProducerThread("s", settings, topics, STALL_SECONDS, 1, RecordFormat(), None, hold_keys=False)
     rounds = 20_000
     done: list[int] = []
 
@@ -391,7 +391,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
-    for module in ("lane", "sink", "underway"):
+    for module in ("producer_thread", "sink", "in_flight_messages"):
         monkeypatch.setattr(f"outbox_relay.sinks.kafka.{module}.time", found)
     return found
 
@@ -507,7 +507,7 @@ async def test_a_stall_is_blamed_on_a_topic_that_is_gone(client: FakeClient, sin
 async def test_a_failure_of_the_sink_itself_is_answered_and_told(
     client: FakeClient, sink: KafkaSink, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outbox_relay.sinks.kafka.underway.PURGE_SECONDS", 0.1)
+    monkeypatch.setattr("outbox_relay.sinks.kafka.in_flight_messages.PURGE_SECONDS", 0.1)
 
     def broken(_event: Event, _alone: bool) -> None:
         raise ZeroDivisionError
@@ -533,7 +533,7 @@ async def test_new_settings_are_taken_once_all_that_is_under_way_is_reported_on(
     events = some_events(20, keys=2)
     first = asyncio.ensure_future(sink.deliver(events[:10], soon()))
     await all_taken(client)
-    sink.renew(ClientSettings(NEWER))
+    sink.use_settings(ClientSettings(NEWER))
     second = asyncio.ensure_future(sink.deliver(events[10:], soon()))
     await asyncio.sleep(0)
     assert [producer.closed for producer in client.producers] == [False]
@@ -552,10 +552,10 @@ async def test_new_settings_reach_the_next_producer_and_old_secrets_stay_redacte
         made.append((settings.producer(1, {}).get("sasl.password"), settings.redact("the-old-one the-new-one")))
         return client.wire(settings, *more)
 
-    monkeypatch.setattr("outbox_relay.sinks.kafka.underway.Wire", wire)
+    monkeypatch.setattr("outbox_relay.sinks.kafka.in_flight_messages.RecordProducer", wire)
     opened = KafkaSink("s", TopicTemplate.parse("t"), {**NEWER, "sasl.password": "the-old-one"}, STALL_SECONDS)
     await opened.open()
-    opened.renew(ClientSettings(NEWER))
+    opened.use_settings(ClientSettings(NEWER))
     assert await opened.deliver(some_events(1), soon()) == [DELIVERED]
     await opened.close()
     assert made == [("the-old-one", "*** the-new-one"), ("the-new-one", "*** ***")]
@@ -567,7 +567,7 @@ async def test_new_settings_come_through_a_stall(client: FakeClient, sink: Kafka
     client.script = lambda event, _alone: SILENCE if event in events[2:] else None
     first = asyncio.ensure_future(sink.deliver(events, soon()))
     await all_taken(client)
-    sink.renew(ClientSettings(NEWER))
+    sink.use_settings(ClientSettings(NEWER))
     assert [verdict is DELIVERED for verdict in await first] == [True, True, False, False]
     client.script = lambda _event, _alone: None
     assert await sink.deliver(events[2:], soon()) == [DELIVERED] * 2
@@ -578,6 +578,6 @@ async def test_new_settings_come_through_a_stall(client: FakeClient, sink: Kafka
 async def test_settings_that_make_no_producer_are_refused_before_anything_changes() -> None:
     sink = KafkaSink("s", TopicTemplate.parse("t"), NEWER, STALL_SECONDS)
     with pytest.raises(Misconfigured, match=r"sinks\.s\.producer: .*no.such.setting"):
-        sink.tried({**NEWER, "no.such.setting": "hunter2"}, {})
+        sink.validated_settings({**NEWER, "no.such.setting": "hunter2"}, {})
     with pytest.raises(Misconfigured, match=r'sinks\.s\.producer_files\."ssl\.key\.pem": .*No such file'):
-        sink.tried(NEWER, {"ssl.key.pem": Path("/nowhere/key")})
+        sink.validated_settings(NEWER, {"ssl.key.pem": Path("/nowhere/key")})

@@ -9,11 +9,11 @@ from collections.abc import Iterable
 from confluent_kafka import KafkaError, KafkaException
 
 from outbox_relay.domain.errors import Misconfigured
-from outbox_relay.sinks.kafka.call import Call
+from outbox_relay.sinks.kafka.call import DeliverCall
 from outbox_relay.sinks.kafka.client import ONE_AT_A_TIME, ClientLog, ClientSettings, error_of
-from outbox_relay.sinks.kafka.records import Form
+from outbox_relay.sinks.kafka.producer import RecordProducer
+from outbox_relay.sinks.kafka.records import RecordFormat
 from outbox_relay.sinks.kafka.statistics import NOTHING, Statistics, ended, together
-from outbox_relay.sinks.kafka.wire import Wire
 
 CAREFUL = 0
 """The producer of records that are sent alone, among those that are told by the size of their batches."""
@@ -27,24 +27,24 @@ NAMED_TOPICS = 3
 """Topics that a reason names at most."""
 
 
-class Halt(Exception):
+class DeliveryHalted(Exception):
     """Nothing more can be delivered now: what is under way is taken back. The message says why."""
 
 
-class Stalled(Halt):
+class DeliveryStalled(DeliveryHalted):
     """Acknowledgements have stopped."""
 
 
-class UnderWay:
+class InFlightMessages:
     """Serves the reports of all calls under way, and notices when none come any more.
 
     ``calls`` are in the order in which they were made; the records of each were handed over before those of the
     next. A topic's records are all on one producer, but for those that are sent alone.
     """
 
-    def __init__(self, settings: ClientSettings, log: ClientLog, form: Form, stall_seconds: float) -> None:
-        self.calls: deque[Call] = deque()
-        self._wires: dict[int, Wire] = {}
+    def __init__(self, settings: ClientSettings, log: ClientLog, form: RecordFormat, stall_seconds: float) -> None:
+        self.calls: deque[DeliverCall] = deque()
+        self._wires: dict[int, RecordProducer] = {}
         self._settings = settings
         self._log = log
         self._form = form
@@ -76,7 +76,7 @@ class UnderWay:
     def serve(self, seconds: float = 0.0) -> None:
         """Serve the delivery reports that are there, or wait up to ``seconds`` for some: meanwhile no record lingers.
 
-        Raises ``Halt`` when what is under way must not be waited for any longer.
+        Raises ``DeliveryHalted`` when what is under way must not be waited for any longer.
         """
         turn = seconds if len(self._wires) < 2 else min(seconds, TURN_SECONDS)
         for wire in self._wires.values():
@@ -95,11 +95,11 @@ class UnderWay:
 
     def _check(self, now: float) -> None:
         if any(call.course.withdrawn and not call.complete for call in self.calls):
-            raise Halt("withdrawn")
+            raise DeliveryHalted("withdrawn")
         if now - self._progress_at > self._stall_seconds:
-            raise Stalled(f"{self._of_topics()}no acknowledgement for {self._stall_seconds:g} s")
+            raise DeliveryStalled(f"{self._of_topics()}no acknowledgement for {self._stall_seconds:g} s")
         if now > self.calls[0].deadline:
-            raise Halt(f"{self._of_topics()}a batch was not acknowledged in time")
+            raise DeliveryHalted(f"{self._of_topics()}a batch was not acknowledged in time")
 
     def topics(self) -> list[str]:
         """The topics of the calls under way, in alphabetical order."""
@@ -112,7 +112,7 @@ class UnderWay:
         return f"topic {named}: " if topics else ""
 
     def drain(self) -> None:
-        """Wait until everything handed over has been reported on. Raises ``Halt`` as ``serve`` does."""
+        """Wait until everything handed over has been reported on. Raises ``DeliveryHalted`` as ``serve`` does."""
         while self.outstanding:
             for wire in self._wires.values():
                 if wire.fatal is not None:
@@ -128,11 +128,11 @@ class UnderWay:
         """Why the record at ``place`` of call ``number`` failed."""
         return self.calls[number].reports.failures[place]
 
-    def told(self, call: Call, place: int, error: KafkaError) -> str:
+    def told(self, call: DeliverCall, place: int, error: KafkaError) -> str:
         """``error`` of a record, for people."""
         return f"topic {call.topics[place]}: {self._settings.describe(error)}"
 
-    def complete(self) -> Call | None:
+    def complete(self) -> DeliverCall | None:
         """Takes away the first call if all is known of it: nothing for as long as an earlier one is not complete."""
         if not self.calls or not self.calls[0].complete:
             return None
@@ -140,22 +140,22 @@ class UnderWay:
         self._reported -= call.reports.count
         return call
 
-    def wire(self, size: int) -> Wire:
-        """The producer of batches of ``size``; a new one if there is none. Raises ``Halt`` when none can be made."""
+    def wire(self, size: int) -> RecordProducer:
+        """The producer of batches of ``size``; a new one if there is none. Raises ``DeliveryHalted`` when none can be made."""
         found = self._wires.get(size)
         if found is not None:
             return found
         try:
             return self.open(size)
         except KafkaException as exception:
-            raise Halt(self._settings.describe(error_of(exception))) from exception
+            raise DeliveryHalted(self._settings.describe(error_of(exception))) from exception
         except Misconfigured as reason:
-            raise Halt(str(reason)) from None
+            raise DeliveryHalted(str(reason)) from None
 
-    def open(self, size: int) -> Wire:
+    def open(self, size: int) -> RecordProducer:
         """Do as ``wire`` does, but raise the client's own KafkaException, or ``Misconfigured``."""
         extra = ONE_AT_A_TIME if size == CAREFUL else None
-        wire = Wire(self._settings, self._log, self._form, size or self._settings.batch_bytes, extra)
+        wire = RecordProducer(self._settings, self._log, self._form, size or self._settings.batch_bytes, extra)
         self._wires[size] = wire
         self._progress_at = time.monotonic()
         return wire
