@@ -1,4 +1,4 @@
-"""What may go out on a new producer before the record ahead of it in its key is acknowledged."""
+"""The records that a new producer may send before earlier ones of their keys are acknowledged."""
 
 from collections.abc import Sequence
 
@@ -8,52 +8,50 @@ from tests.contract.harness import an_event
 
 
 def a_call(*records: tuple[str | None, str | None]) -> DeliverCall:
-    """A call with records of these topics and keys."""
+    """Return a call with records of these topics and keys."""
     batch = [an_event(key) for _, key in records]
-    call = DeliverCall(
-        1, batch, 0.0, 0.0, DeliveryRound(), lambda _: None, DeliveryReports(len(batch)), range(len(batch))
-    )
-    call.topics = [topic for topic, _ in records]
+    call = DeliverCall(1, batch, 0.0, 0.0, DeliveryRound(), lambda _: None, DeliveryReports(len(batch)))
+    call.set_topics([topic for topic, _ in records])
     return call
 
 
-def given(opening: NewProducerGuard, call: DeliverCall, places: Sequence[int] | None = None) -> list[int]:
-    """Hand over what may go out now, of `places`."""
-    fitting = list(opening.fitting(call, range(len(call.batch)) if places is None else places))
-    opening.sent(call, fitting)
-    return fitting
+def given(guard: NewProducerGuard, call: DeliverCall, indexes: Sequence[int] | None = None) -> list[int]:
+    """Hand over the records that may be sent now, of `indexes`."""
+    sendable = list(guard.sendable(call, range(len(call.batch)) if indexes is None else indexes))
+    guard.record_sent(call, sendable)
+    return sendable
 
 
 def test_a_second_record_of_a_key_waits_for_the_first_and_others_do_not() -> None:
     call = a_call(("t", "a"), ("t", None), ("t", "b"), ("t", None), ("t", "a"), ("t", "c"), ("t", "b"), ("t", "a"))
-    opening = NewProducerGuard()
-    assert given(opening, call) == [0, 1, 2, 3]
-    assert given(opening, call, range(4, 8)) == []
-    opening.acknowledged(lambda _: 9)
-    assert given(opening, call, range(4, 8)) == [4, 5, 6, 7], "keys that were acknowledged flow"
-    assert not opening.over(call, range(8))
+    guard = NewProducerGuard()
+    assert given(guard, call) == [0, 1, 2, 3]
+    assert given(guard, call, range(4, 8)) == []
+    guard.record_acknowledged(lambda _: 9)
+    assert given(guard, call, range(4, 8)) == [4, 5, 6, 7], "acknowledged keys do not wait"
+    assert not guard.is_open(call, range(8))
 
 
-def test_a_topic_is_known_once_a_record_was_acknowledged_in_each_of_its_partitions() -> None:
+def test_a_topic_is_open_once_each_of_its_partitions_has_an_acknowledged_record() -> None:
     call = a_call(("t", "a"), ("t", "b"), ("u", "a"), ("u", "a"), ("t", "c"), ("t", "c"))
-    opening = NewProducerGuard()
-    assert given(opening, call) == [0, 1, 2]
-    opening.partitions.update([("t", 0), ("t", 1), ("u", 0)])
-    opening.acknowledged({"t": 2, "u": 2}.__getitem__)
-    assert opening.over(call, [0, 1, 4, 5])
-    assert not opening.over(call, [2])
-    assert given(opening, call, [3, 4, 5, 5]) == [3, 4, 5, 5]
+    guard = NewProducerGuard()
+    assert given(guard, call) == [0, 1, 2]
+    guard.partitions.update([("t", 0), ("t", 1), ("u", 0)])
+    guard.record_acknowledged({"t": 2, "u": 2}.__getitem__)
+    assert guard.is_open(call, [0, 1, 4, 5])
+    assert not guard.is_open(call, [2])
+    assert given(guard, call, [3, 4, 5, 5]) == [3, 4, 5, 5]
 
 
-def test_what_was_not_handed_over_is_not_acknowledged() -> None:
+def test_records_not_handed_over_are_not_acknowledged() -> None:
     call = a_call(("t", "a"), ("t", "b"), ("t", "b"))
-    opening = NewProducerGuard()
-    assert list(opening.fitting(call, [0, 1])) == [0, 1]
-    opening.sent(call, [0])
-    opening.acknowledged(lambda _: 9)
-    assert given(opening, call, [1, 2]) == [1]
+    guard = NewProducerGuard()
+    assert list(guard.sendable(call, [0, 1])) == [0, 1]
+    guard.record_sent(call, [0])
+    guard.record_acknowledged(lambda _: 9)
+    assert given(guard, call, [1, 2]) == [1]
 
 
-def test_refused_records_have_no_topic_and_wait_for_nothing() -> None:
+def test_refused_records_have_no_topic_and_do_not_wait() -> None:
     call = a_call((None, "a"), (None, "a"))
-    assert NewProducerGuard().over(call, [0, 1])
+    assert NewProducerGuard().is_open(call, [0, 1])

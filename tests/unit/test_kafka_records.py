@@ -1,4 +1,4 @@
-"""What an event becomes in Kafka: value, partition, headers."""
+"""The conversion of events to records, and of events to topics."""
 
 import json
 from collections.abc import Mapping
@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
-from outbox_relay.sinks.kafka.records import ANY_PARTITION, RecordFormat, TopicResolver
+from outbox_relay.sinks.kafka.records import ANY_PARTITION, RecordFormat
+from outbox_relay.sinks.kafka.topic_resolver import TopicResolver
 from tests.contract.harness import an_event
 
 SOURCE = "/shop/orders"
 
 
-def test_the_plain_form_is_known_as_such() -> None:
+def test_the_plain_format_is_detected() -> None:
     assert RecordFormat().plain
     for changed in (
         RecordFormat(partition_header="p"),
@@ -36,7 +37,7 @@ def test_a_header_names_the_partition_and_is_passed_on(own: str, partition: int)
 
 
 @pytest.mark.parametrize("wrong", ["", "-1", "1.0", "one", "٣", " 1", "9999999999", "+1"])
-def test_a_wrong_partition_is_told_without_its_value(wrong: str) -> None:
+def test_a_wrong_partition_is_reported_without_its_value(wrong: str) -> None:
     with pytest.raises(ValueError, match="header p should be the number of a partition") as raised:
         RecordFormat(partition_header="p").record(an_event(headers=json.dumps({"p": wrong})))
     assert not wrong.strip() or wrong not in str(raised.value)
@@ -89,7 +90,7 @@ def test_an_event_does_not_forge_the_relays_headers(name: str) -> None:
     assert (dict(headers)["id"], dict(headers)["type"]) == (event.uid, event.type)
 
 
-def test_a_header_that_the_settings_name_is_the_records_type_and_stands_there_once() -> None:
+def test_the_type_header_replaces_the_type_and_occurs_once() -> None:
     form = RecordFormat(type_header="type")
     assert not form.plain
     event = an_event(headers='{"type": "Zoë was here", "id": "forged", "a": "1"}')
@@ -113,7 +114,7 @@ def test_structured_cloudevents_wrap_the_payload() -> None:
     assert [name for name, _ in headers] == ["id", "type", "content-type", "a"]
 
 
-def test_a_tombstone_is_told_of_in_headers_in_structured_mode_too() -> None:
+def test_a_tombstone_has_its_attributes_in_headers_in_structured_mode_too() -> None:
     value, _, headers = RecordFormat(tombstones=True, cloudevents="structured", source=SOURCE).record(
         an_event(payload=b"")
     )
@@ -122,7 +123,7 @@ def test_a_tombstone_is_told_of_in_headers_in_structured_mode_too() -> None:
 
 
 class Broken:
-    """Fails for some events in a way that nothing expects."""
+    """A template that fails unexpectedly for some events."""
 
     fields = ("type",)
 
@@ -132,9 +133,9 @@ class Broken:
         return event_type
 
 
-def test_an_event_whose_topic_cannot_be_made_is_refused_without_its_text() -> None:
+def test_an_event_whose_topic_cannot_be_rendered_is_refused_without_its_text() -> None:
     refused: dict[int, str] = {}
     batch = [an_event(), an_event()._replace(type="odd"), an_event()]
-    topics = TopicResolver(Broken()).of(batch, refused.__setitem__)
+    topics = TopicResolver(Broken()).resolve(batch, refused.__setitem__)
     assert topics == [batch[0].type, None, batch[2].type]
     assert refused == {1: "the event cannot be made into a record (KeyError)"}

@@ -1,4 +1,4 @@
-"""Which topics events may make, and how many."""
+"""The topics that events may name, and how many of them a sink creates."""
 
 import json
 from collections.abc import Sequence
@@ -6,16 +6,16 @@ from collections.abc import Sequence
 import pytest
 
 from outbox_relay.formats.topics import TopicTemplate
-from outbox_relay.sinks.kafka.records import TopicResolver
 from outbox_relay.sinks.kafka.topic_admission import TopicAdmission
+from outbox_relay.sinks.kafka.topic_resolver import TopicResolver
 from tests.contract.harness import an_event
 
 
 def topics_of(topics: TopicResolver, *wanted: str) -> tuple[Sequence[str | None], dict[int, str]]:
-    """The topic of each event, and the reasons for those that have none."""
+    """Return the topic of each event, and the reasons for those without."""
     refused: dict[int, str] = {}
     batch = [an_event(headers=json.dumps({"to": name})) for name in wanted]
-    return topics.of(batch, refused.__setitem__), refused
+    return topics.resolve(batch, refused.__setitem__), refused
 
 
 TO = TopicTemplate.parse("{headers.to}")
@@ -43,7 +43,7 @@ def test_without_a_list_every_other_topic_is_allowed() -> None:
     assert (found, refused) == (["_schemas", "a.b", "_"], {})
 
 
-def test_what_is_remembered_of_topics_is_bounded() -> None:
+def test_the_number_of_remembered_topics_is_bounded() -> None:
     topics = TopicResolver(TO)
     for n in range(10_000):
         topics_of(topics, f"t{n}")
@@ -51,7 +51,7 @@ def test_what_is_remembered_of_topics_is_bounded() -> None:
 
 
 class Cluster:
-    """A cluster that counts how often it is asked."""
+    """A cluster that counts requests."""
 
     def __init__(self, *names: str) -> None:
         self.names = set(names)
@@ -74,14 +74,14 @@ def test_topics_beyond_the_bound_are_refused_unless_they_exist() -> None:
     assert cluster.asked == 1
 
 
-def test_a_topic_that_was_made_since_is_admitted() -> None:
+def test_a_topic_created_meanwhile_is_admitted() -> None:
     cluster, admission = Cluster(), TopicAdmission(1)
     assert admission.refused(["a", "b"], cluster).keys() == {"b"}
     cluster.names.add("b")
     assert admission.refused(["b"], cluster) == {}
 
 
-def test_what_is_remembered_does_not_grow_with_what_is_refused() -> None:
+def test_refused_topics_are_not_remembered() -> None:
     admission = TopicAdmission(3)
     for n in range(1000):
         admission.refused([f"t{n}"], Cluster())

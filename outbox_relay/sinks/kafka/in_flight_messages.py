@@ -1,10 +1,10 @@
-"""The calls under way and the producers that their records are on. Used by one thread only; most of it blocks."""
+"""The open calls and the producers of their records. Used by one thread only; most methods block."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from confluent_kafka import KafkaError, KafkaException
 
@@ -13,80 +13,78 @@ from outbox_relay.sinks.kafka.call import DeliverCall
 from outbox_relay.sinks.kafka.client import ONE_AT_A_TIME, ClientLog, ClientSettings, error_of
 from outbox_relay.sinks.kafka.producer import RecordProducer
 from outbox_relay.sinks.kafka.records import RecordFormat
-from outbox_relay.sinks.kafka.statistics import NOTHING, Statistics, ended, together
 
-CAREFUL = 0
-"""The producer of records that are sent alone, among those that are told by the size of their batches."""
-ROOM_SECONDS = 0.05
-"""One wait for reports, or for the room that they make, when nothing else can be done."""
+SINGLE_RECORDS = 0
+"""Stands for the producer of records that are sent alone. All others are identified by their batch size."""
+WAIT_SECONDS = 0.05
+"""One wait for reports, or for space in the client's queue, when nothing else can be done."""
 TURN_SECONDS = 0.002
-"""The same for each of several producers: while one is waited for, another may have news."""
+"""The same for each of several producers, since another one may have reports meanwhile."""
 PURGE_SECONDS = 5.0
-"""Longest wait for the reports of purged records; this process makes them itself, so they come at once."""
-NAMED_TOPICS = 3
-"""Topics that a reason names at most."""
+"""Maximum wait for the reports of purged records. They need no broker, so they come at once."""
+MAX_NAMED_TOPICS = 3
+"""Maximum number of topics in a reason."""
+
+Failure = tuple[int, int]
+"""A failed record: the position of its call in ``calls`` and its index in the batch."""
 
 
 class DeliveryHalted(Exception):
-    """Nothing more can be delivered now: what is under way is taken back. The message says why."""
+    """No event can be delivered now, so everything in flight is purged. The message is the reason."""
 
 
 class DeliveryStalled(DeliveryHalted):
-    """Acknowledgements have stopped."""
+    """No acknowledgement has come for too long."""
 
 
 class InFlightMessages:
-    """Serves the reports of all calls under way, and notices when none come any more.
+    """Serves the delivery reports of all open calls, and detects when none come any more.
 
-    ``calls`` are in the order in which they were made; the records of each were handed over before those of the
-    next. A topic's records are all on one producer, but for those that are sent alone.
+    ``calls`` are in their order, and the records of each were handed over before those of the next. All records of a
+    topic are on one producer, except those that are sent alone.
     """
 
-    def __init__(self, settings: ClientSettings, log: ClientLog, form: RecordFormat, stall_seconds: float) -> None:
+    def __init__(
+        self, settings: ClientSettings, log: ClientLog, record_format: RecordFormat, stall_seconds: float
+    ) -> None:
         self.calls: deque[DeliverCall] = deque()
-        self._wires: dict[int, RecordProducer] = {}
+        self._producers: dict[int, RecordProducer] = {}
         self._settings = settings
         self._log = log
-        self._form = form
+        self._format = record_format
         self._stall_seconds = stall_seconds
         self._reported = 0
         self._progress_at = 0.0
-        self._counted = NOTHING
-
-    @property
-    def statistics(self) -> Statistics:
-        """What the client counts about all producers, those that were replaced too. May be asked by any thread."""
-        return together([self._counted, *(wire.statistics for wire in list(self._wires.values()))])
 
     @property
     def outstanding(self) -> int:
-        """Records handed over and not reported on."""
+        """Return the number of records without a delivery report."""
         return sum(call.outstanding for call in self.calls)
 
     @property
     def fatal(self) -> str | None:
-        """The error after which a producer is dead, if one is."""
-        return next((wire.fatal for wire in self._wires.values() if wire.fatal is not None), None)
+        """Return the fatal error of a producer, or None."""
+        return next((producer.fatal for producer in self._producers.values() if producer.fatal is not None), None)
 
     @property
-    def broken(self) -> bool:
-        """Whether a record failed or a producer is dead."""
+    def failed(self) -> bool:
+        """Return True if a record or a producer has failed."""
         return self.fatal is not None or any(call.reports.failures for call in self.calls)
 
     def serve(self, seconds: float = 0.0) -> None:
-        """Serve the delivery reports that are there, or wait up to ``seconds`` for some: meanwhile no record lingers.
+        """Serve the available delivery reports, or wait up to ``seconds`` for some without lingering.
 
-        Raises ``DeliveryHalted`` when what is under way must not be waited for any longer.
+        Raise ``DeliveryHalted`` when waiting must end.
         """
-        turn = seconds if len(self._wires) < 2 else min(seconds, TURN_SECONDS)
-        for wire in self._wires.values():
+        turn = seconds if len(self._producers) < 2 else min(seconds, TURN_SECONDS)
+        for producer in self._producers.values():
             if turn:
-                wire.hurry(turn)
+                producer.flush_for(turn)
             else:
-                wire.poll(0.0)
+                producer.poll(0.0)
         reported = sum(call.reports.count for call in self.calls)
         if reported > self._reported:
-            self._log.answered()
+            self._log.clear()
         if reported != self._reported or not self.outstanding:
             self._progress_at = time.monotonic()
         self._reported = reported
@@ -94,95 +92,105 @@ class InFlightMessages:
             self._check(time.monotonic())
 
     def _check(self, now: float) -> None:
-        if any(call.course.withdrawn and not call.complete for call in self.calls):
+        if any(call.round.withdrawn and not call.complete for call in self.calls):
             raise DeliveryHalted("withdrawn")
         if now - self._progress_at > self._stall_seconds:
-            raise DeliveryStalled(f"{self._of_topics()}no acknowledgement for {self._stall_seconds:g} s")
+            raise DeliveryStalled(f"{self._topics_prefix()}no acknowledgement for {self._stall_seconds:g} s")
         if now > self.calls[0].deadline:
-            raise DeliveryHalted(f"{self._of_topics()}a batch was not acknowledged in time")
+            raise DeliveryHalted(f"{self._topics_prefix()}a batch was not acknowledged in time")
 
     def topics(self) -> list[str]:
-        """The topics of the calls under way, in alphabetical order."""
+        """Return the topics of the open calls in alphabetical order."""
         return sorted({topic for call in self.calls for topic in call.topics if topic is not None})
 
-    def _of_topics(self) -> str:
-        """The topics of the calls under way, as the beginning of a reason."""
+    def _topics_prefix(self) -> str:
+        """Return the topics of the open calls as the beginning of a reason."""
         topics = self.topics()
-        named = ", ".join(topics[:NAMED_TOPICS]) + (", …" if len(topics) > NAMED_TOPICS else "")
+        named = ", ".join(topics[:MAX_NAMED_TOPICS]) + (", …" if len(topics) > MAX_NAMED_TOPICS else "")
         return f"topic {named}: " if topics else ""
 
     def drain(self) -> None:
-        """Wait until everything handed over has been reported on. Raises ``DeliveryHalted`` as ``serve`` does."""
+        """Wait until every record has its report. Raise ``DeliveryHalted`` as ``serve`` does."""
         while self.outstanding:
-            for wire in self._wires.values():
-                if wire.fatal is not None:
-                    # A dead producer sends nothing more, and keeps what a failed request puts back.
-                    wire.purge(in_flight=False)
-            self.serve(ROOM_SECONDS)
+            for producer in self._producers.values():
+                if producer.fatal is not None:
+                    # A failed producer sends no more records, but keeps those of a failed request.
+                    producer.purge(in_flight=False)
+            self.serve(WAIT_SECONDS)
 
-    def failures(self) -> list[tuple[int, int]]:
-        """The records that failed, in the order of handing over: number of the call, place."""
-        return sorted((number, place) for number, call in enumerate(self.calls) for place in call.reports.failures)
+    def failures(self) -> list[Failure]:
+        """Return the failed records in the order in which they were handed over."""
+        return sorted((number, index) for number, call in enumerate(self.calls) for index in call.reports.failures)
 
-    def failure(self, number: int, place: int) -> KafkaError:
-        """Why the record at ``place`` of call ``number`` failed."""
-        return self.calls[number].reports.failures[place]
+    def failure(self, number: int, index: int) -> KafkaError:
+        """Return the error of a failed record."""
+        return self.calls[number].reports.failures[index]
 
-    def told(self, call: DeliverCall, place: int, error: KafkaError) -> str:
-        """``error`` of a record, for people."""
-        return f"topic {call.topics[place]}: {self._settings.describe(error)}"
+    def retry(self, failures: Sequence[Failure]) -> None:
+        """Make failed records pending again, before the other pending events, and clear all failures."""
+        for position, call in enumerate(self.calls):
+            again = [index for number, index in failures if number == position]
+            if again:
+                call.set_pending([*again, *call.pending])
+            call.reports.failures.clear()
 
-    def complete(self) -> DeliverCall | None:
-        """Takes away the first call if all is known of it: nothing for as long as an earlier one is not complete."""
+    def describe(self, call: DeliverCall, index: int, error: KafkaError) -> str:
+        """Return ``error`` of a record for people."""
+        return f"topic {call.topics[index]}: {self._settings.describe(error)}"
+
+    def pop_complete(self) -> DeliverCall | None:
+        """Remove and return the first call if it is complete, else return None."""
         if not self.calls or not self.calls[0].complete:
             return None
         call = self.calls.popleft()
         self._reported -= call.reports.count
         return call
 
-    def wire(self, size: int) -> RecordProducer:
-        """The producer of batches of ``size``; a new one if there is none. Raises ``DeliveryHalted`` when none can be made."""
-        found = self._wires.get(size)
+    def producer(self, batch_size: int) -> RecordProducer:
+        """Return the producer for ``batch_size``, opened if needed.
+
+        Raise ``DeliveryHalted`` if it cannot be opened.
+        """
+        found = self._producers.get(batch_size)
         if found is not None:
             return found
         try:
-            return self.open(size)
+            return self.open_producer(batch_size)
         except KafkaException as exception:
             raise DeliveryHalted(self._settings.describe(error_of(exception))) from exception
         except Misconfigured as reason:
             raise DeliveryHalted(str(reason)) from None
 
-    def open(self, size: int) -> RecordProducer:
-        """Do as ``wire`` does, but raise the client's own KafkaException, or ``Misconfigured``."""
-        extra = ONE_AT_A_TIME if size == CAREFUL else None
-        wire = RecordProducer(self._settings, self._log, self._form, size or self._settings.batch_bytes, extra)
-        self._wires[size] = wire
+    def open_producer(self, batch_size: int) -> RecordProducer:
+        """Open a producer. Raise the client's KafkaException, or ``Misconfigured``."""
+        extra = ONE_AT_A_TIME if batch_size == SINGLE_RECORDS else None
+        batch_bytes = batch_size or self._settings.batch_bytes
+        producer = RecordProducer(self._settings, self._log, self._format, batch_bytes, extra)
+        self._producers[batch_size] = producer
         self._progress_at = time.monotonic()
-        return wire
+        return producer
 
-    def sizes(self) -> list[int]:
-        """The producers there are, by the size of their batches, without that of records that are sent alone."""
-        return [size for size in self._wires if size != CAREFUL]
+    def batch_sizes(self) -> list[int]:
+        """Return the batch sizes of the producers, except that of single records."""
+        return [size for size in self._producers if size != SINGLE_RECORDS]
 
-    def drop_dead(self) -> None:
-        """End the producers that are dead, and whatever they hold."""
-        self.drop(size for size, wire in list(self._wires.items()) if wire.fatal is not None)
+    def close_failed(self) -> None:
+        """Close the failed producers with their records."""
+        self.close(size for size, producer in list(self._producers.items()) if producer.fatal is not None)
 
-    def drop(self, sizes: Iterable[int] | None = None) -> None:
-        """End producers, all of them unless told which, and whatever they hold."""
-        for size in list(self._wires) if sizes is None else sizes:
-            wire = self._wires.pop(size)
-            self._counted = together([self._counted, ended(wire.statistics)])
-            wire.close()
-        if not self._wires:
-            self._log.forget()
+    def close(self, batch_sizes: Iterable[int] | None = None) -> None:
+        """Close producers with their records, by default all."""
+        for size in list(self._producers) if batch_sizes is None else batch_sizes:
+            self._producers.pop(size).close()
+        if not self._producers:
+            self._log.clear_trouble()
 
-    def take_back(self) -> None:
-        """Purge the producers, serve every report of them, and end them: nothing of them can be sent any more."""
-        for wire in self._wires.values():
-            wire.purge(in_flight=True)
-        limit = time.monotonic() + PURGE_SECONDS
-        while self._wires and self.outstanding and time.monotonic() < limit:
-            for wire in self._wires.values():
-                wire.poll(TURN_SECONDS)
-        self.drop()
+    def purge(self) -> None:
+        """Purge and close all producers, and serve their reports: no record can be sent any more."""
+        for producer in self._producers.values():
+            producer.purge(in_flight=True)
+        deadline = time.monotonic() + PURGE_SECONDS
+        while self._producers and self.outstanding and time.monotonic() < deadline:
+            for producer in self._producers.values():
+                producer.poll(TURN_SECONDS)
+        self.close()

@@ -1,10 +1,10 @@
-"""The first records of a producer: what may go out before the one ahead of it in its key is acknowledged.
+"""Keeps a new producer from reordering the first records of each key.
 
-A request that fails for good leaves a gap in the numbers of its partition, and a broker refuses what comes behind a
-gap. But it knows of none while it has taken nothing of the producer in that partition: it then takes what comes behind
-a refused request, and what that held beside the refused record, sent again, would come later than that. So on a new
-producer nothing goes out behind a record of its key until one of that key, or one in every partition of the topic, has
-been acknowledged.
+A request that fails for good leaves a gap in the sequence numbers of its partition, and the broker refuses later
+requests. But the broker detects a gap only in a partition where it has accepted a record of this producer. Otherwise
+it accepts the request after a refused one, and the other records of the refused request, sent again, would follow it.
+So on a new producer a record waits for an earlier one of its key, until one record of that key, or one in every
+partition of the topic, has been acknowledged.
 """
 
 from __future__ import annotations
@@ -14,55 +14,54 @@ from itertools import takewhile
 
 from outbox_relay.sinks.kafka.call import DeliverCall
 
-KEYS = 100_000
-"""Keys remembered at once, at most: then each waits once more."""
+MAX_KEYS = 100_000
+"""Maximum number of acknowledged keys remembered. Beyond it each of them waits once more."""
 
-Kept = tuple[str, str]
-"""A topic and a key."""
+TopicKey = tuple[str, str]
 
 
 class NewProducerGuard:
-    """What one producer has been given, and what of it was acknowledged, as far as it is new."""
+    """Decides which records a new producer may send now."""
 
     def __init__(self) -> None:
         self.partitions: set[tuple[str, int]] = set()
-        """Topic and number of those partitions in which a record was acknowledged."""
-        self._sent: set[Kept] = set()
-        self._taken: set[Kept] = set()
-        self._known: set[str | None] = {None}
+        """Topic and number of the partitions with an acknowledged record."""
+        self._sent: set[TopicKey] = set()
+        self._acknowledged: set[TopicKey] = set()
+        self._open_topics: set[str | None] = {None}
 
-    def over(self, call: DeliverCall, places: Sequence[int]) -> bool:
-        """Whether a record was acknowledged in every partition of the topics of ``places``."""
-        return self._known.issuperset(map(call.topics.__getitem__, places))
+    def is_open(self, call: DeliverCall, indexes: Sequence[int]) -> bool:
+        """Return True if the topics of all events have an acknowledged record in every partition."""
+        return self._open_topics.issuperset(map(call.topics.__getitem__, indexes))
 
-    def fitting(self, call: DeliverCall, places: Sequence[int]) -> Sequence[int]:
-        """The first of ``places``, up to one that must wait for an acknowledgement."""
-        given = set(self._sent)
+    def sendable(self, call: DeliverCall, indexes: Sequence[int]) -> Sequence[int]:
+        """Return the first of ``indexes``, up to an event that must wait for an acknowledgement."""
+        sent = set(self._sent)
 
-        def free(place: int) -> bool:
-            at = self._waits(call, place)
-            return at is None or (at not in given and not given.add(at))
+        def may_send(index: int) -> bool:
+            key = self._guarded_key(call, index)
+            return key is None or (key not in sent and not sent.add(key))
 
-        return list(takewhile(free, places))
+        return list(takewhile(may_send, indexes))
 
-    def sent(self, call: DeliverCall, places: Sequence[int]) -> None:
-        """``places`` were handed over."""
-        self._sent.update(at for place in places if (at := self._waits(call, place)) is not None)
+    def record_sent(self, call: DeliverCall, indexes: Sequence[int]) -> None:
+        """Record that the events at ``indexes`` were handed over."""
+        self._sent.update(key for index in indexes if (key := self._guarded_key(call, index)) is not None)
 
-    def acknowledged(self, partitions: Callable[[str], int]) -> None:
-        """Everything handed over was acknowledged; ``partitions`` says how many a topic has."""
+    def record_acknowledged(self, partition_count: Callable[[str], int]) -> None:
+        """Record that all records were acknowledged; ``partition_count`` returns that of a topic."""
         topics = {topic for topic, _ in self._sent}
-        self._taken |= self._sent
+        self._acknowledged |= self._sent
         self._sent.clear()
         for topic in topics:
-            if sum(of == topic for of, _ in self.partitions) >= partitions(topic):
-                self._known.add(topic)
-        if topics <= self._known or len(self._taken) > KEYS:
-            self._taken.clear()
+            if sum(name == topic for name, _ in self.partitions) >= partition_count(topic):
+                self._open_topics.add(topic)
+        if topics <= self._open_topics or len(self._acknowledged) > MAX_KEYS:
+            self._acknowledged.clear()
 
-    def _waits(self, call: DeliverCall, place: int) -> Kept | None:
-        """Topic and key of the event at ``place``, unless it may follow another of its key."""
-        topic, key = call.topics[place], call.batch[place].key
-        if topic is None or key is None or topic in self._known or (topic, key) in self._taken:
+    def _guarded_key(self, call: DeliverCall, index: int) -> TopicKey | None:
+        """Return topic and key of the event, or None if it may follow another of its key."""
+        topic, key = call.topics[index], call.batch[index].key
+        if topic is None or key is None or topic in self._open_topics or (topic, key) in self._acknowledged:
             return None
         return topic, key

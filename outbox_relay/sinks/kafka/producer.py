@@ -1,4 +1,4 @@
-"""One producer: records are put on it in order, and it says which failed. Used by one thread only."""
+"""One librdkafka producer. Used by one thread only."""
 
 from __future__ import annotations
 
@@ -14,136 +14,136 @@ from outbox_relay.sinks.kafka.call import DeliverCall
 from outbox_relay.sinks.kafka.client import LINGER_MS, ClientLog, ClientSettings, Scalar, error_of
 from outbox_relay.sinks.kafka.errors import ErrorKind, error_kind
 from outbox_relay.sinks.kafka.new_producer_guard import NewProducerGuard
-from outbox_relay.sinks.kafka.records import ANY_PARTITION, Headers, RecordFormat, passed_on
-from outbox_relay.sinks.kafka.statistics import NOTHING, Statistics
+from outbox_relay.sinks.kafka.records import ANY_PARTITION, Headers, RecordFormat, without_reserved
+from outbox_relay.sinks.kafka.statistics import broker_is_up
 
 _NOW = 0
 
 
 class RecordProducer:
-    """A librdkafka producer whose delivery reports are served only by :meth:`poll` and :meth:`hurry`.
+    """A librdkafka producer. Only :meth:`poll` and :meth:`flush_for` serve its delivery reports.
 
-    ``flush`` is never called without a limit: a fatal error may never let it return.
-    Raises KafkaException when the client does not take its settings.
+    ``flush`` is never called without a limit: after a fatal error it may never return. Raises KafkaException for
+    settings that the client does not accept.
     """
 
     def __init__(
         self,
         settings: ClientSettings,
         log: ClientLog,
-        form: RecordFormat,
+        record_format: RecordFormat,
         batch_bytes: int,
         extra: Mapping[str, Scalar] | None = None,
     ) -> None:
         self.fatal: str | None = None
-        """The error after which this producer is dead."""
-        self.opening: NewProducerGuard | None = None if extra else NewProducerGuard()
-        """What may go out while it is new; nothing where records are sent alone."""
-        self.statistics: Statistics = NOTHING
-        """As of the client's last report."""
+        """The error after which the producer is unusable, or None."""
+        self.guard: NewProducerGuard | None = None if extra else NewProducerGuard()
+        """Limits the first records. None where records are sent alone."""
         self._handed_over_at = -math.inf
         self._settings = settings
         self._log = log
-        self._form = None if form.plain else form
-        callbacks = {"error_cb": log.unreachable, "stats_cb": self._counted}
+        self._format = None if record_format.plain else record_format
+        callbacks = {"error_cb": log.unreachable, "stats_cb": self._take_statistics}
         config = {**settings.producer(batch_bytes, extra or {}), **callbacks}
         self._producer = Producer(config, logger=log)
 
-    def put(self, call: DeliverCall, places: Sequence[int]) -> int:
-        """Hand the events at ``places`` to the client; returns how many of them are dealt with.
+    def put(self, call: DeliverCall, indexes: Sequence[int]) -> int:
+        """Hand events to the client and return how many of ``indexes`` are dealt with.
 
-        Fewer than given when the client's queue is full or the producer is dead, and after a refused event that holds
-        its key. An event that can never be a record is judged at once.
+        Fewer than given if the client's queue is full or the producer failed, and after a refused event that holds its
+        key. An event that cannot become a record is refused at once.
         """
         batch, topics, callbacks, produce = call.batch, call.topics, call.reports.callbacks, self._producer.produce
-        form, holds, over = self._form, call.holding is not None, False
+        record_format, stops, refused = self._format, call.refusal_blocks is not None, False
         dealt = sent = 0
-        for place in places:
-            topic = topics[place]
+        for index in indexes:
+            topic = topics[index]
             if topic is not None:
-                _, _, uid, kind_of_event, key, payload, content_type, own = batch[place][:8]
+                _, _, uid, event_type, key, payload, content_type, own = batch[index][:8]
                 value: bytes | None = payload
                 partition = ANY_PARTITION
-                headers: Headers = [("id", uid), ("type", kind_of_event), ("content-type", content_type)]
+                headers: Headers = [("id", uid), ("type", event_type), ("content-type", content_type)]
                 try:
-                    if form is not None:
-                        value, partition, headers = form.record(batch[place])
+                    if record_format is not None:
+                        value, partition, headers = record_format.record(batch[index])
                     elif own is not None:
-                        headers += passed_on(own_headers(own))
-                    produce(topic, value, key, partition, callbacks[place], None, _NOW, headers)
+                        headers += without_reserved(own_headers(own))
+                    produce(topic, value, key, partition, callbacks[index], None, _NOW, headers)
                     sent += 1
                 except BufferError:
                     break
                 except KafkaException as exception:
-                    if not self._not_taken(call, place, error_of(exception)):
+                    if not self._take_refusal(call, index, error_of(exception)):
                         break
-                    over = holds
+                    refused = True
                 except Exception as exception:
-                    # One event must not end what all others share.
-                    call.refuse(place, f"cannot be made a Kafka record: {_harmless(exception)}")
-                    over = holds
+                    # One event must not end the calls of all others.
+                    call.refuse(index, f"cannot be made a Kafka record: {_without_values(exception)}")
+                    refused = True
             dealt += 1
-            if over:
+            if refused and stops:
                 break
-        call.sent += sent
+        call.count_handed_over(sent)
         self._handed_over_at = time.monotonic() if sent else self._handed_over_at
         return dealt
 
-    def _not_taken(self, call: DeliverCall, place: int, error: KafkaError) -> bool:
-        """Note that the client refused an event; returns False when it refuses everything from now on."""
+    def _take_refusal(self, call: DeliverCall, index: int, error: KafkaError) -> bool:
+        """Record that the client refused an event. Return False if it refuses all events from now on."""
         match error_kind(error):
             case ErrorKind.FATAL:
-                self.fatal = self.fatal or self._settings.describe(error)
+                self._fail(self._settings.describe(error))
                 return False
             case ErrorKind.MESSAGE:
-                call.refuse(place, self._settings.describe(error))
+                call.refuse(index, self._settings.describe(error))
             case _:
-                call.reports.failures[place] = error
+                call.reports.failures[index] = error
         return True
 
-    def _counted(self, text: str) -> None:
-        self.statistics = Statistics.of(text)
-        if self.statistics.brokers_up:
-            self._log.forget()
+    def _take_statistics(self, report: str) -> None:
+        if broker_is_up(report):
+            self._log.clear_trouble()
+
+    def _fail(self, reason: str) -> None:
+        self.fatal = self.fatal or reason
 
     def poll(self, seconds: float) -> None:
-        """Serve the reports that are there; when there is none, wait up to ``seconds`` for one. Blocks."""
+        """Serve the available reports, or wait up to ``seconds`` for one. Blocks."""
         self._serve(self._producer.poll, seconds)
 
-    def hurry(self, seconds: float) -> None:
-        """Serve reports until none is to come, or for ``seconds``; no record waits for company meanwhile. Blocks.
+    def flush_for(self, seconds: float) -> None:
+        """Serve reports for up to ``seconds``, without letting records linger. Blocks.
 
-        Nothing waits any more once ``LINGER_MS`` have passed since the last record was handed over. From then on this
-        is a :meth:`poll`: flushing keeps the client's thread busy for as long as a request is under way.
+        No record lingers once ``LINGER_MS`` have passed since the last one was handed over. From then on this is a
+        :meth:`poll`, because flushing keeps the client's thread busy while a request is in flight.
         """
-        lingers = self._settings.hurries and time.monotonic() < self._handed_over_at + LINGER_MS / 1000
+        lingers = self._settings.flushes_early and time.monotonic() < self._handed_over_at + LINGER_MS / 1000
         self._serve(self._producer.flush if lingers else self._producer.poll, seconds)
 
     def _serve(self, serve: Callable[[float], object], seconds: float) -> None:
         try:
             serve(seconds)
         except KafkaException as exception:
-            self.fatal = self.fatal or self._settings.describe(error_of(exception))
+            self._fail(self._settings.describe(error_of(exception)))
         except SystemError as exception:
-            self.fatal = self.fatal or f"the client broke: {type(exception).__name__}"
+            self._fail(f"the client failed: {type(exception).__name__}")
 
     def purge(self, *, in_flight: bool) -> None:
-        """Take back what was handed over and not sent, and with ``in_flight`` what was sent and not acknowledged.
+        """Purge the unsent records, and with ``in_flight`` those that were sent and not acknowledged.
 
-        The reports say so and must still be served.
+        Their delivery reports must still be served.
         """
         try:
-            # The binding inverts this flag: with True it does not wait for the purge of the queues.
+            # The binding inverts this flag: with True it does not wait until the queues are purged.
             self._producer.purge(in_queue=True, in_flight=in_flight, blocking=False)
         except KafkaException as exception:
-            self.fatal = self.fatal or self._settings.describe(error_of(exception))
+            self._fail(self._settings.describe(error_of(exception)))
 
     def close(self) -> None:
-        """Destroy the producer, and with it whatever it still holds. Blocks for some milliseconds."""
-        # The last reference: its deallocation ends the client, without the flush of its close().
+        """Destroy the producer with all records that it still has. Blocks for some milliseconds."""
+        # Releases the last reference: deallocation ends the client without the flush of its close().
         self._producer = cast("Producer", None)
 
 
-def _harmless(exception: Exception) -> str:
-    """Return what went wrong, without any part of the event: messages of libraries may quote it."""
+def _without_values(exception: Exception) -> str:
+    """Return a description without parts of the event, which messages of libraries may contain."""
     return str(exception) if type(exception) in (ValueError, TypeError) else type(exception).__name__

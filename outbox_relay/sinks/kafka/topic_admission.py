@@ -1,4 +1,4 @@
-"""How many topics one sink makes: events name them, so their number needs a bound."""
+"""A limit on the number of topics that one sink creates. Events name their topics, so there could be any number."""
 
 from __future__ import annotations
 
@@ -6,37 +6,37 @@ from collections.abc import Callable, Collection, Sequence
 
 
 class TopicAdmission:
-    """The topics that a sink asks the brokers for, and with that may create.
+    """The topics that a sink may request from the brokers, and thereby create.
 
-    The first ``most`` topics are admitted as they come. After that an event is refused if its topic does not exist
-    yet, so topics that others made remain reachable, but no new one is made. ``named`` are topics that the settings
-    name; they are always admitted and do not count. The count begins again when the sink is opened.
+    The first ``max_topics`` topics are admitted. Afterwards a topic is admitted only if it exists, so topics created
+    by others remain reachable. Topics in ``named`` are always admitted and do not count. The count restarts when the
+    sink is opened.
     """
 
-    def __init__(self, most: int, named: Collection[str] = ()) -> None:
-        self._most = most
+    def __init__(self, max_topics: int, named: Collection[str] = ()) -> None:
+        self._max_topics = max_topics
         self._named = frozenset(named)
         self._admitted: set[str] = set()
 
     def __len__(self) -> int:
-        """How many topics are admitted, those that the settings name excepted."""
+        """Return the number of admitted topics, without the named ones."""
         return len(self._admitted)
 
     def refused(self, topics: Sequence[str], existing: Callable[[], Collection[str]]) -> dict[str, str]:
-        """Return the reason for each of ``topics`` that is one too many; the others are admitted.
+        """Return the refused ones of ``topics`` with the reasons, and admit the others.
 
-        ``existing`` asks the cluster for the names of its topics, at most once and only when the bound is reached.
+        ``existing`` returns the names of the cluster's topics. It is called at most once, and only at the limit.
         """
-        left = self._most - len(self._admitted)
+        left = self._max_topics - len(self._admitted)
         new = [topic for topic in topics if topic not in self._admitted and topic not in self._named]
         self._admitted.update(new[:left])
         if not (beyond := new[left:]):
             return {}
-        there = existing()
-        return {topic: self._reason(topic) for topic in beyond if topic not in there}
+        found = existing()
+        return {topic: self._reason(topic) for topic in beyond if topic not in found}
 
     def _reason(self, topic: str) -> str:
         return (
-            f"topic {topic} does not exist, and this sink has {self._most} topics already: "
+            f"topic {topic} does not exist, and this sink has {self._max_topics} topics already: "
             "create it, name it in the setting topics, or raise topics_max"
         )
