@@ -1,4 +1,4 @@
-"""Every error code of Kafka's client has its kind, and what is unknown never counts against an event."""
+"""The kinds of all error codes of Kafka's client."""
 
 import re
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ def test_the_table_names_codes_as_the_client_does() -> None:
     assert sorted(ERROR_KINDS.keys() - named) == []
 
 
-def test_no_code_stands_in_the_table_twice() -> None:
+def test_no_code_is_in_the_table_twice() -> None:
     from outbox_relay.sinks.kafka import errors
 
     groups = [value for name, value in vars(errors).items() if name.isupper() and isinstance(value, str)]
@@ -85,11 +85,11 @@ def test_no_code_stands_in_the_table_twice() -> None:
         ("_GAPLESS_GUARANTEE", ErrorKind.FATAL),
     ],
 )
-def test_codes_have_the_kind_that_their_meaning_asks_for(name: str, expected: ErrorKind) -> None:
+def test_codes_have_the_kind_that_their_meaning_requires(name: str, expected: ErrorKind) -> None:
     assert error_kind(Reported(name)) is expected
 
 
-def test_an_unknown_code_says_nothing_against_the_event() -> None:
+def test_an_unknown_code_is_not_the_events_fault() -> None:
     unknown = KafkaError(9_999)
     assert unknown.name() not in ERROR_KINDS
     assert error_kind(unknown) is ErrorKind.DESTINATION
@@ -100,14 +100,14 @@ def test_any_fatal_error_ends_the_producer(name: str) -> None:
     assert error_kind(Reported(name, is_fatal=True)) is ErrorKind.FATAL
 
 
-def test_what_is_too_large_is_about_the_record() -> None:
+def test_size_errors_are_about_the_record() -> None:
     assert {ERROR_KINDS[name] for name in TOO_LARGE} == {ErrorKind.MESSAGE}
 
 
-def test_the_page_puts_codes_where_the_table_does() -> None:
+def test_the_page_classifies_codes_as_the_table_does() -> None:
     rows = {
-        "a record can never be taken": ErrorKind.MESSAGE,
-        "a topic takes nothing": ErrorKind.TOPIC,
+        "a record can never be accepted": ErrorKind.MESSAGE,
+        "a topic accepts no records": ErrorKind.TOPIC,
         "the cluster is down": ErrorKind.DESTINATION,
         "the producer is broken": ErrorKind.FATAL,
     }
