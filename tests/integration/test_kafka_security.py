@@ -293,7 +293,7 @@ def denied_topic(secured: SecuredBroker, topic: str, directory: Path) -> Case:
 
 
 def expired_certificate(secured: SecuredBroker, topic: str, directory: Path) -> Case:
-    """Replace the expired certificate of the brokers."""
+    """Return a case where the certificate of the brokers has expired."""
     path = directory / "password"
     path.write_text(PASSWORD)
     secured.show("SCRAM", secured.certificates.expired)
@@ -302,7 +302,7 @@ def expired_certificate(secured: SecuredBroker, topic: str, directory: Path) -> 
 
 
 def expired_client(secured: SecuredBroker, topic: str, directory: Path) -> Case:
-    """Replace the expired certificate of the relay."""
+    """Return a case where the client certificate of the relay has expired."""
     path = directory / "client.pem"
     path.write_bytes(secured.certificates.expired_client.read_bytes())
     mend = lambda: path.write_bytes(secured.certificates.client.read_bytes())  # noqa: E731
