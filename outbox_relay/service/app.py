@@ -35,7 +35,7 @@ from outbox_relay.service.reloading import Reloading, reason
 from outbox_relay.service.webhooks import Renewal, Webhooks
 from outbox_relay.settings import KafkaSettings, Settings, WebhookSettings, restart_needed
 from outbox_relay.sinks import Sink
-from outbox_relay.sinks.kafka import ClientSettings, Creation, Form, KafkaSink
+from outbox_relay.sinks.kafka import ClientSettings, KafkaSink, RecordFormat, TopicCreation
 
 RECOVER_MOST_SECONDS = 2.0
 """Longest pause before a part that lost the database tries again."""
@@ -146,7 +146,7 @@ async def _check_sink(
         await sink.open()
         reason = await sink.check()
         if reason is None and payload_bytes is not None and isinstance(sink, KafkaSink):
-            refuses = await sink.refuses(payload_bytes)
+            refuses = await sink.payload_size_warning(payload_bytes)
     finally:
         await sink.close()
     problem, warning = ([f"sinks.{name}: {said}"] if said else [] for said in (reason, refuses))
@@ -408,14 +408,14 @@ class Service:
         for relay in self._relays:
             relay.reload(newer.specs[relay.spec.name], generations[relay.spec.name])
         for sink, producer in newer.producers:
-            sink.renew(producer)
+            sink.use_settings(producer)
         self._settings = newer.settings
         return None
 
     def _tried(self, settings: Settings) -> list[tuple[KafkaSink, ClientSettings]]:
         """Return the producers' settings and files of the Kafka sinks. Raises Misconfigured."""
         return [
-            (sink, sink.tried(kafka.producer, kafka.producer_files))
+            (sink, sink.validated_settings(kafka.producer, kafka.producer_files))
             for spec, sink in self._sinks
             if isinstance(sink, KafkaSink) and isinstance(kafka := settings.sinks[spec.name], KafkaSettings)
         ]
@@ -481,13 +481,13 @@ def _kafka(name: str, kafka: KafkaSettings, stall_seconds: float) -> KafkaSink:
     mode = None if kafka.cloudevents == "none" else kafka.cloudevents
     creation = None
     if kafka.create_topics and kafka.partitions and kafka.replication_factor:
-        creation = Creation(kafka.partitions, kafka.replication_factor)
+        creation = TopicCreation(kafka.partitions, kafka.replication_factor)
     return KafkaSink(
         name,
         kafka.topic_template(),
         kafka.producer,
         stall_seconds,
-        form=Form(
+        record_format=RecordFormat(
             kafka.partition_header or None,
             kafka.tombstones,
             mode,
@@ -496,7 +496,7 @@ def _kafka(name: str, kafka: KafkaSettings, stall_seconds: float) -> KafkaSink:
         ),
         creation=creation,
         files=kafka.producer_files,
-        holds=kafka.when_dead == "hold" and kafka.order == "key",
+        hold_keys=kafka.when_dead == "hold" and kafka.order == "key",
         topics=kafka.topics,
         topics_max=kafka.topics_max,
     )

@@ -1,4 +1,4 @@
-"""What a sink is: the one interface between the relay and every destination."""
+"""The interface between the relay and every kind of destination."""
 
 from __future__ import annotations
 
@@ -10,59 +10,57 @@ from outbox_relay.domain.outcomes import Verdict
 
 
 class Sink(Protocol):
-    """A destination. It delivers events and answers verdicts; it knows no database and settles nothing.
+    """A destination. It delivers events and returns verdicts, and knows nothing of the database.
 
-    The relay gives a sink its events in order. For a sink with ``keeps_order`` it may call ``deliver`` again
-    before the last call has returned (at most ``max_in_flight`` calls with events of the log at once, and as many
-    with rows): the sink puts the batches on the wire in the order of the calls. Without ``keeps_order`` every batch
-    is one event, and the relay itself never has two of one key in flight.
+    The relay passes events in order. With ``keeps_order`` it may call ``deliver`` again before the previous call
+    returns: at most ``max_in_flight`` calls with events of the log at once, and as many with rows. The sink sends the
+    batches in the order of the calls. Without ``keeps_order`` every batch is one event, and the relay never has two
+    events of one key in flight.
     """
 
     max_batch: int
-    """Events in one call, at most."""
+    """Maximum number of events in one call."""
     max_in_flight: int
-    """Calls under way at once, at most; with ``keeps_order`` as many again with rows."""
+    """Maximum number of concurrent calls; with ``keeps_order`` as many again with rows."""
     keeps_order: bool
-    """Whether events of one key arrive in the order in which they were handed over, across calls."""
+    """True if events of one key arrive in the order in which they were passed, across calls."""
     timeout_seconds: float
-    """The longest that a call of ``deliver`` takes, give or take a second; the lease of a row outlasts it."""
+    """Maximum duration of a call of ``deliver``, give or take a second. The lease of a row lasts longer."""
 
     @property
     def trouble(self) -> str | None:
-        """Why the destination cannot be reached, as far as the client found out without an event; None if it can.
+        """Return why the destination is unreachable, as found without an event, or None.
 
-        Known only for clients that keep connections. Cleared as soon as the destination is known to answer.
+        Only clients that keep connections open can find out. Cleared as soon as the destination answers.
         """
         ...
 
     async def open(self) -> None:
-        """Make ready to deliver. Called again after ``close``. Does not need the destination to be up."""
+        """Prepare for deliveries, also after ``close``. The destination may be down."""
         ...
 
     async def deliver(self, batch: Sequence[Event], until: float, attempt: int = 1, /) -> Sequence[Verdict]:
-        """Deliver ``batch`` and return one verdict per event, in the same places.
+        """Deliver ``batch`` and return one verdict per event, in the same order.
 
         ``attempt`` is the number of this attempt, from 1, when the batch is one event.
 
-        ``until`` is a ``lease_clock()`` value: nothing is handed to the destination's client at or after
-        it; what was not is ``Unavailable``. With ``keeps_order``, once an event is ``Unavailable`` so is
-        every later one of its key, in this and in every call under way, so that what was delivered of a key
-        is a prefix of what was handed over. A sink that was made to hold keys does the same behind a
-        ``Refused`` event, with ``behind``.
+        ``until`` is a ``lease_clock()`` value. From then on no event is passed to the destination's client, and the
+        remaining events are ``Unavailable``. With ``keeps_order``, once an event is ``Unavailable`` so is every later
+        event of its key, in this call and in all concurrent calls: the delivered events of a key are a prefix of those
+        passed. A sink that holds keys does the same after a ``Refused`` event, with ``behind``.
 
-        Never raises for what a destination answers or for how it fails. When cancelled, nothing of the batch
-        is sent any more after ``reset``.
+        Errors of the destination never raise. After a cancelled call and ``reset``, no event of the batch is sent.
         """
         ...
 
     async def reset(self) -> None:
-        """Forget everything handed over and not yet sent, and make sure that none of it is sent later."""
+        """Discard all unsent events and return when none of them can be sent later."""
         ...
 
     async def check(self) -> str | None:
-        """Ask the destination whether it would take events: nothing when it would, else the reason in a line."""
+        """Return why the destination would not accept events now, in one line, or None if it would."""
         ...
 
     async def close(self) -> None:
-        """Release every resource. Nothing is sent any more afterwards."""
+        """Release every resource. No event is sent afterwards."""
         ...

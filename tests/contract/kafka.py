@@ -1,4 +1,4 @@
-"""The Kafka sink under the contract, on a broker behind a proxy."""
+"""The Kafka sink under the contract, with a broker behind a proxy."""
 
 import asyncio
 from collections.abc import Generator, Sequence
@@ -19,7 +19,7 @@ TOO_MANY_BYTES = 2_000_000
 
 @contextmanager
 def proxied_broker() -> Generator[tuple[KafkaBroker, Proxy]]:
-    """A broker that tells its clients to come through a proxy."""
+    """Start a broker that advertises the address of a proxy."""
     proxy = Proxy()
     with proxy, KafkaBroker({"advertised.listeners": f"PLAINTEXT://{proxy.address}"}) as broker:
         proxy.target = broker.port
@@ -27,7 +27,7 @@ def proxied_broker() -> Generator[tuple[KafkaBroker, Proxy]]:
 
 
 class KafkaHarness(SinkHarness):
-    """One topic; the destination goes down by being cut off."""
+    """One topic. The proxy cuts its connections to break the destination."""
 
     def __init__(self, broker: KafkaBroker, proxy: Proxy, topic: str) -> None:
         self._broker = broker

@@ -1,4 +1,4 @@
-"""The Kafka sink on three brokers: leaders that die, freeze and come back, too few copies, answers that get lost."""
+"""The Kafka sink on three brokers: failing leaders, missing replicas, lost answers."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ from outbox_relay.formats.topics import TopicTemplate
 from tests.contract.harness import hand_over_all, some_events
 from tests.contract.kafka import proxied_broker
 from tests.support.kafka import Administration, KafkaBroker, KafkaCluster, Record
-from tests.support.kafka.watched import Watched
+from tests.support.kafka.recording_sink import RecordingKafkaSink
 
 pytestmark = pytest.mark.thorough
 
@@ -25,7 +25,7 @@ KEYS = 50
 
 @pytest.fixture(scope="module")
 def cluster(kafka: KafkaBroker) -> Generator[KafkaCluster]:
-    """Three brokers; a test that breaks one must leave it running again."""
+    """Start three brokers. A test that breaks one must restart it."""
     if not kafka.real:
         pytest.skip("needs Apache Kafka, and this is the substitute")
     with KafkaCluster() as started:
@@ -34,11 +34,13 @@ def cluster(kafka: KafkaBroker) -> Generator[KafkaCluster]:
 
 @pytest.fixture
 async def sink_to() -> AsyncGenerator[Callable[..., Any]]:
-    """Opens sinks: `await sink_to(bootstrap, topic)`."""
+    """Open sinks: `await sink_to(bootstrap, topic)`."""
     async with contextlib.AsyncExitStack() as opened:
 
-        async def open_one(bootstrap: str, topic: str) -> Watched:
-            sink = Watched("events", TopicTemplate.parse(topic), {"bootstrap.servers": bootstrap}, STALL_SECONDS)
+        async def open_one(bootstrap: str, topic: str) -> RecordingKafkaSink:
+            sink = RecordingKafkaSink(
+                "events", TopicTemplate.parse(topic), {"bootstrap.servers": bootstrap}, STALL_SECONDS
+            )
             await sink.open()
             opened.push_async_callback(sink.close)
             return sink
@@ -48,7 +50,7 @@ async def sink_to() -> AsyncGenerator[Callable[..., Any]]:
 
 @pytest.fixture
 def report(capsys: pytest.CaptureFixture[str]) -> Callable[[str, int], None]:
-    """Shows how many records came twice."""
+    """Show the number of repeated records."""
 
     def show(what: str, duplicates: int) -> None:
         with capsys.disabled():
@@ -58,7 +60,7 @@ def report(capsys: pytest.CaptureFixture[str]) -> Callable[[str, int], None]:
 
 
 def duplicates(records: Sequence[Record], events: Sequence[Event]) -> int:
-    """How many records came again; nothing is lost and the first ones of each key are in order."""
+    """Assert that nothing is lost or out of order; return the number of repeated records."""
     expected: dict[bytes, list[str]] = {}
     for event in events:
         expected.setdefault((event.key or "").encode(), []).append(event.uid)
@@ -69,7 +71,7 @@ def duplicates(records: Sequence[Record], events: Sequence[Event]) -> int:
     return len(records) - len(events)
 
 
-async def test_a_leader_that_is_killed_is_followed_by_another(
+async def test_another_leader_replaces_a_killed_one(
     cluster: KafkaCluster, topic: str, sink_to: Any, report: Callable[[str, int], None]
 ) -> None:
     cluster.create_topic(topic)
@@ -86,7 +88,7 @@ async def test_a_leader_that_is_killed_is_followed_by_another(
     report("killed leader", duplicates(cluster.read_all(topic), events))
 
 
-async def test_a_leader_that_freezes_is_followed_by_another_or_waited_for(
+async def test_a_frozen_leader_is_replaced_or_waited_for(
     cluster: KafkaCluster, topic: str, sink_to: Any, report: Callable[[str, int], None]
 ) -> None:
     cluster.create_topic(topic)
@@ -101,7 +103,7 @@ async def test_a_leader_that_freezes_is_followed_by_another_or_waited_for(
     report("frozen leader", duplicates(cluster.read_all(topic), events))
 
 
-async def test_too_few_copies_are_waited_for(
+async def test_missing_replicas_are_waited_for(
     cluster: KafkaCluster, topic: str, sink_to: Any, report: Callable[[str, int], None]
 ) -> None:
     cluster.create_topic(topic)
@@ -110,7 +112,7 @@ async def test_too_few_copies_are_waited_for(
     relaying = asyncio.ensure_future(hand_over_all(sink, events))
     await sink.has(Delivered, 2_000)
     follower = next(node for node in cluster.nodes if node is not cluster.leader(topic))
-    # Now all three copies are needed, and one is gone: brokers answer NOT_ENOUGH_REPLICAS.
+    # All three replicas are required now, and one is missing: brokers answer NOT_ENOUGH_REPLICAS.
     cluster.administration.set_topic(topic, {"min.insync.replicas": "3"})
     await asyncio.to_thread(follower.kill)
     try:
@@ -121,10 +123,10 @@ async def test_too_few_copies_are_waited_for(
     report("too few copies", duplicates(cluster.read_all(topic), events))
 
 
-async def test_answers_that_are_lost_are_repeated_in_order(
+async def test_requests_with_lost_answers_are_repeated_in_order(
     real_kafka: KafkaBroker, topic: str, sink_to: Any, report: Callable[[str, int], None]
 ) -> None:
-    """Requests reach the broker, its answers are thrown away: everything that was under way comes twice."""
+    """Requests reach the broker and its answers are dropped, so every record in flight is repeated."""
     assert real_kafka.real
     with proxied_broker() as (broker, proxy):
         Administration(broker.bootstrap).create_topic(topic, 2)

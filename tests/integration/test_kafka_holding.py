@@ -1,4 +1,4 @@
-"""Kafka and `when_dead = "hold"`: of a key nothing goes out behind an event that was refused."""
+"""Kafka and `when_dead = "hold"`: no event of a key is sent after a refused one."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ LIMIT = 20_000
 STALL_SECONDS = 5.0
 COUNT, KEYS = 400, 5
 BAD = (70, 103, 311, 312)
-"""Of keys 0, 3, 1 and 2, in different calls and in the middle of them."""
+"""Events of the keys 0, 3, 1 and 2, in the middle of different calls."""
 
 
 def large(event: Event) -> Event:
-    """`event`, too large for the topic however it is compressed."""
+    """Return `event` with a payload that is too large for the topic even when compressed."""
     return event._replace(payload=random.Random(event.id).randbytes(2 * LIMIT))
 
 
 def nameless(event: Event) -> Event:
-    """`event`, of which no legal topic name can be made."""
+    """Return `event` with a type that gives no legal topic name."""
     return event._replace(type="no topic/")
 
 
 @dataclass(frozen=True)
 class Case:
-    """How an event comes to be refused: with which topic and settings, by what in it, and who finds out."""
+    """A way in which an event is refused."""
 
     template: str = "{topic}"
     producer: dict[str, str | int] = field(default_factory=dict[str, str | int])
@@ -57,7 +57,7 @@ CASES = {
 
 
 def expected(events: Sequence[Event], bad: Sequence[int]) -> list[type]:
-    """What each event comes to: of a key nothing is delivered from its first refused event on."""
+    """Return the type of each verdict: no event of a key is delivered from its first refused one on."""
     found: list[type] = []
     ended: set[str | None] = set()
     for place, event in enumerate(events):
@@ -68,21 +68,21 @@ def expected(events: Sequence[Event], bad: Sequence[int]) -> list[type]:
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-async def test_nothing_of_a_key_is_sent_behind_a_refused_event_in_any_call_under_way(
+async def test_no_event_of_a_key_is_sent_after_a_refused_one_in_concurrent_calls(
     real_kafka: KafkaBroker, topic: str, case: Case
 ) -> None:
     name = f"{topic}order.created" if case.spoil is nameless else topic
     real_kafka.create_topic(name, partitions=2, config={"max.message.bytes": str(LIMIT)})
     producer = {"bootstrap.servers": real_kafka.bootstrap, **case.producer}
     template = TopicTemplate.parse(case.template.format(topic=topic))
-    sink = KafkaSink("events", template, producer, STALL_SECONDS, holds=True)
+    sink = KafkaSink("events", template, producer, STALL_SECONDS, hold_keys=True)
     await sink.open()
     try:
         events = some_events(COUNT, KEYS)
         for place in BAD:
             events[place] = case.spoil(events[place])
         verdicts: list[Verdict] = []
-        # Two calls at once, as the relay makes them, and no more until both have returned.
+        # Two calls at once, as the relay makes them, and the next two when both have returned.
         for at in range(0, COUNT, 200):
             left = [event for event in events[at : at + 200] if event.key not in _keys(events, verdicts)]
             found = dict(zip((e.id for e in left), await hand_over_all_of(sink, left), strict=True))
@@ -95,24 +95,24 @@ async def test_nothing_of_a_key_is_sent_behind_a_refused_event_in_any_call_under
 
 
 def _keys(events: Sequence[Event], verdicts: Sequence[Verdict]) -> set[str | None]:
-    """The keys that a relay would hold back by now."""
+    """Return the keys that a relay would hold by now."""
     return {event.key for event, verdict in zip(events, verdicts, strict=False) if verdict is not DELIVERED}
 
 
 async def hand_over_all_of(sink: KafkaSink, events: Sequence[Event]) -> list[Verdict]:
-    """The verdicts on `events`, handed over in two calls at once."""
+    """Return the verdicts on `events`, delivered in two concurrent calls."""
     half = len(events) // 2
     first, second = await asyncio.gather(sink.deliver(events[:half], soon()), sink.deliver(events[half:], soon()))
     assert all(verdict.behind for verdict in (*first, *second) if isinstance(verdict, Unavailable))
     return [*first, *second]
 
 
-async def test_what_another_topic_had_taken_already_is_told_as_it_is(real_kafka: KafkaBroker, topic: str) -> None:
-    """A record for one topic may be refused after one of its key for another was acknowledged: that one is out."""
+async def test_an_event_that_another_topic_had_accepted_is_delivered(real_kafka: KafkaBroker, topic: str) -> None:
+    """A record may be refused after a later one of its key was acknowledged on another topic."""
     for kind in ("small", "other"):
         real_kafka.create_topic(f"{topic}.{kind}", config={"max.message.bytes": str(LIMIT)})
     producer: dict[str, str | int] = {"bootstrap.servers": real_kafka.bootstrap, "compression.type": "lz4"}
-    sink = KafkaSink("events", TopicTemplate.parse(f"{topic}.{{type}}"), producer, STALL_SECONDS, holds=True)
+    sink = KafkaSink("events", TopicTemplate.parse(f"{topic}.{{type}}"), producer, STALL_SECONDS, hold_keys=True)
     await sink.open()
     try:
         events = [an_event("k")._replace(type=kind) for kind in ("small", "small", "other", "small")]
@@ -133,15 +133,15 @@ async def test_what_another_topic_had_taken_already_is_told_as_it_is(real_kafka:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("hold", [True, False], ids=["hold", "skip"])
-async def test_a_dead_letter_of_a_relay_holds_its_key_or_lets_it_go(
+async def test_a_dead_letter_holds_its_key_or_releases_it(
     database: Database, real_kafka: KafkaBroker, topic: str, hold: bool
 ) -> None:
     real_kafka.create_topic(topic, config={"max.message.bytes": str(LIMIT)})
     producer = {"bootstrap.servers": real_kafka.bootstrap}
-    sink = KafkaSink("s", TopicTemplate.parse(topic), producer, STALL_SECONDS, holds=hold)
+    sink = KafkaSink("s", TopicTemplate.parse(topic), producer, STALL_SECONDS, hold_keys=hold)
 
     async def numbers(key: bytes) -> list[int]:
-        """First deliveries; read in a thread, since the relay works in this loop."""
+        """Return the first deliveries of `key`, read in a thread because the relay uses this loop."""
         records = await asyncio.to_thread(real_kafka.read_all, topic)
         return list(dict.fromkeys(int(record.value or b"") for record in records if record.key == key))
 
@@ -175,4 +175,4 @@ async def test_a_dead_letter_of_a_relay_holds_its_key_or_lets_it_go(
             await arrived(b"a", [0, 1, 2, 4, 5, 6, 7, 8, 9, 10])
         else:
             await arrived(b"a", [0, 1, 2, 4, 5, 6, 7, 8, 9])
-        assert rig.relays[0].circuit == "closed", "a key that is held says nothing about the destination"
+        assert rig.relays[0].circuit == "closed", "a held key is not a fault of the destination"

@@ -1,4 +1,4 @@
-"""The Kafka sink inside a relay: topics in trouble beside good ones, and what people are shown of it."""
+"""The Kafka sink in a relay: topics in trouble, several clusters, and what status shows."""
 
 import json
 from pathlib import Path
@@ -37,19 +37,19 @@ probe_max_seconds = 1
 
 
 def emit(database: Database, kind: str, numbers: range, key: str = "k") -> None:
-    """Events of one kind, of five keys in turn."""
+    """Emit events of one type, with five keys in turn."""
     events = [outbox.Event(kind, {"n": n}, key=f"{key}{n % 5}") for n in numbers]
     with psycopg.connect(database.dsn) as connection:
         outbox.emit_many(connection, events)
 
 
 def numbers(kafka: KafkaBroker, topic: str) -> list[int]:
-    """What has arrived, in the order of each partition."""
+    """Return the arrived numbers in the order of each partition."""
     return [json.loads(record.value or b"")["n"] for record in kafka.read_all(topic)]
 
 
 def shown(database: Database) -> dict[str, Any]:
-    """The sink as the table of sinks and its rows show it."""
+    """Return the state of the sink from its tables."""
     with psycopg.connect(database.dsn) as connection:
         rows = dict(connection.execute("select state, count(*) from outbox.delivery group by state").fetchall())
         attempts = connection.execute("select coalesce(max(attempts), 0) from outbox.delivery").fetchone()
@@ -66,7 +66,7 @@ def relay(database: Database, kafka: KafkaBroker, topic: str, directory: Path, p
 
 @pytest.fixture
 def good(real_kafka: KafkaBroker, topic: str) -> str:
-    """A topic that is there; `bad` beside it is not."""
+    """Create a topic; `bad` does not exist."""
     Administration(real_kafka.bootstrap).create_topic(f"{topic}.good", 2)
     return f"{topic}.good"
 
@@ -100,27 +100,27 @@ def test_a_key_does_not_overtake_its_event_that_waits_for_a_topic(
         until(lambda: len(numbers(real_kafka, good)) == 40, seconds=30, what="the other keys are delivered")
         assert [n for n in numbers(real_kafka, good) if n % 5 == 0] == []
         Administration(real_kafka.bootstrap).create_topic(f"{topic}.bad", 1)
-        until(lambda: len(numbers(real_kafka, good)) == 50, seconds=60, what="the key goes on")
+        until(lambda: len(numbers(real_kafka, good)) == 50, seconds=60, what="the key is delivered")
         assert service.stop() == 0
     assert [n for n in numbers(real_kafka, good) if n % 5 == 0] == list(range(0, 50, 5))
 
 
-def test_from_parked_max_rows_on_the_sink_stands_still_and_names_the_topic(
+def test_from_parked_max_rows_on_the_sink_stops_and_names_the_topic(
     database: Database, real_kafka: KafkaBroker, topic: str, good: str, tmp_path: Path
 ) -> None:
     with relay(database, real_kafka, topic, tmp_path, 100) as service:
         emit(database, "bad", range(200), key="bad")
-        until(lambda: shown(database)["waiting"] + shown(database)["held"] == 200, seconds=30, what="rows stand")
+        until(lambda: shown(database)["waiting"] + shown(database)["held"] == 200, seconds=30, what="rows wait")
         emit(database, "bad", range(200, 5_000), key="bad")
-        until(lambda: "100 events" in (shown(database)["error"] or ""), seconds=30, what="the sink stands still")
+        until(lambda: "100 events" in (shown(database)["error"] or ""), seconds=30, what="the sink stops")
         emit(database, "good", range(50))
         found = shown(database)
         assert found["waiting"] + found["held"] < 5_000
         assert f"{topic}.bad" in found["error"]
         Administration(real_kafka.bootstrap).create_topic(f"{topic}.bad", 1)
-        until(lambda: len(numbers(real_kafka, good)) == 50, seconds=90, what="everything flows again")
+        until(lambda: len(numbers(real_kafka, good)) == 50, seconds=90, what="good events arrive again")
         bad = f"{topic}.bad"
-        until(lambda: len(set(numbers(real_kafka, bad))) == 5_000, seconds=90, what="what waited arrives")
+        until(lambda: len(set(numbers(real_kafka, bad))) == 5_000, seconds=90, what="the waiting events arrive")
         assert service.stop() == 0
 
 
@@ -156,7 +156,7 @@ def test_two_clusters_in_one_file_do_not_wait_for_each_other(
         emit(database, "good", range(50, 100))
         emit(database, "other", range(100, 150))
         good, other = f"{topic}.good", f"{topic}.other"
-        until(lambda: len(numbers(real_kafka, good)) == 100, seconds=30, what="the near one goes on")
+        until(lambda: len(numbers(real_kafka, good)) == 100, seconds=30, what="the near one delivers")
         until(lambda: len(numbers(real_kafka, other)) == 50, seconds=30, what="in all its topics")
         until(lambda: circuits(database)["far"] != "closed", seconds=30, what="the far one's circuit is open")
         assert circuits(database)["near"] == "closed"
@@ -169,13 +169,13 @@ def test_two_clusters_in_one_file_do_not_wait_for_each_other(
 
 
 def circuits(database: Database) -> dict[str, str]:
-    """The circuit of each sink."""
+    """Return the circuit of each sink."""
     with psycopg.connect(database.dsn) as connection:
         return dict(connection.execute("select name, circuit from outbox.sink").fetchall())
 
 
 def check(database: Database, kafka: KafkaBroker, topic: str, directory: Path, producer: str = "") -> tuple[int, str]:
-    """How `check --online` ends, and what it says on stderr."""
+    """Return the exit code of `check --online` and its lines on stderr."""
     text = CONFIG.format(dsn=database.dsn, topic=topic, bootstrap=kafka.bootstrap, parked_max=1)
     file = directory / "relay.toml"
     file.write_text(text.replace("[routes]", f"{producer}\n[routes]").replace(".{type}", ""))
@@ -183,7 +183,7 @@ def check(database: Database, kafka: KafkaBroker, topic: str, directory: Path, p
     return ended.code, ended.err
 
 
-def test_check_online_warns_of_events_that_the_topic_would_not_take(
+def test_check_online_warns_about_events_that_the_topic_would_refuse(
     database: Database, real_kafka: KafkaBroker, topic: str, tmp_path: Path
 ) -> None:
     Administration(real_kafka.bootstrap).create_topic(topic, 1, config={"max.message.bytes": "3000000"})

@@ -1,4 +1,4 @@
-"""Three brokers that are restarted in turn under load, with a relay in a process of its own: one round."""
+"""Rolling restart of three brokers under load, with a relay in its own process."""
 
 import pytest
 
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.thorough, pytest.mark.timeout(400)]
 def test_a_rolling_restart_loses_and_reorders_nothing(
     postgres: PostgresServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One round of what `make kafka-proof` does three times, under 5,000 events a second."""
+    """Run one of the three rounds of `make kafka-proof`, with 5,000 events per second."""
     try:
         jars()
     except NoKafka:

@@ -1,4 +1,4 @@
-"""The Kafka sink and brokers that want to know who it is: TLS, SASL, access rules; wrong, expired, mended."""
+"""The Kafka sink and secured brokers: TLS, SASL, access rules, and faults of each."""
 
 import contextlib
 import json
@@ -29,7 +29,7 @@ PASSWORD = "correct-horse"
 
 @pytest.fixture(scope="session")
 def secured() -> Generator[SecuredBroker]:
-    """A broker where user relay may write to topics that begin with `open.`, by any way in."""
+    """Start a broker where the user relay may write to topics that begin with `open.`."""
     broker = SecuredBroker()
     if not broker.real:
         broker.close()
@@ -44,14 +44,14 @@ def secured() -> Generator[SecuredBroker]:
 
 @pytest.fixture
 def open_topic(secured: SecuredBroker, topic: str) -> str:
-    """A topic that the user may write to."""
+    """Create a topic that the user may write to."""
     secured.administration.create_topic(f"open.{topic}", 2)
     return f"open.{topic}"
 
 
 @pytest.fixture
 async def sink_of() -> AsyncGenerator[Callable[..., Any]]:
-    """Opens sinks: `await sink_of(topic, settings, **more)`."""
+    """Open sinks: `await sink_of(topic, settings, **more)`."""
     async with contextlib.AsyncExitStack() as opened:
 
         async def open_one(template: str, producer: Mapping[str, str], **more: Any) -> KafkaSink:
@@ -74,7 +74,7 @@ async def delivers(sink: KafkaSink, secured: SecuredBroker, topic: str) -> None:
 
 
 async def refused(sink: KafkaSink) -> str:
-    """The reason why an event is not delivered now."""
+    """Return the reason why an event is not delivered now."""
     (verdict,) = await sink.deliver(some_events(1), soon())
     assert isinstance(verdict, Unavailable)
     return verdict.reason
@@ -105,7 +105,7 @@ async def test_a_bearer_token(secured: SecuredBroker, open_topic: str, sink_of: 
     await delivers(sink, secured, open_topic)
 
 
-async def test_a_wrong_password_is_told_and_a_new_one_in_the_file_is_taken_without_a_restart(
+async def test_a_wrong_password_is_reported_and_a_new_one_in_the_file_is_used_without_a_restart(
     secured: SecuredBroker, open_topic: str, sink_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("outbox_relay.sinks.kafka.sink.CHECK_SECONDS", 1.0)
@@ -120,10 +120,8 @@ async def test_a_wrong_password_is_told_and_a_new_one_in_the_file_is_taken_witho
     await delivers(sink, secured, open_topic)
 
 
-async def test_a_password_that_the_brokers_change_is_followed(
-    secured: SecuredBroker, open_topic: str, sink_of: Any
-) -> None:
-    """The wrong password becomes the right one at the brokers: nothing has to be done to the relay."""
+async def test_a_password_that_becomes_valid_is_used(secured: SecuredBroker, open_topic: str, sink_of: Any) -> None:
+    """The brokers change the password to the one of the relay, which needs no action."""
     sink = await sink_of(open_topic, secured.scram("not-yet", user="newcomer"))
     assert "Authentication failed" in await refused(sink)
     admin = secured.administration
@@ -132,7 +130,7 @@ async def test_a_password_that_the_brokers_change_is_followed(
     await delivers(sink, secured, open_topic)
 
 
-async def test_an_expired_certificate_of_the_brokers_is_told_and_a_new_one_is_taken(
+async def test_an_expired_certificate_of_the_brokers_is_reported_and_a_new_one_is_accepted(
     secured: SecuredBroker, open_topic: str, sink_of: Any
 ) -> None:
     secured.show("SCRAM", secured.certificates.expired)
@@ -144,7 +142,7 @@ async def test_an_expired_certificate_of_the_brokers_is_told_and_a_new_one_is_ta
     await delivers(sink, secured, open_topic)
 
 
-async def test_an_expired_certificate_of_ours_is_told_and_a_new_one_is_taken(
+async def test_an_expired_client_certificate_is_reported_and_a_new_one_is_used(
     secured: SecuredBroker, open_topic: str, sink_of: Any, tmp_path: Path
 ) -> None:
     path = tmp_path / "client.pem"
@@ -155,7 +153,9 @@ async def test_an_expired_certificate_of_ours_is_told_and_a_new_one_is_taken(
     await delivers(sink, secured, open_topic)
 
 
-async def test_a_certificate_of_nobody_we_trust_is_told(secured: SecuredBroker, open_topic: str, sink_of: Any) -> None:
+async def test_a_certificate_of_an_unknown_authority_is_reported(
+    secured: SecuredBroker, open_topic: str, sink_of: Any
+) -> None:
     settings = secured.scram(PASSWORD)
     del settings["ssl.ca.location"]
     sink = await sink_of(open_topic, settings)
@@ -163,7 +163,7 @@ async def test_a_certificate_of_nobody_we_trust_is_told(secured: SecuredBroker, 
     assert "unable to get local issuer certificate" in reason or "self-signed certificate" in reason
 
 
-async def test_a_denied_topic_is_told_and_taken_once_it_is_allowed(
+async def test_a_denied_topic_is_reported_and_used_once_it_is_allowed(
     secured: SecuredBroker, topic: str, sink_of: Any
 ) -> None:
     denied = f"closed.{topic}"
@@ -176,10 +176,8 @@ async def test_a_denied_topic_is_told_and_taken_once_it_is_allowed(
     await delivers(sink, secured, denied)
 
 
-async def test_a_right_that_is_taken_back_under_way_loses_nothing(
-    secured: SecuredBroker, topic: str, sink_of: Any
-) -> None:
-    """The topic may still be looked at, so only a record finds out that it may not be written to."""
+async def test_a_right_revoked_meanwhile_loses_nothing(secured: SecuredBroker, topic: str, sink_of: Any) -> None:
+    """The topic may still be described, so only a record shows that writing is denied."""
     name = f"taken.{topic}"
     admin = secured.administration
     admin.create_topic(name, 2)
@@ -204,7 +202,7 @@ async def test_a_file_that_is_missing_is_named_at_the_start(tmp_path: Path, sink
 @pytest.mark.parametrize(
     ("content", "said"), [(b"", "is empty"), (b"\xff\xfe", "is not text"), (b"x" * 70_000, "larger")]
 )
-async def test_a_file_that_holds_no_secret_is_named_without_what_is_in_it(
+async def test_a_file_without_a_secret_is_named_without_its_contents(
     tmp_path: Path, sink_of: Any, content: bytes, said: str
 ) -> None:
     path = tmp_path / "password"
@@ -237,7 +235,7 @@ WRONG = "hunter2-and-more"
 
 
 class Case(NamedTuple):
-    """Trouble that a relay starts with, and how it ends while it runs."""
+    """A fault that exists when the relay starts, and its repair."""
 
     topic: str
     producer: Mapping[str, str]
@@ -268,7 +266,7 @@ def status(relay: RelayService) -> dict[str, Any]:
 
 
 def numbers(secured: SecuredBroker, topic: str) -> dict[bytes | None, list[int]]:
-    """What has arrived, each number for the first time, by key."""
+    """Return the first occurrences of the arrived numbers by key."""
     found: dict[bytes | None, dict[int, None]] = {}
     for record in arrived(secured, topic):
         found.setdefault(record.key, {})[json.loads(record.value or b"")["n"]] = None
@@ -295,7 +293,7 @@ def denied_topic(secured: SecuredBroker, topic: str, directory: Path) -> Case:
 
 
 def expired_certificate(secured: SecuredBroker, topic: str, directory: Path) -> Case:
-    """Of the brokers."""
+    """Return a case where the certificate of the brokers has expired."""
     path = directory / "password"
     path.write_text(PASSWORD)
     secured.show("SCRAM", secured.certificates.expired)
@@ -304,7 +302,7 @@ def expired_certificate(secured: SecuredBroker, topic: str, directory: Path) -> 
 
 
 def expired_client(secured: SecuredBroker, topic: str, directory: Path) -> Case:
-    """The relay's own certificate."""
+    """Return a case where the client certificate of the relay has expired."""
     path = directory / "client.pem"
     path.write_bytes(secured.certificates.expired_client.read_bytes())
     mend = lambda: path.write_bytes(secured.certificates.client.read_bytes())  # noqa: E731
@@ -320,7 +318,7 @@ def expired_client(secured: SecuredBroker, topic: str, directory: Path) -> Case:
         pytest.param(expired_client, marks=pytest.mark.thorough),
     ],
 )
-def test_status_says_why_nothing_is_taken_and_once_it_is_mended_all_arrives_without_a_restart(
+def test_status_has_the_reason_and_after_the_repair_all_events_arrive_without_a_restart(
     secured: SecuredBroker, database: Database, topic: str, tmp_path: Path, make: Callable[..., Case]
 ) -> None:
     case = make(secured, topic, tmp_path)
@@ -346,7 +344,7 @@ def test_status_says_why_nothing_is_taken_and_once_it_is_mended_all_arrives_with
 
 
 @pytest.mark.thorough
-def test_a_denied_topic_beside_others_waits_as_rows_which_status_shows(
+def test_events_of_a_denied_topic_wait_as_rows_that_status_shows(
     secured: SecuredBroker, database: Database, topic: str, tmp_path: Path
 ) -> None:
     password = tmp_path / "password"
@@ -374,7 +372,7 @@ def test_a_denied_topic_beside_others_waits_as_rows_which_status_shows(
 def test_files_are_read_again_at_sighup_and_a_bad_one_changes_nothing(
     secured: SecuredBroker, database: Database, topic: str, tmp_path: Path
 ) -> None:
-    """Another user takes over without any trouble: afterwards the first one has no rights, and nothing is refused."""
+    """Another user takes over without an interruption: the first one then has no rights, and no event is refused."""
     admin, name = secured.administration, f"handed.{topic}"
     admin.create_topic(name, 2)
     admin.set_password("successor", "tr0ubador-and-3")
@@ -395,10 +393,10 @@ def test_files_are_read_again_at_sighup_and_a_bad_one_changes_nothing(
         until(lambda: "nothing has changed" in relay.log.read_text(), seconds=20, what="the missing file is refused")
         assert f'sinks.events.producer_files.\\"sasl.password\\": {password}: No such file' in relay.log.read_text()
         emit(database, range(20, 40))
-        until(lambda: numbers(secured, name) == in_order(40), seconds=30, what="the first user goes on")
+        until(lambda: numbers(secured, name) == in_order(40), seconds=30, what="the first user still delivers")
         password.write_text("tr0ubador-and-3")
         relay.send(signal.SIGHUP)
-        until(lambda: "configuration reloaded" in relay.log.read_text(), seconds=20, what="the files are taken")
+        until(lambda: "configuration reloaded" in relay.log.read_text(), seconds=20, what="the files are read")
         admin.take_back("relay", "WRITE", topic=name)
         emit(database, range(40, 60))
         until(lambda: numbers(secured, name) == in_order(60), seconds=30, what="the other user delivers")

@@ -1,4 +1,4 @@
-"""The Kafka sink on a real broker: faults, limits, topics, and its speed beside a bare loop."""
+"""The Kafka sink on a real broker: faults, limits, topics, and its speed compared with a bare loop."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ from outbox_relay.sinks.kafka import KafkaSink
 from outbox_relay.sinks.kafka.client import DEFAULTS
 from tests.contract.harness import an_event, hand_over, hand_over_all, some_events, soon
 from tests.support.kafka import Administration, KafkaBroker, Record
-from tests.support.kafka.watched import Watched
+from tests.support.kafka.recording_sink import RecordingKafkaSink
 from tests.support.wait import auntil
 
 STALL_SECONDS = 2.0
@@ -31,14 +31,14 @@ SMALL_LIMIT = 20_000
 
 @pytest.fixture
 async def sink_on() -> AsyncGenerator[Callable[..., Any]]:
-    """Opens sinks: `await sink_on(broker, template, **producer settings)`."""
+    """Open sinks: `await sink_on(broker, template, **producer settings)`."""
     async with contextlib.AsyncExitStack() as opened:
 
         async def open_one(
             broker: KafkaBroker, template: str, producer: Mapping[str, str | int] | None = None
-        ) -> Watched:
+        ) -> RecordingKafkaSink:
             settings = {"bootstrap.servers": broker.bootstrap, **(producer or {})}
-            sink = Watched("events", TopicTemplate.parse(template), settings, STALL_SECONDS)
+            sink = RecordingKafkaSink("events", TopicTemplate.parse(template), settings, STALL_SECONDS)
             await sink.open()
             opened.push_async_callback(sink.close)
             return sink
@@ -48,7 +48,7 @@ async def sink_on() -> AsyncGenerator[Callable[..., Any]]:
 
 @pytest.fixture
 def report(capsys: pytest.CaptureFixture[str]) -> Callable[[str], None]:
-    """Shows a measured figure among pytest's own lines."""
+    """Show a measured figure among pytest's lines."""
 
     def show(line: str) -> None:
         with capsys.disabled():
@@ -62,7 +62,7 @@ def uids(records: Sequence[Record]) -> list[str]:
 
 
 def first_deliveries(records: Sequence[Record]) -> dict[bytes | None, list[str]]:
-    """The uids of each key, the first of each, in the order of the log."""
+    """Return the first occurrences of uids per key, in the order of the log."""
     found: dict[bytes | None, dict[str, None]] = {}
     for record, uid in zip(records, uids(records), strict=True):
         found.setdefault(record.key, {})[uid] = None
@@ -70,7 +70,7 @@ def first_deliveries(records: Sequence[Record]) -> dict[bytes | None, list[str]]
 
 
 def assert_all_arrived_in_order(records: Sequence[Record], events: Sequence[Event]) -> int:
-    """Nothing lost, first deliveries in order per key; returns the number of duplicates."""
+    """Assert that no event is lost and first deliveries are in order per key; return the number of duplicates."""
     expected: dict[bytes | None, list[str]] = {}
     for event in events:
         expected.setdefault(None if event.key is None else event.key.encode(), []).append(event.uid)
@@ -98,7 +98,7 @@ async def test_a_record_has_our_headers_first_and_then_the_events_own(
     assert (record.key, record.value) == ("ключ".encode(), b"\x00\xff")
 
 
-async def test_the_topic_of_an_event_is_made_of_its_type_key_and_headers(kafka: KafkaBroker, sink_on: Any) -> None:
+async def test_the_topic_is_rendered_from_type_key_and_headers(kafka: KafkaBroker, sink_on: Any) -> None:
     for place in ("a.eu", "b.us"):
         kafka.create_topic(f"made.order.created.{place}")
     sink = await sink_on(kafka, "made.{type}.{key}.{headers.region}")
@@ -130,7 +130,7 @@ async def test_keys_are_placed_as_java_clients_place_them(kafka: KafkaBroker, to
 
 
 def _murmur2(data: bytes) -> int:
-    """Kafka's hash of keys: org.apache.kafka.common.utils.Utils.murmur2, in 32-bit arithmetic."""
+    """Return Kafka's hash of keys: org.apache.kafka.common.utils.Utils.murmur2, in 32-bit arithmetic."""
     mask, multiplier = 0xFFFFFFFF, 0x5BD1E995
     found = (0x9747B28C ^ len(data)) & mask
     whole = len(data) // 4 * 4
@@ -193,18 +193,18 @@ async def test_a_full_queue_of_the_client_is_waited_for(kafka: KafkaBroker, topi
 async def test_the_last_records_do_not_linger_unless_the_user_says_so(
     kafka: KafkaBroker, topic: str, sink_on: Any, monkeypatch: pytest.MonkeyPatch, of_user: bool
 ) -> None:
-    """Nobody would wait for a minute: what is not sent before is taken back when acknowledgements stop."""
+    """With a linger time of a minute, unsent records are purged when acknowledgements stop."""
     kafka.create_topic(topic)
     minute = 60_000
     if not of_user:
         monkeypatch.setattr("outbox_relay.sinks.kafka.client.DEFAULTS", {**DEFAULTS, "linger.ms": minute})
-        monkeypatch.setattr("outbox_relay.sinks.kafka.wire.LINGER_MS", minute)
+        monkeypatch.setattr("outbox_relay.sinks.kafka.producer.LINGER_MS", minute)
     sink = await sink_on(kafka, topic, {"linger.ms": minute} if of_user else {})
     [verdict] = await sink.deliver(some_events(1), soon())
     assert isinstance(verdict, Unavailable if of_user else Delivered)
 
 
-async def test_what_is_not_handed_over_in_time_is_unavailable_and_nothing_of_it_arrives(
+async def test_events_not_handed_over_in_time_are_unavailable_and_never_arrive(
     kafka: KafkaBroker, topic: str, sink_on: Any
 ) -> None:
     kafka.create_topic(topic)
@@ -228,9 +228,7 @@ async def test_what_is_not_handed_over_in_time_is_unavailable_and_nothing_of_it_
     assert set(uids(kafka.read_all(topic))) == {event.uid for event in [*taken, *after]}
 
 
-async def test_the_event_loop_goes_on_while_a_batch_is_handed_over(
-    kafka: KafkaBroker, topic: str, sink_on: Any
-) -> None:
+async def test_the_event_loop_runs_while_a_batch_is_handed_over(kafka: KafkaBroker, topic: str, sink_on: Any) -> None:
     kafka.create_topic(topic)
     sink = await sink_on(kafka, topic)
     under_way = asyncio.ensure_future(hand_over(sink, some_events(40_000), batch=4_000))
@@ -261,7 +259,7 @@ async def test_oversized_records_are_refused_and_their_neighbours_arrive_in_orde
     assert assert_all_arrived_in_order(real_kafka.read_all(topic), others) == 0
 
 
-async def test_what_only_the_broker_finds_too_large_is_refused_alone(
+async def test_a_record_that_only_the_broker_finds_too_large_is_refused_alone(
     real_kafka: KafkaBroker, topic: str, sink_on: Any
 ) -> None:
     real_kafka.create_topic(topic, config={"max.message.bytes": str(SMALL_LIMIT)})
@@ -297,7 +295,7 @@ async def test_a_record_that_never_fits_into_the_clients_queue_is_refused(
     assert [type(verdict) for verdict in await hand_over(sink, events)] == [Delivered, Refused, Delivered]
 
 
-async def test_a_limit_that_is_lowered_under_way_refuses_nothing_that_still_fits(
+async def test_a_lowered_limit_refuses_no_record_that_still_fits(
     real_kafka: KafkaBroker, topic: str, sink_on: Any
 ) -> None:
     real_kafka.create_topic(topic, partitions=1)
@@ -309,10 +307,10 @@ async def test_a_limit_that_is_lowered_under_way_refuses_nothing_that_still_fits
     assert_all_arrived_in_order(real_kafka.read_all(topic), events)
 
 
-async def test_a_limit_that_is_raised_is_believed(
+async def test_a_raised_limit_takes_effect(
     real_kafka: KafkaBroker, topic: str, sink_on: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outbox_relay.sinks.kafka.limits.AGE_SECONDS", 0.0)
+    monkeypatch.setattr("outbox_relay.sinks.kafka.topic_metadata.MAX_AGE_SECONDS", 0.0)
     real_kafka.create_topic(topic, config={"max.message.bytes": str(SMALL_LIMIT)})
     sink = await sink_on(real_kafka, topic)
     large = an_event(payload=b"x" * (2 * SMALL_LIMIT))
@@ -324,7 +322,7 @@ async def test_a_limit_that_is_raised_is_believed(
 async def test_a_record_that_fails_its_request_is_refused_alone_and_its_mates_keep_their_order(
     real_kafka: KafkaBroker, topic: str, sink_on: Any, report: Callable[[str], None]
 ) -> None:
-    # A compacted topic takes no record without key, and answers INVALID_RECORD for the whole request.
+    # A compacted topic refuses a record without a key with INVALID_RECORD for the whole request.
     real_kafka.create_topic(topic, partitions=1, config={"cleanup.policy": "compact"})
     sink = await sink_on(real_kafka, topic, {"batch.num.messages": 100})
     events = some_events(10_000)
@@ -379,7 +377,7 @@ async def test_an_unknown_topic_is_named_and_nothing_is_lost(topic: str, sink_on
         assert_all_arrived_in_order(broker.read_all(topic), more)
 
 
-# -- what people are told ----------------------------------------------------------------------------------------
+# -- reasons shown ----------------------------------------------------------------------------------------------
 
 
 async def test_a_cluster_that_does_not_answer_fails_the_check_without_a_secret(
@@ -393,18 +391,18 @@ async def test_a_cluster_that_does_not_answer_fails_the_check_without_a_secret(
         "sasl.username": "relay",
         "sasl.password": "hunter2-and-more",
     }
-    sink = Watched("events", TopicTemplate.parse("t"), producer, STALL_SECONDS)
+    sink = RecordingKafkaSink("events", TopicTemplate.parse("t"), producer, STALL_SECONDS)
     await sink.open()
     reason = await sink.check()
     verdicts = await sink.deliver(some_events(1), soon())
     await sink.close()
-    told = f"{reason} {verdicts}"
+    shown = f"{reason} {verdicts}"
     assert "Connection refused" in (reason or "")
     assert "Connection refused" in str(verdicts)
-    assert "hunter2" not in told
+    assert "hunter2" not in shown
 
 
-async def test_settings_that_librdkafka_does_not_take_are_named() -> None:
+async def test_settings_that_librdkafka_does_not_accept_are_named() -> None:
     producer = {"bootstrap.servers": "127.0.0.1:1", "lingre.ms": 3}
     sink = KafkaSink("events", TopicTemplate.parse("t"), producer, STALL_SECONDS)
     with pytest.raises(Misconfigured, match=r"sinks.events.producer.*lingre.ms"):
@@ -414,7 +412,7 @@ async def test_settings_that_librdkafka_does_not_take_are_named() -> None:
 # -- speed -------------------------------------------------------------------------------------------------------
 
 
-async def test_throughput_beside_a_bare_loop(
+async def test_throughput_compared_with_a_bare_loop(
     kafka: KafkaBroker, topic: str, sink_on: Any, report: Callable[[str], None]
 ) -> None:
     rounds, size = 25, 4_000
@@ -431,7 +429,7 @@ async def test_throughput_beside_a_bare_loop(
 
 
 def _bare_loop(broker: KafkaBroker, topic: str, batch: Sequence[Event], rounds: int) -> float:
-    """Events per second that a loop around `produce` reaches, with a thread that serves the delivery reports."""
+    """Return the events per second of a loop around `produce` with a thread for the delivery reports."""
     producer = Producer(
         {
             "bootstrap.servers": broker.bootstrap,

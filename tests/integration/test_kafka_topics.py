@@ -1,9 +1,7 @@
-"""Topics of one sink: unknown ones beside good ones, limits of their own, creation, records of other forms."""
+"""Topics of one sink: missing ones, their limits, their creation, and record formats."""
 
-import asyncio
 import contextlib
 import json
-import threading
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 
@@ -14,18 +12,18 @@ from cloudevents.core.formats.json import JSONFormat
 from outbox_relay.domain.event import Event
 from outbox_relay.domain.outcomes import DELIVERED, Delivered, Refused, Unavailable
 from outbox_relay.formats.topics import TopicTemplate
-from outbox_relay.sinks.kafka import Creation, Form, KafkaSink
+from outbox_relay.sinks.kafka import KafkaSink, RecordFormat, TopicCreation
 from tests.contract.harness import an_event, hand_over, soon
 from tests.support.kafka import Administration, KafkaBroker
 from tests.support.wait import auntil
 
-STALL_SECONDS = 2.0
+STALL_SECONDS = 5.0
 SMALL_LIMIT = 20_000
 
 
 @pytest.fixture
 async def sink_on() -> AsyncGenerator[Callable[..., Any]]:
-    """Opens sinks: `await sink_on(broker, template, producer settings, **more)`."""
+    """Open sinks: `await sink_on(broker, template, producer settings, **more)`."""
     async with contextlib.AsyncExitStack() as opened:
 
         async def open_one(
@@ -41,19 +39,14 @@ async def sink_on() -> AsyncGenerator[Callable[..., Any]]:
 
 
 def to(region: str, key: str | None = None, payload: bytes = b"{}") -> Event:
-    """An event whose header names the end of its topic's name."""
+    """Return an event whose header contains the end of its topic's name."""
     return an_event(key, payload, headers=json.dumps({"to": region}))
 
 
-def producers() -> int:
-    """Threads of producers in this process."""
-    return sum("rdk" in thread.name for thread in threading.enumerate())
+# -- topics that events may name -----------------------------------------------------------------------------------
 
 
-# -- topics that events may make -----------------------------------------------------------------------------------
-
-
-async def test_topics_outside_the_list_or_of_kafka_itself_are_refused_and_not_made(
+async def test_topics_outside_the_list_or_of_kafka_itself_are_refused_and_not_created(
     kafka: KafkaBroker, topic: str, sink_on: Any
 ) -> None:
     kafka.create_topic(f"{topic}.a")
@@ -66,7 +59,7 @@ async def test_topics_outside_the_list_or_of_kafka_itself_are_refused_and_not_ma
     assert [name for name in Administration(kafka.bootstrap).topics() if topic in name] == [f"{topic}.a"]
 
 
-async def test_a_sink_makes_no_more_topics_than_it_may(kafka: KafkaBroker, topic: str, sink_on: Any) -> None:
+async def test_a_sink_creates_no_more_topics_than_allowed(kafka: KafkaBroker, topic: str, sink_on: Any) -> None:
     for name in ("a", "b", "old"):
         kafka.create_topic(f"{topic}.{name}")
     sink = await sink_on(kafka, f"{topic}.{{headers.to}}", topics_max=2)
@@ -78,16 +71,16 @@ async def test_a_sink_makes_no_more_topics_than_it_may(kafka: KafkaBroker, topic
     assert there == {f"{topic}.{name}" for name in ("a", "b", "old")}
 
 
-# -- topics that take no events ------------------------------------------------------------------------------------
+# -- topics that accept no events ----------------------------------------------------------------------------------
 
 
-async def test_a_topic_that_cannot_be_made_keeps_only_its_own_events(
+async def test_a_topic_that_cannot_be_created_affects_only_its_own_events(
     real_kafka: KafkaBroker, topic: str, sink_on: Any
 ) -> None:
-    """The broker would create it, but for its limit on partitions it has to refuse the request."""
+    """One broker cannot create a topic with three replicas."""
     admin = Administration(real_kafka.bootstrap)
     admin.create_topic(f"{topic}.good", 2)
-    sink = await sink_on(real_kafka, f"{topic}.{{headers.to}}", creation=Creation(1, 3))
+    sink = await sink_on(real_kafka, f"{topic}.{{headers.to}}", creation=TopicCreation(1, 3))
     events = [to("good", "a"), to("bad", "a"), to("good", "b"), to("good", "a"), to("bad", "c")]
     verdicts = await sink.deliver(events, soon())
     assert [type(verdict) for verdict in verdicts] == [Delivered, Unavailable, Delivered, Unavailable, Unavailable]
@@ -100,18 +93,18 @@ async def test_a_topic_that_cannot_be_made_keeps_only_its_own_events(
     async def delivered() -> bool:
         return list(await sink.deliver([to("bad")], soon())) == [DELIVERED]
 
-    await auntil(delivered, seconds=20, what="the topic takes events")
+    await auntil(delivered, seconds=20, what="the topic accepts events")
     assert list(await sink.deliver([events[1], events[3], events[4]], soon())) == [DELIVERED] * 3
 
 
-async def test_a_topic_that_is_deleted_under_way_keeps_only_its_own_events(
+async def test_a_topic_deleted_meanwhile_affects_only_its_own_events(
     real_kafka: KafkaBroker, topic: str, sink_on: Any
 ) -> None:
     admin = Administration(real_kafka.bootstrap)
     for name in ("good", "gone"):
         admin.create_topic(f"{topic}.{name}", 2)
-    # With three copies, which one broker cannot hold, the topic is not made again.
-    sink = await sink_on(real_kafka, f"{topic}.{{headers.to}}", creation=Creation(1, 3))
+    # One broker cannot have three replicas, so the topic is not created again.
+    sink = await sink_on(real_kafka, f"{topic}.{{headers.to}}", creation=TopicCreation(1, 3))
     assert list(await sink.deliver([to("good"), to("gone")], soon())) == [DELIVERED] * 2
     admin.delete_topic(f"{topic}.gone")
     verdicts = await sink.deliver([to("good"), to("gone"), to("good")], soon())
@@ -119,19 +112,23 @@ async def test_a_topic_that_is_deleted_under_way_keeps_only_its_own_events(
     assert verdicts[1].part == f"topic {topic}.gone"
 
 
-async def test_the_relay_creates_topics_as_it_is_told(real_kafka: KafkaBroker, topic: str, sink_on: Any) -> None:
-    sink = await sink_on(real_kafka, f"{topic}.{{headers.to}}", creation=Creation(partitions=3, replication_factor=1))
+async def test_the_relay_creates_topics_with_the_given_settings(
+    real_kafka: KafkaBroker, topic: str, sink_on: Any
+) -> None:
+    sink = await sink_on(
+        real_kafka, f"{topic}.{{headers.to}}", creation=TopicCreation(partitions=3, replication_factor=1)
+    )
     assert list(await sink.deliver([to("one"), to("two")], soon())) == [DELIVERED] * 2
     for name in ("one", "two"):
         found = Administration(real_kafka.bootstrap).client.list_topics(f"{topic}.{name}", timeout=5)
         assert len(found.topics[f"{topic}.{name}"].partitions) == 3
-    assert await (await sink_on(real_kafka, f"{topic}.never", creation=Creation(1, 1))).check() is None
+    assert await (await sink_on(real_kafka, f"{topic}.never", creation=TopicCreation(1, 1))).check() is None
 
 
 # -- limits --------------------------------------------------------------------------------------------------------
 
 
-async def test_topics_with_limits_of_their_own_have_producers_of_their_own(
+async def test_topics_with_different_limits_have_different_producers(
     real_kafka: KafkaBroker, topic: str, sink_on: Any
 ) -> None:
     admin = Administration(real_kafka.bootstrap)
@@ -150,7 +147,7 @@ async def test_topics_with_limits_of_their_own_have_producers_of_their_own(
         assert found == expected
 
 
-async def test_a_wish_that_the_topic_does_not_fulfil_fails_the_check(
+async def test_a_record_size_above_the_topics_limit_fails_the_check(
     real_kafka: KafkaBroker, topic: str, sink_on: Any
 ) -> None:
     Administration(real_kafka.bootstrap).create_topic(topic, 1, config={"max.message.bytes": "3000000"})
@@ -161,9 +158,7 @@ async def test_a_wish_that_the_topic_does_not_fulfil_fails_the_check(
     assert "the brokers take at most" in (reason or "")
 
 
-async def test_large_records_go_as_far_as_the_topic_lets_them(
-    real_kafka: KafkaBroker, topic: str, sink_on: Any
-) -> None:
+async def test_records_up_to_the_topics_limit_arrive(real_kafka: KafkaBroker, topic: str, sink_on: Any) -> None:
     Administration(real_kafka.bootstrap).create_topic(topic, 1, config={"max.message.bytes": "10000000"})
     sink = await sink_on(real_kafka, topic)
     large = [an_event("k", b"x" * size) for size in (9_990_000, 10, 5_000_000)]
@@ -171,12 +166,12 @@ async def test_large_records_go_as_far_as_the_topic_lets_them(
     assert [len(record.value or b"") for record in real_kafka.read_all(topic)] == [9_990_000, 10, 5_000_000]
 
 
-# -- forms ---------------------------------------------------------------------------------------------------------
+# -- record formats ------------------------------------------------------------------------------------------------
 
 
 async def test_a_header_chooses_the_partition(real_kafka: KafkaBroker, topic: str, sink_on: Any) -> None:
     real_kafka.create_topic(topic, partitions=4)
-    sink = await sink_on(real_kafka, topic, form=Form(partition_header="partition"))
+    sink = await sink_on(real_kafka, topic, record_format=RecordFormat(partition_header="partition"))
     values = ["3", "0", "4", "-1", None, "2"]
     events = [
         an_event("k", b"%d" % number, headers=None if value is None else json.dumps({"partition": value}))
@@ -194,7 +189,7 @@ async def test_a_header_chooses_the_partition(real_kafka: KafkaBroker, topic: st
 
 async def test_an_empty_payload_becomes_a_tombstone(kafka: KafkaBroker, topic: str, sink_on: Any) -> None:
     kafka.create_topic(topic, partitions=1)
-    sink = await sink_on(kafka, topic, form=Form(tombstones=True))
+    sink = await sink_on(kafka, topic, record_format=RecordFormat(tombstones=True))
     events = [an_event("k", b"1"), an_event("k", b""), an_event(None, b"")]
     verdicts = await sink.deliver(events, soon())
     assert [type(verdict) for verdict in verdicts] == [Delivered, Delivered, Refused]
@@ -209,7 +204,7 @@ async def test_cloudevents_are_read_by_their_own_library(
     kafka: KafkaBroker, topic: str, sink_on: Any, mode: Any
 ) -> None:
     kafka.create_topic(topic, partitions=1)
-    sink = await sink_on(kafka, topic, form=Form(cloudevents=mode, source="/shop/orders"))
+    sink = await sink_on(kafka, topic, record_format=RecordFormat(cloudevents=mode, source="/shop/orders"))
     event = an_event("k", '{"total": "12.34", "имя": "日本"}'.encode(), headers='{"traceparent": "00-1-2-03"}')
     assert list(await sink.deliver([event], soon())) == [DELIVERED]
     (record,) = kafka.consume(topic, count=1)
@@ -227,50 +222,7 @@ async def test_cloudevents_are_read_by_their_own_library(
 async def test_compressed_records_arrive(real_kafka: KafkaBroker, topic: str, sink_on: Any, codec: str) -> None:
     real_kafka.create_topic(topic, partitions=1)
     sink = await sink_on(real_kafka, topic, {"compression.type": codec})
-    # Larger than the topic takes, but for its compression.
+    # Above the topic's limit without compression.
     events = [an_event("k", b"x" * 1_500_000), an_event("k", b"y" * 10)]
     assert await hand_over(sink, events) == [DELIVERED] * 2
     assert [record.value for record in real_kafka.read_all(topic)] == [event.payload for event in events]
-
-
-# -- statistics ----------------------------------------------------------------------------------------------------
-
-
-async def test_the_client_counts_its_requests_and_their_time(real_kafka: KafkaBroker, topic: str, sink_on: Any) -> None:
-    real_kafka.create_topic(topic)
-    sink = await sink_on(real_kafka, topic, {"statistics.interval.ms": 100})
-    assert sink.statistics.producers in (0, 1)
-    await hand_over(sink, [an_event(f"k{n % 5}") for n in range(500)])
-
-    async def counted() -> bool:
-        # Round trips are those of the last interval: there have to be some in it.
-        await hand_over(sink, [an_event("k")])
-        return sink.statistics.requests > 0 and sink.statistics.round_trip_seconds > 0
-
-    await auntil(counted, seconds=10, what="requests were counted")
-    found = sink.statistics
-    assert found.producers == 1
-    assert 0 < found.round_trip_seconds <= found.round_trip_p99_seconds < 60
-    requests = found.requests
-    # A producer that is replaced leaves its counts.
-    set_small = Administration(real_kafka.bootstrap)
-    set_small.set_topic(topic, {"max.message.bytes": "5000"})
-    await hand_over(sink, [an_event("k", b"x" * 300) for _ in range(500)], batch=500)
-    assert sink.statistics.requests >= requests
-
-
-async def test_the_depth_of_the_clients_queue_is_seen(real_kafka: KafkaBroker, topic: str, sink_on: Any) -> None:
-    real_kafka.create_topic(topic)
-    sink = await sink_on(real_kafka, topic, {"statistics.interval.ms": 100})
-    events = [an_event("k", b"x" * 100) for _ in range(50)]
-    assert await hand_over(sink, events[:1]) == [DELIVERED]
-
-    async def queued(records: int) -> bool:
-        return sink.statistics.queued_records == records and (sink.statistics.queued_bytes > 0) == (records > 0)
-
-    with real_kafka.frozen():
-        under_way = asyncio.ensure_future(sink.deliver(events, soon()))
-        # What is not acknowledged in time is taken back: a queue of 50 is seen until then.
-        await auntil(lambda: queued(50), seconds=20, what="all that was handed over is counted")
-    await under_way
-    await auntil(lambda: queued(0), seconds=20, what="nothing is queued any more")

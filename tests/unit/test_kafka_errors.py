@@ -1,4 +1,4 @@
-"""Every error code of Kafka's client has its kind, and what is unknown never counts against an event."""
+"""The kinds of all error codes of Kafka's client."""
 
 import re
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import KafkaError
 
-from outbox_relay.sinks.kafka.errors import KINDS, TOO_LARGE, Kind, kind
+from outbox_relay.sinks.kafka.errors import ERROR_KINDS, TOO_LARGE, ErrorKind, error_kind
 
 PAGE = Path(__file__).parents[2] / "docs" / "kafka.md"
 CODES = {
@@ -36,84 +36,84 @@ def test_the_client_has_codes() -> None:
 
 
 def test_every_code_of_the_client_is_in_the_table() -> None:
-    assert sorted(CODES.keys() - KINDS.keys()) == []
+    assert sorted(CODES.keys() - ERROR_KINDS.keys()) == []
 
 
 def test_the_table_names_codes_as_the_client_does() -> None:
     named = {KafkaError(value).name() for value in CODES.values()}
-    assert sorted(named - KINDS.keys()) == []
-    assert sorted(KINDS.keys() - named) == []
+    assert sorted(named - ERROR_KINDS.keys()) == []
+    assert sorted(ERROR_KINDS.keys() - named) == []
 
 
-def test_no_code_stands_in_the_table_twice() -> None:
+def test_no_code_is_in_the_table_twice() -> None:
     from outbox_relay.sinks.kafka import errors
 
     groups = [value for name, value in vars(errors).items() if name.isupper() and isinstance(value, str)]
     names = [name for group in groups for name in group.split()]
-    assert len(names) == len(set(names)) == len(KINDS) - 1
+    assert len(names) == len(set(names)) == len(ERROR_KINDS) - 1
 
 
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("NO_ERROR", Kind.DELIVERED),
-        ("MSG_SIZE_TOO_LARGE", Kind.MESSAGE),
-        ("RECORD_LIST_TOO_LARGE", Kind.MESSAGE),
-        ("INVALID_RECORD", Kind.MESSAGE),
-        ("INVALID_MSG", Kind.MESSAGE),
-        ("UNSUPPORTED_FOR_MESSAGE_FORMAT", Kind.MESSAGE),
-        ("_INVALID_DIFFERENT_RECORD", Kind.MESSAGE),
-        ("INVALID_TIMESTAMP", Kind.DESTINATION),
-        ("UNKNOWN_TOPIC_OR_PART", Kind.TOPIC),
-        ("_UNKNOWN_TOPIC", Kind.TOPIC),
-        ("_UNKNOWN_PARTITION", Kind.TOPIC),
-        ("TOPIC_AUTHORIZATION_FAILED", Kind.TOPIC),
-        ("CLUSTER_AUTHORIZATION_FAILED", Kind.DESTINATION),
-        ("SASL_AUTHENTICATION_FAILED", Kind.DESTINATION),
-        ("_AUTHENTICATION", Kind.DESTINATION),
-        ("_SSL", Kind.DESTINATION),
-        ("INVALID_REQUIRED_ACKS", Kind.DESTINATION),
-        ("_TRANSPORT", Kind.DESTINATION),
-        ("_ALL_BROKERS_DOWN", Kind.DESTINATION),
-        ("_MSG_TIMED_OUT", Kind.DESTINATION),
-        ("_PURGE_QUEUE", Kind.WITHDRAWN),
-        ("_PURGE_INFLIGHT", Kind.WITHDRAWN),
-        ("OUT_OF_ORDER_SEQUENCE_NUMBER", Kind.FATAL),
-        ("UNKNOWN_PRODUCER_ID", Kind.FATAL),
-        ("INVALID_PRODUCER_EPOCH", Kind.FATAL),
-        ("_FENCED", Kind.FATAL),
-        ("_GAPLESS_GUARANTEE", Kind.FATAL),
+        ("NO_ERROR", ErrorKind.DELIVERED),
+        ("MSG_SIZE_TOO_LARGE", ErrorKind.MESSAGE),
+        ("RECORD_LIST_TOO_LARGE", ErrorKind.MESSAGE),
+        ("INVALID_RECORD", ErrorKind.MESSAGE),
+        ("INVALID_MSG", ErrorKind.MESSAGE),
+        ("UNSUPPORTED_FOR_MESSAGE_FORMAT", ErrorKind.MESSAGE),
+        ("_INVALID_DIFFERENT_RECORD", ErrorKind.MESSAGE),
+        ("INVALID_TIMESTAMP", ErrorKind.DESTINATION),
+        ("UNKNOWN_TOPIC_OR_PART", ErrorKind.TOPIC),
+        ("_UNKNOWN_TOPIC", ErrorKind.TOPIC),
+        ("_UNKNOWN_PARTITION", ErrorKind.TOPIC),
+        ("TOPIC_AUTHORIZATION_FAILED", ErrorKind.TOPIC),
+        ("CLUSTER_AUTHORIZATION_FAILED", ErrorKind.DESTINATION),
+        ("SASL_AUTHENTICATION_FAILED", ErrorKind.DESTINATION),
+        ("_AUTHENTICATION", ErrorKind.DESTINATION),
+        ("_SSL", ErrorKind.DESTINATION),
+        ("INVALID_REQUIRED_ACKS", ErrorKind.DESTINATION),
+        ("_TRANSPORT", ErrorKind.DESTINATION),
+        ("_ALL_BROKERS_DOWN", ErrorKind.DESTINATION),
+        ("_MSG_TIMED_OUT", ErrorKind.DESTINATION),
+        ("_PURGE_QUEUE", ErrorKind.WITHDRAWN),
+        ("_PURGE_INFLIGHT", ErrorKind.WITHDRAWN),
+        ("OUT_OF_ORDER_SEQUENCE_NUMBER", ErrorKind.FATAL),
+        ("UNKNOWN_PRODUCER_ID", ErrorKind.FATAL),
+        ("INVALID_PRODUCER_EPOCH", ErrorKind.FATAL),
+        ("_FENCED", ErrorKind.FATAL),
+        ("_GAPLESS_GUARANTEE", ErrorKind.FATAL),
     ],
 )
-def test_codes_have_the_kind_that_their_meaning_asks_for(name: str, expected: Kind) -> None:
-    assert kind(Reported(name)) is expected
+def test_codes_have_the_kind_that_their_meaning_requires(name: str, expected: ErrorKind) -> None:
+    assert error_kind(Reported(name)) is expected
 
 
-def test_an_unknown_code_says_nothing_against_the_event() -> None:
+def test_an_unknown_code_is_not_the_events_fault() -> None:
     unknown = KafkaError(9_999)
-    assert unknown.name() not in KINDS
-    assert kind(unknown) is Kind.DESTINATION
+    assert unknown.name() not in ERROR_KINDS
+    assert error_kind(unknown) is ErrorKind.DESTINATION
 
 
 @pytest.mark.parametrize("name", ["_TRANSPORT", "MSG_SIZE_TOO_LARGE", "ERR_9999?"])
 def test_any_fatal_error_ends_the_producer(name: str) -> None:
-    assert kind(Reported(name, is_fatal=True)) is Kind.FATAL
+    assert error_kind(Reported(name, is_fatal=True)) is ErrorKind.FATAL
 
 
-def test_what_is_too_large_is_about_the_record() -> None:
-    assert {KINDS[name] for name in TOO_LARGE} == {Kind.MESSAGE}
+def test_size_errors_are_about_the_record() -> None:
+    assert {ERROR_KINDS[name] for name in TOO_LARGE} == {ErrorKind.MESSAGE}
 
 
-def test_the_page_puts_codes_where_the_table_does() -> None:
+def test_the_page_classifies_codes_as_the_table_does() -> None:
     rows = {
-        "a record can never be taken": Kind.MESSAGE,
-        "a topic takes nothing": Kind.TOPIC,
-        "the cluster is down": Kind.DESTINATION,
-        "the producer is broken": Kind.FATAL,
+        "a record can never be accepted": ErrorKind.MESSAGE,
+        "a topic accepts no records": ErrorKind.TOPIC,
+        "the cluster is down": ErrorKind.DESTINATION,
+        "the producer is broken": ErrorKind.FATAL,
     }
     lines = [line.split("|") for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
     for begin, expected in rows.items():
         (codes,) = [cells[2] for cells in lines if cells[1].strip().startswith(begin)]
         named = re.findall(r"`(\w+)`", codes)
         assert len(named) > 3
-        assert {kind(Reported(name)) for name in named} == {expected}
+        assert {error_kind(Reported(name)) for name in named} == {expected}

@@ -1,4 +1,4 @@
-"""What an event becomes in Kafka: value, partition, headers."""
+"""The conversion of events to records, and of events to topics."""
 
 import json
 from collections.abc import Mapping
@@ -6,22 +6,27 @@ from typing import Any
 
 import pytest
 
-from outbox_relay.sinks.kafka.records import ANY_PARTITION, Form, Topics
+from outbox_relay.sinks.kafka.records import ANY_PARTITION, RecordFormat
+from outbox_relay.sinks.kafka.topic_resolver import TopicResolver
 from tests.contract.harness import an_event
 
 SOURCE = "/shop/orders"
 
 
-def test_the_plain_form_is_known_as_such() -> None:
-    assert Form().plain
-    for changed in (Form(partition_header="p"), Form(tombstones=True), Form(cloudevents="binary", source=SOURCE)):
+def test_the_plain_format_is_detected() -> None:
+    assert RecordFormat().plain
+    for changed in (
+        RecordFormat(partition_header="p"),
+        RecordFormat(tombstones=True),
+        RecordFormat(cloudevents="binary", source=SOURCE),
+    ):
         assert not changed.plain
 
 
 @pytest.mark.parametrize(("own", "partition"), [('{"p": "3"}', 3), ('{"p": "0"}', 0), ('{"q": "3"}', ANY_PARTITION)])
 def test_a_header_names_the_partition_and_is_passed_on(own: str, partition: int) -> None:
     event = an_event(headers=own)
-    value, found, headers = Form(partition_header="p").record(event)
+    value, found, headers = RecordFormat(partition_header="p").record(event)
     assert (value, found) == (event.payload, partition)
     assert headers == [
         ("id", event.uid),
@@ -32,26 +37,26 @@ def test_a_header_names_the_partition_and_is_passed_on(own: str, partition: int)
 
 
 @pytest.mark.parametrize("wrong", ["", "-1", "1.0", "one", "٣", " 1", "9999999999", "+1"])
-def test_a_wrong_partition_is_told_without_its_value(wrong: str) -> None:
+def test_a_wrong_partition_is_reported_without_its_value(wrong: str) -> None:
     with pytest.raises(ValueError, match="header p should be the number of a partition") as raised:
-        Form(partition_header="p").record(an_event(headers=json.dumps({"p": wrong})))
+        RecordFormat(partition_header="p").record(an_event(headers=json.dumps({"p": wrong})))
     assert not wrong.strip() or wrong not in str(raised.value)
 
 
 def test_an_empty_payload_is_a_tombstone_only_when_asked_for() -> None:
-    assert Form(partition_header="p").record(an_event(payload=b""))[0] == b""
-    assert Form(tombstones=True).record(an_event(payload=b""))[0] is None
-    assert Form(tombstones=True).record(an_event(payload=b" "))[0] == b" "
+    assert RecordFormat(partition_header="p").record(an_event(payload=b""))[0] == b""
+    assert RecordFormat(tombstones=True).record(an_event(payload=b""))[0] is None
+    assert RecordFormat(tombstones=True).record(an_event(payload=b" "))[0] == b" "
 
 
 def test_a_tombstone_needs_a_key() -> None:
     with pytest.raises(ValueError, match="needs a key"):
-        Form(tombstones=True).record(an_event(None, payload=b""))
+        RecordFormat(tombstones=True).record(an_event(None, payload=b""))
 
 
 def test_binary_cloudevents_keep_the_payload_and_add_headers() -> None:
     event = an_event(headers='{"a": "1", "ce_id": "theirs", "ce_mine": "x"}')
-    value, _, headers = Form(cloudevents="binary", source=SOURCE).record(event)
+    value, _, headers = RecordFormat(cloudevents="binary", source=SOURCE).record(event)
     found = dict(headers)
     assert value == event.payload
     assert len(found) == len(headers)
@@ -67,11 +72,11 @@ FORGED = {
     "CE_SpecVersion": "forged", "ce_anything": "forged", "idx": "kept", "cex": "kept", "x-type": "kept",
 }  # fmt: skip
 FORMS = {
-    "plain": Form(),
-    "partition": Form(partition_header="p"),
-    "binary": Form(cloudevents="binary", source=SOURCE),
-    "structured": Form(cloudevents="structured", source=SOURCE),
-    "tombstone": Form(tombstones=True, cloudevents="structured", source=SOURCE),
+    "plain": RecordFormat(),
+    "partition": RecordFormat(partition_header="p"),
+    "binary": RecordFormat(cloudevents="binary", source=SOURCE),
+    "structured": RecordFormat(cloudevents="structured", source=SOURCE),
+    "tombstone": RecordFormat(tombstones=True, cloudevents="structured", source=SOURCE),
 }
 
 
@@ -85,8 +90,8 @@ def test_an_event_does_not_forge_the_relays_headers(name: str) -> None:
     assert (dict(headers)["id"], dict(headers)["type"]) == (event.uid, event.type)
 
 
-def test_a_header_that_the_settings_name_is_the_records_type_and_stands_there_once() -> None:
-    form = Form(type_header="type")
+def test_the_type_header_replaces_the_type_and_occurs_once() -> None:
+    form = RecordFormat(type_header="type")
     assert not form.plain
     event = an_event(headers='{"type": "Zoë was here", "id": "forged", "a": "1"}')
     assert form.record(event)[2] == [
@@ -100,7 +105,7 @@ def test_a_header_that_the_settings_name_is_the_records_type_and_stands_there_on
 
 def test_structured_cloudevents_wrap_the_payload() -> None:
     event = an_event(payload=b'{"n": 1.10}', headers='{"a": "1"}')
-    value, _, headers = Form(cloudevents="structured", source=SOURCE).record(event)
+    value, _, headers = RecordFormat(cloudevents="structured", source=SOURCE).record(event)
     assert value is not None
     wrapped: Any = json.loads(value)
     assert wrapped["data"] == {"n": 1.1}
@@ -109,14 +114,16 @@ def test_structured_cloudevents_wrap_the_payload() -> None:
     assert [name for name, _ in headers] == ["id", "type", "content-type", "a"]
 
 
-def test_a_tombstone_is_told_of_in_headers_in_structured_mode_too() -> None:
-    value, _, headers = Form(tombstones=True, cloudevents="structured", source=SOURCE).record(an_event(payload=b""))
+def test_a_tombstone_has_its_attributes_in_headers_in_structured_mode_too() -> None:
+    value, _, headers = RecordFormat(tombstones=True, cloudevents="structured", source=SOURCE).record(
+        an_event(payload=b"")
+    )
     assert value is None
     assert {"ce_id", "ce_type", "ce_source", "ce_specversion"} <= dict(headers).keys()
 
 
 class Broken:
-    """Fails for some events in a way that nothing expects."""
+    """A template that fails unexpectedly for some events."""
 
     fields = ("type",)
 
@@ -126,9 +133,9 @@ class Broken:
         return event_type
 
 
-def test_an_event_whose_topic_cannot_be_made_is_refused_without_its_text() -> None:
+def test_an_event_whose_topic_cannot_be_rendered_is_refused_without_its_text() -> None:
     refused: dict[int, str] = {}
     batch = [an_event(), an_event()._replace(type="odd"), an_event()]
-    topics = Topics(Broken()).of(batch, refused.__setitem__)
+    topics = TopicResolver(Broken()).resolve(batch, refused.__setitem__)
     assert topics == [batch[0].type, None, batch[2].type]
     assert refused == {1: "the event cannot be made into a record (KeyError)"}

@@ -1,4 +1,4 @@
-"""What the table of a Kafka sink takes beyond its topic and its producer."""
+"""Settings of a Kafka sink other than its topic and its producer."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""One call of ``deliver`` as the thread sees it: what was handed over, what came back, what the verdicts are."""
+"""The state of one call of ``deliver``: pending events, delivery reports and verdicts."""
 
 from __future__ import annotations
 
@@ -15,194 +15,254 @@ from outbox_relay.domain.event import Event
 from outbox_relay.domain.outcomes import DELIVERED, Refused, Unavailable, Verdict
 
 BEHIND = Unavailable("an earlier event of its key was refused, and dead letters hold their key", behind=True)
-"""The verdict on what is not sent for that."""
+"""The verdict on events that are not sent for that reason."""
 
 
 @dataclass(slots=True, eq=False)
-class Course:
-    """A stretch of calls that stand or fall together: after the sink gave up, none of them is handed over.
+class DeliveryRound:
+    """Overlapping calls that end together: once the round has ended, none of them hands over another event.
 
-    A new course begins only when every call of the last one has returned, so that whoever calls has seen the end.
+    A new round begins only when every call of the previous one has returned, so the caller has seen its end.
     """
 
-    under_way: int = 0
-    """Calls that have not returned yet; counted in the event loop."""
-    ended: str | None = None
-    """Why nothing more is handed over."""
+    open_calls: int = 0
+    """Calls that have not returned. Counted in the event loop."""
+    end_reason: str | None = None
+    """Why the round has ended, or None."""
     withdrawn: bool = False
-    """Whether what was handed over is to be taken back too."""
+    """True if the records handed over are to be purged as well."""
+
+    def begin_call(self) -> None:
+        """Count a call that begins."""
+        self.open_calls += 1
+
+    def end_call(self) -> None:
+        """Count a call that returns."""
+        self.open_calls -= 1
+
+    def end(self, reason: str, *, withdraw: bool = False) -> None:
+        """End the round: its calls hand over no more events."""
+        self.end_reason = reason
+        self.withdrawn = self.withdrawn or withdraw
 
 
 @dataclass(slots=True, eq=False)
-class Block:
-    """An event of a key is unavailable, or refused and holds its key.
+class KeyBlock:
+    """A key with an unavailable event, or with a refused event that holds its key.
 
-    What comes later of the key is unavailable too, up to the call number ``last``.
+    Later events of the key are unavailable too, up to the call number ``last_call``.
     """
 
-    number: int
-    place: int
+    call_number: int
+    index: int
     verdict: Unavailable
-    last: float = math.inf
-    """Calls with a higher number were begun by someone who knew of this; set when the call with the event returns."""
+    last_call: float = math.inf
+    """Calls with a higher number began when the verdict was known. Set when the call with the event returns."""
+
+    def end_after(self, last_call: float) -> None:
+        """Block events of calls up to number ``last_call`` only."""
+        self.last_call = last_call
 
 
-class Blocks:
-    """The keys of which an event is unavailable, or holds them, while calls are under way that may have later ones."""
+class KeyBlocks:
+    """The blocked keys, kept while open calls may have later events of them."""
 
     def __init__(self) -> None:
-        self._by_key: dict[str, Block] = {}
+        self._by_key: dict[str, KeyBlock] = {}
 
     def __len__(self) -> int:
-        """How many keys there are."""
+        """Return the number of blocked keys."""
         return len(self._by_key)
 
-    def on(self, call: Call, place: int, key: str) -> Unavailable | None:
-        """The verdict on the event of ``key`` at ``place`` of ``call`` if an earlier one of the key blocks it."""
+    def verdict(self, call: DeliverCall, index: int, key: str) -> Unavailable | None:
+        """Return the verdict on the event of ``key`` if an earlier one blocks it, or None."""
         block = self._by_key.get(key)
-        if block is None or call.number > block.last or (call.number, place) <= (block.number, block.place):
+        if block is None or call.number > block.last_call or (call.number, index) <= (block.call_number, block.index):
             return None
         return block.verdict
 
-    def begin(self, call: Call, place: int, key: str, verdict: Unavailable) -> None:
-        """Block what comes after the event of ``key`` at ``place`` of ``call``."""
+    def block(self, call: DeliverCall, index: int, key: str, verdict: Unavailable) -> None:
+        """Block the events of ``key`` after the one at ``index`` of ``call``."""
         block = self._by_key.get(key)
         if block is None:
-            block = self._by_key[key] = Block(call.number, place, verdict)
-        block.last = math.inf
+            block = self._by_key[key] = KeyBlock(call.number, index, verdict)
+        block.end_after(math.inf)
         call.blocks.append(block)
+        # Checked after the append: ``DeliverCall.returned`` runs in another thread.
         if call.returned_at is not None:
-            block.last = call.returned_at
+            block.end_after(call.returned_at)
 
-    def prune(self, oldest: int) -> None:
-        """Forget what concerns no call from number ``oldest`` on."""
+    def prune(self, oldest_call: int) -> None:
+        """Remove the blocks that affect no call from number ``oldest_call`` on."""
         if self._by_key:
-            self._by_key = {key: block for key, block in self._by_key.items() if block.last >= oldest}
+            self._by_key = {key: block for key, block in self._by_key.items() if block.last_call >= oldest_call}
 
 
-class Reports:
-    """Counts the delivery reports of one call and keeps those that failed, by place; serves one call after another.
+class DeliveryReports:
+    """Counts the delivery reports of one call and keeps the failures by index; reused by later calls.
 
-    One callback per place, made once: nothing is made per event.
+    There is one callback per index, created once: nothing is allocated per event.
     """
 
-    __slots__ = ("callbacks", "count", "failures", "partitions")
+    __slots__ = ("_partitions", "callbacks", "count", "failures")
 
-    def __init__(self, places: int) -> None:
+    def __init__(self, max_batch: int) -> None:
         self.count = 0
         self.failures: dict[int, KafkaError] = {}
-        self.partitions: set[tuple[str, int]] | None = None
-        """Where to note topics and partitions of acknowledged records, if anybody wants to know."""
+        self._partitions: set[tuple[str, int]] | None = None
         self.callbacks: Sequence[Callable[[KafkaError | None, object], None]] = [
-            partial(self._report, place) for place in range(places)
+            partial(self._report, index) for index in range(max_batch)
         ]
 
     def clear(self) -> None:
-        """Begin anew, once every report of the last call has come."""
+        """Prepare for another call, once every report of the last one was served."""
         self.count = 0
         self.failures = {}
-        self.partitions = None
+        self._partitions = None
 
-    def _report(self, place: int, error: KafkaError | None, record: object) -> None:
+    def collect_partitions(self, partitions: set[tuple[str, int]]) -> None:
+        """Add topic and partition of every acknowledged record to ``partitions`` from now on."""
+        self._partitions = partitions
+
+    def _report(self, index: int, error: KafkaError | None, record: object) -> None:
         self.count += 1
         if error is not None:
-            self.failures[place] = error
-        elif self.partitions is not None:
+            self.failures[index] = error
+        elif self._partitions is not None:
             message = cast("Message", record)
-            self.partitions.add((message.topic() or "", message.partition() or 0))
+            self._partitions.add((message.topic() or "", message.partition() or 0))
 
 
 @dataclass(slots=True, eq=False)
-class Call:
-    """A batch on its way. ``until`` is a ``lease_clock()`` value, ``deadline`` one of ``time.monotonic()``.
-
-    ``number`` counts calls in the order in which they were made. ``answer`` takes the verdicts, in the thread,
-    exactly once.
-    """
+class DeliverCall:
+    """A batch that is being delivered. Numbers rise in the order of the calls."""
 
     number: int
     batch: Sequence[Event]
     until: float
-    """Nothing is handed over from here on."""
+    """A ``lease_clock()`` value from which on no event is handed over."""
     deadline: float
-    """By now the call must have been answered."""
-    course: Course
+    """A ``time.monotonic()`` value by which the call must be answered."""
+    round: DeliveryRound
     answer: Callable[[Sequence[Verdict]], None]
-    reports: Reports
-    todo: Sequence[int]
-    """Places not handed over yet, in order."""
-    topics: Sequence[str | None] = ()
-    """The topic of each place; none where the event was refused before."""
-    producers: int | Sequence[int] = ()
-    """By which producer a place is sent, by the size of its batches: one for all places, or one for each."""
+    """Takes the verdicts, exactly once, in the producer thread."""
+    reports: DeliveryReports
+    refusal_blocks: KeyBlocks | None = None
+    """Where to block the keys of refused events, or None if those do not hold their keys."""
+    pending: Sequence[int] = ()
+    """Indexes of the events that are still to be handed over, in order."""
+    topics: list[str | None] = field(default_factory=list[str | None])
+    """The topic of each event; None for an event that was refused before."""
+    batch_sizes: int | Sequence[int] = ()
+    """The producer of the events, identified by its batch size: one for all, or one for each."""
     probes: dict[str, int] = field(default_factory=dict[str, int])
-    """The place that finds out whether a topic takes events again, by topic."""
-    sent: int = 0
-    """Records handed over, those sent again counted again."""
-    judged: dict[int, Verdict] = field(default_factory=dict[int, Verdict])
-    """Verdicts that stand already, by place."""
-    lost: Sequence[int] = ()
-    """Places given up."""
-    blocks: list[Block] = field(default_factory=list[Block])
-    """What this call blocks."""
-    holding: Blocks | None = None
-    """Where to block the keys of refused events, if those hold them."""
+    """For each probed topic the index of the event that probes it."""
+    handed_over: int = 0
+    """Number of records handed over. A record that is sent again counts again."""
+    decided: dict[int, Verdict] = field(default_factory=dict[int, Verdict])
+    """Verdicts other than delivered, by index."""
+    abandoned: Sequence[int] = ()
+    """Indexes of the events that the ended round left undelivered."""
+    blocks: list[KeyBlock] = field(default_factory=list[KeyBlock])
+    """The blocks that events of this call began."""
     returned_at: int | None = None
-    """The number of the newest call when this one returned; set in the event loop."""
+    """The newest call's number when this call returned. Set in the event loop."""
+
+    def __post_init__(self) -> None:
+        self.pending = range(len(self.batch))
 
     @property
     def outstanding(self) -> int:
-        """Records handed over and not reported on yet."""
-        return self.sent - self.reports.count
+        """Return the number of records without a delivery report."""
+        return self.handed_over - self.reports.count
 
     @property
     def complete(self) -> bool:
-        """Whether nothing more will be heard of any place."""
-        return not self.todo and self.sent == self.reports.count
+        """Return True if no event is pending or without a delivery report."""
+        return not self.pending and self.handed_over == self.reports.count
 
-    def refuse(self, place: int, reason: str) -> None:
-        """The event at ``place`` will never be taken. If it holds its key, nothing later of the key is to be sent."""
-        self.judged[place] = Refused(reason)
-        key = self.batch[place].key
-        if self.holding is not None and key is not None:
-            self.holding.begin(self, place, key, BEHIND)
+    def refuse(self, index: int, reason: str) -> None:
+        """Refuse the event at ``index``, and block its key where refused events hold it."""
+        self.decided[index] = Refused(reason)
+        key = self.batch[index].key
+        if self.refusal_blocks is not None and key is not None:
+            self.refusal_blocks.block(self, index, key, BEHIND)
 
-    def give_up(self) -> None:
-        """Hand over nothing more."""
-        self.lost = [*self.lost, *self.todo]
-        self.todo = ()
+    def refuse_unsent(self, index: int, reason: str) -> None:
+        """Refuse the event at ``index`` before it is handed over."""
+        self.topics[index] = None
+        self.refuse(index, reason)
+
+    def set_topics(self, topics: list[str | None]) -> None:
+        """Set the topic of each event."""
+        self.topics = topics
+
+    def set_batch_sizes(self, batch_sizes: int | Sequence[int]) -> None:
+        """Choose the producers, by their batch sizes."""
+        self.batch_sizes = batch_sizes
+
+    def set_pending(self, indexes: Sequence[int]) -> None:
+        """Replace the pending indexes."""
+        self.pending = indexes
+
+    def count_handed_over(self, records: int) -> None:
+        """Count records that were handed over."""
+        self.handed_over += records
+
+    def abandon(self, *indexes: int) -> None:
+        """Leave the events at ``indexes`` undelivered."""
+        self.abandoned = [*self.abandoned, *indexes]
+
+    def abandon_unreported(self) -> None:
+        """Leave the whole batch undelivered: it is not known which of its records were acknowledged."""
+        if self.outstanding:
+            self.abandoned = range(len(self.batch))
+            self.handed_over = self.reports.count
+
+    def end_round(self, reason: str) -> None:
+        """End the round and abandon the pending events."""
+        self.round.end(reason)
+        self.abandon_pending()
+
+    def abandon_pending(self) -> None:
+        """Leave the pending events undelivered."""
+        self.abandon(*self.pending)
+        self.pending = ()
 
     def returned(self, newest: int) -> None:
-        """Note, in the event loop, that whoever called knows the verdicts before any call after ``newest``."""
+        """Record, in the event loop, that the caller has the verdicts before any call after ``newest`` begins."""
         self.returned_at = newest
         for block in list(self.blocks):
-            block.last = newest
+            block.end_after(newest)
 
-    def delivered(self, place: int) -> bool:
-        """Whether the event at ``place`` of a complete call was acknowledged."""
-        return place not in self.judged and place not in self.reports.failures and place not in self.lost
+    def delivered(self, index: int) -> bool:
+        """Return True if the event at ``index`` of this complete call was acknowledged."""
+        return index not in self.decided and index not in self.reports.failures and index not in self.abandoned
 
-    def verdicts(self, blocks: Blocks) -> Sequence[Verdict]:
-        """One verdict per place. What follows an unavailable event of its key is unavailable, acknowledged or not.
+    def verdicts(self, blocks: KeyBlocks) -> Sequence[Verdict]:
+        """Return one verdict per event. Events after an unavailable one of their key are unavailable.
 
-        What follows one that was refused and holds its key was not sent; what another topic had taken by then is out.
+        That holds even for acknowledged records. After a refused event that holds its key, acknowledged records of
+        other topics stay delivered.
         """
         verdicts: list[Verdict] = [DELIVERED] * len(self.batch)
-        if self.course.ended is None and not self.judged and not len(blocks):
+        if self.round.end_reason is None and not self.decided and not len(blocks):
             return verdicts
-        unavailable = Unavailable(self.course.ended or "")
-        for place, verdict in self.judged.items():
-            verdicts[place] = verdict
-        for place in chain(self.lost, self.reports.failures):
-            verdicts[place] = unavailable
-        if not len(blocks) and not any(isinstance(verdict, Unavailable) for verdict in verdicts):
-            return verdicts
-        for place, event in enumerate(self.batch):
+        unavailable = Unavailable(self.round.end_reason or "")
+        for index, verdict in self.decided.items():
+            verdicts[index] = verdict
+        for index in chain(self.abandoned, self.reports.failures):
+            verdicts[index] = unavailable
+        if len(blocks) or any(isinstance(verdict, Unavailable) for verdict in verdicts):
+            self._apply_blocks(verdicts, blocks)
+        return verdicts
+
+    def _apply_blocks(self, verdicts: list[Verdict], blocks: KeyBlocks) -> None:
+        for index, event in enumerate(self.batch):
             if event.key is None:
                 continue
-            verdict = verdicts[place]
-            if blocked := blocks.on(self, place, event.key):
-                verdicts[place] = verdict if blocked.behind and verdict is DELIVERED else blocked
+            verdict = verdicts[index]
+            if blocked := blocks.verdict(self, index, event.key):
+                verdicts[index] = verdict if blocked.behind and verdict is DELIVERED else blocked
             elif isinstance(verdict, Unavailable):
-                blocks.begin(self, place, event.key, verdict)
-        return verdicts
+                blocks.block(self, index, event.key, verdict)

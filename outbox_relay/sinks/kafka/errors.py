@@ -1,7 +1,7 @@
-"""What each error code of librdkafka means for the event, the destination and the producer.
+"""The meaning of librdkafka's error codes for the event, the destination and the producer.
 
-The codes are those of ``rd_kafka_resp_err_t``: with an underscore they are the client's own, without they came from
-a broker (Kafka protocol guide, "Error codes"). ``retriable()`` is never asked: it is False for every delivery report.
+The codes are those of ``rd_kafka_resp_err_t``. Codes with an underscore come from the client, all others from a broker
+(Kafka protocol guide, "Error codes"). ``retriable()`` is not used: it is False for every delivery report.
 """
 
 from __future__ import annotations
@@ -10,37 +10,37 @@ from enum import Enum
 from typing import Protocol
 
 
-class Kind(Enum):
-    """Whom an error code is about."""
+class ErrorKind(Enum):
+    """The subject of an error code."""
 
     DELIVERED = "delivered"
     """No error."""
     MESSAGE = "message"
-    """One record of the request cannot be taken. Its mates fail with it, so each is sent again alone to find it."""
+    """One record of the request. The others fail with it, so each is sent again alone to find the cause."""
     TOPIC = "topic"
-    """One topic: it is unknown, or we may not write to it. The others of the cluster are not concerned."""
+    """One topic, which is unknown or denied. Other topics of the cluster are not affected."""
     DESTINATION = "destination"
-    """The cluster, the connection or our rights: says nothing against the event."""
+    """The cluster, the connection or the relay's rights. The event is not at fault."""
     WITHDRAWN = "withdrawn"
-    """Taken back by us, or by librdkafka after a fatal error: never counts against anything."""
+    """A purge, by the sink or by librdkafka after a fatal error. Nothing is at fault."""
     FATAL = "fatal"
-    """The producer can no longer keep its promises and is replaced."""
+    """The producer can no longer keep its guarantees and is replaced."""
 
 
-class Code(Protocol):
-    """What is asked of a ``KafkaError``."""
+class ClientError(Protocol):
+    """The part of ``KafkaError`` that is used here."""
 
     def name(self) -> str:
-        """The code's name, such as ``MSG_SIZE_TOO_LARGE``."""
+        """Return the name of the code, such as ``MSG_SIZE_TOO_LARGE``."""
         ...
 
     def fatal(self) -> bool:
-        """Whether the producer that reported it is dead."""
+        """Return True if the producer that reported the error cannot be used any more."""
         ...
 
 
-# INVALID_MSG is Kafka's CORRUPT_MESSAGE: what was damaged on its way passes when it is sent again alone; brokers
-# before 2.4 also say it of a record without key in a compacted topic, and that one fails again.
+# INVALID_MSG is Kafka's CORRUPT_MESSAGE. A record damaged in transit is accepted when it is sent again alone. Brokers
+# before 2.4 also return it for a record without a key in a compacted topic, which then fails again.
 _MESSAGE = """
     MSG_SIZE_TOO_LARGE RECORD_LIST_TOO_LARGE INVALID_RECORD UNSUPPORTED_FOR_MESSAGE_FORMAT INVALID_MSG
     _INVALID_DIFFERENT_RECORD
@@ -55,14 +55,14 @@ _FATAL = """
     _FATAL _FENCED _GAPLESS_GUARANTEE _DESTROY _INCONSISTENT _CRIT_SYS_RESOURCE _STATE
 """
 
-# _UNKNOWN_PARTITION: the topic has fewer partitions than were known, as after it was deleted and made again.
+# _UNKNOWN_PARTITION: the topic has fewer partitions than before, for example because it was deleted and created again.
 _TOPIC = """
     UNKNOWN_TOPIC_OR_PART UNKNOWN_TOPIC_ID INCONSISTENT_TOPIC_ID TOPIC_EXCEPTION TOPIC_AUTHORIZATION_FAILED
     _UNKNOWN_TOPIC _UNKNOWN_PARTITION
 """
 
-# INVALID_TIMESTAMP stands here and not above: the relay gives records no time of their own, so it is this machine's
-# clock that the broker refuses, and it would refuse every event.
+# INVALID_TIMESTAMP is about the destination: the timestamp of a record is the time of this machine, so the broker
+# would refuse every event.
 _DESTINATION = """
     INVALID_TIMESTAMP CLUSTER_AUTHORIZATION_FAILED TRANSACTIONAL_ID_AUTHORIZATION_FAILED
     SASL_AUTHENTICATION_FAILED ILLEGAL_SASL_STATE UNSUPPORTED_SASL_MECHANISM SECURITY_DISABLED
@@ -83,8 +83,8 @@ _DESTINATION = """
     _BAD_MSG _BAD_COMPRESSION _UNDERFLOW _PARTIAL _OUTDATED
 """
 
-# What only consumers, transactions' readers, administration and the controllers' quorum are told. Should a producer
-# see one all the same, it says nothing against the event.
+# Codes for consumers, transactions, administration and the controller quorum. If a producer gets one nevertheless,
+# the event is not at fault.
 _OTHERS = """
     OFFSET_OUT_OF_RANGE OFFSET_METADATA_TOO_LARGE OFFSET_NOT_AVAILABLE INVALID_MSG_SIZE INVALID_COMMIT_OFFSET_SIZE
     UNSTABLE_OFFSET_COMMIT FETCH_SESSION_ID_NOT_FOUND INVALID_FETCH_SESSION_EPOCH
@@ -105,23 +105,23 @@ _OTHERS = """
     _KEY_SERIALIZATION _VALUE_SERIALIZATION _KEY_DESERIALIZATION _VALUE_DESERIALIZATION
 """
 
-KINDS: dict[str, Kind] = {
-    "NO_ERROR": Kind.DELIVERED,
-    **dict.fromkeys(_MESSAGE.split(), Kind.MESSAGE),
-    **dict.fromkeys(_WITHDRAWN.split(), Kind.WITHDRAWN),
-    **dict.fromkeys(_FATAL.split(), Kind.FATAL),
-    **dict.fromkeys(_TOPIC.split(), Kind.TOPIC),
-    **dict.fromkeys(_DESTINATION.split(), Kind.DESTINATION),
-    **dict.fromkeys(_OTHERS.split(), Kind.DESTINATION),
+ERROR_KINDS: dict[str, ErrorKind] = {
+    "NO_ERROR": ErrorKind.DELIVERED,
+    **dict.fromkeys(_MESSAGE.split(), ErrorKind.MESSAGE),
+    **dict.fromkeys(_WITHDRAWN.split(), ErrorKind.WITHDRAWN),
+    **dict.fromkeys(_FATAL.split(), ErrorKind.FATAL),
+    **dict.fromkeys(_TOPIC.split(), ErrorKind.TOPIC),
+    **dict.fromkeys(_DESTINATION.split(), ErrorKind.DESTINATION),
+    **dict.fromkeys(_OTHERS.split(), ErrorKind.DESTINATION),
 }
-"""The kind of every code, by the name that ``KafkaError`` has for it."""
+"""The kind of every code, by its name in ``KafkaError``."""
 
 TOO_LARGE = frozenset(("MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE"))
-"""The codes by which a record or a whole request exceeds a limit."""
+"""The codes of a record or request that exceeds a size limit."""
 
 
-def kind(error: Code) -> Kind:
-    """The kind of ``error``; a code that is not in the table says nothing against the event."""
+def error_kind(error: ClientError) -> ErrorKind:
+    """Return the kind of ``error``: ``DESTINATION`` for an unknown code."""
     if error.fatal():
-        return Kind.FATAL
-    return KINDS.get(error.name(), Kind.DESTINATION)
+        return ErrorKind.FATAL
+    return ERROR_KINDS.get(error.name(), ErrorKind.DESTINATION)

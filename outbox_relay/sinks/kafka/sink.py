@@ -1,4 +1,4 @@
-"""The event loop's side of the Kafka sink."""
+"""The Kafka sink, as used in the event loop."""
 
 from __future__ import annotations
 
@@ -17,43 +17,44 @@ from outbox_relay.domain.event import Event
 from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.outcomes import Verdict
 from outbox_relay.formats.topics import TOPICS_MAX
-from outbox_relay.sinks.kafka.call import Call, Course
+from outbox_relay.sinks.kafka.call import DeliveryRound
 from outbox_relay.sinks.kafka.client import ClientLog, ClientSettings, Scalar, error_of
-from outbox_relay.sinks.kafka.lane import Lane
-from outbox_relay.sinks.kafka.limits import Creation, check, refuses
-from outbox_relay.sinks.kafka.records import Form, Template, Topics
-from outbox_relay.sinks.kafka.statistics import NOTHING, Statistics
-from outbox_relay.sinks.kafka.wire import Wire
+from outbox_relay.sinks.kafka.cluster_check import check, payload_size_warning
+from outbox_relay.sinks.kafka.producer import RecordProducer
+from outbox_relay.sinks.kafka.producer_thread import ProducerThread
+from outbox_relay.sinks.kafka.records import RecordFormat
+from outbox_relay.sinks.kafka.topic_metadata import TopicCreation
+from outbox_relay.sinks.kafka.topic_resolver import Template, TopicResolver
 
 T = TypeVar("T")
 
 MAX_BATCH = 4_000
-"""Events in one call: a thousand or so already cost no more per event, and this many fit into a few requests."""
+"""Maximum number of events in one call. The cost per event falls up to about 1,000; these fit into a few requests."""
 MAX_IN_FLIGHT = 2
-"""One batch is handed over while the last one is acknowledged."""
+"""One batch is handed over while the previous one is being acknowledged."""
 CALL_STALLS = 3.0
-"""A call ends after this many times ``stall_seconds``, even while acknowledgements keep coming."""
+"""Maximum duration of a call in multiples of ``stall_seconds``, even while acknowledgements arrive."""
 CHECK_SECONDS = 5.0
-"""Longest wait of ``check`` for each answer of a broker."""
+"""Maximum wait of ``check`` for each answer of a broker."""
 
 
 class KafkaSink:
-    """Delivers events to Kafka as ``Sink`` promises: key, payload and headers as they are, one topic per event.
+    """Delivers events to Kafka under the contract of ``Sink``, with payload, key and headers.
 
-    ``topic`` names an event's topic. ``producer`` goes to librdkafka as it stands, except for what would undo the
-    guarantees. When acknowledgements stop for ``stall_seconds`` everything under way is taken back and answered
-    ``Unavailable``; a new producer needs up to a second for its first acknowledgement, so two are the least that is
-    of use.
+    ``topic`` is the template of topics. ``producer`` has settings for librdkafka; those that would break a guarantee
+    are overridden. ``files`` contain further settings by name and are read again for every producer.
 
-    ``Refused`` is answered only for an event that has no topic, cannot be made a record, or fails alone. When the
-    template has a field, a topic that is unknown or denied makes only its own events ``Unavailable``, with the topic as
-    ``part``; the only topic of a sink is the whole destination.
+    When acknowledgements stop for ``stall_seconds``, all records in flight are purged and their events are
+    ``Unavailable``. A new producer needs up to a second for its first acknowledgement, so use at least two seconds.
 
-    ``form`` says how events become records, ``creation`` how the sink creates topics if it does. ``files`` hold
-    settings of the producer, by name; each is read again whenever a producer is made. With ``holds`` nothing of a key
-    is sent after a refused event, in this and in every call under way: it is ``Unavailable`` with ``behind``.
-    ``topics`` are the patterns of topics that events may make, and ``topics_max`` how many of them: other events are
-    ``Refused``.
+    An event is ``Refused`` only if it has no topic, cannot become a record, or fails alone. If the template has a
+    field, an unknown or denied topic makes only its own events ``Unavailable``, with the topic as ``part``. The only
+    topic of a sink is its whole destination.
+
+    ``record_format`` has the settings of records, ``creation`` those of created topics, if the sink creates any. With
+    ``hold_keys`` no event of a key is sent after a refused one, in this and in all concurrent calls: such events are
+    ``Unavailable`` with ``behind``. ``topics`` are patterns of the topics that events may name, and ``topics_max``
+    limits their number. Events beyond either are ``Refused``.
     """
 
     max_batch = MAX_BATCH
@@ -67,150 +68,143 @@ class KafkaSink:
         producer: Mapping[str, Scalar],
         stall_seconds: float,
         *,
-        form: Form | None = None,
-        creation: Creation | None = None,
+        record_format: RecordFormat | None = None,
+        creation: TopicCreation | None = None,
         files: Mapping[str, Path] | None = None,
-        holds: bool = False,
+        hold_keys: bool = False,
         topics: Sequence[str] = (),
         topics_max: int = TOPICS_MAX,
     ) -> None:
         self.timeout_seconds = CALL_STALLS * stall_seconds
         self._name = name
-        self._topics = Topics(topic, topics, topics_max)
+        self._topics = TopicResolver(topic, topics, topics_max)
         self._settings = ClientSettings(producer, files, creates=creation is not None)
-        self._form = form or Form()
+        self._format = record_format or RecordFormat()
         self._creation = creation
         self._stall_seconds = stall_seconds
-        self._holds = holds
-        self._lane: Lane | None = None
-        self._course = Course()
+        self._hold_keys = hold_keys
+        self._thread: ProducerThread | None = None
+        self._round = DeliveryRound()
         self._number = 0
 
     @property
     def trouble(self) -> str | None:
-        """Why no broker can be reached, as the client last said; None once one answers and without a client."""
-        return None if self._lane is None else self._lane.trouble
-
-    @property
-    def statistics(self) -> Statistics:
-        """What librdkafka counts about the sink's producers, every few seconds (``statistics.interval.ms``)."""
-        return NOTHING if self._lane is None else self._lane.statistics
+        """Return why no broker is reachable, or None. None also while the sink is closed."""
+        return None if self._thread is None else self._thread.trouble
 
     async def open(self) -> None:
-        """Start the thread and the producer, which connects by itself when it can.
+        """Start the thread and open a producer, which connects by itself.
 
-        Raises ``Misconfigured`` for settings that librdkafka does not take, and for files that cannot be read.
+        Raise ``Misconfigured`` for settings that librdkafka does not accept, and for files that cannot be used.
         """
-        if self._lane is not None:
+        if self._thread is not None:
             return
-        lane = Lane(
+        thread = ProducerThread(
             self._name,
             self._settings,
             self._topics,
             self._stall_seconds,
             self.max_batch,
-            self._form,
+            self._format,
             self._creation,
-            holds=self._holds,
+            hold_keys=self._hold_keys,
         )
         try:
-            await asyncio.to_thread(lane.start)
+            await asyncio.to_thread(thread.start)
         except KafkaException as exception:
             raise self._misconfigured(self._settings.describe(error_of(exception)), "producer: ") from None
         except Misconfigured as reason:
             raise self._misconfigured(reason) from None
-        self._lane = lane
-        self._course = Course()
+        self._thread = thread
+        self._round = DeliveryRound()
 
-    def tried(self, producer: Mapping[str, Scalar], files: Mapping[str, Path]) -> ClientSettings:
-        """Settings that ``renew`` adopts: other ones of the producer, and what its files hold now.
+    def validated_settings(self, producer: Mapping[str, Scalar], files: Mapping[str, Path]) -> ClientSettings:
+        """Return settings for ``use_settings``, with the present contents of the files.
 
-        Blocks for some milliseconds, and raises ``Misconfigured`` as ``open`` does.
+        Raise ``Misconfigured`` as ``open`` does. Blocks for some milliseconds.
         """
         newer = ClientSettings(producer, files, creates=self._creation is not None)
         try:
-            Wire(newer, ClientLog(newer), self._form, newer.batch_bytes).close()
+            RecordProducer(newer, ClientLog(newer), self._format, newer.batch_bytes).close()
         except KafkaException as exception:
             raise self._misconfigured(newer.describe(error_of(exception)), "producer: ") from None
         except Misconfigured as reason:
             raise self._misconfigured(reason) from None
         return newer
 
-    def renew(self, newer: ClientSettings) -> None:
-        """Deliver with ``newer`` from the next batch on; what is under way is waited for first."""
-        if self._lane is None:
+    def use_settings(self, newer: ClientSettings) -> None:
+        """Deliver with ``newer`` from the next batch on, after all records in flight have their reports."""
+        if self._thread is None:
             self._settings.adopt(newer)
         else:
-            self._lane.put(partial(self._lane.renew, newer))
+            self._thread.put(partial(self._thread.use_settings, newer))
 
-    def _misconfigured(self, reason: object, place: str = "") -> Misconfigured:
-        return Misconfigured(f"sinks.{self._name}.{place}{reason}")
+    def _misconfigured(self, reason: object, prefix: str = "") -> Misconfigured:
+        return Misconfigured(f"sinks.{self._name}.{prefix}{reason}")
 
     async def deliver(self, batch: Sequence[Event], until: float, _attempt: int = 1, /) -> Sequence[Verdict]:
-        """Deliver as ``Sink.deliver`` says; at most ``max_batch`` events. Raises RuntimeError when not open."""
-        lane = self._opened()
-        course = self._course = self._course_of_new_call()
+        """Deliver at most ``max_batch`` events as ``Sink.deliver`` does. Raise RuntimeError if the sink is closed."""
+        thread = self._open_thread()
+        delivery_round = self._round = self._current_round()
         until = min(until, lease_clock() + self.timeout_seconds)
         deadline = time.monotonic() + self.timeout_seconds
         verdicts: asyncio.Future[Sequence[Verdict]] = asyncio.get_running_loop().create_future()
-        answer = partial(_answer, verdicts)
+        answer = partial(_set_result, verdicts)
         self._number += 1
-        todo = range(len(batch))
-        call = Call(self._number, batch, until, deadline, course, answer, lane.reports(), todo)
-        course.under_way += 1
+        call = thread.new_call(self._number, batch, until, deadline, delivery_round, answer)
+        delivery_round.begin_call()
         try:
-            lane.put(partial(lane.take, call))
+            thread.put(partial(thread.take, call))
             return await verdicts
         finally:
-            course.under_way -= 1
+            delivery_round.end_call()
             call.returned(self._number)
 
-    def _course_of_new_call(self) -> Course:
-        course = self._course
-        return Course() if course.ended is not None and not course.under_way else course
+    def _current_round(self) -> DeliveryRound:
+        current = self._round
+        return DeliveryRound() if current.end_reason is not None and not current.open_calls else current
 
     async def reset(self) -> None:
-        """Purge what the producer holds, and return when nothing of it can be sent any more."""
-        if self._lane is None:
+        """Purge all records, and return when none of them can be sent any more."""
+        thread = self._thread
+        if thread is None:
             return
-        await self._withdraw(self._lane)
-
-    async def _withdraw(self, lane: Lane) -> None:
-        self._course.ended, self._course.withdrawn = "withdrawn", True
+        self._round.end("withdrawn", withdraw=True)
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        lane.put(partial(lane.withdraw, partial(_answer, done, None)))
+        thread.put(partial(thread.withdraw, partial(_set_result, done, None)))
         await done
 
     async def check(self) -> str | None:
-        """Ask for the metadata of the cluster, and of the topic if there is only one; creates no topic.
+        """Return why the cluster would not accept events now, or None. Creates no topic.
 
-        Also whether records may be as large as ``message.max.bytes`` of the producer says, if it does.
+        Checks the metadata of the cluster, those of the topic if there is only one, and the user's limit for records.
         """
         creates = self._creation is not None
         return await asyncio.to_thread(check, self._settings, self._topics.constant, CHECK_SECONDS, creates=creates)
 
-    async def refuses(self, payload_bytes: int) -> str | None:
-        """Where an event with a payload so large, which the database lets in, would end dead: what to do about it."""
-        return await asyncio.to_thread(refuses, self._settings, self._topics.constant, payload_bytes, CHECK_SECONDS)
+    async def payload_size_warning(self, payload_bytes: int) -> str | None:
+        """Return a warning if events with payloads of ``payload_bytes`` would end dead, or None."""
+        topic = self._topics.constant
+        return await asyncio.to_thread(payload_size_warning, self._settings, topic, payload_bytes, CHECK_SECONDS)
 
     async def close(self) -> None:
-        """Purge, end the producer and the thread."""
-        if self._lane is None:
+        """Purge all records and end the thread."""
+        if self._thread is None:
             return
-        lane, self._lane = self._lane, None
-        self._course.ended, self._course.withdrawn = "closed", True
-        lane.put(lane.stop)
-        await asyncio.to_thread(lane.join)
+        thread, self._thread = self._thread, None
+        self._round.end("closed", withdraw=True)
+        thread.put(thread.stop)
+        await asyncio.to_thread(thread.join)
 
-    def _opened(self) -> Lane:
-        if self._lane is None:
+    def _open_thread(self) -> ProducerThread:
+        if self._thread is None:
             raise RuntimeError(f"sink {self._name} is not open")
-        return self._lane
+        return self._thread
 
 
-def _answer(future: asyncio.Future[T], result: T) -> None:
-    """Give ``result`` to whoever awaits ``future``; called in another thread."""
-    # Without a running loop nobody is left who waits.
+def _set_result(future: asyncio.Future[T], result: T) -> None:
+    """Set the result of ``future`` from another thread."""
+    # Without a running loop no caller is left.
     with contextlib.suppress(RuntimeError):
         future.get_loop().call_soon_threadsafe(_resolve, future, result)
 

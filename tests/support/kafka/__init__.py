@@ -1,4 +1,4 @@
-"""Kafka brokers of the tests' own, and what can be asked of them."""
+"""Kafka brokers for tests, and their administration."""
 
 from tests.support.kafka.broker import KafkaBroker
 from tests.support.kafka.cluster import KafkaCluster

@@ -1,4 +1,4 @@
-"""`python -m tests.support.kafka` fetches Apache Kafka's jars ahead of the tests, or says why it cannot."""
+"""Fetch Apache Kafka's jars before the tests, or print why that fails."""
 
 import sys
 
@@ -7,4 +7,4 @@ from tests.support.kafka.jars import NoKafka, jars
 try:
     sys.stderr.write(f"Apache Kafka is in {jars()}\n")
 except NoKafka as reason:
-    sys.stdout.write(f"No Apache Kafka here, tests will take the substitute from a wheel: {reason}\n")
+    sys.stdout.write(f"no Apache Kafka, tests use the substitute from a wheel: {reason}\n")

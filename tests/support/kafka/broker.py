@@ -24,11 +24,11 @@ JAVA = ("java", "-XX:-UsePerfData", "-Xmx512m", "-XX:+UseSerialGC", "-Dorg.slf4j
 class KafkaBroker(Broker):
     """One broker in a temporary directory, on a free port of the loopback address.
 
-    `settings` are added to Kafka's own, such as `{"message.max.bytes": "20000"}`. `real` says whether it is Apache
-    Kafka: the substitute is the broker that the product starts for its demo. With the environment variable CI set to
-    `true` there is no substitute: :class:`NoKafka` is raised.
+    `settings` are added to Kafka's settings, such as `{"message.max.bytes": "20000"}`. Where Java or Maven is missing,
+    the demo's broker is the substitute. With the environment variable CI set to `true` there is no substitute, and
+    :class:`NoKafka` is raised.
 
-    As a context manager it is made, started, and removed at the end.
+    As a context manager it is created, started, and removed at the end.
     """
 
     def __init__(self, settings: Mapping[str, str] | None = None) -> None:
@@ -51,11 +51,11 @@ class KafkaBroker(Broker):
 
     @property
     def real(self) -> bool:
-        """Is this Apache Kafka, and not the substitute?"""
+        """Return True for Apache Kafka, False for the substitute."""
         return self._libraries is not None
 
     def command(self) -> Sequence[str]:
-        """How the broker's process is started."""
+        """Return the command that starts the broker."""
         if self._libraries is None:
             return super().command()
         return [*JAVA, *self.java, "-cp", f"{self._libraries}/*", "kafka.Kafka", str(self._properties)]
@@ -69,17 +69,17 @@ class KafkaBroker(Broker):
         self._end(signal.SIGTERM)
 
     def restart(self) -> None:
-        """Stop and start again, on the same port; Apache Kafka keeps its data."""
+        """Stop and start again on the same port. Apache Kafka keeps its data."""
         self.stop()
         self.start()
 
     def freeze(self) -> None:
-        """Stop the broker's process where it stands (SIGSTOP): connections stay open and nothing answers."""
+        """Suspend the broker's process (SIGSTOP): connections stay open and get no answers."""
         if self._process is not None:
             self._process.send(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let a frozen broker go on."""
+        """Resume a frozen broker."""
         if self._process is not None:
             self._process.send(signal.SIGCONT)
 
@@ -112,7 +112,7 @@ class KafkaBroker(Broker):
         return self.directory / "server.properties"
 
     def add_settings(self, settings: Mapping[str, str], *without: str) -> None:
-        """Add to Kafka's settings and leave some out, before the start."""
+        """Add to Kafka's settings and omit some, before the start."""
         self._settings |= settings
         self._without += without
 
@@ -134,18 +134,18 @@ class KafkaBroker(Broker):
 
 
 def _libraries() -> Path | None:
-    """Kafka's jars, or None where the substitute has to do."""
+    """Return the directory of Kafka's jars, or None for the substitute."""
     try:
         return jars()
     except NoKafka as reason:
         if os.environ.get("CI") == "true":
             raise
-        sys.stderr.write(f"\nNo Apache Kafka here, taking the substitute from a wheel: {reason}\n")
+        sys.stderr.write(f"\nno Apache Kafka, using the substitute from a wheel: {reason}\n")
         return None
 
 
 def _kafka_settings(port: int, controller_port: int, data: Path) -> dict[str, str]:
-    """A node that is broker and controller at once (KRaft), with the replication that one node can have."""
+    """Return the settings of a node that is broker and controller (KRaft), without replication."""
     listeners = f"PLAINTEXT://{ports.LOOPBACK}:{port},CONTROLLER://{ports.LOOPBACK}:{controller_port}"
     return {
         "process.roles": "broker,controller",

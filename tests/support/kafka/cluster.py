@@ -1,4 +1,4 @@
-"""Three brokers that replicate to each other: restarted one after the other, killed, frozen."""
+"""Three brokers that replicate to each other."""
 
 import contextlib
 from collections.abc import Mapping
@@ -21,9 +21,9 @@ IN_SYNC_SECONDS = 90
 
 
 class KafkaCluster:
-    """Three nodes of Apache Kafka, each broker and controller, with every topic on all three and two copies in sync.
+    """Three nodes of Apache Kafka, each broker and controller, with three replicas of every topic and two in sync.
 
-    As a context manager it is made, started, and removed at the end. Needs Java: there is no substitute.
+    As a context manager it is created, started, and removed at the end. Needs Java: there is no substitute.
     """
 
     def __init__(self, settings: Mapping[str, str] | None = None) -> None:
@@ -32,7 +32,7 @@ class KafkaCluster:
             f"{number}@{ports.LOOPBACK}:{node.controller_port}" for number, node in enumerate(self.nodes, 1)
         )
         for number, node in enumerate(self.nodes, 1):
-            # Three of them start on few cores: compiling less costs them speed that nobody asks for.
+            # Three nodes start on few cores, and need no optimizing compiler.
             node.java = ("-XX:TieredStopAtLevel=1",)
             own = {
                 "node.id": str(number),
@@ -61,22 +61,22 @@ class KafkaCluster:
         self.close()
 
     def close(self) -> None:
-        """End all and remove their directories."""
+        """Stop all nodes and remove their directories."""
         for node in self.nodes:
             node.close()
 
     @property
     def bootstrap(self) -> str:
-        """The addresses of all, for `bootstrap.servers`."""
+        """Return the addresses of all nodes, for `bootstrap.servers`."""
         return ",".join(node.bootstrap for node in self.nodes)
 
     @property
     def administration(self) -> Administration:
-        """A new administrator's connection."""
+        """Return a new admin client."""
         return Administration(self.bootstrap)
 
     def create_topic(self, name: str, partitions: int = PARTITIONS) -> None:
-        """Make a topic with a copy on each node, and wait until all are in sync."""
+        """Create a topic with a replica on each node, and wait until all are in sync."""
         self.administration.create_topic(name, partitions, NODES)
         self.in_sync(name)
 
@@ -85,7 +85,7 @@ class KafkaCluster:
         return records.read_all(self.bootstrap, topic, seconds=seconds)
 
     def leader(self, topic: str, partition: int = 0) -> KafkaBroker:
-        """The node that leads a partition."""
+        """Return the leader of a partition."""
         client = self.administration.client
 
         def found() -> int:
@@ -94,7 +94,7 @@ class KafkaCluster:
         return self.nodes[until(found, seconds=IN_SYNC_SECONDS, what=f"partition {partition} has a leader") - 1]
 
     def in_sync(self, topic: str, copies: int = NODES) -> None:
-        """Wait until `copies` nodes have a copy of every partition that is up to date."""
+        """Wait until every partition has `copies` replicas in sync."""
         client = self.administration.client
 
         def fact() -> bool:
@@ -104,10 +104,10 @@ class KafkaCluster:
                 return False
             return bool(found) and all(len(partition.isrs) == copies for partition in found)
 
-        until(fact, seconds=IN_SYNC_SECONDS, what=f"{copies} copies of {topic} are in sync")
+        until(fact, seconds=IN_SYNC_SECONDS, what=f"{copies} replicas of {topic} are in sync")
 
     def restart_each(self, topic: str) -> None:
-        """Restart one node after the other, each once all copies of `topic` are in sync again."""
+        """Restart one node after another, each when all replicas of `topic` are in sync."""
         for node in self.nodes:
             node.restart()
             self.in_sync(topic)

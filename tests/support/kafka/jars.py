@@ -1,4 +1,4 @@
-"""Jars of Apache Kafka and what runs beside it: fetched once by Maven into the checkout's cache."""
+"""Jars of Apache Kafka, fetched once by Maven into the cache of the checkout."""
 
 import shutil
 from pathlib import Path
@@ -9,11 +9,11 @@ POM = Path(__file__).with_name("pom.xml")
 
 
 class NoKafka(Exception):
-    """Apache Kafka cannot be had on this machine; the message says why and how to mend it."""
+    """Apache Kafka is not available on this machine. The message has the reason and the remedy."""
 
 
 def jars(pom: Path = POM) -> Path:
-    """The directory of the jars that ``pom`` names, fetched now if they are not there. Raises :class:`NoKafka`."""
+    """Return the directory of the jars in ``pom``, fetched if needed. Raise :class:`NoKafka`."""
     if shutil.which("java") is None:
         raise NoKafka("java is missing: install a Java runtime of version 17 or newer")
     try:

@@ -1,4 +1,4 @@
-"""Topics made and read by tests: whole topics, from the start, without consumer groups."""
+"""Read whole topics from the start, without consumer groups."""
 
 import contextlib
 import time
@@ -19,7 +19,7 @@ REQUEST_SECONDS = 10
 
 @dataclass(frozen=True)
 class Record:
-    """One record as a consumer gets it."""
+    """One record, as a consumer gets it."""
 
     topic: str
     partition: int
@@ -30,7 +30,7 @@ class Record:
 
     @cached_property
     def headers(self) -> Mapping[str, bytes | None]:
-        """The headers by name, the last of each name."""
+        """Return the last value of each header by name."""
         return dict(self.header_list)
 
 
@@ -42,10 +42,10 @@ def consume(
     enough: Callable[[Sequence[Record]], bool] | None = None,
     seconds: float = 30,
 ) -> list[Record]:
-    """Read a topic from its start until there are `count` records, or until `enough` says so of all read so far.
+    """Read a topic until there are `count` records, or until `enough` is true for all records read so far.
 
-    Per partition the records come in the order of their offsets; more than `count` may be returned. The topic may still
-    be missing at first. Raises :class:`tests.support.wait.NotInTime` after `seconds`.
+    Per partition the records are in the order of their offsets. More than `count` may be returned. The topic may be
+    missing at first. Raises :class:`tests.support.wait.NotInTime` after `seconds`.
     """
 
     def is_done() -> bool:
@@ -62,9 +62,9 @@ def consume(
 
 
 def read_all(bootstrap: str, topic: str, *, seconds: float = 30) -> list[Record]:
-    """Read everything that stands in a topic now, as far as its ends when this is called.
+    """Read a topic up to its present end.
 
-    Needs Apache Kafka: the substitute tells of ends that lie before its last records.
+    Needs Apache Kafka: the substitute returns an end before its last records.
     """
     deadline = time.monotonic() + seconds
     with _assigned(bootstrap, topic, deadline) as consumer:
@@ -97,7 +97,7 @@ def _assigned(bootstrap: str, topic: str, deadline: float) -> Generator[Consumer
 
 
 def _ends(consumer: Consumer) -> dict[int, int]:
-    """The offset after the last record of each assigned partition that has any."""
+    """Return the end offset of each assigned partition with records."""
     ends: dict[int, int] = {}
     for partition in consumer.assignment():
         bounds = until(partial(_bounds, consumer, partition), seconds=REQUEST_SECONDS * 2, what="a leader answers")
@@ -107,7 +107,7 @@ def _ends(consumer: Consumer) -> dict[int, int]:
 
 
 def _bounds(consumer: Consumer, partition: TopicPartition) -> tuple[int, int] | None:
-    """First and next offset of a partition; nothing while it has no leader that knows it is one."""
+    """Return first and end offset of a partition, or None while it has no leader."""
     try:
         return consumer.get_watermark_offsets(partition, timeout=REQUEST_SECONDS)
     except KafkaException:
@@ -117,7 +117,7 @@ def _bounds(consumer: Consumer, partition: TopicPartition) -> tuple[int, int] | 
 def _batch(consumer: Consumer) -> list[Record]:
     messages = consumer.consume(BATCH, timeout=POLL_SECONDS)
     for error in (message.error() for message in messages):
-        # Brokers that are down or restarting are asked again by the consumer itself.
+        # The consumer retries brokers that are down or restarting.
         if error and error.code() not in (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN):
             raise KafkaException(error)
     return [_record(message) for message in messages if not message.error()]

@@ -1,4 +1,4 @@
-"""A broker with TLS, SASL and access rules, and the certificates for it."""
+"""A broker with TLS, SASL and access rules, and its certificates."""
 
 import datetime
 import ssl
@@ -14,12 +14,12 @@ from tests.support.wait import until
 
 LONG_AGO = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
 UNIT = "tests"
-"""Brokers change to a certificate only if it names the same."""
+"""Brokers switch to a new certificate only if it has the same unit."""
 EXPIRED = datetime.datetime(2021, 1, 1, tzinfo=datetime.UTC)
 
 
 class Certificates:
-    """An authority, a server certificate that is good, one that has expired, and one of a client."""
+    """An authority, and valid and expired certificates of a server and a client."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -38,7 +38,7 @@ class Certificates:
         )
 
     def _written(self, name: str, certificate: trustme.LeafCert) -> Path:
-        # Java reads a key only as PKCS #8.
+        # Java reads keys only as PKCS #8.
         key = load_pem_private_key(certificate.private_key_pem.bytes(), None)
         path = self._directory / f"{name}.pem"
         chain = b"".join(blob.bytes() for blob in certificate.cert_chain_pems)
@@ -49,7 +49,7 @@ class Certificates:
 class SecuredBroker(KafkaBroker):
     """Listeners: plain, where everything is allowed; SCRAM and PLAIN over TLS; client certificates; OAUTHBEARER.
 
-    Who does not come by the plain one may do what access rules allow, and nothing else. No topic is made by itself.
+    Users of the other listeners may do only what access rules allow. No topic is created automatically.
     """
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class SecuredBroker(KafkaBroker):
                     "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SCRAM:SASL_SSL,MTLS:SSL,OAUTH:SASL_PLAINTEXT"
                 ),
                 "auto.create.topics.enable": "false",
-                # Each of several threads would change to another certificate at its own time.
+                # Several threads would switch to a new certificate at different times.
                 "num.network.threads": "1",
                 "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
                 "super.users": "User:ANONYMOUS",
@@ -93,15 +93,15 @@ class SecuredBroker(KafkaBroker):
 
     @property
     def administration(self) -> Administration:
-        """A new administrator's connection."""
+        """Return a new admin client."""
         return Administration(self.bootstrap)
 
     def address(self, listener: str) -> str:
-        """The address of a listener."""
+        """Return the address of a listener."""
         return f"{ports.LOOPBACK}:{self._ports[listener]}"
 
     def show(self, listener: str, certificate: Path) -> None:
-        """Let a listener show another certificate, and wait until it does."""
+        """Give a listener another certificate, and wait until it is used."""
         prefix = f"listener.name.{listener.lower()}.ssl.keystore"
         self.administration.set_broker(1, {f"{prefix}.location": str(certificate), f"{prefix}.type": "PEM"})
         wanted = certificate.read_text().partition("-----BEGIN CERTIFICATE-----")[2].partition("-----END")[0]
@@ -115,7 +115,7 @@ class SecuredBroker(KafkaBroker):
     def scram(
         self, password: str | None = None, mechanism: str = "SCRAM-SHA-512", user: str = "relay"
     ) -> dict[str, str]:
-        """The producer's settings for a user of the listener SCRAM; without a password those of another place."""
+        """Return the producer's settings for a user of the listener SCRAM."""
         found = {
             "bootstrap.servers": self.address("SCRAM"),
             "security.protocol": "SASL_SSL",
@@ -126,7 +126,7 @@ class SecuredBroker(KafkaBroker):
         return found if password is None else {**found, "sasl.password": password}
 
     def mtls(self, certificate: Path) -> dict[str, str]:
-        """The producer's settings for a client that shows `certificate`."""
+        """Return the producer's settings for a client with `certificate`."""
         return {
             "bootstrap.servers": self.address("MTLS"),
             "security.protocol": "SSL",
@@ -136,7 +136,7 @@ class SecuredBroker(KafkaBroker):
         }
 
     def oauth(self, user: str) -> dict[str, str]:
-        """The producer's settings for a user who says who they are by a token without a signature."""
+        """Return the producer's settings for a user with an unsigned token."""
         return {
             "bootstrap.servers": self.address("OAUTH"),
             "security.protocol": "SASL_PLAINTEXT",

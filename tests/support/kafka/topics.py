@@ -1,4 +1,4 @@
-"""What is asked of a cluster about its topics, its brokers, its users and their rights."""
+"""Administration of topics, brokers, users and their rights."""
 
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -29,7 +29,7 @@ LEADERS_SECONDS = 30
 
 
 class Administration:
-    """An administrator's connection to the brokers at `bootstrap`."""
+    """An admin client of the brokers at `bootstrap`."""
 
     def __init__(self, bootstrap: str) -> None:
         self.client = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
@@ -38,13 +38,13 @@ class Administration:
     def create_topic(
         self, name: str, partitions: int, replication: int = 1, config: Mapping[str, str] | None = None
     ) -> None:
-        """Make a topic and wait until it has a leader for each partition."""
+        """Create a topic and wait until each partition has a leader."""
         self._done(self._ask.create_topics([NewTopic(name, partitions, replication, config=dict(config or {}))]))
         what = f"topic {name} has {partitions} leaders"
         until(lambda: len(partitions_with_leader(self.client, name)) == partitions, seconds=LEADERS_SECONDS, what=what)
 
     def topics(self) -> list[str]:
-        """The names of all topics."""
+        """Return the names of all topics."""
         return list(self.client.list_topics(timeout=REQUEST_SECONDS).topics)
 
     def delete_topic(self, name: str) -> None:
@@ -58,19 +58,19 @@ class Administration:
         self._change(ResourceType.TOPIC, name, config)
 
     def set_broker(self, number: int, config: Mapping[str, str]) -> None:
-        """Change settings of a broker while it runs."""
+        """Change settings of a running broker."""
         self._change(ResourceType.BROKER, str(number), config)
 
     def allow(self, user: str, operation: str, *, topic: str) -> None:
-        """Let `user` do something with topics whose name begins with `topic`."""
+        """Allow `user` an operation on topics whose name begins with `topic`."""
         self._done(self._ask.create_acls([self._rule(AclBinding, user, operation, topic)]))
 
     def take_back(self, user: str, operation: str, *, topic: str) -> None:
-        """Undo `allow`."""
+        """Revoke a right given by `allow`."""
         self._done(self._ask.delete_acls([self._rule(AclBindingFilter, user, operation, topic)]))
 
     def set_password(self, user: str, password: str) -> None:
-        """Make `password` that of `user` by SCRAM."""
+        """Set the SCRAM password of `user`."""
         info = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
         wanted = UserScramCredentialUpsertion(user, info, password.encode())
         self._done(self._ask.alter_user_scram_credentials([wanted]))

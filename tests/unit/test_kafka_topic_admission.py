@@ -1,4 +1,4 @@
-"""Which topics events may make, and how many."""
+"""The topics that events may name, and how many of them a sink creates."""
 
 import json
 from collections.abc import Sequence
@@ -6,16 +6,16 @@ from collections.abc import Sequence
 import pytest
 
 from outbox_relay.formats.topics import TopicTemplate
-from outbox_relay.sinks.kafka.admission import Admission
-from outbox_relay.sinks.kafka.records import Topics
+from outbox_relay.sinks.kafka.topic_admission import TopicAdmission
+from outbox_relay.sinks.kafka.topic_resolver import TopicResolver
 from tests.contract.harness import an_event
 
 
-def topics_of(topics: Topics, *wanted: str) -> tuple[Sequence[str | None], dict[int, str]]:
-    """The topic of each event, and the reasons for those that have none."""
+def topics_of(topics: TopicResolver, *wanted: str) -> tuple[Sequence[str | None], dict[int, str]]:
+    """Return the topic of each event, and the reasons for those without."""
     refused: dict[int, str] = {}
     batch = [an_event(headers=json.dumps({"to": name})) for name in wanted]
-    return topics.of(batch, refused.__setitem__), refused
+    return topics.resolve(batch, refused.__setitem__), refused
 
 
 TO = TopicTemplate.parse("{headers.to}")
@@ -24,13 +24,13 @@ TO = TopicTemplate.parse("{headers.to}")
 @pytest.mark.parametrize("name", ["__consumer_offsets", "__", "__transaction_state"])
 def test_kafkas_internal_topics_are_refused_whatever_is_allowed(name: str) -> None:
     for allowed in ((), ("*",), (name,)):
-        found, refused = topics_of(Topics(TO, allowed), "a", name, "a")
+        found, refused = topics_of(TopicResolver(TO, allowed), "a", name, "a")
         assert found[1] is None
         assert refused[1] == f"topic {name}: names that begin with __ are Kafka's own"
 
 
 def test_a_topic_outside_the_list_is_refused_and_its_neighbours_are_not() -> None:
-    topics = Topics(TO, ("shop.*", "audit"))
+    topics = TopicResolver(TO, ("shop.*", "audit"))
     found, refused = topics_of(topics, "shop.a", "shop", "audit", "audit.b", "shop.", "Shop.a")
     assert found == ["shop.a", None, "audit", None, "shop.", None]
     assert refused[3] == "topic audit.b is not among the topics of this sink: add it to the setting topics"
@@ -39,19 +39,19 @@ def test_a_topic_outside_the_list_is_refused_and_its_neighbours_are_not() -> Non
 
 
 def test_without_a_list_every_other_topic_is_allowed() -> None:
-    found, refused = topics_of(Topics(TO), "_schemas", "a.b", "_")
+    found, refused = topics_of(TopicResolver(TO), "_schemas", "a.b", "_")
     assert (found, refused) == (["_schemas", "a.b", "_"], {})
 
 
-def test_what_is_remembered_of_topics_is_bounded() -> None:
-    topics = Topics(TO)
+def test_the_number_of_remembered_topics_is_bounded() -> None:
+    topics = TopicResolver(TO)
     for n in range(10_000):
         topics_of(topics, f"t{n}")
     assert len(topics._known) <= 4096  # pyright: ignore[reportPrivateUsage] - nothing else shows it
 
 
 class Cluster:
-    """A cluster that counts how often it is asked."""
+    """A cluster that counts requests."""
 
     def __init__(self, *names: str) -> None:
         self.names = set(names)
@@ -63,7 +63,7 @@ class Cluster:
 
 
 def test_topics_beyond_the_bound_are_refused_unless_they_exist() -> None:
-    cluster, admission = Cluster("old"), Admission(2, ("named",))
+    cluster, admission = Cluster("old"), TopicAdmission(2, ("named",))
     assert admission.refused(["a", "named"], cluster) == {}
     assert cluster.asked == 0
     refused = admission.refused(["a", "b", "c", "named", "old"], cluster)
@@ -74,15 +74,15 @@ def test_topics_beyond_the_bound_are_refused_unless_they_exist() -> None:
     assert cluster.asked == 1
 
 
-def test_a_topic_that_was_made_since_is_admitted() -> None:
-    cluster, admission = Cluster(), Admission(1)
+def test_a_topic_created_meanwhile_is_admitted() -> None:
+    cluster, admission = Cluster(), TopicAdmission(1)
     assert admission.refused(["a", "b"], cluster).keys() == {"b"}
     cluster.names.add("b")
     assert admission.refused(["b"], cluster) == {}
 
 
-def test_what_is_remembered_does_not_grow_with_what_is_refused() -> None:
-    admission = Admission(3)
+def test_refused_topics_are_not_remembered() -> None:
+    admission = TopicAdmission(3)
     for n in range(1000):
         admission.refused([f"t{n}"], Cluster())
     assert len(admission) == 3

@@ -1,4 +1,4 @@
-"""Why a broker's certificate is not believed: the client says only that it is not."""
+"""Find out why a broker's certificate was not accepted. The client does not say."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import ssl
 from pathlib import Path
 
 CONNECT_SECONDS = 1.0
-"""Longest wait for one connection that is made to find out."""
+"""Timeout of the diagnostic connection."""
 
 _UNVERIFIED = "certificate verify failed"
 _ADDRESS = re.compile(r"ssl://(\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):(\d+)/")
 
 
-def diagnosed(reason: str, authorities: str | None) -> str:
-    """``reason``, an error of the client, preceded by what is wrong with the certificate if it is about one.
+def with_certificate_error(reason: str, authorities: str | None) -> str:
+    """Return ``reason``, preceded by the fault of the certificate if it is about one.
 
-    ``authorities`` is what the user gave as ``ssl.ca.location``. Blocks for up to two seconds and sends nothing but the
-    beginning of a TLS connection.
+    ``reason`` is an error of the client, ``authorities`` the user's ``ssl.ca.location``. Blocks for at most two seconds
+    and sends no more than the beginning of a TLS handshake.
     """
     address = _ADDRESS.search(reason) if _UNVERIFIED in reason else None
     if address is None:

@@ -1,4 +1,4 @@
-"""A Kafka sink whose verdicts a test can follow."""
+"""A Kafka sink that records its verdicts."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -12,8 +12,8 @@ from tests.support.wait import auntil
 SECONDS = 60
 
 
-class Watched(KafkaSink):
-    """Counts the verdicts and keeps the reasons of those that did not deliver."""
+class RecordingKafkaSink(KafkaSink):
+    """Counts the verdicts, and keeps the reasons of undelivered events."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -27,7 +27,7 @@ class Watched(KafkaSink):
         return verdicts
 
     async def has(self, verdict: type[Verdict], count: int = 1) -> None:
-        """Wait until `count` events have had this verdict."""
+        """Wait until `count` events have this verdict."""
 
         async def fact() -> bool:
             return self.verdicts[verdict] >= count

@@ -8,10 +8,10 @@ import pytest
 
 from outbox_relay.domain.event import Event
 from outbox_relay.domain.outcomes import Refused
-from outbox_relay.sinks.kafka.call import Blocks, Call, Course, Reports
+from outbox_relay.sinks.kafka.call import DeliverCall, DeliveryReports, DeliveryRound, KeyBlocks
 from outbox_relay.sinks.kafka.client import ClientLog, ClientSettings
-from outbox_relay.sinks.kafka.records import Form
-from outbox_relay.sinks.kafka.wire import Wire
+from outbox_relay.sinks.kafka.producer import RecordProducer
+from outbox_relay.sinks.kafka.records import RecordFormat
 from tests.contract.harness import an_event
 
 SECRET = "a-secret-of-the-event"
@@ -20,35 +20,39 @@ NOT_HEADERS = f'["{SECRET}"]'
 """Headers that only the owner of the log can write."""
 
 
-def a_call(*events: Event, holds: bool = False) -> Call:
+def a_call(*events: Event, holds: bool = False) -> DeliverCall:
     """A call that nothing of is handed over yet."""
-    return Call(
+    return DeliverCall(
         1,
         events,
         math.inf,
         math.inf,
-        Course(),
+        DeliveryRound(),
         lambda _: None,
-        Reports(len(events)),
+        DeliveryReports(len(events)),
         range(len(events)),
         topics=["t"] * len(events),
-        holding=Blocks() if holds else None,
+        refusal_blocks=KeyBlocks() if holds else None,
     )
 
 
-@pytest.mark.parametrize("form", [Form(), Form(cloudevents="structured", source="s")], ids=["plain", "CloudEvents"])
+@pytest.mark.parametrize(
+    "form", [RecordFormat(), RecordFormat(cloudevents="structured", source="s")], ids=["plain", "CloudEvents"]
+)
 @pytest.mark.parametrize("holds", [False, True])
-def test_event_that_cannot_be_a_record_is_refused_and_its_neighbours_are_handed_over(form: Form, holds: bool) -> None:
+def test_event_that_cannot_be_a_record_is_refused_and_its_neighbours_are_handed_over(
+    form: RecordFormat, holds: bool
+) -> None:
     """With when_dead = "hold" what is behind it waits until the refusal is known."""
-    wire = Wire(SETTINGS, ClientLog(SETTINGS), form, 1000)
+    producer = RecordProducer(SETTINGS, ClientLog(SETTINGS), form, 1000)
     call = a_call(an_event(), an_event(headers=NOT_HEADERS), an_event(), holds=holds)
     try:
-        assert wire.put(call, range(3)) == (2 if holds else 3)
+        assert producer.put(call, range(3)) == (2 if holds else 3)
     finally:
-        wire.purge(in_flight=True)
-        wire.close()
-    assert call.sent == (1 if holds else 2)
-    [(place, verdict)] = call.judged.items()
+        producer.purge(in_flight=True)
+        producer.close()
+    assert call.handed_over == (1 if holds else 2)
+    [(place, verdict)] = call.decided.items()
     assert isinstance(verdict, Refused)
     assert (place, verdict.reason) == (
         1,
@@ -57,12 +61,12 @@ def test_event_that_cannot_be_a_record_is_refused_and_its_neighbours_are_handed_
 
 
 def test_refusal_quotes_nothing_of_the_event() -> None:
-    wire = Wire(SETTINGS, ClientLog(SETTINGS), Form(), 1000)
+    producer = RecordProducer(SETTINGS, ClientLog(SETTINGS), RecordFormat(), 1000)
     call = a_call(an_event(key=f"{SECRET}\udc80"))
     try:
-        assert wire.put(call, [0]) == 1
+        assert producer.put(call, [0]) == 1
     finally:
-        wire.close()
-    [verdict] = call.judged.values()
+        producer.close()
+    [verdict] = call.decided.values()
     assert isinstance(verdict, Refused)
     assert verdict.reason == "cannot be made a Kafka record: UnicodeEncodeError"

@@ -1,0 +1,99 @@
+"""The online check of a Kafka sink. It creates no topic."""
+
+from __future__ import annotations
+
+import time
+
+from confluent_kafka.admin import (
+    AdminClient,
+    ClusterMetadata,  # pyright: ignore[reportPrivateImportUsage] - documented here; the module lacks __all__
+)
+
+from outbox_relay.domain.errors import Misconfigured
+from outbox_relay.sinks.kafka.client import ClientLog, ClientSettings
+from outbox_relay.sinks.kafka.cluster_queries import (
+    NOT_YET,
+    ClusterUnavailable,
+    admin_client,
+    broker_config,
+    cluster_metadata,
+    topic_config,
+)
+
+
+def check(settings: ClientSettings, topic: str | None, seconds: float, *, creates: bool) -> str | None:
+    """Return why the cluster, or ``topic`` on it, would accept no events now, or None.
+
+    ``creates`` is True if the relay creates topics.
+    """
+    log = ClientLog(settings)
+    deadline = time.monotonic() + seconds
+    try:
+        admin = admin_client(settings, log, create_topics=False)
+        found = cluster_metadata(admin, log, topic, deadline)
+    except (ClusterUnavailable, Misconfigured) as reason:
+        return str(reason)
+    error = found.topics[topic].error if topic is not None else None
+    if error is None:
+        return _record_size_problem(settings, admin, found, topic, deadline)
+    if error.name() in NOT_YET and (creates or _broker_creates_topics(admin, found, deadline)):
+        return _record_size_problem(settings, admin, found, None, deadline)
+    return f"topic {topic}: {settings.describe(error)}"
+
+
+def payload_size_warning(settings: ClientSettings, topic: str | None, payload_bytes: int, seconds: float) -> str | None:
+    """Return a warning if payloads of ``payload_bytes`` would be refused, or None if not or unknown."""
+    log = ClientLog(settings)
+    deadline = time.monotonic() + seconds
+    limits: list[tuple[int, str]] = []
+    if (own := settings.max_record_bytes) is not None:
+        limits.append((own, f'the producer\'s "message.max.bytes" is {own}'))
+    try:
+        admin = admin_client(settings, log, create_topics=False)
+        found = cluster_metadata(admin, log, topic, deadline)
+    except (ClusterUnavailable, Misconfigured):
+        return None
+    existing = None if topic is None or found.topics[topic].error is not None else topic
+    limit, text = _batch_limit(admin, found, existing, deadline)
+    if limit is not None:
+        limits.append((limit, f"{text}{', compressed' * settings.compresses}"))
+    lowest, text = min(limits, default=(payload_bytes, ""))
+    if payload_bytes <= lowest:
+        return None
+    return (
+        f"events may have payloads of {payload_bytes} bytes (the ceiling of the database), but {text}: "
+        "raise that limit, or lower the ceiling (migrate --max-payload-bytes); larger events would end dead"
+    )
+
+
+def _record_size_problem(
+    settings: ClientSettings, admin: AdminClient, cluster: ClusterMetadata, topic: str | None, deadline: float
+) -> str | None:
+    """Return why records of the user's maximum size would be refused, or None if not or unknown."""
+    wanted = settings.max_record_bytes
+    if wanted is None:
+        return None
+    limit, text = _batch_limit(admin, cluster, topic, deadline)
+    if limit is None or wanted <= limit:
+        return None
+    return (
+        f'producer "message.max.bytes" is {wanted}, but {text}: '
+        "raise that one, or lower this one; larger records would be refused"
+    )
+
+
+def _batch_limit(
+    admin: AdminClient, cluster: ClusterMetadata, topic: str | None, deadline: float
+) -> tuple[int | None, str]:
+    """Return the batch limit of ``topic``, or else of the brokers, with a text; None if it is unknown."""
+    if topic is None:
+        config, name, subject = broker_config(admin, cluster, deadline), "message.max.bytes", "the brokers take"
+    else:
+        config, name, subject = topic_config(admin, topic, deadline), "max.message.bytes", f"topic {topic} takes"
+    limit = config.get(name, "")
+    return (int(limit) if limit.isdigit() else None), f"{subject} at most {limit} bytes ({name})"
+
+
+def _broker_creates_topics(admin: AdminClient, cluster: ClusterMetadata, deadline: float) -> bool:
+    """Return True if brokers create a missing topic for its first record."""
+    return broker_config(admin, cluster, deadline).get("auto.create.topics.enable") == "true"
