@@ -725,6 +725,39 @@ def test_row_back_needs_its_lease(connection: Connection, sink: str) -> None:
     assert given_back(connection, sink, lease, "dead") == [], "a lease is good for one settlement"
 
 
+def claimed_again(connection: Connection, sink: str) -> tuple[UUID, UUID]:
+    """Claim row 1, end its lease, claim it again; return both leases."""
+    ended, lease = uuid4(), uuid4()
+    add(connection, sink, 1)
+    assert claimed(connection, sink, lease=ended) == [1]
+    connection.execute("update outbox.delivery set lease_until = now() - interval '1 s' where sink = %s", (sink,))
+    assert claimed(connection, sink, lease=lease) == [1]
+    return ended, lease
+
+
+def test_row_done_under_two_leases_goes_once(connection: Connection, sink: str) -> None:
+    """A relay that claimed a row again settles both deliveries in one statement, or each in its own."""
+    ended, lease = claimed_again(connection, sink)
+    assert call(connection, "rows_done", sink=sink, ids=[1, 1], leases=[ended, uuid4()]) == []
+    assert written(connection, sink) == (1, 0)
+    assert call(connection, "rows_done", sink=sink, ids=[1, 1], leases=[ended, lease]) == [(1,)]
+    assert written(connection, sink) == (0, 0)
+
+
+@pytest.mark.parametrize("place", [0, 1], ids=["first", "last"])
+def test_row_back_under_two_leases_becomes_what_its_own_says(connection: Connection, sink: str, place: int) -> None:
+    """Without ``d.lease = r.lease`` the outcome under the lease that ended may be the one that is kept."""
+    ended, lease = claimed_again(connection, sink)
+    outcomes = [(ended, "dead", None, 7, "ended", 400), (lease, "waiting", 3600.0, 2, "said no", 500)]
+    leases, states, due_in, attempts, errors, statuses = zip(outcomes[place], outcomes[1 - place], strict=True)
+    settled = call(
+        connection, "rows_back", sink=sink, ids=[1, 1], leases=[*leases], states=[*states], due_in=[*due_in],
+        attempts=[*attempts], errors=[*errors], statuses=[*statuses], last_attempts=[None, None],
+    )  # fmt: skip
+    assert settled == [(1,)]
+    assert row_state(connection, sink) == ("waiting", True, 2, 0, None, None, None, "said no", 500, True)
+
+
 @pytest.mark.parametrize(
     ("state", "changes", "after"),
     [

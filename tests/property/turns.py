@@ -36,10 +36,12 @@ OWNERS = "select shard, owner, epoch from outbox.shard where sink = %s"
 SHARDS_OF_OTHERS = """
 select s::text from outbox.shard s where s.sink = %s and s.shard = any (%s::smallint[]) order by s.shard"""
 ROWS_OF_OTHERS = """
-select d::text from outbox.delivery d
- where d.sink = %s and exists (
-    select from unnest(%s::bigint[], %s::uuid[]) r (id, lease) where r.id = d.id and d.lease is distinct from r.lease)
- order by d.id"""
+select d.id from outbox.delivery d
+ where d.sink = %s and d.id = any (%s::bigint[]) and not exists (
+    select from unnest(%s::bigint[], %s::uuid[]) r (id, lease) where r.id = d.id and r.lease = d.lease)"""
+"""Rows that a statement names under no lease that they have. One may be named twice, also under a lease that ended: its
+worker has claimed it again before the outcome of the first time was written."""
+ROWS = "select d::text from outbox.delivery d where d.sink = %s and d.id = any (%s::bigint[]) order by d.id"
 WRITTEN = """
 select (select count(*) from outbox.progress p where p.sink = %s),
        (select string_agg(d::text, ',' order by d.id) from outbox.delivery d where d.sink = %s)"""
@@ -234,11 +236,16 @@ class SteppedStore(Store):
     async def _of_others(self, name: str, parameters: Mapping[str, Any]) -> tuple[Any, ...]:
         """What ``name`` is asked to change though it is another's, as a query; nothing when it has no fence."""
         if name in {"rows_done", "rows_back"}:
-            return ROWS_OF_OTHERS, self._sink, parameters["ids"], parameters["leases"]
+            ids = await self._rows_of_others(parameters["ids"], parameters["leases"])
+            return (ROWS, self._sink, ids) if ids else ()
         if name in {"renew_shards", "release_shards", "reset_crashes"}:
             stale = await self._stale(parameters["owner"], parameters["shards"], parameters["epochs"])
             return (SHARDS_OF_OTHERS, self._sink, stale) if stale else ()
         return ()
+
+    async def _rows_of_others(self, ids: list[int], leases: list[UUID]) -> list[int]:
+        """Return those of the rows ``ids`` that are under none of the leases that go with them."""
+        return [row_id for (row_id,) in await self._bench.ask(ROWS_OF_OTHERS, self._sink, ids, ids, leases)]
 
     async def _stale(self, owner: UUID, shards: list[int], epochs: list[int]) -> list[int]:
         """Those of ``shards`` that are not ``owner``'s at their epoch of ``epochs``."""
