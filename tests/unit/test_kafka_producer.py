@@ -30,7 +30,6 @@ def a_call(*events: Event, holds: bool = False) -> DeliverCall:
         DeliveryRound(),
         lambda _: None,
         DeliveryReports(len(events)),
-        range(len(events)),
         topics=["t"] * len(events),
         refusal_blocks=KeyBlocks() if holds else None,
     )
