@@ -76,23 +76,23 @@ def test_chunk_knows_its_bytes() -> None:
 
 
 def test_group_opens_a_window_only_for_a_tick_that_may_show_something() -> None:
-    reader = Reader({1}, Position(A))
-    reader.follow(A)
-    assert reader.position == Position(A)
-    reader.follow(B)
-    assert reader.position == OPEN
+    group = Reader({1}, Position(A))
+    group.follow(A)
+    assert group.position == Position(A)
+    group.follow(B)
+    assert group.position == OPEN
 
 
 def test_group_finishes_its_window_before_it_opens_another() -> None:
-    reader = Reader({1}, OPEN.at(50))
-    reader.follow(C)
-    assert reader.position == OPEN.at(50)
+    group = Reader({1}, OPEN.at(50))
+    group.follow(C)
+    assert group.position == OPEN.at(50)
 
 
 def test_group_never_follows_a_tick_older_than_its_position() -> None:
-    reader = Reader({1}, Position(C))
-    reader.follow(B)
-    assert reader.position == Position(C)
+    group = Reader({1}, Position(C))
+    group.follow(B)
+    assert group.position == Position(C)
 
 
 def test_idle_groups_meet_between_windows() -> None:
@@ -106,58 +106,58 @@ def test_idle_groups_meet_between_windows() -> None:
 
 @pytest.mark.parametrize("busy", [0, 1])
 def test_groups_do_not_meet_while_one_has_events_in_flight(busy: int) -> None:
-    readers = [Reader({1}, OPEN), Reader({2}, OPEN)]
-    for number, reader in enumerate(readers):
-        reader.take(chunk(*([5] if number == busy else []), start=OPEN, end=Position(B)))
-    assert not readers[0].meets(readers[1])
-    readers[busy].chunks[0].settle_all()
-    assert readers[0].meets(readers[1])
+    groups = [Reader({1}, OPEN), Reader({2}, OPEN)]
+    for number, group in enumerate(groups):
+        group.take(chunk(*([5] if number == busy else []), start=OPEN, end=Position(B)))
+    assert not groups[0].meets(groups[1])
+    groups[busy].chunks[0].settle_all()
+    assert groups[0].meets(groups[1])
 
 
 def test_leaving_shards_keep_their_events_in_flight() -> None:
-    reader = Reader({1, 2, 3}, OPEN)
+    group = Reader({1, 2, 3}, OPEN)
     part = chunk(5, 7, start=OPEN, end=OPEN.at(7))
-    reader.take(part)
-    leaving = reader.split({2, 3, 9})
-    assert (reader.shards, leaving.shards) == ({1}, {2, 3})
+    group.take(part)
+    leaving = group.split({2, 3, 9})
+    assert (group.shards, leaving.shards) == ({1}, {2, 3})
     assert leaving.position == OPEN.at(7)
     assert not leaving.idle
     part.settle(0)
-    assert reader.settled == leaving.settled == OPEN.at(5)
+    assert group.settled == leaving.settled == OPEN.at(5)
     part.settle(1)
     assert leaving.idle
-    assert reader.settled == leaving.settled == OPEN.at(7)
+    assert group.settled == leaving.settled == OPEN.at(7)
 
 
 def test_rounds_without_events_use_no_memory_while_one_event_is_not_done() -> None:
-    reader = Reader({1, 2}, OPEN)
+    group = Reader({1, 2}, OPEN)
     first = chunk(5, 7, start=OPEN, end=OPEN.closed())
-    reader.take(first)
+    group.take(first)
     for number in range(2, 10_002):
-        reader.follow(tick(number))
-        reader.take(chunk(start=reader.position, end=reader.position.closed()))
-    assert len(reader.chunks) == 1
-    leaving = reader.split({2})
-    reader.follow(tick(20_000))
-    reader.take(chunk(start=reader.position, end=reader.position.closed()))
-    assert reader.settled == leaving.settled == OPEN
-    assert reader.gaps() == []
+        group.follow(tick(number))
+        group.take(chunk(start=group.position, end=group.position.closed()))
+    assert len(group.chunks) == 1
+    leaving = group.split({2})
+    group.follow(tick(20_000))
+    group.take(chunk(start=group.position, end=group.position.closed()))
+    assert group.settled == leaving.settled == OPEN
+    assert group.gaps() == []
     first.settle_all()
-    assert reader.settled == Position(tick(20_000))
+    assert group.settled == Position(tick(20_000))
     assert leaving.settled == Position(tick(10_001)), "leaving shards were read further"
 
 
 def test_a_round_without_events_is_settled_at_once_by_an_idle_group() -> None:
-    reader = Reader({1}, OPEN)
-    reader.take(chunk(start=OPEN, end=OPEN.closed()))
-    assert reader.settled == reader.position == Position(B)
+    group = Reader({1}, OPEN)
+    group.take(chunk(start=OPEN, end=OPEN.closed()))
+    assert group.settled == group.position == Position(B)
     other = Reader({2}, Position(B))
-    assert reader.meets(other)
-    reader.join(other)
-    assert reader.settled == Position(B)
+    assert group.meets(other)
+    group.join(other)
+    assert group.settled == Position(B)
 
 
-class Readers:
+class Groups:
     """Shard groups under a random schedule, and the undone ids of every shard.
 
     Each window is 100 ids wide; a chunk may end inside it or at its end.
@@ -166,55 +166,55 @@ class Readers:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.undone: dict[int, set[int]] = {shard: set() for shard in range(4)}
-        self.readers = [Reader(range(4), Position(tick(0)))]
+        self.groups = [Reader(range(4), Position(tick(0)))]
         self.furthest = dict.fromkeys(range(4), 0)
 
     def step(self) -> None:
-        reader = self.random.choice(self.readers)
-        self.random.choice([self.read, self.read, self.settle, self.settle, self.settle, self.split, self.join])(reader)
-        for one in self.readers:
+        group = self.random.choice(self.groups)
+        self.random.choice([self.read, self.read, self.settle, self.settle, self.settle, self.split, self.join])(group)
+        for one in self.groups:
             self.check(one)
 
-    def read(self, reader: Reader) -> None:
-        if reader.position.b is None:
-            reader.follow(tick(reader.position.a.seq // 100 + 1))
-        start = reader.position
+    def read(self, group: Reader) -> None:
+        if group.position.b is None:
+            group.follow(tick(group.position.a.seq // 100 + 1))
+        start = group.position
         assert start.b is not None
         after = max(start.last, start.a.seq)
         ids = sorted(self.random.sample(range(after + 1, start.b.seq + 1), min(3, start.b.seq - after)))
         cut = bool(ids) and self.random.random() < 0.6
-        shards = sorted(reader.shards)
+        shards = sorted(group.shards)
         part = Chunk(
             [event(i, self.random.choice(shards)) for i in ids], start, start.at(ids[-1]) if cut else start.closed()
         )
         for one in part.events:
             self.undone[one.shard].add(one.id)
-        reader.take(part)
+        group.take(part)
 
-    def settle(self, reader: Reader) -> None:
-        undone = [(part, place) for part in reader.chunks for place in part.undone()]
+    def settle(self, group: Reader) -> None:
+        undone = [(part, place) for part in group.chunks for place in part.undone()]
         if undone:
             part, place = self.random.choice(undone)
             part.settle(place)
             self.undone[part.events[place].shard].discard(part.events[place].id)
 
-    def split(self, reader: Reader) -> None:
-        if len(reader.shards) > 1:
-            self.readers.append(reader.split(set(self.random.sample(sorted(reader.shards), 1))))
+    def split(self, group: Reader) -> None:
+        if len(group.shards) > 1:
+            self.groups.append(group.split(set(self.random.sample(sorted(group.shards), 1))))
 
-    def join(self, reader: Reader) -> None:
-        other = next((o for o in self.readers if o is not reader and o.meets(reader)), None)
+    def join(self, group: Reader) -> None:
+        other = next((o for o in self.groups if o is not group and o.meets(group)), None)
         if other is not None:
-            other.join(reader)
-            self.readers.remove(reader)
+            other.join(group)
+            self.groups.remove(group)
 
-    def check(self, reader: Reader) -> None:
-        settled, position = reader.settled, reader.position
-        for shard in reader.shards:
+    def check(self, group: Reader) -> None:
+        settled, position = group.settled, group.position
+        for shard in group.shards:
             assert min(self.undone[shard], default=2**63) > reach(settled), "a position covers an undone event"
             assert reach(settled) >= self.furthest[shard], "a position went back"
             self.furthest[shard] = reach(settled)
-        if reader.idle:
+        if group.idle:
             assert reach(settled) == reach(position), "every event is done, but the position is behind"
 
 
@@ -230,9 +230,9 @@ def reach(position: Position) -> int:
 @pytest.mark.parametrize("batch", range(BATCHES))
 def test_position_covers_exactly_the_events_that_are_done(batch: int) -> None:
     for seed in range(batch * SCHEDULES, (batch + 1) * SCHEDULES):
-        readers = Readers(seed)
+        groups = Groups(seed)
         for _ in range(60):
-            readers.step()
+            groups.step()
 
 
 # -- blocked keys -------------------------------------------------------------------------------------------------
