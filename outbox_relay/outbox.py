@@ -1,6 +1,6 @@
-"""Emitting events from Python: one row of the log, in the caller's own transaction, over the caller's own connection.
+"""Emitting events from Python, in the caller's own transaction and over its connection.
 
-Imports psycopg and the standard library, and nothing of the relay. docs/emitting.md shows every use.
+This module imports only psycopg and the standard library. docs/emitting.md shows every use.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from psycopg.rows import TupleRow, tuple_row
 __all__ = ["Event", "InvalidEvent", "NotInTransaction", "aemit", "aemit_many", "emit", "emit_many"]
 
 REFUSED: Final = re.compile(r"outbox\.emit: (?P<said>(?:event (?P<index>[0-9]+): )?.*)", re.DOTALL)
-"""What the database says of an event that it does not take (SQLSTATE 22023)."""
+"""The message of the database for an event that it refuses (SQLSTATE 22023)."""
 
-# Every parameter is cast: what type psycopg gives a string depends on the dumpers that the application registered.
+# Every parameter is cast, because the type of a string depends on the dumpers that the application registered.
 ONE: Final[LiteralString] = """
 select outbox.emit_raw(%s::text, %b::bytea, %s::text, %s::jsonb, %s::timestamptz, %s::uuid, %s::text)
 """
 
-# unnest returns rows in the order of its arrays, and nothing here could change it; a sort would copy every payload.
-# The settings, made and taken back around each call, let an error name the event that was refused.
+# unnest returns rows in the order of its arrays, and the query keeps it; a sort would copy every payload.
+# The setting, made before and reset after each call, lets an error name the refused event.
 MANY: Final[LiteralString] = """
 select outbox.emit_raw(e.type, e.payload, e.key, e.headers, e.deliver_at, e.uid, e.content_type),
        set_config('outbox.event_index', '', true)
@@ -44,9 +44,9 @@ Row = tuple[str, bytes, str | None, str | None, str | None, str | None, str]
 
 
 class InvalidEvent(ValueError):
-    """An event that the outbox does not take; says which field and which limit, never the payload.
+    """An event that the outbox refuses; the message names field and limit, never the payload.
 
-    ``index`` is the event's place in the batch given to :func:`emit_many`, counted from 0, and None for a single event.
+    ``index`` is its place, from 0, in the batch given to :func:`emit_many`; None for a single event.
     """
 
     def __init__(self, message: str, index: int | None = None) -> None:
@@ -55,7 +55,7 @@ class InvalidEvent(ValueError):
 
 
 class NotInTransaction(UserWarning):
-    """An event was emitted in autocommit mode, outside a transaction: nothing ties it to the data it speaks of."""
+    """An event was emitted outside a transaction, so it is not atomic with the caller's data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +86,15 @@ def emit(
 ) -> UUID:
     """Emit one event in the transaction of ``conn``, in one round trip; return its uid.
 
-    ``payload`` is anything that ``json.dumps`` takes, stored as compact UTF-8, or ``bytes`` together with
-    ``content_type``. ``dumps`` replaces ``json.dumps`` for whatever payload is given, and returns str or bytes.
-    ``key``: at most 1,024 bytes; events of a key keep their order. ``headers``: names are HTTP tokens. ``deliver_at``:
-    aware, not before then. ``uid``: the caller's own, for an idempotent retry: an event whose uid was emitted before
-    is not emitted again, and its uid is returned all the same.
+    ``payload`` is any argument of ``json.dumps``, stored as compact UTF-8, or ``bytes`` together with
+    ``content_type``. ``dumps`` replaces ``json.dumps`` for any payload, and returns str or bytes. ``key`` has at most
+    1,024 bytes; events of a key keep their order. Names of ``headers`` are HTTP tokens. ``deliver_at`` is an aware
+    datetime before which the event is not delivered. ``uid`` makes a retry idempotent: an event whose uid was already
+    emitted is not emitted again, and the uid is returned.
 
-    Raises :class:`InvalidEvent` for an event that the outbox does not take, ``psycopg.Error`` for everything else.
     Never commits. Warns with :class:`NotInTransaction` in autocommit mode outside a transaction.
+
+    Raises :class:`InvalidEvent` for an event that the outbox refuses, ``psycopg.Error`` for all other failures.
     """
     connection = _connection(conn)
     row = _row(Event(type, payload, key, headers, deliver_at, uid, content_type, dumps))
@@ -117,7 +118,7 @@ async def aemit(
     content_type: str | None = None,
     dumps: Dumps | None = None,
 ) -> UUID:
-    """Emit one event over an asynchronous connection or cursor; else as :func:`emit`."""
+    """Emit one event over an asynchronous connection or cursor, as :func:`emit` does."""
     connection = _async_connection(conn)
     row = _row(Event(type, payload, key, headers, deliver_at, uid, content_type, dumps))
     _warn_outside(connection)
@@ -130,10 +131,10 @@ async def aemit(
 
 
 def emit_many(conn: psycopg.Connection[Any] | psycopg.Cursor[Any], events: Iterable[Event]) -> list[UUID]:
-    """Emit all events with one statement, in the order given; return their uids in that order.
+    """Emit all events in order with one statement, as :func:`emit` does; return their uids.
 
-    When one of them is refused nothing is emitted, and :class:`InvalidEvent` names its index. No events, no round trip.
-    Else as :func:`emit`.
+    If one event is refused none is emitted, and :class:`InvalidEvent` has its index. Without events there is no round
+    trip.
     """
     connection = _connection(conn)
     columns = _columns(events)
@@ -150,7 +151,7 @@ def emit_many(conn: psycopg.Connection[Any] | psycopg.Cursor[Any], events: Itera
 async def aemit_many(
     conn: psycopg.AsyncConnection[Any] | psycopg.AsyncCursor[Any], events: Iterable[Event]
 ) -> list[UUID]:
-    """Emit all events over an asynchronous connection or cursor; else as :func:`emit_many`."""
+    """Emit all events over an asynchronous connection or cursor, as :func:`emit_many` does."""
     connection = _async_connection(conn)
     columns = _columns(events)
     if not columns:
@@ -187,10 +188,10 @@ def _wrong(found: object, name: str, wanted: str, other: str) -> str:
 
 
 def _warn_outside(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
-    """Warn where the public function was called, two frames up, if the event would be a transaction of its own."""
+    """Warn at the caller of the public function, two frames up, if no transaction is open."""
     if connection.autocommit and connection.info.transaction_status == TransactionStatus.IDLE:
         message = (
-            "an event was emitted in autocommit mode, outside a transaction: it is not atomic with your data; "
+            "an event was emitted in autocommit mode, outside a transaction, so it is not atomic with your data; "
             "use `with conn.transaction():` around both"
         )
         warnings.warn(message, NotInTransaction, stacklevel=3)
@@ -203,9 +204,9 @@ def _uid(row: TupleRow | None) -> UUID:
 
 
 def _refusal(error: errors.InvalidParameterValue | UnicodeEncodeError) -> Exception:
-    """What the caller is told: the database's own words if they are about the event, else the error as it is."""
+    """Return ``InvalidEvent`` with the message about the event, else the error unchanged."""
     if isinstance(error, UnicodeEncodeError):
-        return InvalidEvent(f"type, key or headers have characters that the encoding {error.encoding} has not")
+        return InvalidEvent(f"type, key or headers have characters that the encoding {error.encoding} lacks")
     refused = REFUSED.match(error.diag.message_primary or "")
     if refused is None:
         return error
@@ -213,7 +214,7 @@ def _refusal(error: errors.InvalidParameterValue | UnicodeEncodeError) -> Except
 
 
 # -- the event ----------------------------------------------------------------------------------------------------
-# Limits are checked by the database, which SQL callers meet too. Here stands only what could not reach it.
+# The database checks the limits, also for SQL callers. These functions check only values that cannot be sent to it.
 
 
 def _columns(events: Iterable[Event]) -> tuple[list[Any], ...]:
@@ -243,7 +244,7 @@ def _body(event: Event) -> tuple[bytes, str]:
     payload, content_type = event.payload, event.content_type
     if event.dumps is None and isinstance(payload, bytes | bytearray | memoryview):
         if content_type is None:
-            raise InvalidEvent("payload is bytes, so content_type must say of what: 'application/octet-stream', say")
+            raise InvalidEvent("payload is bytes, so content_type is needed, such as 'application/octet-stream'")
         return bytes(cast(bytes, payload)), content_type
     return _serialised(payload, event.dumps), "application/json" if content_type is None else content_type
 
@@ -269,12 +270,12 @@ def _json(payload: Any) -> bytes:
     try:
         return json.dumps(payload, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
     except UnicodeEncodeError:
-        # Lone surrogates are no UTF-8; escaped they are valid JSON.
+        # Lone surrogates are not valid UTF-8, but valid JSON if they are escaped.
         return json.dumps(payload, separators=(",", ":"), allow_nan=False).encode()
 
 
 def _text(name: str, value: object) -> str:
-    """The value, if a text parameter can carry it."""
+    """Return the value if it can be sent as a text parameter."""
     if not isinstance(value, str):
         raise InvalidEvent(f"{name} must be a str, not {type(value).__name__}")
     if "\0" in value:
@@ -298,7 +299,7 @@ def _time(deliver_at: object) -> str:
     if not isinstance(deliver_at, datetime):
         raise InvalidEvent(f"deliver_at must be a datetime, not {type(deliver_at).__name__}")
     if deliver_at.utcoffset() is None:
-        raise InvalidEvent("deliver_at must have a time zone: datetime.now(UTC), say")
+        raise InvalidEvent("deliver_at must have a time zone, such as datetime.now(UTC)")
     return deliver_at.isoformat()
 
 

@@ -1,4 +1,4 @@
-"""What people ask of the database and tell it: status, why, pause, resume, emit; and how the answers read."""
+"""The commands status, why, pause, resume and emit, and the text of their answers."""
 
 from __future__ import annotations
 

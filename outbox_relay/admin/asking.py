@@ -1,4 +1,4 @@
-"""The connection of one command: opened, its schema checked, closed again."""
+"""The database connection of one command."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from outbox_relay.domain.errors import Unusable
 from outbox_relay.postgres.store import Store
 
 Fit = Callable[[int, int], str | None]
-"""Given the version of the schema and the oldest relay that it takes: what is wrong, or nothing."""
+"""Checks the version of the schema and its oldest supported relay; returns the problem or None."""
 
 
 @asynccontextmanager
 async def opened(dsn: Callable[[], str], *, pooler: bool, fit: Fit | None) -> AsyncGenerator[Store]:
-    """A store on one connection. With ``fit`` the schema must fit; without, it is not looked at.
+    """Open a store on one connection, and close it at the end.
 
-    Raises ``Unusable`` when password, rights or schema are wrong, ``DatabaseLost`` when the database does not answer.
+    ``fit`` checks the schema, unless it is None.
+
+    Raises ``Unusable`` if password, rights or schema are wrong, ``DatabaseLost`` if the database does not answer.
     """
     store = Store(dsn, pooler=pooler, connections=1)
     try:

@@ -1,4 +1,4 @@
-"""How far every sink is, which relays are alive, and what nobody takes."""
+"""The progress of every sink, the live relays, and types without a route."""
 
 from __future__ import annotations
 
@@ -8,37 +8,40 @@ from outbox_relay.domain.routing import Routes, like
 from outbox_relay.postgres.store import Store
 
 EXACT_EVENTS = 10_000
-"""A backlog of up to this many events of the log is counted, a larger one is estimated."""
+"""Greatest backlog in the log that is counted; a larger one is estimated."""
 LOOK_SECONDS = 10.0
-"""How long one sink's part of the log is looked through, at most; then too its backlog is estimated."""
+"""Longest search of the log for one sink; after it the backlog is estimated."""
 ANSWER_SECONDS = 30.0
 """Longest wait for the figures of one sink."""
 ALIVE_SECONDS = 45.0
-"""A relay seen within this time is alive: three leases of the default length. So is one that owns a shard."""
+"""Age of a heartbeat up to which a relay is alive: three default leases. A relay that owns a shard is alive, too."""
 NEWEST_EVENTS = 10_000
-"""Events among which types without a route are looked for."""
+"""Number of newest events that are searched for types without a route."""
 
 
 async def status(store: Store) -> dict[str, Any]:
-    """How the relays and sinks of this database are, as ``status --json`` prints it.
+    """Return the state of all relays and sinks, for ``status --json``.
 
-    ``backlog`` counts committed events whose delivery to the sink is not settled: those of the log beyond the position
-    of their shard, and rows that wait or are held. Dead ones and those not due yet by their own time are left out.
-    Up to ``EXACT_EVENTS`` events of the log are counted; beyond that, or when ``LOOK_SECONDS`` did not suffice,
-    ``backlog_exact`` is False and the rest is estimated by how dense the events were in the ids that were counted.
-    A position is written up to 0.1 s after a delivery: what was delivered since still counts.
+    For each sink:
 
-    ``oldest_seconds`` is the age of the oldest of the backlog, by the database's clock, or how long ago it became due
-    if that is later; 0.0 when there is none. ``scheduled`` counts rows and events of the log, ``waiting``, ``held`` and
-    ``dead`` rows. ``unowned`` is how many shards of the sink no relay owns. ``circuit_seconds`` is for how long
-    the circuit has not been closed, ``in_flight_limit`` how many requests a relay makes at once since the destination
-    asked for less, None when as many as the settings say, ``paused_reason`` why a relay paused the sink by itself.
+    - ``backlog``: committed events whose delivery is not settled. These are events of the log after the position of
+      their shard, and waiting and held rows, but not dead or scheduled ones. A position is written up to 0.1 s after
+      the delivery. With more than ``EXACT_EVENTS`` events of the log, or after ``LOOK_SECONDS``, ``backlog_exact`` is
+      False, and the rest is estimated from the density of events in the ids that were counted.
+    - ``oldest_seconds``: the age of the oldest event of the backlog by the database's clock, or the time since it
+      became due if that is shorter; 0.0 without a backlog.
+    - ``waiting``, ``held``, ``dead``: numbers of rows. ``scheduled``: number of rows and of events of the log.
+    - ``circuit_seconds``: the time since the circuit was last closed, or None.
+    - ``in_flight_limit``: the concurrency of a relay after the destination requested less; None means the configured
+      maximum.
+    - ``paused_reason``: the reason for which a relay paused the sink, or None.
+    - ``unowned``: the number of shards without an owner.
+    - ``missing_positions``: the number of shards without a position, which no relay serves. The whole log counts as
+      their backlog.
 
-    ``relays`` are those that were seen within ``ALIVE_SECONDS`` or own a shard, with the shards they own of every
-    sink they serve. ``missing_positions`` is how many shards have no position, so that no relay serves them; all of
-    the log counts as their backlog. ``unrouted`` are the types among the newest ``NEWEST_EVENTS`` events that no sink's
-    patterns match. ``in_default_partition`` counts events, up to ``EXACT_EVENTS``, for whose day no partition had been
-    made.
+    ``relays`` are those seen within ``ALIVE_SECONDS`` or owning a shard, with the number of their shards per sink.
+    ``unrouted`` are types of the newest ``NEWEST_EVENTS`` events that match no pattern. ``in_default_partition`` is the
+    number of events, up to ``EXACT_EVENTS``, in the DEFAULT partition.
 
     Raises ``Unusable`` or ``DatabaseLost``.
     """
@@ -56,7 +59,7 @@ async def status(store: Store) -> dict[str, Any]:
 
 
 def too_old(found: dict[str, Any], most_seconds: float) -> list[str]:
-    """A line for each sink of ``status`` whose oldest event is older than ``most_seconds``."""
+    """Return a line for each sink of ``status`` whose oldest event is too old."""
     return [
         f"sink {name}: its oldest event has waited for {sink['oldest_seconds']:.1f} s, more than {most_seconds:g} s"
         for name, sink in found["sinks"].items()
@@ -103,7 +106,7 @@ async def _sink(store: Store, sink: Any) -> dict[str, Any]:
 
 
 def _types(patterns: list[str]) -> list[str] | None:
-    """``patterns`` as SQL LIKE patterns; nothing when they match every type."""
+    """Return ``patterns`` as SQL LIKE patterns, or None if they match every type."""
     return None if "*" in patterns else [like(pattern) for pattern in patterns]
 
 

@@ -1,4 +1,4 @@
-"""What people change: a sink paused or resumed, an event emitted by hand."""
+"""Manual actions: pause or resume a sink, emit an event."""
 
 from __future__ import annotations
 
@@ -12,16 +12,21 @@ from outbox_relay.postgres.store import Store
 
 
 async def pause(store: Store, sink: str) -> bool:
-    """Deliver nothing more to ``sink`` until it is resumed; every relay obeys within seconds, and settles what it has
-    in hand. Returns False if it was paused already.
+    """Pause ``sink`` on all relays; return False if it was already paused.
 
-    Raises ``NotFound`` with the names that there are, ``Unusable`` or ``DatabaseLost``.
+    Every relay stops its deliveries within seconds and settles the events in flight. The sink is paused until
+    ``resume``.
+
+    Raises ``NotFound``, which names the existing sinks, ``Unusable`` or ``DatabaseLost``.
     """
     return await _set_paused(store, sink, paused=True)
 
 
 async def resume(store: Store, sink: str) -> bool:
-    """Go on with a paused ``sink`` from where it stands. Returns False if it was not paused. Raises as ``pause``."""
+    """Resume a paused ``sink`` from its position; return False if it was not paused.
+
+    Raises as ``pause``.
+    """
     return await _set_paused(store, sink, paused=False)
 
 
@@ -51,9 +56,9 @@ async def emit(
     content_type: str,
     uid: UUID | None,
 ) -> UUID:
-    """Emit one event in a transaction of its own; returns its uid.
+    """Emit one event in its own transaction, and return its uid.
 
-    Raises ``Misconfigured`` for an event that the outbox does not take, ``Unusable`` or ``DatabaseLost``.
+    Raises ``Misconfigured`` for an event that the outbox refuses, ``Unusable`` or ``DatabaseLost``.
     """
     try:
         async with store.transaction() as connection:

@@ -1,4 +1,4 @@
-"""The answers for people: aligned tables and sentences, without colours. Pure."""
+"""The answers as text: aligned tables and sentences, without colours. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RELAY_HEADER = ("RELAY", "VERSION", "SEEN", "SHARDS")
 
 
 def status_text(found: dict[str, Any]) -> str:
-    """The result of ``status`` as tables."""
+    """Render the result of ``status`` as tables."""
     sinks, relays, unrouted = found["sinks"], found["relays"], found["unrouted"]
     lines = table([SINK_HEADER, *(_sink_row(name, sink) for name, sink in sinks.items())]) if sinks else [NO_SINKS]
     lines += [f"last error of {name}: {sink['last_error']}" for name, sink in sinks.items() if sink["last_error"]]
@@ -24,7 +24,7 @@ def status_text(found: dict[str, Any]) -> str:
     ]
     lines += [f"{name} was paused: {sink['paused_reason']}" for name, sink in sinks.items() if sink["paused_reason"]]
     lines += [
-        f"{name} asked for less: {sink['in_flight_limit']} at once, until it has taken more"
+        f"{name} throttles: at most {sink['in_flight_limit']} requests at once per relay, for now"
         for name, sink in sinks.items()
         if sink["in_flight_limit"] is not None
     ]
@@ -58,7 +58,7 @@ def _relay_row(relay: dict[str, Any]) -> tuple[str, ...]:
 
 
 def why_text(found: dict[str, Any]) -> str:
-    """The result of ``why`` as a heading and a line for each sink."""
+    """Render the result of ``why`` as a heading and a line for each sink."""
     key = "without a key" if found["key"] is None else f"key {found['key']}"
     place = f"id {found['id']}, shard {found['shard']}, {'' if found['in_log'] else 'no longer '}in the log"
     lines = [
@@ -130,7 +130,7 @@ def _due(sink: dict[str, Any]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """``seconds`` in at most two units: 0.4 s, 5 min 20 s, 3 h 12 min, 4 d 6 h."""
+    """Format ``seconds`` in at most two units: 0.4 s, 5 min 20 s, 3 h 12 min, 4 d 6 h."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     whole = int(seconds)
@@ -141,7 +141,7 @@ def duration(seconds: float) -> str:
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """``rows`` with their columns aligned; the last column is not filled up."""
+    """Return ``rows`` as lines with aligned columns; the last column is not padded."""
     if not rows:
         return []
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)] + [0]
@@ -149,5 +149,5 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def printable(line: str) -> str:
-    """``line`` with everything that a terminal would obey replaced by a question mark."""
+    """Replace unprintable characters, which a terminal would interpret, with ``?``."""
     return "".join(c if c.isprintable() else "?" for c in line)

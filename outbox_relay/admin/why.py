@@ -1,4 +1,4 @@
-"""Where one event is, sink by sink, and what it waits for there."""
+"""The delivery state of one event, sink by sink."""
 
 from __future__ import annotations
 
@@ -11,15 +11,19 @@ from outbox_relay.postgres.store import Store
 
 
 async def why(store: Store, uid: UUID) -> dict[str, Any]:
-    """Where the event ``uid`` is, as ``why --json`` prints it: the event, and under ``sinks`` a state for each sink.
+    """Return the event ``uid`` and its state in each sink, for ``why --json``.
 
-    ``not-routed``: no pattern of the sink matches its type. ``delivered``: the position of its shard has passed it and
-    no row is left. ``passed-over``: the same, but it was emitted before the sink began with ``start = "now"``.
-    ``in-log``: its shard's position is still before it. ``waiting``, ``held``, ``dead``: it has a row in that state.
-    ``scheduled``: it is not due yet by its own time. ``under-way``: a relay has claimed its row.
+    - ``not-routed``: no pattern of the sink matches its type.
+    - ``delivered``: the position of its shard is after it, and it has no row.
+    - ``passed-over``: the same, but it was emitted before the sink began with ``start = "now"``.
+    - ``in-log``: the position of its shard is before it.
+    - ``waiting``, ``held``, ``dead``: it has a row in that state.
+    - ``scheduled``: its ``deliver_at`` is in the future.
+    - ``under-way``: a relay has claimed its row.
 
-    What is known besides is in the other fields: see docs/commands.md. No payload and no value of a header is read.
-    Raises ``NotFound`` when neither the log nor ``delivery`` has it, ``Unusable`` or ``DatabaseLost``.
+    The other fields are described in docs/commands.md. No payload and no header value is read.
+
+    Raises ``NotFound`` if the event is neither in the log nor in ``delivery``, ``Unusable`` or ``DatabaseLost``.
     """
     rows = await store.named("why", {"uid": uid})
     if not rows:
@@ -52,7 +56,7 @@ def _sink(row: Any) -> dict[str, Any]:
 
 
 def _in_log(row: Any) -> dict[str, Any]:
-    """The position of its shard is before it."""
+    """Return the state of an event after the position of its shard."""
     scheduled = row.deliver_in is not None and row.deliver_in > 0
     return {
         "state": "scheduled" if scheduled else "in-log",
@@ -65,7 +69,7 @@ def _in_log(row: Any) -> dict[str, Any]:
 
 
 def _parked(row: Any) -> dict[str, Any]:
-    """It has a row of its own."""
+    """Return the state of an event with a row."""
     tried = {
         "attempts": row.attempts,
         "last_error": row.last_error,
@@ -95,17 +99,17 @@ def _parked(row: Any) -> dict[str, Any]:
 
 
 def _attempt(row: Any) -> dict[str, Any] | None:
-    """What is kept of the last attempt; nothing when there was none or its sink keeps nothing."""
+    """Return the stored details of the last attempt, or None."""
     return row.last_attempt and {**row.last_attempt, "seconds_ago": _seconds(row.tried_seconds)}
 
 
 def _behind(row: Any) -> dict[str, Any]:
-    """The first row of its key, if that comes before it: its uid and its state."""
+    """Return uid and state of the first row of its key, if that precedes it."""
     return {"behind": row.behind_uid, "behind_state": row.behind_state}
 
 
 def _gate(row: Any) -> dict[str, Any]:
-    """What keeps the whole sink from being sent anything."""
+    """Return the fields of the sink that stop all its deliveries."""
     return {"paused": bool(row.paused), "circuit": row.circuit, "sink_error": row.sink_error}
 
 

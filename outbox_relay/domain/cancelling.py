@@ -1,4 +1,4 @@
-"""Cancellations that must not get lost, whatever the code in between does with them."""
+"""Cancellation of tasks that the code in between may swallow."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from contextlib import contextmanager
 
 @contextmanager
 def heeded() -> Generator[None]:
-    """Raise ``CancelledError`` at the end of the block if the task was cancelled in it and the block did not say so.
+    """Raise ``CancelledError`` at the end of the block if it swallowed one.
 
-    ``asyncio.wait_for`` of Python 3.11 returns its result when that is there at the moment of the cancellation, which
-    is then forgotten (python/cpython#86296, mended in 3.12); waiting for a connection of a pool is such a place. A task
-    that goes on after it was cancelled once would keep whoever waits for its end for ever.
+    ``asyncio.wait_for`` of Python 3.11 returns a result that is ready at the moment of the cancellation and forgets the
+    cancellation (python/cpython#86296, fixed in 3.12). Waiting for a connection of a pool is such a place. A task that
+    missed its only cancellation would block its caller indefinitely.
     """
     task = asyncio.current_task()
     before = task.cancelling() if task else 0
@@ -22,12 +22,12 @@ def heeded() -> Generator[None]:
     except asyncio.CancelledError:
         raise
     except Exception:
-        _heed(task, before)
+        _raise_if_cancelled(task, before)
         raise
     else:
-        _heed(task, before)
+        _raise_if_cancelled(task, before)
 
 
-def _heed(task: asyncio.Task[object] | None, before: int) -> None:
+def _raise_if_cancelled(task: asyncio.Task[object] | None, before: int) -> None:
     if task is not None and task.cancelling() > before:
         raise asyncio.CancelledError from None

@@ -1,4 +1,4 @@
-"""Circuits: whether a destination is given events. Pure: whoever asks says what time it is."""
+"""Circuit breaker state. Pure: the caller passes the time."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from outbox_relay.domain.outcomes import clip
 
 @dataclass(frozen=True, slots=True)
 class CircuitPolicy:
-    """When a circuit opens and how it is probed.
+    """The limits of a circuit.
 
-    It opens after ``open_after`` failures in a row of different events. The first probe comes after
-    ``probe_seconds``, each further one after twice the time, up to ``probe_max_seconds``. A destination that was
-    down for ``pause_after_seconds`` is paused until a person resumes it; 0 means never.
+    It opens after consecutive failures of ``open_after`` different events. The first probe follows after
+    ``probe_seconds``; the interval doubles up to ``probe_max_seconds``. A sink whose destination was down for
+    ``pause_after_seconds`` is paused until a person resumes it; 0 disables that.
     """
 
     open_after: int = 20
@@ -23,11 +23,13 @@ class CircuitPolicy:
 
 
 class Circuit:
-    """Closed: events flow. Open: nothing is sent but one probe at a time, at growing distances.
+    """A circuit breaker: closed while events flow, open while only probes are sent.
 
-    What is admitted belongs to a ``term``, which ends whenever the circuit opens, closes or begins a probe. What
-    is reported of an ended term moves nothing: a request that was sent before the circuit opened says nothing
-    about the probe. ``now`` is in seconds of a monotonic clock.
+    Probes are sent one at a time, at growing intervals.
+
+    Every admission belongs to a ``term``. A term ends when the circuit opens, closes or begins a probe, and reports
+    of an ended term change nothing: a request that was sent before the circuit opened says nothing about the probe.
+    ``now`` is in seconds of a monotonic clock.
     """
 
     __slots__ = ("_delay", "_failing", "_policy", "_until", "last_error", "state", "term")
@@ -39,14 +41,14 @@ class Circuit:
         self._until = 0.0
         self.term = 0
         self.state = "closed"
-        """``closed``, ``open`` or ``half-open``: what people are shown."""
+        """``closed``, ``open`` or ``half-open``, as status shows it."""
         self.last_error: str | None = None
 
     def admits(self, now: float) -> float:
-        """0.0 when an event may be sent now, in the ``term`` that then holds; else seconds after which to ask again.
+        """Return 0.0 to admit an event in the current ``term``, else seconds to wait.
 
-        What is admitted while the circuit is not closed is the probe: whoever got it reports what came of it
-        by ``delivered``, ``failed`` or ``unused``.
+        An event admitted while the circuit is not closed is the probe. Its result must be reported by ``delivered``,
+        ``failed`` or ``unused``.
         """
         if self.state == "closed":
             return 0.0
@@ -58,7 +60,7 @@ class Circuit:
         return 0.0
 
     def delivered(self, term: int) -> None:
-        """The destination took an event that was admitted in ``term``."""
+        """Record that the destination accepted an event admitted in ``term``."""
         if term != self.term:
             return
         self._failing.clear()
@@ -69,9 +71,9 @@ class Circuit:
     def failed(
         self, event_id: int, reason: str, now: float, term: int, *, at_once: bool, retry_after: float | None = None
     ) -> bool:
-        """The destination did not take an event that was admitted in ``term``; returns whether the circuit opened.
+        """Record a failed event admitted in ``term``; return True if it opened the circuit.
 
-        ``at_once`` opens it without counting further, ``retry_after`` is for how long at least.
+        With ``at_once`` the first failure opens it. It stays open for at least ``retry_after`` seconds.
         """
         if term != self.term:
             return False
@@ -87,7 +89,7 @@ class Circuit:
         return True
 
     def unused(self, term: int) -> None:
-        """The probe that was admitted in ``term`` was not needed: the next to ask gets it."""
+        """Return the unused probe of ``term``, so that the next event becomes the probe."""
         if term == self.term and self.state == "half-open":
             self._turn("open")
 

@@ -1,20 +1,20 @@
-"""Every exception the relay raises, in one tree.
+"""Every exception that the relay raises, in one tree.
 
     RelayError
-      Misconfigured          the file, the environment or the command line; exit code 2
-      Unusable               the database answers, but not to us: password, rights, schema; exit code 2
-        PositionsMissing     shards of a sink have no position: what was delivered is unknown
-      NotFound               what was asked for is not there; exit code 3
-      DatabaseLost           the database could not be asked; the relay waits and starts again
-      StatementFailed        one statement failed, its connection did not: only the caller is concerned
-      StartAgain             what is held in memory may be wrong: drop it, start again from the ledger
+      Misconfigured          the file, the environment or the command line is wrong; exit code 2
+      Unusable               the database refuses the relay: password, rights, schema; exit code 2
+        PositionsMissing     shards of a sink have no position, so it is unknown what was delivered
+      NotFound               the named object does not exist; exit code 3
+      DatabaseLost           the database did not answer; the relay waits and starts a new session
+      StatementFailed        one statement failed and its connection did not; only its caller is affected
+      StartAgain             the state in memory may be wrong: drop it and start from the stored positions
         Reloaded             the routes of a sink were reloaded
         HandedOver           shards were given up while the destination is down
-        LeaseLost            a fence found that a shard is somebody else's
-        IncarnationChanged   the server is not the one that was read from before
+        LeaseLost            a fence found another owner or epoch of a shard
+        IncarnationChanged   the server is not the one that earlier reads came from
 
-Exceptions mean "could not find out". What a destination answers is a value: see ``policy``.
-Messages never hold a payload, a secret or a DSN.
+An exception means that the outcome is unknown. The answer of a destination is a value: see ``outcomes``.
+Messages never contain a payload, a secret or a DSN.
 """
 
 from __future__ import annotations
@@ -23,48 +23,57 @@ from typing import ClassVar
 
 
 class RelayError(Exception):
-    """Whatever the relay raises by itself."""
+    """The base class of every exception that the relay raises."""
 
     reason: ClassVar[str] = "other"
-    """Why the session of a sink ended, in a word or two that do not change: restarts are counted by it."""
+    """The stable label under which session restarts caused by this exception are counted."""
 
 
 class Misconfigured(RelayError):
-    """A value in the file, the environment or the command line is wrong; the message names its place and the fix."""
+    """A wrong value in the file, the environment or the command line.
+
+    The message names its place and the fix.
+    """
 
 
 class Unusable(RelayError):
-    """The database refuses us for a reason that waiting does not mend: password, rights or schema."""
+    """A refusal of the database that waiting does not fix: password, rights, schema."""
 
     reason = "database_refused"
 
 
 class PositionsMissing(Unusable):
-    """Shards of a sink have no position, so it is unknown what was delivered; the message names them and the fix."""
+    """Shards without a position, of which it is unknown what was delivered.
+
+    The message names the shards and the fix.
+    """
 
 
 class NotFound(RelayError):
-    """What the command names does not exist."""
+    """The object that the command names does not exist."""
 
 
 class DatabaseLost(RelayError):
-    """No answer from the database, or none in time; whether the statement took effect is unknown."""
+    """No answer of the database, or none in time.
+
+    The statement may have taken effect.
+    """
 
     reason = "connection_lost"
 
 
 class StatementFailed(RelayError):
-    """The database answered, but this statement failed: it ran out of time, met a lock, or its answer cannot be loaded.
+    """A failed statement: a timeout, a lock, or an answer that cannot be loaded.
 
-    Says nothing about the connection or the server, so it concerns the caller alone. A statement that the client gave
-    up may have taken effect: its COMMIT may have waited for a standby. ``sqlstate`` is the server's, or the nearest one
-    where the client failed; None when there is none.
+    The connection and the server are not in doubt, so only the caller is affected. A statement that the client
+    abandoned may have taken effect, since its COMMIT may have waited for a standby. ``sqlstate`` is the server's, or
+    the closest one if the client failed, or None.
     """
 
     reason = "statement_failed"
 
     NO_CONNECTION: ClassVar = "53300"
-    """The SQLSTATE of a statement that was not sent, since no connection was free for it: nothing is wrong with it."""
+    """The SQLSTATE of a statement that was not sent because no connection was free for it."""
 
     def __init__(self, message: str, sqlstate: str | None = None) -> None:
         super().__init__(message)
@@ -72,30 +81,36 @@ class StatementFailed(RelayError):
 
 
 class StartAgain(RelayError):
-    """What this process holds of a sink may be wrong: it is dropped and read again from the ledger."""
+    """Possibly wrong state of a sink in memory.
+
+    The session drops it and starts from the stored positions.
+    """
 
     reason = "start_again"
 
 
 class Reloaded(StartAgain):
-    """The sink has other routes from now on: nothing is in hand, and the next session reads with them."""
+    """New routes of the sink, with no event in flight; the next session uses them."""
 
     reason = "reload"
 
 
 class HandedOver(StartAgain):
-    """Shards were given up while the destination is down, so nothing in hand can be settled."""
+    """Shards given up while the destination is down.
+
+    Events in flight cannot be settled.
+    """
 
     reason = "handed_over"
 
 
 class LeaseLost(StartAgain):
-    """A settlement was refused: at least one of its shards has another owner or epoch. Nothing was written."""
+    """A settlement that was not written because a shard has another owner or epoch."""
 
     reason = "lease_lost"
 
 
 class IncarnationChanged(StartAgain):
-    """The server restarted, failed over or went back in time since the last tick."""
+    """A server that restarted, failed over or went back in time since the last tick."""
 
     reason = "incarnation"

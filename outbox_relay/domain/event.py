@@ -1,4 +1,4 @@
-"""The event as it stands in the log: what every later stage passes on and none changes."""
+"""The immutable event of the log, as every stage of the relay passes it on."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from operator import itemgetter
 from typing import NamedTuple
 
 SHARDS = 64
-"""Shards of every sink: an event's shard is a hash of its key, or of its uid when it has no key."""
+"""Shards of every sink. An event's shard is a hash of its key, or of its uid if it has no key."""
 
 
 class Event(NamedTuple):
-    """One row of ``outbox.event``, in the column order of the reading functions of the schema.
+    """One row of ``outbox.event``, in the column order of the reading functions.
 
-    A tuple, because hundreds of thousands of these pass every second: no instance dict, no attribute
-    set after it is read.
+    A tuple, because hundreds of thousands of these pass every second: it has no instance dict and cannot be changed.
     """
 
     id: int
@@ -26,11 +25,11 @@ class Event(NamedTuple):
     payload: bytes
     content_type: str
     headers: str | None
-    """A JSON object of strings as text, or nothing; parsed only by the sink that needs it."""
+    """The text of a JSON object of strings, or None; parsed only by a sink that needs it."""
     deliver_at: datetime | None
     created_at: datetime
     fault: str | None = None
-    """Why the event cannot be delivered, or None. Its payload was not fetched: the event becomes a dead letter."""
+    """Why the event cannot be delivered, or None. Its payload was not fetched, and it becomes a dead letter."""
 
 
 KEY = itemgetter(Event._fields.index("key"))
@@ -38,20 +37,23 @@ PAYLOAD = itemgetter(Event._fields.index("payload"))
 HEADERS = itemgetter(Event._fields.index("headers"))
 FAULT = itemgetter(Event._fields.index("fault"))
 DELIVER_AT = itemgetter(Event._fields.index("deliver_at"))
-"""For what looks at one field of every event: with ``map`` no frame is made for each."""
-BYTES_OF_CHARACTER = 4
+"""Getters of one field for use with ``map``, which makes no frame per event."""
+MAX_CHARACTER_BYTES = 4
 """The longest encoding of a character in UTF-8."""
 
 
 def memory_bytes(events: Sequence[Event]) -> int:
-    """Return the size of payloads, keys and headers together; a character of a key or header counts as one byte."""
+    """Return the size of payloads, keys and headers together.
+
+    A character of a key or header counts as one byte.
+    """
     return _length(events, PAYLOAD) + _length(events, KEY) + _length(events, HEADERS)
 
 
 def most_wire_bytes(events: Sequence[Event]) -> int:
     """Return an upper bound of the bytes that the database counted for ``events``."""
     texts = _length(events, KEY) + _length(events, HEADERS)
-    return _length(events, PAYLOAD) + BYTES_OF_CHARACTER * texts
+    return _length(events, PAYLOAD) + MAX_CHARACTER_BYTES * texts
 
 
 def _length(events: Sequence[Event], field: Callable[[Event], Sized | None]) -> int:
@@ -59,8 +61,8 @@ def _length(events: Sequence[Event], field: Callable[[Event], Sized | None]) -> 
 
 
 def looked_through(events: list[Event]) -> int | None:
-    """Remove the row that ends an incomplete read, and return the id up to which the log was searched.
+    """Remove the end row of an incomplete read, and return the last searched id.
 
-    None when the read was complete or cut only by its bounds. See ``outbox.read_late``.
+    None if the read was complete or was cut only by its bounds. See ``outbox.read_late``.
     """
     return events.pop().id if events and events[-1].shard < 0 else None

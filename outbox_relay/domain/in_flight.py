@@ -1,12 +1,12 @@
-"""What is in hand of a sink: chunks of its windows, how far each is done, and the keys that must wait. Pure.
+"""The events of a sink that are in flight, and the keys that must wait. Pure.
 
-The rules that keep the order of a key:
+These rules keep the order of a key:
 
-- While a key has a row of ``delivery`` that takes part in its order, its later events become held rows behind
-  it; the owner of the shard is the only one who adds rows of a key.
+- While a key has a row of ``delivery`` that takes part in its order, its later events become held rows. Only the
+  owner of the shard adds rows of a key.
 - A settled position covers an event that became a row only if that row is committed with it or before it.
-- The owner delivers a key directly again only after a query, started after its own last settlement that
-  touched the key was committed, has shown that no such row is left.
+- The owner delivers a key directly again only after a query that started after the commit of its own last settlement
+  of that key has shown that no such row is left.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from outbox_relay.domain.window import Position, Tick, nothing_new
 
 
 class Chunk:
-    """Events of one read, in id order, each done (delivered, or parked as a row of the next settlement) or not.
+    """The events of one read, in id order, each done or not.
 
-    ``start`` names the window; ``end`` is the position once all is done; ``size`` is the bytes in memory. A chunk may
-    belong to several readers: only what is done of it ever changes.
+    An event is done when it is delivered, or parked as a row of the next settlement. ``start`` is the position of the
+    read, ``end`` the position after all events, and ``size`` the bytes in memory. Several shard groups may share a
+    chunk: only its done events change.
     """
 
     __slots__ = ("_done", "end", "events", "size", "start")
@@ -35,29 +36,29 @@ class Chunk:
         self._done = bytearray(len(events))
 
     def settle(self, index: int) -> None:
-        """The event at ``index`` is done."""
+        """Mark the event at ``index`` as done."""
         self._done[index] = 1
 
     def settle_all(self) -> None:
-        """Every event is done."""
+        """Mark every event as done."""
         self._done = bytearray(b"\x01" * len(self.events))
 
     def undone(self, before: int | None = None) -> list[int]:
-        """The places of the events that are not done, of all or of those ``before`` a place."""
+        """Return the indexes of events that are not done, all or those below ``before``."""
         return [i for i, done in enumerate(self._done[:before]) if not done]
 
     @property
     def last_done(self) -> int:
-        """The place of the last event that is done; -1 when none is."""
+        """The index of the last event that is done; -1 if there is none."""
         return self._done.rfind(1)
 
     @property
     def finished(self) -> bool:
-        """Whether every event is done."""
+        """True if every event is done."""
         return 0 not in self._done
 
     def reached(self) -> Position:
-        """The position before which every event of the chunk is done."""
+        """Return the position before which every event of the chunk is done."""
         first = self._done.find(0)
         if first < 0:
             return self.end
@@ -65,12 +66,11 @@ class Chunk:
 
 
 class Reader:
-    """Shards that stand at the same position and are read together.
+    """Shards at the same position that are read together, and their unsettled chunks.
 
-    ``position`` is how far they have been read; ``chunks`` is what was read and is not settled yet.
-
-    The position behind each chunk is kept here and not in the chunk, which others may share. A round that finds no
-    event only moves it: while a destination is down there is one round after another, and nothing may grow with them.
+    ``position`` is the end of the last read. The end of each chunk is kept here and not in the chunk, which other
+    groups may share. A read without events only moves that end, so idle rounds use no memory while a destination is
+    down.
     """
 
     __slots__ = ("_ends", "_settled", "chunks", "position", "shards")
@@ -83,7 +83,7 @@ class Reader:
         self._settled = position
 
     def take(self, chunk: Chunk) -> None:
-        """``chunk`` was read: reading goes on behind it."""
+        """Add a chunk that was read, and move the position to its end."""
         self.position = chunk.end
         if chunk.events:
             self.chunks.append(chunk)
@@ -94,38 +94,41 @@ class Reader:
             self._settled = chunk.end
 
     def follow(self, tick: Tick) -> None:
-        """Begin the window that ends at ``tick``, if it may hold anything and no other is being read."""
+        """Open the window up to ``tick``, unless it is empty or another is open."""
         if self.position.b is None and not nothing_new(self.position.a, tick):
             self.position = self.position.opened(tick)
 
     @property
     def settled(self) -> Position:
-        """The position before which everything is done."""
+        """The position before which every event is done."""
         while self.chunks and self.chunks[0].finished:
             self.chunks.popleft()
             self._settled = self._ends.popleft()
         return self.chunks[0].reached() if self.chunks else self._settled
 
     def gaps(self) -> list[tuple[Chunk, int]]:
-        """What is in hand and not done before something that is, in order: chunk and place of each event."""
+        """Return the events, as (chunk, index), that precede an event that is done."""
         chunks = list(self.chunks)
         while chunks and chunks[-1].last_done < 0:
             chunks.pop()
         ends = [*(len(chunk.events) for chunk in chunks[:-1]), *(chunk.last_done for chunk in chunks[-1:])]
-        return [(chunk, place) for chunk, end in zip(chunks, ends, strict=True) for place in chunk.undone(end)]
+        return [(chunk, index) for chunk, end in zip(chunks, ends, strict=True) for index in chunk.undone(end)]
 
     @property
     def undone(self) -> int:
-        """Events of these shards that are in hand and not done."""
+        """The number of events of these shards that are in flight."""
         return sum(chunk.events[index].shard in self.shards for chunk in self.chunks for index in chunk.undone())
 
     @property
     def idle(self) -> bool:
-        """Whether nothing of these shards is in hand."""
+        """True if no event of these shards is in flight."""
         return all(chunk.finished for chunk in self.chunks)
 
     def split(self, leaving: Collection[int]) -> Reader:
-        """Take ``leaving`` shards out: the reader returned holds them, stands here, and is to read no further."""
+        """Move ``leaving`` shards to a new group, and return it.
+
+        It has the same position and chunks, and is not read further.
+        """
         other = Reader(self.shards & frozenset(leaving), self.position)
         other.chunks, other._ends = deque(self.chunks), deque(self._ends)
         other._settled = self._settled
@@ -133,19 +136,20 @@ class Reader:
         return other
 
     def join(self, other: Reader) -> None:
-        """Go on for the shards of ``other``, which ``meets`` this one."""
+        """Add the shards of ``other``, which ``meets`` this group."""
         self.shards |= other.shards
 
     def meets(self, other: Reader) -> bool:
-        """Whether both stand between windows at the same place with nothing in hand, so that one can go for both."""
+        """Return True if both groups are idle at the same position between two windows."""
         return self.position == other.position and self.position.b is None and self.idle and other.idle
 
 
 class Blocked:
-    """The keys of one sink whose events must become rows, and since which settlement.
+    """The keys of one sink whose events must become rows.
 
-    Settlements are numbered from 1. ``touch`` belongs to the settlement that is being collected; ``begin`` closes
-    it and opens the next; ``commit`` says that it is in the database.
+    Each key has the number of the last settlement that touched it, from 1. ``touch`` assigns a key to the settlement
+    being collected, ``begin`` closes that settlement and opens the next, and ``commit`` records that it is in the
+    database.
     """
 
     __slots__ = ("_keys", "collecting", "committed")
@@ -162,30 +166,31 @@ class Blocked:
         return len(self._keys)
 
     def touch(self, key: str, shard: int) -> None:
-        """A row of ``key`` is made by the settlement that is being collected."""
+        """Record that the settlement being collected writes a row of ``key``."""
         self._keys[key] = (self.collecting, shard)
 
     def load(self, rows: Iterable[tuple[str, int]]) -> None:
-        """Keys (key, shard) that already have rows when their shard is taken over.
+        """Add keys, as (key, shard), that have rows when their shard is taken over.
 
-        They count as touched by the settlement that is being collected, so that no question asked before frees them.
+        They count as touched by the settlement being collected, so that no earlier question frees them.
         """
         for key, shard in rows:
             self._keys[key] = (self.collecting, shard)
 
     def begin(self) -> int:
-        """Close the settlement that was collected; returns its number."""
+        """Close the settlement being collected, and return its number."""
         self.collecting += 1
         return self.collecting - 1
 
     def commit(self, number: int) -> None:
-        """The settlement with this number is in the database."""
+        """Record that the settlement with this number is in the database."""
         self.committed = number
 
     def settled(self, most: int) -> tuple[int, list[str]]:
-        """(number of the last committed settlement, up to ``most`` keys that no later one touches): what to ask about.
+        """Return the last committed settlement and the keys to ask about.
 
-        The keys asked about go to the end, so that all have their turn.
+        These are up to ``most`` keys that no later settlement touches. They move to the end, so that every key gets its
+        turn.
         """
         asked: list[str] = []
         for key, (touched, _) in self._keys.items():
@@ -198,12 +203,15 @@ class Blocked:
         return self.committed, asked
 
     def free(self, asked_at: int, asked: Iterable[str], still: Collection[str]) -> list[str]:
-        """Forget those of ``asked`` without rows ``still`` that were not touched after ``asked_at``; returns them."""
+        """Remove the keys that no longer have rows, and return them.
+
+        These are the keys of ``asked`` that are not in ``still`` and were not touched after settlement ``asked_at``.
+        """
         freed = [key for key in asked if key not in still and self._keys.get(key, (asked_at + 1, 0))[0] <= asked_at]
         for key in freed:
             del self._keys[key]
         return freed
 
     def forget(self, shards: Collection[int]) -> None:
-        """Drop the keys of shards that are no longer ours."""
+        """Remove the keys of shards that this relay no longer owns."""
         self._keys = {key: at for key, at in self._keys.items() if at[1] not in shards}

@@ -1,4 +1,4 @@
-"""The clock that leases are counted by: monotonic, and it goes on while the machine is suspended."""
+"""The clock of leases: monotonic, and counting while the machine is suspended."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import time
 
 
 def lease_clock() -> float:
-    """Return seconds since some point in the past, those of a suspended machine or virtual machine included.
+    """Return monotonic seconds, including time in which the machine was suspended.
 
-    ``time.monotonic()`` leaves those out on Linux: a relay that wakes up would take a lease for valid that ended while
-    it was suspended. Where the system has no such clock, ``time.monotonic()`` answers.
+    ``time.monotonic()`` excludes such time on Linux, so a relay on a resumed machine would trust a lease that expired
+    meanwhile. It is the fallback where the system has no clock that includes it.
     """
     return time.clock_gettime(CLOCK)
 

@@ -1,45 +1,51 @@
-"""What the relay writes its log to: the part of a structured logger that it uses."""
+"""Log lines at a limited rate, and the type of the log they go to."""
 
 from __future__ import annotations
 
 import time
 from typing import Any, Protocol
 
-SELDOM_SECONDS = 10.0
-"""Least time between two lines of one kind that come again and again, while the database is away say."""
+INTERVAL_SECONDS = 10.0
+"""Least time between two lines of one event that recurs, for example while the database is away."""
 
 
 class Log(Protocol):
     """A logger whose lines are an event and values. Never a payload, a header's value, a secret or a DSN."""
 
     def debug(self, event: str, /, **values: Any) -> Any:
-        """For who looks closely."""
+        """Write a line for debugging."""
         ...
 
     def info(self, event: str, /, **values: Any) -> Any:
-        """For who looks."""
+        """Write a line of regular operation."""
         ...
 
     def warning(self, event: str, /, **values: Any) -> Any:
-        """For who is asked to look."""
+        """Write a line that an operator should see."""
         ...
 
 
 class Seldom:
-    """A log that warns of one thing at most every ``seconds``; the next line counts those that were left out."""
+    """A log that writes a recurring warning at most every ``seconds``.
 
-    def __init__(self, log: Log, seconds: float = SELDOM_SECONDS) -> None:
+    The next line counts those left out in between.
+    """
+
+    def __init__(self, log: Log, seconds: float = INTERVAL_SECONDS) -> None:
         self._log = log
         self._seconds = seconds
-        self._said: dict[str, tuple[float, int]] = {}
+        self._written: dict[str, tuple[float, int]] = {}
 
     def warning(self, event: str, /, **values: Any) -> None:
-        """Write the line, or count it. ``event`` is what tells lines apart, so there are few."""
+        """Write a line, or count it if one with the same ``event`` is recent.
+
+        The number of different events must be small.
+        """
         now = time.monotonic()
-        said_at, left_out = self._said.get(event, (float("-inf"), 0))
-        if now - said_at < self._seconds:
-            self._said[event] = (said_at, left_out + 1)
+        written_at, left_out = self._written.get(event, (float("-inf"), 0))
+        if now - written_at < self._seconds:
+            self._written[event] = (written_at, left_out + 1)
             return
-        self._said[event] = (now, 0)
+        self._written[event] = (now, 0)
         more = {"left_out": left_out} if left_out else {}
         self._log.warning(event, **values, **more)

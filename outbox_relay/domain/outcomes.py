@@ -1,7 +1,6 @@
-"""Verdicts, and what follows from them: pure decisions that are given the noise and the policy they need.
+"""Verdicts of a sink and the settlements that follow from them. Pure.
 
-A sink answers one verdict per event. :func:`decide` makes a settlement of it. Neither reads a clock, draws
-a random number or waits.
+A sink returns one verdict per event. :func:`decide` turns it into a settlement.
 """
 
 from __future__ import annotations
@@ -9,21 +8,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from outbox_relay.domain.retry import RetryPolicy, longer
+
 LAST_ERROR_CHARS = 500
-"""Longest reason kept with a delivery."""
+"""Longest reason stored with a delivery."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """The destination has acknowledged the event."""
+    """The destination acknowledged the event."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """What is kept of an attempt that did not deliver, for people: no payload, no secret.
+    """The stored details of a failed attempt, for people: no payload, no secret.
 
-    ``code`` says in a word what happened (the sink's documentation lists its words). ``seconds`` is how long it
-    took, ``steps`` how long its parts did. ``answer`` is the beginning of what the destination said, redacted.
+    ``code`` is one of the codes in the documentation of the sink. ``seconds`` is the duration of the attempt,
+    ``steps`` that of its parts, and ``answer`` the redacted beginning of the response.
     """
 
     code: str
@@ -34,10 +35,10 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """This event failed and may succeed later: counts as an attempt.
+    """The event failed and may succeed later; counts as an attempt.
 
-    ``reason`` is for people and is stored: no payload, no secret. ``retry_after_seconds`` is the least
-    delay that the destination asked for.
+    ``reason`` is stored for people: no payload, no secret. ``retry_after_seconds`` is the least delay that the
+    destination requested.
     """
 
     reason: str
@@ -48,7 +49,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The destination will never take this event."""
+    """The destination will never accept this event."""
 
     reason: str
     status: int | None = None
@@ -57,13 +58,13 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Unavailable:
-    """The destination is down, or says so: nothing is held against the event, no attempt is counted.
+    """The destination cannot accept events; no attempt is counted.
 
-    ``throttled``: it asks for less; the circuit opens at once, for ``retry_after_seconds`` at least, and fewer
-    requests go at once afterwards. ``gone``: it says that it will never be back; the sink is paused until a person
-    resumes it. ``part`` names the part of the destination that is in trouble (a topic) while the rest of it is not:
-    the event waits as a row, the others flow. ``behind``: an event of its key before it was refused, and nothing of
-    the key is sent until that one is a dead letter that holds it; that too says nothing about the destination.
+    ``throttled``: it requests a lower rate. The circuit opens at once for at least ``retry_after_seconds``, and fewer
+    concurrent requests follow. ``gone``: it is permanently removed, and the sink is paused until a person resumes it.
+    ``part`` names the failing part of the destination, such as a topic. The event waits as a row, and events of other
+    parts flow. ``behind``: an earlier event of the same key was refused, and the key waits until that event is a dead
+    letter that holds it.
     """
 
     reason: str
@@ -79,32 +80,17 @@ class Unavailable:
 Verdict: TypeAlias = Delivered | Failed | Refused | Unavailable
 
 DELIVERED = Delivered()
-"""The verdict of nearly every event; one instance serves all."""
-
-
-@dataclass(frozen=True, slots=True)
-class RetryPolicy:
-    """When a failed event is tried again: ``base_seconds``·2ⁿ up to ``max_seconds``, ± ``jitter`` (a fraction)."""
-
-    attempts: int = 30
-    base_seconds: float = 1.0
-    max_seconds: float = 3600.0
-    jitter: float = 0.2
-
-    def delay_seconds(self, attempts: int, noise: float) -> float:
-        """Seconds to wait after failure number ``attempts`` (from 1); ``noise`` is drawn from [-1, 1]."""
-        doublings = min(attempts - 1, 62)
-        return min(self.base_seconds * 2.0**doublings, self.max_seconds) * (1.0 + self.jitter * noise)
+"""The verdict of nearly every event, as one shared instance."""
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Settled: the event needs nothing more from this sink."""
+    """The event is settled for this sink."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """To be tried again after ``delay_seconds``, with ``attempts`` counted so far."""
+    """The event is tried again after ``delay_seconds``, with ``attempts`` counted."""
 
     delay_seconds: float
     attempts: int
@@ -115,7 +101,7 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class Dead:
-    """A dead letter, after ``attempts``: only a person moves it on."""
+    """The event is a dead letter after ``attempts``; only a person releases it."""
 
     attempts: int
     error: str
@@ -125,7 +111,7 @@ class Dead:
 
 @dataclass(frozen=True, slots=True)
 class StandStill:
-    """The destination is down: the event stays where it is, nothing is written."""
+    """The destination is down: the event keeps its place, and no row is written."""
 
     error: str
     status: int | None = None
@@ -139,10 +125,9 @@ DONE = Done()
 
 
 def decide(attempts: int, verdict: Verdict, policy: RetryPolicy, noise: float) -> Settlement:
-    """The settlement of an event that had ``attempts`` counted before this verdict.
+    """Return the settlement of an event with ``attempts`` counted before this verdict.
 
-    ``noise`` is drawn from [-1, 1] by the caller. A delay that the destination asked for is never undercut:
-    jitter on it only lengthens.
+    ``noise`` is drawn from [-1, 1]. The delay is at least the one that the destination requested.
     """
     match verdict:
         case Delivered():
@@ -160,24 +145,22 @@ def decide(attempts: int, verdict: Verdict, policy: RetryPolicy, noise: float) -
 
 
 def _wait(attempts: int, verdict: Unavailable, policy: RetryPolicy, noise: float) -> Settlement:
-    """No attempt is counted: with a part of the destination the event waits by itself, else where it stands."""
+    """Return the settlement for a failing destination, without an attempt.
+
+    The event becomes a waiting row if only a part of the destination fails, and keeps its place otherwise.
+    """
     delay = longer(verdict.retry_after_seconds, policy, noise)
     if verdict.part is None and not verdict.behind:
         return StandStill(clip(verdict.reason), verdict.status, delay or None, verdict.attempt)
     return Retry(delay or policy.base_seconds, attempts, clip(verdict.reason), verdict.status, verdict.attempt)
 
 
-def longer(seconds: float | None, policy: RetryPolicy, noise: float) -> float:
-    """A delay that somebody asked for, with jitter that only lengthens it; 0.0 when nobody did."""
-    return (seconds or 0.0) * (1.0 + policy.jitter * abs(noise))
-
-
 def clip(reason: str) -> str:
-    """``reason`` in one printable line of at most ``LAST_ERROR_CHARS`` characters."""
+    """Return ``reason`` as a printable line of up to ``LAST_ERROR_CHARS``."""
     line = printable(reason)
     return line if len(line) <= LAST_ERROR_CHARS else line[: LAST_ERROR_CHARS - 1] + "…"
 
 
 def printable(text: str) -> str:
-    """``text`` with a space for every character that cannot be printed: line breaks, NUL, lone surrogates."""
+    """Replace unprintable characters, such as line breaks and NUL, with spaces."""
     return "".join(c if c.isprintable() else " " for c in text)

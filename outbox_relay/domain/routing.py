@@ -1,7 +1,7 @@
-"""Routes: which sinks an event goes to by its type.
+"""Routes from event types to sinks.
 
-A pattern is a type in which ``*`` stands for any run of characters, the empty one among them; everything else
-stands for itself. An event goes to the union of the sinks of all patterns that match its type.
+A pattern is a type in which ``*`` matches any number of characters. An event goes to the union of the sinks of all
+patterns that match its type.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from dataclasses import dataclass, field
 TYPE_CHARS = 255
 """Longest event type, in characters."""
 REMEMBERED_TYPES = 4096
-"""Types whose sinks are remembered at once, at most."""
+"""Greatest number of types whose sinks are cached."""
 
 _VISIBLE = re.compile(r"[!-~]*")
 _LIKE_SPECIAL = re.compile(r"[\\%_]")
 
 
 def canonical(pattern: str) -> str:
-    """``pattern`` with every run of ``*`` made one.
+    """Return ``pattern`` with every run of ``*`` reduced to one.
 
-    Raises ValueError, with a reason that does not repeat the pattern, when no event type can match it: types
-    are 1 to 255 visible ASCII characters without space.
+    Raises ValueError, without repeating the pattern, if no event type can match it. A type is 1 to 255 visible ASCII
+    characters without space.
     """
     if not pattern:
         raise ValueError("is empty: no event type matches it")
@@ -35,7 +35,10 @@ def canonical(pattern: str) -> str:
 
 
 def matches(pattern: str, event_type: str) -> bool:
-    """Whether ``event_type`` matches ``pattern``, in time linear in the pattern times the type."""
+    """Return True if ``event_type`` matches ``pattern``.
+
+    The time is at most proportional to the product of their lengths.
+    """
     first, *others = pattern.split("*")
     if not others:
         return event_type == pattern
@@ -52,15 +55,15 @@ def matches(pattern: str, event_type: str) -> bool:
 
 
 def like(pattern: str) -> str:
-    r"""``pattern`` for the right side of SQL's ``LIKE``, whose escape character is the default ``\``."""
+    r"""Return ``pattern`` for SQL's ``LIKE`` with the default escape character ``\``."""
     return _LIKE_SPECIAL.sub(r"\\\g<0>", pattern).replace("*", "%")
 
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """The table of routes: pattern → names of sinks. Equal when the tables are.
+    """The table of routes: pattern → names of sinks. Compared by that table.
 
-    Raises ValueError when a pattern can match nothing.
+    Raises ValueError if no event type can match a pattern.
     """
 
     table: Mapping[str, tuple[str, ...]]
@@ -69,7 +72,7 @@ class Routes:
     )
 
     def __post_init__(self) -> None:
-        """Make the patterns canonical; spellings of one pattern are joined."""
+        """Make the patterns canonical, and merge different spellings of one pattern."""
         table: dict[str, tuple[str, ...]] = {}
         for pattern, sinks in self.table.items():
             name = canonical(pattern)
@@ -78,11 +81,11 @@ class Routes:
 
     @property
     def sinks(self) -> frozenset[str]:
-        """Every sink that some route leads to."""
+        """Every sink with a route."""
         return frozenset(sink for sinks in self.table.values() for sink in sinks)
 
     def sinks_for(self, event_type: str) -> frozenset[str]:
-        """The sinks that an event of this type goes to; none when no route matches."""
+        """Return the sinks of an event type; empty if no route matches."""
         found = self._by_type.get(event_type)
         if found is None:
             if len(self._by_type) >= REMEMBERED_TYPES:
@@ -92,11 +95,11 @@ class Routes:
         return found
 
     def routed(self, event_type: str) -> bool:
-        """Whether any route matches this type."""
+        """Return True if a route matches this type."""
         return bool(self.sinks_for(event_type))
 
     def patterns_for(self, sink: str) -> tuple[str, ...]:
-        """The patterns that lead to ``sink``, sorted; just ``*`` when that is among them."""
+        """Return the sorted patterns of ``sink``; only ``*`` if that is one of them."""
         patterns = sorted(pattern for pattern, sinks in self.table.items() if sink in sinks)
         return ("*",) if "*" in patterns else tuple(patterns)
 

@@ -1,21 +1,21 @@
-"""What one relay knows of one sink: a value, made of the settings by ``app``."""
+"""The configuration of one sink as its session uses it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 from outbox_relay.domain.circuit import CircuitPolicy
-from outbox_relay.domain.outcomes import RetryPolicy
+from outbox_relay.domain.retry import RetryPolicy
 
 
 @dataclass(frozen=True, slots=True)
 class SinkSpec:
-    """How a sink is to be served. Times in seconds.
+    """The delivery rules of a sink. Times are in seconds.
 
-    ``patterns`` are event-type patterns and ``types`` the same as SQL LIKE patterns, or nothing when every type
-    is routed. ``ordered`` is ``order = "key"``, ``hold`` is ``when_dead = "hold"``, ``start`` where a sink that
-    the database does not know begins. ``parked_max`` bounds the rows that are to be delivered,
-    scheduled events left out: beyond it positions stand still.
+    ``patterns`` are event-type patterns. ``types`` are the same as SQL LIKE patterns, or None if every type is routed.
+    ``ordered`` is ``order = "key"``, ``hold`` is ``when_dead = "hold"``, and ``start`` is the beginning of a sink that
+    the database does not know. ``parked_max`` bounds the rows to be delivered, excluding scheduled events; at that
+    bound the positions of the sink wait.
     """
 
     name: str

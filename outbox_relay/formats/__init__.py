@@ -1,1 +1,1 @@
-"""How an event looks on the wire: topics, headers, CloudEvents, signatures. Pure."""
+"""Wire formats of an event: topics, headers, CloudEvents, signatures. Pure."""

@@ -1,8 +1,8 @@
-"""Events as CloudEvents 1.0: their attributes, and the JSON that wraps attributes and payload.
+"""CloudEvents 1.0: the attributes of an event, and the JSON of structured mode.
 
-What is done here does not depend on the destination. A binding writes the attributes as it must: HTTP as headers
-``ce-NAME`` with percent-encoding, Kafka as headers ``ce_NAME`` in UTF-8. In binary mode the payload stays as it is, and
-its content type is what the message says.
+This module does not depend on the destination. Each binding writes the attributes in its own form: HTTP as headers
+``ce-NAME`` with percent-encoding, Kafka as headers ``ce_NAME`` in UTF-8. In binary mode the payload is unchanged, and
+its content type is that of the message.
 
 Source: CloudEvents 1.0.2, the specification, its JSON event format (sections 3.1 and 3.1.1) and the extension for
 distributed tracing.
@@ -22,18 +22,19 @@ CONTENT_TYPE = "application/cloudevents+json; charset=utf-8"
 """The content type of a message in structured mode."""
 SPEC_VERSION = "1.0"
 TRACING = ("traceparent", "tracestate")
-"""Headers of an event that become attributes."""
+"""Event headers that become attributes."""
 
 _PRINTABLE = re.compile(r"[ -~]+")
 _JSON_TYPE = re.compile(r"\s*[^\s/;]+/(?:[^\s/;]+\+)?json\s*(?:;.*)?", re.IGNORECASE)
 
 
 def attributes(event: Event, source: str) -> dict[str, str]:
-    """The attributes of ``event``, required ones first; the content type of the payload is not among them.
+    """Return the attributes of ``event`` except ``datacontenttype``.
 
-    ``source`` says, as a URI reference, where events come from. ``time`` is when the event was emitted, in RFC 3339 and
-    UTC. ``traceparent`` and ``tracestate`` are there when the event has them as headers of printable ASCII. Raises
-    ValueError when the event's headers cannot be read.
+    ``source`` is a URI reference to the origin of the events. ``time`` is the time of the emit, in RFC 3339 and UTC.
+    ``traceparent`` and ``tracestate`` are included if the event has them as headers of printable ASCII.
+
+    Raises ValueError if the event's headers cannot be read.
     """
     found = {
         "specversion": SPEC_VERSION,
@@ -49,10 +50,11 @@ def attributes(event: Event, source: str) -> dict[str, str]:
 
 
 def structured(event: Event, source: str) -> bytes:
-    """``event`` and its payload as one JSON object in UTF-8, to be sent as ``CONTENT_TYPE``.
+    """Return the event and its payload as JSON in UTF-8, of type ``CONTENT_TYPE``.
 
-    A payload that is JSON by its content type and in truth stands in ``data``, byte for byte; any other in
-    ``data_base64``. Raises ValueError when the event's headers cannot be read.
+    A payload that is declared as JSON and is valid becomes ``data``, byte for byte; any other becomes ``data_base64``.
+
+    Raises ValueError if the event's headers cannot be read.
     """
     head = json.dumps(
         attributes(event, source) | {"datacontenttype": event.content_type}, ensure_ascii=False, separators=(",", ":")
@@ -65,11 +67,14 @@ def structured(event: Event, source: str) -> bytes:
 
 
 def _is_json(event: Event) -> bool:
-    """Whether the payload can stand in a JSON text: whoever emits raw bytes may call anything JSON."""
+    """Return True if the payload is declared as JSON and is valid JSON.
+
+    The declaration alone is not reliable, since emit does not check raw bytes.
+    """
     if not _JSON_TYPE.fullmatch(event.content_type):
         return False
     try:
-        # Numbers stay text: how large they are is nothing to us.
+        # Numbers remain text, so that their size does not matter.
         json.loads(event.payload.decode(), parse_int=str, parse_float=str, parse_constant=_refuse)
     except (ValueError, RecursionError):
         return False
@@ -77,4 +82,4 @@ def _is_json(event: Event) -> bool:
 
 
 def _refuse(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")

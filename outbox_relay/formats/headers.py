@@ -1,4 +1,4 @@
-"""The headers that an event carries itself."""
+"""The headers of an event."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ _STRINGS: frozenset[type] = frozenset((str,))
 
 
 def own_headers(text: str | None) -> list[tuple[str, str]]:
-    """The headers in ``text``, as ``Event.headers`` has them, in their order; none for nothing.
+    """Return the headers in ``text``, a value of ``Event.headers``; empty for None.
 
-    Raises ValueError, without any of them, unless ``text`` is a JSON object of strings.
+    Raises ValueError, without repeating a header, if ``text`` is not a JSON object of strings.
     """
     if text is None:
         return []

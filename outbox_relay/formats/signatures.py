@@ -1,8 +1,8 @@
-"""Signatures of webhooks as Standard Webhooks 1.0.0 has them: keys, which of them sign at a time, the header's text.
+"""Webhook signatures of Standard Webhooks 1.0.0. Pure: the caller passes the time.
 
-Signed are the id, the time of the attempt and the body: ``ID.TIMESTAMP.BODY``. A symmetric key (``whsec_``) makes a
-signature ``v1``, HMAC with SHA-256; an asymmetric one (``whsk_``) makes ``v1a``, Ed25519, which receivers check with
-the public key. Pure: the time is given.
+The signed content is the id, the time of the attempt and the body: ``ID.TIMESTAMP.BODY``. A symmetric key (``whsec_``)
+makes a ``v1`` signature, HMAC with SHA-256. An asymmetric one (``whsk_``) makes a ``v1a`` signature, Ed25519, which
+receivers verify with the public key.
 """
 
 from __future__ import annotations
@@ -17,31 +17,32 @@ from datetime import datetime
 SYMMETRIC = "whsec_"
 ASYMMETRIC = "whsk_"
 KEY_BYTES = (24, 64)
-"""Least and most bytes of a symmetric key."""
+"""Least and greatest number of bytes of a symmetric key."""
 SEED_BYTES = 32
-"""Bytes of an Ed25519 seed, and of its public key."""
+"""Number of bytes of an Ed25519 seed, and of its public key."""
 
 Sign = Callable[[bytes], bytes]
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key that signs until its end. Shows nothing of itself but its version."""
+    """A signing key with an optional end. Its repr shows only its version and end."""
 
     version: str
-    """``v1`` or ``v1a``: what stands before the signature."""
+    """The prefix of the signature: ``v1`` or ``v1a``."""
     sign: Sign = field(repr=False)
-    """The signature of what it is given."""
+    """The function that signs its argument."""
     until: float | None = None
-    """Unix time, in seconds, at and after which it no longer signs; nothing: never."""
+    """The unix time, in seconds, from which the key no longer signs, or None."""
 
 
 def key(secret: str, until: datetime | None = None) -> Key:
-    """The key in ``secret``, which signs until ``until``.
+    """Return the key in ``secret``, which signs until ``until``.
 
     A symmetric key is ``whsec_`` and the base64 of 24 to 64 bytes. An asymmetric one is ``whsk_`` and the base64 of 32
-    bytes, the seed, or of 64, the seed and its public key. Base64 is the standard one, padded. Raises ValueError,
-    without the secret, when it is anything else.
+    bytes, the seed, or of 64, the seed and its public key. The base64 is standard and padded.
+
+    Raises ValueError, without repeating the secret, for any other text.
     """
     end = None if until is None else until.timestamp()
     if secret.startswith(SYMMETRIC):
@@ -85,14 +86,14 @@ def _ed25519(secret: bytes) -> Sign:
 
 
 def signing(keys: Sequence[Key], now: float) -> list[Key]:
-    """Those of ``keys`` that sign at ``now``, a unix time in seconds, in their order."""
+    """Return the keys that sign at ``now``, a unix time in seconds, in their order."""
     return [found for found in keys if found.until is None or now < found.until]
 
 
 def header(keys: Sequence[Key], uid: str, timestamp: int, body: bytes) -> str:
-    """The value of ``webhook-signature``: a signature by each of ``keys``, between them a space.
+    """Return the value of ``webhook-signature``: a signature by each key.
 
-    ``timestamp``, whole unix seconds, is the value of ``webhook-timestamp``; ``uid`` that of ``webhook-id``.
+    ``timestamp``, in whole unix seconds, is the value of ``webhook-timestamp``, and ``uid`` that of ``webhook-id``.
     """
     content = b"%b.%d.%b" % (uid.encode(), timestamp, body)
     return " ".join(f"{each.version},{base64.b64encode(each.sign(content)).decode()}" for each in keys)

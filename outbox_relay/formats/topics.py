@@ -1,7 +1,7 @@
-"""Topic templates: the Kafka topic of an event, made of its type, key and headers.
+"""Topic templates: the Kafka topic of an event from its type, key and headers.
 
-``{type}``, ``{key}`` and ``{headers.NAME}`` are fields; the rest stands for itself. ``{{`` and ``}}`` are read as
-braces that stand for themselves, which no topic name may hold.
+``{type}``, ``{key}`` and ``{headers.NAME}`` are fields; other text is literal. ``{{`` and ``}}`` are literal braces,
+which a topic name cannot contain.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from difflib import get_close_matches
 from itertools import takewhile
 
 TOPIC_CHARS = 249
-"""Longest topic name that Kafka takes, in characters."""
+"""Longest topic name in Kafka, in characters."""
 TOPICS_MAX = 1_000
-"""Different topics that the events of one sink may make, unless the settings say otherwise."""
+"""Default limit of different topics for the events of one sink."""
 INTERNAL_PREFIX = "__"
-"""The beginning of the names of Kafka's internal topics, which no event makes or writes to."""
+"""The prefix of Kafka's internal topics, which events are never written to."""
 REMEMBERED_TOPICS = 4096
-"""Topics that a template of ``{type}`` alone remembers at once, at most."""
+"""Greatest number of topics cached by a template with ``{type}`` as its only field."""
 
 _LEGAL = re.compile(rf"[a-zA-Z0-9._-]{{1,{TOPIC_CHARS}}}")
 _ILLEGAL_CHARACTER = re.compile(r"[^a-zA-Z0-9._-]")
@@ -29,15 +29,15 @@ _HEADERS = "headers."
 
 
 class TopicTemplate:
-    """A template that has been checked; made by :meth:`parse`. Holds no state of an event."""
+    """A valid template, made by :meth:`parse`."""
 
     __slots__ = ("_by_type", "_constant", "_parts", "fields", "text")
 
     fields: tuple[str, ...]
-    """The fields in the order in which they first stand, without braces: ``type``, ``key``, ``headers.NAME``."""
+    """The different fields without braces, in order of appearance: ``type``, ``key``, ``headers.NAME``."""
 
     def __init__(self, text: str, parts: tuple[tuple[bool, str], ...]) -> None:
-        """``parts`` is the template's ``text`` in pieces: (is a field, its name or the literal characters)."""
+        """Make a template of ``text``; ``parts`` are (True, field) or (False, literal)."""
         self.text = text
         self.fields = tuple(dict.fromkeys(piece for is_field, piece in parts if is_field))
         self._parts = parts
@@ -46,10 +46,10 @@ class TopicTemplate:
 
     @classmethod
     def parse(cls, text: str) -> TopicTemplate:
-        """The template that ``text`` describes.
+        """Return the template in ``text``.
 
-        Raises ValueError, naming the position (from 1) and for an unknown field the nearest one, when ``text`` is no
-        template or can make no legal topic name.
+        Raises ValueError if ``text`` is not a template or cannot make a legal topic name. The message names the
+        position, counted from 1, and for an unknown field the closest known one.
         """
         parts = tuple(_piece(found) for found in _TOKEN.finditer(text))
         template = cls(text, parts)
@@ -62,22 +62,22 @@ class TopicTemplate:
 
     @property
     def start(self) -> str:
-        """The characters with which every topic begins, up to the first field."""
+        """The literal text before the first field, with which every topic begins."""
         return "".join(piece for _, piece in takewhile(lambda part: not part[0], self._parts))
 
     @property
     def joined(self) -> tuple[str, str] | None:
-        """Two different fields of which different values can make one topic, without braces; None when there are none.
+        """Two fields whose different values can make the same topic, or None.
 
-        Whatever stands between them may stand in their values too.
+        The literal text between two fields may also occur in their values.
         """
         return None if len(self.fields) < 2 else (self.fields[0], self.fields[1])
 
     def render(self, event_type: str, key: str | None, headers: Mapping[str, str]) -> str:
-        """The topic of an event.
+        """Return the topic of an event.
 
-        Raises ValueError when the event lacks a field of the template, or the result is no legal topic name
-        (1 to 249 of ``a-z A-Z 0-9 . _ -``, and neither ``.`` nor ``..``). The message holds no value.
+        Raises ValueError, without repeating a value, if the event lacks a field of the template or the result is not a
+        legal topic name: 1 to 249 of ``a-z A-Z 0-9 . _ -``, and neither ``.`` nor ``..``.
         """
         if self._constant is not None:
             return self._constant
@@ -100,15 +100,15 @@ class TopicTemplate:
         return made
 
     def __eq__(self, other: object) -> bool:
-        """Templates are equal when their texts are."""
+        """Compare the texts of two templates."""
         return isinstance(other, TopicTemplate) and self.text == other.text
 
     def __hash__(self) -> int:
-        """The hash of the text."""
+        """Return the hash of the text."""
         return hash(self.text)
 
     def __repr__(self) -> str:
-        """The call that makes this template."""
+        """Return the call that makes this template."""
         return f"TopicTemplate.parse({self.text!r})"
 
 
@@ -119,9 +119,9 @@ def _piece(found: re.Match[str]) -> tuple[bool, str]:
     if token in ("{", "}"):
         raise ValueError(f"position {at}: a lone {token!r}; fields are {{type}}, {{key}} and {{headers.NAME}}")
     if token in ("{{", "}}"):
-        raise ValueError(f"position {at}: a brace cannot stand in a topic name; a field has single ones: {{type}}")
+        raise ValueError(f"position {at}: a topic name cannot contain a brace; a field has single ones: {{type}}")
     if illegal := _ILLEGAL_CHARACTER.search(token):
-        raise ValueError(f"position {at + illegal.start()}: {illegal.group()!r} cannot stand in a topic name")
+        raise ValueError(f"position {at + illegal.start()}: a topic name cannot contain {illegal.group()!r}")
     return False, token
 
 
@@ -136,7 +136,7 @@ def _field(name: str, at: int) -> str:
 
 
 def _meant(name: str) -> str:
-    """What the writer of an unknown field may have meant."""
+    """Suggest a correction of an unknown field."""
     word, dot, rest = name.strip().partition(".")
     word = word.lower()
     if dot and rest and get_close_matches(word, ["headers"], 1) and _HEADER_NAME.fullmatch(rest):
@@ -156,15 +156,15 @@ def _value(field: str, event_type: str, key: str | None, headers: Mapping[str, s
     if value is None:
         raise ValueError(f"the topic needs {{{field}}}, which the event does not have")
     if illegal := _ILLEGAL_CHARACTER.search(value):
-        raise ValueError(f"{{{field}}} holds {illegal.group()!r}, which cannot stand in a topic name")
+        raise ValueError(f"{{{field}}} contains {illegal.group()!r}, which is not allowed in a topic name")
     return value
 
 
 def _check_topic(name: str) -> None:
-    """Raise ValueError, without repeating ``name``, unless Kafka takes it as a topic name."""
+    """Raise ValueError, without repeating ``name``, unless it is a legal topic name."""
     if not name:
         raise ValueError("makes an empty topic name")
     if len(name) > TOPIC_CHARS:
-        raise ValueError(f"makes a topic name of {len(name)} characters; Kafka takes at most {TOPIC_CHARS}")
+        raise ValueError(f"makes a topic name of {len(name)} characters; Kafka allows at most {TOPIC_CHARS}")
     if name in (".", ".."):
-        raise ValueError(f"makes the topic name {name!r}, which Kafka does not take")
+        raise ValueError(f"makes the topic name {name!r}, which Kafka does not allow")

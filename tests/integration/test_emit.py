@@ -403,10 +403,10 @@ UNSENT: list[tuple[dict[str, Any], str]] = [
     ({"headers": {"a": "\0"}}, "the value of header 'a' must not have a NUL character"),
     ({"headers": {"a": "\udfff"}}, "the value of header 'a' must be UTF-8; it has a lone surrogate"),
     ({"deliver_at": "tomorrow"}, "deliver_at must be a datetime, not str"),
-    ({"deliver_at": datetime(2030, 1, 1)}, "deliver_at must have a time zone: datetime.now(UTC), say"),  # noqa: DTZ001
+    ({"deliver_at": datetime(2030, 1, 1)}, "deliver_at must have a time zone, such as datetime.now(UTC)"),  # noqa: DTZ001
     ({"uid": "x"}, "uid must be a uuid.UUID, not str"),
     ({"content_type": 7}, "content_type must be a str, not int"),
-    ({"payload": b"x"}, "payload is bytes, so content_type must say of what: 'application/octet-stream', say"),
+    ({"payload": b"x"}, "payload is bytes, so content_type is needed, such as 'application/octet-stream'"),
     (
         {"payload": "x", "dumps": answers("\ud800")},
         "payload must be UTF-8, but dumps returned lone surrogates",
@@ -470,7 +470,7 @@ def test_a_connection_in_another_encoding(database: Database, conn: psycopg.Conn
     conn.commit()
     outbox.emit(conn, "t", "€", key="ü", headers={"h": "€"})
     conn.commit()
-    with pytest.raises(InvalidEvent, match=r"characters that the encoding .* has not"):
+    with pytest.raises(InvalidEvent, match=r"characters that the encoding .* lacks"):
         outbox.emit(conn, "t", 1, key="€")
     conn.rollback()
     assert events(database, "payload, key, headers") == [('"€"'.encode(), "ü", {"h": "€"})]

@@ -1,4 +1,4 @@
-"""The circuit's states, and whose word moves it."""
+"""The states of a circuit, and the reports that change them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ THREE = CircuitPolicy(open_after=3, probe_seconds=1.0, probe_max_seconds=4.0)
 def fails(
     event: int, now: float, *, at_once: bool = False, retry_after: float | None = None, term: int | None = None
 ) -> Step:
-    """`event`, admitted in `term` (the present one), comes back at `now`, undelivered."""
+    """Return a step in which `event`, admitted in `term` (default: the current one), fails at `now`."""
 
     def step(circuit: Circuit) -> None:
         admitted_in = circuit.term if term is None else term
@@ -25,7 +25,7 @@ def fails(
 
 
 def admitted(now: float) -> Step:
-    """An event is admitted at `now`."""
+    """Return a step in which an event is admitted at `now`."""
 
     def step(circuit: Circuit) -> None:
         assert circuit.admits(now) == 0.0
@@ -34,7 +34,7 @@ def admitted(now: float) -> Step:
 
 
 def waits(now: float, seconds: float) -> Step:
-    """Nothing is admitted at `now`, and `seconds` are to be waited."""
+    """Return a step in which no event is admitted at `now`, for `seconds`."""
 
     def step(circuit: Circuit) -> None:
         assert circuit.admits(now) == pytest.approx(seconds)
@@ -43,17 +43,17 @@ def waits(now: float, seconds: float) -> Step:
 
 
 def works(circuit: Circuit) -> None:
-    """An event that was admitted in the present term is delivered."""
+    """Deliver an event admitted in the current term."""
     circuit.delivered(circuit.term)
 
 
 def works_late(circuit: Circuit) -> None:
-    """An event that was admitted in the first term is delivered."""
+    """Deliver an event admitted in the first term."""
     circuit.delivered(0)
 
 
 def unused(circuit: Circuit) -> None:
-    """The probe was not needed."""
+    """Return the unused probe."""
     circuit.unused(circuit.term)
 
 
@@ -64,34 +64,34 @@ CIRCUITS: dict[str, tuple[tuple[Step, ...], str]] = {
     "failures below the bound leave it closed": ((fails(1, 0.0), fails(2, 0.0), admitted(0.0)), "closed"),
     "failures of one event count once": (tuple(fails(1, 0.0) for _ in range(9)), "closed"),
     "failures of different events open it": ((fails(1, 0.0), fails(2, 0.0), fails(3, 0.0)), "open"),
-    "a delivery between failures begins the count anew": (
+    "a delivery between failures resets the count": (
         (fails(1, 0.0), fails(2, 0.0), works, fails(3, 0.0), fails(4, 0.0)),
         "closed",
     ),
     "a destination that is down opens it at once": (OPENED, "open"),
-    "nothing is admitted before the probe": ((*OPENED, waits(10.0, 1.0), waits(10.75, 0.25)), "open"),
+    "no event is admitted before the probe": ((*OPENED, waits(10.0, 1.0), waits(10.75, 0.25)), "open"),
     "the first to ask then is the probe": (PROBING, "half-open"),
     "one probe at a time": ((*PROBING, waits(11.0, 1.0), waits(99.0, 1.0)), "half-open"),
-    "a probe that was not needed is for the next": ((*PROBING, unused, admitted(11.0), waits(11.0, 1.0)), "half-open"),
+    "an unused probe goes to the next event": ((*PROBING, unused, admitted(11.0), waits(11.0, 1.0)), "half-open"),
     "a probe that is delivered closes it": ((*PROBING, works, admitted(11.0), admitted(11.0)), "closed"),
     "a probe that fails opens it for twice as long": ((*PROBING, fails(1, 11.5), waits(11.5, 2.0)), "open"),
-    "the distance doubles up to its bound": (
+    "the interval doubles up to its bound": (
         (*PROBING, fails(1, 12.0), admitted(14.0), fails(1, 14.0), admitted(18.0), fails(1, 18.0), waits(18.0, 4.0)),
         "open",
     ),
-    "a delivery brings the distance back": (
+    "a delivery resets the interval": (
         (*PROBING, fails(1, 12.0), admitted(14.0), works, fails(2, 20.0, at_once=True), waits(20.0, 1.0)),
         "open",
     ),
-    "a destination that asks for time gets it": (
+    "a requested time is granted": (
         (fails(1, 10.0, at_once=True, retry_after=30.0), waits(39.0, 1.0), admitted(40.0)),
         "half-open",
     ),
-    "less time than its own distance is not given": (
+    "a shorter requested time does not shorten the interval": (
         (fails(1, 10.0, at_once=True, retry_after=0.1), waits(10.5, 0.5)),
         "open",
     ),
-    "what was under way when it opened moves nothing": (
+    "results of requests sent before it opened change nothing": (
         (*OPENED, fails(2, 10.5, term=0), fails(3, 10.9, at_once=True, term=0), waits(10.9, 0.1), admitted(11.0)),
         "half-open",
     ),
@@ -100,7 +100,7 @@ CIRCUITS: dict[str, tuple[tuple[Step, ...], str]] = {
         "closed",
     ),
     "a delivery from before is not the probe's": ((*PROBING, works_late, waits(11.5, 1.0)), "half-open"),
-    "a delivery from before does not cut a wait short that was asked for": (
+    "a delivery from before does not shorten a requested time": (
         (fails(1, 10.0, at_once=True, retry_after=30.0), works_late, waits(12.0, 28.0)),
         "open",
     ),
@@ -119,7 +119,7 @@ def test_circuit(steps: tuple[Step, ...], state: str) -> None:
     assert circuit.state == state
 
 
-def test_only_what_opens_it_says_so() -> None:
+def test_only_the_failure_that_opens_it_returns_true() -> None:
     circuit = Circuit(THREE)
     assert [circuit.failed(n, "down", 0.0, 0, at_once=False) for n in range(4)] == [False, False, True, False]
 

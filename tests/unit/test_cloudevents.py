@@ -1,4 +1,4 @@
-"""CloudEvents: what the reference library reads out of what is made here."""
+"""CloudEvents, as the reference library reads them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ EMITTED = datetime(2026, 3, 1, 12, 30, 15, 250_000, timezone(timedelta(hours=2))
 def an_event(
     payload: bytes = b'{"id": 1}', content_type: str = "application/json", headers: str | None = None
 ) -> Event:
-    """An event of the log."""
+    """Return an event of the log."""
     uid = "019a0000-0000-7000-8000-000000000001"
     return Event(1, 0, uid, "order.created", "k", payload, content_type, headers, None, EMITTED)
 
 
 def read(event: Event) -> Any:
-    """What the reference library reads out of the structured form."""
+    """Return the structured form as the reference library reads it."""
     return from_structured_event(HTTPMessage({"content-type": CONTENT_TYPE}, structured(event, SOURCE)))
 
 
@@ -55,7 +55,7 @@ def test_trace_that_no_attribute_can_hold_is_left_out(value: str) -> None:
 
 
 @pytest.mark.parametrize("headers", ["[]", "{", '{"a": 1}', "null", "[" * 100_000])
-def test_headers_that_are_none_are_an_error_without_them(headers: str) -> None:
+def test_invalid_headers_are_an_error_without_them(headers: str) -> None:
     for make in (attributes, structured):
         with pytest.raises(ValueError, match=r"^the event's headers are not a JSON object of strings$"):
             make(an_event(headers=headers), SOURCE)
@@ -85,10 +85,10 @@ def test_structured_form_is_read_by_the_reference_library() -> None:
         b'{"a": 1, "a": 2}',
     ],
 )
-def test_json_stands_in_the_structured_form_byte_for_byte(payload: bytes, content_type: str) -> None:
+def test_json_is_in_the_structured_form_byte_for_byte(payload: bytes, content_type: str) -> None:
     made = structured(an_event(payload, content_type), SOURCE)
     assert made.endswith(b',"data":' + payload + b"}")
-    # The reference library turns numbers into numbers, of which Python has a longest.
+    # Not the reference library: it converts numbers, whose length Python limits.
     assert json.loads(made, parse_int=str)["data"] == json.loads(payload, parse_int=str)
 
 
@@ -111,7 +111,7 @@ def test_json_stands_in_the_structured_form_byte_for_byte(payload: bytes, conten
         ("ключ".encode(), "text/plain; charset=utf-8"),
     ],
 )
-def test_any_other_payload_stands_there_in_base64(payload: bytes, content_type: str) -> None:
+def test_any_other_payload_is_there_in_base64(payload: bytes, content_type: str) -> None:
     found = read(an_event(payload, content_type))
     assert found.get_data() == payload
     assert found.get_datacontenttype() == content_type

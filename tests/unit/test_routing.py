@@ -1,4 +1,4 @@
-"""Routes: patterns against a plain oracle and against SQL's LIKE, the union of sinks, the bounds."""
+"""Routes: patterns against a naive oracle and against SQL's LIKE, the union of sinks, the bounds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PATTERNS = st.text(alphabet="ab.%_\\[**", min_size=1, max_size=8)
 
 
 def oracle(pattern: str, text: str) -> bool:
-    """Matching by definition: a star takes some prefix of what is left, everything else itself."""
+    """Match by definition: a star takes any prefix of the rest, any other character itself."""
     if not pattern:
         return not text
     if pattern[0] == "*":
@@ -24,7 +24,7 @@ def oracle(pattern: str, text: str) -> bool:
 
 
 def sql_like(pattern: str, text: str) -> bool:
-    """PostgreSQL's LIKE with its default escape character."""
+    """Match as PostgreSQL's LIKE with its default escape character."""
     if not pattern:
         return not text
     match pattern[0]:
@@ -50,13 +50,13 @@ def test_matching_of_many_stars_agrees_with_its_definition(pattern: str, text: s
 
 
 @given(PATTERNS, st.data())
-def test_what_a_pattern_was_made_of_matches(pattern: str, data: st.DataObject) -> None:
+def test_pattern_matches_the_text_it_was_made_from(pattern: str, data: st.DataObject) -> None:
     text = "".join(data.draw(FEW) if character == "*" else character for character in pattern)
     assert routing.matches(pattern, text)
 
 
 @given(PATTERNS, FEW)
-def test_like_takes_what_the_pattern_takes(pattern: str, text: str) -> None:
+def test_like_matches_the_same_types(pattern: str, text: str) -> None:
     assert sql_like(routing.like(pattern), text) == oracle(pattern, text)
 
 
@@ -147,14 +147,14 @@ def test_sinks_are_the_union_by_definition(table: dict[str, tuple[str, ...]], ty
         assert routes.sinks_for(event_type) == expected
 
 
-def test_answers_stay_right_beyond_what_is_remembered() -> None:
+def test_answers_stay_right_beyond_the_cache() -> None:
     routes = Routes({"a*": ("events",)})
     for n in range(routing.REMEMBERED_TYPES * 2):
         assert routes.routed(f"a{n}")
         assert not routes.routed(f"b{n}")
 
 
-def test_remembered_types_are_bounded() -> None:
+def test_cached_types_are_bounded() -> None:
     routes = Routes({"*": ("events",)})
     for n in range(routing.REMEMBERED_TYPES * 3):
         routes.sinks_for(str(n))

@@ -1,8 +1,8 @@
-"""Windows over a modelled server: whatever the schedule, every committed event is read once and each key in order.
+"""Windows over a modelled server: every committed event is read once, and each key in order, on every schedule.
 
-The model gives out xids, ids and snapshots as PostgreSQL does: a transaction has its xid before it takes an id, its
-savepoints take xids of their own, and a snapshot's xmax is the newest finished xid plus one. Ticks are taken in three
-steps between which anything may happen. Two relays tick for themselves and hand one reader to and fro.
+The model assigns xids, ids and snapshots as PostgreSQL does: a transaction has its xid before it takes an id, its
+savepoints take their own xids, and a snapshot's xmax is the newest finished xid plus one. A tick has three steps with
+other events in between. Two relays take their own ticks and pass one position to and fro.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FIRST_XID = 10
 
 @dataclass
 class Transaction:
-    """A running transaction: its xid, its savepoints' xids and what it has emitted, as (id, key)."""
+    """A running transaction: its xid, its savepoints' xids and its events as (id, key)."""
 
     xid: int
     savepoints: list[int] = field(default_factory=list[int])
@@ -51,12 +51,12 @@ class Server:
         """id → (xid, key) of committed events."""
 
     def take_xid(self) -> int:
-        """The next xid."""
+        """Return the next xid."""
         self.next_xid += 1
         return self.next_xid - 1
 
     def begin(self) -> Transaction:
-        """A transaction that has taken its xid."""
+        """Return a transaction that has taken its xid."""
         transaction = Transaction(self.take_xid())
         self.running[transaction.xid] = transaction
         return transaction
@@ -76,18 +76,18 @@ class Server:
             self.committed |= {event: (transaction.xid, key) for event, key in transaction.events}
 
     def snapshot(self) -> str:
-        """The text of a snapshot taken now."""
+        """Return the text of the current snapshot."""
         listed = sorted(xid for xid in self.running if xid < self.xmax)
         return f"{min([*listed, self.xmax])}:{self.xmax}:{','.join(map(str, listed))}"
 
 
 def visible(xid: int, tick: Tick) -> bool:
-    """PostgreSQL's pg_visible_in_snapshot."""
+    """Return the result of PostgreSQL's pg_visible_in_snapshot."""
     return xid < tick.xmax and xid not in tick.running
 
 
 class Relay:
-    """A relay's newest tick, and the one that is being taken."""
+    """The newest tick of a relay, and the one being taken."""
 
     def __init__(self) -> None:
         self.latest: Tick | None = None
@@ -95,7 +95,7 @@ class Relay:
         self._snapshot = ""
 
     def step(self, server: Server) -> None:
-        """The next of the three reads of a tick; the last one publishes it unless it shows nothing new."""
+        """Take the next of the three steps of a tick; the last one publishes it unless it is empty."""
         if not self._seen:
             self._seen = (server.seq,)
         elif not self._snapshot:
@@ -107,13 +107,13 @@ class Relay:
                 self.latest = tick
 
     def tick(self, server: Server) -> None:
-        """A whole tick."""
+        """Take a whole tick."""
         for _ in range(3):
             self.step(server)
 
 
 class Schedule:
-    """Writers, two relays that tick, and the reader that they hand to and fro, in an order that ``seed`` draws."""
+    """Writers, two relays, and the position that they pass to and fro, in the order drawn from ``seed``."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -124,7 +124,7 @@ class Schedule:
         self.got: list[int] = []
 
     def run(self, steps: int) -> None:
-        """``steps`` at random, then everybody finishes and the reader reads to the end."""
+        """Take random ``steps``, finish every transaction, and read to the end."""
         kinds = [self.begin, self.emit, self.emit, self.savepoints, self.finish, self.finish, self.tick_step, self.tick]
         for _ in range(steps):
             self.random.choice([*kinds, self.tick_step, self.read, self.read, self.read, self.hand_over])()
@@ -132,30 +132,30 @@ class Schedule:
             self.finish()
         for _ in range(2):
             self.owner.tick(self.server)
-        while self._goes_on():
+        while self._advances():
             pass
 
-    def _goes_on(self) -> bool:
+    def _advances(self) -> bool:
         before = self.position
         self.read()
         return self.position != before
 
     def begin(self) -> None:
-        """A transaction takes its xid, long before it emits or just before."""
+        """Begin a transaction, which takes its xid."""
         self.server.begin()
 
     def emit(self) -> None:
-        """A transaction takes an id."""
+        """Emit an event in some transaction, which takes an id."""
         running = [*self.server.running.values()]
         self.server.emit(self.random.choice(running) if running else self.server.begin(), self.random.randrange(KEYS))
 
     def savepoints(self) -> None:
-        """A running transaction takes xids for its savepoints."""
+        """Take xids for the savepoints of a running transaction."""
         for transaction in self._one():
             transaction.savepoints += [self.server.take_xid() for _ in range(self.random.randint(1, 4))]
 
     def finish(self) -> None:
-        """A running transaction ends."""
+        """End a running transaction."""
         for transaction in self._one():
             self.server.finish(transaction, commit=self.random.random() < 0.8)
 
@@ -163,19 +163,19 @@ class Schedule:
         return [self.random.choice([*self.server.running.values()])] if self.server.running else []
 
     def tick_step(self) -> None:
-        """One of the reads of a tick."""
+        """Take one step of a tick."""
         self.random.choice(self.relays).step(self.server)
 
     def tick(self) -> None:
-        """All reads that are left of a tick, at once."""
+        """Take the remaining steps of a tick at once."""
         self.random.choice(self.relays).tick(self.server)
 
     def hand_over(self) -> None:
-        """The other relay goes on where this one stands."""
+        """Pass the position to the other relay."""
         self.owner = self.relays[1] if self.owner is self.relays[0] else self.relays[0]
 
     def read(self) -> None:
-        """Open a window if the newest tick may show anything, and read a piece of it."""
+        """Open a window if the newest tick may show events, and read a slice of it."""
         tick = self.owner.latest
         if tick and self.position.b is None and not nothing_new(self.position.a, tick):
             self.position = self.position.opened(tick)
@@ -251,7 +251,7 @@ A = Tick(100, "7:12:7,9", 15)
         (Tick(103, "7:12:7,9,11", 15), True),  # an older tick that read the sequence later
     ],
 )
-def test_nothing_new_is_said_only_of_windows_that_are_empty(b: Tick, nothing: bool) -> None:
+def test_only_empty_windows_have_nothing_new(b: Tick, nothing: bool) -> None:
     assert nothing_new(A, b) is nothing
 
 
@@ -259,12 +259,12 @@ def test_without_pending_an_unmoved_sequence_means_nothing_new() -> None:
     assert nothing_new(Tick(100, "12:12:", 12), Tick(100, "14:20:14", 22))
 
 
-# -- positions and parts ------------------------------------------------------------------------------------------
+# -- positions and slices -----------------------------------------------------------------------------------------
 
 B = Tick(250, "20:20:", 20)
 
 
-def test_there_is_no_part_between_windows() -> None:
+def test_there_is_no_slice_between_windows() -> None:
     with pytest.raises(ValueError, match="no window"):
         part(Position(A), 10)
 
@@ -295,18 +295,18 @@ def test_range_that_ends_below_the_sequence_of_b_is_not_the_last() -> None:
     assert part(Position(A, B, 100), 149) == Part(late=False, after=100, upto=249, last=False)
 
 
-def test_reading_goes_on_above_the_sequence_of_b() -> None:
+def test_reading_continues_above_the_sequence_of_b() -> None:
     assert part(Position(A, B, 260), 10) == Part(late=False, after=260, upto=FOR_EVER, last=True)
 
 
 def test_ids_behind_the_window_are_cut_up_to_a_later_tick() -> None:
-    """Else the last read of a window that stood open for a day looks at all that came meanwhile, whatever it asks."""
+    """Otherwise the last read of a window that was open for a day would span all later events."""
     assert part(Position(A, B, 240), 100, newest=1000) == Part(late=False, after=240, upto=340, last=False)
     assert part(Position(A, B, 940), 100, newest=1000) == Part(late=False, after=940, upto=FOR_EVER, last=True)
     assert part(Position(A, B, 240), 100, newest=200) == Part(late=False, after=240, upto=FOR_EVER, last=True)
 
 
-def test_window_that_was_read_is_left_behind() -> None:
+def test_position_leaves_a_window_that_was_read() -> None:
     position = Position(A, B, 200)
     assert read(position, part(position, 1000)) == Position(B)
 
@@ -342,7 +342,7 @@ def test_ids_up_to_the_floor_are_no_latecomers_of_a_new_numbering() -> None:
     assert part(Position(A, B), 10, floor=100) == Part(late=False, after=100, upto=110, last=False)
 
 
-# -- how much is asked for ----------------------------------------------------------------------------------------
+# -- the size of a read --------------------------------------------------------------------------------------------
 
 
 def test_steps_shrink_to_one_and_grow_back() -> None:

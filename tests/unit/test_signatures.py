@@ -1,4 +1,4 @@
-"""Signatures: the vectors of the reference libraries, what must fail, and who signs when."""
+"""Signatures: the vectors of the reference libraries, invalid ones, and the end of a key."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ VECTORS = {
 
 
 def keys(*secrets: str) -> list[Key]:
-    """The keys in these secrets."""
+    """Return the keys in these secrets."""
     return [key(secret) for secret in secrets]
 
 
 class Request(NamedTuple):
-    """What the reference library is asked to verify."""
+    """A request for the reference library to verify."""
 
     secret: str
     signature: str
@@ -55,7 +55,7 @@ class Request(NamedTuple):
 
 
 def verify(secret: str, signature: str, uid: str, at: int, body: bytes) -> None:
-    """The reference library verifies `signature`; it raises when it cannot, or when `at` is not now."""
+    """Verify `signature` with the reference library, which raises if it is wrong or `at` is not now."""
     headers = {"webhook-id": uid, "webhook-timestamp": str(at), "webhook-signature": signature}
     Webhook(secret).verify(body, headers, json_parse=False)
 
@@ -70,7 +70,7 @@ def test_vector_of_a_key_that_the_reference_libraries_take_unpadded() -> None:
         key(UNPADDED)
     with pytest.raises(ValueError, match="not standard base64"):
         key(f"whsec_{UNPADDED}")
-    # Two bits of the last character stand for nothing: the strict form of the same 25 bytes.
+    # Two bits of the last character have no meaning: the strict form of the same 25 bytes.
     strict = "whsec_" + base64.b64encode(base64.b64decode(UNPADDED + "==")).decode()
     assert header(keys(strict), UID, AT, BODY) == "v1,yK2tMbA6BHPrMEJ1lLv7UlJJbgFoqGenJkiajZ29evg="
 
@@ -93,7 +93,7 @@ def test_asymmetric_signature_is_verified_with_the_public_key() -> None:
     st.text(alphabet="0123456789abcdef-", min_size=1, max_size=36),
     st.text(max_size=200).map(str.encode),
 )
-def test_reference_library_verifies_what_is_signed(secret: bytes, uid: str, body: bytes) -> None:
+def test_reference_library_verifies_the_signatures(secret: bytes, uid: str, body: bytes) -> None:
     text = "whsec_" + base64.b64encode(secret).decode()
     now = int(datetime.now(UTC).timestamp())
     verify(text, header(keys(FIRST, text, PRIVATE), uid, now, body), uid, now, body)
@@ -111,7 +111,7 @@ CHANGES: list[tuple[Callable[[Request], Request], str]] = [
 
 
 @pytest.mark.parametrize(("change", "said"), CHANGES)
-def test_reference_library_refuses_whatever_was_changed(change: Callable[[Request], Request], said: str) -> None:
+def test_reference_library_refuses_every_change(change: Callable[[Request], Request], said: str) -> None:
     now = int(datetime.now(UTC).timestamp())
     request = Request(FIRST, header(keys(FIRST), UID, now, BODY), UID, now, BODY)
     verify(*request)
@@ -133,7 +133,7 @@ def test_a_key_signs_up_to_its_end_and_not_at_it(secret: str, zone: timezone) ->
     assert signing(both, AT + 0.5) == both[:1]
 
 
-def test_keys_that_have_all_ended_sign_nothing() -> None:
+def test_ended_keys_make_no_signature() -> None:
     ended = [key(FIRST, datetime.fromtimestamp(AT, UTC))]
     assert signing(ended, AT) == []
     assert header([], UID, AT, BODY) == ""
@@ -157,7 +157,7 @@ def test_keys_that_have_all_ended_sign_nothing() -> None:
         (PRIVATE.removesuffix("=="), "is not standard base64 with its padding after whsk_"),
     ],
 )
-def test_what_is_no_secret_is_refused_without_it(secret: str, said: str) -> None:
+def test_invalid_secret_is_refused_without_repeating_it(secret: str, said: str) -> None:
     with pytest.raises(ValueError, match=r"should|is not|holds") as refused:
         key(secret)
     assert said in str(refused.value)

@@ -1,4 +1,4 @@
-"""How answers read."""
+"""The text of answers."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ RELAY: dict[str, Any] = {
         (367_200, "4 d 6 h"),
     ],
 )
-def test_durations_have_two_units_at_most(seconds: float, text: str) -> None:
+def test_durations_have_at_most_two_units(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
-def test_columns_are_aligned_and_nothing_trails() -> None:
+def test_columns_are_aligned_without_trailing_space() -> None:
     assert table([("A", "LONG"), ("long", "b"), ("", "c")]) == ["A     LONG", "long  b", "      c"]
     assert table([]) == []
 
 
-def test_what_a_terminal_would_obey_is_replaced() -> None:
+def test_control_characters_are_replaced() -> None:
     assert printable("a\x1b[2Jb\u202ec\nd") == "a?[2Jb?c?d"
 
 
@@ -81,17 +81,17 @@ def test_status_of_two_sinks() -> None:
     ]
 
 
-def test_a_sink_that_gets_fewer_requests_at_once_has_a_line() -> None:
+def test_a_throttled_sink_has_a_line() -> None:
     found: dict[str, Any] = {
         "relays": [],
         "sinks": {"crm": {**SINK, "in_flight_limit": 8}},
         "unrouted": [],
         "in_default_partition": 0,
     }
-    assert "crm asked for less: 8 at once, until it has taken more" in admin.status_text(found).splitlines()
+    assert "crm throttles: at most 8 requests at once per relay, for now" in admin.status_text(found).splitlines()
 
 
-def test_status_of_nothing_says_what_to_do() -> None:
+def test_status_of_an_empty_database_says_what_to_do() -> None:
     text = admin.status_text({"relays": [], "sinks": {}, "unrouted": [], "in_default_partition": 0})
     assert text.splitlines() == [
         "no sink is known yet: a relay registers its sinks when it starts",
@@ -100,6 +100,6 @@ def test_status_of_nothing_says_what_to_do() -> None:
     ]
 
 
-def test_only_sinks_that_are_further_behind_are_too_old() -> None:
+def test_only_sinks_over_the_limit_are_too_old() -> None:
     found = {"sinks": {"a": {**SINK, "oldest_seconds": 60.0}, "b": {**SINK, "oldest_seconds": 60.1}}}
     assert admin.too_old(found, 60) == ["sink b: its oldest event has waited for 60.1 s, more than 60 s"]

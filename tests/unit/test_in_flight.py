@@ -1,7 +1,7 @@
-"""What is in hand of a sink: positions under out-of-order completion, readers that split and join, blocked keys.
+"""Events in flight: positions under out-of-order completion, shard groups that split and join, blocked keys.
 
-The schedules are random, seeded, and checked against naive models: of every shard all events with whether each is done,
-and of every key all rows with whether each is committed.
+The schedules are random and seeded. Naive models check them: the undone events of every shard, and the committed and
+uncommitted rows of every key.
 """
 
 from __future__ import annotations
@@ -72,30 +72,30 @@ def test_chunk_knows_its_bytes() -> None:
     assert Chunk([event(1, size=3), event(2), event(3, size=5)], OPEN, OPEN.at(3)).size == 8
 
 
-# -- readers ------------------------------------------------------------------------------------------------------
+# -- shard groups -------------------------------------------------------------------------------------------------
 
 
-def test_reader_opens_a_window_only_for_a_tick_that_may_show_something() -> None:
-    reader = Reader({1}, Position(A))
-    reader.follow(A)
-    assert reader.position == Position(A)
-    reader.follow(B)
-    assert reader.position == OPEN
+def test_group_opens_a_window_only_for_a_tick_that_may_show_something() -> None:
+    group = Reader({1}, Position(A))
+    group.follow(A)
+    assert group.position == Position(A)
+    group.follow(B)
+    assert group.position == OPEN
 
 
-def test_reader_finishes_its_window_before_it_opens_another() -> None:
-    reader = Reader({1}, OPEN.at(50))
-    reader.follow(C)
-    assert reader.position == OPEN.at(50)
+def test_group_finishes_its_window_before_it_opens_another() -> None:
+    group = Reader({1}, OPEN.at(50))
+    group.follow(C)
+    assert group.position == OPEN.at(50)
 
 
-def test_reader_never_follows_a_tick_older_than_where_it_stands() -> None:
-    reader = Reader({1}, Position(C))
-    reader.follow(B)
-    assert reader.position == Position(C)
+def test_group_never_follows_a_tick_older_than_its_position() -> None:
+    group = Reader({1}, Position(C))
+    group.follow(B)
+    assert group.position == Position(C)
 
 
-def test_readers_meet_between_windows_with_nothing_in_hand() -> None:
+def test_idle_groups_meet_between_windows() -> None:
     one, other = Reader({1}, Position(B)), Reader({2}, Position(B))
     assert one.meets(other)
     one.join(other)
@@ -105,60 +105,60 @@ def test_readers_meet_between_windows_with_nothing_in_hand() -> None:
 
 
 @pytest.mark.parametrize("busy", [0, 1])
-def test_readers_do_not_meet_while_one_has_events_in_hand(busy: int) -> None:
-    readers = [Reader({1}, OPEN), Reader({2}, OPEN)]
-    for number, reader in enumerate(readers):
-        reader.take(chunk(*([5] if number == busy else []), start=OPEN, end=Position(B)))
-    assert not readers[0].meets(readers[1])
-    readers[busy].chunks[0].settle_all()
-    assert readers[0].meets(readers[1])
+def test_groups_do_not_meet_while_one_has_events_in_flight(busy: int) -> None:
+    groups = [Reader({1}, OPEN), Reader({2}, OPEN)]
+    for number, group in enumerate(groups):
+        group.take(chunk(*([5] if number == busy else []), start=OPEN, end=Position(B)))
+    assert not groups[0].meets(groups[1])
+    groups[busy].chunks[0].settle_all()
+    assert groups[0].meets(groups[1])
 
 
-def test_shards_that_leave_keep_what_is_in_hand() -> None:
-    reader = Reader({1, 2, 3}, OPEN)
+def test_leaving_shards_keep_their_events_in_flight() -> None:
+    group = Reader({1, 2, 3}, OPEN)
     part = chunk(5, 7, start=OPEN, end=OPEN.at(7))
-    reader.take(part)
-    leaving = reader.split({2, 3, 9})
-    assert (reader.shards, leaving.shards) == ({1}, {2, 3})
+    group.take(part)
+    leaving = group.split({2, 3, 9})
+    assert (group.shards, leaving.shards) == ({1}, {2, 3})
     assert leaving.position == OPEN.at(7)
     assert not leaving.idle
     part.settle(0)
-    assert reader.settled == leaving.settled == OPEN.at(5)
+    assert group.settled == leaving.settled == OPEN.at(5)
     part.settle(1)
     assert leaving.idle
-    assert reader.settled == leaving.settled == OPEN.at(7)
+    assert group.settled == leaving.settled == OPEN.at(7)
 
 
-def test_rounds_without_events_leave_nothing_behind_while_one_event_is_not_done() -> None:
-    reader = Reader({1, 2}, OPEN)
+def test_rounds_without_events_use_no_memory_while_one_event_is_not_done() -> None:
+    group = Reader({1, 2}, OPEN)
     first = chunk(5, 7, start=OPEN, end=OPEN.closed())
-    reader.take(first)
+    group.take(first)
     for number in range(2, 10_002):
-        reader.follow(tick(number))
-        reader.take(chunk(start=reader.position, end=reader.position.closed()))
-    assert len(reader.chunks) == 1
-    leaving = reader.split({2})
-    reader.follow(tick(20_000))
-    reader.take(chunk(start=reader.position, end=reader.position.closed()))
-    assert reader.settled == leaving.settled == OPEN
-    assert reader.gaps() == []
+        group.follow(tick(number))
+        group.take(chunk(start=group.position, end=group.position.closed()))
+    assert len(group.chunks) == 1
+    leaving = group.split({2})
+    group.follow(tick(20_000))
+    group.take(chunk(start=group.position, end=group.position.closed()))
+    assert group.settled == leaving.settled == OPEN
+    assert group.gaps() == []
     first.settle_all()
-    assert reader.settled == Position(tick(20_000))
-    assert leaving.settled == Position(tick(10_001)), "it was read no further, whatever the others read"
+    assert group.settled == Position(tick(20_000))
+    assert leaving.settled == Position(tick(10_001)), "leaving shards were read further"
 
 
-def test_a_round_without_events_behind_nothing_in_hand_is_settled_at_once() -> None:
-    reader = Reader({1}, OPEN)
-    reader.take(chunk(start=OPEN, end=OPEN.closed()))
-    assert reader.settled == reader.position == Position(B)
+def test_a_round_without_events_is_settled_at_once_by_an_idle_group() -> None:
+    group = Reader({1}, OPEN)
+    group.take(chunk(start=OPEN, end=OPEN.closed()))
+    assert group.settled == group.position == Position(B)
     other = Reader({2}, Position(B))
-    assert reader.meets(other)
-    reader.join(other)
-    assert reader.settled == Position(B)
+    assert group.meets(other)
+    group.join(other)
+    assert group.settled == Position(B)
 
 
-class Readers:
-    """Readers under a random schedule, and of every shard the ids that were read and are not done.
+class Groups:
+    """Shard groups under a random schedule, and the undone ids of every shard.
 
     Each window is 100 ids wide; a chunk may end inside it or at its end.
     """
@@ -166,56 +166,56 @@ class Readers:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.undone: dict[int, set[int]] = {shard: set() for shard in range(4)}
-        self.readers = [Reader(range(4), Position(tick(0)))]
+        self.groups = [Reader(range(4), Position(tick(0)))]
         self.furthest = dict.fromkeys(range(4), 0)
 
     def step(self) -> None:
-        reader = self.random.choice(self.readers)
-        self.random.choice([self.read, self.read, self.settle, self.settle, self.settle, self.split, self.join])(reader)
-        for one in self.readers:
+        group = self.random.choice(self.groups)
+        self.random.choice([self.read, self.read, self.settle, self.settle, self.settle, self.split, self.join])(group)
+        for one in self.groups:
             self.check(one)
 
-    def read(self, reader: Reader) -> None:
-        if reader.position.b is None:
-            reader.follow(tick(reader.position.a.seq // 100 + 1))
-        start = reader.position
+    def read(self, group: Reader) -> None:
+        if group.position.b is None:
+            group.follow(tick(group.position.a.seq // 100 + 1))
+        start = group.position
         assert start.b is not None
         after = max(start.last, start.a.seq)
         ids = sorted(self.random.sample(range(after + 1, start.b.seq + 1), min(3, start.b.seq - after)))
         cut = bool(ids) and self.random.random() < 0.6
-        shards = sorted(reader.shards)
+        shards = sorted(group.shards)
         part = Chunk(
             [event(i, self.random.choice(shards)) for i in ids], start, start.at(ids[-1]) if cut else start.closed()
         )
         for one in part.events:
             self.undone[one.shard].add(one.id)
-        reader.take(part)
+        group.take(part)
 
-    def settle(self, reader: Reader) -> None:
-        undone = [(part, place) for part in reader.chunks for place in part.undone()]
+    def settle(self, group: Reader) -> None:
+        undone = [(part, place) for part in group.chunks for place in part.undone()]
         if undone:
             part, place = self.random.choice(undone)
             part.settle(place)
             self.undone[part.events[place].shard].discard(part.events[place].id)
 
-    def split(self, reader: Reader) -> None:
-        if len(reader.shards) > 1:
-            self.readers.append(reader.split(set(self.random.sample(sorted(reader.shards), 1))))
+    def split(self, group: Reader) -> None:
+        if len(group.shards) > 1:
+            self.groups.append(group.split(set(self.random.sample(sorted(group.shards), 1))))
 
-    def join(self, reader: Reader) -> None:
-        other = next((o for o in self.readers if o is not reader and o.meets(reader)), None)
+    def join(self, group: Reader) -> None:
+        other = next((o for o in self.groups if o is not group and o.meets(group)), None)
         if other is not None:
-            other.join(reader)
-            self.readers.remove(reader)
+            other.join(group)
+            self.groups.remove(group)
 
-    def check(self, reader: Reader) -> None:
-        settled, position = reader.settled, reader.position
-        for shard in reader.shards:
-            assert min(self.undone[shard], default=2**63) > reach(settled), "a position covers what is undone"
+    def check(self, group: Reader) -> None:
+        settled, position = group.settled, group.position
+        for shard in group.shards:
+            assert min(self.undone[shard], default=2**63) > reach(settled), "a position covers an undone event"
             assert reach(settled) >= self.furthest[shard], "a position went back"
             self.furthest[shard] = reach(settled)
-        if reader.idle:
-            assert reach(settled) == reach(position), "everything is done, and the position does not say so"
+        if group.idle:
+            assert reach(settled) == reach(position), "every event is done, but the position is behind"
 
 
 def tick(number: int) -> Tick:
@@ -223,16 +223,16 @@ def tick(number: int) -> Tick:
 
 
 def reach(position: Position) -> int:
-    """The id up to which a position says that everything is done."""
+    """Return the id up to which every event is done, according to a position."""
     return max(position.a.seq, position.last)
 
 
 @pytest.mark.parametrize("batch", range(BATCHES))
-def test_position_covers_what_is_done_and_nothing_else(batch: int) -> None:
+def test_position_covers_exactly_the_events_that_are_done(batch: int) -> None:
     for seed in range(batch * SCHEDULES, (batch + 1) * SCHEDULES):
-        readers = Readers(seed)
+        groups = Groups(seed)
         for _ in range(60):
-            readers.step()
+            groups.step()
 
 
 # -- blocked keys -------------------------------------------------------------------------------------------------
@@ -242,10 +242,10 @@ KEYS = {f"key-{n}": n % 2 for n in range(4)}
 
 
 class Rows:
-    """Two shards, owned by us or by another relay, and the rows of their keys: committed, under way, being collected.
+    """Two shards, owned by this or another relay, and the rows of their keys: committed, under way, being collected.
 
-    Everything that may happen at the same time is a step: settlements are strictly serial, a question is asked,
-    executed and answered in three steps, any relay finishes rows, and whoever owns a shard adds rows.
+    Concurrent actions are separate steps: settlements are strictly serial, a question is asked, executed and answered
+    in three steps, any relay finishes rows, and the owner of a shard adds rows.
     """
 
     def __init__(self, seed: int) -> None:
@@ -266,7 +266,7 @@ class Rows:
         assert len(self.blocked) <= sum(shard in self.ours for shard in KEYS.values()), "another relay's key is blocked"
 
     def has_rows(self, key: str) -> bool:
-        """Whether later events of the key must wait, in the eyes of one who sees everything."""
+        """Return True if later events of the key must wait, given the complete state."""
         return any(rows[key] > 0 for rows in (self.rows, self.collected, *(self.under_way or (0, Counter()))[1:]))
 
     def park(self) -> None:
@@ -291,7 +291,7 @@ class Rows:
         self.rows[key] = max(0, self.rows[key] - 1)
 
     def lose(self) -> None:
-        """Release a shard, behind its last settlement."""
+        """Release a shard after its last settlement."""
         if self.under_way is None and not self.collected.total() and self.ours:
             shard = self.random.choice(sorted(self.ours))
             self.ours.discard(shard)
@@ -312,7 +312,7 @@ class Rows:
             self.question = self.answer = None
 
     def calm_down(self) -> None:
-        """Everything is settled and finished; then a few questions more."""
+        """Settle and finish everything, then ask a few more questions."""
         self.take()
         for _ in range(100):
             self.settle()
@@ -322,7 +322,7 @@ class Rows:
 
 
 @pytest.mark.parametrize("batch", range(BATCHES))
-def test_no_key_with_rows_is_delivered_directly_and_none_is_blocked_for_ever(batch: int) -> None:
+def test_no_key_with_rows_is_delivered_directly_and_none_stays_blocked(batch: int) -> None:
     for seed in range(batch * SCHEDULES, (batch + 1) * SCHEDULES):
         rows = Rows(seed)
         for _ in range(150):
@@ -362,7 +362,7 @@ def test_keys_loaded_while_a_question_was_under_way_stay_blocked() -> None:
     assert "k" in blocked
 
 
-def test_every_key_has_its_turn_to_be_asked_about() -> None:
+def test_every_key_gets_its_turn_to_be_asked_about() -> None:
     blocked = Blocked()
     for n in range(5):
         blocked.touch(f"key-{n}", 0)
@@ -371,7 +371,7 @@ def test_every_key_has_its_turn_to_be_asked_about() -> None:
     assert Counter(asked) == {f"key-{n}": 2 for n in range(5)}
 
 
-def test_keys_of_shards_that_are_gone_are_forgotten() -> None:
+def test_keys_of_released_shards_are_forgotten() -> None:
     blocked = Blocked()
     blocked.touch("ours", 1)
     blocked.touch("theirs", 2)

@@ -1,0 +1,130 @@
+"""The English of the package: imperative docstrings, and no phrases that read as a translation."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "outbox_relay"
+UNDONE = ["settings", "sinks", "relay", "postgres", "service", "workbench"]
+"""Rooms whose prose is not yet rewritten; none of them may be added again."""
+IMPERATIVE_SHARE = 0.8
+
+HEADLESS = {"What", "Whatever", "Whether", "Who", "Whoever", "Which", "Where", "When", "How"}
+"""First words of a docstring that begins with a clause in place of a verb or a noun."""
+PHRASES = re.compile(
+    r"\b(anew|for ever|forever|whoever|nobody|goes on|stands|stood|so many|(is|are|was|were) told)\b"
+    r"|\bor nothing\b(?! to\b)|; nothing:|(?<!\bdo )(?<!\bdoes )\bnothing (when|if)\b",
+    re.IGNORECASE,
+)
+NO_VERB = re.compile(
+    r"A|All|An|And|Any|As|At|Because|Both|By|Can|Done|Each|Either|Every|Few|For|From|Had|Has|Have|If|In|Into|It|"
+    r"Its|Last|Least|Most|Neither|New|Next|No|None|Not|Nothing|Of|On|Once|One|Only|Or|Other|Our|Over|Same|"
+    r"Seconds|Such|That|The|Their|Then|There|These|They|This|Those|To|Too|Two|Under|Until|Up|Upon|Was|With|"
+    r"Without"
+)
+"""Capitalised first words that are not verbs, other than those that end in s."""
+CODE = re.compile(r"``[^`]*``|`[^`]*`")
+
+FSTRING_MIDDLE: int = getattr(tokenize, "FSTRING_MIDDLE", -1)
+"""The text of an f-string from Python 3.12 on; before, an f-string is one STRING."""
+
+Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+class Text(NamedTuple):
+    """A docstring, comment or string literal, and its place."""
+
+    where: str
+    text: str
+
+
+def modules(room: str) -> list[Path]:
+    """Return the modules of a room, which is a folder or one module."""
+    folder = PACKAGE / room
+    return sorted(folder.rglob("*.py")) if folder.is_dir() else [folder.with_suffix(".py")]
+
+
+def rooms() -> list[str]:
+    """Return the names of all rooms."""
+    modules_and_folders = [path for path in PACKAGE.iterdir() if path.suffix in ("", ".py")]
+    return sorted(path.stem for path in modules_and_folders if not path.name.startswith("__"))
+
+
+def done() -> list[str]:
+    """Return the rooms whose prose is checked."""
+    return [room for room in rooms() if room not in UNDONE]
+
+
+def docstrings(room: str) -> Iterator[tuple[Documented, Text]]:
+    """Yield every docstring of a room with the node it belongs to."""
+    for path in modules(room):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, Documented) and (text := ast.get_docstring(node)):
+                line = getattr(node, "lineno", 1)
+                yield node, Text(f"{path.relative_to(PACKAGE.parent)}:{line}", text)
+
+
+def written(room: str) -> Iterator[Text]:
+    """Yield every comment and string literal of a room, docstrings included."""
+    for path in modules(room):
+        for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
+            if token.type in (tokenize.COMMENT, tokenize.STRING) or token.type == FSTRING_MIDDLE:
+                yield Text(f"{path.relative_to(PACKAGE.parent)}:{token.start[0]}", token.string)
+
+
+def first_word(text: str) -> str:
+    """Return the first word of a docstring."""
+    return text.split(maxsplit=1)[0].rstrip(".,:;")
+
+
+def is_property(node: Documented) -> bool:
+    """Return True for a property, whose docstring is a noun phrase."""
+    if not isinstance(node, ast.FunctionDef):
+        return False
+    names = {getattr(each, "id", getattr(each, "attr", "")) for each in node.decorator_list}
+    return bool(names & {"property", "cached_property", "setter", "computed_field"})
+
+
+def is_imperative(text: str) -> bool:
+    """Return True if the first word may be a verb in the imperative."""
+    word = first_word(text)
+    return (
+        bool(re.fullmatch(r"[A-Z][a-z]+", word))
+        and word not in HEADLESS
+        and not word.endswith("s")
+        and not NO_VERB.fullmatch(word)
+    )
+
+
+@pytest.mark.parametrize("room", done())
+def test_no_docstring_begins_with_a_headless_clause(room: str) -> None:
+    assert [text for _, text in docstrings(room) if first_word(text.text) in HEADLESS] == []
+
+
+@pytest.mark.parametrize("room", done())
+def test_no_phrase_reads_as_a_translation(room: str) -> None:
+    found = [(text.where, phrase[0]) for text in written(room) for phrase in PHRASES.finditer(CODE.sub("", text.text))]
+    assert found == []
+
+
+@pytest.mark.parametrize("room", done())
+def test_docstrings_of_functions_are_imperative(room: str) -> None:
+    functions = [
+        text
+        for node, text in docstrings(room)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not is_property(node)
+    ]
+    others = [text for text in functions if not is_imperative(text.text)]
+    assert len(others) <= (1 - IMPERATIVE_SHARE) * len(functions), others
+
+
+def test_undone_rooms_exist() -> None:
+    assert set(UNDONE) <= set(rooms())
