@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from outbox_relay.domain.routing import Routes, like
+from outbox_relay.domain.routing import Routes, like_pattern
 from outbox_relay.postgres.store import Store
 
 EXACT_EVENTS = 10_000
@@ -43,7 +43,7 @@ async def status(store: Store) -> dict[str, Any]:
     ``unrouted`` are types of the newest ``NEWEST_EVENTS`` events that match no pattern. ``in_default_partition`` is the
     number of events, up to ``EXACT_EVENTS``, in the DEFAULT partition.
 
-    Raises ``Unusable`` or ``DatabaseLost``.
+    Raises ``DatabaseUnusable`` or ``DatabaseUnavailable``.
     """
     sinks = await store.named("status_sinks", {})
     missing = await store.missing_positions()
@@ -107,7 +107,7 @@ async def _sink(store: Store, sink: Any) -> dict[str, Any]:
 
 def _types(patterns: list[str]) -> list[str] | None:
     """Return ``patterns`` as SQL LIKE patterns, or None if they match every type."""
-    return None if "*" in patterns else [like(pattern) for pattern in patterns]
+    return None if "*" in patterns else [like_pattern(pattern) for pattern in patterns]
 
 
 async def _unrouted(store: Store, sinks: list[Any]) -> list[str]:

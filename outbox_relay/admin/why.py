@@ -23,7 +23,8 @@ async def why(store: Store, uid: UUID) -> dict[str, Any]:
 
     The other fields are described in docs/commands.md. No payload and no header value is read.
 
-    Raises ``NotFound`` if the event is neither in the log nor in ``delivery``, ``Unusable`` or ``DatabaseLost``.
+    Raises ``NotFound`` if the event is neither in the log nor in ``delivery``, ``DatabaseUnusable`` or
+    ``DatabaseUnavailable``.
     """
     rows = await store.named("why", {"uid": uid})
     if not rows:

@@ -12,7 +12,7 @@ from uuid import UUID
 from outbox_relay.cli.arguments import PAYLOAD_BYTES, header, text, uid
 from outbox_relay.cli.command import add_command, query
 from outbox_relay.cli.output import DONE
-from outbox_relay.domain.errors import Misconfigured
+from outbox_relay.domain.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from outbox_relay.postgres.store import Store
@@ -55,7 +55,7 @@ def _emit(arguments: argparse.Namespace) -> int:
 
     headers = dict(arguments.header)
     if len(headers) != len(arguments.header):
-        raise Misconfigured("--header: a name is given twice")
+        raise ConfigurationError("--header: a name is given twice")
     payload = _payload(arguments.payload)
     if arguments.content_type is None:
         _check_json(payload)
@@ -76,7 +76,7 @@ def _emit(arguments: argparse.Namespace) -> int:
 
 
 def _payload(name: str | None) -> bytes:
-    """Read a file, or stdin for ``-``, up to ``PAYLOAD_BYTES``. Raises ``Misconfigured``."""
+    """Read a file, or stdin for ``-``, up to ``PAYLOAD_BYTES``. Raises ``ConfigurationError``."""
     if name is None:
         return b"{}"
     try:
@@ -86,9 +86,9 @@ def _payload(name: str | None) -> bytes:
             with Path(name).open("rb") as file:
                 payload = file.read(PAYLOAD_BYTES + 1)
     except OSError as error:
-        raise Misconfigured(f"--payload {name}: {error.strerror}") from None
+        raise ConfigurationError(f"--payload {name}: {error.strerror}") from None
     if len(payload) > PAYLOAD_BYTES:
-        raise Misconfigured(f"--payload {name}: is larger than {PAYLOAD_BYTES} bytes")
+        raise ConfigurationError(f"--payload {name}: is larger than {PAYLOAD_BYTES} bytes")
     return payload
 
 
@@ -96,7 +96,7 @@ def _check_json(payload: bytes) -> None:
     try:
         json.loads(payload, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
-        raise Misconfigured("the payload is not JSON: name its type with --content-type, or correct it") from None
+        raise ConfigurationError("the payload is not JSON: name its type with --content-type, or correct it") from None
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -47,7 +47,7 @@ def add_command(
 
 
 def load_settings(arguments: argparse.Namespace) -> Settings:
-    """Return the settings from file, environment and options. Raises ``Misconfigured``."""
+    """Return the settings from file, environment and options. Raises ``ConfigurationError``."""
     from outbox_relay import settings
 
     return settings.load(arguments.config, os.environ, arguments.dsn)
@@ -64,7 +64,7 @@ def query(arguments: argparse.Namespace, ask: Callable[[Store], Awaitable[T]], *
 
     async def run() -> T:
         fit = migrations.fit if check_schema else None
-        async with admin.opened(database.dsn, pooler=database.pooler == "transaction", fit=fit) as store:
+        async with admin.connect(database.dsn, pooler=database.pooler == "transaction", fit=fit) as store:
             return await ask(store)
 
     return asyncio.run(run())

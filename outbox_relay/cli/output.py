@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 
-from outbox_relay.domain.errors import Misconfigured, NotFound, RelayError, Unusable
+from outbox_relay.domain.errors import ConfigurationError, DatabaseUnusable, NotFound, RelayError
 
 DONE, FAILED, USAGE, NOT_FOUND = 0, 1, 2, 3
 """Exit codes. A command with nothing to do is done."""
@@ -20,7 +20,7 @@ def exit_code(error: RelayError) -> int:
     match error:
         case NotFound():
             return NOT_FOUND
-        case Misconfigured() | Unusable():
+        case ConfigurationError() | DatabaseUnusable():
             return USAGE
         case _:
             return FAILED

@@ -12,7 +12,7 @@ from typing import Any
 
 from outbox_relay.cli.command import add_command, load_settings
 from outbox_relay.cli.output import DONE, FAILED, USAGE, exit_code, keep_libraries_quiet, say
-from outbox_relay.domain.errors import Misconfigured, RelayError
+from outbox_relay.domain.errors import ConfigurationError, RelayError
 
 HEALTH_SECONDS = 3.0
 """Longest wait for the answer of a running relay."""
@@ -43,7 +43,7 @@ def _check(arguments: argparse.Namespace) -> int:
         warnings += webhooks.unreadable(loaded)
         try:
             loaded.database.require_dsn()
-        except Misconfigured as error:
+        except ConfigurationError as error:
             warnings.append(str(error))
     for warning in warnings:
         say(f"warning: {warning}")
@@ -81,10 +81,10 @@ def _serve(arguments: argparse.Namespace) -> int:
 def _health(arguments: argparse.Namespace) -> int:
     address = load_settings(arguments).http.address
     if address is None:
-        raise Misconfigured('there is no listener to ask: set listen = "127.0.0.1:8080" in [http]')
+        raise ConfigurationError('there is no listener to ask: set listen = "127.0.0.1:8080" in [http]')
     host, port = address
     if port == 0:
-        raise Misconfigured("http.listen: port 0 means any free port, which cannot be asked: name a port")
+        raise ConfigurationError("http.listen: port 0 means any free port, which cannot be asked: name a port")
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - listens anywhere, asked at loopback
     try:
         status, body = _get(host, port, "/readyz")

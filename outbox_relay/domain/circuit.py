@@ -44,7 +44,7 @@ class Circuit:
         """``closed``, ``open`` or ``half-open``, as status shows it."""
         self.last_error: str | None = None
 
-    def admits(self, now: float) -> float:
+    def admission_delay(self, now: float) -> float:
         """Return 0.0 to admit an event in the current ``term``, else seconds to wait.
 
         An event admitted while the circuit is not closed is the probe. Its result must be reported by ``delivered``,

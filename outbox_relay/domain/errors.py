@@ -1,13 +1,13 @@
 """Every exception that the relay raises, in one tree.
 
     RelayError
-      Misconfigured          the file, the environment or the command line is wrong; exit code 2
-      Unusable               the database refuses the relay: password, rights, schema; exit code 2
+      ConfigurationError     the file, the environment or the command line is wrong; exit code 2
+      DatabaseUnusable       the database refuses the relay: password, rights, schema; exit code 2
         PositionsMissing     shards of a sink have no position, so it is unknown what was delivered
       NotFound               the named object does not exist; exit code 3
-      DatabaseLost           the database did not answer; the relay waits and starts a new session
+      DatabaseUnavailable    the database did not answer; the relay waits and starts a new session
       StatementFailed        one statement failed and its connection did not; only its caller is affected
-      StartAgain             the state in memory may be wrong: drop it and start from the stored positions
+      SessionReset           the state in memory may be wrong: drop it and start from the stored positions
         Reloaded             the routes of a sink were reloaded
         HandedOver           shards were given up while the destination is down
         LeaseLost            a fence found another owner or epoch of a shard
@@ -29,20 +29,20 @@ class RelayError(Exception):
     """The stable label under which session restarts caused by this exception are counted."""
 
 
-class Misconfigured(RelayError):
+class ConfigurationError(RelayError):
     """A wrong value in the file, the environment or the command line.
 
     The message names its place and the fix.
     """
 
 
-class Unusable(RelayError):
+class DatabaseUnusable(RelayError):
     """A refusal of the database that waiting does not fix: password, rights, schema."""
 
     reason = "database_refused"
 
 
-class PositionsMissing(Unusable):
+class PositionsMissing(DatabaseUnusable):
     """Shards without a position, of which it is unknown what was delivered.
 
     The message names the shards and the fix.
@@ -53,7 +53,7 @@ class NotFound(RelayError):
     """The object that the command names does not exist."""
 
 
-class DatabaseLost(RelayError):
+class DatabaseUnavailable(RelayError):
     """No answer of the database, or none in time.
 
     The statement may have taken effect.
@@ -80,7 +80,7 @@ class StatementFailed(RelayError):
         self.sqlstate = sqlstate
 
 
-class StartAgain(RelayError):
+class SessionReset(RelayError):
     """Possibly wrong state of a sink in memory.
 
     The session drops it and starts from the stored positions.
@@ -89,13 +89,13 @@ class StartAgain(RelayError):
     reason = "start_again"
 
 
-class Reloaded(StartAgain):
+class Reloaded(SessionReset):
     """New routes of the sink, with no event in flight; the next session uses them."""
 
     reason = "reload"
 
 
-class HandedOver(StartAgain):
+class HandedOver(SessionReset):
     """Shards given up while the destination is down.
 
     Events in flight cannot be settled.
@@ -104,13 +104,13 @@ class HandedOver(StartAgain):
     reason = "handed_over"
 
 
-class LeaseLost(StartAgain):
+class LeaseLost(SessionReset):
     """A settlement that was not written because a shard has another owner or epoch."""
 
     reason = "lease_lost"
 
 
-class IncarnationChanged(StartAgain):
+class IncarnationChanged(SessionReset):
     """A server that restarted, failed over or went back in time since the last tick."""
 
     reason = "incarnation"

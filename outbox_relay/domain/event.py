@@ -11,7 +11,7 @@ SHARDS = 64
 """Shards of every sink. An event's shard is a hash of its key, or of its uid if it has no key."""
 
 
-class Event(NamedTuple):
+class StoredEvent(NamedTuple):
     """One row of ``outbox.event``, in the column order of the reading functions.
 
     A tuple, because hundreds of thousands of these pass every second: it has no instance dict and cannot be changed.
@@ -32,17 +32,17 @@ class Event(NamedTuple):
     """Why the event cannot be delivered, or None. Its payload was not fetched, and it becomes a dead letter."""
 
 
-KEY = itemgetter(Event._fields.index("key"))
-PAYLOAD = itemgetter(Event._fields.index("payload"))
-HEADERS = itemgetter(Event._fields.index("headers"))
-FAULT = itemgetter(Event._fields.index("fault"))
-DELIVER_AT = itemgetter(Event._fields.index("deliver_at"))
+KEY = itemgetter(StoredEvent._fields.index("key"))
+PAYLOAD = itemgetter(StoredEvent._fields.index("payload"))
+HEADERS = itemgetter(StoredEvent._fields.index("headers"))
+FAULT = itemgetter(StoredEvent._fields.index("fault"))
+DELIVER_AT = itemgetter(StoredEvent._fields.index("deliver_at"))
 """Getters of one field for use with ``map``, which makes no frame per event."""
 MAX_CHARACTER_BYTES = 4
 """The longest encoding of a character in UTF-8."""
 
 
-def memory_bytes(events: Sequence[Event]) -> int:
+def memory_bytes(events: Sequence[StoredEvent]) -> int:
     """Return the size of payloads, keys and headers together.
 
     A character of a key or header counts as one byte.
@@ -50,17 +50,17 @@ def memory_bytes(events: Sequence[Event]) -> int:
     return _length(events, PAYLOAD) + _length(events, KEY) + _length(events, HEADERS)
 
 
-def most_wire_bytes(events: Sequence[Event]) -> int:
+def max_wire_bytes(events: Sequence[StoredEvent]) -> int:
     """Return an upper bound of the bytes that the database counted for ``events``."""
     texts = _length(events, KEY) + _length(events, HEADERS)
     return _length(events, PAYLOAD) + MAX_CHARACTER_BYTES * texts
 
 
-def _length(events: Sequence[Event], field: Callable[[Event], Sized | None]) -> int:
+def _length(events: Sequence[StoredEvent], field: Callable[[StoredEvent], Sized | None]) -> int:
     return sum(map(len, filter(None, map(field, events))))
 
 
-def looked_through(events: list[Event]) -> int | None:
+def pop_scan_end(events: list[StoredEvent]) -> int | None:
     """Remove the end row of an incomplete read, and return the last searched id.
 
     None if the read was complete or was cut only by its bounds. See ``outbox.read_late``.

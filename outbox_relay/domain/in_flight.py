@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 
-from outbox_relay.domain.event import Event, memory_bytes
+from outbox_relay.domain.event import StoredEvent, memory_bytes
 from outbox_relay.domain.window import Position, Tick, nothing_new
 
 
@@ -28,7 +28,7 @@ class Chunk:
 
     __slots__ = ("_done", "end", "events", "size", "start")
 
-    def __init__(self, events: Sequence[Event], start: Position, end: Position) -> None:
+    def __init__(self, events: Sequence[StoredEvent], start: Position, end: Position) -> None:
         self.events = events
         self.start = start
         self.end = end
@@ -65,7 +65,7 @@ class Chunk:
         return self.start.at(self.events[first - 1].id) if first else self.start
 
 
-class Reader:
+class ShardGroup:
     """Shards at the same position that are read together, and their unsettled chunks.
 
     ``position`` is the end of the last read. The end of each chunk is kept here and not in the chunk, which other
@@ -106,7 +106,7 @@ class Reader:
             self._settled = self._ends.popleft()
         return self.chunks[0].reached() if self.chunks else self._settled
 
-    def gaps(self) -> list[tuple[Chunk, int]]:
+    def unsettled_before_last_done(self) -> list[tuple[Chunk, int]]:
         """Return the events, as (chunk, index), that precede an event that is done."""
         chunks = list(self.chunks)
         while chunks and chunks[-1].last_done < 0:
@@ -124,27 +124,27 @@ class Reader:
         """True if no event of these shards is in flight."""
         return all(chunk.finished for chunk in self.chunks)
 
-    def split(self, leaving: Collection[int]) -> Reader:
+    def split(self, leaving: Collection[int]) -> ShardGroup:
         """Move ``leaving`` shards to a new group, and return it.
 
         It has the same position and chunks, and is not read further.
         """
-        other = Reader(self.shards & frozenset(leaving), self.position)
+        other = ShardGroup(self.shards & frozenset(leaving), self.position)
         other.chunks, other._ends = deque(self.chunks), deque(self._ends)
         other._settled = self._settled
         self.shards -= other.shards
         return other
 
-    def join(self, other: Reader) -> None:
-        """Add the shards of ``other``, which ``meets`` this group."""
+    def join(self, other: ShardGroup) -> None:
+        """Add the shards of ``other``, which ``can_join`` this group."""
         self.shards |= other.shards
 
-    def meets(self, other: Reader) -> bool:
+    def can_join(self, other: ShardGroup) -> bool:
         """Return True if both groups are idle at the same position between two windows."""
         return self.position == other.position and self.position.b is None and self.idle and other.idle
 
 
-class Blocked:
+class BlockedKeys:
     """The keys of one sink whose events must become rows.
 
     Each key has the number of the last settlement that touched it, from 1. ``touch`` assigns a key to the settlement

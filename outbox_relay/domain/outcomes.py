@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from outbox_relay.domain.retry import RetryPolicy, longer
+from outbox_relay.domain.retry import RetryPolicy, requested_delay
 
 LAST_ERROR_CHARS = 500
 """Longest reason stored with a delivery."""
@@ -140,7 +140,7 @@ def decide(attempts: int, verdict: Verdict, policy: RetryPolicy, noise: float) -
             counted = attempts + 1
             if counted >= policy.attempts:
                 return Dead(counted, clip(reason), status, attempt)
-            delay = max(policy.delay_seconds(counted, noise), longer(retry_after, policy, noise))
+            delay = max(policy.delay_seconds(counted, noise), requested_delay(retry_after, policy, noise))
             return Retry(delay, counted, clip(reason), status, attempt)
 
 
@@ -149,7 +149,7 @@ def _wait(attempts: int, verdict: Unavailable, policy: RetryPolicy, noise: float
 
     The event becomes a waiting row if only a part of the destination fails, and keeps its place otherwise.
     """
-    delay = longer(verdict.retry_after_seconds, policy, noise)
+    delay = requested_delay(verdict.retry_after_seconds, policy, noise)
     if verdict.part is None and not verdict.behind:
         return StandStill(clip(verdict.reason), verdict.status, delay or None, verdict.attempt)
     return Retry(delay or policy.base_seconds, attempts, clip(verdict.reason), verdict.status, verdict.attempt)

@@ -29,6 +29,6 @@ class RetryPolicy:
         return min(self.base_seconds * 2.0**doublings, self.max_seconds) * (1.0 + self.jitter * noise)
 
 
-def longer(seconds: float | None, policy: RetryPolicy, noise: float) -> float:
+def requested_delay(seconds: float | None, policy: RetryPolicy, noise: float) -> float:
     """Return a requested delay, lengthened by jitter; 0.0 if none was requested."""
     return (seconds or 0.0) * (1.0 + policy.jitter * abs(noise))

@@ -54,7 +54,7 @@ def matches(pattern: str, event_type: str) -> bool:
     return True
 
 
-def like(pattern: str) -> str:
+def like_pattern(pattern: str) -> str:
     r"""Return ``pattern`` for SQL's ``LIKE`` with the default escape character ``\``."""
     return _LIKE_SPECIAL.sub(r"\\\g<0>", pattern).replace("*", "%")
 

@@ -94,7 +94,7 @@ class Position(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class WindowSlice:
     """A slice of a window for one read: ids in (``after``, ``upto``].
 
     A ``late`` slice is searched by the xids of latecomers, any other by id. The ``last`` slice completes the window.
@@ -106,17 +106,17 @@ class Part:
     last: bool
 
 
-FOR_EVER = 2**63 - 1
+MAX_ID = 2**63 - 1
 """The greatest id."""
-MOST_CUTS = 8
+MAX_REDUCTIONS = 8
 """Reductions to a quarter until a read asks for one id and one event."""
-LAST_TRIES = 3
+MAX_SINGLE_EVENT_FAILURES = 3
 """Consecutive failed reads of a single event after which the event counts as the reason."""
 SUCCESSES = 4
 """Consecutive successful reads after which the step grows."""
 
 
-class Steps:
+class ScanStep:
     """The size of the next read.
 
     Each failure reduces it to a quarter; several successes let it grow again.
@@ -128,14 +128,14 @@ class Steps:
         self._failures = 0
         self._successes = 0
 
-    def of(self, most: int) -> int:
+    def limit(self, most: int) -> int:
         """Return the limit of the next read, from 1 to the regular limit ``most``."""
-        return max(1, most >> 2 * min(self._failures, MOST_CUTS))
+        return max(1, most >> 2 * min(self._failures, MAX_REDUCTIONS))
 
     @property
     def exhausted(self) -> bool:
         """True after repeated failed reads of a single event."""
-        return self._failures >= MOST_CUTS + LAST_TRIES
+        return self._failures >= MAX_REDUCTIONS + MAX_SINGLE_EVENT_FAILURES
 
     def failed(self) -> None:
         """Reduce the size after a failed read."""
@@ -145,16 +145,16 @@ class Steps:
     def succeeded(self) -> None:
         """Count a successful read, and grow again after several."""
         if self._failures:
-            self._failures = min(self._failures, MOST_CUTS)
+            self._failures = min(self._failures, MAX_REDUCTIONS)
             self._successes = (self._successes + 1) % SUCCESSES
             self._failures -= not self._successes
 
 
-def part(position: Position, max_ids: int, floor: int = 0, newest: int = 0) -> Part:
+def next_slice(position: Position, max_ids: int, floor: int = 0, newest: int = 0) -> WindowSlice:
     """Return the next slice of the position's window.
 
     Latecomers up to ``A.seq`` are one slice: a read of them is bounded by the events it finds, and reports its end
-    (``event.looked_through``). The rest is cut into slices of at most ``max_ids`` ids.
+    (``event.pop_scan_end``). The rest is cut into slices of at most ``max_ids`` ids.
 
     The last slice has no upper end. Between the two reads of B an emit may have taken an id above ``B.seq`` and
     committed, which makes it visible in B. ``newest`` is the ``seq`` of a later tick, or 0. Ids above ``B.seq`` are cut
@@ -168,15 +168,15 @@ def part(position: Position, max_ids: int, floor: int = 0, newest: int = 0) -> P
     old = b.snapshot == EVERYTHING
     first = last if old else max(last, floor)
     if first < a.seq and a.has_pending:
-        return Part(late=True, after=first, upto=a.seq, last=False)
+        return WindowSlice(late=True, after=first, upto=a.seq, last=False)
     after = max(last, a.seq)
     upto = after + max_ids
     if upto < (b.seq if old else max(b.seq, newest)):
-        return Part(False, after, upto, False)
-    return Part(False, after, b.seq if old else FOR_EVER, True)
+        return WindowSlice(False, after, upto, False)
+    return WindowSlice(False, after, b.seq if old else MAX_ID, True)
 
 
-def read(position: Position, piece: Part) -> Position:
+def position_after(position: Position, piece: WindowSlice) -> Position:
     """Return the position after a slice of its window has been read completely."""
     return position.closed() if piece.last else position.at(piece.upto)
 

@@ -15,7 +15,7 @@ import json
 import re
 from datetime import UTC
 
-from outbox_relay.domain.event import Event
+from outbox_relay.domain.event import StoredEvent
 from outbox_relay.formats.headers import own_headers
 
 CONTENT_TYPE = "application/cloudevents+json; charset=utf-8"
@@ -28,7 +28,7 @@ _PRINTABLE = re.compile(r"[ -~]+")
 _JSON_TYPE = re.compile(r"\s*[^\s/;]+/(?:[^\s/;]+\+)?json\s*(?:;.*)?", re.IGNORECASE)
 
 
-def attributes(event: Event, source: str) -> dict[str, str]:
+def attributes(event: StoredEvent, source: str) -> dict[str, str]:
     """Return the attributes of ``event`` except ``datacontenttype``.
 
     ``source`` is a URI reference to the origin of the events. ``time`` is the time of the emit, in RFC 3339 and UTC.
@@ -49,7 +49,7 @@ def attributes(event: Event, source: str) -> dict[str, str]:
     return found
 
 
-def structured(event: Event, source: str) -> bytes:
+def structured(event: StoredEvent, source: str) -> bytes:
     """Return the event and its payload as JSON in UTF-8, of type ``CONTENT_TYPE``.
 
     A payload that is declared as JSON and is valid becomes ``data``, byte for byte; any other becomes ``data_base64``.
@@ -66,7 +66,7 @@ def structured(event: Event, source: str) -> bytes:
     return head[:-1].encode() + b',"' + member + b'":' + data + b"}"
 
 
-def _is_json(event: Event) -> bool:
+def _is_json(event: StoredEvent) -> bool:
     """Return True if the payload is declared as JSON and is valid JSON.
 
     The declaration alone is not reliable, since emit does not check raw bytes.

@@ -9,7 +9,7 @@ _STRINGS: frozenset[type] = frozenset((str,))
 
 
 def own_headers(text: str | None) -> list[tuple[str, str]]:
-    """Return the headers in ``text``, a value of ``Event.headers``; empty for None.
+    """Return the headers in ``text``, a value of ``StoredEvent.headers``; empty for None.
 
     Raises ValueError, without repeating a header, if ``text`` is not a JSON object of strings.
     """

@@ -25,7 +25,7 @@ Sign = Callable[[bytes], bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class SigningKey:
     """A signing key with an optional end. Its repr shows only its version and end."""
 
     version: str
@@ -36,7 +36,7 @@ class Key:
     """The unix time, in seconds, from which the key no longer signs, or None."""
 
 
-def key(secret: str, until: datetime | None = None) -> Key:
+def parse_key(secret: str, until: datetime | None = None) -> SigningKey:
     """Return the key in ``secret``, which signs until ``until``.
 
     A symmetric key is ``whsec_`` and the base64 of 24 to 64 bytes. An asymmetric one is ``whsk_`` and the base64 of 32
@@ -46,9 +46,9 @@ def key(secret: str, until: datetime | None = None) -> Key:
     """
     end = None if until is None else until.timestamp()
     if secret.startswith(SYMMETRIC):
-        return Key("v1", _hmac(_decoded(secret, SYMMETRIC)), end)
+        return SigningKey("v1", _hmac(_decoded(secret, SYMMETRIC)), end)
     if secret.startswith(ASYMMETRIC):
-        return Key("v1a", _ed25519(_decoded(secret, ASYMMETRIC)), end)
+        return SigningKey("v1a", _ed25519(_decoded(secret, ASYMMETRIC)), end)
     raise ValueError(f"should be {SYMMETRIC} followed by the base64 of {KEY_BYTES[0]} to {KEY_BYTES[1]} random bytes")
 
 
@@ -85,12 +85,12 @@ def _ed25519(secret: bytes) -> Sign:
     return private.sign
 
 
-def signing(keys: Sequence[Key], now: float) -> list[Key]:
+def active_keys(keys: Sequence[SigningKey], now: float) -> list[SigningKey]:
     """Return the keys that sign at ``now``, a unix time in seconds, in their order."""
     return [found for found in keys if found.until is None or now < found.until]
 
 
-def header(keys: Sequence[Key], uid: str, timestamp: int, body: bytes) -> str:
+def signature_header(keys: Sequence[SigningKey], uid: str, timestamp: int, body: bytes) -> str:
     """Return the value of ``webhook-signature``: a signature by each key.
 
     ``timestamp``, in whole unix seconds, is the value of ``webhook-timestamp``, and ``uid`` that of ``webhook-id``.

@@ -66,7 +66,7 @@ class TopicTemplate:
         return "".join(piece for _, piece in takewhile(lambda part: not part[0], self._parts))
 
     @property
-    def joined(self) -> tuple[str, str] | None:
+    def ambiguous_fields(self) -> tuple[str, str] | None:
         """Two fields whose different values can make the same topic, or None.
 
         The literal text between two fields may also occur in their values.

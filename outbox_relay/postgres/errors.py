@@ -7,7 +7,13 @@ from typing import Final
 
 import psycopg
 
-from outbox_relay.domain.errors import DatabaseLost, IncarnationChanged, RelayError, StatementFailed, Unusable
+from outbox_relay.domain.errors import (
+    DatabaseUnavailable,
+    DatabaseUnusable,
+    IncarnationChanged,
+    RelayError,
+    StatementFailed,
+)
 
 ANOTHER_SERVER: Final = "OR001"
 """The SQLSTATE with which ``outbox.only_at`` refuses a statement."""
@@ -89,7 +95,7 @@ def encoding_fault(info: psycopg.ConnectionInfo) -> str | None:
 
 
 def explain(error: psycopg.Error) -> RelayError:
-    """Return ``DatabaseLost`` for what passes by itself, ``Unusable`` for what a person must mend.
+    """Return ``DatabaseUnavailable`` for what passes by itself, ``DatabaseUnusable`` for what a person must mend.
 
     ``IncarnationChanged`` for what another server than the caller's refused.
     psycopg's own text may hold rows, passwords or whole DSNs: of what the server answered only the primary message
@@ -100,8 +106,8 @@ def explain(error: psycopg.Error) -> RelayError:
     if isinstance(error, psycopg.OperationalError):
         return _not_connected(error)
     if isinstance(error, psycopg.ProgrammingError) and not UNSENT.search(str(error)):
-        return Unusable(MALFORMED)
-    return DatabaseLost(f"the database could not be asked ({type(error).__name__})")
+        return DatabaseUnusable(MALFORMED)
+    return DatabaseUnavailable(f"the database could not be asked ({type(error).__name__})")
 
 
 def explain_statement(error: Exception, name: str) -> RelayError:
@@ -118,7 +124,7 @@ def explain_statement(error: Exception, name: str) -> RelayError:
     ended = state.startswith(LOST) or error.diag.severity_nonlocalized in ("FATAL", "PANIC")
     if ended or standby or isinstance(explained, IncarnationChanged):
         return explained
-    if isinstance(explained, DatabaseLost) or state.startswith(FAILING):
+    if isinstance(explained, DatabaseUnavailable) or state.startswith(FAILING):
         quoted = "" if state.startswith(QUOTING) else f": {said}"
         return StatementFailed(f"the database ended statement {name} ({state}){quoted}", state)
     return explained
@@ -129,26 +135,28 @@ def _answered(state: str, said: str) -> RelayError:
         return IncarnationChanged(said)
     mending = MENDING.get(state) or MENDING.get(state[:2])
     if mending:
-        return Unusable(f"the database says: {said} ({state}): {mending}")
+        return DatabaseUnusable(f"the database says: {said} ({state}): {mending}")
     if state.startswith(PASSING):
-        return DatabaseLost(f"the database says: {said} ({state})")
-    return Unusable(f"the database refused a statement ({state})" + ("" if state.startswith(QUOTING) else f": {said}"))
+        return DatabaseUnavailable(f"the database says: {said} ({state})")
+    return DatabaseUnusable(
+        f"the database refused a statement ({state})" + ("" if state.startswith(QUOTING) else f": {said}")
+    )
 
 
 def _not_connected(error: psycopg.OperationalError) -> RelayError:
     text = str(error)
     where = _where(error)
     if error.pgconn is not None and error.pgconn.needs_password:
-        return Unusable(f"the database{where} wants a password and the DSN has none: {MENDING['28']}")
+        return DatabaseUnusable(f"the database{where} wants a password and the DSN has none: {MENDING['28']}")
     if fatal := SERVER_SAID.search(text):
         for state, said in REFUSALS.items():
             if said.search(fatal[1]):
-                return Unusable(f"the database{where} says: {fatal[1]}: {_mending(state)}")
-        return DatabaseLost(f"the database{where} says: {fatal[1]}")
+                return DatabaseUnusable(f"the database{where} says: {fatal[1]}: {_mending(state)}")
+        return DatabaseUnavailable(f"the database{where} says: {fatal[1]}")
     if MISREAD.search(text):
-        return Unusable(MALFORMED)
+        return DatabaseUnusable(MALFORMED)
     reason = next((reason for reason in REASONS if reason in text), "for a reason that may hold a secret")
-    return DatabaseLost(f"no connection to the database{where}: {reason}")
+    return DatabaseUnavailable(f"no connection to the database{where}: {reason}")
 
 
 def _mending(state: str) -> str:

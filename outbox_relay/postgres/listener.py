@@ -11,16 +11,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import psycopg
 from psycopg import AsyncConnection
 
-from outbox_relay.domain.cancelling import heeded
-from outbox_relay.domain.errors import DatabaseLost, RelayError
-from outbox_relay.domain.log import Log
+from outbox_relay.domain.cancellation import propagate_cancellation
+from outbox_relay.domain.errors import DatabaseUnavailable, RelayError
 from outbox_relay.postgres.connection import direct, fix_settings, place
 from outbox_relay.postgres.errors import explain
+
+if TYPE_CHECKING:
+    from structlog.stdlib import BoundLogger
 
 LOCK = (1869967971, 1)
 """The pair of keys of the sleepers' advisory lock, as ``outbox.emit_raw`` has them."""
@@ -60,7 +62,7 @@ class Wakeup:
         self,
         dsn: Callable[[], str] | None,
         here: Callable[[], Awaitable[Place]] | None = None,
-        log: Log | None = None,
+        log: BoundLogger | None = None,
     ) -> None:
         self._dsn = dsn
         self._here = here
@@ -83,7 +85,7 @@ class Wakeup:
         if self._dsn is None or (self._connection is None and time.monotonic() < self._again_at):
             return False
         try:
-            with heeded():
+            with propagate_cancellation():
                 async with asyncio.timeout(ANSWER_SECONDS):
                     await self._say_asleep(self._dsn())
         except (psycopg.Error, TimeoutError, RelayError):
@@ -165,7 +167,7 @@ class Wakeup:
 
 
 async def listens_at(dsn: str) -> Place:
-    """Return the place that ``dsn`` leads to. Raises ``DatabaseLost`` or ``Unusable``."""
+    """Return the place that ``dsn`` leads to. Raises ``DatabaseUnavailable`` or ``DatabaseUnusable``."""
     try:
         async with asyncio.timeout(2 * ANSWER_SECONDS):
             async with await AsyncConnection.connect(
@@ -173,7 +175,7 @@ async def listens_at(dsn: str) -> Place:
             ) as connection:
                 return await place(connection)
     except TimeoutError:
-        raise DatabaseLost(f"the database did not answer within {2 * ANSWER_SECONDS:g} s") from None
+        raise DatabaseUnavailable(f"the database did not answer within {2 * ANSWER_SECONDS:g} s") from None
     except psycopg.Error as error:
         raise explain(error) from None
 

@@ -20,7 +20,7 @@ from psycopg import errors, sql
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import tuple_row
 
-from outbox_relay.domain.errors import DatabaseLost, RelayError, Unusable
+from outbox_relay.domain.errors import DatabaseUnavailable, DatabaseUnusable, RelayError
 from outbox_relay.postgres.errors import encoding_fault, explain
 
 LOCK_SECONDS: Final = 5
@@ -87,7 +87,7 @@ class Outcome:
 
 
 def migrations(folder: Path) -> tuple[Migration, ...]:
-    """The migrations in a folder, in order. Raises ``Unusable`` when one is missing in the row."""
+    """The migrations in a folder, in order. Raises ``DatabaseUnusable`` when one is missing in the row."""
     found: list[Migration] = []
     for path in sorted(path for path in folder.glob("*.sql") if _FILE.fullmatch(path.name)):
         text = path.read_text(encoding="utf-8")
@@ -95,7 +95,7 @@ def migrations(folder: Path) -> tuple[Migration, ...]:
         least = int(said[1]) if said else found[-1].min_relay if found else 1
         found.append(Migration(int(path.name[:4]), path.stem, least, text))
     if [step.version for step in found] != list(range(1, len(found) + 1)) or not found:
-        raise Unusable(f"{folder} does not have every migration from 0001 on: install outbox-relay again")
+        raise DatabaseUnusable(f"{folder} does not have every migration from 0001 on: install outbox-relay again")
     return tuple(found)
 
 
@@ -131,8 +131,8 @@ def migrate(
     With ``debezium`` the functions that adopt an outbox table of Debezium's are made or replaced, and
     ``max_payload_bytes`` becomes the ceiling of payloads. All in one transaction, and nothing at all on a schema that
     is newer. Roles that were granted before keep what they need; what any other role holds in the schema is taken back,
-    and named in the notes. Raises ``Unusable`` for what must be mended first, rights, roles and the database's encoding
-    among them, and ``DatabaseLost`` when the database cannot be asked or a lock is held for too long.
+    and named in the notes. Raises ``DatabaseUnusable`` for what must be mended first, rights, roles and the database's
+    encoding among them, and ``DatabaseUnavailable`` when the database cannot be asked or a lock is held for too long.
     """
     wanted = _Wanted(tuple(_grants(grant_emit, grant_relay)), debezium, _checked(max_payload_bytes))
     steps = migrations(folder)
@@ -140,12 +140,12 @@ def migrate(
     try:
         with _connect(dsn) as connection:
             if problem := encoding_fault(connection.info):
-                raise Unusable(problem)
+                raise DatabaseUnusable(problem)
             connection.add_notice_handler(lambda notice: _note(notice, notes))
             try:
                 return _in_turn(connection, steps, wanted, folder, notes)
             except errors.LockNotAvailable:
-                raise DatabaseLost(_locked(connection)) from None
+                raise DatabaseUnavailable(_locked(connection)) from None
     except psycopg.Error as error:
         raise _explain(error) from None
 
@@ -248,7 +248,9 @@ def _record(kind: str, role: str) -> str:
 
 def _checked(max_payload_bytes: int | None) -> int | None:
     if max_payload_bytes is not None and not PAYLOAD_LEAST <= max_payload_bytes <= PAYLOAD_MOST:
-        raise Unusable(f"the ceiling of payloads must be {PAYLOAD_LEAST} to {PAYLOAD_MOST} bytes: {max_payload_bytes}")
+        raise DatabaseUnusable(
+            f"the ceiling of payloads must be {PAYLOAD_LEAST} to {PAYLOAD_MOST} bytes: {max_payload_bytes}"
+        )
     return max_payload_bytes
 
 
@@ -262,7 +264,8 @@ def _ceiling(most: int) -> str:
 def rebase(dsn: str) -> int:
     """Make a log whose numbers are another server's relayable again (``outbox.rebase``); returns the floor.
 
-    For after a restore, or a move to another cluster. Raises ``Unusable`` while relays run, and as ``migrate`` does.
+    For after a restore, or a move to another cluster. Raises ``DatabaseUnusable`` while relays run, and as ``migrate``
+    does.
     """
     try:
         with _connect(dsn) as connection, connection.transaction():
@@ -271,9 +274,9 @@ def rebase(dsn: str) -> int:
             rows = connection.execute("select outbox.rebase()").fetchall()
             return rows[0][0]
     except errors.LockNotAvailable:
-        raise DatabaseLost("applications or relays use the log: stop them, then rebase") from None
+        raise DatabaseUnavailable("applications or relays use the log: stop them, then rebase") from None
     except errors.ObjectInUse as error:
-        raise Unusable(f"{error.diag.message_primary}. {error.diag.message_hint}") from None
+        raise DatabaseUnusable(f"{error.diag.message_primary}. {error.diag.message_hint}") from None
     except psycopg.Error as error:
         raise _explain(error) from None
 
@@ -343,7 +346,7 @@ def _apply(
     newest = steps[-1].version
     if before > newest:
         if problem := fit(before, min_relay, ours=newest):
-            raise Unusable(problem)
+            raise DatabaseUnusable(problem)
         return Outcome(before, before, notes=_left_out(wanted))
     missing = [step for step in steps if step.version > before]
     for step in missing:
@@ -374,14 +377,19 @@ def _left_out(wanted: _Wanted) -> tuple[str, ...]:
 
 
 def _found(connection: psycopg.Connection[tuple[Any, ...]]) -> tuple[int, int]:
-    """The schema's version and its oldest relay; 0 and 0 without one. Raises ``Unusable`` if it is somebody else's."""
+    """The schema's version and its oldest relay; 0 and 0 without one.
+
+    Raises ``DatabaseUnusable`` if it is somebody else's.
+    """
     exists, ours = connection.execute(
         "select to_regnamespace('outbox') is not null, to_regclass('outbox.meta') is not null"
     ).fetchone() or (False, False)
     if not exists:
         return 0, 0
     if not ours:
-        raise Unusable("there is a schema outbox in this database that is not outbox-relay's: rename it or drop it")
+        raise DatabaseUnusable(
+            "there is a schema outbox in this database that is not outbox-relay's: rename it or drop it"
+        )
     row = connection.execute("select schema_version, min_relay from outbox.meta").fetchone()
     return row or (0, 0)
 
@@ -390,7 +398,7 @@ def _recorded(connection: psycopg.Connection[tuple[Any, ...]], kind: str, role: 
     try:
         connection.execute(_record(kind, role).encode())
     except errors.UndefinedObject:
-        raise Unusable(f'role "{role}" does not exist: create it first; nothing was changed') from None
+        raise DatabaseUnusable(f'role "{role}" does not exist: create it first; nothing was changed') from None
 
 
 def _note(notice: errors.Diagnostic, notes: list[str]) -> None:
@@ -400,7 +408,7 @@ def _note(notice: errors.Diagnostic, notes: list[str]) -> None:
 
 def _explain(error: psycopg.Error) -> RelayError:
     if error.sqlstate == errors.InsufficientPrivilege.sqlstate:
-        return Unusable(
+        return DatabaseUnusable(
             f"the database says: {error.diag.message_primary} ({error.sqlstate}): run migrate as the owner of schema "
             "outbox or, to create it, as a role that may create schemas in this database, its owner for example"
         )

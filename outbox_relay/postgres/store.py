@@ -23,18 +23,18 @@ from psycopg.pq import ConnStatus, TransactionStatus
 from psycopg.rows import AsyncRowFactory, namedtuple_row, tuple_row
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
-from outbox_relay.domain.cancelling import heeded
+from outbox_relay.domain.cancellation import propagate_cancellation
 from outbox_relay.domain.errors import (
-    DatabaseLost,
+    DatabaseUnavailable,
+    DatabaseUnusable,
     IncarnationChanged,
     LeaseLost,
     PositionsMissing,
     StatementFailed,
-    Unusable,
 )
-from outbox_relay.domain.event import Event
+from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import Attempt, printable
-from outbox_relay.domain.window import FOR_EVER, Position, Tick
+from outbox_relay.domain.window import MAX_ID, Position, Tick
 from outbox_relay.postgres.connection import Connection, direct, fix_settings, place
 from outbox_relay.postgres.connection_slots import TICKS, ConnectionSlots, caller
 from outbox_relay.postgres.errors import encoding_fault, explain, explain_statement
@@ -140,7 +140,7 @@ class ClaimedRow(NamedTuple):
     ``ordered``: it takes part in the order of its key, and rows behind it wait for it.
     """
 
-    event: Event
+    event: StoredEvent
     ordered: bool
     attempts: int
     claims: int
@@ -174,17 +174,19 @@ def statements() -> dict[str, LiteralString]:
     }
 
 
-def event_row(_cursor: AsyncCursor[Any]) -> Callable[[Sequence[Any]], Event]:
-    """Row factory: columns in the order of ``Event``. Called for every event: a partial is one call without a frame."""
-    return partial(cast(Any, tuple).__new__, Event)
+def event_row(_cursor: AsyncCursor[Any]) -> Callable[[Sequence[Any]], StoredEvent]:
+    """Row factory: columns in the order of ``StoredEvent``. Called for every event: a partial is one call without a
+    frame.
+    """
+    return partial(cast(Any, tuple).__new__, StoredEvent)
 
 
 class Store:
     """A bounded pool of connections and the statements of the relay.
 
-    Raises ``DatabaseLost`` when a connection was lost with a statement: whether it took effect is then unknown. Raises
-    ``StatementFailed`` when the statement failed and its connection did not, which concerns the caller alone, and
-    ``Unusable`` for what waiting does not mend.
+    Raises ``DatabaseUnavailable`` when a connection was lost with a statement: whether it took effect is then unknown.
+    Raises ``StatementFailed`` when the statement failed and its connection did not, which concerns the caller alone,
+    and ``DatabaseUnusable`` for what waiting does not mend.
 
     ``server`` is the incarnation of the server that the caller's ticks are from: any other refuses the statement,
     with ``IncarnationChanged``. Nothing: whichever answers.
@@ -218,9 +220,9 @@ class Store:
                 finally:
                     await connection.close()
         except TimeoutError:
-            raise DatabaseLost(f"the database did not answer within {CONNECT_SECONDS * 2} s") from None
+            raise DatabaseUnavailable(f"the database did not answer within {CONNECT_SECONDS * 2} s") from None
         if problem:
-            raise Unusable(problem)
+            raise DatabaseUnusable(problem)
         self._pool = AsyncConnectionPool(
             connection_class=Connection,
             conninfo=self._conninfo,
@@ -269,7 +271,7 @@ class Store:
                 self._judge(await cursor.fetchall())
         except psycopg.Error as error:
             short = TOO_SHORT.get(error.sqlstate or "") if self._pooler else None
-            raise (Unusable(complaint([short])) if short else explain(error)) from None
+            raise (DatabaseUnusable(complaint([short])) if short else explain(error)) from None
 
     async def _configure(self, connection: Connection) -> None:
         connection.prepare_threshold = self._prepare_after
@@ -285,10 +287,10 @@ class Store:
     async def _connection(self, deadline: float, name: str = "transaction") -> AsyncGenerator[AsyncConnection[Any]]:
         """Lend a connection for at most ``deadline`` seconds, after at most as long a wait for a free slot."""
         if self._pool is None:
-            raise DatabaseLost("there is no connection to the database")
+            raise DatabaseUnavailable("there is no connection to the database")
         lent = alive = False
         try:
-            with heeded():
+            with propagate_cancellation():
                 async with (
                     self._slots.taken(TICKS if name in ("tick", "arm") else caller.get(), name, deadline),
                     asyncio.timeout(deadline),
@@ -301,14 +303,16 @@ class Store:
                         alive = _alive(connection)
                         raise
         except (PoolTimeout, PoolClosed):
-            raise DatabaseLost("no connection to the database could be had") from None
+            raise DatabaseUnavailable("no connection to the database could be had") from None
         except TimeoutError:
             self.connection_losses += lent and not alive
             said = f"the database did not answer within {deadline:g} s"
-            raise StatementFailed(f"{said}: statement {name}", OUT_OF_TIME) if alive else DatabaseLost(said) from None
+            raise (
+                StatementFailed(f"{said}: statement {name}", OUT_OF_TIME) if alive else DatabaseUnavailable(said)
+            ) from None
         except psycopg.Error as error:
             explained = explain_statement(error, name) if alive else explain(error)
-            self.connection_losses += isinstance(explained, DatabaseLost | IncarnationChanged)
+            self.connection_losses += isinstance(explained, DatabaseUnavailable | IncarnationChanged)
             raise explained from None
 
     async def _rows(
@@ -346,7 +350,7 @@ class Store:
     # -- what the schema and the server are ---------------------------------------------------------------
 
     async def check_session(self) -> None:
-        """Raise ``Unusable`` when a session behind a pooler has settings that the relay cannot work with.
+        """Raise ``DatabaseUnusable`` when a session behind a pooler has settings that the relay cannot work with.
 
         A direct connection sets them itself.
         """
@@ -357,11 +361,11 @@ class Store:
         except StatementFailed as error:
             if (short := TOO_SHORT.get(error.sqlstate or "")) is None:
                 raise
-            raise Unusable(complaint([short])) from None
+            raise DatabaseUnusable(complaint([short])) from None
 
     def _judge(self, found: Sequence[Any]) -> None:
         if wrong := misfits(found):
-            raise Unusable(complaint(wrong))
+            raise DatabaseUnusable(complaint(wrong))
 
     async def place(self) -> tuple[int, int]:
         """Return what tells this database from all others: the cluster's system identifier, the database's oid."""
@@ -384,17 +388,17 @@ class Store:
     async def floor(self) -> int:
         """The floor of the numbering (see ``outbox.rebase``).
 
-        Raises ``Unusable`` when the log comes from another cluster, or ids or xids are stored that the server has not
-        given out yet.
+        Raises ``DatabaseUnusable`` when the log comes from another cluster, or ids or xids are stored that the server
+        has not given out yet.
         """
         [(floor, ids_ahead, highest_xid, elsewhere)] = await self._rows("sane", {})
         if elsewhere:
-            raise Unusable(
+            raise DatabaseUnusable(
                 "the log comes from another cluster, as after a restore, a move or pg_upgrade: stop every relay, then "
                 "run outbox-relay rebase"
             )
         if ids_ahead or highest_xid > (await self.tick()).tick.next_xid:
-            raise Unusable(
+            raise DatabaseUnusable(
                 "the log holds ids or transaction numbers that this server has not given out yet, as after a restore "
                 "into another cluster: stop every relay, then run outbox-relay rebase"
             )
@@ -421,7 +425,7 @@ class Store:
         *,
         most_payload: int | None = None,
         server: str | None = None,
-    ) -> list[Event]:
+    ) -> list[StoredEvent]:
         """Events of the window from ``a`` to ``b`` with ids in (``after``, ``upto``] above ``a.seq``, in id order.
 
         At most ``rows``, and no more after ``payload_bytes``. ``types`` are SQL LIKE patterns.
@@ -459,10 +463,10 @@ class Store:
         *,
         most_payload: int | None = None,
         server: str | None = None,
-    ) -> list[Event]:
+    ) -> list[StoredEvent]:
         """The latecomers of the window from ``a`` to ``b``, otherwise as ``read_rest``.
 
-        With ``most_payload`` the read may be incomplete: see ``event.looked_through``.
+        With ``most_payload`` the read may be incomplete: see ``event.pop_scan_end``.
         """
         return await self._rows(
             "read_late",
@@ -690,7 +694,7 @@ class Store:
         }
         claimed = await self._rows("claim_rows", parameters)
         claimed.sort(key=lambda row: row[0])
-        return [ClaimedRow._make((Event(*row[:-3]), *row[-3:], lease)) for row in claimed]
+        return [ClaimedRow._make((StoredEvent(*row[:-3]), *row[-3:], lease)) for row in claimed]
 
     async def row_payload(self, sink: str, event_id: int, lease: UUID) -> tuple[bytes | None, str | None] | None:
         """Return the payload of a row that is under ``lease``, or why it is above the ceiling of the schema.
@@ -801,7 +805,7 @@ def _positions(positions: Mapping[int, tuple[int, Position]]) -> dict[str, Any]:
         "b_seqs": [p.b.seq if p.b else None for p in at],
         "b_snapshots": [p.b.snapshot if p.b else None for p in at],
         "b_nexts": [p.b.next_xid if p.b else None for p in at],
-        "lasts": [min(p.last, FOR_EVER) for p in at],
+        "lasts": [min(p.last, MAX_ID) for p in at],
     }
 
 

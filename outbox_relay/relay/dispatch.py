@@ -16,8 +16,8 @@ from itertools import chain, islice
 from typing import NamedTuple, Protocol
 from uuid import UUID, uuid4
 
-from outbox_relay.domain.errors import LeaseLost, StartAgain
-from outbox_relay.domain.event import DELIVER_AT, FAULT, Event
+from outbox_relay.domain.errors import LeaseLost, SessionReset
+from outbox_relay.domain.event import DELIVER_AT, FAULT, StoredEvent
 from outbox_relay.domain.in_flight import Chunk
 from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.outcomes import (
@@ -33,8 +33,8 @@ from outbox_relay.domain.outcomes import (
     Verdict,
     clip,
     decide,
-    longer,
 )
+from outbox_relay.domain.retry import requested_delay
 from outbox_relay.domain.sink_spec import SinkSpec
 from outbox_relay.postgres.store import ClaimedRow, NewRow
 from outbox_relay.relay.gate import Gate, Pass, Slots
@@ -91,14 +91,14 @@ class Desk:
     due_in: Callable[[float], None] = _nobody
     hungry: Callable[[], None] = _nobody
 
-    def until(self, events: Iterable[Event]) -> float:
+    def until(self, events: Iterable[StoredEvent]) -> float:
         """The ``lease_clock()`` value by which ``events`` must be handed over. Raises ``LeaseLost`` behind it."""
         until = self.holding.until({event.shard for event in events})
         if lease_clock() >= until:
             raise LeaseLost(f"sink {self.spec.name}: a lease could not be renewed in time")
         return until
 
-    async def deliver(self, events: Sequence[Event]) -> Sequence[Verdict]:
+    async def deliver(self, events: Sequence[StoredEvent]) -> Sequence[Verdict]:
         """One verdict per event of ours. Raises ``LeaseLost`` when a lease ran out before all were handed over."""
         until = self.until(events)
         verdicts = await self.sink.deliver(events, until)
@@ -106,7 +106,7 @@ class Desk:
             self.until(events)
         return verdicts
 
-    def keyed(self, event: Event) -> bool:
+    def keyed(self, event: StoredEvent) -> bool:
         """Whether the event takes part in the order of a key."""
         return self.spec.ordered and event.key is not None
 
@@ -136,7 +136,7 @@ class Desk:
         if not self.set_aside(chunk, index):
             self.park(chunk, index, "waiting", due_in=self.spec.circuit.probe_seconds)
 
-    def _crashes(self, event: Event) -> int:
+    def _crashes(self, event: StoredEvent) -> int:
         lease = self.holding.held.get(event.shard)
         if lease is None:
             raise LeaseLost(f"sink {self.spec.name}: a shard was lost while its events were in hand")
@@ -184,7 +184,7 @@ class Desk:
                 return False
         return True
 
-    def judged(self, event: Event, verdict: Verdict, leave: Pass, *, failed_before: bool = False) -> Verdict:
+    def judged(self, event: StoredEvent, verdict: Verdict, leave: Pass, *, failed_before: bool = False) -> Verdict:
         """Tell the circuit of ``verdict``; a failure while it is not closed is the destination's, not the event's.
 
         But a probe that the destination answered counts as an attempt of its event: that becomes a row, and the next
@@ -211,8 +211,8 @@ class Desk:
                 self.slots.more()
         return verdict
 
-    def _unavailable(self, event: Event, verdict: Unavailable, leave: Pass) -> None:
-        retry_after = longer(verdict.retry_after_seconds, self.spec.retry, self.noise())
+    def _unavailable(self, event: StoredEvent, verdict: Unavailable, leave: Pass) -> None:
+        retry_after = requested_delay(verdict.retry_after_seconds, self.spec.retry, self.noise())
         at_once = self.sink.keeps_order
         opened = self.gate.unavailable(event.id, verdict, leave, at_once=at_once, retry_after=retry_after)
         if opened and verdict.throttled:
@@ -249,7 +249,7 @@ class _Batch:
     chunk: Chunk
     places: Sequence[int]
 
-    def events(self) -> Sequence[Event]:
+    def events(self) -> Sequence[StoredEvent]:
         events = self.chunk.events
         return events if len(self.places) == len(events) else [events[i] for i in self.places]
 
@@ -519,7 +519,7 @@ class RequestDelivering:
             await slots.acquire()
         return leave
 
-    async def _request(self, event: Event) -> Verdict:
+    async def _request(self, event: StoredEvent) -> Verdict:
         [verdict] = await self._desk.deliver([event])
         return verdict
 
@@ -546,7 +546,7 @@ class RequestDelivering:
         verdict = self._after(number, request)
         try:
             desk.overdue(ClaimedRow(event, desk.keyed(event), 0, 1, lease), leave, verdict)
-        except StartAgain:
+        except SessionReset:
             verdict.close()
             request.cancel()
             raise

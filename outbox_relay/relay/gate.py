@@ -87,7 +87,7 @@ class Gate:
 
     async def admit(self) -> Pass:
         """Wait until an event may be sent. Whoever gets the probe reports its outcome, or that it was ``unused``."""
-        while (seconds := SHUT_SECONDS if self.is_shut else self._circuit.admits(time.monotonic())) > 0.0:
+        while (seconds := SHUT_SECONDS if self.is_shut else self._circuit.admission_delay(time.monotonic())) > 0.0:
             self._moved.clear()
             try:
                 async with asyncio.timeout(seconds):
@@ -229,7 +229,10 @@ class Gate:
         self._heard.set()
 
     async def run(self) -> None:
-        """Record what was found out, and count rows while that matters, until cancelled. Raises ``DatabaseLost``."""
+        """Record what was found out, and count rows while that matters, until cancelled.
+
+        Raises ``DatabaseUnavailable``.
+        """
         self._uncounted = True
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._again(self._count))

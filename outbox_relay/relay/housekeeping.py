@@ -7,8 +7,10 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from structlog.stdlib import BoundLogger
+
 from outbox_relay.domain.errors import RelayError, StatementFailed
-from outbox_relay.domain.log import Log, Seldom
+from outbox_relay.domain.rate_limited_log import RateLimitedLog
 from outbox_relay.postgres.connection_slots import CHORES, caller
 from outbox_relay.postgres.store import Store
 
@@ -61,9 +63,9 @@ class LedgerTrim:
 class Housekeeping:
     """The chores of one relay process. Every relay does them; each leaves nothing for the next."""
 
-    def __init__(self, store: Store, log: Log) -> None:
+    def __init__(self, store: Store, log: BoundLogger) -> None:
         self._log = log
-        self._seldom = Seldom(log)
+        self._seldom = RateLimitedLog(log)
         ledger = LedgerTrim(store)
         self._chores = [
             Chore("make partitions", store.make_partitions, 60.0, 2.0),

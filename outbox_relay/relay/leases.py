@@ -15,10 +15,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 from uuid import UUID
 
+from structlog.stdlib import BoundLogger
+
 from outbox_relay.domain.errors import StatementFailed
 from outbox_relay.domain.event import SHARDS
 from outbox_relay.domain.lease_clock import lease_clock
-from outbox_relay.domain.log import Log, Seldom
+from outbox_relay.domain.rate_limited_log import RateLimitedLog
 from outbox_relay.postgres.connection_slots import LEASES, caller
 from outbox_relay.postgres.store import Claimed, SinkRow, Store
 
@@ -104,7 +106,9 @@ def fair_share(relays: int, before: int) -> int:
 class Ownership:
     """All shards of one relay process, under a random id of its own."""
 
-    def __init__(self, store: Store, relay: UUID, name: str, version: str, lease_seconds: float, log: Log) -> None:
+    def __init__(
+        self, store: Store, relay: UUID, name: str, version: str, lease_seconds: float, log: BoundLogger
+    ) -> None:
         self._store = store
         self.relay = relay
         self._name = name
@@ -112,7 +116,7 @@ class Ownership:
         self.lease_seconds = lease_seconds
         self._believed = lease_seconds - min(1.0, lease_seconds / 10)
         self._log = log
-        self._seldom = Seldom(log)
+        self._seldom = RateLimitedLog(log)
         self._holdings: dict[str, Holding] = {}
         self._renewed_at = float("-inf")
         self._stopping = False
@@ -137,7 +141,7 @@ class Ownership:
         return {sink: len(holding.held) for sink, holding in self._holdings.items()}
 
     async def run(self) -> None:
-        """Keep what is held and claim what is due, until cancelled. Raises ``DatabaseLost``.
+        """Keep what is held and claim what is due, until cancelled. Raises ``DatabaseUnavailable``.
 
         A round whose statements fail is tried again; leases that could not be renewed by then end by their own time.
         """

@@ -13,10 +13,10 @@ from collections import defaultdict
 from collections.abc import Callable
 
 from outbox_relay.domain.errors import HandedOver, LeaseLost, PositionsMissing, StatementFailed
-from outbox_relay.domain.event import Event, looked_through, most_wire_bytes
-from outbox_relay.domain.in_flight import Chunk, Reader
+from outbox_relay.domain.event import StoredEvent, max_wire_bytes, pop_scan_end
+from outbox_relay.domain.in_flight import Chunk, ShardGroup
 from outbox_relay.domain.sink_spec import SinkSpec
-from outbox_relay.domain.window import Part, Position, Steps, part, read
+from outbox_relay.domain.window import Position, ScanStep, WindowSlice, next_slice, position_after
 from outbox_relay.postgres.store import MOST_PAYLOAD, Store
 from outbox_relay.relay.dispatch import SUSPECT_CRASHES, Delivering
 from outbox_relay.relay.gate import Gate
@@ -77,10 +77,10 @@ class Reading:
         self._era = era
         self._server = settling.server
         self._generations = -1
-        self._readers: list[Reader] = []
-        self._leaving: list[Reader] = []
+        self._readers: list[ShardGroup] = []
+        self._leaving: list[ShardGroup] = []
         self._span = SPAN_IDS
-        self._steps = Steps()
+        self._steps = ScanStep()
         self._floor = floor
         self.wake = asyncio.Event()
         """Set when there may be something to do."""
@@ -115,7 +115,7 @@ class Reading:
         for shard, position in standing.items():
             together[position].append(shard)
         for position, shards in together.items():
-            reader = Reader(shards, position)
+            reader = ShardGroup(shards, position)
             self._readers.append(reader)
             self._settling.adopt(reader)
 
@@ -135,7 +135,7 @@ class Reading:
         self._holding.fault = None
         return standing
 
-    def _drain(self, reader: Reader, leaving: set[int]) -> None:
+    def _drain(self, reader: ShardGroup, leaving: set[int]) -> None:
         """Read ``leaving`` shards no further."""
         out = reader.split(leaving)
         self._settling.readers.append(out)
@@ -168,7 +168,7 @@ class Reading:
 
     def _put_off_gaps(self) -> None:
         """Make what is not done before something that is into rows: else what is done behind it would be read again."""
-        gaps = [gap for reader in self._settling.readers for gap in reader.gaps()]
+        gaps = [gap for reader in self._settling.readers for gap in reader.unsettled_before_last_done()]
         for chunk, index in dict.fromkeys(gaps):
             self._put_off(chunk, index)
 
@@ -228,23 +228,23 @@ class Reading:
     def _merge(self) -> None:
         """Readers that stand at the same place with nothing in hand go on as one."""
         for reader in list(self._readers):
-            other = next((r for r in self._readers if r is not reader and r.meets(reader)), None)
+            other = next((r for r in self._readers if r is not reader and r.can_join(reader)), None)
             if other is not None:
                 other.join(reader)
                 self._readers.remove(reader)
                 self._settling.readers.remove(reader)
 
-    def _far(self, reader: Reader) -> bool:
+    def _far(self, reader: ShardGroup) -> bool:
         a, b, last = reader.position
         return b is not None and b.seq - max(a.seq, last) > FAR_IDS
 
-    async def _read(self, reader: Reader) -> None:
+    async def _read(self, reader: ShardGroup) -> None:
         """Read the next chunk of ``reader`` and hand it over."""
         start = reader.position
         if start.b is None:
             return
         newest = self._ticking.latest
-        piece = part(start, self._steps.of(self._span), self._floor, newest.seq if newest else 0)
+        piece = next_slice(start, self._steps.limit(self._span), self._floor, newest.seq if newest else 0)
         try:
             events, upto = await self._ask(reader, piece)
         except StatementFailed as error:
@@ -255,25 +255,25 @@ class Reading:
             self._steps.failed()
             self._span = SPAN_IDS
             if not self._steps.exhausted:
-                if self._steps.of(CHUNK_EVENTS) == 1:
+                if self._steps.limit(CHUNK_EVENTS) == 1:
                     await asyncio.sleep(AGAIN_SECONDS)
                 return
             events, upto = await self._ask_without_payload(reader, piece, error)
         self._steps.succeeded()
         self._ticking.since(self._era)
-        end = read(start, piece) if upto is None else start.at(upto)
+        end = position_after(start, piece) if upto is None else start.at(upto)
         self._span = SPAN_IDS if events else min(self._span * 2, MOST_SPAN_IDS)
         self._hand_over(reader, Chunk(events, start, end))
 
     async def _ask(
-        self, reader: Reader, piece: Part, most_payload: int = MOST_PAYLOAD
-    ) -> tuple[list[Event], int | None]:
+        self, reader: ShardGroup, piece: WindowSlice, most_payload: int = MOST_PAYLOAD
+    ) -> tuple[list[StoredEvent], int | None]:
         """Return the events of one read, and the id up to which it got; None when it got to the end of ``piece``."""
         a, b, _ = reader.position
         if b is None:
             raise ValueError("there is no window to read")
-        most = self._steps.of(SUSPECT_EVENTS if self._suspect(reader) else CHUNK_EVENTS)
-        most_bytes = self._steps.of(CHUNK_BYTES)
+        most = self._steps.limit(SUSPECT_EVENTS if self._suspect(reader) else CHUNK_EVENTS)
+        most_bytes = self._steps.limit(CHUNK_BYTES)
         ask = self._store.read_late if piece.late else self._store.read_rest
         events = await ask(
             sorted(reader.shards),
@@ -281,15 +281,15 @@ class Reading:
             most_payload=most_payload,
             server=self._server,
         )
-        upto = looked_through(events)
+        upto = pop_scan_end(events)
         # The bound of bytes may be met without being cut: then the next read finds what is left, if anything.
-        if len(events) >= most or most_wire_bytes(events) >= most_bytes:
+        if len(events) >= most or max_wire_bytes(events) >= most_bytes:
             upto = events[-1].id
         return events, upto
 
     async def _ask_without_payload(
-        self, reader: Reader, piece: Part, error: StatementFailed
-    ) -> tuple[list[Event], int | None]:
+        self, reader: ShardGroup, piece: WindowSlice, error: StatementFailed
+    ) -> tuple[list[StoredEvent], int | None]:
         """Read one event that could not be read, without its payload: it gets the reason as its fault.
 
         Raises ``StatementFailed`` if that fails too: then the payload is not the reason.
@@ -310,12 +310,12 @@ class Reading:
         ]
         return [event._replace(fault=fault) for event, fault in zip(events, faults, strict=True)], upto
 
-    def _hand_over(self, reader: Reader, chunk: Chunk) -> None:
+    def _hand_over(self, reader: ShardGroup, chunk: Chunk) -> None:
         self._settling.take(reader, chunk)
         if chunk.events:
             self._direct.put(chunk)
 
-    def _suspect(self, reader: Reader) -> bool:
+    def _suspect(self, reader: ShardGroup) -> bool:
         held = self._holding.held
         return any(shard in held and held[shard].crashes >= SUSPECT_CRASHES for shard in reader.shards)
 

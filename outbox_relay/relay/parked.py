@@ -12,9 +12,10 @@ import time
 from collections.abc import Awaitable, Sequence
 from uuid import UUID, uuid4
 
-from outbox_relay.domain.errors import StartAgain, StatementFailed
+from structlog.stdlib import BoundLogger
+
+from outbox_relay.domain.errors import SessionReset, StatementFailed
 from outbox_relay.domain.lease_clock import lease_clock
-from outbox_relay.domain.log import Log
 from outbox_relay.domain.outcomes import (
     DELIVERED,
     Dead,
@@ -94,7 +95,7 @@ class Portion:
 class Rows:
     """Everything this relay does with the rows of one sink."""
 
-    def __init__(self, desk: Desk, store: Store, relay: UUID, log: Log) -> None:
+    def __init__(self, desk: Desk, store: Store, relay: UUID, log: BoundLogger) -> None:
         self._desk = desk
         self._store = store
         self._relay = relay
@@ -125,7 +126,7 @@ class Rows:
     def overdue(self, row: ClaimedRow, leave: Pass, verdict: Awaitable[Verdict]) -> None:
         """``row`` was made of a request that is under way: settle it by the ``verdict`` to come.
 
-        Raises ``StartAgain`` when the session is ending: then nobody settles anything any more.
+        Raises ``SessionReset`` when the session is ending: then nobody settles anything any more.
         """
         if self._tasks is None:
             raise RuntimeError("rows are not being settled")
@@ -134,7 +135,7 @@ class Rows:
             self._tasks.create_task(later)
         except RuntimeError:  # the group is shutting down
             later.close()
-            raise StartAgain(f"sink {self._desk.spec.name}: the session is ending") from None
+            raise SessionReset(f"sink {self._desk.spec.name}: the session is ending") from None
         self._under_way += 1
 
     async def _settle_later(self, row: ClaimedRow, leave: Pass, verdict: Awaitable[Verdict]) -> None:
@@ -151,7 +152,7 @@ class Rows:
     # -- the loops ----------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Claim, deliver and settle rows, until cancelled. Raises ``StartAgain`` or ``DatabaseLost``."""
+        """Claim, deliver and settle rows, until cancelled. Raises ``SessionReset`` or ``DatabaseUnavailable``."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             tasks.create_task(self._settling())

@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
 
-from outbox_relay.domain.errors import RelayError, Reloaded, Unusable
-from outbox_relay.domain.in_flight import Reader
-from outbox_relay.domain.log import Log
+from structlog.stdlib import BoundLogger
+
+from outbox_relay.domain.errors import DatabaseUnusable, RelayError, Reloaded
+from outbox_relay.domain.in_flight import ShardGroup
 from outbox_relay.domain.sink_spec import SinkSpec
 from outbox_relay.postgres.connection_slots import caller, sink_caller
 from outbox_relay.postgres.store import Store
@@ -40,7 +41,7 @@ class SinkRelay:
     ticking: Ticking
     ownership: Ownership
     holding: Holding
-    log: Log
+    log: BoundLogger
     stopping: asyncio.Event
     noise: Callable[[], float] = lambda: random.uniform(-1.0, 1.0)  # noqa: S311 - jitter is no secret
     _next: tuple[SinkSpec, int] | None = None
@@ -70,7 +71,7 @@ class SinkRelay:
         return self.settling.in_hand if self.settling else 0
 
     @property
-    def readers(self) -> Sequence[Reader]:
+    def readers(self) -> Sequence[ShardGroup]:
         """The readers of the session under way: where its shards stand, and what of them is in hand."""
         return self.settling.readers if self.settling else ()
 
@@ -85,14 +86,14 @@ class SinkRelay:
     async def run(self) -> None:
         """One session: everything from the ledger on, until told to stop and drained.
 
-        Raises ``StartAgain``, ``DatabaseLost``, ``StatementFailed`` or ``Unusable``, which is counted; the next session
-        then begins from the ledger.
+        Raises ``SessionReset``, ``DatabaseUnavailable``, ``StatementFailed`` or ``DatabaseUnusable``, which is counted;
+        the next session then begins from the ledger.
         """
         caller.set(sink_caller(self.spec.name))
         try:
             await self._session()
         except RelayError as error:
-            self.refusal = str(error) if isinstance(error, Unusable) else None
+            self.refusal = str(error) if isinstance(error, DatabaseUnusable) else None
             if not self.stopping.is_set():
                 self.restarts[error.reason] += 1
             raise

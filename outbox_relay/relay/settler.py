@@ -11,8 +11,8 @@ import time
 from collections import deque
 from uuid import UUID
 
-from outbox_relay.domain.errors import StartAgain
-from outbox_relay.domain.in_flight import Blocked, Chunk, Reader
+from outbox_relay.domain.errors import SessionReset
+from outbox_relay.domain.in_flight import BlockedKeys, Chunk, ShardGroup
 from outbox_relay.domain.window import Position
 from outbox_relay.postgres.store import NewRow, Store
 from outbox_relay.relay.leases import Holding
@@ -48,25 +48,25 @@ class Settling:
         self._one_at_a_time = asyncio.Lock()
         self._in_doubt = False
         self._flushed_at = self._forwarded_at = time.monotonic()
-        self.readers: list[Reader] = []
+        self.readers: list[ShardGroup] = []
         """Every reader whose shards are ours, those that are leaving included."""
-        self.blocked = Blocked()
+        self.blocked = BlockedKeys()
 
     # -- what comes into hand -------------------------------------------------------------------------------
 
-    def adopt(self, reader: Reader) -> None:
+    def adopt(self, reader: ShardGroup) -> None:
         """The shards of ``reader`` stand in the ledger where it stands."""
         self.readers.append(reader)
         self._written.update(dict.fromkeys(reader.shards, reader.position))
 
-    def drop(self, reader: Reader) -> None:
+    def drop(self, reader: ShardGroup) -> None:
         """The shards of ``reader`` are no longer ours."""
         self.readers.remove(reader)
         self.blocked.forget(reader.shards)
         for shard in reader.shards:
             self._written.pop(shard, None)
 
-    def take(self, reader: Reader, chunk: Chunk) -> None:
+    def take(self, reader: ShardGroup, chunk: Chunk) -> None:
         """``chunk`` was read for ``reader``."""
         reader.take(chunk)
         if chunk.events:
@@ -137,7 +137,7 @@ class Settling:
     # -- into the database ------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Settle as things change, until cancelled. Raises ``StartAgain`` or ``DatabaseLost``."""
+        """Settle as things change, until cancelled. Raises ``SessionReset`` or ``DatabaseUnavailable``."""
         while True:
             await _within(FORWARD_SECONDS, self._changed)
             if not self._rows:
@@ -147,12 +147,12 @@ class Settling:
     async def flush(self, *, everything: bool = False) -> None:
         """Write what has changed now: rows, and the positions of shards that delivered something.
 
-        With ``everything``, also the positions of shards that only moved on. Raises ``StartAgain`` once a settlement
+        With ``everything``, also the positions of shards that only moved on. Raises ``SessionReset`` once a settlement
         did not come to its end: whoever waited for its turn meanwhile may get it before the session is ended.
         """
         async with self._one_at_a_time:
             if self._in_doubt:
-                raise StartAgain(f"sink {self._holding.sink}: a settlement did not come to its end")
+                raise SessionReset(f"sink {self._holding.sink}: a settlement did not come to its end")
             self._in_doubt = True
             self._changed.clear()
             self._urgent.clear()

@@ -10,8 +10,10 @@ import asyncio
 import time
 from datetime import UTC, datetime, timedelta
 
-from outbox_relay.domain.errors import DatabaseLost, IncarnationChanged, RelayError, StatementFailed
-from outbox_relay.domain.log import Log, Seldom
+from structlog.stdlib import BoundLogger
+
+from outbox_relay.domain.errors import DatabaseUnavailable, IncarnationChanged, RelayError, StatementFailed
+from outbox_relay.domain.rate_limited_log import RateLimitedLog
 from outbox_relay.domain.window import Tick, nothing_new
 from outbox_relay.postgres.listener import Wakeup
 from outbox_relay.postgres.store import Look, Store
@@ -36,11 +38,11 @@ class Ticking:
     holds anything read in an earlier era drops it.
     """
 
-    def __init__(self, store: Store, wakeup: Wakeup, lease_seconds: float, log: Log) -> None:
+    def __init__(self, store: Store, wakeup: Wakeup, lease_seconds: float, log: BoundLogger) -> None:
         self._store = store
         self._wakeup = wakeup
         self._slow_seconds = lease_seconds / 3
-        self._log = Seldom(log)
+        self._log = RateLimitedLog(log)
         self._waiting: set[asyncio.Event] = set()
         self._wanted = asyncio.Event()
         self._one_at_a_time = asyncio.Lock()
@@ -83,7 +85,7 @@ class Ticking:
         self._wanted.set()
 
     async def run(self) -> None:
-        """Tick while wanted, until cancelled. Raises ``DatabaseLost``.
+        """Tick while wanted, until cancelled. Raises ``DatabaseUnavailable``.
 
         A tick whose statement fails is taken again.
         """
@@ -104,7 +106,7 @@ class Ticking:
         """Look now. The tick returned is the newest one of the era, and from the server that it names."""
         await self._tick()
         if self._look is None:
-            raise DatabaseLost("no tick could be taken")
+            raise DatabaseUnavailable("no tick could be taken")
         return self._look
 
     async def _tick(self) -> None:

@@ -18,9 +18,16 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wai
 
 from outbox_relay import __version__
 from outbox_relay.domain.circuit import CircuitPolicy
-from outbox_relay.domain.errors import DatabaseLost, Misconfigured, RelayError, StartAgain, StatementFailed, Unusable
-from outbox_relay.domain.log import Seldom
-from outbox_relay.domain.routing import like
+from outbox_relay.domain.errors import (
+    ConfigurationError,
+    DatabaseUnavailable,
+    DatabaseUnusable,
+    RelayError,
+    SessionReset,
+    StatementFailed,
+)
+from outbox_relay.domain.rate_limited_log import RateLimitedLog
+from outbox_relay.domain.routing import like_pattern
 from outbox_relay.domain.sink_spec import SinkSpec
 from outbox_relay.postgres import migrations
 from outbox_relay.postgres.listener import ELSEWHERE, Wakeup, listens_at
@@ -53,17 +60,17 @@ GARBAGE_OBJECTS = 50_000
 """New objects after which the garbage collector looks for cycles among them."""
 REMOVED = "was removed from the database; restart the relay to begin it again, or take it out of the file"
 """Reason shown for a served sink that is no longer in the database."""
-SURVIVED = (DatabaseLost, StatementFailed, StartAgain, Unusable)
+SURVIVED = (DatabaseUnavailable, StatementFailed, SessionReset, DatabaseUnusable)
 """What a running service survives: the part starts again."""
-PASSING = (DatabaseLost, StatementFailed, StartAgain)
+PASSING = (DatabaseUnavailable, StatementFailed, SessionReset)
 """Errors after which a starting service tries again."""
 
 
 def run(settings: Settings, reload: Callable[[], Settings]) -> int:
     """Relay in the foreground until SIGTERM or SIGINT; returns the exit code.
 
-    ``reload`` reads the settings again, at SIGHUP. Raises ``Misconfigured`` or ``Unusable`` when the relay cannot
-    start and waiting would not mend it.
+    ``reload`` reads the settings again, at SIGHUP. Raises ``ConfigurationError`` or ``DatabaseUnusable`` when the relay
+    cannot start and waiting would not mend it.
     """
     _take_file_descriptors()
     service = Service(settings, reload)
@@ -108,7 +115,7 @@ async def check_online(settings: Settings) -> tuple[list[str], list[str]]:
         problems += await _check_listening(settings, store)
         problems += [missing_positions(*found) for found in (await store.missing_positions()).items()]
         warnings += [f"database: {row.said}" for row in await store.named("foreign_privileges", {})]
-    except (DatabaseLost, StatementFailed, Unusable, Misconfigured) as error:
+    except (DatabaseUnavailable, StatementFailed, DatabaseUnusable, ConfigurationError) as error:
         problems.append(f"database: {error}")
     finally:
         await store.close()
@@ -128,7 +135,7 @@ async def _check_listening(settings: Settings, store: Store) -> list[str]:
         return []
     try:
         right = await listens_at(dsn()) == await store.place()
-    except (DatabaseLost, StatementFailed, Unusable) as error:
+    except (DatabaseUnavailable, StatementFailed, DatabaseUnusable) as error:
         return [f"database.listen_dsn: {error}"]
     return [] if right else [ELSEWHERE]
 
@@ -139,7 +146,7 @@ async def _check_sink(
     """A problem or a warning, or neither."""
     try:
         sink = _sink(name, settings, webhooks)
-    except Misconfigured as error:
+    except ConfigurationError as error:
         return [str(error)], []
     refuses = None
     try:
@@ -169,7 +176,7 @@ class Service:
         self._settings = settings
         self._read = reload
         self._log: BoundLogger = logger().bind(relay=settings.relay.name)
-        self._seldom = Seldom(self._log)
+        self._seldom = RateLimitedLog(self._log)
         self._stopping = asyncio.Event()
         self._reloading = Reloading(self._newer, self._adopt, self._log)
         self._webhooks = Webhooks(settings)
@@ -219,7 +226,9 @@ class Service:
         try:
             host, port = await health.start()
         except OSError as error:
-            raise Misconfigured(f"http.listen: cannot listen at {address[0]}:{address[1]}: {error.strerror}") from None
+            raise ConfigurationError(
+                f"http.listen: cannot listen at {address[0]}:{address[1]}: {error.strerror}"
+            ) from None
         self._webhooks.own.add(host, port)
         self._log.info("listening", host=host, port=port)
         return health
@@ -374,7 +383,7 @@ class Service:
             cause = error.reason if isinstance(error, RelayError) else None
             said = reason(error) if error else ""
             self._seldom.warning(what, reason=said, cause=cause, again_in_seconds=round(state.upcoming_sleep, 2))
-            if isinstance(error, DatabaseLost):
+            if isinstance(error, DatabaseUnavailable):
                 await self._store.mend()
 
         return AsyncRetrying(
@@ -386,10 +395,13 @@ class Service:
     # -- reload -----------------------------------------------------------------------------------------------
 
     async def _newer(self) -> _Newer:
-        """Read the settings again. Raises Misconfigured for what is wrong, and names what a reload cannot change."""
+        """Read the settings again.
+
+        Raises ConfigurationError for what is wrong, and names what a reload cannot change.
+        """
         settings = await asyncio.to_thread(self._read)
         if refused := restart_needed(self._settings, settings):
-            raise Misconfigured("; ".join(refused))
+            raise ConfigurationError("; ".join(refused))
         specs = {name: _spec(name, settings) for name in settings.sinks}
         webhooks = await asyncio.to_thread(self._webhooks.read, settings)
         return _Newer(settings, specs, webhooks, await asyncio.to_thread(self._tried, settings))
@@ -413,7 +425,7 @@ class Service:
         return None
 
     def _tried(self, settings: Settings) -> list[tuple[KafkaSink, ClientSettings]]:
-        """Return the producers' settings and files of the Kafka sinks. Raises Misconfigured."""
+        """Return the producers' settings and files of the Kafka sinks. Raises ConfigurationError."""
         return [
             (sink, sink.validated_settings(kafka.producer, kafka.producer_files))
             for spec, sink in self._sinks
@@ -434,10 +446,10 @@ def _fault(relay: SinkRelay) -> str | None:
 
 
 async def _check_schema(store: Store) -> None:
-    """Raises ``Unusable`` when the schema does not fit this relay, or what it holds does not fit the server."""
+    """Raises ``DatabaseUnusable`` when the schema does not fit this relay, or what it holds does not fit the server."""
     problem = migrations.fit(*await store.schema())
     if problem:
-        raise Unusable(problem)
+        raise DatabaseUnusable(problem)
     await store.floor()
 
 
@@ -458,7 +470,7 @@ def _spec(name: str, settings: Settings) -> SinkSpec:
     return SinkSpec(
         name=name,
         patterns=patterns,
-        types=None if patterns == ("*",) else tuple(like(pattern) for pattern in patterns),
+        types=None if patterns == ("*",) else tuple(like_pattern(pattern) for pattern in patterns),
         ordered=sink.order == "key",
         hold=sink.when_dead == "hold",
         start=sink.start,

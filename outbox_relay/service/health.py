@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any, cast
 
-from outbox_relay.domain.log import Log
+from structlog.stdlib import BoundLogger
 
 MOST_CONNECTIONS = 64
 """Connections at once; for one more the oldest that has not sent a whole request is closed."""
@@ -193,7 +193,7 @@ class AcceptErrors:
 
     MESSAGE = "socket.accept() out of system resource"
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: BoundLogger) -> None:
         self._log = log
         self._count = 0
         self._said_at = float("-inf")

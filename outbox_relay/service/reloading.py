@@ -6,9 +6,9 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
-from outbox_relay.domain.log import Log
+from structlog.stdlib import BoundLogger
 
 T = TypeVar("T")
 
@@ -17,14 +17,6 @@ MOST_PAUSE_SECONDS = 5.0
 """Pauses before what was read is tried again: the first, doubled up to the longest."""
 COMPLAIN_SECONDS = 10.0
 """Least time between two lines that a reload waits."""
-
-
-class ErrorLog(Log, Protocol):
-    """A log that also has lines for errors."""
-
-    def error(self, event: str, /, **values: object) -> object:
-        """For who has to act."""
-        ...
 
 
 class Reloading(Generic[T]):
@@ -36,7 +28,7 @@ class Reloading(Generic[T]):
     """
 
     def __init__(
-        self, read: Callable[[], Awaitable[T]], adopt: Callable[[T], Awaitable[str | None]], log: ErrorLog
+        self, read: Callable[[], Awaitable[T]], adopt: Callable[[T], Awaitable[str | None]], log: BoundLogger
     ) -> None:
         self._read = read
         self._adopt = adopt

@@ -9,7 +9,7 @@ import ssl
 from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
-from outbox_relay.domain.errors import Misconfigured
+from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.postgres import dsn
 from outbox_relay.settings import Settings, WebhookSettings
 from outbox_relay.sinks.webhook import Credentials, Endpoint, RequestFormat, ResponsePolicy, Tls, WebhookSink
@@ -37,8 +37,8 @@ class Webhooks:
     def make(self, name: str) -> WebhookSink:
         """The sink of that name. Blocks for as long as reading small files takes.
 
-        Raises Misconfigured, with the place and without any secret, when something that the settings name cannot be
-        used.
+        Raises ConfigurationError, with the place and without any secret, when something that the settings name cannot
+        be used.
         """
         settings = dict(_webhooks(self._settings))[name]
         credentials = _credentials(self._settings, name, settings)
@@ -63,7 +63,7 @@ class Webhooks:
             try:
                 self._contexts[tls] = tls.context()
             except ValueError as error:
-                raise Misconfigured(self._settings.at(("sinks", name), str(error))) from None
+                raise ConfigurationError(self._settings.at(("sinks", name), str(error))) from None
         return self._contexts[tls]
 
     def read(self, settings: Settings) -> Renewal:
@@ -77,7 +77,7 @@ class Webhooks:
                 if (tls := _tls(sink)) != Tls() and tls not in contexts:
                     contexts[tls] = tls.context()
             except ValueError as error:
-                raise Misconfigured(settings.at(("sinks", name), str(error))) from None
+                raise ConfigurationError(settings.at(("sinks", name), str(error))) from None
         credentials = {name: _credentials(settings, name, sink) for name, sink in _webhooks(settings)}
         return Renewal(credentials, contexts)
 
@@ -101,7 +101,7 @@ def unreadable(settings: Settings) -> list[str]:
             _credentials(settings, name, sink)
             if (tls := _tls(sink)) != Tls():
                 tls.context()
-        except Misconfigured as error:
+        except ConfigurationError as error:
             problems.append(str(error))
         except ValueError as error:
             problems.append(settings.at(("sinks", name), str(error)))
@@ -119,8 +119,8 @@ def _tls(settings: WebhookSettings) -> Tls:
 def _credentials(settings: Settings, name: str, sink: WebhookSettings) -> Credentials:
     try:
         return Credentials(sink.signing_keys(), sink.request_headers(os.environ), sink.proxy_authorization())
-    except Misconfigured as error:
-        raise Misconfigured(settings.at(("sinks", name), str(error))) from None
+    except ConfigurationError as error:
+        raise ConfigurationError(settings.at(("sinks", name), str(error))) from None
 
 
 class OwnAddresses:
@@ -166,6 +166,6 @@ class OwnAddresses:
         address = self._settings.http.address
         try:
             database = dsn.endpoints(self._settings.database.dsn(), os.environ)
-        except Misconfigured:
+        except ConfigurationError:
             database = []
         return [*database, *([address] if address else []), *self._listening]

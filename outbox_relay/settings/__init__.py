@@ -1,7 +1,7 @@
 """Settings from the file, the environment and the command line, checked before anything starts.
 
 :func:`load` returns them. The environment takes precedence over the file, the command line over both. All problems are
-reported at once, in one :class:`outbox_relay.domain.errors.Misconfigured`, without any value that may be secret.
+reported at once, in one :class:`outbox_relay.domain.errors.ConfigurationError`, without any value that may be secret.
 """
 
 from outbox_relay.settings.changes import restart_needed

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from outbox_relay.domain.errors import Misconfigured
+from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.postgres import dsn
 from outbox_relay.settings.addresses import LOOPBACK, canonical_host, opens
 from outbox_relay.settings.kafka import KafkaSettings
@@ -80,7 +80,7 @@ def _is_remote(host: str) -> bool:
 
 
 def _connection_strings(database: DatabaseSettings) -> Iterator[tuple[str, str]]:
-    with suppress(Misconfigured):  # reported elsewhere
+    with suppress(ConfigurationError):  # reported elsewhere
         yield "dsn" if database.dsn_file is None else "dsn_file", database.dsn()
     if database.listen_dsn is not None:
         yield "listen_dsn", database.listen_dsn.get_secret_value()
@@ -112,7 +112,7 @@ def _of_kafka(sink: KafkaSettings) -> Iterator[Problem]:
     for table, names in (("producer", sink.producer), ("producer_files", sink.producer_files)):
         for name in RUNS_CODE & names.keys():
             yield Problem((table, name), "makes the relay run the code that it names: protect this file from changes")
-    if (pair := sink.topic_template().joined) is not None:
+    if (pair := sink.topic_template().ambiguous_fields) is not None:
         exposed = (
             f"different events can share a topic: the text between {{{pair[0]}}} and {{{pair[1]}}} may be in values"
         )

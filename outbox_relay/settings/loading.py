@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from outbox_relay.domain.errors import Misconfigured
+from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.postgres import dsn as connection_strings
 from outbox_relay.settings.addresses import canonical_host
 from outbox_relay.settings.fields import fields
@@ -27,9 +27,9 @@ def load(path: Path | None, environ: Mapping[str, str], dsn: str | None = None) 
     """Return the settings of the file at ``path``, with ``environ`` over it, and ``dsn``, the option, over both.
 
     Without ``path`` the file is that of ``OUTBOX_RELAY_CONFIG``, if any. Some commands need no database, so the lack of
-    one is left to ``settings.database.require_dsn()``. Blocks while the file is read. Raises Misconfigured with a line
-    for each problem: origin and path of the setting, the problem, and what is allowed. No line holds a value that may
-    be secret.
+    one is left to ``settings.database.require_dsn()``. Blocks while the file is read. Raises ConfigurationError with a
+    line for each problem: origin and path of the setting, the problem, and what is allowed. No line holds a value that
+    may be secret.
     """
     name = str(path) if path is not None else environ.get("OUTBOX_RELAY_CONFIG", "")
     file = FileSource(name)
@@ -50,7 +50,7 @@ def load(path: Path | None, environ: Mapping[str, str], dsn: str | None = None) 
     lines = [f"{name}: there is no such variable; did you mean {right}?" for name, right in misspelt]
     lines += (origins.at(problem.path, problem.text) for problem in problems)
     if lines or settings is None:
-        raise Misconfigured("\n".join(dict.fromkeys(lines)))
+        raise ConfigurationError("\n".join(dict.fromkeys(lines)))
     settings.remember(origins)
     return settings
 

@@ -23,7 +23,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from outbox_relay.domain.errors import Misconfigured
+from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.domain.routing import Routes
 from outbox_relay.settings.fields import (
     STRICTNESS,
@@ -78,14 +78,14 @@ class DatabaseSettings(Section):
     """A direct connection for wake-ups if there is a pooler; empty or left out: none, the relay polls."""
 
     def require_dsn(self) -> None:
-        """Raise Misconfigured, with the ways to give one, unless a connection string is named. Reads no file."""
+        """Raise ConfigurationError, with the ways to give one, unless a connection string is named. Reads no file."""
         if self.dsn_text is None and self.dsn_file is None:
-            raise Misconfigured(NO_DSN)
+            raise ConfigurationError(NO_DSN)
 
     def dsn(self) -> str:
         """Return the connection string, from ``dsn_file`` at each call if that is set.
 
-        Blocks while a small file is read. Raises Misconfigured, without any content, if there is none.
+        Blocks while a small file is read. Raises ConfigurationError, without any content, if there is none.
         """
         self.require_dsn()
         if self.dsn_text is not None:
@@ -93,7 +93,7 @@ class DatabaseSettings(Section):
         try:
             return _checked_dsn(read_text(self.dsn_file or Path()))
         except ValueError as error:
-            raise Misconfigured(f"dsn_file {self.dsn_file}: {error}") from None
+            raise ConfigurationError(f"dsn_file {self.dsn_file}: {error}") from None
 
     def wakeup_dsn(self) -> str | None:
         """Return the connection string for LISTEN, or None behind a pooler without one. Raises as :meth:`dsn`."""

@@ -1,4 +1,4 @@
-"""What a webhook signs and adds to its requests: secrets, as Standard Webhooks writes them, and headers."""
+"""Secrets, as Standard Webhooks writes them, and the headers that a webhook adds to its requests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated, TypeAlias
 
 from pydantic import AfterValidator, AwareDatetime, Field, SecretStr, model_validator
 
-from outbox_relay.domain.errors import Misconfigured
+from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.formats import signatures
 from outbox_relay.settings.fields import Section, as_table, read_text
 from outbox_relay.settings.problems import Problem
@@ -32,7 +32,7 @@ _RESERVED = re.compile(
 
 
 def _checked_secret(secret: SecretStr) -> SecretStr:
-    signatures.key(secret.get_secret_value())
+    signatures.parse_key(secret.get_secret_value())
     return secret
 
 
@@ -49,15 +49,15 @@ class SigningSecret(Section):
     def _from_string(cls, value: object) -> object:
         return {"secret": value} if isinstance(value, str) else value
 
-    def key(self) -> signatures.Key:
+    def key(self) -> signatures.SigningKey:
         """Return the key that signs, until the secret's end."""
-        return signatures.key(self.secret.get_secret_value(), self.until)
+        return signatures.parse_key(self.secret.get_secret_value(), self.until)
 
 
 def read_secrets(path: Path) -> tuple[SigningSecret, ...]:
     """Return the secrets in the file at ``path``, one per line, each with its end after a blank if it has one.
 
-    Empty lines and lines that begin with ``#`` are ignored. Raises Misconfigured, without any content, if the file
+    Empty lines and lines that begin with ``#`` are ignored. Raises ConfigurationError, without any content, if the file
     cannot be read or holds no secret or a line that is not one.
     """
     number, found = 0, list[SigningSecret]()
@@ -67,14 +67,16 @@ def read_secrets(path: Path) -> tuple[SigningSecret, ...]:
             if line.strip() and not line.lstrip().startswith("#"):
                 found.append(_secret(*line.split(maxsplit=1)))
     except ValueError as error:
-        raise Misconfigured(f"secrets_file {path}: {f'line {number}: ' if number else ''}{error}") from None
+        raise ConfigurationError(f"secrets_file {path}: {f'line {number}: ' if number else ''}{error}") from None
     if not 1 <= len(found) <= SECRETS:
-        raise Misconfigured(f"secrets_file {path}: holds {len(found)} secrets, should hold 1 to {SECRETS}, one a line")
+        raise ConfigurationError(
+            f"secrets_file {path}: holds {len(found)} secrets, should hold 1 to {SECRETS}, one a line"
+        )
     return tuple(found)
 
 
 def _secret(text: str, end: str = "") -> SigningSecret:
-    signatures.key(text)
+    signatures.parse_key(text)
     try:
         return SigningSecret.model_validate({"secret": text, "until": end.strip() or None})
     except ValueError:
@@ -152,8 +154,8 @@ def repeated_headers(headers: Headers, forwarded: Iterable[str]) -> Iterator[Pro
 def read_headers(headers: Headers, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the values of ``headers`` by their names in lower case.
 
-    Raises Misconfigured, with the names and sources and without any value, if one cannot be read or all together are
-    too long.
+    Raises ConfigurationError, with the names and sources and without any value, if one cannot be read or all together
+    are too long.
     """
     found: dict[str, str] = {}
     faults: list[str] = []
@@ -166,5 +168,5 @@ def read_headers(headers: Headers, environ: Mapping[str, str]) -> dict[str, str]
     if total > TOTAL_BYTES:
         faults.append(f"headers: names and values hold {total} bytes together, should hold at most {TOTAL_BYTES}")
     if faults:
-        raise Misconfigured("; ".join(faults))
+        raise ConfigurationError("; ".join(faults))
     return found

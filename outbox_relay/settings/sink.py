@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from outbox_relay.domain.outcomes import RetryPolicy
+from outbox_relay.domain.retry import RetryPolicy
 from outbox_relay.settings.fields import Count, Number, Section, matching, not_below
 
 

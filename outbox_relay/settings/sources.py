@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_settings import EnvSettingsSource, InitSettingsSource
 
-from outbox_relay.domain.errors import Misconfigured
+from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.settings.fields import as_table, fields, read_text, table
 from outbox_relay.settings.model import SINKS, Settings
 from outbox_relay.settings.problems import PREFIX, Problem, SettingPath, lines_of, variable
@@ -182,18 +182,18 @@ def _read(name: str) -> str:
     try:
         return read_text(Path(name), FILE_BYTES)
     except ValueError as error:
-        raise Misconfigured(f"{name}: {error}; name the file with -c or OUTBOX_RELAY_CONFIG") from None
+        raise ConfigurationError(f"{name}: {error}; name the file with -c or OUTBOX_RELAY_CONFIG") from None
 
 
 def _parsed_toml(name: str, text: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise Misconfigured(_toml_fault(name, text, str(error))) from None
+        raise ConfigurationError(_toml_fault(name, text, str(error))) from None
     except RecursionError:
-        raise Misconfigured(f"{name}: is nested too deeply") from None
+        raise ConfigurationError(f"{name}: is nested too deeply") from None
     except ValueError:
-        raise Misconfigured(f"{name}: holds a number with too many digits") from None
+        raise ConfigurationError(f"{name}: holds a number with too many digits") from None
 
 
 def _toml_fault(name: str, text: str, said: str) -> str:
@@ -222,8 +222,8 @@ class LogSettings(NamedTuple):
 def log_settings(environ: Mapping[str, str], *, terminal: bool) -> LogSettings:
     """Return level and format of the log, from ``OUTBOX_RELAY_LOG_LEVEL`` and ``OUTBOX_RELAY_LOG_FORMAT``.
 
-    The defaults are info, and json unless stderr is a ``terminal``. Case and blanks are ignored. Raises Misconfigured
-    if a value is not among the known ones.
+    The defaults are info, and json unless stderr is a ``terminal``. Case and blanks are ignored. Raises
+    ConfigurationError if a value is not among the known ones.
     """
     level = _choice(environ, "OUTBOX_RELAY_LOG_LEVEL", get_args(Level), "info")
     lines = _choice(environ, "OUTBOX_RELAY_LOG_FORMAT", get_args(Format), "console" if terminal else "json")
@@ -233,5 +233,5 @@ def log_settings(environ: Mapping[str, str], *, terminal: bool) -> LogSettings:
 def _choice(environ: Mapping[str, str], name: str, choices: Sequence[str], default: str) -> str:
     value = environ.get(name, "").strip().lower() or default
     if value not in choices:
-        raise Misconfigured(f"{name}: should be one of {', '.join(choices)}")
+        raise ConfigurationError(f"{name}: should be one of {', '.join(choices)}")
     return value

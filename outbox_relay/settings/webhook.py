@@ -9,8 +9,8 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator
 
-from outbox_relay.domain.errors import Misconfigured
-from outbox_relay.formats.signatures import Key
+from outbox_relay.domain.errors import ConfigurationError
+from outbox_relay.formats.signatures import SigningKey
 from outbox_relay.settings.addresses import EVERYWHERE, Address, Network, check_url, denied, proxy_endpoint
 from outbox_relay.settings.fields import Count, Number, excludes, needs
 from outbox_relay.settings.problems import InvalidSetting, Problem
@@ -137,18 +137,18 @@ class WebhookSettings(SinkSettings):
         """Return the secrets; blocks and raises as :meth:`signing_keys`."""
         return self.secrets if self.secrets_file is None else read_secrets(self.secrets_file)
 
-    def signing_keys(self) -> tuple[Key, ...]:
+    def signing_keys(self) -> tuple[SigningKey, ...]:
         """Return the keys that sign requests, from ``secrets_file`` at each call if that is set.
 
-        Blocks while a small file is read. Raises Misconfigured, without any of its content, if it cannot be used.
+        Blocks while a small file is read. Raises ConfigurationError, without any of its content, if it cannot be used.
         """
         return tuple(secret.key() for secret in self.signing_secrets())
 
     def request_headers(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Return the values of ``headers`` by their names in lower case, read at each call from ``environ`` and files.
 
-        Blocks while small files are read. Raises Misconfigured, with the names and sources and without any value, if
-        one cannot be read or cannot be sent.
+        Blocks while small files are read. Raises ConfigurationError, with the names and sources and without any value,
+        if one cannot be read or cannot be sent.
         """
         return read_headers(self.headers, environ)
 
@@ -163,7 +163,7 @@ class WebhookSettings(SinkSettings):
         try:
             return HeaderValue.model_validate({"file": str(self.proxy_authorization_file)}).read({})
         except ValueError as error:
-            raise Misconfigured(f"proxy_authorization_file {error}") from None
+            raise ConfigurationError(f"proxy_authorization_file {error}") from None
 
     def denied(self, address: Address | str) -> str | None:
         """Return in a word or two why this sink does not connect to ``address``, or None if it may.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from outbox_relay.domain.event import Event
+from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import Verdict
 
 
@@ -39,7 +39,7 @@ class Sink(Protocol):
         """Prepare for deliveries, also after ``close``. The destination may be down."""
         ...
 
-    async def deliver(self, batch: Sequence[Event], until: float, attempt: int = 1, /) -> Sequence[Verdict]:
+    async def deliver(self, batch: Sequence[StoredEvent], until: float, attempt: int = 1, /) -> Sequence[Verdict]:
         """Deliver ``batch`` and return one verdict per event, in the same order.
 
         ``attempt`` is the number of this attempt, from 1, when the batch is one event.

@@ -18,7 +18,7 @@ import sys
 import time
 from unittest.mock import patch
 
-from outbox_relay.domain.event import Event
+from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED
 from outbox_relay.formats.topics import TopicTemplate
 from outbox_relay.sinks.kafka import KafkaSink, client
@@ -35,7 +35,7 @@ async def deliver(sink: KafkaSink, topic: str) -> set[str]:
     """Deliver in overlapping calls and return the uids of the acknowledged events."""
     calls = [[an_event(f"k{n % KEYS}")._replace(type=topic) for n in range(EVENTS)] for _ in range(CALLS)]
     verdicts = await asyncio.gather(*(sink.deliver(call, soon()) for call in calls))
-    events: list[Event] = [event for call in calls for event in call]
+    events: list[StoredEvent] = [event for call in calls for event in call]
     flat = [verdict for call in verdicts for verdict in call]
     return {event.uid for event, verdict in zip(events, flat, strict=True) if verdict is DELIVERED}
 

@@ -90,7 +90,7 @@ async def sink(stack: AsyncExitStack, url: str, connections: int) -> Post:
     made = WebhookSink(
         "bench",
         Endpoint(url, lambda _: None),
-        Credentials([signatures.key(SECRET)]),
+        Credentials([signatures.parse_key(SECRET)]),
         timeout_seconds=LONG_SECONDS,
         max_in_flight=connections,
     )

@@ -16,7 +16,7 @@ from typing import Any, Literal, NoReturn
 from psycopg.pq import TransactionStatus
 
 from outbox_relay import cli
-from outbox_relay.domain.event import Event
+from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import Delivered, Verdict
 from outbox_relay.postgres.store import Claimed, Store
 from outbox_relay.sinks.kafka import KafkaSink
@@ -53,7 +53,7 @@ def _after_acknowledgement() -> None:
 def _die_after_delivery(sink: type[KafkaSink] | type[WebhookSink]) -> None:
     original = sink.deliver
 
-    async def deliver(self: Any, batch: Sequence[Event], until: float, attempt: int = 1, /) -> Sequence[Verdict]:
+    async def deliver(self: Any, batch: Sequence[StoredEvent], until: float, attempt: int = 1, /) -> Sequence[Verdict]:
         verdicts = await original(self, batch, until, attempt)
         return die() if any(isinstance(verdict, Delivered) for verdict in verdicts) else verdicts
 

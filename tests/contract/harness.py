@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from outbox_relay.domain.event import Event
+from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.outcomes import Delivered, Unavailable, Verdict
 from outbox_relay.sinks import Sink
@@ -48,21 +48,23 @@ class SinkHarness(ABC):
         """Bring the destination back, with what it had got."""
 
     @abstractmethod
-    def poison(self, event: Event) -> Event:
+    def poison(self, event: StoredEvent) -> StoredEvent:
         """`event`, made so that the destination never takes it."""
 
 
 _ids = itertools.count(1)
 
 
-def an_event(key: str | None = "k", payload: bytes = b"{}", headers: str | None = None) -> Event:
+def an_event(key: str | None = "k", payload: bytes = b"{}", headers: str | None = None) -> StoredEvent:
     """An event as it would come from the log, with an id and a uid of its own."""
     number = next(_ids)
     uid = f"019a0000-0000-7000-8000-{number:012x}"
-    return Event(number, 0, uid, "order.created", key, payload, "application/json", headers, None, datetime.now(UTC))
+    return StoredEvent(
+        number, 0, uid, "order.created", key, payload, "application/json", headers, None, datetime.now(UTC)
+    )
 
 
-def some_events(count: int, keys: int = 5) -> list[Event]:
+def some_events(count: int, keys: int = 5) -> list[StoredEvent]:
     """Events of several keys in turn, each with its number as payload."""
     return [an_event(f"k{number % keys}", b"%d" % number) for number in range(count)]
 
@@ -73,7 +75,7 @@ def soon() -> float:
 
 
 async def hand_over(
-    sink: Sink, events: Sequence[Event], *, until: float | None = None, batch: int = 50
+    sink: Sink, events: Sequence[StoredEvent], *, until: float | None = None, batch: int = 50
 ) -> list[Verdict]:
     """The verdicts of `events`, delivered once each as the relay would do it.
 
@@ -87,7 +89,7 @@ async def hand_over(
         line = _Line(sink, until, limit)
         calls = [line.call(events[at : at + size]) for at in range(0, len(events), size)]
     else:
-        lines: dict[object, list[Event]] = {}
+        lines: dict[object, list[StoredEvent]] = {}
         for event in events:
             lines.setdefault(event.uid if event.key is None else event.key, []).append(event)
         calls = [_Line(sink, until, limit).one_by_one(of_key) for of_key in lines.values()]
@@ -104,7 +106,7 @@ class _Line:
     limit: asyncio.Semaphore
     ended: bool = False
 
-    async def call(self, events: Sequence[Event]) -> list[tuple[str, Verdict]]:
+    async def call(self, events: Sequence[StoredEvent]) -> list[tuple[str, Verdict]]:
         async with self.limit:
             if self.ended:
                 return [(event.uid, Unavailable("behind what was not delivered")) for event in events]
@@ -113,11 +115,11 @@ class _Line:
         self.ended = self.ended or any(isinstance(verdict, Unavailable) for verdict in verdicts)
         return [(event.uid, verdict) for event, verdict in zip(events, verdicts, strict=True)]
 
-    async def one_by_one(self, events: Sequence[Event]) -> list[tuple[str, Verdict]]:
+    async def one_by_one(self, events: Sequence[StoredEvent]) -> list[tuple[str, Verdict]]:
         return [found for event in events for found in await self.call([event])]
 
 
-async def hand_over_all(sink: Sink, events: Sequence[Event]) -> None:
+async def hand_over_all(sink: Sink, events: Sequence[StoredEvent]) -> None:
     """Deliver `events` until none is unavailable; what comes back is handed over again in order."""
     deadline = soon()
     left = list(events)
@@ -127,7 +129,7 @@ async def hand_over_all(sink: Sink, events: Sequence[Event]) -> None:
         left = [event for event, verdict in zip(left, verdicts, strict=True) if isinstance(verdict, Unavailable)]
 
 
-def by_key(events: Iterable[Event | Received]) -> dict[str | None, list[str]]:
+def by_key(events: Iterable[StoredEvent | Received]) -> dict[str | None, list[str]]:
     """The uids of each key, the first of each, in order."""
     found: dict[str | None, list[str]] = {}
     for event in events:
@@ -137,7 +139,7 @@ def by_key(events: Iterable[Event | Received]) -> dict[str | None, list[str]]:
     return found
 
 
-def assert_prefix_per_key(events: Sequence[Event], verdicts: Sequence[Verdict]) -> None:
+def assert_prefix_per_key(events: Sequence[StoredEvent], verdicts: Sequence[Verdict]) -> None:
     """What was delivered of a key is a prefix of what was handed over of it."""
     ended: set[str] = set()
     for event, verdict in zip(events, verdicts, strict=True):

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from outbox_relay.domain.event import Event
+from outbox_relay.domain.event import StoredEvent
 from outbox_relay.formats.topics import TopicTemplate
 from outbox_relay.sinks.kafka import KafkaSink
 from tests.contract.harness import Received, SinkHarness
@@ -49,7 +49,7 @@ class KafkaHarness(SinkHarness):
     async def mend_destination(self) -> None:
         await asyncio.to_thread(self._proxy.restore)
 
-    def poison(self, event: Event) -> Event:
+    def poison(self, event: StoredEvent) -> StoredEvent:
         self._only_real("takes records of any size")
         return event._replace(payload=b"x" * TOO_MANY_BYTES)
 

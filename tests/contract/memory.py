@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
-from outbox_relay.domain.event import Event
+from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Refused, Unavailable, Verdict
 from outbox_relay.formats.headers import own_headers
 from tests.contract.harness import Received, SinkHarness
@@ -27,7 +27,7 @@ class MemoryHarness(SinkHarness):
         self._sinks.append(sink)
         return sink
 
-    async def _answer(self, event: Event, _attempt: int) -> Verdict:
+    async def _answer(self, event: StoredEvent, _attempt: int) -> Verdict:
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 await self._up.wait()
@@ -55,5 +55,5 @@ class MemoryHarness(SinkHarness):
     async def mend_destination(self) -> None:
         self._up.set()
 
-    def poison(self, event: Event) -> Event:
+    def poison(self, event: StoredEvent) -> StoredEvent:
         return event._replace(payload=POISON)

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Sequence
 from urllib.parse import unquote
 
-from outbox_relay.domain.event import Event
-from outbox_relay.formats.signatures import key
+from outbox_relay.domain.event import StoredEvent
+from outbox_relay.formats.signatures import parse_key
 from outbox_relay.sinks.webhook import Credentials, Endpoint, WebhookSink
 from tests.contract.harness import Received, SinkHarness
 from tests.support.receiver import Receiver, Request
@@ -42,7 +42,7 @@ class WebhookHarness(SinkHarness):
         return say(204)
 
     def make_sink(self) -> WebhookSink:
-        return WebhookSink("contract", Endpoint(self.receiver.url, lambda _: None), Credentials([key(SECRET)]))
+        return WebhookSink("contract", Endpoint(self.receiver.url, lambda _: None), Credentials([parse_key(SECRET)]))
 
     async def received(self) -> Sequence[Received]:
         return [_received(request) for request in self._taken]
@@ -58,7 +58,7 @@ class WebhookHarness(SinkHarness):
         writer.close()
         self._lost, self._up = self.receiver.connections, True
 
-    def poison(self, event: Event) -> Event:
+    def poison(self, event: StoredEvent) -> StoredEvent:
         return event._replace(payload=POISON)
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from outbox_relay import outbox
 from outbox_relay.admin import pause, resume, status
-from outbox_relay.domain.event import Event
+from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Refused, Verdict
 from outbox_relay.relay import settler
 from outbox_relay.service import app
@@ -90,7 +90,7 @@ async def test_every_statement_of_the_page_is_run(database: Database) -> None:
 async def test_dead_letters_are_listed_retried_and_given_up(database: Database) -> None:
     asked: list[str] = []
 
-    def script(event: Event, _attempt: int) -> Verdict:
+    def script(event: StoredEvent, _attempt: int) -> Verdict:
         asked.append(event.uid)
         return Refused("no", 400) if event.uid == UID else DELIVERED
 

@@ -12,8 +12,9 @@ from structlog.testing import capture_logs
 from outbox_relay.admin import status
 from outbox_relay.domain.circuit import CircuitPolicy
 from outbox_relay.domain.errors import StatementFailed
-from outbox_relay.domain.event import SHARDS, Event
-from outbox_relay.domain.outcomes import DELIVERED, Failed, Refused, RetryPolicy, Unavailable, Verdict
+from outbox_relay.domain.event import SHARDS, StoredEvent
+from outbox_relay.domain.outcomes import DELIVERED, Failed, Refused, Unavailable, Verdict
+from outbox_relay.domain.retry import RetryPolicy
 from outbox_relay.postgres.store import ClaimedRow, NewRow
 from tests.integration.test_relay import BOTH, Late, delivered, emit, fails, has, ids, in_order, query
 from tests.support.database import Database
@@ -27,7 +28,7 @@ FULL = "select last_error from outbox.sink where last_error like '%%no more than
 MOST = 50
 
 
-def bad_fails(event: Event, _attempt: int) -> Verdict:
+def bad_fails(event: StoredEvent, _attempt: int) -> Verdict:
     """Events of one key fail."""
     return Failed("status 500", 500) if event.key == "bad" else DELIVERED
 

@@ -10,7 +10,7 @@ import pytest
 from psycopg import errors, sql
 
 from outbox_relay import outbox
-from outbox_relay.domain.errors import Unusable
+from outbox_relay.domain.errors import DatabaseUnusable
 from outbox_relay.postgres.migrations import SCHEMA_VERSION, migrate, script
 from tests.support.database import Database
 from tests.support.postgres import PostgresServer
@@ -305,7 +305,7 @@ def test_the_owner_moves_the_ceiling_and_open_sessions_know(database: Database, 
 
 @pytest.mark.parametrize("most", [1023, (64 << 20) + 1, -1])
 def test_a_ceiling_out_of_bounds(database: Database, most: int) -> None:
-    with pytest.raises(Unusable, match="the ceiling of payloads must be 1024 to 67108864 bytes"):
+    with pytest.raises(DatabaseUnusable, match="the ceiling of payloads must be 1024 to 67108864 bytes"):
         migrate(database.dsn, max_payload_bytes=most)
 
 

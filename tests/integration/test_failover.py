@@ -20,7 +20,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from outbox_relay import outbox
-from outbox_relay.domain.event import Event
+from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Failed, Verdict
 from outbox_relay.postgres.migrations import migrate
 from outbox_relay.relay import log_reader, settler
@@ -117,7 +117,7 @@ class Held:
     rest: asyncio.Event
     asked: int = 0
 
-    async def script(self, _event: Event, _attempt: int) -> Verdict:
+    async def script(self, _event: StoredEvent, _attempt: int) -> Verdict:
         """Wait to be let go."""
         self.asked += 1
         await (self.first if self.asked == 1 else self.rest).wait()
@@ -221,7 +221,7 @@ async def test_a_commit_that_waits_for_a_standby_is_given_up_and_settled_once(sh
     """
     failed: set[int] = set()
 
-    def script(event: Event, _attempt: int) -> Verdict:
+    def script(event: StoredEvent, _attempt: int) -> Verdict:
         if event.key == "fails" and event.id not in failed:
             failed.add(event.id)
             return Failed("not yet")

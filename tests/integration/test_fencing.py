@@ -20,10 +20,10 @@ from uuid import uuid4
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from outbox_relay.domain.errors import LeaseLost, StartAgain
-from outbox_relay.domain.event import SHARDS, Event
+from outbox_relay.domain.errors import LeaseLost, SessionReset
+from outbox_relay.domain.event import SHARDS, StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Unavailable, Verdict
-from outbox_relay.formats.signatures import key
+from outbox_relay.formats.signatures import parse_key
 from outbox_relay.postgres.store import NewRow
 from outbox_relay.sinks.webhook import Credentials, Endpoint, WebhookSink
 from tests.contract.harness import an_event
@@ -97,7 +97,7 @@ class Recorder:
         self.began: list[tuple[float, int]] = []
         self.seconds = seconds
 
-    async def __call__(self, event: Event, _attempt: int) -> Verdict:
+    async def __call__(self, event: StoredEvent, _attempt: int) -> Verdict:
         self.began.append((time.monotonic(), event.id))
         await asyncio.sleep(self.seconds)  # the destination takes its time
         return DELIVERED
@@ -118,7 +118,7 @@ async def test_a_relay_whose_event_loop_stood_still_delivers_nothing_more_under_
     database: Database, heir: Heir, keeps_order: bool
 ) -> None:
     """Goes red when nothing is asked of the clock before events are handed over."""
-    arrived: list[Event] = []
+    arrived: list[StoredEvent] = []
     script = Recorder(0.02)
     sink = MemorySink(script, keeps_order=keeps_order, max_in_flight=2)
     sink.max_batch = 5 if keeps_order else 1
@@ -134,7 +134,7 @@ async def test_a_relay_whose_event_loop_stood_still_delivers_nothing_more_under_
         woke, tried = time.monotonic(), len(sink.attempts)
 
         async def noticed() -> bool:
-            return any(isinstance(error, StartAgain) for error in rig.ended)
+            return any(isinstance(error, SessionReset) for error in rig.ended)
 
         await auntil(noticed, seconds=30, what="the session ends")
         assert len(sink.attempts) == tried, "nothing was handed over after the loop went on"
@@ -144,7 +144,7 @@ async def test_a_relay_whose_event_loop_stood_still_delivers_nothing_more_under_
     assert in_order(arrived)
 
 
-async def everything(arrived: list[Event], wanted: list[int]) -> None:
+async def everything(arrived: list[StoredEvent], wanted: list[int]) -> None:
     """Wait until all of `wanted` have arrived."""
 
     async def fact() -> bool:
@@ -153,7 +153,7 @@ async def everything(arrived: list[Event], wanted: list[int]) -> None:
     await auntil(fact, seconds=60, what=f"{len(wanted)} events are delivered")
 
 
-def repeated(arrived: list[Event]) -> set[int]:
+def repeated(arrived: list[StoredEvent]) -> set[int]:
     """What came twice."""
     return {event_id for event_id, count in Counter(event.id for event in arrived).items() if count > 1}
 
@@ -172,7 +172,7 @@ async def test_a_relay_whose_database_went_silent_stops_before_its_lease_ends_th
     database: Database, keeps_order: bool
 ) -> None:
     """No answer, no FIN. Goes red when the relay does not stop by itself: it finds out only after seconds."""
-    arrived: list[Event] = []
+    arrived: list[StoredEvent] = []
     script = Recorder(0.02)
     sink, other = MemorySink(script, keeps_order=keeps_order, max_in_flight=2), MemorySink()
     sink.max_batch = 5 if keeps_order else 1
@@ -286,7 +286,7 @@ async def test_a_request_that_is_ready_to_be_sent_too_late_is_not_sent() -> None
         time.sleep(0.3)  # the event loop stands still
 
     with Receiver() as receiver:
-        sink = WebhookSink("crm", Endpoint(receiver.url, denied), Credentials([key(SECRET)]))
+        sink = WebhookSink("crm", Endpoint(receiver.url, denied), Credentials([parse_key(SECRET)]))
         await sink.open()
         try:
             [late] = await sink.deliver([an_event()], time.monotonic() + 0.2)
@@ -351,7 +351,7 @@ async def test_what_a_zombie_writes_changes_nothing(database: Database, what: st
 
 
 def test_the_judge_of_this_file_sees_duplicates_and_disorder() -> None:
-    one: Any = Event(1, 0, "u", "t", "k", b"", "c", None, None, None)  # type: ignore[arg-type]
+    one: Any = StoredEvent(1, 0, "u", "t", "k", b"", "c", None, None, None)  # type: ignore[arg-type]
     two: Any = one._replace(id=2)
     assert repeated([one, two, one]) == {1}
     assert in_order([one, two, one])

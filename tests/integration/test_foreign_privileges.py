@@ -10,7 +10,7 @@ import pytest
 from psycopg import errors
 
 from outbox_relay import outbox
-from outbox_relay.domain.errors import Unusable
+from outbox_relay.domain.errors import DatabaseUnusable
 from outbox_relay.postgres.migrations import SCHEMA_FOLDER, migrate, script
 from outbox_relay.postgres.session_settings import NEWER_SETTINGS, SESSION_SETTINGS
 from outbox_relay.postgres.store import Store
@@ -329,11 +329,15 @@ async def test_databases_of_other_encodings_are_refused(postgres: PostgresServer
         admin.execute(f"create database {name} encoding '{encoding}' locale 'C' template template0".encode())
     database = Database(postgres, name)
     try:
-        with pytest.raises(Unusable, match=f"^this database has the encoding {encoding}, and the outbox needs UTF8: "):
+        with pytest.raises(
+            DatabaseUnusable, match=f"^this database has the encoding {encoding}, and the outbox needs UTF8: "
+        ):
             migrate(database.dsn)
         with database.connect() as conn, pytest.raises(errors.RaiseException, match="schema outbox needs UTF8"):
             conn.execute(script().encode())
-        with pytest.raises(Unusable, match=f"^this database has the encoding {encoding}, and the outbox needs UTF8: "):
+        with pytest.raises(
+            DatabaseUnusable, match=f"^this database has the encoding {encoding}, and the outbox needs UTF8: "
+        ):
             await Store(lambda: database.dsn, pooler=False, connections=1).open()
     finally:
         postgres.drop_database(name)

@@ -11,14 +11,15 @@ import psycopg
 import pytest
 import structlog
 
-from outbox_relay.domain.errors import DatabaseLost, StatementFailed
-from outbox_relay.domain.log import Seldom
+from outbox_relay.domain.errors import DatabaseUnavailable, StatementFailed
+from outbox_relay.domain.rate_limited_log import RateLimitedLog
 from outbox_relay.postgres.connection_slots import CHORES, FEWEST, LEASES, OTHER, TICKS, ConnectionSlots, sink_caller
 from outbox_relay.postgres.listener import ELSEWHERE, Wakeup
 from outbox_relay.postgres.migrations import migrate
 from outbox_relay.relay.housekeeping import Chore, Housekeeping
 from tests.integration.test_relay import delivered, emit, query
 from tests.support.database import Database
+from tests.support.logs import RecordedLog
 from tests.support.memory_sink import MemorySink
 from tests.support.postgres import PostgresServer
 from tests.support.rig import CountingStore, running, spec
@@ -230,7 +231,7 @@ async def test_no_connection_to_be_had_is_no_loss_of_those_that_there_are(own_po
     store._sql["shares"] = "select pg_sleep(60)"  # pyright: ignore[reportPrivateUsage]
     slow = asyncio.create_task(store._rows("shares", {}, deadline=8.0))  # pyright: ignore[reportPrivateUsage]
     await asyncio.sleep(0.1)
-    with pytest.raises(DatabaseLost, match=r"could be had|did not answer"):
+    with pytest.raises(DatabaseUnavailable, match=r"could be had|did not answer"):
         await store.schema()
     assert store.connection_losses == 0
     slow.cancel()
@@ -281,32 +282,16 @@ async def test_a_crash_of_one_process_of_the_server_takes_its_mark_away(own_post
 async def _answers(store: CountingStore) -> bool:
     try:
         await store.tick()
-    except DatabaseLost:
+    except DatabaseUnavailable:
         await store.mend()
         return False
     return True
 
 
-class Lines:
-    """A log that keeps its warnings."""
-
-    def __init__(self) -> None:
-        self.warnings: list[tuple[str, dict[str, object]]] = []
-
-    def debug(self, event: str, /, **values: object) -> None:
-        """Not kept."""
-
-    info = debug
-
-    def warning(self, event: str, /, **values: object) -> None:
-        """Kept."""
-        self.warnings.append((event, values))
-
-
 async def test_a_listening_connection_that_leads_elsewhere_is_named_once_and_not_used(
     database: Database, empty_database: Database
 ) -> None:
-    store, log = CountingStore(database.dsn), Lines()
+    store, log = CountingStore(database.dsn), RecordedLog()
     await store.open()
     right, wrong = (Wakeup(lambda d=d: d.dsn, store.place, log) for d in (database, empty_database))
     assert await right.lie_down()
@@ -321,13 +306,13 @@ async def test_a_listening_connection_that_leads_elsewhere_is_named_once_and_not
 
 
 def test_what_happens_again_and_again_is_said_seldom_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, log = [0.0], Lines()
-    monkeypatch.setattr("outbox_relay.domain.log.time.monotonic", lambda: now[0])
-    seldom = Seldom(log)
+    now, log = [0.0], RecordedLog()
+    monkeypatch.setattr("outbox_relay.domain.rate_limited_log.time.monotonic", lambda: now[0])
+    limited = RateLimitedLog(log)
     for second in range(25):
         now[0] = float(second)
-        seldom.warning("it starts again", reason="away")
-        seldom.warning("it is another")
+        limited.warning("it starts again", reason="away")
+        limited.warning("it is another")
     said = [values for event, values in log.warnings if event == "it starts again"]
     assert said == [{"reason": "away"}, {"reason": "away", "left_out": 9}, {"reason": "away", "left_out": 9}]
     assert len(log.warnings) == 6

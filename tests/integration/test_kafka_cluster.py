@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from outbox_relay.domain.event import Event
+from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import Delivered, Unavailable
 from outbox_relay.formats.topics import TopicTemplate
 from tests.contract.harness import hand_over_all, some_events
@@ -59,7 +59,7 @@ def report(capsys: pytest.CaptureFixture[str]) -> Callable[[str, int], None]:
     return show
 
 
-def duplicates(records: Sequence[Record], events: Sequence[Event]) -> int:
+def duplicates(records: Sequence[Record], events: Sequence[StoredEvent]) -> int:
     """Assert that nothing is lost or out of order; return the number of repeated records."""
     expected: dict[bytes, list[str]] = {}
     for event in events:

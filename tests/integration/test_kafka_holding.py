@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from outbox_relay import outbox
-from outbox_relay.domain.event import Event
+from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Refused, Unavailable, Verdict
 from outbox_relay.formats.topics import TopicTemplate
 from outbox_relay.sinks.kafka import KafkaSink
@@ -29,12 +29,12 @@ BAD = (70, 103, 311, 312)
 """Events of the keys 0, 3, 1 and 2, in the middle of different calls."""
 
 
-def large(event: Event) -> Event:
+def large(event: StoredEvent) -> StoredEvent:
     """Return `event` with a payload that is too large for the topic even when compressed."""
     return event._replace(payload=random.Random(event.id).randbytes(2 * LIMIT))
 
 
-def nameless(event: Event) -> Event:
+def nameless(event: StoredEvent) -> StoredEvent:
     """Return `event` with a type that gives no legal topic name."""
     return event._replace(type="no topic/")
 
@@ -56,7 +56,7 @@ CASES = {
 }
 
 
-def expected(events: Sequence[Event], bad: Sequence[int]) -> list[type]:
+def expected(events: Sequence[StoredEvent], bad: Sequence[int]) -> list[type]:
     """Return the type of each verdict: no event of a key is delivered from its first refused one on."""
     found: list[type] = []
     ended: set[str | None] = set()
@@ -94,12 +94,12 @@ async def test_no_event_of_a_key_is_sent_after_a_refused_one_in_concurrent_calls
     assert arrived == {event.uid for event, v in zip(events, verdicts, strict=True) if v is DELIVERED}
 
 
-def _keys(events: Sequence[Event], verdicts: Sequence[Verdict]) -> set[str | None]:
+def _keys(events: Sequence[StoredEvent], verdicts: Sequence[Verdict]) -> set[str | None]:
     """Return the keys that a relay would hold by now."""
     return {event.key for event, verdict in zip(events, verdicts, strict=False) if verdict is not DELIVERED}
 
 
-async def hand_over_all_of(sink: KafkaSink, events: Sequence[Event]) -> list[Verdict]:
+async def hand_over_all_of(sink: KafkaSink, events: Sequence[StoredEvent]) -> list[Verdict]:
     """Return the verdicts on `events`, delivered in two concurrent calls."""
     half = len(events) // 2
     first, second = await asyncio.gather(sink.deliver(events[:half], soon()), sink.deliver(events[half:], soon()))

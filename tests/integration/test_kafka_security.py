@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from outbox_relay import outbox
-from outbox_relay.domain.errors import Misconfigured
+from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.domain.outcomes import DELIVERED, Unavailable
 from outbox_relay.formats.topics import TopicTemplate
 from outbox_relay.sinks.kafka import KafkaSink
@@ -195,7 +195,7 @@ async def test_a_right_revoked_meanwhile_loses_nothing(secured: SecuredBroker, t
 
 
 async def test_a_file_that_is_missing_is_named_at_the_start(tmp_path: Path, sink_of: Any) -> None:
-    with pytest.raises(Misconfigured, match=r'sinks.events.producer_files."sasl.password": .*gone: No such file'):
+    with pytest.raises(ConfigurationError, match=r'sinks.events.producer_files."sasl.password": .*gone: No such file'):
         await sink_of("t", {"bootstrap.servers": "127.0.0.1:1"}, files={"sasl.password": tmp_path / "gone"})
 
 
@@ -207,7 +207,7 @@ async def test_a_file_without_a_secret_is_named_without_its_contents(
 ) -> None:
     path = tmp_path / "password"
     path.write_bytes(content)
-    with pytest.raises(Misconfigured, match=said) as refusal:
+    with pytest.raises(ConfigurationError, match=said) as refusal:
         await sink_of("t", {"bootstrap.servers": "127.0.0.1:1"}, files={"sasl.password": path})
     assert "xxx" not in str(refusal.value)
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, Producer
 
-from outbox_relay.domain.errors import Misconfigured
-from outbox_relay.domain.event import Event
+from outbox_relay.domain.errors import ConfigurationError
+from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.outcomes import DELIVERED, Delivered, Refused, Unavailable, Verdict
 from outbox_relay.formats.topics import TopicTemplate
@@ -69,7 +69,7 @@ def first_deliveries(records: Sequence[Record]) -> dict[bytes | None, list[str]]
     return {key: list(of_key) for key, of_key in found.items()}
 
 
-def assert_all_arrived_in_order(records: Sequence[Record], events: Sequence[Event]) -> int:
+def assert_all_arrived_in_order(records: Sequence[Record], events: Sequence[StoredEvent]) -> int:
     """Assert that no event is lost and first deliveries are in order per key; return the number of duplicates."""
     expected: dict[bytes | None, list[str]] = {}
     for event in events:
@@ -405,7 +405,7 @@ async def test_a_cluster_that_does_not_answer_fails_the_check_without_a_secret(
 async def test_settings_that_librdkafka_does_not_accept_are_named() -> None:
     producer = {"bootstrap.servers": "127.0.0.1:1", "lingre.ms": 3}
     sink = KafkaSink("events", TopicTemplate.parse("t"), producer, STALL_SECONDS)
-    with pytest.raises(Misconfigured, match=r"sinks.events.producer.*lingre.ms"):
+    with pytest.raises(ConfigurationError, match=r"sinks.events.producer.*lingre.ms"):
         await sink.open()
 
 
@@ -428,7 +428,7 @@ async def test_throughput_compared_with_a_bare_loop(
     report(f"through the sink {through:,.0f} events/s, bare loop {bare:,.0f} events/s, ratio {through / bare:.2f}")
 
 
-def _bare_loop(broker: KafkaBroker, topic: str, batch: Sequence[Event], rounds: int) -> float:
+def _bare_loop(broker: KafkaBroker, topic: str, batch: Sequence[StoredEvent], rounds: int) -> float:
     """Return the events per second of a loop around `produce` with a thread for the delivery reports."""
     producer = Producer(
         {

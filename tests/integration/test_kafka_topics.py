@@ -9,7 +9,7 @@ import pytest
 from cloudevents.core.bindings.kafka import KafkaMessage, from_binary, from_structured
 from cloudevents.core.formats.json import JSONFormat
 
-from outbox_relay.domain.event import Event
+from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Delivered, Refused, Unavailable
 from outbox_relay.formats.topics import TopicTemplate
 from outbox_relay.sinks.kafka import KafkaSink, RecordFormat, TopicCreation
@@ -38,7 +38,7 @@ async def sink_on() -> AsyncGenerator[Callable[..., Any]]:
         yield open_one
 
 
-def to(region: str, key: str | None = None, payload: bytes = b"{}") -> Event:
+def to(region: str, key: str | None = None, payload: bytes = b"{}") -> StoredEvent:
     """Return an event whose header contains the end of its topic's name."""
     return an_event(key, payload, headers=json.dumps({"to": region}))
 

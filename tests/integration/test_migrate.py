@@ -14,7 +14,7 @@ from psycopg import sql
 from sqlalchemy import NullPool, create_engine, text
 
 from outbox_relay import outbox
-from outbox_relay.domain.errors import DatabaseLost, RelayError, Unusable
+from outbox_relay.domain.errors import DatabaseUnavailable, DatabaseUnusable, RelayError
 from outbox_relay.postgres.errors import explain
 from outbox_relay.postgres.migrations import SCHEMA_FOLDER, SCHEMA_VERSION, Outcome, fit, migrate, migrations, script
 from tests.integration.test_roles import new_role
@@ -84,7 +84,7 @@ def test_forward(database: Database, folder: Path) -> None:
 
 def test_a_migration_that_fails_changes_nothing(database: Database, folder: Path) -> None:
     add(folder, "create table outbox.half (); select 1 / 0;\n")
-    with pytest.raises(Unusable, match="22012"):
+    with pytest.raises(DatabaseUnusable, match="22012"):
         migrate(database.dsn, folder=folder)
     assert meta(database) == (SCHEMA_VERSION, 1)
     with database.connect() as conn:
@@ -97,9 +97,9 @@ def test_a_migration_that_fails_changes_nothing(database: Database, folder: Path
 def test_a_folder_with_a_gap(folder: Path) -> None:
     add(folder, "select 1;")
     (folder / f"{NEXT:04}_extra.sql").unlink()
-    with pytest.raises(Unusable, match="does not have every migration"):
+    with pytest.raises(DatabaseUnusable, match="does not have every migration"):
         migrations(folder)
-    with pytest.raises(Unusable, match="does not have every migration"):
+    with pytest.raises(DatabaseUnusable, match="does not have every migration"):
         migrations(folder / "none")
 
 
@@ -131,7 +131,7 @@ def test_a_lock_that_is_never_given_back(database: Database) -> None:
     with database.connect() as conn:
         conn.execute("set application_name = 'a forgotten shell'")
         conn.execute("lock table outbox.meta in share row exclusive mode")
-        with pytest.raises(DatabaseLost) as caught:
+        with pytest.raises(DatabaseUnavailable) as caught:
             migrate(database.dsn)
         said = str(caught.value)
         assert f"process {conn.info.backend_pid} (user postgres, application a forgotten shell, idle in trans" in said
@@ -142,7 +142,7 @@ def test_a_table_that_is_in_use(database: Database, folder: Path) -> None:
     add(folder, "alter table outbox.event add column extra integer;\n")
     with database.connect() as conn:
         outbox.emit(conn, "t", 1)
-        with pytest.raises(DatabaseLost, match=rf"process {conn.info.backend_pid} .* in a transaction for"):
+        with pytest.raises(DatabaseUnavailable, match=rf"process {conn.info.backend_pid} .* in a transaction for"):
             migrate(database.dsn, folder=folder)
         conn.commit()
     assert meta(database) == (SCHEMA_VERSION, 1)
@@ -185,7 +185,9 @@ def test_a_newer_schema_that_we_can_work_on(database: Database, folder: Path) ->
 def test_a_newer_schema_that_we_cannot_work_on(database: Database, folder: Path) -> None:
     add(folder, f"-- min_relay: {NEXT}\nselect 1;\n")
     migrate(database.dsn, folder=folder)
-    with pytest.raises(Unusable, match=f"has version {NEXT + 1}, which needs relays made for version {NEXT} or newer"):
+    with pytest.raises(
+        DatabaseUnusable, match=f"has version {NEXT + 1}, which needs relays made for version {NEXT} or newer"
+    ):
         migrate(database.dsn)
 
 
@@ -273,7 +275,7 @@ def test_names_of_roles_are_quoted(database: Database) -> None:
 
 @pytest.mark.parametrize("role", ["nobody_knows", "public", "", "postgres; --"])
 def test_a_role_that_does_not_exist(empty_database: Database, role: str) -> None:
-    with pytest.raises(Unusable, match=r'^role ".*" does not exist: create it first; nothing was changed$'):
+    with pytest.raises(DatabaseUnusable, match=r'^role ".*" does not exist: create it first; nothing was changed$'):
         migrate(empty_database.dsn, grant_relay=["postgres", role])
     assert meta(empty_database) is None
 
@@ -393,27 +395,27 @@ def refused(dsn: str) -> RelayError:
 )
 def test_a_dsn_that_is_none(dsn: str) -> None:
     error = refused(dsn)
-    assert isinstance(error, Unusable)
+    assert isinstance(error, DatabaseUnusable)
     assert str(error).startswith("the DSN is not a connection string: write postgresql://")
 
 
 @pytest.mark.parametrize("dsn", [f"postgresql://u:{SECRET}@127.0.0.1/db", "host=nowhere.invalid password=s3cr"])
 def test_a_host_that_does_not_exist(dsn: str) -> None:
-    assert isinstance(refused(dsn), DatabaseLost | Unusable)
+    assert isinstance(refused(dsn), DatabaseUnavailable | DatabaseUnusable)
 
 
 def test_a_server_that_does_not_answer(empty_database: Database) -> None:
     error = refused(f"host=127.0.0.1 port=1 dbname={empty_database.name} password=s3cr")
-    assert isinstance(error, DatabaseLost)
+    assert isinstance(error, DatabaseUnavailable)
     assert str(error) == "no connection to the database at 127.0.0.1:1: Connection refused"
 
 
 def test_a_database_or_a_user_that_does_not_exist(postgres: PostgresServer) -> None:
     error = refused(postgres.dsn("nowhere", password="s3cr"))
-    assert isinstance(error, Unusable)
+    assert isinstance(error, DatabaseUnusable)
     assert 'database "nowhere" does not exist: create the database, or correct its name' in str(error)
     error = refused(postgres.dsn("postgres", user="nobody", password="s3cr"))
-    assert isinstance(error, Unusable)
+    assert isinstance(error, DatabaseUnusable)
     assert 'role "nobody" does not exist: check user name and password' in str(error)
 
 
@@ -424,10 +426,10 @@ def test_a_wrong_password_and_none(own_postgres: PostgresServer) -> None:
     connect = own_postgres.dsn("postgres", "guarded", password="right")
     until(lambda: _answers(connect), seconds=10, what="the right password is taken")
     wrong = refused(own_postgres.dsn("postgres", "guarded", password="s3cr"))
-    assert isinstance(wrong, Unusable)
+    assert isinstance(wrong, DatabaseUnusable)
     assert 'password authentication failed for user "guarded": check user name and password' in str(wrong)
     none = refused(own_postgres.dsn("postgres", "guarded"))
-    assert isinstance(none, Unusable)
+    assert isinstance(none, DatabaseUnusable)
     assert "wants a password and the DSN has none" in str(none)
 
 
@@ -440,7 +442,7 @@ def test_no_rights(empty_database: Database, database: Database) -> None:
     for place in (empty_database, database):
         with new_role(place, "stranger") as stranger:
             error = refused(place.dsn_as(stranger))
-            assert isinstance(error, Unusable)
+            assert isinstance(error, DatabaseUnusable)
             assert "permission denied" in str(error)
             assert "run migrate as the owner of schema outbox or, to create it, as a role that may" in str(error)
 
@@ -455,8 +457,8 @@ def test_a_schema_of_somebody_elses(empty_database: Database) -> None:
 @pytest.mark.parametrize(
     ("states", "kind"),
     [
-        ("08006 25006 25P03 40001 40P01 53300 53200 55P03 57014 57P01 57P02 57P03 58030 XX000", DatabaseLost),
-        ("28000 28P01 3D000 3F000 42501 42P01 42703 42883 0A000 22P02 23505", Unusable),
+        ("08006 25006 25P03 40001 40P01 53300 53200 55P03 57014 57P01 57P02 57P03 58030 XX000", DatabaseUnavailable),
+        ("28000 28P01 3D000 3F000 42501 42P01 42703 42883 0A000 22P02 23505", DatabaseUnusable),
     ],
 )
 def test_which_errors_pass_by_themselves(states: str, kind: type[RelayError]) -> None:
@@ -473,10 +475,10 @@ def test_errors_without_a_state(database: Database) -> None:
     for broken in (conn.execute, conn.cursor):
         with pytest.raises(psycopg.OperationalError) as caught:
             broken(b"select 1")  # pyright: ignore[reportArgumentType, reportCallIssue] - both find it closed first
-        assert isinstance(explain(caught.value), DatabaseLost)
+        assert isinstance(explain(caught.value), DatabaseUnavailable)
     with database.connect() as conn, pytest.raises(psycopg.ProgrammingError) as misused:
         conn.execute("select %s", [])
-    assert isinstance(explain(misused.value), DatabaseLost)
+    assert isinstance(explain(misused.value), DatabaseUnavailable)
 
 
 def test_values_that_the_server_quotes_are_not_passed_on(database: Database) -> None:

@@ -10,8 +10,8 @@ import psycopg
 import pytest
 
 from outbox_relay.domain.errors import StatementFailed
-from outbox_relay.domain.event import Event, looked_through
-from outbox_relay.domain.window import LAST_TRIES, MOST_CUTS, Position, Steps, Tick, part
+from outbox_relay.domain.event import StoredEvent, pop_scan_end
+from outbox_relay.domain.window import MAX_REDUCTIONS, MAX_SINGLE_EVENT_FAILURES, Position, ScanStep, Tick, next_slice
 from outbox_relay.postgres.connection_slots import ConnectionSlots
 from outbox_relay.postgres.store import statements
 from tests.support.database import Database
@@ -153,7 +153,7 @@ class Failing:
         self.failures = 0
         rig.store.read_rest = self._read_rest  # type: ignore[method-assign]
 
-    async def _read_rest(self, *arguments: Any, **options: Any) -> list[Event]:
+    async def _read_rest(self, *arguments: Any, **options: Any) -> list[StoredEvent]:
         events = await self._read(*arguments, **options)
         if self.everything or any(event.id in self.poison and event.fault is None for event in events):
             self.failures += 1
@@ -247,10 +247,10 @@ async def test_a_huge_transaction_is_read_whatever_the_statement_timeout(databas
         huge.commit()
         b = _tick(reading)
         reading.execute(f"set statement_timeout = {TINY_MS}".encode())
-        got, steps, position = [0], Steps(), Position(a).opened(b)
+        got, steps, position = [0], ScanStep(), Position(a).opened(b)
         while got[-1] < HUGE:
-            most = steps.of(4000)
-            piece = part(position, steps.of(50_000))
+            most = steps.limit(4000)
+            piece = next_slice(position, steps.limit(50_000))
             assert piece.late
             parameters = {
                 "shards": list(range(64)), "types": None, "a": a.snapshot, "a_next": a.next_xid, "b": b.snapshot,
@@ -258,13 +258,15 @@ async def test_a_huge_transaction_is_read_whatever_the_statement_timeout(databas
                 "server": None,
             }  # fmt: skip
             try:
-                events = [Event(*row) for row in reading.execute(statements()["read_late"], parameters).fetchall()]
+                events = [
+                    StoredEvent(*row) for row in reading.execute(statements()["read_late"], parameters).fetchall()
+                ]
             except psycopg.errors.QueryCanceled:
                 steps.failed()
                 assert not steps.exhausted
                 continue
             steps.succeeded()
-            upto = looked_through(events)
+            upto = pop_scan_end(events)
             assert [event.id for event in events] == list(range(got[-1] + 1, got[-1] + 1 + len(events)))
             got += [event.id for event in events]
             position = position.at(got[-1] if len(events) >= most else upto or piece.upto)
@@ -296,10 +298,10 @@ async def test_no_event_is_dead_because_its_read_waited_for_a_connection(databas
         await rig.owns_all()
         read, slots, waited = rig.store.read_rest, ConnectionSlots(1), 0
 
-        async def read_rest(*arguments: Any, **options: Any) -> list[Event]:
+        async def read_rest(*arguments: Any, **options: Any) -> list[StoredEvent]:
             nonlocal waited
             waited += 1
-            if waited <= MOST_CUTS + LAST_TRIES:
+            if waited <= MAX_REDUCTIONS + MAX_SINGLE_EVENT_FAILURES:
                 async with slots.taken("a", "claim_rows", 1), slots.taken("a", "read_rest", 0.01):
                     pytest.fail("there is but one")
             return await read(*arguments, **options)

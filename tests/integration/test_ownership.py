@@ -9,15 +9,17 @@ from uuid import uuid4
 
 import pytest
 
-from outbox_relay.domain.errors import LeaseLost, StartAgain, StatementFailed
-from outbox_relay.domain.event import SHARDS, Event
-from outbox_relay.domain.outcomes import DELIVERED, Failed, RetryPolicy, Verdict
+from outbox_relay.domain.errors import LeaseLost, SessionReset, StatementFailed
+from outbox_relay.domain.event import SHARDS, StoredEvent
+from outbox_relay.domain.outcomes import DELIVERED, Failed, Verdict
+from outbox_relay.domain.retry import RetryPolicy
 from outbox_relay.domain.window import BEGINNING, Position
 from outbox_relay.postgres.store import NewRow, RowBack, statements
 from outbox_relay.relay.leases import Ownership, fair_share
 from tests.integration.test_relay import delivered, emit, fails, has, ids, in_order, query
 from tests.support.database import Database
 from tests.support.ledger import Ledger, ledger
+from tests.support.logs import RecordedLog
 from tests.support.memory_sink import MemorySink
 from tests.support.rig import LOST, Rig, running, spec
 from tests.support.wait import auntil
@@ -75,20 +77,11 @@ async def test_two_relays_share_every_shard_once_and_no_handover_repeats_an_even
 async def test_shards_that_are_lost_together_are_one_line(database: Database) -> None:
     """Goes red when a sink that was removed under a relay is 64 lines."""
     rig = Rig(database.dsn, [(spec("s"), MemorySink())], lease_seconds=SHORT_LEASE)
-    said: list[tuple[str, dict[str, Any]]] = []
-
-    class Log:
-        def debug(self, event: str, /, **values: Any) -> None: ...
-
-        def info(self, event: str, /, **values: Any) -> None: ...
-
-        def warning(self, event: str, /, **values: Any) -> None:
-            said.append((event, values))
-
+    log = RecordedLog()
     await rig.store.open()
     tick = (await rig.ticking.refresh()).tick
     [generation] = (await rig.store.register_sinks([("s", ["*"], None)], tick)).values()
-    ownership = Ownership(rig.store, rig.relay, "rig", "0", SHORT_LEASE, Log())
+    ownership = Ownership(rig.store, rig.relay, "rig", "0", SHORT_LEASE, log)
     holding = ownership.add("s", generation)
     await ownership.round()
     await ownership.round()
@@ -98,11 +91,11 @@ async def test_shards_that_are_lost_together_are_one_line(database: Database) ->
 
     async def lost() -> bool:
         await ownership.round()
-        return bool(said)
+        return bool(log.warnings)
 
     await auntil(lost, seconds=20, what="the loss is noticed at a renewal")
     await rig.store.close()
-    assert said == [("lost shards", {"sink": "s", "shards": 50, "held": SHARDS - 50})]
+    assert log.warnings == [("lost shards", {"sink": "s", "shards": 50, "held": SHARDS - 50})]
 
 
 async def delivered_together(wanted: list[int], *sinks: MemorySink) -> None:
@@ -117,7 +110,7 @@ async def delivered_together(wanted: list[int], *sinks: MemorySink) -> None:
 async def test_the_shards_of_a_crashed_relay_are_taken_over_when_its_lease_ends(database: Database) -> None:
     blocked = asyncio.Event()
 
-    async def script(_event: Event, _attempt: int) -> Verdict:
+    async def script(_event: StoredEvent, _attempt: int) -> Verdict:
         blocked.set()
         await asyncio.Event().wait()
         return DELIVERED
@@ -140,7 +133,7 @@ async def test_positions_survive_a_crash_up_to_the_last_flush(database: Database
     """What was settled is not delivered again by the next owner; what stood in rows is still held back in order."""
     late: list[int] = []
 
-    def script(event: Event, _attempt: int) -> Verdict:
+    def script(event: StoredEvent, _attempt: int) -> Verdict:
         return Failed("not yet") if event.id in late[:1] else DELIVERED
 
     slow = RetryPolicy(attempts=9, base_seconds=3600.0)
@@ -233,7 +226,7 @@ async def test_nothing_is_settled_behind_a_settlement_that_failed(database: Data
             behind = asyncio.ensure_future(settling.flush(everything=True))
             await asyncio.sleep(0)  # it begins, and waits for its turn
             query(database, "select pg_terminate_backend(%s)", waits)
-            with pytest.raises(StartAgain, match="sink s: a settlement did not come to its end"):
+            with pytest.raises(SessionReset, match="sink s: a settlement did not come to its end"):
                 await behind
         await delivered(sink, [event])
 
@@ -290,7 +283,7 @@ async def test_an_expired_lease_of_a_row_settles_nothing(database: Database) -> 
         assert query(database, "select state, attempts from outbox.delivery") == [("waiting", 1)]
 
 
-def _fail(_event: Event, _attempt: int) -> Verdict:
+def _fail(_event: StoredEvent, _attempt: int) -> Verdict:
     return Failed("not yet")
 
 
@@ -317,7 +310,7 @@ async def test_a_relay_whose_shard_was_taken_starts_again_and_loses_nothing(data
 
 
 async def _ended(rig: Rig) -> bool:
-    return any(isinstance(error, StartAgain) for error in rig.ended)
+    return any(isinstance(error, SessionReset) for error in rig.ended)
 
 
 async def test_a_paused_sink_is_released_by_all_and_resumed_where_it_stood(database: Database) -> None:
@@ -400,7 +393,7 @@ async def test_a_stop_finishes_settles_and_releases(database: Database) -> None:
 
 
 def test_the_helpers_of_this_file_can_tell_disorder() -> None:
-    event: Any = Event(2, 0, "u", "t", "k", b"", "c", None, None, None)  # type: ignore[arg-type]
+    event: Any = StoredEvent(2, 0, "u", "t", "k", b"", "c", None, None, None)  # type: ignore[arg-type]
     earlier: Any = event._replace(id=1)
     assert in_order([earlier, event])
     assert not in_order([event, earlier])

@@ -11,8 +11,9 @@ import pytest
 
 from outbox_relay import outbox
 from outbox_relay.domain.circuit import CircuitPolicy
-from outbox_relay.domain.event import SHARDS, Event
-from outbox_relay.domain.outcomes import DELIVERED, Failed, Refused, RetryPolicy, Unavailable, Verdict
+from outbox_relay.domain.event import SHARDS, StoredEvent
+from outbox_relay.domain.outcomes import DELIVERED, Failed, Refused, Unavailable, Verdict
+from outbox_relay.domain.retry import RetryPolicy
 from outbox_relay.relay.log_reader import CHUNK_EVENTS
 from tests.support.database import Database
 from tests.support.ledger import ledger
@@ -44,7 +45,7 @@ def ids(sink: MemorySink) -> list[int]:
     return [event.id for event in sink.delivered]
 
 
-def first_deliveries(events: Sequence[Event]) -> dict[str | None, list[int]]:
+def first_deliveries(events: Sequence[StoredEvent]) -> dict[str | None, list[int]]:
     """key → ids in the order of their first delivery."""
     found: dict[str | None, list[int]] = {}
     for event in events:
@@ -54,7 +55,7 @@ def first_deliveries(events: Sequence[Event]) -> dict[str | None, list[int]]:
     return found
 
 
-def in_order(events: Sequence[Event]) -> bool:
+def in_order(events: Sequence[StoredEvent]) -> bool:
     """Whether every key's first deliveries came in id order."""
     return all(seen == sorted(seen) for key, seen in first_deliveries(events).items() if key is not None)
 
@@ -82,7 +83,7 @@ def fails(count: int, which: Iterable[int] | None = None, verdict: Verdict | Non
     """A script: the first `count` attempts of `which` (all events when nothing) get `verdict`."""
     chosen = None if which is None else set(which)
 
-    def script(event: Event, attempt: int) -> Verdict:
+    def script(event: StoredEvent, attempt: int) -> Verdict:
         if attempt <= count and (chosen is None or event.id in chosen):
             return verdict or Failed("not now", 500)
         return DELIVERED
@@ -96,7 +97,7 @@ class Late:
     def __init__(self) -> None:
         self.script: Any = None
 
-    def __call__(self, event: Event, attempt: int) -> Any:
+    def __call__(self, event: StoredEvent, attempt: int) -> Any:
         return DELIVERED if self.script is None else self.script(event, attempt)
 
 
@@ -120,7 +121,7 @@ class Answering(MemorySink):
         self.sizes: list[int] = []
         self.told = asyncio.Event()
 
-    async def deliver(self, batch: Sequence[Event], until: float, attempt: int = 1, /) -> Sequence[Verdict]:
+    async def deliver(self, batch: Sequence[StoredEvent], until: float, attempt: int = 1, /) -> Sequence[Verdict]:
         self.sizes.append(len(batch))
         await self.told.wait()
         return await super().deliver(batch, until, attempt)
@@ -196,7 +197,7 @@ async def test_what_is_claimed_with_a_row_that_is_refused_stays_behind_it_untouc
     wanted = emit(database, ["a"] * 6)
     first = fails(1, wanted[:1])
 
-    def script(event: Event, attempt: int) -> Verdict:
+    def script(event: StoredEvent, attempt: int) -> Verdict:
         return Refused("never") if event.id == wanted[3] else first(event, attempt)
 
     late.script = script
@@ -212,7 +213,7 @@ async def test_rows_of_a_session_that_ends_are_claimed_again_at_once_and_no_clai
     """Their leases last longer than any request: a relay that goes on does not wait for its own."""
     stuck = asyncio.Event()
 
-    async def script(_event: Event, attempt: int) -> Verdict:
+    async def script(_event: StoredEvent, attempt: int) -> Verdict:
         if attempt == 1:
             return Failed("once")
         if attempt == 2:
@@ -234,7 +235,7 @@ async def test_rows_of_a_session_that_ends_are_claimed_again_at_once_and_no_clai
 
 @BOTH
 async def test_other_keys_flow_while_one_fails(database: Database, keeps_order: bool) -> None:
-    def script(event: Event, _attempt: int) -> Verdict:
+    def script(event: StoredEvent, _attempt: int) -> Verdict:
         return Failed("never", 500) if event.key == "bad" else DELIVERED
 
     sink = MemorySink(script, keeps_order=keeps_order)
@@ -300,7 +301,7 @@ async def test_hold_keeps_followers_behind_a_dead_letter_and_skip_lets_them_go(
 async def test_a_destination_that_is_down_costs_no_attempt_and_no_row(database: Database, keeps_order: bool) -> None:
     down = True
 
-    def script(_event: Event, _attempt: int) -> Verdict:
+    def script(_event: StoredEvent, _attempt: int) -> Verdict:
         return Unavailable("down for tests") if down else DELIVERED
 
     sink = MemorySink(script, keeps_order=keeps_order)
@@ -372,7 +373,7 @@ async def test_rows_are_claimed_while_others_are_being_delivered(database: Datab
 async def test_a_slow_request_is_parked_and_does_not_hold_the_position_back(database: Database) -> None:
     gate = asyncio.Event()
 
-    async def script(event: Event, _attempt: int) -> Verdict:
+    async def script(event: StoredEvent, _attempt: int) -> Verdict:
         if event.key == "slow":
             await gate.wait()
         return DELIVERED
@@ -494,7 +495,7 @@ async def test_a_message_that_kills_its_relay_again_and_again_ends_dead(database
     for _ in range(12):
         deadly = asyncio.Event()
 
-        async def script(event: Event, _attempt: int, deadly: asyncio.Event = deadly) -> Verdict:
+        async def script(event: StoredEvent, _attempt: int, deadly: asyncio.Event = deadly) -> Verdict:
             if event.id == poison:
                 deadly.set()
                 await asyncio.Event().wait()

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable
 from dataclasses import replace
 
-from outbox_relay.domain.event import Event
+from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Unavailable, Verdict
 from outbox_relay.domain.sink_spec import SinkSpec
 from tests.integration.test_relay import delivered, emit, has, query
@@ -27,7 +27,7 @@ class Slow:
         self.others = others
         self._first: int | None = None
 
-    def __call__(self, event: Event, _attempt: int) -> Verdict | Awaitable[Verdict]:
+    def __call__(self, event: StoredEvent, _attempt: int) -> Verdict | Awaitable[Verdict]:
         if self._first is None:
             self._first = event.id
         return self._wait() if event.id == self._first else self.others

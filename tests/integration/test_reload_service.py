@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from outbox_relay import settings
-from outbox_relay.domain.errors import DatabaseLost
+from outbox_relay.domain.errors import DatabaseUnavailable
 from outbox_relay.postgres.store import Store
 from outbox_relay.service.app import Service
 from tests.integration.test_relay import query
@@ -235,7 +235,7 @@ async def test_a_reload_whose_answer_is_lost_supersedes_nobody_for_good(
         answer = await register(*arguments, **options)
         if lost < 2:
             lost += 1
-            raise DatabaseLost("the answer was lost")
+            raise DatabaseUnavailable("the answer was lost")
         return answer
 
     service = Service(settings.load(file, {}), lambda: settings.load(file, {}))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from outbox_relay.domain.errors import Unusable
+from outbox_relay.domain.errors import DatabaseUnusable
 from outbox_relay.postgres.migrations import migrate, rebase
 from outbox_relay.workbench.embedded.account import unprivileged
 from tests.support.database import Database
@@ -67,9 +67,9 @@ async def refused(database: Database) -> str:
     store = CountingStore(database.dsn)
     await store.open()
     try:
-        with pytest.raises(Unusable, match="rebase") as error:
+        with pytest.raises(DatabaseUnusable, match="rebase") as error:
             await store.floor()
-        with pytest.raises(Unusable, match="rebase"):
+        with pytest.raises(DatabaseUnusable, match="rebase"):
             await store.tick()
     finally:
         await store.close()
@@ -216,7 +216,9 @@ async def test_rebase_names_the_relays_that_run(own_postgres: PostgresServer) ->
     with shop(own_postgres) as database:
         async with running(database.dsn, (spec("s"), MemorySink())) as rig:
             await rig.owns_all()
-            with pytest.raises(Unusable, match=r"relays are running: rig \(seen \d+ s ago\); stop every relay first"):
+            with pytest.raises(
+                DatabaseUnusable, match=r"relays are running: rig \(seen \d+ s ago\); stop every relay first"
+            ):
                 await asyncio.to_thread(rebase, database.dsn)
 
 

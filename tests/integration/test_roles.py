@@ -13,7 +13,7 @@ from psycopg import errors, sql
 
 import outbox_relay
 from outbox_relay import outbox
-from outbox_relay.domain.event import Event
+from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Failed, Refused, Verdict
 from outbox_relay.postgres.migrations import migrate, script
 from tests.support.database import Database
@@ -243,7 +243,7 @@ def test_a_script_is_run_with_the_systems_functions_and_gives_the_path_back(empt
 # -- a relay ------------------------------------------------------------------------------------------------------
 
 
-def verdict(event: Event, attempt: int) -> Verdict:
+def verdict(event: StoredEvent, attempt: int) -> Verdict:
     """The events of one key fail once, those of another are refused, the others are delivered."""
     if event.key == "k1" and attempt == 1:
         return Failed("once")

@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 from psycopg import sql
 
-from outbox_relay.domain.errors import Unusable
+from outbox_relay.domain.errors import DatabaseUnusable
 from outbox_relay.postgres.session_settings import NEWER_SETTINGS, SESSION_SETTINGS, complaint, misfits, startup_options
 from tests.integration.test_relay import delivered, emit
 from tests.support import pgbouncer
@@ -129,14 +129,14 @@ async def test_behind_a_pooler_a_default_is_harmless_or_named_with_its_fix(
 ) -> None:
     poison(database, relay, name)
     monkeypatch.setattr(pgbouncer, "USERS", (*pgbouncer.USERS, relay))
-    refused: Unusable | None = None
+    refused: DatabaseUnusable | None = None
     with pgbouncer.PgBouncer(database.server) as pooler:
         sink = MemorySink()
         try:
             async with running(pooler.dsn(database.name, relay), (spec("s"), sink), listen=False, pooler=True) as rig:
                 await delivered(sink, emit(database, ["a", None, "ключ"]))
                 await rig.settled()
-        except Unusable as error:
+        except DatabaseUnusable as error:
             refused = error
     if name in HARMLESS_BEHIND_A_POOLER:
         assert refused is None

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from outbox_relay.domain.circuit import CircuitPolicy
-from outbox_relay.domain.event import SHARDS, Event
+from outbox_relay.domain.event import SHARDS, StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Failed, Unavailable, Verdict
 from outbox_relay.domain.sink_spec import SinkSpec
 from outbox_relay.sinks import Sink
@@ -149,7 +149,7 @@ async def test_shards_that_are_given_up_while_the_destination_is_down_repeat_not
     """What precedes something delivered becomes a row, once all that is under way was answered: red without either."""
     delivered_behind, answer = asyncio.Event(), asyncio.Event()
 
-    async def script(event: Event, _attempt: int) -> Verdict:
+    async def script(event: StoredEvent, _attempt: int) -> Verdict:
         if event.key == "stuck":
             await delivered_behind.wait()
             return Unavailable("it is down")
@@ -237,7 +237,7 @@ class Shop:
 def slowly(rng: random.Random, *, fails: bool) -> Any:
     """A script: some deliveries take a moment, and with `fails` some events fail at their first attempt."""
 
-    async def script(event: Event, attempt: int) -> Verdict:
+    async def script(event: StoredEvent, attempt: int) -> Verdict:
         if rng.random() < 0.02:
             await asyncio.sleep(rng.random() * 0.05)  # a destination that takes its time
         if fails and attempt == 1 and event.id % 97 == 0:
@@ -254,7 +254,7 @@ async def test_joins_and_leaves_under_load_repeat_and_reorder_nothing(
     """Seven joins and leaves of up to three relays. All sinks note what they get in one list, as one destination."""
     seed = 7
     rng = random.Random(seed)
-    arrived: list[Event] = []
+    arrived: list[StoredEvent] = []
     shop = Shop(database, keys=40)
     selling = asyncio.create_task(shop.run())
     deliverers = 0
@@ -287,7 +287,7 @@ async def test_joins_and_leaves_under_load_repeat_and_reorder_nothing(
     assert query(database, "select count(*) from outbox.delivery") == [(0,)]
 
 
-async def _grows(arrived: list[Event]) -> None:
+async def _grows(arrived: list[StoredEvent]) -> None:
     before = len(arrived)
 
     async def fact() -> bool:
@@ -296,7 +296,7 @@ async def _grows(arrived: list[Event]) -> None:
     await auntil(fact, seconds=60, what="deliveries go on")
 
 
-async def _all_there(arrived: list[Event], wanted: Sequence[int]) -> None:
+async def _all_there(arrived: list[StoredEvent], wanted: Sequence[int]) -> None:
     async def fact() -> bool:
         return len({event.id for event in arrived}) >= len(wanted)
 
@@ -324,7 +324,7 @@ def test_the_shards_of_a_killed_process_are_taken_over_within_its_lease_and_a_lo
 
 
 def test_the_judge_of_this_file_sees_duplicates_and_disorder() -> None:
-    event: Any = Event(2, 0, "u", "t", "k", b"", "c", None, None, None)  # type: ignore[arg-type]
+    event: Any = StoredEvent(2, 0, "u", "t", "k", b"", "c", None, None, None)  # type: ignore[arg-type]
     earlier: Any = event._replace(id=1)
     assert first_deliveries([event, earlier, event]) == {"k": [2, 1]}
     assert not in_order([event, earlier])

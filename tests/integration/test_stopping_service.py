@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from outbox_relay import settings
-from outbox_relay.domain.event import Event
+from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import Verdict
 from outbox_relay.postgres.migrations import rebase
 from outbox_relay.service.app import MOST_STARVED, Service
@@ -63,7 +63,7 @@ class Starved:
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         starved = self
 
-        async def deliver(sink: WebhookSink, batch: Sequence[Event], *arguments: Any) -> Sequence[Verdict]:
+        async def deliver(sink: WebhookSink, batch: Sequence[StoredEvent], *arguments: Any) -> Sequence[Verdict]:
             if starved.left > 0:
                 starved.left -= 1
                 raise MemoryError

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 import structlog
 
-from outbox_relay.domain.errors import IncarnationChanged, StatementFailed, Unusable
+from outbox_relay.domain.errors import DatabaseUnusable, IncarnationChanged, StatementFailed
 from outbox_relay.domain.window import BEGINNING, Position, Tick
 from outbox_relay.postgres.listener import LOCK, Wakeup
 from outbox_relay.postgres.migrations import migrate, rebase
@@ -274,10 +274,10 @@ async def test_a_log_whose_numbers_are_not_the_servers_is_not_relayed_until_it_i
         connection.execute("select setval('outbox.event_id_seq', 1)")
     store = CountingStore(database.dsn)
     await store.open()
-    with pytest.raises(Unusable, match="rebase"):
+    with pytest.raises(DatabaseUnusable, match="rebase"):
         await store.floor()
     query(database, "insert into outbox.relay values (gen_random_uuid(), 'r', '0', '{}') returning 1")
-    with pytest.raises(Unusable, match="stop every relay"):
+    with pytest.raises(DatabaseUnusable, match="stop every relay"):
         rebase(database.dsn)
     query(database, "delete from outbox.relay returning 1")
     floor = rebase(database.dsn)

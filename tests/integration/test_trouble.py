@@ -9,8 +9,9 @@ import pytest
 
 from outbox_relay.admin import pause, resume, status, why
 from outbox_relay.domain.circuit import CircuitPolicy
-from outbox_relay.domain.event import Event
-from outbox_relay.domain.outcomes import DELIVERED, Attempt, Failed, RetryPolicy, Unavailable, Verdict
+from outbox_relay.domain.event import StoredEvent
+from outbox_relay.domain.outcomes import DELIVERED, Attempt, Failed, Unavailable, Verdict
+from outbox_relay.domain.retry import RetryPolicy
 from tests.integration.test_relay import Late, delivered, emit, fails, has, ids, in_order, query
 from tests.support.database import Database
 from tests.support.memory_sink import MemorySink
@@ -95,7 +96,7 @@ async def test_a_person_who_pauses_is_not_given_a_reason_of_ours(database: Datab
         assert query(database, "select paused, paused_reason from outbox.sink") == [(True, None)]
 
 
-def _trouble(event: Event, _attempt: int) -> Verdict:
+def _trouble(event: StoredEvent, _attempt: int) -> Verdict:
     """Events of the topic with trouble wait; all others are delivered."""
     if event.key is not None and event.key.startswith("orders"):
         return Unavailable("topic orders: unknown topic", None, 0.05, part=TOPIC)

@@ -12,7 +12,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from outbox_relay.domain.errors import DatabaseLost
+from outbox_relay.domain.errors import DatabaseUnavailable
 from outbox_relay.domain.event import SHARDS
 from outbox_relay.postgres.migrations import SCHEMA_VERSION, migrate
 from tests.integration.test_relay import query
@@ -201,7 +201,7 @@ def refused_beside_a_long_transaction(database: Database) -> None:
     """A migration beside a transaction that does not end gives up, and has changed nothing."""
     with database.connect() as forgotten:
         forgotten.execute("select outbox.emit('order.forgotten', '0')")
-        with pytest.raises(DatabaseLost, match="in a transaction for"):
+        with pytest.raises(DatabaseUnavailable, match="in a transaction for"):
             migrate(database.dsn)
         forgotten.rollback()
 

@@ -6,8 +6,8 @@ import random
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 
-from outbox_relay.domain.event import SHARDS, Event, looked_through, most_wire_bytes
-from outbox_relay.domain.window import BEGINNING, Part, Position, Tick, nothing_new, part, read
+from outbox_relay.domain.event import SHARDS, StoredEvent, max_wire_bytes, pop_scan_end
+from outbox_relay.domain.window import BEGINNING, Position, Tick, WindowSlice, next_slice, nothing_new, position_after
 from outbox_relay.postgres.store import Store
 
 AMPLE_BYTES = 1 << 30
@@ -54,8 +54,8 @@ class Follower:
         self._most_bytes = most_bytes
         self._random = random.Random(seed)
         self.position = position
-        self.got: list[Event] = []
-        self.reads: list[tuple[Part, list[int]]] = []
+        self.got: list[StoredEvent] = []
+        self.reads: list[tuple[WindowSlice, list[int]]] = []
         """Every piece that was asked for, and the ids that came."""
         self.longest_range = 0
         """Most transactions above the xmax of a tick that was followed."""
@@ -84,17 +84,17 @@ class Follower:
         """Read one chunk of the window that is open."""
         start = self.position
         assert start.b is not None
-        piece = part(start, self._random.randint(1, self._most_span))
+        piece = next_slice(start, self._random.randint(1, self._most_span))
         most = self._random.randint(1, self._most_rows)
         events = await self._ask(piece, start.a, start.b, most)
-        upto = looked_through(events)
-        if len(events) >= most or most_wire_bytes(events) >= self._most_bytes:
+        upto = pop_scan_end(events)
+        if len(events) >= most or max_wire_bytes(events) >= self._most_bytes:
             upto = events[-1].id
         self.got += events
         self.reads.append((piece, [event.id for event in events]))
-        self.position = read(start, piece) if upto is None else start.at(upto)
+        self.position = position_after(start, piece) if upto is None else start.at(upto)
 
-    async def _ask(self, piece: Part, a: Tick, b: Tick, most: int) -> list[Event]:
+    async def _ask(self, piece: WindowSlice, a: Tick, b: Tick, most: int) -> list[StoredEvent]:
         ask, a = (self._store.read_late, self._latecomers_of(a)) if piece.late else (self._store.read_rest, a)
         bounds = (piece.after, piece.upto, most, self._most_bytes)
         return await ask(self._shards, self._types, a, b, *bounds, most_payload=self.most_payload)

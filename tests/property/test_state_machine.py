@@ -32,7 +32,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from psycopg import AsyncConnection
 
 from outbox_relay.domain.circuit import CircuitPolicy
-from outbox_relay.domain.outcomes import RetryPolicy
+from outbox_relay.domain.retry import RetryPolicy
 from outbox_relay.domain.sink_spec import SinkSpec
 from tests.property.truth import Truth, Written
 from tests.property.turns import Bench, SteppedStore, Turns, connected

@@ -15,9 +15,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from outbox_relay.domain.event import SHARDS, Event, looked_through
-from outbox_relay.domain.routing import like
-from outbox_relay.domain.window import BEGINNING, FOR_EVER, Position, Tick, nothing_new
+from outbox_relay.domain.event import SHARDS, StoredEvent, pop_scan_end
+from outbox_relay.domain.routing import like_pattern
+from outbox_relay.domain.window import BEGINNING, MAX_ID, Position, Tick, nothing_new
 from outbox_relay.postgres.migrations import migrate
 from outbox_relay.postgres.store import Store
 from tests.property.follower import AMPLE_BYTES, Follower, WithoutList, WithoutRange, opened
@@ -258,7 +258,7 @@ async def test_last_piece_has_no_upper_end(database: Database, store: Store) -> 
     while follower.position.b is not None:
         await follower.read_piece()
     assert follower.ids == many
-    assert {piece.upto for piece, _ in follower.reads} == {FOR_EVER}
+    assert {piece.upto for piece, _ in follower.reads} == {MAX_ID}
 
 
 async def test_tick_refuses_a_transaction_that_has_an_xid(database: Database) -> None:
@@ -486,15 +486,15 @@ class Window:
         shards: Sequence[int] = EVERY_SHARD,
         types: Sequence[str] | None = None,
         after: int = 0,
-        upto: int = FOR_EVER,
+        upto: int = MAX_ID,
         rows: int = 1000,
         payload_bytes: int = AMPLE_BYTES,
-    ) -> list[Event]:
+    ) -> list[StoredEvent]:
         """One read of the window."""
         ask = self._store.read_late if self._late else self._store.read_rest
         most_payload = self._most_payload
         events = await ask(shards, types, self._a, self._b, after, upto, rows, payload_bytes, most_payload=most_payload)
-        looked_through(events)
+        pop_scan_end(events)
         return events
 
     async def ids(self, **bounds: Any) -> list[int]:
@@ -570,7 +570,7 @@ async def test_events_without_payload_bytes_are_read(window: Window, database: D
 )
 async def test_types_are_filtered_as_routes_mean_them(window: Window, pattern: str, types: list[str]) -> None:
     await window.fill(*({"kind": kind} for kind in ["a_b", "axb", "a%b", "a\\b", "o.x", "B"]))
-    assert [event.type for event in await window.read(types=[like(pattern)])] == types
+    assert [event.type for event in await window.read(types=[like_pattern(pattern)])] == types
 
 
 async def test_any_of_several_patterns_is_enough_and_none_at_all_means_none(window: Window) -> None:

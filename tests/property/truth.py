@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from outbox_relay.domain.event import Event
+from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Failed, Refused, Unavailable, Verdict
 
 
@@ -34,7 +34,7 @@ class Truth:
     early: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     """(event, earlier event of its key that had not been delivered): right only if that one is dead by then."""
 
-    def answer(self, event: Event, wish: str) -> Verdict:
+    def answer(self, event: StoredEvent, wish: str) -> Verdict:
         """The destination's verdict of ``event``: ``wish``, except that it never takes a poisoned one."""
         n: int = json.loads(event.payload)["n"]
         written = self.committed.get(n)

@@ -16,9 +16,12 @@ from typing import Any
 from unittest.mock import patch
 from uuid import UUID
 
-from outbox_relay.domain.errors import StartAgain
-from outbox_relay.domain.event import Event
-from outbox_relay.domain.log import Log
+from structlog import DropEvent
+from structlog.stdlib import BoundLogger
+from structlog.typing import EventDict
+
+from outbox_relay.domain.errors import SessionReset
+from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import Failed, Unavailable, Verdict
 from outbox_relay.domain.sink_spec import SinkSpec
 from outbox_relay.postgres.listener import Wakeup
@@ -46,20 +49,12 @@ ROWS_LAPSED = """
 update outbox.delivery set lease_until = clock_timestamp() - interval '1 second' where sink = %s and owner = %s"""
 
 
-class Silent:
-    """A log that nobody reads."""
-
-    def debug(self, event: str, /, **values: Any) -> None:
-        """Nothing."""
-
-    def info(self, event: str, /, **values: Any) -> None:
-        """Nothing."""
-
-    def warning(self, event: str, /, **values: Any) -> None:
-        """Nothing."""
+def drop(_logger: object, _level: str, _line: EventDict) -> EventDict:
+    """Drop every log line."""
+    raise DropEvent
 
 
-SILENT: Log = Silent()
+SILENT = BoundLogger(None, [drop], {})
 
 
 class SteppedOwnership(Ownership):
@@ -171,12 +166,12 @@ class Worker:
         self.sessions_ended = 0
         self.errors: list[BaseException] = []
         self._lanes: dict[str, asyncio.Task[None]] = {}
-        self._requests: list[tuple[Event, asyncio.Future[Verdict]]] = []
+        self._requests: list[tuple[StoredEvent, asyncio.Future[Verdict]]] = []
         self._wish: str | None = None
 
     # -- the destination ----------------------------------------------------------------------------------------
 
-    async def _asked(self, event: Event) -> Verdict:
+    async def _asked(self, event: StoredEvent) -> Verdict:
         """The destination is asked to take ``event``: it answers when the test says what."""
         if self._wish is not None:
             return self._truth.answer(event, self._wish)
@@ -275,7 +270,7 @@ class Worker:
         for lane, task in list(self._lanes.items()):
             if task.done():
                 del self._lanes[lane]
-                if not task.cancelled() and (error := task.exception()) and not isinstance(error, StartAgain):
+                if not task.cancelled() and (error := task.exception()) and not isinstance(error, SessionReset):
                     self.errors.append(error)
 
     async def _serve(self) -> None:

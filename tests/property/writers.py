@@ -17,7 +17,7 @@ from typing import Any
 
 import psycopg
 
-from outbox_relay.domain.event import Event
+from outbox_relay.domain.event import StoredEvent
 
 WRITERS = 12
 KEYS = 40
@@ -162,7 +162,7 @@ class Verdict:
     disordered: int
 
 
-def judge(committed: dict[str, int], got: Iterable[Event]) -> Verdict:
+def judge(committed: dict[str, int], got: Iterable[StoredEvent]) -> Verdict:
     """Compare what was read with what was committed."""
     expected = Counter({(key, n): 1 for key, most in committed.items() for n in range(1, most + 1)})
     read = [(content["key"], content["n"]) for content in (json.loads(event.payload) for event in got)]

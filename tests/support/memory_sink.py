@@ -7,15 +7,15 @@ import inspect
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
-from outbox_relay.domain.event import Event
+from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.outcomes import DELIVERED, Delivered, Refused, Unavailable, Verdict
 
-Script = Callable[[Event, int], Verdict | Awaitable[Verdict]]
+Script = Callable[[StoredEvent, int], Verdict | Awaitable[Verdict]]
 """Says what becomes of an event at its attempt (from 1); may wait before it does."""
 
 
-def _always(_event: Event, _attempt: int) -> Verdict:
+def _always(_event: StoredEvent, _attempt: int) -> Verdict:
     return DELIVERED
 
 
@@ -41,7 +41,7 @@ class MemorySink:
         self._holds = holds
         self.max_batch = 4000 if keeps_order else 1
         self.max_in_flight = max_in_flight or (2 if keeps_order else 64)
-        self.delivered: list[Event] = []
+        self.delivered: list[StoredEvent] = []
         """Every delivery, repeated ones too, in the order in which they came."""
         self.attempts: list[int] = []
         """The ids of the events that the script was asked about, in that order."""
@@ -67,7 +67,7 @@ class MemorySink:
         """Nothing of the calls under way is recorded any more."""
         self._resets += 1
 
-    async def deliver(self, batch: Sequence[Event], until: float, _attempt: int = 1, /) -> Sequence[Verdict]:
+    async def deliver(self, batch: Sequence[StoredEvent], until: float, _attempt: int = 1, /) -> Sequence[Verdict]:
         """See ``Sink``. After an event of a key that is neither delivered nor refused, its later ones are unavailable.
 
         That holds until every call under way has returned.
@@ -84,7 +84,7 @@ class MemorySink:
             if not self._under_way:
                 self._stopped.clear()
 
-    async def _in_order(self, event: Event, until: float, resets: int) -> Verdict:
+    async def _in_order(self, event: StoredEvent, until: float, resets: int) -> Verdict:
         if event.key is None:
             return await self._one(event, until, resets)
         if (stopped := self._stopped.get(event.key)) is not None:
@@ -97,7 +97,7 @@ class MemorySink:
             self._stopped[event.key] = Unavailable(verdict.reason)
         return verdict
 
-    async def _one(self, event: Event, until: float, resets: int) -> Verdict:
+    async def _one(self, event: StoredEvent, until: float, resets: int) -> Verdict:
         if lease_clock() >= until:
             return Unavailable("not delivered in time")
         if resets == self._resets:

@@ -15,9 +15,9 @@ from psycopg import AsyncConnection
 from psycopg.rows import AsyncRowFactory
 
 from outbox_relay.domain.circuit import CircuitPolicy
-from outbox_relay.domain.errors import DatabaseLost, RelayError, StartAgain, StatementFailed, Unusable
+from outbox_relay.domain.errors import DatabaseUnavailable, DatabaseUnusable, RelayError, SessionReset, StatementFailed
 from outbox_relay.domain.event import SHARDS
-from outbox_relay.domain.outcomes import RetryPolicy
+from outbox_relay.domain.retry import RetryPolicy
 from outbox_relay.domain.sink_spec import SinkSpec
 from outbox_relay.postgres.connection import direct
 from outbox_relay.postgres.listener import Wakeup
@@ -29,7 +29,7 @@ from outbox_relay.sinks import Sink
 from tests.support.wait import auntil
 
 RETRY = RetryPolicy(attempts=5, base_seconds=0.02, max_seconds=0.1, jitter=0.2)
-SURVIVED = (DatabaseLost, StatementFailed, StartAgain, Unusable)
+SURVIVED = (DatabaseUnavailable, StatementFailed, SessionReset, DatabaseUnusable)
 """As ``app`` has it, which imports settings and sinks."""
 LOST = frozenset({"connection_lost", "incarnation"})
 """Why sessions end after a connection was lost: the one that met it, and all others."""

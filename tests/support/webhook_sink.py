@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
 
-from outbox_relay.domain.event import Event
+from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import Verdict
 from outbox_relay.service.webhooks import Webhooks
 from outbox_relay.settings import Settings, load
@@ -90,7 +90,7 @@ async def sending(url: str, **changes: Any) -> AsyncGenerator[Sink]:
         await sink.close()
 
 
-async def verdict(sink: Sink, event: Event | None = None) -> Verdict:
+async def verdict(sink: Sink, event: StoredEvent | None = None) -> Verdict:
     """Return the verdict of one event, which comes never much later than the sink's time limit."""
     began = time.monotonic()
     [found] = await sink.deliver([event or an_event()], soon())
@@ -98,7 +98,7 @@ async def verdict(sink: Sink, event: Event | None = None) -> Verdict:
     return found
 
 
-async def outcome(url: str, event: Event | None = None, **changes: Any) -> Verdict:
+async def outcome(url: str, event: StoredEvent | None = None, **changes: Any) -> Verdict:
     """Return the verdict of one event, delivered by a sink of its own."""
     async with sending(url, **changes) as sink:
         return await verdict(sink, event)

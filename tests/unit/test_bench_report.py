@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from outbox_relay.domain.errors import Misconfigured
+from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.workbench.bench.figures import Summary
 from outbox_relay.workbench.bench.plot import plots
 from outbox_relay.workbench.bench.report import BenchReport, ScenarioResult, format_value, from_json
@@ -62,14 +62,14 @@ NO_REPORTS: list[Any] = [None, [], {}, {"mode": "quick"}, {**REPORT.json(), "sce
 
 @pytest.mark.parametrize("given", NO_REPORTS)
 def test_invalid_report_is_refused(given: Any) -> None:
-    with pytest.raises(Misconfigured, match="not a report"):
+    with pytest.raises(ConfigurationError, match="not a report"):
         from_json(given)
 
 
 def test_figure_without_values_is_refused() -> None:
     given = REPORT.json()
     given["scenarios"][0]["figures"][0]["values"] = []
-    with pytest.raises(Misconfigured, match="not a report"):
+    with pytest.raises(ConfigurationError, match="not a report"):
         from_json(given)
 
 

@@ -7,7 +7,7 @@ import contextlib
 
 import pytest
 
-from outbox_relay.domain.cancelling import heeded
+from outbox_relay.domain.cancellation import propagate_cancellation
 
 
 async def _swallow_cancellation(then: Exception | None) -> None:
@@ -24,7 +24,7 @@ async def test_a_swallowed_cancellation_is_raised_at_the_end_of_the_block(then: 
 
     async def work() -> None:
         nonlocal finished
-        with heeded():
+        with propagate_cancellation():
             await _swallow_cancellation(then)
         finished = True
 
@@ -37,20 +37,20 @@ async def test_a_swallowed_cancellation_is_raised_at_the_end_of_the_block(then: 
 
 
 async def test_a_timeout_inside_the_block_is_no_cancellation_of_the_task() -> None:
-    with heeded(), contextlib.suppress(TimeoutError):
+    with propagate_cancellation(), contextlib.suppress(TimeoutError):
         async with asyncio.timeout(0.001):
             await asyncio.sleep(60)
 
 
 async def test_other_exceptions_are_unchanged() -> None:
-    with pytest.raises(ValueError, match="as it is"), heeded():
+    with pytest.raises(ValueError, match="as it is"), propagate_cancellation():
         raise ValueError("as it is")
 
 
 async def test_a_timeout_around_the_block_still_ends_it() -> None:
     async def work() -> None:
         async with asyncio.timeout(0.001):
-            with heeded():
+            with propagate_cancellation():
                 await _swallow_cancellation(None)
 
     with pytest.raises(TimeoutError):

@@ -28,7 +28,7 @@ def admitted(now: float) -> Step:
     """Return a step in which an event is admitted at `now`."""
 
     def step(circuit: Circuit) -> None:
-        assert circuit.admits(now) == 0.0
+        assert circuit.admission_delay(now) == 0.0
 
     return step
 
@@ -37,7 +37,7 @@ def waits(now: float, seconds: float) -> Step:
     """Return a step in which no event is admitted at `now`, for `seconds`."""
 
     def step(circuit: Circuit) -> None:
-        assert circuit.admits(now) == pytest.approx(seconds)
+        assert circuit.admission_delay(now) == pytest.approx(seconds)
 
     return step
 

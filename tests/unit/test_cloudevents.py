@@ -11,7 +11,7 @@ from cloudevents.core.bindings.http import HTTPMessage, from_structured_event
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox_relay.domain.event import Event
+from outbox_relay.domain.event import StoredEvent
 from outbox_relay.formats.cloudevents import CONTENT_TYPE, attributes, structured
 
 SOURCE = "/shop/orders"
@@ -21,13 +21,13 @@ EMITTED = datetime(2026, 3, 1, 12, 30, 15, 250_000, timezone(timedelta(hours=2))
 
 def an_event(
     payload: bytes = b'{"id": 1}', content_type: str = "application/json", headers: str | None = None
-) -> Event:
+) -> StoredEvent:
     """Return an event of the log."""
     uid = "019a0000-0000-7000-8000-000000000001"
-    return Event(1, 0, uid, "order.created", "k", payload, content_type, headers, None, EMITTED)
+    return StoredEvent(1, 0, uid, "order.created", "k", payload, content_type, headers, None, EMITTED)
 
 
-def read(event: Event) -> Any:
+def read(event: StoredEvent) -> Any:
     """Return the structured form as the reference library reads it."""
     return from_structured_event(HTTPMessage({"content-type": CONTENT_TYPE}, structured(event, SOURCE)))
 

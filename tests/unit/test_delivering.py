@@ -13,7 +13,7 @@ from uuid import UUID
 import pytest
 
 from outbox_relay.domain.errors import LeaseLost
-from outbox_relay.domain.event import Event
+from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.in_flight import Chunk
 from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.outcomes import DELIVERED, Failed, Unavailable, Verdict
@@ -38,11 +38,11 @@ class Held(MemorySink):
 
     def __init__(self, *, keeps_order: bool = True) -> None:
         super().__init__(keeps_order=keeps_order)
-        self.calls: list[Sequence[Event]] = []
+        self.calls: list[Sequence[StoredEvent]] = []
         self.answering = asyncio.Event()
-        self.answer: Callable[[Event], Verdict] = lambda _event: DELIVERED
+        self.answer: Callable[[StoredEvent], Verdict] = lambda _event: DELIVERED
 
-    async def deliver(self, batch: Sequence[Event], _until: float, _attempt: int = 1, /) -> Sequence[Verdict]:
+    async def deliver(self, batch: Sequence[StoredEvent], _until: float, _attempt: int = 1, /) -> Sequence[Verdict]:
         self.calls.append(list(batch))
         await self.answering.wait()
         return [self.answer(event) for event in batch]
@@ -177,7 +177,7 @@ async def test_a_sink_of_requests_has_enough_while_as_many_wait_as_may_be_under_
 async def test_a_backlog_of_one_key_costs_each_event_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = 0
 
-    def counted(desk: Desk, event: Event) -> bool:
+    def counted(desk: Desk, event: StoredEvent) -> bool:
         nonlocal looks
         looks += 1
         return keyed(desk, event)

@@ -6,7 +6,7 @@ import asyncio
 import errno
 import http.client
 import json
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 
 from outbox_relay.service import health
 from outbox_relay.service.health import HEAD_BYTES, MOST_CONNECTIONS, AcceptErrors, Health
+from tests.support.logs import RecordedLog
 
 HALF = b"GET /livez HTTP/1.1\r\nhost: x\r\nx-a: "
 
@@ -160,34 +161,20 @@ async def test_every_connection_ends_with_the_listener(monkeypatch: pytest.Monke
     writer.close()
 
 
-class Lines:
-    """A log that keeps its warnings."""
-
-    def __init__(self) -> None:
-        self.warnings: list[Mapping[str, object]] = []
-
-    def debug(self, event: str, /, **values: object) -> None: ...
-
-    def info(self, event: str, /, **values: object) -> None: ...
-
-    def warning(self, event: str, /, **values: object) -> None:
-        self.warnings.append({"event": event, **values})
-
-
 async def test_that_nothing_can_be_accepted_is_one_line_and_not_one_for_each_try(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    lines, loop = Lines(), asyncio.get_running_loop()
-    complain = AcceptErrors(lines)
+    log, loop = RecordedLog(), asyncio.get_running_loop()
+    complain = AcceptErrors(log)
     context = {"message": AcceptErrors.MESSAGE, "exception": OSError(errno.EMFILE, "Too many open files")}
     for _ in range(1000):
         complain(loop, context)
-    assert lines.warnings == [
-        {"event": "no connection can be accepted by the listener", "reason": "Too many open files", "times": 1}
+    assert log.warnings == [
+        ("no connection can be accepted by the listener", {"reason": "Too many open files", "times": 1})
     ]
     monkeypatch.setattr(health, "COMPLAIN_SECONDS", 0.0)
     complain(loop, context)
-    assert lines.warnings[1]["times"] == 1000
+    assert log.warnings[1][1]["times"] == 1000
     assert caplog.records == []
     complain(loop, {"message": "something else"})
     assert [record.getMessage() for record in caplog.records] == ["something else"]

@@ -12,8 +12,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from outbox_relay.domain.event import Event
-from outbox_relay.domain.in_flight import Blocked, Chunk, Reader
+from outbox_relay.domain.event import StoredEvent
+from outbox_relay.domain.in_flight import BlockedKeys, Chunk, ShardGroup
 from outbox_relay.domain.window import Position, Tick
 
 A, B, C = Tick(0, "10:10:", 10), Tick(100, "20:20:", 20), Tick(200, "30:30:", 30)
@@ -21,8 +21,8 @@ LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
 BATCHES, SCHEDULES = 8, 100
 
 
-def event(number: int, shard: int = 0, size: int = 0) -> Event:
-    return Event(number, shard, f"uid-{number}", "type", None, b"x" * size, "text/plain", None, None, LONG_AGO)
+def event(number: int, shard: int = 0, size: int = 0) -> StoredEvent:
+    return StoredEvent(number, shard, f"uid-{number}", "type", None, b"x" * size, "text/plain", None, None, LONG_AGO)
 
 
 def chunk(*ids: int, start: Position, end: Position) -> Chunk:
@@ -76,7 +76,7 @@ def test_chunk_knows_its_bytes() -> None:
 
 
 def test_group_opens_a_window_only_for_a_tick_that_may_show_something() -> None:
-    group = Reader({1}, Position(A))
+    group = ShardGroup({1}, Position(A))
     group.follow(A)
     assert group.position == Position(A)
     group.follow(B)
@@ -84,38 +84,38 @@ def test_group_opens_a_window_only_for_a_tick_that_may_show_something() -> None:
 
 
 def test_group_finishes_its_window_before_it_opens_another() -> None:
-    group = Reader({1}, OPEN.at(50))
+    group = ShardGroup({1}, OPEN.at(50))
     group.follow(C)
     assert group.position == OPEN.at(50)
 
 
 def test_group_never_follows_a_tick_older_than_its_position() -> None:
-    group = Reader({1}, Position(C))
+    group = ShardGroup({1}, Position(C))
     group.follow(B)
     assert group.position == Position(C)
 
 
 def test_idle_groups_meet_between_windows() -> None:
-    one, other = Reader({1}, Position(B)), Reader({2}, Position(B))
-    assert one.meets(other)
+    one, other = ShardGroup({1}, Position(B)), ShardGroup({2}, Position(B))
+    assert one.can_join(other)
     one.join(other)
     assert one.shards == {1, 2}
-    assert not Reader({1}, OPEN).meets(Reader({2}, OPEN))
-    assert not Reader({1}, Position(B)).meets(Reader({2}, Position(C)))
+    assert not ShardGroup({1}, OPEN).can_join(ShardGroup({2}, OPEN))
+    assert not ShardGroup({1}, Position(B)).can_join(ShardGroup({2}, Position(C)))
 
 
 @pytest.mark.parametrize("busy", [0, 1])
 def test_groups_do_not_meet_while_one_has_events_in_flight(busy: int) -> None:
-    groups = [Reader({1}, OPEN), Reader({2}, OPEN)]
+    groups = [ShardGroup({1}, OPEN), ShardGroup({2}, OPEN)]
     for number, group in enumerate(groups):
         group.take(chunk(*([5] if number == busy else []), start=OPEN, end=Position(B)))
-    assert not groups[0].meets(groups[1])
+    assert not groups[0].can_join(groups[1])
     groups[busy].chunks[0].settle_all()
-    assert groups[0].meets(groups[1])
+    assert groups[0].can_join(groups[1])
 
 
 def test_leaving_shards_keep_their_events_in_flight() -> None:
-    group = Reader({1, 2, 3}, OPEN)
+    group = ShardGroup({1, 2, 3}, OPEN)
     part = chunk(5, 7, start=OPEN, end=OPEN.at(7))
     group.take(part)
     leaving = group.split({2, 3, 9})
@@ -130,7 +130,7 @@ def test_leaving_shards_keep_their_events_in_flight() -> None:
 
 
 def test_rounds_without_events_use_no_memory_while_one_event_is_not_done() -> None:
-    group = Reader({1, 2}, OPEN)
+    group = ShardGroup({1, 2}, OPEN)
     first = chunk(5, 7, start=OPEN, end=OPEN.closed())
     group.take(first)
     for number in range(2, 10_002):
@@ -141,18 +141,18 @@ def test_rounds_without_events_use_no_memory_while_one_event_is_not_done() -> No
     group.follow(tick(20_000))
     group.take(chunk(start=group.position, end=group.position.closed()))
     assert group.settled == leaving.settled == OPEN
-    assert group.gaps() == []
+    assert group.unsettled_before_last_done() == []
     first.settle_all()
     assert group.settled == Position(tick(20_000))
     assert leaving.settled == Position(tick(10_001)), "leaving shards were read further"
 
 
 def test_a_round_without_events_is_settled_at_once_by_an_idle_group() -> None:
-    group = Reader({1}, OPEN)
+    group = ShardGroup({1}, OPEN)
     group.take(chunk(start=OPEN, end=OPEN.closed()))
     assert group.settled == group.position == Position(B)
-    other = Reader({2}, Position(B))
-    assert group.meets(other)
+    other = ShardGroup({2}, Position(B))
+    assert group.can_join(other)
     group.join(other)
     assert group.settled == Position(B)
 
@@ -166,7 +166,7 @@ class Groups:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.undone: dict[int, set[int]] = {shard: set() for shard in range(4)}
-        self.groups = [Reader(range(4), Position(tick(0)))]
+        self.groups = [ShardGroup(range(4), Position(tick(0)))]
         self.furthest = dict.fromkeys(range(4), 0)
 
     def step(self) -> None:
@@ -175,7 +175,7 @@ class Groups:
         for one in self.groups:
             self.check(one)
 
-    def read(self, group: Reader) -> None:
+    def read(self, group: ShardGroup) -> None:
         if group.position.b is None:
             group.follow(tick(group.position.a.seq // 100 + 1))
         start = group.position
@@ -191,24 +191,24 @@ class Groups:
             self.undone[one.shard].add(one.id)
         group.take(part)
 
-    def settle(self, group: Reader) -> None:
+    def settle(self, group: ShardGroup) -> None:
         undone = [(part, place) for part in group.chunks for place in part.undone()]
         if undone:
             part, place = self.random.choice(undone)
             part.settle(place)
             self.undone[part.events[place].shard].discard(part.events[place].id)
 
-    def split(self, group: Reader) -> None:
+    def split(self, group: ShardGroup) -> None:
         if len(group.shards) > 1:
             self.groups.append(group.split(set(self.random.sample(sorted(group.shards), 1))))
 
-    def join(self, group: Reader) -> None:
-        other = next((o for o in self.groups if o is not group and o.meets(group)), None)
+    def join(self, group: ShardGroup) -> None:
+        other = next((o for o in self.groups if o is not group and o.can_join(group)), None)
         if other is not None:
             other.join(group)
             self.groups.remove(group)
 
-    def check(self, group: Reader) -> None:
+    def check(self, group: ShardGroup) -> None:
         settled, position = group.settled, group.position
         for shard in group.shards:
             assert min(self.undone[shard], default=2**63) > reach(settled), "a position covers an undone event"
@@ -250,7 +250,7 @@ class Rows:
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
-        self.blocked = Blocked()
+        self.blocked = BlockedKeys()
         self.ours = {0, 1}
         self.rows: Counter[str] = Counter()
         self.collected: Counter[str] = Counter()
@@ -332,7 +332,7 @@ def test_no_key_with_rows_is_delivered_directly_and_none_stays_blocked(batch: in
 
 
 def test_key_touched_while_the_question_was_under_way_stays_blocked() -> None:
-    blocked = Blocked()
+    blocked = BlockedKeys()
     blocked.touch("k", 1)
     blocked.commit(blocked.begin())
     asked_at, asked = blocked.settled(10)
@@ -343,7 +343,7 @@ def test_key_touched_while_the_question_was_under_way_stays_blocked() -> None:
 
 
 def test_key_is_not_asked_about_before_its_settlement_is_committed() -> None:
-    blocked = Blocked()
+    blocked = BlockedKeys()
     blocked.touch("k", 1)
     number = blocked.begin()
     assert blocked.settled(10) == (0, [])
@@ -352,7 +352,7 @@ def test_key_is_not_asked_about_before_its_settlement_is_committed() -> None:
 
 
 def test_keys_loaded_while_a_question_was_under_way_stay_blocked() -> None:
-    blocked = Blocked()
+    blocked = BlockedKeys()
     blocked.touch("k", 1)
     blocked.commit(blocked.begin())
     question = blocked.settled(10)
@@ -363,7 +363,7 @@ def test_keys_loaded_while_a_question_was_under_way_stay_blocked() -> None:
 
 
 def test_every_key_gets_its_turn_to_be_asked_about() -> None:
-    blocked = Blocked()
+    blocked = BlockedKeys()
     for n in range(5):
         blocked.touch(f"key-{n}", 0)
     blocked.commit(blocked.begin())
@@ -372,7 +372,7 @@ def test_every_key_gets_its_turn_to_be_asked_about() -> None:
 
 
 def test_keys_of_released_shards_are_forgotten() -> None:
-    blocked = Blocked()
+    blocked = BlockedKeys()
     blocked.touch("ours", 1)
     blocked.touch("theirs", 2)
     blocked.forget({2, 3})

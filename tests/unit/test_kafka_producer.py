@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from outbox_relay.domain.event import Event
+from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import Refused
 from outbox_relay.sinks.kafka.call import DeliverCall, DeliveryReports, DeliveryRound, KeyBlocks
 from outbox_relay.sinks.kafka.client import ClientLog, ClientSettings
@@ -20,7 +20,7 @@ NOT_HEADERS = f'["{SECRET}"]'
 """Headers that only the owner of the log can write."""
 
 
-def a_call(*events: Event, holds: bool = False) -> DeliverCall:
+def a_call(*events: StoredEvent, holds: bool = False) -> DeliverCall:
     """A call that nothing of is handed over yet."""
     return DeliverCall(
         1,

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError
 
-from outbox_relay.domain.errors import Misconfigured
-from outbox_relay.domain.event import Event
+from outbox_relay.domain.errors import ConfigurationError
+from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Refused, Unavailable
 from outbox_relay.formats.topics import TopicTemplate
 from outbox_relay.sinks.kafka import ClientSettings, KafkaSink, RecordFormat
@@ -42,7 +42,7 @@ async def sink(client: ScriptedClient) -> AsyncGenerator[KafkaSink]:
         yield opened
 
 
-async def overlapping(sink: KafkaSink, *batches: Sequence[Event]) -> list[Sequence[Any]]:
+async def overlapping(sink: KafkaSink, *batches: Sequence[StoredEvent]) -> list[Sequence[Any]]:
     return list(await asyncio.gather(*(sink.deliver(batch, soon()) for batch in batches)))
 
 
@@ -235,7 +235,7 @@ async def test_an_internal_error_is_answered_and_logged(
 ) -> None:
     monkeypatch.setattr("outbox_relay.sinks.kafka.in_flight_messages.PURGE_SECONDS", 0.1)
 
-    def broken(_event: Event, _alone: bool) -> None:
+    def broken(_event: StoredEvent, _alone: bool) -> None:
         raise ZeroDivisionError
 
     client.script = broken
@@ -302,7 +302,7 @@ async def test_a_stall_does_not_lose_new_settings(clock: SteppedClock, client: S
 
 async def test_settings_that_open_no_producer_change_nothing() -> None:
     sink = KafkaSink("s", TopicTemplate.parse("t"), NEWER, STALL_SECONDS)
-    with pytest.raises(Misconfigured, match=r"sinks\.s\.producer: .*no.such.setting"):
+    with pytest.raises(ConfigurationError, match=r"sinks\.s\.producer: .*no.such.setting"):
         sink.validated_settings({**NEWER, "no.such.setting": "hunter2"}, {})
-    with pytest.raises(Misconfigured, match=r'sinks\.s\.producer_files\."ssl\.key\.pem": .*No such file'):
+    with pytest.raises(ConfigurationError, match=r'sinks\.s\.producer_files\."ssl\.key\.pem": .*No such file'):
         sink.validated_settings(NEWER, {"ssl.key.pem": Path("/nowhere/key")})

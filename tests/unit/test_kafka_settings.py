@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from outbox_relay.domain.errors import Misconfigured
+from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.settings import KafkaSettings, load
 from outbox_relay.settings.producer import PROPERTIES
 
@@ -56,7 +56,7 @@ def test_topics_are_created_as_the_file_says(sink: Loads) -> None:
 
 
 def test_creating_topics_needs_to_know_how(sink: Loads) -> None:
-    with pytest.raises(Misconfigured) as refused:
+    with pytest.raises(ConfigurationError) as refused:
         sink("create_topics = true")
     said = str(refused.value)
     assert "sinks.events.partitions: is required with create_topics = true" in said
@@ -74,7 +74,7 @@ def test_creating_topics_needs_to_know_how(sink: Loads) -> None:
     ],
 )
 def test_wrong_values_are_refused_at_their_place(sink: Loads, line: str, said: str) -> None:
-    with pytest.raises(Misconfigured, match=said):
+    with pytest.raises(ConfigurationError, match=said):
         sink(line)
 
 
@@ -89,19 +89,21 @@ def test_a_file_has_a_twin_in_the_environment(sink: Loads) -> None:
 
 
 def test_a_password_instead_of_a_path_is_refused_without_being_repeated(sink: Loads) -> None:
-    with pytest.raises(Misconfigured, match=r"producer_files.*sasl.password.*should be the path of a file") as refused:
+    with pytest.raises(
+        ConfigurationError, match=r"producer_files.*sasl.password.*should be the path of a file"
+    ) as refused:
         sink('producer_files = { "sasl.password" = "hunter2" }')
     assert "hunter2" not in str(refused.value)
 
 
 @pytest.mark.parametrize("name", ["acks", "enable.idempotence", "transactional.id", "metadata.broker.list", "oauth_cb"])
 def test_what_keeps_the_guarantees_may_not_stand_in_a_file(sink: Loads, name: str) -> None:
-    with pytest.raises(Misconfigured, match="should not be in a file"):
+    with pytest.raises(ConfigurationError, match="should not be in a file"):
         sink(f'producer_files = {{ "{name}" = "/run/x" }}')
 
 
 def test_a_setting_stands_in_one_place(sink: Loads) -> None:
-    with pytest.raises(Misconfigured, match="is in producer too"):
+    with pytest.raises(ConfigurationError, match="is in producer too"):
         sink('producer_files = { "sasl.password" = "/run/x" }', PRODUCER__SASL_PASSWORD="x")
 
 
@@ -117,16 +119,16 @@ def test_a_setting_stands_in_one_place(sink: Loads) -> None:
 )
 def test_a_misspelt_setting_of_librdkafka_is_named_with_the_nearest(sink: Loads, misspelt: str, right: str) -> None:
     said = rf"{re.escape(misspelt)}.*: librdkafka has no such setting; did you mean {right}\?"
-    with pytest.raises(Misconfigured, match=rf":8: .*{said}") as refused:
+    with pytest.raises(ConfigurationError, match=rf":8: .*{said}") as refused:
         sink(producer=f'"{misspelt}" = "hunter2"')
     assert "hunter2" not in str(refused.value)
-    with pytest.raises(Misconfigured, match=rf":5: .*{said}") as refused:
+    with pytest.raises(ConfigurationError, match=rf":5: .*{said}") as refused:
         sink(f'producer_files = {{ "{misspelt}" = "/run/hunter2" }}')
     assert "hunter2" not in str(refused.value)
 
 
 def test_a_misspelt_setting_of_librdkafka_in_the_environment_is_named(sink: Loads) -> None:
-    with pytest.raises(Misconfigured) as refused:
+    with pytest.raises(ConfigurationError) as refused:
         sink(PRODUCER__ACSK="hunter2")
     assert str(refused.value) == (
         f"{TWINS}PRODUCER__ACSK: sinks.events.producer.acsk: librdkafka has no such setting; did you mean acks?"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError
 
-from outbox_relay.domain.event import Event
+from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Refused, Unavailable
 from outbox_relay.sinks.kafka import KafkaSink
 from tests.contract.harness import an_event, soon
@@ -34,7 +34,7 @@ async def sink(client: ScriptedClient) -> AsyncGenerator[KafkaSink]:
         yield opened
 
 
-def of_type(kind_of_event: str, key: str | None = None) -> Event:
+def of_type(kind_of_event: str, key: str | None = None) -> StoredEvent:
     return an_event(key)._replace(type=kind_of_event)
 
 
@@ -83,7 +83,7 @@ async def test_a_denied_topic_and_a_refused_record(client: ScriptedClient, sink:
 async def test_single_probes_at_growing_intervals_find_that_a_topic_is_back(
     clock: SteppedClock, client: ScriptedClient, sink: KafkaSink
 ) -> None:
-    def bad() -> Event:
+    def bad() -> StoredEvent:
         return of_type("bad")
 
     client.script = lambda event, _alone: (
@@ -133,7 +133,7 @@ async def test_a_stall_opens_the_breaker_of_a_topic_that_is_gone(
 ) -> None:
     events = [of_type("good", "a"), of_type("bad", "b"), of_type("good", "c")]
 
-    def gone(event: Event, _alone: bool) -> object | None:
+    def gone(event: StoredEvent, _alone: bool) -> object | None:
         if event.type == "good" or len(client.producers) > 1:
             return None
         client.missing.add("bad")

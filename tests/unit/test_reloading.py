@@ -8,29 +8,20 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from outbox_relay.domain.errors import DatabaseLost, Misconfigured
+from outbox_relay.domain.errors import ConfigurationError, DatabaseUnavailable
 from outbox_relay.service import reloading
 from outbox_relay.service.reloading import Reloading
+from tests.support.logs import RecordedLog
 from tests.support.wait import auntil
 
 
-class Lines:
+class Lines(RecordedLog):
     """A log that keeps its events with the reasons."""
 
-    def __init__(self) -> None:
-        self.said: list[tuple[str, str, object]] = []
-
-    def debug(self, event: str, /, **values: object) -> None:
-        self.said.append(("debug", event, values.get("reason")))
-
-    def info(self, event: str, /, **values: object) -> None:
-        self.said.append(("info", event, values.get("reason")))
-
-    def warning(self, event: str, /, **values: object) -> None:
-        self.said.append(("warning", event, values.get("reason")))
-
-    def error(self, event: str, /, **values: object) -> None:
-        self.said.append(("error", event, values.get("reason")))
+    @property
+    def said(self) -> list[tuple[str, str, object]]:
+        """Level, event and reason of every line."""
+        return [(level, event, values.get("reason")) for level, event, values in self.lines]
 
 
 class File:
@@ -85,7 +76,7 @@ async def becomes(fact: Callable[[], bool], what: str) -> None:
 
 @pytest.mark.parametrize(
     "error",
-    [Misconfigured("bad"), KeyError("bad"), OSError("bad"), MemoryError(), RuntimeError("bad")],
+    [ConfigurationError("bad"), KeyError("bad"), OSError("bad"), MemoryError(), RuntimeError("bad")],
     ids=lambda e: type(e).__name__,
 )
 async def test_whatever_reading_raises_is_said_and_changes_nothing(
@@ -106,7 +97,7 @@ async def test_whatever_reading_raises_is_said_and_changes_nothing(
     assert lines.said == [refused, ("info", "configuration reloaded", None)]
 
 
-@pytest.mark.parametrize("error", [DatabaseLost("away"), RuntimeError("away")], ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize("error", [DatabaseUnavailable("away"), RuntimeError("away")], ids=lambda e: type(e).__name__)
 async def test_what_was_read_is_tried_until_it_is_confirmed(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     file, lines = File(), Lines()
     file.content, file.away = "new", error
@@ -129,7 +120,7 @@ async def test_a_newer_request_replaces_what_waits_and_one_that_is_refused_does_
 ) -> None:
     """The database may know what waits already: given up, the relay would be superseded by itself."""
     file, lines = File(), Lines()
-    file.content, file.away = "first", DatabaseLost("away")
+    file.content, file.away = "first", DatabaseUnavailable("away")
     async with running(file, lines, monkeypatch) as reloads:
         reloads.ask()
         await becomes(lambda: file.tries >= 2, "the first waits")
@@ -137,7 +128,7 @@ async def test_a_newer_request_replaces_what_waits_and_one_that_is_refused_does_
         reloads.ask()
         tries = file.tries
         await becomes(lambda: file.tries >= tries + 3, "the second waits")
-        file.unreadable = Misconfigured("bad")
+        file.unreadable = ConfigurationError("bad")
         reloads.ask()
         await becomes(lambda: lines.said[-1][0] == "error", "the third is refused")
         file.away = None

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from outbox_relay import admin
-from outbox_relay.admin.text import duration, printable, table
+from outbox_relay.admin.render import duration, replace_unprintable, table
 
 SINK: dict[str, Any] = {
     "backlog": 3,
@@ -55,7 +55,7 @@ def test_columns_are_aligned_without_trailing_space() -> None:
 
 
 def test_control_characters_are_replaced() -> None:
-    assert printable("a\x1b[2Jb\u202ec\nd") == "a?[2Jb?c?d"
+    assert replace_unprintable("a\x1b[2Jb\u202ec\nd") == "a?[2Jb?c?d"
 
 
 def test_status_of_two_sinks() -> None:

@@ -9,8 +9,8 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from outbox_relay.domain.errors import StartAgain, StatementFailed
-from outbox_relay.domain.event import Event
+from outbox_relay.domain.errors import SessionReset, StatementFailed
+from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.in_flight import Chunk
 from outbox_relay.domain.outcomes import DELIVERED
 from outbox_relay.domain.window import BEGINNING, Position
@@ -38,7 +38,7 @@ async def test_a_request_that_is_parked_while_the_session_ends_is_cancelled_and_
         pass
     position = Position(BEGINNING)
     request: Any = asyncio.ensure_future(asyncio.sleep(60, DELIVERED))
-    with pytest.raises(StartAgain, match="sink s: the session is ending"):
+    with pytest.raises(SessionReset, match="sink s: the session is ending"):
         RequestDelivering(desk)._park_under_way(  # pyright: ignore[reportPrivateUsage]
             Chunk([an_event()], position, position), 0, request, Pass(0, probe=False), 0.0
         )
@@ -192,7 +192,7 @@ async def test_row_is_not_blamed_for_a_lock_or_for_want_of_a_connection(monkeypa
         await _read(NOT_CLAIMED, *[LOCKED] * 5)
 
 
-async def _read(fault: str | None, *answers: Any) -> Event:
+async def _read(fault: str | None, *answers: Any) -> StoredEvent:
     """The event of a row with ``fault`` once its payload was read; every answer is asked for."""
     rows, reads = _rows(), Payload(*answers)
     rows._store.row_payload = reads  # type: ignore[method-assign]  # pyright: ignore[reportPrivateUsage]

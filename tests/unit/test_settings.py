@@ -14,8 +14,8 @@ from types import SimpleNamespace
 import pytest
 from pydantic import SecretStr, ValidationError
 
-from outbox_relay.domain.errors import Misconfigured
-from outbox_relay.domain.outcomes import RetryPolicy
+from outbox_relay.domain.errors import ConfigurationError
+from outbox_relay.domain.retry import RetryPolicy
 from outbox_relay.formats.topics import TopicTemplate
 from outbox_relay.settings import KafkaSettings, Settings, SigningSecret, WebhookSettings, load, log_settings, warnings
 
@@ -124,7 +124,7 @@ def test_nothing_given_is_no_error_but_names_no_database() -> None:
     assert settings.http.address is None
     assert settings.sinks == {}
     for ask in (settings.database.require_dsn, settings.database.dsn):
-        with pytest.raises(Misconfigured, match=r"dsn or dsn_file .*OUTBOX_RELAY_DATABASE__DSN.*--dsn"):
+        with pytest.raises(ConfigurationError, match=r"dsn or dsn_file .*OUTBOX_RELAY_DATABASE__DSN.*--dsn"):
             ask()
 
 
@@ -291,7 +291,7 @@ class TestDatabase:
     def test_file_need_not_be_there_at_load(self, tmp_path: Path) -> None:
         database = load_text(tmp_path, f"[database]\ndsn_file = '{tmp_path}/later'").database
         database.require_dsn()
-        with pytest.raises(Misconfigured, match="later: No such file or directory"):
+        with pytest.raises(ConfigurationError, match="later: No such file or directory"):
             database.dsn()
 
     @pytest.mark.parametrize("content", [b"", b" \n", b"hunter2", b"postgresql://u:hunter2@h/d\nx", b"\xffhunter2="])
@@ -300,7 +300,7 @@ class TestDatabase:
     ) -> None:
         secret = tmp_path / "dsn"
         secret.write_bytes(content)
-        with pytest.raises(Misconfigured, match="dsn_file ") as refused:
+        with pytest.raises(ConfigurationError, match="dsn_file ") as refused:
             load_text(tmp_path, f"[database]\ndsn_file = '{secret}'").database.dsn()
         assert "hunter2" not in str(refused.value)
 
@@ -351,7 +351,7 @@ class TestSecretsFile:
         path = tmp_path / "secrets"
         path.write_text(content, encoding="utf-8")
         sink = webhook(load_text(tmp_path, self.FILE.replace("PATH", str(path))))
-        with pytest.raises(Misconfigured, match=said) as refused:
+        with pytest.raises(ConfigurationError, match=said) as refused:
             sink.signing_secrets()
         assert "nter2" not in str(refused.value)
         assert SECRET.removeprefix("whsec_") not in str(refused.value)
@@ -369,7 +369,7 @@ class TestSecretsFile:
 
     def test_missing_file_is_named(self, tmp_path: Path) -> None:
         sink = webhook(load_text(tmp_path, self.FILE.replace("PATH", str(tmp_path / "gone"))))
-        with pytest.raises(Misconfigured, match="gone: No such file"):
+        with pytest.raises(ConfigurationError, match="gone: No such file"):
             sink.signing_secrets()
 
 
@@ -417,7 +417,7 @@ class TestHeaders:
         (tmp_path / "long").write_text("hunter2" * 600)
         (tmp_path / "binary").write_bytes(b"hunter2\xff")
         sink = self.sink(tmp_path, headers.replace("DIR", str(tmp_path)))
-        with pytest.raises(Misconfigured) as refused:
+        with pytest.raises(ConfigurationError) as refused:
             sink.request_headers({"EMPTY": "", "LINES": "hunter2\r\nx: y", "LONG": "h" * 4000})
         assert said.replace("DIR", str(tmp_path)) in str(refused.value)
         assert "hunter2" not in str(refused.value)
@@ -593,7 +593,9 @@ class TestLog:
 
     @pytest.mark.parametrize(("name", "choices"), [("LEVEL", "debug, info"), ("FORMAT", "json, console")])
     def test_other_values_are_refused_with_the_choices(self, name: str, choices: str) -> None:
-        with pytest.raises(Misconfigured, match=f"^OUTBOX_RELAY_LOG_{name}: should be one of {choices}") as refused:
+        with pytest.raises(
+            ConfigurationError, match=f"^OUTBOX_RELAY_LOG_{name}: should be one of {choices}"
+        ) as refused:
             log_settings({f"OUTBOX_RELAY_LOG_{name}": "hunter2"}, terminal=False)
         assert "hunter2" not in str(refused.value)
 

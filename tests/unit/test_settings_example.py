@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from outbox_relay.domain.errors import Misconfigured
+from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.settings import Settings, load, warnings
 from outbox_relay.settings.fields import fields, table
 from outbox_relay.settings.model import SINKS
@@ -162,6 +162,6 @@ def test_problems_of_the_page_are_what_is_said(tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     wrong = snippets("toml")[0].replace("{type}", "{typ}").replace('captured" = ["events"]', 'captured" = ["event"]')
     Path("relay.toml").write_text(wrong)
-    with pytest.raises(Misconfigured) as refused:
+    with pytest.raises(ConfigurationError) as refused:
         load(Path("relay.toml"), {})
     assert str(refused.value).splitlines() == snippets("text")[0].splitlines()

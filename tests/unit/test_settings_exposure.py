@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from outbox_relay.domain.errors import Misconfigured
+from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.settings import exposures, load
 from tests.support.receiver.signatures import SECRET
 
@@ -162,7 +162,7 @@ def test_what_runs_code_is_not_taken_from_the_environment(tmp_path: Path, name: 
         ("OUTBOX_RELAY_SINKS__EVENTS", json.dumps(whole)),
         ("OUTBOX_RELAY_SINKS__OTHER", json.dumps(whole)),
     ):
-        with pytest.raises(Misconfigured) as refused:
+        with pytest.raises(ConfigurationError) as refused:
             load(path, {variable: value})
         assert f"{variable}: sinks." in str(refused.value)
         assert "makes the relay run code: it is taken from the file only" in str(refused.value)
@@ -175,6 +175,6 @@ def test_what_a_shell_would_read_is_not_taken_from_the_environment(tmp_path: Pat
     path = tmp_path / "relay.toml"
     path.write_text(kafka('"bootstrap.servers" = "localhost"'))
     twin = "OUTBOX_RELAY_SINKS__EVENTS__PRODUCER__SASL_KERBEROS_PRINCIPAL"
-    with pytest.raises(Misconfigured, match="holds a character that a shell reads"):
+    with pytest.raises(ConfigurationError, match="holds a character that a shell reads"):
         load(path, {twin: value})
     load(path, {twin: "relay/host.internal@EXAMPLE.COM"})

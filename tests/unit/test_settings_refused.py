@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from outbox_relay.domain.errors import Misconfigured
+from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.settings import DatabaseSettings, Settings, load
 from outbox_relay.settings.fields import fields, table
 from outbox_relay.settings.model import SINKS
@@ -47,7 +47,7 @@ def refusal(tmp_path: Path, text: str, environ: dict[str, str] | None = None, ds
     """The lines in which a file with this text is refused, without the directory."""
     path = tmp_path / "relay.toml"
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(Misconfigured) as refused:
+    with pytest.raises(ConfigurationError) as refused:
         load(path, environ or {}, dsn)
     assert CANARY not in str(refused.value)
     assert refused.value.__cause__ is None
@@ -272,7 +272,7 @@ def test_lines_are_counted_alike_in_files_of_windows(tmp_path: Path) -> None:
     text = changed("attempts = 12", "attempts = 0")
     path = tmp_path / "relay.toml"
     path.write_bytes(text.replace("\n", "\r\n").encode())
-    with pytest.raises(Misconfigured, match=f"^{path}:{line_of(text, 'attempts =')}: sinks.crm.retry.attempts: "):
+    with pytest.raises(ConfigurationError, match=f"^{path}:{line_of(text, 'attempts =')}: sinks.crm.retry.attempts: "):
         load(path, {})
 
 
@@ -567,7 +567,7 @@ def test_variable_with_a_wrong_number_of_underscores_is_named_with_the_right_one
 
 def test_misspelt_variable_of_a_sink_that_the_environment_defines_is_named() -> None:
     environ = VALID | {"OUTBOX_RELAY_SINKS_CRM_TIMEOUT_SECONDS": CANARY}
-    with pytest.raises(Misconfigured, match="did you mean OUTBOX_RELAY_SINKS__CRM__TIMEOUT_SECONDS") as refused:
+    with pytest.raises(ConfigurationError, match="did you mean OUTBOX_RELAY_SINKS__CRM__TIMEOUT_SECONDS") as refused:
         load(None, environ)
     assert CANARY not in str(refused.value)
 
@@ -606,14 +606,14 @@ def test_broken_file_is_refused_with_its_line(tmp_path: Path, text: str, line: i
 def test_file_that_is_no_text_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
     path = tmp_path / "relay.toml"
     path.write_bytes(content)
-    with pytest.raises(Misconfigured, match=said):
+    with pytest.raises(ConfigurationError, match=said):
         load(path, {})
 
 
 def test_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    with pytest.raises(Misconfigured, match=r"gone\.toml: No such file or directory; name the file with -c"):
+    with pytest.raises(ConfigurationError, match=r"gone\.toml: No such file or directory; name the file with -c"):
         load(tmp_path / "gone.toml", {})
-    with pytest.raises(Misconfigured, match="Is a directory"):
+    with pytest.raises(ConfigurationError, match="Is a directory"):
         load(None, {"OUTBOX_RELAY_CONFIG": str(tmp_path)})
 
 
@@ -685,7 +685,7 @@ def _nested(path: tuple[str, ...], value: Any) -> Any:
 def _load_or_refuse(environ: dict[str, str], *, public: bool = False) -> None:
     try:
         loaded = load(None, VALID | environ)
-    except Misconfigured as refused:
+    except ConfigurationError as refused:
         said = str(refused)
     else:
         said = "" if public else repr(loaded)
@@ -717,7 +717,7 @@ NAMES = st.sampled_from(["OUTBOX_RELAY_" + "__".join(path).upper() for path in p
 def test_whatever_the_environment_holds_is_taken_or_refused(environ: dict[str, str], dsn: str) -> None:
     try:
         load(None, environ, dsn)
-    except Misconfigured as refused:
+    except ConfigurationError as refused:
         assert str(refused)  # noqa: PT017 - nearly everything is refused
         assert all(str(refused).splitlines())  # noqa: PT017 - the same
 
@@ -729,5 +729,5 @@ def test_whatever_the_file_holds_is_taken_or_refused(tmp_path: Path, text: str) 
     path.write_text(FILE + text, encoding="utf-8")
     try:
         load(path, {})
-    except Misconfigured as refused:
+    except ConfigurationError as refused:
         assert str(refused).startswith(f"{path}:")  # noqa: PT017 - most of it is no TOML

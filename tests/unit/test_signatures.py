@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from standardwebhooks import Webhook
 from standardwebhooks.webhooks import WebhookVerificationError
 
-from outbox_relay.formats.signatures import Key, header, key, signing
+from outbox_relay.formats.signatures import SigningKey, active_keys, parse_key, signature_header
 
 FIRST = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 SECOND = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"
@@ -39,9 +39,9 @@ VECTORS = {
 }
 
 
-def keys(*secrets: str) -> list[Key]:
+def keys(*secrets: str) -> list[SigningKey]:
     """Return the keys in these secrets."""
-    return [key(secret) for secret in secrets]
+    return [parse_key(secret) for secret in secrets]
 
 
 class Request(NamedTuple):
@@ -62,26 +62,26 @@ def verify(secret: str, signature: str, uid: str, at: int, body: bytes) -> None:
 
 @pytest.mark.parametrize(("secrets", "body", "expected"), VECTORS.values(), ids=VECTORS.keys())
 def test_vectors_of_the_reference_libraries(secrets: Sequence[str], body: bytes, expected: str) -> None:
-    assert header(keys(*secrets), UID, AT, body) == expected
+    assert signature_header(keys(*secrets), UID, AT, body) == expected
 
 
 def test_vector_of_a_key_that_the_reference_libraries_take_unpadded() -> None:
     with pytest.raises(ValueError, match="should be whsec_"):
-        key(UNPADDED)
+        parse_key(UNPADDED)
     with pytest.raises(ValueError, match="not standard base64"):
-        key(f"whsec_{UNPADDED}")
+        parse_key(f"whsec_{UNPADDED}")
     # Two bits of the last character have no meaning: the strict form of the same 25 bytes.
     strict = "whsec_" + base64.b64encode(base64.b64decode(UNPADDED + "==")).decode()
-    assert header(keys(strict), UID, AT, BODY) == "v1,yK2tMbA6BHPrMEJ1lLv7UlJJbgFoqGenJkiajZ29evg="
+    assert signature_header(keys(strict), UID, AT, BODY) == "v1,yK2tMbA6BHPrMEJ1lLv7UlJJbgFoqGenJkiajZ29evg="
 
 
 def test_seed_alone_signs_as_with_its_public_key() -> None:
     seed = "whsk_" + base64.b64encode(base64.b64decode(PRIVATE.removeprefix("whsk_"))[:32]).decode()
-    assert header(keys(seed), UID, AT, BODY) == SIGNED_ED25519
+    assert signature_header(keys(seed), UID, AT, BODY) == SIGNED_ED25519
 
 
 def test_asymmetric_signature_is_verified_with_the_public_key() -> None:
-    signature = base64.b64decode(header(keys(PRIVATE), UID, AT, BODY).removeprefix("v1a,"))
+    signature = base64.b64decode(signature_header(keys(PRIVATE), UID, AT, BODY).removeprefix("v1a,"))
     public = Ed25519PublicKey.from_public_bytes(base64.b64decode(PUBLIC))
     public.verify(signature, f"{UID}.{AT}.".encode() + BODY)
     with pytest.raises(InvalidSignature):
@@ -96,7 +96,7 @@ def test_asymmetric_signature_is_verified_with_the_public_key() -> None:
 def test_reference_library_verifies_the_signatures(secret: bytes, uid: str, body: bytes) -> None:
     text = "whsec_" + base64.b64encode(secret).decode()
     now = int(datetime.now(UTC).timestamp())
-    verify(text, header(keys(FIRST, text, PRIVATE), uid, now, body), uid, now, body)
+    verify(text, signature_header(keys(FIRST, text, PRIVATE), uid, now, body), uid, now, body)
 
 
 CHANGES: list[tuple[Callable[[Request], Request], str]] = [
@@ -113,30 +113,30 @@ CHANGES: list[tuple[Callable[[Request], Request], str]] = [
 @pytest.mark.parametrize(("change", "said"), CHANGES)
 def test_reference_library_refuses_every_change(change: Callable[[Request], Request], said: str) -> None:
     now = int(datetime.now(UTC).timestamp())
-    request = Request(FIRST, header(keys(FIRST), UID, now, BODY), UID, now, BODY)
+    request = Request(FIRST, signature_header(keys(FIRST), UID, now, BODY), UID, now, BODY)
     verify(*request)
     with pytest.raises(WebhookVerificationError, match=said):
         verify(*change(request))
 
 
 def test_a_last_character_that_differs_is_another_signature() -> None:
-    assert header(keys(FIRST), UID, AT, BODY) != "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OA="
+    assert signature_header(keys(FIRST), UID, AT, BODY) != "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OA="
 
 
 @pytest.mark.parametrize("secret", [FIRST, PRIVATE])
 @pytest.mark.parametrize("zone", [UTC, timezone(timedelta(hours=-7))])
 def test_a_key_signs_up_to_its_end_and_not_at_it(secret: str, zone: timezone) -> None:
     ends = datetime.fromtimestamp(AT, zone)
-    both = [key(SECOND), key(secret, ends)]
-    assert signing(both, AT - 0.001) == both
-    assert signing(both, AT) == both[:1]
-    assert signing(both, AT + 0.5) == both[:1]
+    both = [parse_key(SECOND), parse_key(secret, ends)]
+    assert active_keys(both, AT - 0.001) == both
+    assert active_keys(both, AT) == both[:1]
+    assert active_keys(both, AT + 0.5) == both[:1]
 
 
 def test_ended_keys_make_no_signature() -> None:
-    ended = [key(FIRST, datetime.fromtimestamp(AT, UTC))]
-    assert signing(ended, AT) == []
-    assert header([], UID, AT, BODY) == ""
+    ended = [parse_key(FIRST, datetime.fromtimestamp(AT, UTC))]
+    assert active_keys(ended, AT) == []
+    assert signature_header([], UID, AT, BODY) == ""
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_ended_keys_make_no_signature() -> None:
 )
 def test_invalid_secret_is_refused_without_repeating_it(secret: str, said: str) -> None:
     with pytest.raises(ValueError, match=r"should|is not|holds") as refused:
-        key(secret)
+        parse_key(secret)
     assert said in str(refused.value)
     encoded = secret.partition("_")[2]
     assert not encoded or encoded not in str(refused.value)
@@ -167,6 +167,6 @@ def test_invalid_secret_is_refused_without_repeating_it(secret: str, said: str) 
 
 @pytest.mark.parametrize("secret", [FIRST, PRIVATE])
 def test_a_key_does_not_show(secret: str) -> None:
-    shown = repr(key(secret, datetime.now(UTC)))
+    shown = repr(parse_key(secret, datetime.now(UTC)))
     assert secret.partition("_")[2] not in shown
     assert repr(base64.b64decode(secret.partition("_")[2])) not in shown

@@ -12,9 +12,9 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from outbox_relay import __version__
-from outbox_relay.domain.event import Event
+from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Failed, Refused, Unavailable
-from outbox_relay.formats.signatures import key
+from outbox_relay.formats.signatures import parse_key
 from outbox_relay.settings import load, warnings
 from outbox_relay.settings.secrets import read_secrets
 from outbox_relay.sinks.webhook.request import Credentials, Request, RequestFormat, make_request
@@ -36,11 +36,13 @@ def snippets(language: str) -> list[str]:
 
 def made(now: float, *secrets: str) -> Request:
     """The request of the page's example, at another time."""
-    event = Event(
+    event = StoredEvent(
         *(1, 0, "019a0000-0000-7000-8000-000000000001", "order.created", "order-1", b'{"id": 1}', "application/json"),
         *(f'{{"traceparent": "{TRACE}"}}', None, datetime(2026, 1, 1, tzinfo=UTC)),
     )
-    return make_request(event, RequestFormat(), Credentials([key(secret) for secret in secrets]), attempt=1, now=now)
+    return make_request(
+        event, RequestFormat(), Credentials([parse_key(secret) for secret in secrets]), attempt=1, now=now
+    )
 
 
 def test_example_is_what_is_sent() -> None:
@@ -79,7 +81,7 @@ def test_snippet_makes_a_pair_of_keys(capsys: pytest.CaptureFixture[str]) -> Non
     exec(text, {})  # noqa: S102 - the snippet of the page
     private, public = (line.split(": ")[1] for line in capsys.readouterr().out.splitlines())
     verifier = Ed25519PublicKey.from_public_bytes(base64.b64decode(public.removeprefix("whpk_")))
-    verifier.verify(key(private).sign(b"x"), b"x")
+    verifier.verify(parse_key(private).sign(b"x"), b"x")
 
 
 @pytest.mark.parametrize("text", snippets("toml"), ids=lambda text: text.splitlines()[-5])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from outbox_relay.domain.errors import Misconfigured
+from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.domain.outcomes import DELIVERED
 from outbox_relay.service.webhooks import Webhooks, unreadable
 from outbox_relay.settings import Settings, load
@@ -77,7 +77,7 @@ async def test_a_reload_that_cannot_be_read_changes_nothing(tmp_path: Path, bad:
         sink = webhooks.make("a")
         (tmp_path / "secrets").write_text(OTHER)
         (tmp_path / bad).write_text("hunter2")
-        with pytest.raises(Misconfigured, match=rf"relay\.toml:2: sinks\.a: .*{bad}") as refused:
+        with pytest.raises(ConfigurationError, match=rf"relay\.toml:2: sinks\.a: .*{bad}") as refused:
             webhooks.read(read)
         assert "hunter2" not in str(refused.value)
         assert any(bad in line for line in unreadable(read))
@@ -100,6 +100,6 @@ async def test_other_files_take_a_restart_and_disturb_no_reload(tmp_path: Path) 
 def test_a_sink_whose_files_are_missing_is_not_made(tmp_path: Path) -> None:
     (tmp_path / "secrets").write_text(SECRET)
     read = settings(tmp_path, "https://crm.example.com", names=("a",))
-    with pytest.raises(Misconfigured, match=r"relay\.toml:2: sinks\.a: ca_file .*: No such file"):
+    with pytest.raises(ConfigurationError, match=r"relay\.toml:2: sinks\.a: ca_file .*: No such file"):
         Webhooks(read).make("a")
     assert [line.split(": ")[1] for line in unreadable(read)] == ["sinks.a"]

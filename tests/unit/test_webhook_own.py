@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from outbox_relay.domain.errors import Misconfigured
+from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.postgres.dsn import endpoints
 from outbox_relay.service.webhooks import OwnAddresses
 from outbox_relay.settings import load
@@ -78,7 +78,7 @@ def test_what_a_connection_string_leaves_out_comes_from_the_environment() -> Non
 )
 def test_a_url_that_leads_to_the_relay_is_refused_at_load(tmp_path: Path, url: str, dsn: str, what: str) -> None:
     path = written(tmp_path, url, dsn)
-    with pytest.raises(Misconfigured) as refused:
+    with pytest.raises(ConfigurationError) as refused:
         load(path, {})
     assert str(refused.value) == (
         f"{path}:8: sinks.crm.url: leads to the relay's own {what}: name another host or port"
@@ -101,7 +101,7 @@ def test_other_ports_and_hosts_are_taken(tmp_path: Path, url: str, listen: str) 
 
 @pytest.mark.parametrize(("url", "listen"), [("http://127.0.0.1:80/", "0.0.0.0:80"), ("http://[::1]/", "[::]:80")])
 def test_a_listener_everywhere_is_on_the_loopback_address_too(tmp_path: Path, url: str, listen: str) -> None:
-    with pytest.raises(Misconfigured, match="leads to the relay's own HTTP port"):
+    with pytest.raises(ConfigurationError, match="leads to the relay's own HTTP port"):
         load(written(tmp_path, url, listen=listen), {})
 
 

@@ -16,32 +16,34 @@ from hypothesis import strategies as st
 from standardwebhooks import Webhook
 
 from outbox_relay import __version__
-from outbox_relay.domain.event import Event
-from outbox_relay.formats.signatures import key
+from outbox_relay.domain.event import StoredEvent
+from outbox_relay.formats.signatures import parse_key
 from outbox_relay.sinks.webhook.request import Credentials, Mode, Request, RequestFormat, make_request
 
 SECRET = "whsec_" + base64.b64encode(b"k" * 24).decode()
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 NOW = 1_800_000_000.75
-SIGNED = Credentials([key(SECRET)])
+SIGNED = Credentials([parse_key(SECRET)])
 
 
-def an_event(**changes: Any) -> Event:
+def an_event(**changes: Any) -> StoredEvent:
     """An event of the log."""
     uid = "019a0000-0000-7000-8000-000000000001"
     at = datetime(2026, 3, 1, 12, tzinfo=UTC)
-    event = Event(1, 0, uid, "order.created", "order-1", b'{"id": 1}', "application/json", None, None, at)
+    event = StoredEvent(1, 0, uid, "order.created", "order-1", b'{"id": 1}', "application/json", None, None, at)
     return event._replace(**changes)
 
 
 def made(
-    event: Event, form: RequestFormat | None = None, credentials: Credentials = SIGNED, attempt: int = 1
+    event: StoredEvent, form: RequestFormat | None = None, credentials: Credentials = SIGNED, attempt: int = 1
 ) -> Request:
     """The request for an event."""
     return make_request(event, form or RequestFormat(), credentials, attempt=attempt, now=NOW)
 
 
-def headers_of(event: Event, form: RequestFormat | None = None, credentials: Credentials = SIGNED) -> dict[str, str]:
+def headers_of(
+    event: StoredEvent, form: RequestFormat | None = None, credentials: Credentials = SIGNED
+) -> dict[str, str]:
     """The headers of the request for an event, none of them twice."""
     headers = made(event, form, credentials).headers
     assert len({name.lower() for name, _ in headers}) == len(headers)
@@ -84,7 +86,7 @@ def test_payload_that_is_no_text_is_sent_as_it_is() -> None:
 
 def test_every_key_that_has_not_ended_signs() -> None:
     ends = [datetime.fromtimestamp(at, UTC) for at in (NOW, NOW + 1)]
-    keys = [key(SECRET), key(SECRET, ends[0]), key(SECRET, ends[1])]
+    keys = [parse_key(SECRET), parse_key(SECRET, ends[0]), parse_key(SECRET, ends[1])]
     assert len(made(an_event(), credentials=Credentials(keys)).signature.split(" ")) == 2
 
 
@@ -125,9 +127,9 @@ def test_only_named_headers_of_the_event_are_passed_on() -> None:
 
 
 def test_headers_of_the_settings_are_added() -> None:
-    found = headers_of(an_event(), None, Credentials([key(SECRET)], {"authorization": "Bearer hunter2"}))
+    found = headers_of(an_event(), None, Credentials([parse_key(SECRET)], {"authorization": "Bearer hunter2"}))
     assert found["authorization"] == "Bearer hunter2"
-    assert "hunter2" not in repr(Credentials([key(SECRET)], {"authorization": "Bearer hunter2"}))
+    assert "hunter2" not in repr(Credentials([parse_key(SECRET)], {"authorization": "Bearer hunter2"}))
 
 
 @pytest.mark.parametrize("text", ["a\r\nb", "a\nx-forged: 1", "a\0b", "ä/b", "a/b\x7f"])

@@ -19,9 +19,9 @@ from urllib.parse import quote, quote_plus
 
 import pytest
 
-from outbox_relay.domain.event import Event
+from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Attempt, Failed, Refused, Unavailable, Verdict
-from outbox_relay.formats.signatures import key
+from outbox_relay.formats.signatures import parse_key
 from outbox_relay.settings.addresses import denied
 from outbox_relay.sinks.webhook import Credentials, Endpoint, RequestFormat, ResponsePolicy, Tls, WebhookSink
 from outbox_relay.sinks.webhook.sink import ALL_ENDED
@@ -35,13 +35,13 @@ from tests.support.wait import auntil
 
 OTHER = "whsec_" + base64.b64encode(b"o" * 32).decode()
 TOKEN = "Bearer hunter2-canary/token"
-CREDENTIALS = Credentials([key(SECRET)])
+CREDENTIALS = Credentials([parse_key(SECRET)])
 
 
-def an_event(payload: bytes = b'{"id": 1}', headers: str | None = None) -> Event:
+def an_event(payload: bytes = b'{"id": 1}', headers: str | None = None) -> StoredEvent:
     """An event of the log."""
     uid = "019a0000-0000-7000-8000-000000000001"
-    return Event(1, 0, uid, "order.created", "k", payload, "application/json", headers, None, datetime.now(UTC))
+    return StoredEvent(1, 0, uid, "order.created", "k", payload, "application/json", headers, None, datetime.now(UTC))
 
 
 def soon() -> float:
@@ -60,7 +60,7 @@ def sink_to(url: str, credentials: Credentials = CREDENTIALS, policy: ResponsePo
     return WebhookSink("crm", Endpoint(url, lambda _: None), credentials, policy=policy, timeout_seconds=5)
 
 
-async def delivered(sink: WebhookSink, event: Event | None = None, *, attempt: int = 1) -> Verdict:
+async def delivered(sink: WebhookSink, event: StoredEvent | None = None, *, attempt: int = 1) -> Verdict:
     """The verdict of one event, from a sink that is open for it alone."""
     await sink.open()
     try:
@@ -96,7 +96,7 @@ async def test_nothing_is_sent_at_or_after_the_deadline(receiver: Receiver) -> N
 
 
 async def test_nothing_is_sent_unsigned(receiver: Receiver) -> None:
-    sink = sink_to(receiver.url, Credentials([key(SECRET, datetime.now(UTC) - timedelta(seconds=1))]))
+    sink = sink_to(receiver.url, Credentials([parse_key(SECRET, datetime.now(UTC) - timedelta(seconds=1))]))
     assert await delivered(sink) == Unavailable(ALL_ENDED, attempt=Attempt("config_error"))
     assert await sink.check() == ALL_ENDED
     assert receiver.connections == 0
@@ -113,7 +113,7 @@ async def test_secrets_and_headers_change_between_requests(receiver: Receiver) -
     sink = sink_to(receiver.url)
     await sink.open()
     await sink.deliver([an_event()], soon())
-    sink.renew(Credentials([key(OTHER)], {"x-tenant": "t"}))
+    sink.renew(Credentials([parse_key(OTHER)], {"x-tenant": "t"}))
     await sink.deliver([an_event()], soon())
     await sink.close()
     before, after = receiver.requests
@@ -123,7 +123,7 @@ async def test_secrets_and_headers_change_between_requests(receiver: Receiver) -
 
 async def test_while_secrets_change_both_receivers_verify(receiver: Receiver) -> None:
     ends = datetime.now(UTC) + timedelta(hours=1)
-    await delivered(sink_to(receiver.url, Credentials([key(OTHER), key(SECRET, ends)])))
+    await delivered(sink_to(receiver.url, Credentials([parse_key(OTHER), parse_key(SECRET, ends)])))
     [request] = receiver.requests
     assert [problem(request, [secret]) for secret in (OTHER, SECRET)] == [None, None]
 
@@ -188,7 +188,7 @@ def echo(request: Request) -> Behaviour:
 
 async def test_an_answer_that_repeats_our_headers_shows_no_secret(receiver: Receiver) -> None:
     receiver.answer = chosen(echo)
-    credentials = Credentials([key(SECRET)], {"authorization": TOKEN})
+    credentials = Credentials([parse_key(SECRET)], {"authorization": TOKEN})
     found = await delivered(sink_to(f"{receiver.url}?token=query-canary", credentials))
     assert isinstance(found, Failed)
     assert found.attempt is not None
@@ -250,7 +250,7 @@ async def test_a_reset_makes_what_is_under_way_unavailable(receiver: Receiver) -
 
 
 def test_a_sink_shows_nothing_of_its_secrets(receiver: Receiver) -> None:
-    credentials = Credentials([key(SECRET)], {"authorization": TOKEN})
+    credentials = Credentials([parse_key(SECRET)], {"authorization": TOKEN})
     endpoint = Endpoint(f"{receiver.url}?token=query-canary", lambda _: None)
     shown = f"{sink_to(endpoint.url, credentials)!r} {endpoint!r} {credentials!r}"
     for canary in ("canary", SECRET.removeprefix("whsec_")):

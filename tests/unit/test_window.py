@@ -15,14 +15,14 @@ import pytest
 from outbox_relay.domain.window import (
     BEGINNING,
     EVERYTHING,
-    FOR_EVER,
-    Part,
+    MAX_ID,
     Position,
-    Steps,
+    ScanStep,
     Tick,
+    WindowSlice,
+    next_slice,
     nothing_new,
-    part,
-    read,
+    position_after,
 )
 
 KEYS = 3
@@ -180,9 +180,9 @@ class Schedule:
         if tick and self.position.b is None and not nothing_new(self.position.a, tick):
             self.position = self.position.opened(tick)
         if self.position.b is not None:
-            self._read(part(self.position, self.random.randint(1, 5)), self.random.randint(1, 3))
+            self._read(next_slice(self.position, self.random.randint(1, 5)), self.random.randint(1, 3))
 
-    def _read(self, piece: Part, most: int) -> None:
+    def _read(self, piece: WindowSlice, most: int) -> None:
         upto = self.random.randint(piece.after + 1, piece.upto) if piece.late else piece.upto
         ids = [event for event in self._found(piece) if event <= upto][:most]
         self.got += ids
@@ -191,9 +191,9 @@ class Schedule:
         elif upto < piece.upto:  # an incomplete read of latecomers
             self.position = self.position.at(upto)
         else:
-            self.position = read(self.position, piece)
+            self.position = position_after(self.position, piece)
 
-    def _found(self, piece: Part) -> list[int]:
+    def _found(self, piece: WindowSlice) -> list[int]:
         a, b = self.position.a, self.position.b
         assert b is not None
         pending = a.running | set(range(a.xmax, a.next_xid))
@@ -266,49 +266,55 @@ B = Tick(250, "20:20:", 20)
 
 def test_there_is_no_slice_between_windows() -> None:
     with pytest.raises(ValueError, match="no window"):
-        part(Position(A), 10)
+        next_slice(Position(A), 10)
 
 
 def test_latecomers_come_first_and_in_one_range() -> None:
     start = Position(A).opened(B)
-    assert part(start, 10) == Part(late=True, after=0, upto=100, last=False)
-    assert part(start.at(40), 10) == Part(late=True, after=40, upto=100, last=False)
+    assert next_slice(start, 10) == WindowSlice(late=True, after=0, upto=100, last=False)
+    assert next_slice(start.at(40), 10) == WindowSlice(late=True, after=40, upto=100, last=False)
 
 
 def test_without_pending_there_are_no_latecomers_to_read() -> None:
-    assert part(Position(Tick(100, "12:12:", 12), B), 10) == Part(late=False, after=100, upto=110, last=False)
+    assert next_slice(Position(Tick(100, "12:12:", 12), B), 10) == WindowSlice(
+        late=False, after=100, upto=110, last=False
+    )
 
 
 def test_rest_begins_above_the_sequence_of_a() -> None:
     start = Position(A).opened(B)
-    behind_late = read(start, part(start, 10))
+    behind_late = position_after(start, next_slice(start, 10))
     assert behind_late == start.at(100)
-    assert part(behind_late, 10) == Part(late=False, after=100, upto=110, last=False)
+    assert next_slice(behind_late, 10) == WindowSlice(late=False, after=100, upto=110, last=False)
 
 
 @pytest.mark.parametrize("span", [150, 151, 10**9])
 def test_last_range_has_no_upper_end(span: int) -> None:
-    assert part(Position(A, B, 100), span) == Part(late=False, after=100, upto=FOR_EVER, last=True)
+    assert next_slice(Position(A, B, 100), span) == WindowSlice(late=False, after=100, upto=MAX_ID, last=True)
 
 
 def test_range_that_ends_below_the_sequence_of_b_is_not_the_last() -> None:
-    assert part(Position(A, B, 100), 149) == Part(late=False, after=100, upto=249, last=False)
+    assert next_slice(Position(A, B, 100), 149) == WindowSlice(late=False, after=100, upto=249, last=False)
 
 
 def test_reading_continues_above_the_sequence_of_b() -> None:
-    assert part(Position(A, B, 260), 10) == Part(late=False, after=260, upto=FOR_EVER, last=True)
+    assert next_slice(Position(A, B, 260), 10) == WindowSlice(late=False, after=260, upto=MAX_ID, last=True)
 
 
 def test_ids_behind_the_window_are_cut_up_to_a_later_tick() -> None:
     """Otherwise the last read of a window that was open for a day would span all later events."""
-    assert part(Position(A, B, 240), 100, newest=1000) == Part(late=False, after=240, upto=340, last=False)
-    assert part(Position(A, B, 940), 100, newest=1000) == Part(late=False, after=940, upto=FOR_EVER, last=True)
-    assert part(Position(A, B, 240), 100, newest=200) == Part(late=False, after=240, upto=FOR_EVER, last=True)
+    assert next_slice(Position(A, B, 240), 100, newest=1000) == WindowSlice(late=False, after=240, upto=340, last=False)
+    assert next_slice(Position(A, B, 940), 100, newest=1000) == WindowSlice(
+        late=False, after=940, upto=MAX_ID, last=True
+    )
+    assert next_slice(Position(A, B, 240), 100, newest=200) == WindowSlice(
+        late=False, after=240, upto=MAX_ID, last=True
+    )
 
 
 def test_position_leaves_a_window_that_was_read() -> None:
     position = Position(A, B, 200)
-    assert read(position, part(position, 1000)) == Position(B)
+    assert position_after(position, next_slice(position, 1000)) == Position(B)
 
 
 def test_position_between_windows_is_its_own_end() -> None:
@@ -321,51 +327,51 @@ LAST_OF_OLD = Tick(300, EVERYTHING, 15)
 
 
 def test_latecomers_of_an_old_numbering_are_read_whatever_the_floor() -> None:
-    assert part(Position(A, LAST_OF_OLD), 10, floor=300) == Part(late=True, after=0, upto=100, last=False)
+    assert next_slice(Position(A, LAST_OF_OLD), 10, floor=300) == WindowSlice(late=True, after=0, upto=100, last=False)
 
 
 def test_window_of_an_old_numbering_ends_at_its_sequence() -> None:
     position = Position(A, LAST_OF_OLD, 290)
-    piece = part(position, 10, floor=300)
-    assert piece == Part(late=False, after=290, upto=300, last=True)
-    assert read(position, piece) == Position(Tick(300, "15:15:", 15))
+    piece = next_slice(position, 10, floor=300)
+    assert piece == WindowSlice(late=False, after=290, upto=300, last=True)
+    assert position_after(position, piece) == Position(Tick(300, "15:15:", 15))
 
 
 def test_window_of_an_old_numbering_from_where_nothing_is_visible_has_no_latecomers() -> None:
     begun = Position(Tick(100, "3:3:", 3), LAST_OF_OLD)
-    assert part(begun, 10, floor=300) == Part(late=False, after=100, upto=110, last=False)
-    assert part(begun, 200, floor=300) == Part(late=False, after=100, upto=300, last=True)
+    assert next_slice(begun, 10, floor=300) == WindowSlice(late=False, after=100, upto=110, last=False)
+    assert next_slice(begun, 200, floor=300) == WindowSlice(late=False, after=100, upto=300, last=True)
 
 
 def test_ids_up_to_the_floor_are_no_latecomers_of_a_new_numbering() -> None:
-    assert part(Position(A, B), 10, floor=60) == Part(late=True, after=60, upto=100, last=False)
-    assert part(Position(A, B), 10, floor=100) == Part(late=False, after=100, upto=110, last=False)
+    assert next_slice(Position(A, B), 10, floor=60) == WindowSlice(late=True, after=60, upto=100, last=False)
+    assert next_slice(Position(A, B), 10, floor=100) == WindowSlice(late=False, after=100, upto=110, last=False)
 
 
 # -- the size of a read --------------------------------------------------------------------------------------------
 
 
 def test_steps_shrink_to_one_and_grow_back() -> None:
-    steps = Steps()
+    steps = ScanStep()
     asked: list[int] = []
     for _ in range(9):
-        asked.append(steps.of(50_000))
+        asked.append(steps.limit(50_000))
         steps.failed()
     assert asked == [50_000, 12_500, 3125, 781, 195, 48, 12, 3, 1]
     assert not steps.exhausted
     for _ in range(100):
         steps.succeeded()
-    assert steps.of(50_000) == 50_000
+    assert steps.limit(50_000) == 50_000
 
 
 def test_an_event_is_suspected_after_several_reads_of_it_alone() -> None:
-    steps = Steps()
+    steps = ScanStep()
     failures = 0
     while not steps.exhausted:
-        assert steps.of(1) == 1
+        assert steps.limit(1) == 1
         steps.failed()
         failures += 1
     assert failures == 11
     steps.succeeded()
     assert not steps.exhausted
-    assert steps.of(50_000) == 1
+    assert steps.limit(50_000) == 1

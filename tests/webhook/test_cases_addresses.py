@@ -8,7 +8,7 @@ from collections.abc import Generator
 
 import pytest
 
-from outbox_relay.domain.errors import Misconfigured
+from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.domain.outcomes import DELIVERED, Failed, Unavailable, Verdict
 from outbox_relay.service.webhooks import Webhooks
 from tests.support.names import Names
@@ -226,7 +226,7 @@ async def test_case_24_what_is_the_relays_own_is_not_dialled(names: Names) -> No
     with Receiver() as receiver:
         at_home = f"postgresql://relay@127.0.0.1:{receiver.port}/shop"
         for url in (receiver.url, of_name(receiver, "localhost")):
-            with pytest.raises(Misconfigured, match="relay's own database"):
+            with pytest.raises(ConfigurationError, match="relay's own database"):
                 settings(url, dsn=at_home)
         assert_blocked(await outcome(of_name(receiver), dsn=at_home))
         elsewhere = Webhooks(settings(receiver.url))

@@ -12,7 +12,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from outbox_relay.admin import status
-from outbox_relay.domain.outcomes import DELIVERED, Failed, Refused, RetryPolicy, Unavailable
+from outbox_relay.domain.outcomes import DELIVERED, Failed, Refused, Unavailable
+from outbox_relay.domain.retry import RetryPolicy
 from outbox_relay.relay import gate
 from tests.integration.test_relay import emit, has, query
 from tests.support.database import Database

@@ -11,7 +11,7 @@ from typing import cast
 
 from confluent_kafka import KafkaError, Message
 
-from outbox_relay.domain.event import Event
+from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Refused, Unavailable, Verdict
 
 BEHIND = Unavailable("an earlier event of its key was refused, and dead letters hold their key", behind=True)
@@ -138,7 +138,7 @@ class DeliverCall:
     """A batch that is being delivered. Numbers rise in the order of the calls."""
 
     number: int
-    batch: Sequence[Event]
+    batch: Sequence[StoredEvent]
     until: float
     """A ``lease_clock()`` value from which on no event is handed over."""
     deadline: float

@@ -8,7 +8,7 @@ from functools import partial
 
 from confluent_kafka import KafkaException
 
-from outbox_relay.domain.errors import Misconfigured
+from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.domain.event import PAYLOAD
 from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.formats.headers import own_headers
@@ -72,7 +72,7 @@ class CallPreparation:
             return True
         try:
             refused = self._request(call, unknown)
-        except (ClusterUnavailable, Misconfigured) as reason:
+        except (ClusterUnavailable, ConfigurationError) as reason:
             self._end_round(call, str(reason))
             if not self._in_flight.outstanding:
                 # Producers opened again read the files with secrets again.

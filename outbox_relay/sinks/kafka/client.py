@@ -10,7 +10,7 @@ from typing import TypeAlias, cast
 
 from confluent_kafka import KafkaError, KafkaException
 
-from outbox_relay.domain.errors import Misconfigured
+from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.sinks.kafka.certificate_errors import with_certificate_error
 from outbox_relay.sinks.kafka.repeat_filter import RepeatFilter
 
@@ -137,7 +137,7 @@ class ClientSettings:
     def producer(self, batch_bytes: int, extra: Mapping[str, Scalar]) -> dict[str, object]:
         """Return the settings of a producer with batches of at most ``batch_bytes``.
 
-        Raise ``Misconfigured`` for a file that cannot be used.
+        Raise ``ConfigurationError`` for a file that cannot be used.
         """
         return {
             **DEFAULTS,
@@ -152,7 +152,7 @@ class ClientSettings:
     def admin(self, *, create_topics: bool) -> dict[str, object]:
         """Return the settings of an admin client, whose requests may create topics with ``create_topics``.
 
-        Raise ``Misconfigured`` for a file that cannot be used.
+        Raise ``ConfigurationError`` for a file that cannot be used.
         """
         own = {"enable.idempotence": False, "allow.auto.create.topics": create_topics}
         return {"socket.keepalive.enable": True, **self._user, **self._read_files(), **own}
@@ -165,14 +165,14 @@ class ClientSettings:
                 with path.open("rb") as file:
                     content = file.read(MAX_FILE_BYTES + 1)
                 if len(content) > MAX_FILE_BYTES:
-                    raise Misconfigured(f'producer_files."{name}": {path} is larger than {MAX_FILE_BYTES} bytes')
+                    raise ConfigurationError(f'producer_files."{name}": {path} is larger than {MAX_FILE_BYTES} bytes')
                 found[name] = content.decode().removesuffix("\n").removesuffix("\r")
             except OSError as error:
-                raise Misconfigured(f'producer_files."{name}": {path}: {error.strerror}') from None
+                raise ConfigurationError(f'producer_files."{name}": {path}: {error.strerror}') from None
             except UnicodeDecodeError:
-                raise Misconfigured(f'producer_files."{name}": {path} is not text in UTF-8') from None
+                raise ConfigurationError(f'producer_files."{name}": {path} is not text in UTF-8') from None
             if not found[name]:
-                raise Misconfigured(f'producer_files."{name}": {path} is empty')
+                raise ConfigurationError(f'producer_files."{name}": {path} is empty')
         self._file_values = found
         return found
 

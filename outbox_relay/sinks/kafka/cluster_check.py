@@ -9,7 +9,7 @@ from confluent_kafka.admin import (
     ClusterMetadata,  # pyright: ignore[reportPrivateImportUsage] - documented here; the module lacks __all__
 )
 
-from outbox_relay.domain.errors import Misconfigured
+from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.sinks.kafka.client import ClientLog, ClientSettings
 from outbox_relay.sinks.kafka.cluster_queries import (
     NOT_YET,
@@ -31,7 +31,7 @@ def check(settings: ClientSettings, topic: str | None, seconds: float, *, create
     try:
         admin = admin_client(settings, log, create_topics=False)
         found = cluster_metadata(admin, log, topic, deadline)
-    except (ClusterUnavailable, Misconfigured) as reason:
+    except (ClusterUnavailable, ConfigurationError) as reason:
         return str(reason)
     error = found.topics[topic].error if topic is not None else None
     if error is None:
@@ -51,7 +51,7 @@ def payload_size_warning(settings: ClientSettings, topic: str | None, payload_by
     try:
         admin = admin_client(settings, log, create_topics=False)
         found = cluster_metadata(admin, log, topic, deadline)
-    except (ClusterUnavailable, Misconfigured):
+    except (ClusterUnavailable, ConfigurationError):
         return None
     existing = None if topic is None or found.topics[topic].error is not None else topic
     limit, text = _batch_limit(admin, found, existing, deadline)

@@ -34,7 +34,7 @@ class ClusterUnavailable(Exception):
 def admin_client(settings: ClientSettings, log: ClientLog, *, create_topics: bool) -> AdminClient:
     """Return a client whose metadata requests may create topics with ``create_topics``.
 
-    Raise ``Misconfigured`` for a file that cannot be used.
+    Raise ``ConfigurationError`` for a file that cannot be used.
     """
     # A client that waits for an answer reconnects every few milliseconds: its log lines would flood.
     config: dict[str, Any] = {**settings.admin(create_topics=create_topics), **log.callbacks(), "log_level": 0}

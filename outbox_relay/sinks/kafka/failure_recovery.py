@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from confluent_kafka import KafkaException
 
-from outbox_relay.domain.errors import Misconfigured
+from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.sinks.kafka.call import DeliverCall
 from outbox_relay.sinks.kafka.cluster_queries import ClusterUnavailable
@@ -57,7 +57,7 @@ class FailureRecovery:
             return False
         try:
             refused = self._context.metadata.load(topics, STALL_REQUEST_SECONDS, patient=False)
-        except (ClusterUnavailable, Misconfigured, KafkaException):
+        except (ClusterUnavailable, ConfigurationError, KafkaException):
             return False
         if not refused:
             return False

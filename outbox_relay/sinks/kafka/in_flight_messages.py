@@ -8,14 +8,14 @@ from collections.abc import Iterable, Sequence
 
 from confluent_kafka import KafkaError, KafkaException
 
-from outbox_relay.domain.errors import Misconfigured
+from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.sinks.kafka.call import DeliverCall
 from outbox_relay.sinks.kafka.client import ONE_AT_A_TIME, ClientLog, ClientSettings, error_of
 from outbox_relay.sinks.kafka.producer import RecordProducer
 from outbox_relay.sinks.kafka.records import RecordFormat
 
 SINGLE_RECORDS = 0
-"""Stands for the producer of records that are sent alone. All others are identified by their batch size."""
+"""Denotes the producer of records that are sent alone. All others are identified by their batch size."""
 WAIT_SECONDS = 0.05
 """One wait for reports, or for space in the client's queue, when nothing else can be done."""
 TURN_SECONDS = 0.002
@@ -158,11 +158,11 @@ class InFlightMessages:
             return self.open_producer(batch_size)
         except KafkaException as exception:
             raise DeliveryHalted(self._settings.describe(error_of(exception))) from exception
-        except Misconfigured as reason:
+        except ConfigurationError as reason:
             raise DeliveryHalted(str(reason)) from None
 
     def open_producer(self, batch_size: int) -> RecordProducer:
-        """Open a producer. Raise the client's KafkaException, or ``Misconfigured``."""
+        """Open a producer. Raise the client's KafkaException, or ``ConfigurationError``."""
         extra = ONE_AT_A_TIME if batch_size == SINGLE_RECORDS else None
         batch_bytes = batch_size or self._settings.batch_bytes
         producer = RecordProducer(self._settings, self._log, self._format, batch_bytes, extra)

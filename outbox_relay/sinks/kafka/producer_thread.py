@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeAlias
 
-from outbox_relay.domain.event import Event
+from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.outcomes import Verdict
 from outbox_relay.sinks.kafka.call import DeliverCall, DeliveryReports, DeliveryRound, KeyBlocks
@@ -104,8 +104,8 @@ class ProducerThread:
     def start(self) -> None:
         """Open the first producer and start the thread.
 
-        Raise KafkaException for settings that librdkafka does not accept, and ``Misconfigured`` for a file that cannot
-        be used.
+        Raise KafkaException for settings that librdkafka does not accept, and ``ConfigurationError`` for a file that
+        cannot be used.
         """
         self._in_flight.open_producer(self._metadata.max_batch_bytes)
         self._thread.start()
@@ -121,7 +121,7 @@ class ProducerThread:
     def new_call(
         self,
         number: int,
-        batch: Sequence[Event],
+        batch: Sequence[StoredEvent],
         until: float,
         deadline: float,
         delivery_round: DeliveryRound,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
-from outbox_relay.domain.event import Event
+from outbox_relay.domain.event import StoredEvent
 from outbox_relay.formats import cloudevents
 from outbox_relay.formats.headers import own_headers
 
@@ -51,7 +51,7 @@ class RecordFormat(NamedTuple):
         """Return True if the value is the payload, the key chooses the partition, and no header is special."""
         return self == RecordFormat(source=self.source)
 
-    def record(self, event: Event) -> tuple[bytes | None, int, Headers]:
+    def record(self, event: StoredEvent) -> tuple[bytes | None, int, Headers]:
         """Return value, partition and headers of the record.
 
         Raise ValueError, with a reason, for an event that cannot become one.

@@ -12,8 +12,8 @@ from typing import TypeVar
 
 from confluent_kafka import KafkaException
 
-from outbox_relay.domain.errors import Misconfigured
-from outbox_relay.domain.event import Event
+from outbox_relay.domain.errors import ConfigurationError
+from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.outcomes import Verdict
 from outbox_relay.formats.topics import TOPICS_MAX
@@ -95,7 +95,7 @@ class KafkaSink:
     async def open(self) -> None:
         """Start the thread and open a producer, which connects by itself.
 
-        Raise ``Misconfigured`` for settings that librdkafka does not accept, and for files that cannot be used.
+        Raise ``ConfigurationError`` for settings that librdkafka does not accept, and for files that cannot be used.
         """
         if self._thread is not None:
             return
@@ -113,7 +113,7 @@ class KafkaSink:
             await asyncio.to_thread(thread.start)
         except KafkaException as exception:
             raise self._misconfigured(self._settings.describe(error_of(exception)), "producer: ") from None
-        except Misconfigured as reason:
+        except ConfigurationError as reason:
             raise self._misconfigured(reason) from None
         self._thread = thread
         self._round = DeliveryRound()
@@ -121,14 +121,14 @@ class KafkaSink:
     def validated_settings(self, producer: Mapping[str, Scalar], files: Mapping[str, Path]) -> ClientSettings:
         """Return settings for ``use_settings``, with the present contents of the files.
 
-        Raise ``Misconfigured`` as ``open`` does. Blocks for some milliseconds.
+        Raise ``ConfigurationError`` as ``open`` does. Blocks for some milliseconds.
         """
         newer = ClientSettings(producer, files, creates=self._creation is not None)
         try:
             RecordProducer(newer, ClientLog(newer), self._format, newer.batch_bytes).close()
         except KafkaException as exception:
             raise self._misconfigured(newer.describe(error_of(exception)), "producer: ") from None
-        except Misconfigured as reason:
+        except ConfigurationError as reason:
             raise self._misconfigured(reason) from None
         return newer
 
@@ -139,10 +139,10 @@ class KafkaSink:
         else:
             self._thread.put(partial(self._thread.use_settings, newer))
 
-    def _misconfigured(self, reason: object, prefix: str = "") -> Misconfigured:
-        return Misconfigured(f"sinks.{self._name}.{prefix}{reason}")
+    def _misconfigured(self, reason: object, prefix: str = "") -> ConfigurationError:
+        return ConfigurationError(f"sinks.{self._name}.{prefix}{reason}")
 
-    async def deliver(self, batch: Sequence[Event], until: float, _attempt: int = 1, /) -> Sequence[Verdict]:
+    async def deliver(self, batch: Sequence[StoredEvent], until: float, _attempt: int = 1, /) -> Sequence[Verdict]:
         """Deliver at most ``max_batch`` events as ``Sink.deliver`` does. Raise RuntimeError if the sink is closed."""
         thread = self._open_thread()
         delivery_round = self._round = self._current_round()

@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from outbox_relay.domain.errors import Misconfigured
+from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.sinks.kafka.client import ClientLog, ClientSettings, error_of
 from outbox_relay.sinks.kafka.cluster_queries import (
     MIN_SECONDS,
@@ -151,7 +151,7 @@ class TopicMetadata:
             admin = self._admin()
             found = cluster_metadata(admin, self._log, topic, now + seconds).topics[topic]
             limit = self._read_limits(admin, [topic], now + seconds).get(topic, known.max_message_bytes)
-        except (ClusterUnavailable, Misconfigured):
+        except (ClusterUnavailable, ConfigurationError):
             return
         partitions = known.partitions if found.error else len(found.partitions)
         self._known[topic] = _Topic(limit, partitions, now)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from outbox_relay.domain.event import Event
+from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.routing import matches
 from outbox_relay.formats.headers import own_headers
 from outbox_relay.formats.topics import INTERNAL_PREFIX, TOPICS_MAX
@@ -43,13 +43,13 @@ class TopicResolver:
         self._known: set[str] = set()
         self._uses_headers = any(name.startswith("headers.") for name in template.fields)
 
-    def resolve(self, batch: Sequence[Event], refuse: Callable[[int, str], None]) -> list[str | None]:
+    def resolve(self, batch: Sequence[StoredEvent], refuse: Callable[[int, str], None]) -> list[str | None]:
         """Return the topic of each event. For an event without one, return None and call ``refuse``."""
         if self.constant is not None:
             return [self.constant] * len(batch)
         return [self._topic(index, event, refuse) for index, event in enumerate(batch)]
 
-    def _topic(self, index: int, event: Event, refuse: Callable[[int, str], None]) -> str | None:
+    def _topic(self, index: int, event: StoredEvent, refuse: Callable[[int, str], None]) -> str | None:
         try:
             headers = dict(own_headers(event.headers)) if self._uses_headers and event.headers else {}
             topic = self._template.render(event.type, event.key, headers)

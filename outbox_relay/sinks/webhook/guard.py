@@ -1,4 +1,4 @@
-"""Which addresses are dialled: every address of a host is judged, those that are the relay's own included."""
+"""The choice of addresses to dial: every address of a host is judged, those that are the relay's own included."""
 
 from __future__ import annotations
 

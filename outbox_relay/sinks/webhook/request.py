@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from urllib.parse import quote, unquote
 
 from outbox_relay import __version__
-from outbox_relay.domain.event import Event
+from outbox_relay.domain.event import StoredEvent
 from outbox_relay.formats import cloudevents, signatures
 from outbox_relay.formats.headers import own_headers
 
@@ -48,14 +48,14 @@ class RequestFormat:
 class Credentials:
     """The keys that sign and the headers of the settings, which may change while the sink runs. Never shown."""
 
-    keys: Sequence[signatures.Key]
+    keys: Sequence[signatures.SigningKey]
     headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     proxy_authorization: str | None = field(default=None, repr=False)
     """The value of ``proxy-authorization``, for the proxy alone."""
 
 
 def make_request(
-    event: Event, request_format: RequestFormat, credentials: Credentials, *, attempt: int, now: float
+    event: StoredEvent, request_format: RequestFormat, credentials: Credentials, *, attempt: int, now: float
 ) -> Request:
     """Return the request for ``event``, signed at ``now``, in unix seconds.
 
@@ -68,7 +68,7 @@ def make_request(
     if not (_VALUE.fullmatch(content_type) and _VALUE.fullmatch(event.type)):
         raise ValueError("the event's type or content type is not printable ASCII")
     timestamp = int(now)
-    signature = signatures.header(signatures.signing(credentials.keys, now), event.uid, timestamp, body)
+    signature = signatures.signature_header(signatures.active_keys(credentials.keys, now), event.uid, timestamp, body)
     headers = [
         ("webhook-id", event.uid),
         ("webhook-timestamp", str(timestamp)),
@@ -89,13 +89,13 @@ def make_request(
     return Request(headers, body, signature, personal)
 
 
-def _cloudevents_headers(event: Event, source: str) -> Iterator[tuple[str, str]]:
+def _cloudevents_headers(event: StoredEvent, source: str) -> Iterator[tuple[str, str]]:
     """Yield the attributes as headers (HTTP binding of CloudEvents 1.0.2, sections 3.1.3.1 and 3.1.3.2)."""
     for name, value in cloudevents.attributes(event, source).items():
         yield f"ce-{name}", quote(value, safe=_ATTRIBUTE_SAFE)
 
 
-def _forwarded(event: Event, forward: frozenset[str]) -> Iterator[tuple[str, str]]:
+def _forwarded(event: StoredEvent, forward: frozenset[str]) -> Iterator[tuple[str, str]]:
     """Yield the headers of the event that are forwarded, each name once.
 
     Values that are not printable ASCII are percent-encoded as UTF-8. Blanks at the ends are removed.

@@ -1,4 +1,4 @@
-"""What comes of a request: a response, or the reason why there is none."""
+"""The outcome of a request: a response, or the reason why there is none."""
 
 from __future__ import annotations
 

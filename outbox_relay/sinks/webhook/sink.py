@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from outbox_relay.domain.event import Event
+from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.outcomes import Attempt, Refused, Unavailable, Verdict
 from outbox_relay.formats import signatures
@@ -105,15 +105,15 @@ class WebhookSink:
         """Prepare to post. Connections are made when they are needed."""
         await self._client.open()
 
-    async def deliver(self, batch: Sequence[Event], until: float, attempt: int = 1, /) -> Sequence[Verdict]:
+    async def deliver(self, batch: Sequence[StoredEvent], until: float, attempt: int = 1, /) -> Sequence[Verdict]:
         """Deliver one event, or none, as ``Sink.deliver`` specifies. The request has the number ``attempt``."""
         return [await self._one(event, until, attempt) for event in batch]
 
-    async def _one(self, event: Event, until: float, attempt: int) -> Verdict:
+    async def _one(self, event: StoredEvent, until: float, attempt: int) -> Verdict:
         if lease_clock() >= until:
             return Unavailable("not delivered in time")
         credentials, now = self._credentials, time.time()
-        if not signatures.signing(credentials.keys, now):
+        if not signatures.active_keys(credentials.keys, now):
             return Unavailable(ALL_ENDED, attempt=Attempt("config_error"))
         try:
             made = make_request(event, self._format, credentials, attempt=attempt, now=now)
@@ -146,7 +146,7 @@ class WebhookSink:
 
     async def check(self) -> str | None:
         """Connect, shake hands and listen for a while. Return the problem found, or None. Posts nothing."""
-        if not signatures.signing(self._credentials.keys, time.time()):
+        if not signatures.active_keys(self._credentials.keys, time.time()):
             return ALL_ENDED
         try:
             async with asyncio.timeout(CHECK_SECONDS):

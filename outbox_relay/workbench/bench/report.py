@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from textwrap import fill
 from typing import Any
 
-from outbox_relay.domain.errors import Misconfigured
+from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.workbench.bench.figures import COUNT, RATIO, Summary
 
 WIDTH = 100
@@ -70,7 +70,7 @@ class BenchReport:
 
 
 def from_json(given: Any) -> BenchReport:
-    """Restore a report from its JSON. Raise :class:`Misconfigured` if it is not valid."""
+    """Restore a report from its JSON. Raise :class:`ConfigurationError` if it is not valid."""
     try:
         return BenchReport(
             mode=str(given["mode"]),
@@ -81,7 +81,7 @@ def from_json(given: Any) -> BenchReport:
             seconds=float(given["seconds"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError):
-        raise Misconfigured("not a report of outbox-relay bench --json") from None
+        raise ConfigurationError("not a report of outbox-relay bench --json") from None
 
 
 def format_value(value: float, unit: str) -> str:

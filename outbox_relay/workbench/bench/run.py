@@ -13,7 +13,7 @@ from subprocess import SubprocessError
 import psycopg
 from confluent_kafka import KafkaException
 
-from outbox_relay.domain.errors import Misconfigured, RelayError
+from outbox_relay.domain.errors import ConfigurationError, RelayError
 from outbox_relay.postgres.errors import explain
 from outbox_relay.workbench.bench import machine
 from outbox_relay.workbench.bench.environment import BenchEnvironment, Options
@@ -68,7 +68,7 @@ def run_bench(options: Options, only: Sequence[str], runs: int) -> BenchReport:
         bench_run.say(f"stopped by {interrupted}; nothing is left running")
         raise SystemExit(interrupted.exit_code) from None
     except FAILURES as failure:
-        if isinstance(failure, Misconfigured):
+        if isinstance(failure, ConfigurationError):
             raise
         raise BenchFailed(describe(failure)) from None
 
@@ -148,9 +148,11 @@ def describe(failure: Exception) -> str:
 
 
 def choose(only: Sequence[str], *, full: bool) -> list[Scenario]:
-    """Return the named scenarios, or those of the mode, in order. Raise :class:`Misconfigured` for an unknown name."""
+    """Return the named scenarios, or those of the mode, in order. Raise :class:`ConfigurationError` for an unknown
+    name.
+    """
     names = [one.name for one in SCENARIOS]
     for name in only:
         if name not in names:
-            raise Misconfigured(f"--only {name}: unknown scenario; choose from {', '.join(names)}")
+            raise ConfigurationError(f"--only {name}: unknown scenario; choose from {', '.join(names)}")
     return [one for one in SCENARIOS if (one.name in only if only else full or one.quick)]

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from outbox_relay.domain.event import Event
+from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import Delivered, Verdict
 from outbox_relay.sinks.kafka import KafkaSink
 from tests.support.wait import auntil
@@ -20,7 +20,7 @@ class RecordingKafkaSink(KafkaSink):
         self.verdicts: Counter[type[Verdict]] = Counter()
         self.reasons: set[str] = set()
 
-    async def deliver(self, batch: Sequence[Event], until: float, attempt: int = 1, /) -> Sequence[Verdict]:
+    async def deliver(self, batch: Sequence[StoredEvent], until: float, attempt: int = 1, /) -> Sequence[Verdict]:
         verdicts = await super().deliver(batch, until, attempt)
         self.verdicts.update(map(type, verdicts))
         self.reasons.update(verdict.reason for verdict in verdicts if not isinstance(verdict, Delivered))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError
 
-from outbox_relay.domain.event import Event
+from outbox_relay.domain.event import StoredEvent
 from outbox_relay.formats.topics import TopicTemplate
 from outbox_relay.sinks.kafka import KafkaSink
 from outbox_relay.sinks.kafka.call import DeliverCall
@@ -28,7 +28,7 @@ SILENCE = object()
 """The answer for a record that never gets a report."""
 PURGED = KafkaError(KafkaError._PURGE_QUEUE)
 
-Script = Callable[[Event, bool], KafkaError | object | None]
+Script = Callable[[StoredEvent, bool], KafkaError | object | None]
 """Returns the answer for a record, which may be sent alone: None for delivered, an error, or silence."""
 
 
@@ -233,7 +233,7 @@ async def scripted_sink(client: ScriptedClient, template: str) -> AsyncGenerator
     await sink.close()
 
 
-def fails(code: int, *events: Event, alone: bool = True) -> Script:
+def fails(code: int, *events: StoredEvent, alone: bool = True) -> Script:
     """Return a script by which `events` fail with `code`; with `alone` false only in company."""
     uids = {event.uid for event in events}
     return lambda event, is_alone: KafkaError(code) if event.uid in uids and (alone or not is_alone) else None

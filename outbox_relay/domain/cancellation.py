@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def heeded() -> Generator[None]:
+def propagate_cancellation() -> Generator[None]:
     """Raise ``CancelledError`` at the end of the block if it swallowed one.
 
     ``asyncio.wait_for`` of Python 3.11 returns a result that is ready at the moment of the cancellation and forgets the

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from uuid import UUID
 
 from outbox_relay import outbox
-from outbox_relay.domain.errors import Misconfigured, NotFound
+from outbox_relay.domain.errors import ConfigurationError, NotFound
 from outbox_relay.postgres.store import Store
 
 
@@ -17,7 +17,7 @@ async def pause(store: Store, sink: str) -> bool:
     Every relay stops its deliveries within seconds and settles the events in flight. The sink is paused until
     ``resume``.
 
-    Raises ``NotFound``, which names the existing sinks, ``Unusable`` or ``DatabaseLost``.
+    Raises ``NotFound``, which names the existing sinks, ``DatabaseUnusable`` or ``DatabaseUnavailable``.
     """
     return await _set_paused(store, sink, paused=True)
 
@@ -58,7 +58,7 @@ async def emit(
 ) -> UUID:
     """Emit one event in its own transaction, and return its uid.
 
-    Raises ``Misconfigured`` for an event that the outbox refuses, ``Unusable`` or ``DatabaseLost``.
+    Raises ``ConfigurationError`` for an event that the outbox refuses, ``DatabaseUnusable`` or ``DatabaseUnavailable``.
     """
     try:
         async with store.transaction() as connection:
@@ -66,4 +66,4 @@ async def emit(
                 connection, event_type, payload, key=key, headers=headers, uid=uid, content_type=content_type
             )
     except outbox.InvalidEvent as error:
-        raise Misconfigured(str(error)) from None
+        raise ConfigurationError(str(error)) from None

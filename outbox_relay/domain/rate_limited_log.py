@@ -1,37 +1,23 @@
-"""Log lines at a limited rate, and the type of the log they go to."""
+"""Log lines at a limited rate."""
 
 from __future__ import annotations
 
 import time
-from typing import Any, Protocol
+from typing import Any
+
+from structlog.stdlib import BoundLogger
 
 INTERVAL_SECONDS = 10.0
 """Least time between two lines of one event that recurs, for example while the database is away."""
 
 
-class Log(Protocol):
-    """A logger whose lines are an event and values. Never a payload, a header's value, a secret or a DSN."""
-
-    def debug(self, event: str, /, **values: Any) -> Any:
-        """Write a line for debugging."""
-        ...
-
-    def info(self, event: str, /, **values: Any) -> Any:
-        """Write a line of regular operation."""
-        ...
-
-    def warning(self, event: str, /, **values: Any) -> Any:
-        """Write a line that an operator should see."""
-        ...
-
-
-class Seldom:
+class RateLimitedLog:
     """A log that writes a recurring warning at most every ``seconds``.
 
     The next line counts those left out in between.
     """
 
-    def __init__(self, log: Log, seconds: float = INTERVAL_SECONDS) -> None:
+    def __init__(self, log: BoundLogger, seconds: float = INTERVAL_SECONDS) -> None:
         self._log = log
         self._seconds = seconds
         self._written: dict[str, tuple[float, int]] = {}

@@ -37,7 +37,7 @@ def status_text(found: dict[str, Any]) -> str:
             "",
             f"events in the DEFAULT partition of the log: {found['in_default_partition']}; is a relay running?",
         ]
-    return "\n".join(map(printable, lines))
+    return "\n".join(map(replace_unprintable, lines))
 
 
 def _sink_row(name: str, sink: dict[str, Any]) -> tuple[str, ...]:
@@ -66,7 +66,7 @@ def why_text(found: dict[str, Any]) -> str:
         f"emitted {found['created_at']}, {duration(found['age_seconds'])} ago; {place}",
     ]
     lines += table([(name, _state(sink, found["shard"])) for name, sink in found["sinks"].items()]) or [NO_SINKS]
-    return "\n".join(map(printable, lines))
+    return "\n".join(map(replace_unprintable, lines))
 
 
 def _state(sink: dict[str, Any], shard: int) -> str:
@@ -148,6 +148,6 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-def printable(line: str) -> str:
+def replace_unprintable(line: str) -> str:
     """Replace unprintable characters, which a terminal would interpret, with ``?``."""
     return "".join(c if c.isprintable() else "?" for c in line)
