@@ -11,7 +11,7 @@ from outbox_relay.settings.fields import Count, Number, Section, matching, not_b
 
 
 class RetrySettings(Section):
-    """When an event that failed is tried again: ``base_seconds``·2ⁿ up to ``max_seconds``, give or take ``jitter``."""
+    """Delays before a failed event is tried again: ``base_seconds``·2ⁿ to ``max_seconds``, ± ``jitter``."""
 
     attempts: Count = Field(default=30, ge=1, le=10_000)
     """Attempts before an event is dead, 1 to 10000."""
@@ -26,7 +26,7 @@ class RetrySettings(Section):
 
 
 class CircuitSettings(Section):
-    """When a sink pauses because its destination is down, and how it is probed."""
+    """Conditions under which a sink pauses because its destination is down, and the pace of its probes."""
 
     open_after: Count = Field(default=20, ge=1, le=10_000)
     """Failures in a row, of different events, after which the sink pauses, 1 to 10000."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from uuid import UUID, uuid4
 
 import pytest
@@ -181,9 +182,11 @@ def test_a_uid_of_the_callers_locks_no_day_but_its_own(database: Database, roles
     with database.connect(user=other) as conn:
         uid = outbox.emit(conn, "a", 1)
     with database.connect(user=one) as conn, database.connect() as watcher:
+        # Ten minutes around midnight belong to two days.
+        noon = datetime.now(UTC).replace(hour=12, minute=0, second=0, microsecond=0)
+        prefix = int(noon.timestamp() * 1000) << 80 | uid.int & 0xFFFFFFFF << 48
         for _ in range(8):  # until a plan would be kept
-            fresh = UUID(int=(uid.int & ~0xFFFFFFFFFFFF) | uuid4().int & 0xFFFFFFFFFFFF)
-            outbox.emit(conn, "b", 1, uid=fresh)
+            outbox.emit(conn, "b", 1, uid=UUID(int=prefix | uuid4().int & 0xFFFFFFFFFFFF))
         locked = watcher.execute(
             "select count(distinct c.relname) from pg_locks l join pg_class c on c.oid = l.relation"
             " where l.pid = %s and c.relkind = 'r' and c.relispartition", [conn.info.backend_pid]
