@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from outbox_relay.workbench.bench.report import BenchReport
 
 LOAD_SECONDS, LOAD_LEAST, LOAD_MOST = 20, 2, 600
-"""How long the demo emits events, in seconds: default, least, most."""
+"""Duration of the demo's load in seconds: default, minimum, maximum."""
 RUNS, RUNS_MOST = 3, 100
-"""How often the bench measures each scenario: default, most."""
+"""Measurements of each scenario: default, maximum."""
 SCALE_LEAST, SCALE_MOST = 0.0001, 100.0
 """Factor for the events and seconds of the bench: least, most."""
 

@@ -379,7 +379,7 @@ def _left_out(wanted: _Wanted) -> tuple[str, ...]:
 def _found(connection: psycopg.Connection[tuple[Any, ...]]) -> tuple[int, int]:
     """The schema's version and its oldest relay; 0 and 0 without one.
 
-    Raises ``DatabaseUnusable`` if it is somebody else's.
+    Raises ``DatabaseUnusable`` if there is a schema outbox that is not ours.
     """
     exists, ours = connection.execute(
         "select to_regnamespace('outbox') is not null, to_regclass('outbox.meta') is not null"

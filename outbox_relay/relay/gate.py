@@ -25,7 +25,7 @@ COUNT_SHARE = 20
 """Rows are counted again after this many times the time that it took to count them, if that is longer than a second."""
 
 CLIENT = "client: "
-"""How an error begins that the sink's client met without an event; ``record_trouble.sql`` clears no other."""
+"""Prefix of errors that the sink's client met without an event. ``record_trouble.sql`` clears only these."""
 
 TROUBLE_SECONDS = 5.0
 """How long a part of the destination is in trouble at least: by then the rows of its events are in the database."""

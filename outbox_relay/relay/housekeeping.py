@@ -1,4 +1,4 @@
-"""What must be done now and then and by any relay: partitions made ahead, outranked ledger rows removed."""
+"""Periodic chores of every relay: create partitions in advance, remove outranked ledger rows."""
 
 from __future__ import annotations
 

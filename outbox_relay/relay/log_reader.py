@@ -41,7 +41,7 @@ TOO_MUCH = {"57014": "it ran out of time", "53200": "it ran out of memory", "540
 """SQLSTATEs of reads that asked for too much, and what they say."""
 UNLOADABLE = "its answer cannot be loaded"
 OVER_LIMIT = ", more than the ceiling"
-"""How the schema goes on behind the size of a payload that it did not load."""
+"""Text that the schema adds after the size of a payload that it did not load."""
 AGAIN_SECONDS = 1.0
 """Pause before a single event that could not be read is read again: a moment without memory kills none."""
 

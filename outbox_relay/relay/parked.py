@@ -126,7 +126,7 @@ class Rows:
     def overdue(self, row: ClaimedRow, leave: Pass, verdict: Awaitable[Verdict]) -> None:
         """``row`` was made of a request that is under way: settle it by the ``verdict`` to come.
 
-        Raises ``SessionReset`` when the session is ending: then nobody settles anything any more.
+        Raises ``SessionReset`` when the session is ending, since nothing is settled after that.
         """
         if self._tasks is None:
             raise RuntimeError("rows are not being settled")

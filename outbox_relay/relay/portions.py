@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from outbox_relay.domain.errors import StatementFailed
 
 MOST_TRIES = 6
-"""How often one statement is tried before it ends its session: two seconds and more."""
+"""Number of tries before a statement ends its session; they take at least two seconds."""
 FIRST_PAUSE_SECONDS = 0.05
 """Pause before the first of these tries is repeated, doubled after each."""
 SHRINK = 8
