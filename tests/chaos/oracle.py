@@ -14,7 +14,8 @@ A restore of a dump (see `timeline`) takes events back. Of each one the judge ex
 - An event that came before the rebase comes again after it only if the dump's ledger does not cover it: if it is an
   event from its shard's first unsettled one on, or a row. It must also have come after the positions of the dump could
   have been written, give or take a transaction that was late for them. No other fault explains such a repetition, and
-  the restore explains none that does not cross it.
+  the restore explains none that does not cross it. An event that comes again only after several rebases must be
+  unsettled in each of their dumps: it was due again from the first rebase on, until the last one made it due once more.
 """
 
 from __future__ import annotations
@@ -179,7 +180,7 @@ class Faults:
         """The fault at which the event was in flight, the nearest of several; `times` are those of its key."""
         before, again = repeated.before, repeated.again
         if crossed := [restored for restored in self._restores if before < restored.rebased <= again]:
-            return RESTORE if all(self._brings_back(restored, repeated, times) for restored in crossed) else None
+            return RESTORE if self._bring_back(crossed, repeated, times) else None
         found: tuple[float, str] | None = None
         for place in range(bisect_right(self._began, again) - 1, -1, -1):
             strike = self._strikes[place]
@@ -192,12 +193,13 @@ class Faults:
                 found = distance, strike.fault
         return found[1] if found else None
 
-    def _brings_back(self, restored: Restored, repeated: Duplicate, times: Times) -> bool:
-        """Return whether a relay must read this again from the positions of the dump."""
+    def _bring_back(self, crossed: Sequence[Restored], repeated: Duplicate, times: Times) -> bool:
+        """Return whether a relay must read this again after the last of these restores, and not before."""
+        first, last = crossed[0], crossed[-1]
         return (
-            repeated.uid in restored.unsettled.get(self._sink, ())
-            and repeated.before >= self._still_since(restored.dumped) - LATE_SECONDS
-            and _in_time(Strike(RESTORE, restored.dumped, restored.rebased), repeated.again, times)
+            all(repeated.uid in restored.unsettled.get(self._sink, ()) for restored in crossed)
+            and repeated.before >= self._still_since(first.dumped) - LATE_SECONDS
+            and _in_time(Strike(RESTORE, first.dumped, last.rebased), repeated.again, times)
         )
 
     def _still_since(self, at: float) -> float:

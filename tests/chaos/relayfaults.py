@@ -16,7 +16,8 @@ from tests.support.wait import until
 
 DIE_SECONDS = 8.0
 """How long a relay that is to die at a point may take to get there; then it is killed where it is."""
-JOIN_SECONDS = 30.0
+JOIN_SECONDS = 60.0
+"""How long a relay that joins may take to get shards while others are killed every few seconds."""
 NOTICE_SECONDS = 30.0
 """How long a relay that was frozen may take to notice, on a machine that is busy."""
 NOTICED = ("lost shards", "starting again from the ledger", "starts again")

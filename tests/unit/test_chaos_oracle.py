@@ -450,6 +450,25 @@ def test_two_restores_in_a_row_are_told_apart() -> None:
     assert due.taken_back == 3
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "again", "explained"),
+    [(True, True, 440, True), (True, False, 440, False), (False, True, 440, False), (True, True, 460, False)],
+    ids=["unsettled in both dumps", "settled in the second", "settled in the first", "after a newer event of its key"],
+)
+def test_an_event_comes_again_after_two_restores_only_if_both_dumps_have_it_unsettled(
+    first: bool, second: bool, again: float, explained: bool
+) -> None:
+    """The second rebase may be more than `MOST_SECONDS` after the first: the last one makes the event due."""
+    name = uid(1, 2)
+    early = restored(2, uid(1, 3), uid(1, 4), unsettled=[name] * first)
+    late = restored(2, other(3), dumped=400, rebased=420, unsettled=[name] * second)
+    arrivals = [*BEFORE, arrived(other(3), 45), arrived(other(3, 2), 450, emitted=430), arrived(other(4, 2), 470)]
+    arrivals = sorted([*arrivals, arrived(name, again)], key=lambda arrival: arrival.arrived)
+    account = judge("kafka", after_restore(early, late), arrivals, [])
+    assert account.duplicates == ({"restore": 1} if explained else {})
+    assert account.sound is explained
+
+
 def test_a_dead_letter_after_a_restore_is_the_one_that_survived() -> None:
     number = (1, 3)
     account = judged_restore(*BEFORE, AFTER[1], dead=Dead({number}, excused={number}))
