@@ -24,6 +24,12 @@ __all__ = ["Event", "InvalidEvent", "NotInTransaction", "aemit", "aemit_many", "
 REFUSED: Final = re.compile(r"outbox\.emit: (?P<said>(?:event (?P<index>[0-9]+): )?.*)", re.DOTALL)
 """The message of the database for an event that it refuses (SQLSTATE 22023)."""
 
+JSON_ERROR: Final = re.compile(
+    r"Object of type \w+ is not JSON serializable|keys must be [\w, ]+, not \w+|Circular reference detected"
+    r"|Out of range float values are not JSON compliant|maximum recursion depth exceeded"
+)
+"""The messages of ``json.dumps`` for values that it refuses. They name types, and nothing of the payload."""
+
 # Every parameter is cast, because the type of a string depends on the dumpers that the application registered.
 ONE: Final[LiteralString] = """
 select outbox.emit_raw(%s::text, %b::bytea, %s::text, %s::jsonb, %s::timestamptz, %s::uuid, %s::text)
@@ -220,6 +226,8 @@ def _refusal(error: errors.InvalidParameterValue | UnicodeEncodeError) -> Except
 def _columns(events: Iterable[Event]) -> tuple[list[Any], ...]:
     rows: list[Row] = []
     for index, event in enumerate(events):
+        if not isinstance(cast(object, event), Event):
+            raise TypeError(f"event {index} must be an outbox.Event, not {type(event).__name__}")
         try:
             rows.append(_row(event))
         except InvalidEvent as error:
@@ -253,9 +261,7 @@ def _serialised(payload: Any, dumps: Dumps | None) -> bytes:
     try:
         body = cast(object, _json(payload) if dumps is None else dumps(payload))
     except Exception as error:
-        what = "dumps" if dumps else "json.dumps"
-        advice = "" if dumps else "; dumps= takes another encoder"
-        raise InvalidEvent(f"payload is not serialisable: {what} raised {type(error).__name__}{advice}") from error
+        raise InvalidEvent(f"payload is not serialisable: {_reason(error, dumps)}") from error
     if isinstance(body, bytes):
         return body
     if not isinstance(body, str):
@@ -264,6 +270,15 @@ def _serialised(payload: Any, dumps: Dumps | None) -> bytes:
         return body.encode()
     except UnicodeEncodeError:
         raise InvalidEvent("payload must be UTF-8, but dumps returned lone surrogates") from None
+
+
+def _reason(error: Exception, dumps: Dumps | None) -> str:
+    """Return why serialisation failed, without anything of the payload."""
+    if dumps is not None:
+        return f"dumps raised {type(error).__name__}"
+    known = JSON_ERROR.match(str(error)) if isinstance(error, TypeError | ValueError | RecursionError) else None
+    said = known[0] if known else f"json.dumps raised {type(error).__name__}"
+    return f"{said}; dumps= takes another encoder"
 
 
 def _json(payload: Any) -> bytes:

@@ -430,11 +430,38 @@ def test_what_cannot_be_sent_is_refused_before_it_is(
     assert refused(conn, **fields) == said
 
 
-@pytest.mark.parametrize("payload", [float("nan"), [float("inf")], {1, 2}, Decimal(1), object(), NAMESPACE_DNS])
-def test_what_is_no_json_is_refused(conn: psycopg.Connection[Any], payload: object) -> None:
-    said = refused(conn, payload=payload)
-    assert said.startswith("payload is not serialisable: json.dumps raised ")
-    assert said.endswith("Error; dumps= takes another encoder")
+@pytest.mark.parametrize(
+    ("payload", "said"),
+    [
+        (float("nan"), "Out of range float values are not JSON compliant"),
+        ([float("inf")], "Out of range float values are not JSON compliant"),
+        ({1, 2}, "Object of type set is not JSON serializable"),
+        ({"price": Decimal(1)}, "Object of type Decimal is not JSON serializable"),
+        (object(), "Object of type object is not JSON serializable"),
+        (NAMESPACE_DNS, "Object of type UUID is not JSON serializable"),
+        ({(1, 2): "x"}, "keys must be str, int, float, bool or None, not tuple"),
+    ],
+)
+def test_what_is_no_json_is_refused_with_its_type(conn: psycopg.Connection[Any], payload: object, said: str) -> None:
+    assert refused(conn, payload=payload) == f"payload is not serialisable: {said}; dumps= takes another encoder"
+
+
+class Raising(dict[str, object]):
+    """A mapping whose own error quotes its content."""
+
+    def items(self) -> Any:
+        raise ValueError("SECRET")
+
+
+def test_an_error_of_the_payload_itself_is_not_quoted(conn: psycopg.Connection[Any]) -> None:
+    said = refused(conn, payload=Raising(card="SECRET"))
+    assert said == "payload is not serialisable: json.dumps raised ValueError; dumps= takes another encoder"
+
+
+def test_a_batch_of_something_else_than_events_is_refused(conn: psycopg.Connection[Any]) -> None:
+    events: list[Any] = [Event("a", {}), ("b", {})]
+    with pytest.raises(TypeError, match=r"event 1 must be an outbox\.Event, not tuple"):
+        outbox.emit_many(conn, events)
 
 
 def test_payloads_that_refer_to_themselves_are_refused(conn: psycopg.Connection[Any]) -> None:
