@@ -25,8 +25,9 @@ POISON, ODD = "poison", "odd"
 """What the payload of an event says under `kind`: it must end dead; it may end dead or arrive."""
 BIG_BYTES = 2 << 20
 """Above the ceiling of payloads."""
-TRY_SECONDS = 180.0
-"""How long a transaction is tried again: a database that is restored is away for longer than one that restarts."""
+TRY_SECONDS = 600.0
+"""How long a transaction is tried again: a restore takes the database away, and a huge one seldom ends between two
+faults of the database."""
 AGAIN_SECONDS = 1.0
 HUGE_EVENTS, LONG_EVENTS = 20_000, 20
 HUGE_SECONDS, LONG_SECONDS = (2.0, 4.0), (12.0, 20.0)
