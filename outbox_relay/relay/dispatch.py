@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import chain, islice
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 from uuid import UUID, uuid4
 
 from outbox_relay.domain.errors import LeaseLost, SessionReset
@@ -53,7 +53,7 @@ SUSPECT_CLAIMS = 2
 claimed three times and never settled is claimed alone."""
 
 
-def _nobody(*_: object) -> None:
+def _nobody(*_: object) -> Any:
     raise RuntimeError("the rows of this sink are not being served")
 
 
@@ -87,7 +87,7 @@ class Desk:
     now: Callable[[], datetime]
     noise: Callable[[], float]
     slots: Slots
-    overdue: Callable[[ClaimedRow, Pass, Awaitable[Verdict]], None] = _nobody
+    overdue: Callable[[ClaimedRow, Pass, Coroutine[Any, Any, Verdict]], asyncio.Task[None]] = _nobody
     due_in: Callable[[float], None] = _nobody
     hungry: Callable[[], None] = _nobody
 
@@ -545,11 +545,11 @@ class RequestDelivering:
         number = desk.park(chunk, index, "waiting", due_in=0.0, claims=1, lease=lease, lease_for=left)
         verdict = self._after(number, request)
         try:
-            desk.overdue(ClaimedRow(event, desk.keyed(event), 0, 1, lease), leave, verdict)
+            settling = desk.overdue(ClaimedRow(event, desk.keyed(event), 0, 1, lease), leave, verdict)
         except SessionReset:
-            verdict.close()
-            request.cancel()
+            _abandon(verdict, request)
             raise
+        settling.add_done_callback(lambda _: _abandon(verdict, request))
 
     async def _after(self, number: int, request: asyncio.Future[Verdict]) -> Verdict:
         """The verdict of ``request``, once the row is in the database."""
@@ -562,6 +562,13 @@ class RequestDelivering:
             self._desk.slots.release()
         await self._desk.settling.committed(number)
         return verdict
+
+
+def _abandon(verdict: Coroutine[Any, Any, Verdict], request: asyncio.Future[Verdict]) -> None:
+    """End a request whose verdict no task awaits any more: its session may end before that task has taken a step."""
+    verdict.close()
+    request.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+    request.cancel()
 
 
 def delivering(desk: Desk) -> Delivering:

@@ -123,20 +123,22 @@ class Rows:
         self._due_at = min(self._due_at, time.monotonic() + seconds)
         self._wake.set()
 
-    def overdue(self, row: ClaimedRow, leave: Pass, verdict: Awaitable[Verdict]) -> None:
+    def overdue(self, row: ClaimedRow, leave: Pass, verdict: Awaitable[Verdict]) -> asyncio.Task[None]:
         """``row`` was made of a request that is under way: settle it by the ``verdict`` to come.
 
-        Raises ``SessionReset`` when the session is ending, since nothing is settled after that.
+        Returns the task that does it. Raises ``SessionReset`` when the session is ending, since nothing is settled
+        after that.
         """
         if self._tasks is None:
             raise RuntimeError("rows are not being settled")
         later = self._settle_later(row, leave, verdict)
         try:
-            self._tasks.create_task(later)
+            task = self._tasks.create_task(later)
         except RuntimeError:  # the group is shutting down
             later.close()
             raise SessionReset(f"sink {self._desk.spec.name}: the session is ending") from None
         self._under_way += 1
+        return task
 
     async def _settle_later(self, row: ClaimedRow, leave: Pass, verdict: Awaitable[Verdict]) -> None:
         try:

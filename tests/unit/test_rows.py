@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 from types import SimpleNamespace
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 
-from outbox_relay.domain.errors import SessionReset, StatementFailed
+from outbox_relay.domain.errors import LeaseLost, SessionReset, StatementFailed
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.in_flight import Chunk
 from outbox_relay.domain.outcomes import DELIVERED
@@ -45,6 +47,38 @@ async def test_a_request_that_is_parked_while_the_session_ends_is_cancelled_and_
     await asyncio.wait({request})
     assert request.cancelled()
     assert rows.under_way == 0
+
+
+async def _parked_and_ended(*, fails: bool) -> bool:
+    """End a session in the step in which a request is parked; return whether the request is cancelled."""
+    log: Any = None
+    spec, sink = SimpleNamespace(name="s"), SimpleNamespace(timeout_seconds=15.0)
+    desk: Any = SimpleNamespace(spec=spec, sink=sink, park=park, keyed=bool, slots=SimpleNamespace(release=int))
+    rows = Rows(desk, desk, uuid4(), log)
+    desk.overdue = rows.overdue
+    position = Position(BEGINNING)
+    chunk = Chunk([an_event()], position, position)
+    request: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    with contextlib.suppress(ExceptionGroup):
+        async with asyncio.TaskGroup() as rows._tasks:  # pyright: ignore[reportPrivateUsage]
+            RequestDelivering(desk)._park_under_way(  # pyright: ignore[reportPrivateUsage]
+                chunk, 0, request, Pass(0, probe=False), 0.0
+            )
+            if fails:
+                request.set_exception(LeaseLost("gone"))
+            raise SessionReset("the session ends")
+    await asyncio.sleep(0)  # the callbacks of the task and the request run
+    return request.cancelled()
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["under way", "failed in the same step"])
+async def test_a_request_is_cancelled_whose_session_ends_before_its_task_takes_a_step(fails: bool) -> None:
+    """Goes red without the task's callback: the request would go on, and nothing would await its verdict."""
+    reported: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+    assert await _parked_and_ended(fails=fails) is not fails
+    gc.collect()
+    assert not reported
 
 
 class Claiming(Exception):
