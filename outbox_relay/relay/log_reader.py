@@ -18,20 +18,22 @@ from outbox_relay.domain.in_flight import Chunk, ShardGroup
 from outbox_relay.domain.sink_spec import SinkSpec
 from outbox_relay.domain.window import Position, ScanStep, WindowSlice, next_slice, position_after
 from outbox_relay.postgres.store import MOST_PAYLOAD, Store
-from outbox_relay.relay.dispatch import SUSPECT_CRASHES, Delivering
-from outbox_relay.relay.gate import Gate
-from outbox_relay.relay.leases import Holding, Ownership
-from outbox_relay.relay.settler import Settling
-from outbox_relay.relay.ticker import Ticking
+from outbox_relay.relay.breaker import CircuitBreaker
+from outbox_relay.relay.context import SUSPECT_CRASHES
+from outbox_relay.relay.dispatcher import Dispatcher
+from outbox_relay.relay.leases import LeaseManager
+from outbox_relay.relay.settler import Settler
+from outbox_relay.relay.sink_leases import SinkLeases
+from outbox_relay.relay.ticker import Ticker
 
 CHUNK_EVENTS = 4000
 CHUNK_BYTES = 8 << 20
 """Bounds of one read."""
 SUSPECT_EVENTS = 500
 """The same for shards whose owners crashed again and again."""
-SPAN_IDS = 50_000
+IDS_PER_READ = 50_000
 """How many ids one read looks at, at most, so that a sink that few events are routed to is read in bounded steps."""
-MOST_SPAN_IDS = 5_000_000
+MOST_IDS_PER_READ = 5_000_000
 """Up to which that is doubled while nothing is found: half a second's work."""
 FAR_IDS = 20_000
 """How many ids behind the end of its window a reader is waited for by the others."""
@@ -46,40 +48,40 @@ AGAIN_SECONDS = 1.0
 """Pause before a single event that could not be read is read again: a moment without memory kills none."""
 
 
-class Reading:
-    """The readers of one sink, in one session: of one ``era`` of the ticks, and so of one server."""
+class LogReader:
+    """The readers of one sink, in one session: of one ``session_epoch`` of the ticks, and so of one server."""
 
     def __init__(
         self,
         spec: SinkSpec,
         store: Store,
-        ticking: Ticking,
-        ownership: Ownership,
-        holding: Holding,
-        settling: Settling,
-        gate: Gate,
-        direct: Delivering,
-        put_off: Callable[[Chunk, int], None],
+        ticker: Ticker,
+        lease_manager: LeaseManager,
+        leases: SinkLeases,
+        settler: Settler,
+        breaker: CircuitBreaker,
+        dispatcher: Dispatcher,
+        defer: Callable[[Chunk, int], None],
         floor: int,
-        era: int,
-        rows_under_way: Callable[[], int] = lambda: 0,
+        session_epoch: int,
+        parked_under_way: Callable[[], int] = lambda: 0,
     ) -> None:
-        self._rows_under_way = rows_under_way
+        self._parked_under_way = parked_under_way
         self._spec = spec
         self._store = store
-        self._ticking = ticking
-        self._ownership = ownership
-        self._holding = holding
-        self._settling = settling
-        self._gate = gate
-        self._direct = direct
-        self._put_off = put_off
-        self._era = era
-        self._server = settling.server
-        self._generations = -1
+        self._ticker = ticker
+        self._lease_manager = lease_manager
+        self._leases = leases
+        self._settler = settler
+        self._breaker = breaker
+        self._dispatcher = dispatcher
+        self._defer = defer
+        self._session_epoch = session_epoch
+        self._server = settler.server
+        self._config_versions = -1
         self._readers: list[ShardGroup] = []
         self._leaving: list[ShardGroup] = []
-        self._span = SPAN_IDS
+        self._max_ids = IDS_PER_READ
         self._steps = ScanStep()
         self._floor = floor
         self.wake = asyncio.Event()
@@ -88,18 +90,18 @@ class Reading:
     def changed(self) -> None:
         """What this relay has of the sink is another now: that comes before anything is waited for."""
         self.wake.set()
-        self._settling.nudge()
+        self._settler.nudge()
 
     # -- claim ------------------------------------------------------------------------------------------------
 
     async def adopt(self) -> None:
         """Take over shards that were claimed, and drain and release those that are to go."""
-        known = {shard for reader in self._settling.readers for shard in reader.shards}
-        if known - self._holding.held.keys():
+        known = {shard for reader in self._settler.readers for shard in reader.shards}
+        if known - self._leases.held.keys():
             raise LeaseLost(f"sink {self._spec.name}: a shard was lost")
-        if gained := self._holding.held.keys() - known:
+        if gained := self._leases.held.keys() - known:
             await self._take_over(gained)
-        leaving = self._holding.leaving()
+        leaving = self._leases.leaving()
         for reader in list(self._readers):
             if reader.shards & leaving:
                 self._drain(reader, leaving)
@@ -109,15 +111,15 @@ class Reading:
         """Blocked keys first, then positions; nothing of these shards has been read before."""
         if self._spec.ordered:
             sink, hold = self._spec.name, self._spec.hold
-            self._settling.blocked.load(await self._store.blocked_keys(sink, gained, hold, server=self._server))
+            self._settler.blocked.load(await self._store.blocked_keys(sink, gained, hold, server=self._server))
         together: defaultdict[Position, list[int]] = defaultdict(list)
-        standing = await self._positions(gained)
-        for shard, position in standing.items():
+        positions = await self._positions(gained)
+        for shard, position in positions.items():
             together[position].append(shard)
         for position, shards in together.items():
             reader = ShardGroup(shards, position)
             self._readers.append(reader)
-            self._settling.adopt(reader)
+            self._settler.adopt(reader)
 
     async def _positions(self, gained: set[int]) -> dict[int, Position]:
         """Return where shards stand that were claimed.
@@ -125,52 +127,52 @@ class Reading:
         Raises ``PositionsMissing`` when that is not known, ``LeaseLost`` when the sink was removed meanwhile.
         """
         try:
-            standing = await self._store.positions(self._spec.name, gained, server=self._server)
+            positions = await self._store.positions(self._spec.name, gained, server=self._server)
         except PositionsMissing as error:
-            await self._ownership.look()
-            if self._holding.removed:
+            await self._lease_manager.refresh()
+            if self._leases.removed:
                 raise LeaseLost(f"sink {self._spec.name}: it was removed") from None
-            self._holding.fault = str(error)
+            self._leases.fault = str(error)
             raise
-        self._holding.fault = None
-        return standing
+        self._leases.fault = None
+        return positions
 
     def _drain(self, reader: ShardGroup, leaving: set[int]) -> None:
         """Read ``leaving`` shards no further."""
         out = reader.split(leaving)
-        self._settling.readers.append(out)
+        self._settler.readers.append(out)
         self._leaving.append(out)
         if not reader.shards:
             self._readers.remove(reader)
-            self._settling.readers.remove(reader)
+            self._settler.readers.remove(reader)
 
     async def _release(self) -> None:
         """Release drained shards, after their last settlement.
 
         While the destination is down nothing drains: then shards go as they stand, and the session ends.
         """
-        if not self._gate.flows and not all(reader.idle for reader in self._leaving):
-            self._gate.shut()
-        drained = [reader for reader in self._leaving if reader.idle or self._gate.is_shut]
-        under_way = self._direct.under_way or self._rows_under_way()
-        if not drained or (self._gate.is_shut and under_way):
+        if not self._breaker.flows and not all(reader.idle for reader in self._leaving):
+            self._breaker.begin_handover()
+        drained = [reader for reader in self._leaving if reader.idle or self._breaker.handing_over]
+        under_way = self._dispatcher.under_way or self._parked_under_way()
+        if not drained or (self._breaker.handing_over and under_way):
             return
-        if self._gate.is_shut:
-            self._put_off_gaps()
-        await self._settling.flush(everything=True)
+        if self._breaker.handing_over:
+            self._defer_unsettled()
+        await self._settler.flush(everything=True)
         for reader in drained:
             shards = set(reader.shards)
             self._leaving.remove(reader)
-            self._settling.drop(reader)
-            await self._ownership.release(self._holding, shards, reader.undone)
-        if self._gate.is_shut:
+            self._settler.drop(reader)
+            await self._lease_manager.release(self._leases, shards, reader.undone)
+        if self._breaker.handing_over:
             raise HandedOver(f"sink {self._spec.name}: shards were given up while the destination is down")
 
-    def _put_off_gaps(self) -> None:
+    def _defer_unsettled(self) -> None:
         """Make what is not done before something that is into rows: else what is done behind it would be read again."""
-        gaps = [gap for reader in self._settling.readers for gap in reader.unsettled_before_last_done()]
+        gaps = [gap for reader in self._settler.readers for gap in reader.unsettled_before_last_done()]
         for chunk, index in dict.fromkeys(gaps):
-            self._put_off(chunk, index)
+            self._defer(chunk, index)
 
     @property
     def draining(self) -> bool:
@@ -184,24 +186,25 @@ class Reading:
 
         Raises ``IncarnationChanged`` when what was read may be wrong.
         """
-        if self._gate.is_shut:
+        if self._breaker.handing_over:
             return False
-        tick = self._ticking.since(self._era)
+        tick = self._ticker.since(self._session_epoch)
         if tick is None:
-            self._ticking.want(self.wake)
+            self._ticker.want(self.wake)
             return False
-        if self._generations != self._ticking.generations:
+        if self._config_versions != self._ticker.config_versions:
             return await self._obey()
-        sated = self._direct.sated
-        if not sated and not any(reader.position.b is not None and not self._far(reader) for reader in self._readers):
-            self._begin_round()
+        saturated = self._dispatcher.saturated
         open_readers = [reader for reader in self._readers if reader.position.b is not None]
+        if not saturated and all(self._far(reader) for reader in open_readers):
+            self._begin_round()
+            open_readers = [reader for reader in self._readers if reader.position.b is not None]
         for reader in open_readers:
-            if not await self._settling.room(self.wake):
+            if not await self._settler.wait_for_capacity(self.wake):
                 return True
             await self._read(reader)
-        if not open_readers and self._readers and not sated:
-            self._ticking.want(self.wake)
+        if not open_readers and self._readers and not saturated:
+            self._ticker.want(self.wake)
         return bool(open_readers)
 
     async def _obey(self) -> bool:
@@ -209,16 +212,16 @@ class Reading:
 
         Returns whether that is known. Until it is, nothing is read.
         """
-        generations = self._ticking.generations
+        config_versions = self._ticker.config_versions
         try:
-            await self._ownership.look()
+            await self._lease_manager.refresh()
         except StatementFailed:
             return False
-        self._generations = generations
+        self._config_versions = config_versions
         return True
 
     def _begin_round(self) -> None:
-        tick = self._ticking.since(self._era)
+        tick = self._ticker.since(self._session_epoch)
         if tick is None:
             return
         self._merge()
@@ -232,7 +235,7 @@ class Reading:
             if other is not None:
                 other.join(reader)
                 self._readers.remove(reader)
-                self._settling.readers.remove(reader)
+                self._settler.readers.remove(reader)
 
     def _far(self, reader: ShardGroup) -> bool:
         a, b, last = reader.position
@@ -243,8 +246,8 @@ class Reading:
         start = reader.position
         if start.b is None:
             return
-        newest = self._ticking.latest
-        piece = next_slice(start, self._steps.limit(self._span), self._floor, newest.seq if newest else 0)
+        newest = self._ticker.latest
+        piece = next_slice(start, self._steps.limit(self._max_ids), self._floor, newest.seq if newest else 0)
         try:
             events, upto = await self._ask(reader, piece)
         except StatementFailed as error:
@@ -253,16 +256,16 @@ class Reading:
             if _reason(error) is None:
                 raise
             self._steps.failed()
-            self._span = SPAN_IDS
+            self._max_ids = IDS_PER_READ
             if not self._steps.exhausted:
                 if self._steps.limit(CHUNK_EVENTS) == 1:
                     await asyncio.sleep(AGAIN_SECONDS)
                 return
             events, upto = await self._ask_without_payload(reader, piece, error)
         self._steps.succeeded()
-        self._ticking.since(self._era)
+        self._ticker.since(self._session_epoch)
         end = position_after(start, piece) if upto is None else start.at(upto)
-        self._span = SPAN_IDS if events else min(self._span * 2, MOST_SPAN_IDS)
+        self._max_ids = IDS_PER_READ if events else min(self._max_ids * 2, MOST_IDS_PER_READ)
         self._hand_over(reader, Chunk(events, start, end))
 
     async def _ask(
@@ -311,12 +314,12 @@ class Reading:
         return [event._replace(fault=fault) for event, fault in zip(events, faults, strict=True)], upto
 
     def _hand_over(self, reader: ShardGroup, chunk: Chunk) -> None:
-        self._settling.take(reader, chunk)
+        self._settler.take(reader, chunk)
         if chunk.events:
-            self._direct.put(chunk)
+            self._dispatcher.put(chunk)
 
     def _suspect(self, reader: ShardGroup) -> bool:
-        held = self._holding.held
+        held = self._leases.held
         return any(shard in held and held[shard].crashes >= SUSPECT_CRASHES for shard in reader.shards)
 
 

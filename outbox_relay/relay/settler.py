@@ -15,8 +15,8 @@ from outbox_relay.domain.errors import SessionReset
 from outbox_relay.domain.in_flight import BlockedKeys, Chunk, ShardGroup
 from outbox_relay.domain.window import Position
 from outbox_relay.postgres.store import NewRow, Store
-from outbox_relay.relay.leases import Holding
 from outbox_relay.relay.portions import write_in_portions
+from outbox_relay.relay.sink_leases import SinkLeases
 
 FLUSH_SECONDS = 0.1
 """Progress is written at least this often: a crash repeats at most what was delivered since."""
@@ -28,12 +28,12 @@ MOST_BYTES = 64 << 20
 """Bounds of what is read and not settled, of one sink."""
 
 
-class Settling:
+class Settler:
     """What is in hand of one sink, and its way into the database, on the ``server`` that it was read from alone."""
 
-    def __init__(self, store: Store, holding: Holding, relay: UUID, server: str | None = None) -> None:
+    def __init__(self, store: Store, leases: SinkLeases, relay: UUID, server: str | None = None) -> None:
         self._store = store
-        self._holding = holding
+        self._leases = leases
         self._relay = relay
         self.server = server
         self._chunks: deque[Chunk] = deque()
@@ -43,7 +43,7 @@ class Settling:
         self._written: dict[int, Position] = {}
         self._changed = asyncio.Event()
         self._urgent = asyncio.Event()
-        self._room = asyncio.Event()
+        self._capacity = asyncio.Event()
         self._commits = asyncio.Condition()
         self._one_at_a_time = asyncio.Lock()
         self._in_doubt = False
@@ -72,20 +72,20 @@ class Settling:
         if chunk.events:
             self._chunks.append(chunk)
 
-    async def room(self, wake: asyncio.Event) -> bool:
+    async def wait_for_capacity(self, wake: asyncio.Event) -> bool:
         """Wait until another chunk may be read, or until ``nudge`` when ``wake`` is set; returns whether it may."""
-        while not self._has_room():
+        while not self._has_capacity():
             if wake.is_set():
                 return False
-            self._room.clear()
-            await self._room.wait()
+            self._capacity.clear()
+            await self._capacity.wait()
         return True
 
     def nudge(self) -> None:
         """Whoever waits for room looks again."""
-        self._room.set()
+        self._capacity.set()
 
-    def _has_room(self) -> bool:
+    def _has_capacity(self) -> bool:
         while self._chunks and self._chunks[0].finished:
             self._chunks.popleft()
         open_chunks = [chunk for chunk in self._chunks if not chunk.finished]
@@ -132,7 +132,7 @@ class Settling:
     def _progress(self, chunk: Chunk) -> None:
         self._progressed[id(chunk)] = chunk
         self._changed.set()
-        self._room.set()
+        self._capacity.set()
 
     # -- into the database ------------------------------------------------------------------------------------
 
@@ -152,7 +152,7 @@ class Settling:
         """
         async with self._one_at_a_time:
             if self._in_doubt:
-                raise SessionReset(f"sink {self._holding.sink}: a settlement did not come to its end")
+                raise SessionReset(f"sink {self._leases.sink}: a settlement did not come to its end")
             self._in_doubt = True
             self._changed.clear()
             self._urgent.clear()
@@ -161,7 +161,7 @@ class Settling:
             number = self.blocked.begin()
             positions = self._positions(everything)
             if rows or positions:
-                epochs = self._holding.epochs(range(64))
+                epochs = self._leases.epochs(range(64))
                 fenced = {s: (epochs[s], p) for s, p in positions.items() if s in epochs}
                 await self._write(fenced, rows, epochs)
                 self._written.update(positions)
@@ -180,7 +180,7 @@ class Settling:
 
         Raises ``StatementFailed`` when even single rows fail again and again.
         """
-        sink, left = self._holding.sink, rows
+        sink, left = self._leases.sink, rows
 
         async def write(most: int) -> bool:
             nonlocal left
@@ -212,12 +212,12 @@ class Settling:
         return positions
 
     async def _forget_crashes(self, moved: dict[int, Position]) -> None:
-        crashed = [s for s, lease in self._holding.held.items() if lease.crashes and s in moved]
+        crashed = [s for s, lease in self._leases.held.items() if lease.crashes and s in moved]
         if crashed:
-            epochs = self._holding.epochs(crashed)
+            epochs = self._leases.epochs(crashed)
             for shard in crashed:
-                self._holding.held[shard] = self._holding.held[shard]._replace(crashes=0)
-            await self._store.reset_crashes(self._holding.sink, self._relay, epochs)
+                self._leases.held[shard] = self._leases.held[shard]._replace(crashes=0)
+            await self._store.reset_crashes(self._leases.sink, self._relay, epochs)
 
 
 async def _within(seconds: float, event: asyncio.Event) -> None:

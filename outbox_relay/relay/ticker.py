@@ -16,7 +16,7 @@ from outbox_relay.domain.errors import DatabaseUnavailable, IncarnationChanged, 
 from outbox_relay.domain.rate_limited_log import RateLimitedLog
 from outbox_relay.domain.window import Tick, nothing_new
 from outbox_relay.postgres.listener import Wakeup
-from outbox_relay.postgres.store import Look, Store
+from outbox_relay.postgres.store import Store, TickResult
 
 PACE_SECONDS = 0.001
 """Between two looks while events flow."""
@@ -30,10 +30,10 @@ AGAIN_SECONDS = 0.1
 """Pause after a tick whose statement failed."""
 
 
-class Ticking:
+class Ticker:
     """The newest tick, and who waits for a newer one.
 
-    ``era`` counts how often what was read may have become wrong: another incarnation of the server, a number
+    ``session_epoch`` counts how often what was read may have become wrong: another incarnation of the server, a number
     that went back, a lost connection, a tick so slow that a pooling proxy may have hidden any of these. Who
     holds anything read in an earlier era drops it.
     """
@@ -46,36 +46,39 @@ class Ticking:
         self._waiting: set[asyncio.Event] = set()
         self._wanted = asyncio.Event()
         self._one_at_a_time = asyncio.Lock()
-        self._look: Look | None = None
+        self._result: TickResult | None = None
         self._losses = 0
         self._empty_since = time.monotonic()
         self._poll_seconds = POLL_FIRST_SECONDS
         self._clock = datetime.min.replace(tzinfo=UTC)
         self.taken = 0
         """Ticks taken so far."""
-        self.era = 0
+        self.session_epoch = 0
         self.seen_at = time.monotonic()
         """``time.monotonic()`` of the last tick."""
 
     @property
     def latest(self) -> Tick | None:
         """The newest tick of this era."""
-        return self._look.tick if self._look else None
+        return self._result.tick if self._result else None
 
     @property
-    def generations(self) -> int:
+    def config_versions(self) -> int:
         """The sum of the generations of all sinks, as the newest tick saw it."""
-        return self._look.generations if self._look else 0
+        return self._result.config_versions if self._result else 0
 
     def now(self) -> datetime:
         """The database's time, as far as is known: that of the last tick and what has passed since here."""
         return self._clock + timedelta(seconds=time.monotonic() - self.seen_at)
 
-    def since(self, era: int) -> Tick | None:
-        """The newest tick. Raises ``IncarnationChanged`` if it is not of ``era``, or a connection was lost since."""
-        if self._look is not None and self._store.connection_losses != self._losses:
-            self._new_era("a connection was lost", None)
-        if era != self.era:
+    def since(self, session_epoch: int) -> Tick | None:
+        """The newest tick.
+
+        Raises ``IncarnationChanged`` if it is not of ``session_epoch``, or a connection was lost since.
+        """
+        if self._result is not None and self._store.connection_losses != self._losses:
+            self._new_session_epoch("a connection was lost", None)
+        if session_epoch != self.session_epoch:
             raise IncarnationChanged("the server may not be the one that was read from")
         return self.latest
 
@@ -102,12 +105,12 @@ class Ticking:
         finally:
             await self._wakeup.close()
 
-    async def refresh(self) -> Look:
+    async def refresh(self) -> TickResult:
         """Look now. The tick returned is the newest one of the era, and from the server that it names."""
         await self._tick()
-        if self._look is None:
+        if self._result is None:
             raise DatabaseUnavailable("no tick could be taken")
-        return self._look
+        return self._result
 
     async def _tick(self) -> None:
         """Look once. One look at a time: their answers are compared in the order in which they were asked for."""
@@ -115,32 +118,32 @@ class Ticking:
             await self._compare()
 
     async def _compare(self) -> None:
-        before = self._look
+        before = self._result
         asked = time.monotonic()
         try:
-            look = await self._ask(marked=before is not None)
-            if before is not None and look.incarnation != before.incarnation:
-                look = await self._ask(marked=False)
+            result = await self._ask(marked=before is not None)
+            if before is not None and result.incarnation != before.incarnation:
+                result = await self._ask(marked=False)
         except RelayError as error:
             if not isinstance(error, StatementFailed) or time.monotonic() - asked > self._slow_seconds:
-                self._new_era(str(error), None)
+                self._new_session_epoch(str(error), None)
             raise
-        self.seen_at, self._clock = time.monotonic(), look.now
-        reason = self._doubt(before, look, self.seen_at - asked)
+        self.seen_at, self._clock = time.monotonic(), result.now
+        reason = self._doubt(before, result, self.seen_at - asked)
         if reason:
-            self._new_era(reason, look)
-        elif before is None or look.generations != before.generations or not nothing_new(before.tick, look.tick):
-            self._publish(look)
+            self._new_session_epoch(reason, result)
+        elif before is None or _shows_more(before, result):
+            self._publish(result)
 
-    async def _ask(self, *, marked: bool) -> Look:
+    async def _ask(self, *, marked: bool) -> TickResult:
         """Take a tick, from a server that is marked: a mark that came later would be another incarnation."""
         if not marked:
             await self._store.arm()
-        look = await self._store.tick()
+        result = await self._store.tick()
         self.taken += 1
-        return look
+        return result
 
-    def _doubt(self, before: Look | None, look: Look, took: float) -> str | None:
+    def _doubt(self, before: TickResult | None, result: TickResult, took: float) -> str | None:
         if before is None:
             self._losses = self._store.connection_losses
             return None
@@ -148,20 +151,20 @@ class Ticking:
             return "a connection was lost"
         if took > self._slow_seconds:
             return f"a tick took {took:.1f} s"
-        if look.incarnation != before.incarnation:
+        if result.incarnation != before.incarnation:
             return "the server is another incarnation"
-        if look.tick.seq < before.tick.seq or look.tick.next_xid < before.tick.next_xid or look.wal < before.wal:
+        if result.tick.seq < before.tick.seq or result.tick.next_xid < before.tick.next_xid or result.wal < before.wal:
             return "the server's numbers went back"
         return None
 
-    def _new_era(self, reason: str, look: Look | None) -> None:
-        self.era += 1
+    def _new_session_epoch(self, reason: str, result: TickResult | None) -> None:
+        self.session_epoch += 1
         self._losses = self._store.connection_losses
         self._log.warning("starting again from the ledger", reason=reason)
-        self._publish(look)
+        self._publish(result)
 
-    def _publish(self, look: Look | None) -> None:
-        self._look = look
+    def _publish(self, result: TickResult | None) -> None:
+        self._result = result
         self._empty_since = time.monotonic()
         self._poll_seconds = POLL_FIRST_SECONDS
         for event in self._waiting:
@@ -182,3 +185,7 @@ class Ticking:
         else:
             await asyncio.sleep(self._poll_seconds)
             self._poll_seconds = min(self._poll_seconds * 2, SLEEP_SECONDS)
+
+
+def _shows_more(before: TickResult, result: TickResult) -> bool:
+    return result.config_versions != before.config_versions or not nothing_new(before.tick, result.tick)

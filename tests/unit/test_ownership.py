@@ -13,7 +13,7 @@ import structlog
 
 from outbox_relay.domain.event import SHARDS
 from outbox_relay.postgres.store import Claimed
-from outbox_relay.relay.leases import Ownership
+from outbox_relay.relay.leases import LeaseManager
 
 
 class Answers:
@@ -41,13 +41,13 @@ class Answers:
 async def test_what_is_claimed_while_a_session_begins_is_not_forgotten() -> None:
     """Without the lock shards are owned that this relay knows nothing of: for a lease nobody delivers them."""
     answers: Any = Answers()
-    ownership = Ownership(answers, uuid4(), "test", "1", 15.0, structlog.get_logger())
-    holding = ownership.add("s", 1)
+    lease_manager = LeaseManager(answers, uuid4(), "test", "1", 15.0, structlog.get_logger())
+    leases = lease_manager.add("s", 1)
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(ownership.reclaim(holding))
+        tasks.create_task(lease_manager.reclaim(leases))
         await answers.asked.wait()
-        tasks.create_task(ownership._claim(holding))  # pyright: ignore[reportPrivateUsage]
+        tasks.create_task(lease_manager._claim(leases))  # pyright: ignore[reportPrivateUsage]
         for _ in range(10):  # The claim waits for nothing outside: by then it has come as far as it can.
             await asyncio.sleep(0)
         answers.late.set()
-    assert len(holding.held) == SHARDS == len(answers.owned)
+    assert len(leases.held) == SHARDS == len(answers.owned)
