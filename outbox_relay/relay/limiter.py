@@ -1,41 +1,48 @@
-"""The number of requests of a sink that may be under way at once."""
+"""The limit of concurrent requests to a destination, which adapts to what the destination accepts."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
 
 
 class ConcurrencyLimiter:
-    """How many requests of a sink may be under way at once: up to ``most``, and fewer for a while after it asked.
+    """The slots for concurrent requests of one sink.
 
-    Halved when the destination asks for less; raised by one whenever as many as fit were delivered. ``changed`` is
-    given the limit whenever it changes, nothing when it is ``most`` again.
+    There are ``maximum`` slots. The limit is halved when the destination throttles, and raised by one whenever as many
+    requests were delivered as it allows. ``changed`` is set when the limit changes.
     """
 
-    def __init__(self, most: int, changed: Callable[[int | None], None] = lambda _: None) -> None:
-        self._most = float(most)
-        self._bears = float(most)
+    def __init__(self, maximum: int, changed: asyncio.Event) -> None:
+        self._maximum = float(maximum)
+        self._current = float(maximum)
         self._changed = changed
         self._taken = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     @property
     def limit(self) -> int:
-        """Requests that may be under way now."""
-        return int(self._bears)
+        """The number of requests that may be in flight now."""
+        return int(self._current)
+
+    @property
+    def reduced_limit(self) -> int | None:
+        """The current limit; None means the maximum."""
+        return self.limit if self._current < self._maximum else None
 
     def full(self) -> bool:
-        """Whether the next one has to wait."""
+        """Return True if the next request has to wait."""
         return self._taken >= self.limit
 
     def over_limit(self) -> bool:
-        """Whether more are taken than may be now: who has not begun should give his back."""
+        """Return True if more slots are taken than the limit allows since it decreased.
+
+        A request that has not begun should then release its slot.
+        """
         return self._taken > self.limit
 
     async def acquire(self) -> None:
-        """Wait for room for a request, which whoever takes it gives back by ``release``."""
+        """Wait for a slot. The caller releases it."""
         while self.full():
             turn = asyncio.get_running_loop().create_future()
             self._waiting.append(turn)
@@ -47,24 +54,24 @@ class ConcurrencyLimiter:
         self._taken += 1
 
     def release(self) -> None:
-        """A request has ended."""
+        """Release a slot."""
         self._taken -= 1
         self._wake()
 
     def decrease(self) -> None:
-        """The destination asked for less."""
-        self._set(max(1.0, self._bears / 2))
+        """Halve the limit, since the destination throttles."""
+        self._set(max(1.0, self._current / 2))
 
     def increase(self) -> None:
-        """A request was delivered."""
-        if self._bears < self._most:
-            self._set(min(self._most, self._bears + 1.0 / self._bears))
+        """Raise the limit by a fraction of one, since a request was delivered."""
+        if self._current < self._maximum:
+            self._set(min(self._maximum, self._current + 1.0 / self._current))
             self._wake()
 
-    def _set(self, bears: float) -> None:
-        before, self._bears = self.limit, bears
+    def _set(self, current: float) -> None:
+        before, self._current = self.limit, current
         if self.limit != before:
-            self._changed(self.limit if bears < self._most else None)
+            self._changed.set()
 
     def _wake(self) -> None:
         vacant = self.limit - self._taken

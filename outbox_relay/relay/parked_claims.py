@@ -1,4 +1,4 @@
-"""Claims of deliveries that are due."""
+"""Claims of parked deliveries that are due."""
 
 from __future__ import annotations
 
@@ -12,47 +12,41 @@ from structlog.stdlib import BoundLogger
 from outbox_relay.domain.errors import StatementFailed
 from outbox_relay.postgres.store import MOST_PAYLOAD, ClaimedRow, Store
 from outbox_relay.relay.context import LEASE_MARGIN_SECONDS, DeliveryContext
-from outbox_relay.relay.portions import (
-    FIRST_PAUSE_SECONDS,
-    MOST_TRIES,
-    SHRINK,
-    is_for_its_size,
-    pause,
-)
+from outbox_relay.relay.portions import FIRST_PAUSE_SECONDS, MOST_TRIES, SHRINK, is_for_its_size, pause
 
 POLL_SECONDS = 1.0
-"""How often rows are looked for that nobody here knows of, the heads of all keys among them."""
+"""Interval between claims for rows whose due time this relay does not know, and between sweeps while keys are held."""
 SWEEP_SECONDS = 5.0
-"""The same for held rows while no key is blocked here: only a relay that crashed leaves such rows behind."""
+"""Interval between sweeps while no key is blocked here. Only a relay that crashed leaves such rows behind."""
 BUSY_POLL_SECONDS = 0.1
-"""The same while keys are blocked."""
+"""Interval between claims while keys are blocked."""
 MOST_ROWS = 1000
-"""Rows in one claim, at most."""
+"""Maximum number of rows in one claim."""
 MOST_BYTES = 16 << 20
-"""Bytes of payload, key and headers in one claim, at most, beyond the first row."""
+"""Maximum bytes of payload, key and headers in one claim, not counting its first row."""
 MOST_KEYS = 1000
-"""Keys in one question, at most, and in one sweep."""
+"""Maximum number of keys in one question and in one sweep."""
 MOST_PAUSE_SECONDS = 1.0
-"""Longest pause between two claims that fail."""
+"""Maximum pause after a claim that failed."""
 
 
 class ClaimSize:
-    """How much one claim may hold: less after one that failed, more after those that did not."""
+    """The limits of the next claim: smaller after one that failed, larger after those that succeeded."""
 
     def __init__(self) -> None:
         self.rows = MOST_ROWS
         self.payload_bytes = MOST_BYTES
         self.failed = 0
-        """Claims in a row that failed."""
+        """The number of consecutive claims that failed."""
         self.bare = False
-        """Whether not even a single row could be claimed: the next comes without its payload."""
+        """True if a claim of a single row failed, so that the next one comes without its payload."""
 
     def pause_seconds(self) -> float:
-        """Return how long to wait before the next claim, after one that failed."""
+        """Return the pause in seconds after a claim that failed."""
         return min(MOST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0**self.failed)
 
     def failure(self, error: StatementFailed) -> None:
-        """Claim less next time, unless the failure says nothing about the size."""
+        """Reduce the limits after a claim that failed, unless a smaller one would fail as well."""
         self.failed += 1
         if not is_for_its_size(error):
             return
@@ -61,7 +55,7 @@ class ClaimSize:
         self.payload_bytes = self.payload_bytes // SHRINK if self.rows > 1 else 0
 
     def success(self) -> None:
-        """Claim more again."""
+        """Raise the limits after a claim that succeeded."""
         self.failed = 0
         if not self.bare:
             self.rows = min(MOST_ROWS, 2 * self.rows)
@@ -70,65 +64,57 @@ class ClaimSize:
 
 
 class ParkedClaims:
-    """The claims of one sink's rows that are due: which rows, how many, and when to ask again."""
+    """Claims rows of one sink: those that are due, the first rows of keys, and rows suspected of killing a relay."""
 
     def __init__(self, context: DeliveryContext, store: Store, relay: UUID, log: BoundLogger) -> None:
         self._context = context
         self._store = store
         self._relay = relay
         self._log = log
-        self._wake = asyncio.Event()
-        self._due_at = float("inf")
         self._asked_at = self._swept_at = self._suspected_at = float("-inf")
         self._swept: str | None = None
         self._size = ClaimSize()
         self._suspects = False
         self.suspect_was_last = False
-        """Whether the last claim was for a row that may have killed its owners."""
+        """True if the last claim was of a row that may have killed its owners."""
         self._heads: set[str] = set()
+        """Keys whose first row may have become claimable."""
         self._doubtful: list[UUID] = []
         """Leases of claims that failed here and may have taken effect in the database."""
 
-    def schedule_wakeup(self, seconds: float) -> None:
-        """A row will be due in ``seconds``."""
-        self._due_at = min(self._due_at, time.monotonic() + seconds)
-        self._wake.set()
-
-    def follow(self, gone: list[ClaimedRow]) -> None:
-        """The rows behind those that are gone may be claimed."""
-        self._heads.update(row.event.key for row in gone if row.ordered and row.event.key is not None)
-        self._wake.set()
+    def follow(self, settled: list[ClaimedRow]) -> None:
+        """Let the rows be claimed that wait for those that were settled."""
+        self._heads.update(row.event.key for row in settled if row.ordered and row.event.key is not None)
+        self._context.due_timer.wake()
 
     async def wait_until_due(self) -> None:
         """Wait until a row may be due."""
-        most = BUSY_POLL_SECONDS if len(self._context.settler.blocked) else POLL_SECONDS
+        interval = BUSY_POLL_SECONDS if len(self._context.blocked) else POLL_SECONDS
+        timer = self._context.due_timer
         while not self._heads:
-            left = min(self._due_at, self._asked_at + most) - time.monotonic()
+            left = min(timer.next_at, self._asked_at + interval) - time.monotonic()
             if left <= 0:
                 return
-            self._wake.clear()
-            try:
-                async with asyncio.timeout(left):
-                    await self._wake.wait()
-            except TimeoutError:
-                return
+            await timer.wait(left)
 
     async def claim(self, most: int) -> list[ClaimedRow]:
-        """Rows to deliver now: one that may have killed its owners comes alone, in turn with the others."""
+        """Return at most ``most`` rows to deliver now.
+
+        A row that may have killed its owners is returned alone, in turn with the others.
+        """
         now = time.monotonic()
         due = self._suspects or now - self._suspected_at >= POLL_SECONDS
-        if due and not self.suspect_was_last and (suspect := await self._ask_suspect(now)):
+        if due and not self.suspect_was_last and (suspect := await self._claim_suspect(now)):
             return suspect
-        often = self._swept is not None or len(self._context.settler.blocked)
+        often = self._swept is not None or len(self._context.blocked)
         if now - self._swept_at >= (POLL_SECONDS if often else SWEEP_SECONDS) and len(self._heads) < MOST_KEYS:
             await self._sweep(now)
         heads = [self._heads.pop() for _ in range(min(len(self._heads), MOST_KEYS))]
-        if self._due_at <= now:
-            self._due_at = float("inf")
+        self._context.due_timer.forget(now)
         most, most_bytes = min(most, self._size.rows), self._size.payload_bytes
-        claimed = await self._ask(most, heads)
+        claimed = await self._claim(most, heads)
         if not claimed and self.suspect_was_last:
-            claimed = await self._ask_suspect(now)
+            claimed = await self._claim_suspect(now)
         else:
             self.suspect_was_last = False
         cut = len(claimed) == most or 2 * sum(len(row.event.payload or b"") for row in claimed) > most_bytes
@@ -139,9 +125,9 @@ class ParkedClaims:
         return claimed
 
     async def _sweep(self, now: float) -> None:
-        """Look at the next keys with held rows: what another relay left behind is found in the end.
+        """Add the next keys with held rows, so that rows that another relay left behind are claimed eventually.
 
-        All have their turn, ``MOST_KEYS`` in a second, so that many cost no more than few.
+        All keys have their turn, at most ``MOST_KEYS`` in a second, so that many cost no more than few.
         """
         self._swept_at = now
         try:
@@ -151,14 +137,14 @@ class ParkedClaims:
         self._swept = keys[-1] if len(keys) == MOST_KEYS else None
         self._heads.update(keys)
 
-    async def _ask_suspect(self, now: float) -> list[ClaimedRow]:
-        """One that may have killed its owners; ``_suspects`` says whether the last such question found one."""
-        claimed = await self._ask(1, (), suspects=True)
+    async def _claim_suspect(self, now: float) -> list[ClaimedRow]:
+        """Claim a row that may have killed its owners."""
+        claimed = await self._claim(1, (), suspects=True)
         self._suspected_at, self._suspects, self.suspect_was_last = now, bool(claimed), bool(claimed)
         return claimed
 
-    async def _ask(self, most: int, heads: Sequence[str], *, suspects: bool = False) -> list[ClaimedRow]:
-        """Claim up to ``most`` rows: fewer after a claim that failed, none when this one does."""
+    async def _claim(self, most: int, heads: Sequence[str], *, suspects: bool = False) -> list[ClaimedRow]:
+        """Claim at most ``most`` rows: fewer after a claim that failed, none if this one fails."""
         context, size, bare = self._context, self._size, self._size.bare
         lease, lease_seconds = uuid4(), context.sink.timeout_seconds + 2 * LEASE_MARGIN_SECONDS
         try:
@@ -178,7 +164,7 @@ class ParkedClaims:
                 most_payload=0 if bare else MOST_PAYLOAD,
             )
         except StatementFailed as error:
-            if size.failed.bit_count() <= 1:  # not each of many in a row
+            if size.failed.bit_count() <= 1:  # fewer and fewer lines while claims fail
                 self._log.warning("claim of rows failed", sink=context.spec.name, reason=str(error), rows=size.rows)
             size.failure(error)
             await asyncio.sleep(size.pause_seconds())
@@ -188,18 +174,18 @@ class ParkedClaims:
         return [await self.with_payload(row) for row in claimed] if bare else claimed
 
     async def _give_doubtful_back(self) -> None:
-        """Give back what a claim took whose answer did not come, or could not be loaded.
+        """Return the rows of claims whose answer was lost or could not be loaded.
 
-        Else its rows would wait for the end of their leases, with a claim counted against each that was never tried.
+        Otherwise they would wait for the end of their leases, with a claim counted although they were never tried.
         """
         if self._doubtful:
             await self._store.give_leases_back(self._context.spec.name, self._doubtful)
             self._doubtful.clear()
 
     async def with_payload(self, row: ClaimedRow) -> ClaimedRow:
-        """Return ``row`` with its payload, which it was claimed without; one that cannot be read is its fault.
+        """Return a row that was claimed without its payload with it, or with the reason why it cannot be read.
 
-        Raises ``StatementFailed`` when something else than the payload is the reason, again and again.
+        Raises ``StatementFailed`` if reads fail repeatedly for another reason than the payload.
         """
         event, reason = row.event, ""
         if event.fault is None or not event.fault.startswith("payload"):

@@ -1,4 +1,4 @@
-"""The outcomes of claimed rows, written under the fence of their lease, and the keys that this unblocks."""
+"""The settlement of claimed rows under the fence of their leases, and the keys that become free by it."""
 
 from __future__ import annotations
 
@@ -8,28 +8,19 @@ from collections.abc import Sequence
 from structlog.stdlib import BoundLogger
 
 from outbox_relay.domain.errors import StatementFailed
-from outbox_relay.domain.outcomes import (
-    Dead,
-    Done,
-    Retry,
-    StandStill,
-    Verdict,
-    decide,
-)
+from outbox_relay.domain.outcomes import Dead, Done, Retry, StandStill, Verdict, decide
 from outbox_relay.postgres.store import ClaimedRow, RowBack, Store
 from outbox_relay.relay.breaker import Permit
 from outbox_relay.relay.context import DeliveryContext
 from outbox_relay.relay.parked_claims import BUSY_POLL_SECONDS, MOST_KEYS, MOST_PAUSE_SECONDS, MOST_ROWS, ParkedClaims
-from outbox_relay.relay.portions import (
-    write_in_portions,
-)
+from outbox_relay.relay.portions import write_in_portions
 
 MOST_UNSETTLED = 4 * MOST_ROWS
-"""Outcomes that wait to be written, about: no row is claimed while there are as many."""
+"""Approximate maximum of outcomes to be written. At that number no row is claimed."""
 
 
 class ParkedSettler:
-    """The outcomes of one sink's rows, and their way into the database."""
+    """Decides what becomes of claimed rows, and writes it."""
 
     def __init__(self, context: DeliveryContext, store: Store, claims: ParkedClaims, log: BoundLogger) -> None:
         self._context = context
@@ -41,24 +32,31 @@ class ParkedSettler:
         self._due = asyncio.Event()
         self._settled = asyncio.Event()
 
+    @property
+    def unsettled(self) -> int:
+        """The number of rows whose outcome is not in the database."""
+        return len(self._done) + len(self._back)
+
     async def wait_for_capacity(self) -> None:
-        """Wait until outcomes are settled, where that has fallen behind."""
+        """Wait until fewer than ``MOST_UNSETTLED`` outcomes are to be written."""
         while self.unsettled >= MOST_UNSETTLED:
             self._settled.clear()
             await self._settled.wait()
 
-    @property
-    def unsettled(self) -> int:
-        """Rows whose outcome is not in the database yet."""
-        return len(self._done) + len(self._back)
+    # -- outcomes ---------------------------------------------------------------------------------------------
 
     def delivered(self, rows: Sequence[ClaimedRow]) -> None:
-        """The destination took ``rows``."""
+        """Settle rows that were delivered."""
         self._done += rows
         self._due.set()
 
+    def send_back(self, row: ClaimedRow, back: RowBack) -> None:
+        """Settle a row that was not delivered, and stays as ``back`` states."""
+        self._back.append((row, back))
+        self._due.set()
+
     def decide(self, row: ClaimedRow, verdict: Verdict, permit: Permit) -> None:
-        """Settle ``row`` by its verdict."""
+        """Settle a row by its verdict."""
         context, event = self._context, row.event
         judged = context.judged(event, verdict, permit, failed_before=row.attempts > 0)
         match decide(row.attempts, judged, context.spec.retry, context.noise()):
@@ -72,22 +70,19 @@ class ParkedSettler:
                 delay = max(context.spec.circuit.probe_seconds, retry_after or 0.0)
                 self.send_back(row, RowBack(event.id, row.lease, row.attempts, None, delay, error, status, attempt))
 
-    def send_back(self, row: ClaimedRow, back: RowBack) -> None:
-        """``row`` is not delivered: it becomes what ``back`` says."""
-        self._back.append((row, back))
-        self._due.set()
+    # -- settlements ------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Write outcomes as they come, all that have come at once, until cancelled."""
+        """Write outcomes as they come, together if there are several, until cancelled."""
         while True:
             await self._due.wait()
             self._due.clear()
             await self.settle()
 
     async def settle(self) -> None:
-        """Write the outcomes that have come: in smaller portions, and again, when the database fails with them.
+        """Write all outcomes. If the database fails with them, write smaller portions.
 
-        What was not written stays, whatever happens. Raises ``StatementFailed`` in the end.
+        Outcomes that were not written are kept in any case. Raises ``StatementFailed`` after repeated failures.
         """
         done, back = len(self._done), len(self._back)
 
@@ -116,7 +111,7 @@ class ParkedSettler:
         self._written([row for row, _ in back], ours)
         for _, b in back:
             if b.due_in is not None:
-                self._claims.schedule_wakeup(b.due_in)
+                self._context.due_timer.schedule_wakeup(b.due_in)
         self._claims.follow([row for row, b in back if b.state == "dead" and not hold])
         return count
 
@@ -127,24 +122,29 @@ class ParkedSettler:
             sink = self._context.spec.name
             self._log.warning("leases of rows were lost before they were settled", sink=sink, rows=lost)
 
+    # -- blocked keys -----------------------------------------------------------------------------------------
+
     async def unblock_keys(self) -> None:
-        """Ask for blocked keys, as long as there are any: none can be asked for before the next settlement is in."""
-        settler = self._context.settler
+        """Free blocked keys until cancelled.
+
+        While there are none, the next settlement is waited for, since it alone can block keys.
+        """
+        blocked = self._context.blocked
         while True:
-            if not len(settler.blocked):
-                await settler.committed(settler.blocked.collecting)
+            if not len(blocked):
+                await self._context.settler.committed(blocked.collecting)
             await self.unblock_once()
             await asyncio.sleep(BUSY_POLL_SECONDS / 2)
 
     async def unblock_once(self) -> None:
-        """Deliver keys straight from the log again once nothing of them is left."""
-        blocked, context = self._context.settler.blocked, self._context
+        """Free the keys of which no row is left, so that they are delivered straight from the log again."""
+        blocked, context = self._context.blocked, self._context
         asked_at, keys = blocked.settled(MOST_KEYS)
         if keys:
             server = context.settler.server
             try:
                 still = await self._store.still_blocked(context.spec.name, keys, context.spec.hold, server=server)
-            except StatementFailed:  # they stay blocked, and are asked for again in their turn
+            except StatementFailed:  # the keys stay blocked until their next turn
                 await asyncio.sleep(MOST_PAUSE_SECONDS)
             else:
                 blocked.free(asked_at, keys, still)

@@ -1,43 +1,110 @@
-"""The relay of one sink: claim → deliver → settle, in sessions that end when what they hold may be wrong."""
+"""The relay of one sink: claim → deliver → settle, in sessions that end when their state in memory may be wrong."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import cast
+from typing import NamedTuple, cast
 
 from structlog.stdlib import BoundLogger
 
-from outbox_relay.domain.errors import DatabaseUnusable, RelayError, Reloaded
-from outbox_relay.domain.in_flight import ShardGroup
+from outbox_relay.domain.errors import DatabaseUnusable, PositionsMissing, RelayError, Reloaded
+from outbox_relay.domain.in_flight import InFlight, ShardGroup
 from outbox_relay.domain.sink_spec import SinkSpec
 from outbox_relay.postgres.connection_slots import caller, sink_caller
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.breaker import CircuitBreaker
 from outbox_relay.relay.context import DeliveryContext
 from outbox_relay.relay.dispatcher import dispatcher_for
+from outbox_relay.relay.due_timer import DueTimer
 from outbox_relay.relay.leases import LeaseManager
 from outbox_relay.relay.limiter import ConcurrencyLimiter
 from outbox_relay.relay.log_reader import LogReader
 from outbox_relay.relay.parked import ParkedDeliveries
+from outbox_relay.relay.parked_limit import ParkedLimit
 from outbox_relay.relay.settler import Settler
 from outbox_relay.relay.sink_leases import SinkLeases
-from outbox_relay.relay.sink_report import ClientTrouble
+from outbox_relay.relay.sink_report import ClientTrouble, SinkReport
+from outbox_relay.relay.slow_requests import SlowRequests
 from outbox_relay.relay.ticker import Ticker
 from outbox_relay.sinks import Sink
 
 LOOK_SECONDS = 1.0
-"""How long the loop waits when nothing wakes it."""
+"""Maximum wait of the loop if no event wakes it."""
 DRAIN_SECONDS = 0.01
-"""The same while shards are being drained."""
+"""Maximum wait of the loop while shards are drained."""
+
+
+class Start(NamedTuple):
+    """The state of the database from which a session starts."""
+
+    server: str
+    """The incarnation of the server."""
+    session_epoch: int
+    """The epoch of the ticks."""
+    floor: int
+    """The last id of an older numbering."""
+
+
+class Session:
+    """Everything that lives from one start at the stored positions to its end, built in the order of dependency."""
+
+    def __init__(
+        self,
+        spec: SinkSpec,
+        sink: Sink,
+        store: Store,
+        ticker: Ticker,
+        lease_manager: LeaseManager,
+        leases: SinkLeases,
+        log: BoundLogger,
+        noise: Callable[[], float],
+        start: Start,
+    ) -> None:
+        report_due = asyncio.Event()
+        self.in_flight = InFlight()
+        self.settler = Settler(store, leases, lease_manager.relay, self.in_flight, start.server)
+        self.breaker = CircuitBreaker(spec.circuit, report_due)
+        self.limiter = ConcurrencyLimiter(sink.max_in_flight, report_due)
+        self._parked_limit = ParkedLimit(store, spec, self.settler, report_due)
+        self._report = SinkReport(store, spec, leases, self.breaker, self.limiter, self._parked_limit, report_due)
+        self._client_trouble = ClientTrouble(store, spec.name, sink)
+        self._slow_requests = SlowRequests(spec.name, sink.max_in_flight)
+        self.context = DeliveryContext(
+            *(spec, sink, leases, self.in_flight.blocked, self.settler, self.breaker, self.limiter),
+            *(self._parked_limit, self._report, DueTimer(), ticker.now, noise),
+        )
+        self._dispatcher = dispatcher_for(self.context, leases.wake, self._slow_requests)
+        self.parked = ParkedDeliveries(self.context, store, lease_manager.relay, log, self._slow_requests)
+        self.log_reader = LogReader(
+            *(self.context, store, ticker, lease_manager, self.in_flight, self._dispatcher, self.parked),
+            *(start.floor, start.session_epoch),
+        )
+
+    async def run(self, loop: Callable[[Session], Awaitable[None]]) -> None:
+        """Run every part until ``loop`` ends, or until a part fails. Raises the failure that tells most."""
+        parts = (
+            *(self._dispatcher, self.settler, self.parked),
+            *(self._parked_limit, self._report, self._client_trouble),
+        )
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                running = [tasks.create_task(part.run()) for part in parts]
+                await loop(self)
+                for task in running:
+                    task.cancel()
+        except BaseExceptionGroup as group:
+            raise first(group) from None
+        finally:
+            self._slow_requests.close()
 
 
 @dataclass(slots=True)
 class SinkRelay:
-    """One sink, served until told to stop. ``leases`` is what ``lease_manager`` has of the sink."""
+    """One sink, served in one session after another until the relay stops."""
 
     spec: SinkSpec
     sink: Sink
@@ -48,104 +115,126 @@ class SinkRelay:
     log: BoundLogger
     stopping: asyncio.Event
     noise: Callable[[], float] = lambda: random.uniform(-1.0, 1.0)  # noqa: S311 - jitter is no secret
-    _next: tuple[SinkSpec, int] | None = None
-    _breaker: CircuitBreaker | None = None
-    _limiter: ConcurrencyLimiter | None = None
-    _drained: bool = True
-    settler: Settler | None = None
-    """What is in hand, in the session under way."""
-    refusal: str | None = None
-    """Why the database cannot be used, since the last session; None once one has begun."""
+    session: Session | None = None
+    """The current session, or the last one until the next begins."""
     restarts: Counter[str] = field(default_factory=Counter[str])
-    """How many sessions ended other than by the relay's stop, by ``RelayError.reason``."""
+    """The number of sessions that ended other than by the relay's stop, by ``RelayError.reason``."""
+    _next: tuple[SinkSpec, int] | None = None
+    _drained: bool = True
+    _refusal: DatabaseUnusable | None = None
 
     @property
     def circuit(self) -> str:
         """The state of the sink's circuit in this process."""
-        return self._breaker.state if self._breaker else "closed"
+        return self.session.breaker.state if self.session else "closed"
 
     @property
     def in_flight_limit(self) -> int:
-        """How many requests may be under way at once, now: fewer for a while after the destination asked for less."""
-        return self._limiter.limit if self._limiter else self.sink.max_in_flight
+        """The current limit of concurrent requests, which is reduced for a while after the destination throttled."""
+        return self.session.limiter.limit if self.session else self.sink.max_in_flight
 
     @property
     def in_hand(self) -> int:
-        """Events that were read and are neither delivered nor parked."""
-        return self.settler.in_hand if self.settler else 0
+        """The number of events that were read and are neither delivered nor parked."""
+        return self.session.in_flight.undone if self.session else 0
 
     @property
     def readers(self) -> Sequence[ShardGroup]:
-        """The readers of the session under way: where its shards stand, and what of them is in hand."""
-        return self.settler.readers if self.settler else ()
+        """The shard groups of the session, with their positions."""
+        return self.session.in_flight.groups if self.session else ()
+
+    @property
+    def fault(self) -> str | None:
+        """The reason why this process cannot serve the sink; None if it can."""
+        if self.leases.removed:
+            return "the sink was removed from the database"
+        return str(self._refusal) if self._refusal else None
 
     def reload(self, spec: SinkSpec, generation: int) -> None:
-        """Go on with the routes of ``spec``, once everything in hand is settled and every shard released.
+        """Use the routes of ``spec`` once every event in flight is settled and every shard released.
 
-        The database already says so: until then this relay counts as one with an older configuration.
+        ``generation`` is already in the database. Until then this relay counts as one with an older configuration.
         """
         if generation != self.leases.generation:
             self._next = (replace(self.spec, patterns=spec.patterns, types=spec.types), generation)
 
     async def run(self) -> None:
-        """One session: everything from the ledger on, until told to stop and drained.
+        """Run one session from the stored positions until the relay has stopped and drained its shards.
 
-        Raises ``SessionReset``, ``DatabaseUnavailable``, ``StatementFailed`` or ``DatabaseUnusable``, which is counted;
-        the next session then begins from the ledger.
+        Raises, and counts, ``SessionReset``, ``DatabaseUnavailable``, ``StatementFailed`` or ``DatabaseUnusable``. The
+        next session then starts from the stored positions.
         """
         caller.set(sink_caller(self.spec.name))
         try:
-            await self._session()
+            await self._run_session()
         except RelayError as error:
-            self.refusal = str(error) if isinstance(error, DatabaseUnusable) else None
+            self._refuse(error)
             if not self.stopping.is_set():
                 self.restarts[error.reason] += 1
             raise
 
-    async def _session(self) -> None:
+    async def _run_session(self) -> None:
         self._drained = False
+        start = await self._prepare()
+        self._forget_refusal()
+        self.session = Session(
+            *(self.spec, self.sink, self.store, self.ticker, self.lease_manager, self.leases, self.log, self.noise),
+            start,
+        )
+        await self.session.run(self._claim_deliver_settle)
+        self._drained = True
+
+    async def _prepare(self) -> Start:
+        """End what an earlier session left behind: requests in the client, epochs of shards, leases of rows."""
         await self.sink.reset()
         await self.store.check_session()
         server, session_epoch = (await self.ticker.refresh()).incarnation, self.ticker.session_epoch
         await self.lease_manager.reclaim(self.leases)
         await self.store.give_rows_back(self.spec.name, self.lease_manager.relay)
-        floor = await self.store.floor()
-        self.refusal = None
-        self.settler = settler = Settler(self.store, self.leases, self.lease_manager.relay, server)
-        context = self._context(settler)
-        dispatcher = dispatcher_for(context)
-        parked = ParkedDeliveries(context, self.store, self.lease_manager.relay, self.log)
-        context.adopt_slow_request, context.schedule_wakeup = parked.adopt_slow_request, parked.schedule_wakeup
-        log_reader = LogReader(
-            self.spec,
-            self.store,
-            self.ticker,
-            self.lease_manager,
-            self.leases,
-            settler,
-            context.breaker,
-            dispatcher,
-            context.defer,
-            floor,
-            session_epoch,
-            lambda: parked.under_way,
+        return Start(server, session_epoch, await self.store.floor())
+
+    async def _claim_deliver_settle(self, session: Session) -> None:
+        """Read the log for the dispatcher, until the relay has stopped. What becomes of events is settled as it comes.
+
+        Only this loop waits for the wake event and clears it.
+        """
+        log_reader, parked, wake = session.log_reader, session.parked, self.leases.wake
+        while not self.stopping.is_set() or self.leases.held or parked.under_way:
+            self._adopt_reload(parked)
+            await self._serve_again()
+            wake.clear()
+            await log_reader.adopt()
+            if self.leases.held:
+                self._refusal = None
+            if not await log_reader.step():
+                draining = log_reader.draining or self.stopping.is_set()
+                await _within(DRAIN_SECONDS if draining else LOOK_SECONDS, wake)
+
+    def _adopt_reload(self, parked: ParkedDeliveries) -> None:
+        """End the session for one with the new configuration, once it has no shards and no rows under way."""
+        if self._next is None or self.leases.held or parked.under_way:
+            return
+        (self.spec, generation), self._next = self._next, None
+        self.leases.serve(generation)
+        raise Reloaded("the configuration was reloaded")
+
+    async def _serve_again(self) -> None:
+        """Serve a superseded sink again, once its routes are those of this relay or its relays are gone."""
+        leases, spec = self.leases, self.spec
+        if not leases.superseded or leases.held or self._next is not None or self.stopping.is_set():
+            return
+        if leases.patterns != tuple(spec.patterns) and not leases.abandoned:
+            return
+        result = await self.ticker.refresh()
+        generation = await self.store.reregister_sink(
+            spec.name, spec.patterns, leases.newest, result.tick, server=result.incarnation
         )
-        client = ClientTrouble(self.store, self.spec.name, lambda: self.sink.trouble)
-        self.leases.changed = log_reader.changed
-        context.want_more = log_reader.wake.set
-        try:
-            async with asyncio.TaskGroup() as parts:
-                loops = (dispatcher, settler, parked, context.breaker, client)
-                running = [parts.create_task(loop.run()) for loop in loops]
-                await self._claim_deliver_settle(log_reader, parked)
-                for part in running:
-                    part.cancel()
-        except BaseExceptionGroup as group:
-            raise first(group) from None
-        self._drained = True
+        if generation is not None:
+            leases.serve(generation)
+            raise Reloaded("no relay serves the other configuration of this sink any more")
 
     async def leave(self) -> None:
-        """After the last session: what it left behind is anybody's again, and nothing of it is sent later."""
+        """Release what the last session left behind. The sink sends nothing of it later."""
         if not self._drained:
             await self.sink.reset()
         await self.store.give_rows_back(self.spec.name, self.lease_manager.relay)
@@ -153,59 +242,23 @@ class SinkRelay:
         if self.leases.held:
             await self.lease_manager.release(self.leases, set(self.leases.held))
 
-    async def _claim_deliver_settle(self, log_reader: LogReader, parked: ParkedDeliveries) -> None:
-        """The loop. What it reads is handed to ``dispatcher``, what becomes of that is settled as it comes."""
-        while not self.stopping.is_set() or self.leases.held or parked.under_way:
-            self._adopt_reload(parked)
-            await self._serve_again()
-            log_reader.wake.clear()
-            await log_reader.adopt()
-            if not await log_reader.step():
-                await _within(DRAIN_SECONDS if self._draining(log_reader) else LOOK_SECONDS, log_reader.wake)
+    # -- refusals of the database -----------------------------------------------------------------------------
 
-    def _adopt_reload(self, parked: ParkedDeliveries) -> None:
-        """End the session for the one of the new configuration, once nothing of this one is under way."""
-        if self._next is None or self.leases.held or parked.under_way:
-            return
-        (self.spec, generation), self._next = self._next, None
-        self.lease_manager.serve(self.spec.name, generation)
-        raise Reloaded("the configuration was reloaded")
+    def _refuse(self, error: RelayError) -> None:
+        """Keep a refusal of the database as the reason of the fault."""
+        if isinstance(error, DatabaseUnusable):
+            self._refusal = error
+        else:
+            self._forget_refusal()
 
-    async def _serve_again(self) -> None:
-        """Serve a sink that another configuration took away, once that is this one again or its relays are gone."""
-        leases, spec = self.leases, self.spec
-        if not leases.superseded or leases.held or self._next is not None or self.stopping.is_set():
-            return
-        if leases.patterns != tuple(spec.patterns) and not leases.abandoned:
-            return
-        look = await self.ticker.refresh()
-        generation = await self.store.reregister_sink(
-            spec.name, spec.patterns, leases.newest, look.tick, server=look.incarnation
-        )
-        if generation is not None:
-            self.lease_manager.serve(spec.name, generation)
-            raise Reloaded("no relay serves the other configuration of this sink any more")
-
-    def _draining(self, log_reader: LogReader) -> bool:
-        return log_reader.draining or self.stopping.is_set()
-
-    def _context(self, settler: Settler) -> DeliveryContext:
-        self._breaker = CircuitBreaker(self.store, self.leases, self.spec, lambda: settler.unsettled)
-        self._limiter = ConcurrencyLimiter(self.sink.max_in_flight, self._breaker.limited)
-        return DeliveryContext(
-            spec=self.spec,
-            sink=self.sink,
-            leases=self.leases,
-            settler=settler,
-            breaker=self._breaker,
-            now=self.ticker.now,
-            noise=self.noise,
-            limiter=self._limiter,
-        )
+    def _forget_refusal(self) -> None:
+        """Forget a refusal, except missing positions: those last until the positions of owned shards are known."""
+        if not isinstance(self._refusal, PositionsMissing):
+            self._refusal = None
 
 
 def first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The exception of a group that says most: one that is not ours, if there is any, else the first."""
+    """Return the exception of a group that tells most: the first unexpected one, or else the first one."""
     leaves: list[BaseException] = []
     pending: list[BaseException] = [group]
     while pending:
@@ -218,6 +271,7 @@ def first(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 async def _within(seconds: float, event: asyncio.Event) -> None:
+    """Wait at most ``seconds`` for ``event``."""
     try:
         async with asyncio.timeout(seconds):
             await event.wait()

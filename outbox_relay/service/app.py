@@ -235,7 +235,7 @@ class Service:
 
     def _ready(self) -> tuple[bool, Mapping[str, object]]:
         silent = time.monotonic() - self._lease_manager.answered_at
-        faults = {relay.spec.name: fault for relay in self._relays if (fault := _fault(relay))}
+        faults = {relay.spec.name: relay.fault for relay in self._relays if relay.fault}
         ready = bool(self._relays) and silent < READY_SECONDS and not self._stopping.is_set() and not faults
         sinks = {
             relay.spec.name: {
@@ -436,13 +436,6 @@ class Service:
         for _, sink in self._sinks:
             await sink.close()
         await self._store.close()
-
-
-def _fault(relay: SinkRelay) -> str | None:
-    """Return why this process cannot serve the sink, or None."""
-    if relay.leases.removed:
-        return "the sink was removed from the database"
-    return relay.leases.fault or relay.refusal
 
 
 async def _check_schema(store: Store) -> None:

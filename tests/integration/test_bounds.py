@@ -170,8 +170,8 @@ def _halved(*rigs: Rig) -> bool:
 
 
 async def _stands_still(rig: Rig) -> bool:
-    breaker = rig.relays[0]._breaker  # pyright: ignore[reportPrivateUsage]
-    return breaker is not None and breaker.closed and not breaker.flows
+    session = rig.relays[0].session
+    return session is not None and session.breaker.closed and not session.context.flows
 
 
 async def test_no_row_is_counted_while_none_stands(database: Database) -> None:

@@ -340,7 +340,7 @@ async def test_a_relay_does_not_serve_shards_without_a_position_until_rebase_giv
         rig = Rig(database.dsn, [(spec("s"), sink)])
         await rig.start()
         await auntil(lambda: _faulty(rig), seconds=10, what="the relay finds that positions are missing")
-        assert "no position" in str(rig.leases("s").fault)
+        assert "no position" in str(rig.relays[0].fault)
         await rig.crash()
         assert ids(sink) == []
         do(database, "delete from outbox.relay")
@@ -395,4 +395,4 @@ def _fault(relay: RelayService) -> str:
 
 
 async def _faulty(rig: Rig) -> bool:
-    return rig.leases("s").fault is not None
+    return rig.relays[0].fault is not None

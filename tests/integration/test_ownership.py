@@ -144,9 +144,9 @@ async def test_positions_survive_a_crash_up_to_the_last_flush(database: Database
     await delivered(sink, late[2:])
     await has(database, "select 1 from outbox.delivery having count(*) = 2")
     await has(database, "select 1 from outbox.standing having max(epoch) > 0")
-    settler = victim.relays[0].settler
-    assert settler is not None
-    await settler.flush(everything=True)
+    session = victim.relays[0].session
+    assert session is not None
+    await session.settler.flush(everything=True)
     await victim.crash()
     heir = MemorySink()
     async with running(database.dsn, (spec("s", retry=slow), heir), lease_seconds=SHORT_LEASE):
@@ -221,9 +221,9 @@ async def test_nothing_is_settled_behind_a_settlement_that_failed(database: Data
             connection.execute("select 1 from outbox.shard for update")
             [event] = emit(database, ["a"])
             [(waits,)] = await has(database, WAITING_SETTLEMENT)
-            settler = rig.relays[0].settler
-            assert settler is not None
-            behind = asyncio.ensure_future(settler.flush(everything=True))
+            session = rig.relays[0].session
+            assert session is not None
+            behind = asyncio.ensure_future(session.settler.flush(everything=True))
             await asyncio.sleep(0)  # it begins, and waits for its turn
             query(database, "select pg_terminate_backend(%s)", waits)
             with pytest.raises(SessionReset, match="sink s: a settlement did not come to its end"):
@@ -238,9 +238,9 @@ async def test_a_late_position_of_an_old_epoch_never_outranks_the_owner(database
         epochs = await claimed(rig)
         await delivered(sink, emit(database, ["a"]))
         await rig.settled()
-        settler = rig.relays[0].settler
-        assert settler is not None
-        await settler.flush(everything=True)
+        session = rig.relays[0].session
+        assert session is not None
+        await session.settler.flush(everything=True)
         before = await rig.store.positions("s", range(SHARDS))
         zombie = {s: (epoch - 1, Position(BEGINNING)) for s, epoch in epochs.items()}
         await rig.store.settle("s", uuid4(), zombie, [], {})

@@ -417,9 +417,9 @@ async def test_nothing_is_read_and_nothing_is_written_while_nothing_is_new(datab
         await rig.owns_all()
         await delivered(sink, emit(database, ["a"]))
         await rig.settled()
-        settler = rig.relays[0].settler
-        assert settler is not None
-        await settler.flush(everything=True)
+        session = rig.relays[0].session
+        assert session is not None
+        await session.settler.flush(everything=True)
         before = rig.store.calls.copy()
         await auntil(lambda: _true(rig.store.calls["tick"] >= before["tick"] + 20), seconds=20, what="20 ticks")
         after = rig.store.calls

@@ -178,9 +178,9 @@ async def test_shards_that_are_given_up_while_the_destination_is_down_repeat_not
 
 async def gives_up(rig: Rig) -> bool:
     """Whether it sends nothing any more: it waits for what is under way, or has ended its session."""
-    breaker = rig.relays[0]._breaker  # pyright: ignore[reportPrivateUsage]
-    assert breaker is not None
-    return breaker.handing_over or not rig.leases("s").held
+    session = rig.relays[0].session
+    assert session is not None
+    return session.breaker.handing_over or not rig.leases("s").held
 
 
 async def is_open(rig: Rig) -> bool:

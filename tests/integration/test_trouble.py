@@ -162,8 +162,9 @@ async def test_a_part_that_answers_again_is_forgotten_whatever_events_are_schedu
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More than ``parked_max`` events are scheduled: they count for nothing, and must not stop the sink."""
-    monkeypatch.setattr("outbox_relay.relay.breaker.TROUBLE_SECONDS", 0.5)
-    monkeypatch.setattr("outbox_relay.relay.breaker.RECORD_SECONDS", 0.1)
+    monkeypatch.setattr("outbox_relay.relay.parked_limit.TROUBLE_SECONDS", 0.5)
+    monkeypatch.setattr("outbox_relay.relay.parked_limit.COUNT_SECONDS", 0.1)
+    monkeypatch.setattr("outbox_relay.relay.sink_report.RECORD_SECONDS", 0.1)
     late = Late()
     sink = MemorySink(late)
     sink.max_batch = 20

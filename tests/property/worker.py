@@ -25,13 +25,14 @@ from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import Failed, Unavailable, Verdict
 from outbox_relay.domain.sink_spec import SinkSpec
 from outbox_relay.postgres.listener import Wakeup
-from outbox_relay.relay.breaker import CircuitBreaker
 from outbox_relay.relay.leases import LeaseManager
 from outbox_relay.relay.log_reader import LogReader
 from outbox_relay.relay.parked import ParkedDeliveries
 from outbox_relay.relay.parked_claims import ParkedClaims
-from outbox_relay.relay.session import SinkRelay
+from outbox_relay.relay.parked_limit import ParkedLimit
+from outbox_relay.relay.session import Session, SinkRelay
 from outbox_relay.relay.settler import Settler
+from outbox_relay.relay.sink_report import SinkReport
 from outbox_relay.relay.ticker import Ticker
 from tests.property.truth import Truth
 from tests.property.turns import LANE, Bench, SteppedStore, Turns
@@ -80,7 +81,15 @@ class SteppedSettler(Settler):
         await for_ever()
 
 
-class SteppedCircuitBreaker(CircuitBreaker):
+class SteppedParkedLimit(ParkedLimit):
+    """Never counts rows in the database."""
+
+    async def run(self) -> None:
+        """Nothing by itself."""
+        await for_ever()
+
+
+class SteppedSinkReport(SinkReport):
     """Records nothing for people."""
 
     async def run(self) -> None:
@@ -100,10 +109,12 @@ class SteppedParkedDeliveries(ParkedDeliveries):
     """What the loops of ``ParkedDeliveries`` do, once and when told."""
 
     _claims: SteppedParkedClaims
+    _tasks: asyncio.TaskGroup | None = None
 
     async def run(self) -> None:
         """Settle rows whose request is under way; nothing else by itself."""
         async with asyncio.TaskGroup() as self._tasks:
+            self._tasks.create_task(self._adopt_slow_requests(self._tasks))
             await for_ever()
 
     async def claim(self, *, sweep: bool) -> None:
@@ -122,10 +133,10 @@ class SteppedParkedDeliveries(ParkedDeliveries):
 
 
 @dataclass
-class Session:
-    """What a worker has in memory of its sink."""
+class Steps:
+    """The session of a worker, and the tasks of its steps."""
 
-    parts: asyncio.TaskGroup
+    tasks: asyncio.TaskGroup
     settler: Settler
     log_reader: LogReader
     parked: SteppedParkedDeliveries
@@ -135,17 +146,17 @@ class Session:
 class SteppedRelay(SinkRelay):
     """The product's session, whose loop is the test."""
 
-    session: Session | None = None
+    steps: Steps | None = None
 
-    async def _claim_deliver_settle(self, log_reader: LogReader, parked: ParkedDeliveries) -> None:
-        assert self.settler is not None
-        assert isinstance(parked, SteppedParkedDeliveries)
+    async def _claim_deliver_settle(self, session: Session) -> None:
+        assert isinstance(session.settler, SteppedSettler)
+        assert isinstance(session.parked, SteppedParkedDeliveries)
         try:
-            async with asyncio.TaskGroup() as parts:
-                self.session = Session(parts, self.settler, log_reader, parked)
+            async with asyncio.TaskGroup() as tasks:
+                self.steps = Steps(tasks, session.settler, session.log_reader, session.parked)
                 await for_ever()
         finally:
-            self.session = None
+            self.steps = None
 
 
 @contextmanager
@@ -153,7 +164,8 @@ def in_steps() -> Generator[None]:
     """Inside, sessions are made of parts whose loops do nothing by themselves."""
     parts: dict[str, Any] = {
         "Settler": SteppedSettler,
-        "CircuitBreaker": SteppedCircuitBreaker,
+        "ParkedLimit": SteppedParkedLimit,
+        "SinkReport": SteppedSinkReport,
         "ParkedDeliveries": SteppedParkedDeliveries,
     }
     with (
@@ -237,13 +249,13 @@ class Worker:
             process = {"own": self.lease_manager.renew_and_claim, "stop": self._stop, "leave": self.lease_manager.leave}
             self._begin(what, process[what]())
         elif self.session is not None:
-            self._begin(what, self._once(what, self.session)(), self.session.parts)
+            self._begin(what, self._once(what, self.session)(), self.session.tasks)
 
     async def _stop(self) -> None:
         await self.lease_manager.stop()
         self.stopped = True
 
-    def _once(self, what: str, session: Session) -> Callable[[], Coroutine[Any, Any, None]]:
+    def _once(self, what: str, session: Steps) -> Callable[[], Coroutine[Any, Any, None]]:
         async def read() -> None:
             await self.ticker.refresh()
             await session.log_reader.adopt()
@@ -301,16 +313,17 @@ class Worker:
             self.sessions_ended += 1
 
     @property
-    def session(self) -> Session | None:
+    def session(self) -> Steps | None:
         """What it has in memory, while a session is under way."""
-        return self.relay.session
+        return self.relay.steps
 
     # -- what happens to a process ------------------------------------------------------------------------------
 
     async def lose_leases(self, hours: int) -> None:
         """No renewal came through, and the leases ended ``hours`` ago: here first, then in the database."""
         await self.end_requests()
-        self.leases.held = {shard: lease._replace(until=0.0) for shard, lease in self.leases.held.items()}
+        for shard, lease in self.leases.held.items():
+            self.leases.confirm(shard, lease.epoch, 0.0)
         await self.end_requests()
         await self._bench.end_held()
         await self._bench.ask(LAPSED + " returning 1", hours, self._sink_name, self.id)

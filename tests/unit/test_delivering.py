@@ -14,7 +14,7 @@ import pytest
 
 from outbox_relay.domain.errors import LeaseLost
 from outbox_relay.domain.event import StoredEvent
-from outbox_relay.domain.in_flight import Chunk
+from outbox_relay.domain.in_flight import Chunk, InFlight
 from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.outcomes import DELIVERED, Failed, Unavailable, Verdict
 from outbox_relay.domain.window import Position, Tick
@@ -24,9 +24,13 @@ from outbox_relay.relay.context import DeliveryContext
 from outbox_relay.relay.dispatch_batches import BatchDispatcher
 from outbox_relay.relay.dispatch_requests import RequestDispatcher
 from outbox_relay.relay.dispatcher import Dispatcher
+from outbox_relay.relay.due_timer import DueTimer
 from outbox_relay.relay.limiter import ConcurrencyLimiter
+from outbox_relay.relay.parked_limit import ParkedLimit
 from outbox_relay.relay.settler import Settler
 from outbox_relay.relay.sink_leases import Lease, SinkLeases
+from outbox_relay.relay.sink_report import SinkReport
+from outbox_relay.relay.slow_requests import SlowRequests
 from tests.contract.harness import an_event
 from tests.support.memory_sink import MemorySink
 from tests.support.rig import spec
@@ -62,13 +66,41 @@ class Held(MemorySink):
         return [len(call) for call in self.calls]
 
 
-def a_context(sink: Held, want_more: Callable[[], None] = lambda: None) -> DeliveryContext:
-    lease = Lease(1, lease_clock() + 60, 0)
-    leases = SinkLeases("s", 1, held=dict.fromkeys(range(64), lease))
+def a_context(sink: Held) -> DeliveryContext:
+    leases, in_flight, changed = SinkLeases("s", 1), InFlight(), asyncio.Event()
+    leases.grant(dict.fromkeys(range(64), Lease(1, lease_clock() + 60, 0)))
+    settler = Settler(NO_STORE, leases, UUID(int=1), in_flight)
+    breaker, limiter = CircuitBreaker(spec("s").circuit, changed), ConcurrencyLimiter(sink.max_in_flight, changed)
+    parked_limit = ParkedLimit(NO_STORE, spec("s"), settler, changed)
     return DeliveryContext(
-        spec("s"), sink, leases, Settler(NO_STORE, leases, UUID(int=1)), CircuitBreaker(NO_STORE, leases, spec("s")),
-        lambda: datetime.now(UTC), lambda: 0.0, ConcurrencyLimiter(sink.max_in_flight), want_more=want_more,
+        spec("s"), sink, leases, in_flight.blocked, settler, breaker, limiter, parked_limit,
+        SinkReport(NO_STORE, spec("s"), leases, breaker, limiter, parked_limit, changed),
+        DueTimer(), lambda: datetime.now(UTC), lambda: 0.0,
     )  # fmt: skip
+
+
+def a_batch_dispatcher(sink: Held, want_more: asyncio.Event | None = None) -> BatchDispatcher:
+    return BatchDispatcher(a_context(sink), want_more or asyncio.Event())
+
+
+def a_request_dispatcher(
+    sink: Held, want_more: asyncio.Event | None = None, context: DeliveryContext | None = None
+) -> RequestDispatcher:
+    slow_requests = SlowRequests("s", sink.max_in_flight)
+    return RequestDispatcher(context or a_context(sink), want_more or asyncio.Event(), slow_requests)
+
+
+class WantMore(asyncio.Event):
+    """Notes whether the dispatcher is saturated whenever it asks for more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.saturated: Callable[[], bool] = bool
+        self.asked: list[bool] = []
+
+    def set(self) -> None:
+        self.asked.append(self.saturated())
+        super().set()
 
 
 @asynccontextmanager
@@ -85,7 +117,7 @@ def chunks(*sizes: int, payload: bytes = b"{}") -> list[Chunk]:
 
 async def test_what_waits_for_room_goes_out_with_one_call_in_order() -> None:
     sink = Held()
-    dispatcher, read = BatchDispatcher(a_context(sink)), chunks(1, 2, 3, 4, 5)
+    dispatcher, read = a_batch_dispatcher(sink), chunks(1, 2, 3, 4, 5)
     async with at_work(dispatcher):
         for chunk in read[:2]:
             dispatcher.put(chunk)
@@ -110,7 +142,7 @@ async def test_a_call_holds_no_more_events_than_the_sink_takes() -> None:
     sink = Held()
     sink.max_batch = 4
     sink.answering.set()
-    dispatcher, read = BatchDispatcher(a_context(sink)), chunks(3, 2, 1, 9)
+    dispatcher, read = a_batch_dispatcher(sink), chunks(3, 2, 1, 9)
     for chunk in read:
         dispatcher.put(chunk)
     async with at_work(dispatcher):
@@ -122,7 +154,7 @@ async def test_a_call_of_several_chunks_holds_no_more_than_its_bytes(monkeypatch
     monkeypatch.setattr("outbox_relay.relay.dispatch_batches.CALL_BYTES", 100)
     sink = Held()
     sink.answering.set()
-    dispatcher, read = BatchDispatcher(a_context(sink)), chunks(1, 1, 3, 1, payload=b"x" * 40)
+    dispatcher, read = a_batch_dispatcher(sink), chunks(1, 1, 3, 1, payload=b"x" * 40)
     for chunk in read:
         dispatcher.put(chunk)
     async with at_work(dispatcher):
@@ -134,7 +166,7 @@ async def test_of_a_call_that_comes_back_in_part_each_chunk_knows_its_own() -> N
     """What is unavailable, the first of its chunk, is sent again alone; the rest is delivered."""
     sink = Held()
     sink.answering.set()
-    dispatcher, read = BatchDispatcher(a_context(sink)), chunks(2, 3, 2)
+    dispatcher, read = a_batch_dispatcher(sink), chunks(2, 3, 2)
     again = read[1].events[1].uid
     sink.answer = lambda event: Unavailable("later") if event.uid == again and len(sink.calls) == 1 else DELIVERED
     for chunk in read:
@@ -146,9 +178,9 @@ async def test_of_a_call_that_comes_back_in_part_each_chunk_knows_its_own() -> N
 
 
 async def test_the_sink_has_enough_while_a_call_waits_and_says_when_not() -> None:
-    asked: list[bool] = []
-    sink = Held()
-    dispatcher = BatchDispatcher(a_context(sink, lambda: asked.append(dispatcher.saturated)))
+    sink, want_more = Held(), WantMore()
+    dispatcher = a_batch_dispatcher(sink, want_more)
+    want_more.saturated = lambda: dispatcher.saturated
     assert not dispatcher.saturated
     async with at_work(dispatcher):
         for number, chunk in enumerate(chunks(1, 1)):
@@ -157,25 +189,25 @@ async def test_the_sink_has_enough_while_a_call_waits_and_says_when_not() -> Non
         assert not dispatcher.saturated
         dispatcher.put(chunks(1)[0])
         assert dispatcher.saturated
-        asked.clear()
+        want_more.asked.clear()
         sink.answering.set()
         await sink.has_calls(3)
-        assert asked == [False]
+        assert want_more.asked == [False]
 
 
 async def test_a_sink_of_requests_has_enough_while_as_many_wait_as_may_be_under_way() -> None:
-    asked: list[bool] = []
-    sink = Held(keeps_order=False)
+    sink, want_more = Held(keeps_order=False), WantMore()
     sink.max_in_flight = 3
-    dispatcher = RequestDispatcher(a_context(sink, lambda: asked.append(dispatcher.saturated)))
+    dispatcher = a_request_dispatcher(sink, want_more)
+    want_more.saturated = lambda: dispatcher.saturated
     async with at_work(dispatcher):
         dispatcher.put(chunks(6)[0])
         await sink.has_calls(3)
         assert dispatcher.saturated
-        assert not asked
+        assert not want_more.asked
         sink.answering.set()
         await sink.has_calls(6)
-        assert asked == [False]
+        assert want_more.asked == [False]
 
 
 async def test_a_backlog_of_one_key_costs_each_event_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,7 +223,7 @@ async def test_a_backlog_of_one_key_costs_each_event_the_same(monkeypatch: pytes
     sink = Held()
     sink.answering.set()
     chunk = Chunk([an_event("k") for _ in range(1000)], NOWHERE, NOWHERE)
-    dispatcher = RequestDispatcher(a_context(sink))
+    dispatcher = a_request_dispatcher(sink)
     dispatcher.put(chunk)
     async with at_work(dispatcher):
         await auntil_finished([chunk])
@@ -224,8 +256,8 @@ async def test_requests_wait_before_they_are_begun_while_too_many_rows_stand() -
     sink = Held(keeps_order=False)
     context = a_context(sink)
     for _ in range(context.spec.parked_max):
-        context.breaker.parked()
-    dispatcher, [chunk] = RequestDispatcher(context), chunks(3)
+        context.parked_limit.add()
+    dispatcher, [chunk] = a_request_dispatcher(sink, context=context), chunks(3)
     dispatcher.put(chunk)
     async with at_work(dispatcher):
         for _ in range(10):  # It waits for nothing outside: by then it has come as far as it can.

@@ -8,7 +8,7 @@ from outbox_relay.relay.limiter import ConcurrencyLimiter
 
 
 async def test_no_more_than_fit_are_under_way_and_each_that_ends_lets_one_in() -> None:
-    limiter = ConcurrencyLimiter(2)
+    limiter = ConcurrencyLimiter(2, asyncio.Event())
     await limiter.acquire()
     await limiter.acquire()
     third = asyncio.create_task(limiter.acquire())
@@ -20,7 +20,7 @@ async def test_no_more_than_fit_are_under_way_and_each_that_ends_lets_one_in() -
 
 
 async def test_a_destination_that_asks_for_less_gets_half_and_at_least_one() -> None:
-    limiter = ConcurrencyLimiter(64)
+    limiter = ConcurrencyLimiter(64, asyncio.Event())
     seen: list[int] = []
     for _ in range(8):
         limiter.decrease()
@@ -29,7 +29,7 @@ async def test_a_destination_that_asks_for_less_gets_half_and_at_least_one() -> 
 
 
 async def test_deliveries_bring_it_back_by_one_for_as_many_as_fit_and_never_beyond_its_bound() -> None:
-    limiter = ConcurrencyLimiter(8)
+    limiter = ConcurrencyLimiter(8, asyncio.Event())
     limiter.decrease()
     for limit in (4, 5, 6, 7):
         assert limiter.limit == limit
@@ -41,7 +41,7 @@ async def test_deliveries_bring_it_back_by_one_for_as_many_as_fit_and_never_beyo
 
 
 async def test_what_is_under_way_when_it_shrinks_ends_before_anything_begins() -> None:
-    limiter = ConcurrencyLimiter(4)
+    limiter = ConcurrencyLimiter(4, asyncio.Event())
     for _ in range(4):
         await limiter.acquire()
     limiter.decrease()
@@ -55,7 +55,7 @@ async def test_what_is_under_way_when_it_shrinks_ends_before_anything_begins() -
 
 
 async def test_one_that_stops_waiting_takes_nobodys_place() -> None:
-    limiter = ConcurrencyLimiter(1)
+    limiter = ConcurrencyLimiter(1, asyncio.Event())
     await limiter.acquire()
     first, second = (asyncio.create_task(limiter.acquire()) for _ in range(2))
     await asyncio.sleep(0)
@@ -65,19 +65,30 @@ async def test_one_that_stops_waiting_takes_nobodys_place() -> None:
     assert first.cancelled()
 
 
-async def test_every_limit_is_told_once_and_nothing_when_there_is_none_any_more() -> None:
-    told: list[int | None] = []
-    limiter = ConcurrencyLimiter(4, told.append)
-    limiter.decrease()
-    limiter.decrease()
-    limiter.decrease()
+class Limits(asyncio.Event):
+    """Notes the reduced limit whenever it changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[int | None] = []
+        self.limiter = ConcurrencyLimiter(4, self)
+
+    def set(self) -> None:
+        self.seen.append(self.limiter.reduced_limit)
+        super().set()
+
+
+async def test_every_change_of_the_limit_is_seen_once_and_there_is_none_at_the_maximum() -> None:
+    limits = Limits()
+    for _ in range(3):
+        limits.limiter.decrease()
     for _ in range(20):
-        limiter.increase()
-    assert told == [2, 1, 2, 3, None]
+        limits.limiter.increase()
+    assert limits.seen == [2, 1, 2, 3, None]
 
 
 async def test_one_that_has_not_begun_gives_its_place_back_only_while_there_are_too_many() -> None:
-    limiter = ConcurrencyLimiter(4)
+    limiter = ConcurrencyLimiter(4, asyncio.Event())
     for _ in range(4):
         await limiter.acquire()
     assert not limiter.over_limit()

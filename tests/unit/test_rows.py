@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 from uuid import UUID, uuid4
@@ -12,14 +13,17 @@ import pytest
 from outbox_relay.domain.errors import SessionReset, StatementFailed
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.in_flight import Chunk
-from outbox_relay.domain.outcomes import DELIVERED
+from outbox_relay.domain.outcomes import DELIVERED, Verdict
 from outbox_relay.domain.window import BEGINNING, Position
 from outbox_relay.postgres.store import ClaimedRow
 from outbox_relay.relay.breaker import Permit
 from outbox_relay.relay.dispatch_requests import RequestDispatcher
+from outbox_relay.relay.due_timer import DueTimer
+from outbox_relay.relay.limiter import ConcurrencyLimiter
 from outbox_relay.relay.parked import ParkedDeliveries
 from outbox_relay.relay.parked_claims import MOST_BYTES, MOST_ROWS, ClaimSize, ParkedClaims
 from outbox_relay.relay.parked_settler import MOST_UNSETTLED, ParkedSettler
+from outbox_relay.relay.slow_requests import SlowRequest, SlowRequests
 from tests.contract.harness import an_event
 
 
@@ -28,25 +32,110 @@ def park(*_: object, **__: object) -> int:
     return 1
 
 
-async def test_a_request_that_is_parked_while_the_session_ends_is_cancelled_and_ends_nothing_else() -> None:
-    """Goes red when the refusal of a group that is shutting down comes through: it would end the whole relay."""
-    log: Any = None
-    context: Any = SimpleNamespace(
-        spec=SimpleNamespace(name="s"), sink=SimpleNamespace(timeout_seconds=15.0), park=park, keyed=bool
-    )
-    parked = ParkedDeliveries(context, context, uuid4(), log)
-    context.adopt_slow_request = parked.adopt_slow_request
-    async with asyncio.TaskGroup() as parked._tasks:  # pyright: ignore[reportPrivateUsage] - a session that has ended
-        pass
-    position = Position(BEGINNING)
-    request: Any = asyncio.ensure_future(asyncio.sleep(60, DELIVERED))
-    with pytest.raises(SessionReset, match="sink s: the session is ending"):
-        RequestDispatcher(context)._park_under_way(  # pyright: ignore[reportPrivateUsage]
+class Slow(NamedTuple):
+    """The parts that a slow request goes through."""
+
+    requests: SlowRequests
+    dispatcher: RequestDispatcher
+    deliveries: ParkedDeliveries
+
+    def park(self) -> asyncio.Future[Verdict]:
+        """Park an event whose request does not end."""
+        position = Position(BEGINNING)
+        request: Any = asyncio.ensure_future(asyncio.sleep(60, DELIVERED))
+        self.dispatcher._park_slow(  # pyright: ignore[reportPrivateUsage]
             Chunk([an_event()], position, position), 0, request, Permit(0, probe=False), 0.0
         )
-    await asyncio.wait({request})
-    assert request.cancelled()
-    assert parked.under_way == 0
+        return request
+
+
+def a_slow_sink(slots: int) -> Slow:
+    """Make the parts of a sink with ``slots``, all of which are taken by requests."""
+    parts: Any = SimpleNamespace(
+        spec=SimpleNamespace(name="s"), sink=SimpleNamespace(timeout_seconds=15.0), park=park, keyed=bool
+    )
+    parts.limiter = ConcurrencyLimiter(slots, asyncio.Event())
+    requests = SlowRequests("s", slots)
+    deliveries = ParkedDeliveries(parts, parts, uuid4(), parts, requests)
+    return Slow(requests, RequestDispatcher(parts, asyncio.Event(), requests), deliveries)
+
+
+async def test_a_request_that_is_parked_after_the_session_ended_is_cancelled_and_ends_nothing_else() -> None:
+    """Goes red when the refusal comes through as another error than a reset: it would end the whole relay."""
+    slow = a_slow_sink(1)
+    slow.requests.close()
+    before = asyncio.all_tasks()
+    with pytest.raises(SessionReset, match="sink s: the session is ending"):
+        slow.park()
+    await auntil_cancelled(*(asyncio.all_tasks() - before))
+    assert slow.deliveries.under_way == 0
+
+
+async def auntil_cancelled(*requests: asyncio.Future[Any]) -> None:
+    await asyncio.wait(requests, timeout=5)
+    assert [request.cancelled() for request in requests] == [True] * len(requests)
+
+
+async def test_requests_that_wait_to_be_adopted_when_the_session_ends_are_cancelled() -> None:
+    slow = a_slow_sink(2)
+    requests = [slow.park(), slow.park()]
+    assert slow.deliveries.under_way == 2
+    slow.requests.close()
+    await auntil_cancelled(*requests)
+    assert slow.deliveries.under_way == 0
+
+
+async def test_more_slow_requests_than_slots_end_the_session_alone() -> None:
+    slow = a_slow_sink(1)
+    slow.park()
+    with pytest.raises(SessionReset, match="more slow requests than slots"):
+        slow.park()
+    slow.requests.close()
+
+
+async def test_adopted_requests_are_cancelled_with_the_session_even_before_their_task_has_begun() -> None:
+    slow = a_slow_sink(2)
+    requests = [slow.park(), slow.park()]
+    adopting = asyncio.create_task(_adopt(slow.deliveries))
+    await asyncio.sleep(0)  # By then it has taken them, and the tasks that it made have not begun.
+    adopting.cancel()
+    await asyncio.wait({adopting})
+    await auntil_cancelled(*requests)
+
+
+async def test_requests_are_adopted_and_counted_until_they_are_settled_while_every_slot_is_taken() -> None:
+    """Goes red when they are adopted by the task that claims rows: it waits for a slot, and they keep theirs."""
+    slow, written, decided = a_slow_sink(1), asyncio.Event(), asyncio.Event()
+    context: Any = slow.deliveries._context  # pyright: ignore[reportPrivateUsage]
+    context.settler = SimpleNamespace(committed=written_at(written))
+    settler: Any = slow.deliveries._settler  # pyright: ignore[reportPrivateUsage]
+    settler.decide = lambda *_: decided.set()  # pyright: ignore[reportUnknownLambdaType]
+    await context.limiter.acquire()
+    request: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+    slow.requests.adopt_slow_request(SlowRequest(_row(key=None, ordered=False), Permit(0, probe=False), 1, request))
+    adopting = asyncio.create_task(_adopt(slow.deliveries))
+    request.set_result(DELIVERED)
+    await asyncio.wait_for(context.limiter.acquire(), 5)
+    assert (slow.deliveries.under_way, decided.is_set()) == (1, False)
+    written.set()
+    await asyncio.wait_for(decided.wait(), 5)
+    assert slow.deliveries.under_way == 0
+    adopting.cancel()
+    await asyncio.wait({adopting})
+
+
+def written_at(event: asyncio.Event) -> Callable[[int], Coroutine[Any, Any, bool]]:
+    """Return a wait for a settlement that is written once ``event`` is set."""
+
+    async def committed(_number: int) -> bool:
+        return await event.wait()
+
+    return committed
+
+
+async def _adopt(deliveries: ParkedDeliveries) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        await deliveries._adopt_slow_requests(tasks)  # pyright: ignore[reportPrivateUsage]
 
 
 class Claiming(Exception):
@@ -74,11 +163,12 @@ def _parked() -> Parked:
     """Make the deliveries of a sink that delivers every event; each row was ours when it is settled."""
     parts: Any = SimpleNamespace(
         spec=SimpleNamespace(name="s", hold=False),
-        breaker=SimpleNamespace(delivered=bool),
+        delivered=bool,
         limiter=SimpleNamespace(increase=int, acquire=_claiming),
+        due_timer=DueTimer(),
         rows_done=_done,
     )
-    deliveries = ParkedDeliveries(parts, parts, uuid4(), parts)
+    deliveries = ParkedDeliveries(parts, parts, uuid4(), parts, SlowRequests("s", 1))
     claims, settler = deliveries._claims, deliveries._settler  # pyright: ignore[reportPrivateUsage]
     return Parked(deliveries, claims, settler, parts)
 
@@ -91,7 +181,7 @@ async def test_only_rows_behind_those_that_have_an_order_are_asked_for() -> None
     """Scheduled events have a key and no place in its order: nothing waits behind them, and nothing is looked up."""
     parked = _parked()
     settled = [_row(key="scheduled", ordered=False), _row(key=None, ordered=False), _row(key="first", ordered=True)]
-    parked.deliveries._sort_out(settled, [DELIVERED] * 3, Permit(0, probe=False))  # pyright: ignore[reportPrivateUsage]
+    parked.deliveries._apply(settled, [DELIVERED] * 3, Permit(0, probe=False))  # pyright: ignore[reportPrivateUsage]
     assert parked.deliveries.under_way == 3
     await parked.settler.settle()
     assert parked.deliveries.under_way == 0
@@ -101,7 +191,7 @@ async def test_only_rows_behind_those_that_have_an_order_are_asked_for() -> None
 async def test_no_row_is_claimed_while_too_many_outcomes_wait_to_be_written() -> None:
     parked = _parked()
     unsettled = [_row(key=None, ordered=False)] * MOST_UNSETTLED
-    parked.deliveries._sort_out(unsettled, [DELIVERED] * MOST_UNSETTLED, Permit(0, probe=False))  # pyright: ignore[reportPrivateUsage]
+    parked.deliveries._apply(unsettled, [DELIVERED] * MOST_UNSETTLED, Permit(0, probe=False))  # pyright: ignore[reportPrivateUsage]
     async with asyncio.TaskGroup() as tasks:
         claim = asyncio.ensure_future(parked.deliveries._claim_and_deliver(tasks))  # pyright: ignore[reportPrivateUsage]
         for _ in range(10):  # It waits for nothing outside: by then it has come as far as it can.
@@ -150,7 +240,7 @@ async def test_outcomes_that_cannot_be_written_stay_and_the_session_ends_in_the_
 
     parked = _parked()
     parked.store.rows_done = fails
-    parked.deliveries._sort_out([_row(key=None, ordered=False)] * 100, [DELIVERED] * 100, Permit(0, probe=False))  # pyright: ignore[reportPrivateUsage]
+    parked.deliveries._apply([_row(key=None, ordered=False)] * 100, [DELIVERED] * 100, Permit(0, probe=False))  # pyright: ignore[reportPrivateUsage]
     with pytest.raises(StatementFailed):
         await parked.settler.settle()
     assert (asked[0], asked[-1], len(asked)) == (100, 1, 6)
