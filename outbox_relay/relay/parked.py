@@ -147,7 +147,7 @@ class ParkedDeliveries:
         """Return True, and make the row dead, if it was claimed too often without an outcome."""
         if row.claims <= MOST_CLAIMS:
             return False
-        error = f"claimed {row.claims - 1} times without an outcome: whoever delivers it may have died of it"
+        error = f"claimed {row.claims - 1} times without an outcome: it may have crashed the relays that delivered it"
         self._settler.send_back(row, RowBack(row.event.id, row.lease, row.attempts, "dead", None, error))
         return True
 

@@ -81,7 +81,7 @@ class ParkedLimit:
         if self._trouble is not None:
             return f"{self._trouble}; no more than {most} events may wait for it as rows"
         behind = "; those behind a dead letter wait until it is retried or discarded" if self._spec.hold else ""
-        return f"{most} events wait as rows, and no more than that may (parked_max): the sink stands still{behind}"
+        return f"{most} events wait as rows, and no more than that may (parked_max): the sink waits for them{behind}"
 
     async def run(self) -> None:
         """Count the parked events while there are any, until cancelled. Raises ``DatabaseUnavailable``.
