@@ -12,7 +12,7 @@ These rules keep the order of a key:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from outbox_relay.domain.event import StoredEvent, memory_bytes
 from outbox_relay.domain.window import Position, Tick, nothing_new
@@ -215,3 +215,146 @@ class BlockedKeys:
     def forget(self, shards: Collection[int]) -> None:
         """Remove the keys of shards that this relay no longer owns."""
         self._keys = {key: at for key, at in self._keys.items() if at[1] not in shards}
+
+
+class InFlight:
+    """The events of one sink that were read and are not settled, the shards they belong to, and the blocked keys.
+
+    A shard group is readable until its shards are drained. Then it is leaving: no further events are read for it, but
+    its positions are written until it is dropped.
+    """
+
+    __slots__ = ("_chunks", "_leaving", "_progressed", "_readable", "_written", "blocked")
+
+    def __init__(self) -> None:
+        self.blocked = BlockedKeys()
+        self._readable: list[ShardGroup] = []
+        self._leaving: list[ShardGroup] = []
+        self._chunks: deque[Chunk] = deque()
+        self._progressed: dict[int, Chunk] = {}
+        self._written: dict[int, Position] = {}
+
+    # -- shards -----------------------------------------------------------------------------------------------
+
+    @property
+    def groups(self) -> Sequence[ShardGroup]:
+        """All groups, readable or leaving."""
+        return (*self._readable, *self._leaving)
+
+    @property
+    def readable(self) -> Sequence[ShardGroup]:
+        """The groups that are read, in the order of their turns."""
+        return tuple(self._readable)
+
+    @property
+    def leaving(self) -> Sequence[ShardGroup]:
+        """The groups whose shards are drained."""
+        return tuple(self._leaving)
+
+    @property
+    def shards(self) -> set[int]:
+        """The shards of all groups."""
+        return {shard for group in self.groups for shard in group.shards}
+
+    def take_over(self, shards: Collection[int], position: Position) -> None:
+        """Add shards whose stored position is ``position``."""
+        self._readable.append(ShardGroup(shards, position))
+        self._written.update(dict.fromkeys(shards, position))
+
+    def drain(self, shards: Collection[int]) -> None:
+        """Read no further events of ``shards``."""
+        for group in self.readable:
+            if group.shards.isdisjoint(shards):
+                continue
+            self._leaving.append(group.split(shards))
+            if not group.shards:
+                self._readable.remove(group)
+
+    def drop(self, group: ShardGroup) -> None:
+        """Remove a leaving group, whose shards are released, and the blocked keys of its shards."""
+        self._leaving.remove(group)
+        self.blocked.forget(group.shards)
+        for shard in group.shards:
+            self._written.pop(shard, None)
+
+    def begin_round(self, tick: Tick) -> None:
+        """Join readable groups that are idle at the same position, and open their windows up to ``tick``."""
+        for group in self.readable:
+            other = next((each for each in self._readable if each is not group and each.can_join(group)), None)
+            if other is not None:
+                other.join(group)
+                self._readable.remove(group)
+        for group in self._readable:
+            group.follow(tick)
+
+    # -- events -----------------------------------------------------------------------------------------------
+
+    @property
+    def undone(self) -> int:
+        """The number of events that are neither delivered nor parked."""
+        return sum(len(chunk.undone()) for chunk in self._chunks if not chunk.finished)
+
+    def take(self, group: ShardGroup, chunk: Chunk) -> None:
+        """Add a chunk that was read for a readable group, whose next turn comes after those of the others."""
+        group.take(chunk)
+        if chunk.events:
+            self._chunks.append(chunk)
+        self._readable.remove(group)
+        self._readable.append(group)
+
+    def has_capacity(self, chunks: int, events: int, size: int) -> bool:
+        """Return True if fewer than these chunks, events and bytes are unfinished."""
+        while self._chunks and self._chunks[0].finished:
+            self._chunks.popleft()
+        unfinished = [chunk for chunk in self._chunks if not chunk.finished]
+        return (
+            len(self._chunks) < chunks
+            and sum(len(chunk.events) for chunk in unfinished) < events
+            and sum(chunk.size for chunk in unfinished) < size
+        )
+
+    def settle(self, chunk: Chunk, index: int | None = None) -> None:
+        """Mark the event at ``index``, or every event of the chunk, as done."""
+        if index is None:
+            chunk.settle_all()
+        else:
+            chunk.settle(index)
+        self._progressed[id(chunk)] = chunk
+
+    def park(self, chunk: Chunk, index: int, *, blocks: bool) -> int:
+        """Mark the event at ``index`` as done by a row of the settlement being collected, and return its number.
+
+        With ``blocks``, later events of its key become rows behind it.
+        """
+        event = chunk.events[index]
+        if blocks and event.key is not None:
+            self.blocked.touch(event.key, event.shard)
+        self.settle(chunk, index)
+        return self.blocked.collecting
+
+    def unsettled_before_last_done(self) -> list[tuple[Chunk, int]]:
+        """Return the events of all groups, as (chunk, index), that precede an event that is done."""
+        events = [event for group in self.groups for event in group.unsettled_before_last_done()]
+        return list(dict.fromkeys(events))
+
+    # -- settlements ------------------------------------------------------------------------------------------
+
+    def begin_settlement(self, *, everything: bool) -> tuple[int, dict[int, Position]]:
+        """Close the settlement being collected. Return its number and the positions to write.
+
+        Those are the positions of shards with events that are done since the last settlement, or of all shards with
+        ``everything``, as far as they differ from the written ones.
+        """
+        progressed, self._progressed = self._progressed, {}
+        moved = {event.shard for chunk in progressed.values() for event in chunk.events}
+        positions: dict[int, Position] = {}
+        for group in self.groups:
+            settled = group.settled
+            for shard in group.shards if everything else group.shards & moved:
+                if self._written.get(shard) != settled:
+                    positions[shard] = settled
+        return self.blocked.begin(), positions
+
+    def record_written(self, positions: Mapping[int, Position]) -> None:
+        """Record that ``positions`` are in the database."""
+        self._written.update(positions)

@@ -68,17 +68,17 @@ CONNECTION_DEFAULTS: Mapping[str, str | int] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class TickResult:
     """What one tick saw: the tick, the server's incarnation, its WAL position in bytes and its clock.
 
-    ``generations`` counts changes of the configuration and of positions: it is higher after each.
+    ``config_versions`` counts changes of the configuration and of positions: it is higher after each.
     """
 
     tick: Tick
     incarnation: str
     wal: int
     now: datetime
-    generations: int
+    config_versions: int
 
 
 class Claimed(NamedTuple):
@@ -406,11 +406,11 @@ class Store:
 
     # -- the log ------------------------------------------------------------------------------------------
 
-    async def tick(self) -> Look:
+    async def tick(self) -> TickResult:
         """Take a tick."""
         deadline = min(TICK_SECONDS, self._call_seconds)
-        [(seq, snapshot, next_xid, incarnation, wal, now, generations)] = await self._rows("tick", {}, TUPLES, deadline)
-        return Look(Tick(seq, snapshot, next_xid), incarnation, wal, now, int(generations))
+        [(seq, snapshot, next_xid, incarnation, wal, now, versions)] = await self._rows("tick", {}, TUPLES, deadline)
+        return TickResult(Tick(seq, snapshot, next_xid), incarnation, wal, now, int(versions))
 
     async def read_rest(
         self,

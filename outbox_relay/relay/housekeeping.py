@@ -1,4 +1,4 @@
-"""Periodic chores of every relay: create partitions in advance, remove outranked ledger rows."""
+"""Periodic chores of every relay, such as partitions made in advance and removal of outranked positions."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ from outbox_relay.postgres.connection_slots import CHORES, caller
 from outbox_relay.postgres.store import Store
 
 LOOK_SECONDS = 1.0
+"""Interval at which due chores are looked for."""
 LEISURE = 50
-"""A chore is done again after this many times as long as it took, at least: it costs 2 % of the time at most."""
+"""Minimum pause after a chore, as a multiple of its duration. A chore takes at most 2 % of the time."""
 LEISURE_BEHIND = 1
-"""The same for one that has left much: it costs half of the time of the chores' connection at most."""
+"""The same for a chore that is behind. It takes at most half of the time of the chores' connection."""
 TRIM_ROWS, TRIM_LEAST = 1000, 200
-"""Rows of each sink that one trim looks at, fewer after one that failed: at most 64 of them are not outranked."""
+"""Rows of each sink that one trim examines, and fewer after a trim that failed. At most 64 of them are kept."""
 
 
 @dataclass(slots=True)
 class Chore:
-    """Something to do every ``every_seconds``; again after ``retry_seconds`` when the database refused.
+    """A periodic chore.
 
-    ``is_behind`` says by what it counted whether it has left much, so that it is done again soon.
+    It is done every ``every_seconds``, and ``retry_seconds`` after a failure. ``is_behind`` returns True for a count
+    that shows that much work is left, so that the chore is repeated soon.
     """
 
     name: str
@@ -37,16 +39,34 @@ class Chore:
     is_behind: Callable[[int], bool] = lambda _: False
     due_at: float = 0.0
 
+    def succeed(self, began: float, count: int) -> None:
+        """Set the next due time after the chore, which ``began`` at that ``time.monotonic()`` value, has succeeded."""
+        if self.is_behind(count):
+            self._wait(began, 0.0, LEISURE_BEHIND)
+        else:
+            self._wait(began, self.every_seconds, LEISURE)
+
+    def fail(self, began: float) -> None:
+        """Set the next due time after the chore has failed."""
+        self._wait(began, self.retry_seconds, LEISURE)
+
+    def _wait(self, began: float, seconds: float, leisure: int) -> None:
+        now = time.monotonic()
+        self.due_at = now + max(seconds, leisure * (now - began))
+
 
 class LedgerTrim:
-    """Trims the ledger in steps that come to their end, and says when it grows faster than that."""
+    """Removes outranked positions in bounded steps, and detects that they grow faster than they are removed."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._rows = TRIM_ROWS
 
     async def trim(self) -> int:
-        """Remove outranked rows of every sink; returns how many. Looks at fewer after a trim that failed."""
+        """Remove outranked positions of every sink, and return their number.
+
+        Fewer rows are examined after a trim that failed.
+        """
         try:
             count = await self._store.trim_progress(self._rows)
         except StatementFailed:
@@ -56,12 +76,12 @@ class LedgerTrim:
         return count
 
     def is_behind(self, count: int) -> bool:
-        """Return whether so many removed rows say that some sink has more of them."""
+        """Return True if a trim that removed ``count`` rows probably left more of them."""
         return count >= TRIM_LEAST // 2
 
 
 class Housekeeping:
-    """The chores of one relay process. Every relay does them; each leaves nothing for the next."""
+    """The chores of one relay process. Every relay does all of them."""
 
     def __init__(self, store: Store, log: BoundLogger) -> None:
         self._log = log
@@ -74,7 +94,7 @@ class Housekeeping:
         ]
 
     async def run(self) -> None:
-        """Do what is due, until cancelled. A chore that fails is due again; it never ends the others."""
+        """Do chores when they are due, until cancelled. A chore that fails is repeated and does not stop the others."""
         caller.set(CHORES)
         while True:
             for chore in self._chores:
@@ -83,20 +103,14 @@ class Housekeeping:
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _do(self, chore: Chore) -> None:
-        """Do one chore; one that fails, for whatever reason of the database, is tried again later."""
+        """Do one chore, and set its next due time. A chore that fails is repeated later."""
         began = time.monotonic()
         try:
             count = await chore.work()
         except RelayError as error:
-            chore.due_at = self._next(began, chore.retry_seconds)
+            chore.fail(began)
             self._seldom.warning(f"housekeeping will try again: {chore.name}", reason=str(error))
             return
-        behind = chore.is_behind(count)
-        chore.due_at = self._next(began, 0.0, LEISURE_BEHIND) if behind else self._next(began, chore.every_seconds)
+        chore.succeed(began, count)
         if count:
             self._log.debug("housekeeping", chore=chore.name, count=count)
-
-    @staticmethod
-    def _next(began: float, seconds: float, leisure: int = LEISURE) -> float:
-        now = time.monotonic()
-        return now + max(seconds, leisure * (now - began))

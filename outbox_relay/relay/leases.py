@@ -1,8 +1,6 @@
 """The shards that this relay owns: claimed, renewed within their lease, shared fairly, released.
 
-One relay owns a shard of a sink at a time. A lease is the database's time; what this process believes of it is
-counted by its own ``lease_clock`` from *before* each claim and renewal was sent, less a margin, so that it stops before
-anyone else may start, however long it was stopped, or its machine suspended.
+One relay owns a shard of a sink at a time.
 """
 
 from __future__ import annotations
@@ -10,9 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Collection, Mapping
 from uuid import UUID
 
 from structlog.stdlib import BoundLogger
@@ -23,88 +19,21 @@ from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.rate_limited_log import RateLimitedLog
 from outbox_relay.postgres.connection_slots import LEASES, caller
 from outbox_relay.postgres.store import Claimed, SinkRow, Store
+from outbox_relay.relay.sink_leases import Lease, SinkLeases
 
-UNSERVED_RENEWALS = 4
-"""How many renewals in a row, a third of a lease apart, must find a sink without a relay that serves it."""
 POLL_SECONDS = 1.0
-"""How often the database is asked for shards that nobody owns, and for what people have changed."""
+"""Interval between two questions for shards without an owner and for changes made by people."""
 
 
-class Lease(NamedTuple):
-    """An owned shard: its epoch, when to stop by ``lease_clock()``, and the crashes counted at its claim."""
-
-    epoch: int
-    until: float
-    crashes: int
-
-
-@dataclass(slots=True)
-class Holding:
-    """What this relay has of one sink. ``changed`` is called whenever any of it changes."""
-
-    sink: str
-    generation: int
-    changed: Callable[[], None] = lambda: None
-    held: dict[int, Lease] = field(default_factory=dict[int, Lease])
-    serving: bool = True
-    """False while the sink is paused, or served by relays with a newer configuration."""
-    superseded: bool = False
-    patterns: tuple[str, ...] = ()
-    newest: int = 0
-    """The sink's newest generation, and its patterns, as far as is known."""
-    unserved: int = 0
-    """At how many renewals in a row the sink was superseded here and no live relay served it."""
-    behind: int = 0
-    """At how many looks in a row the sink's generation was an earlier one than this relay's."""
-    removed: bool = False
-    """Whether the database does not know the sink any more."""
-    fault: str | None = None
-    """Why the shards that were claimed last cannot be served; None when they can."""
-    surplus: int = 0
-    """How many shards to drain and release."""
-    share: int = SHARDS
-    """How many shards are this relay's share."""
-    free: int = 0
-    """How many of its shards nobody owns, as far as is known."""
-    circuit: str = "closed"
-    """What the database says of the sink's circuit."""
-    in_flight_limit: int | None = None
-    """What it says of how many requests a relay may have under way; nothing: as many as the settings say."""
-    doubtful_until: float = 0.0
-    """Until when, by ``lease_clock()``, this relay may own shards that it does not know of: a claim had no answer."""
-    claiming: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while shards are claimed or claimed anew: the answers say what is held in the order in which they were asked
-    for, or shards would be forgotten that are this relay's, and stand still for a lease."""
-
-    def epochs(self, shards: Collection[int]) -> dict[int, int]:
-        """shard → epoch of those of ``shards`` that are held."""
-        return {shard: self.held[shard].epoch for shard in shards if shard in self.held}
-
-    def until(self, shards: Collection[int]) -> float:
-        """The ``lease_clock()`` value at which the first of ``shards`` must stop; 0.0 when one is not held."""
-        return min((self.held[s].until if s in self.held else 0.0 for s in shards), default=0.0)
-
-    @property
-    def abandoned(self) -> bool:
-        """Whether the relays that superseded this one have been gone for a lease."""
-        return self.superseded and self.unserved >= UNSERVED_RENEWALS
-
-    def leaving(self) -> set[int]:
-        """The shards to drain now: all when this relay does not serve the sink, else the surplus."""
-        if not self.serving:
-            return set(self.held)
-        return set(sorted(self.held)[len(self.held) - self.surplus :]) if self.surplus else set()
-
-
-def fair_share(relays: int, before: int) -> int:
-    """How many shards of a sink the relay with ``before`` others before it holds, of ``relays`` in all."""
+def fair_quota(relays: int, before: int) -> int:
+    """Return the number of shards for the relay with ``before`` others before it, of ``relays`` in all."""
     if relays < 1:
         return SHARDS
     return SHARDS // relays + (before < SHARDS % relays)
 
 
-class Ownership:
-    """All shards of one relay process, under a random id of its own."""
+class LeaseManager:
+    """The leases of all sinks in one relay process, which owns shards under a random id."""
 
     def __init__(
         self, store: Store, relay: UUID, name: str, version: str, lease_seconds: float, log: BoundLogger
@@ -117,33 +46,28 @@ class Ownership:
         self._believed = lease_seconds - min(1.0, lease_seconds / 10)
         self._log = log
         self._seldom = RateLimitedLog(log)
-        self._holdings: dict[str, Holding] = {}
+        self._sinks: dict[str, SinkLeases] = {}
         self._renewed_at = float("-inf")
         self._stopping = False
-        self.heard_at = float("-inf")
-        """``time.monotonic()`` of the last round that the database answered."""
+        self.answered_at = float("-inf")
+        """The ``time.monotonic()`` value of the last complete round."""
 
-    def add(self, sink: str, generation: int) -> Holding:
-        """Serve ``sink`` under ``generation``; the holding returned fills as shards are claimed."""
-        self._holdings[sink] = holding = Holding(sink, generation)
-        return holding
-
-    def serve(self, sink: str, generation: int) -> None:
-        """The sink is served under another generation from now on."""
-        holding = self._holdings[sink]
-        holding.generation, holding.unserved = generation, 0
-        # Until the next look says so: else the relay would take the sink back from itself, again and again.
-        holding.superseded = holding.newest > generation
+    def add(self, sink: str, generation: int) -> SinkLeases:
+        """Serve ``sink`` under ``generation``. Return its leases, which come as shards are claimed."""
+        self._sinks[sink] = leases = SinkLeases(sink, generation)
+        return leases
 
     @property
     def held(self) -> Mapping[str, int]:
-        """sink → number of shards held."""
-        return {sink: len(holding.held) for sink, holding in self._holdings.items()}
+        """The number of owned shards, by sink."""
+        return {sink: len(leases.held) for sink, leases in self._sinks.items()}
+
+    # -- rounds -----------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Keep what is held and claim what is due, until cancelled. Raises ``DatabaseUnavailable``.
+        """Renew leases and claim shards, until cancelled. Raises ``DatabaseUnavailable``.
 
-        A round whose statements fail is tried again; leases that could not be renewed by then end by their own time.
+        A round with a failed statement is repeated. Leases that are not renewed by then end.
         """
         caller.set(LEASES)
         pause = min(POLL_SECONDS, self.lease_seconds / 6)
@@ -155,175 +79,144 @@ class Ownership:
             await asyncio.sleep(pause)
 
     async def round(self) -> None:
-        """One look: renew when a third of the lease has passed, obey what people changed, share, claim."""
+        """Apply changes, renew after a third of the lease, adjust quotas and claim shards, once."""
         renew = lease_clock() - self._renewed_at >= self.lease_seconds / 3
         failed: StatementFailed | None = None
         try:
-            await self.look()
+            await self.refresh()
         except StatementFailed as error:
             failed = error
         if renew:
             await self._renew()
         if failed is not None:
             raise failed
-        for holding in self._holdings.values():
-            await self.give_doubtful_back(holding)
-        free = [holding for holding in self._holdings.values() if holding.serving and holding.free]
-        if renew or free:
-            await self._share(renew)
-        for holding in free:
-            await self._claim(holding)
-        self.heard_at = time.monotonic()
+        for leases in self._sinks.values():
+            await self.give_doubtful_back(leases)
+        unowned = [leases for leases in self._sinks.values() if leases.serving and leases.unowned]
+        if renew or unowned:
+            await self._share(renewed=renew)
+        for leases in unowned:
+            await self._claim(leases)
+        self.answered_at = time.monotonic()
 
-    async def look(self) -> None:
-        """Learn what people and newer configurations have changed."""
-        await self._obey(await self._store.sinks(self._holdings, self.lease_seconds / 6))
+    async def refresh(self) -> None:
+        """Apply what people and newer configurations have changed in the database."""
+        await self._observe(await self._store.sinks(self._sinks, self.lease_seconds / 6))
 
-    async def reclaim(self, holding: Holding) -> None:
-        """New epochs for what is held of a sink: whatever was under way for it can no longer be settled."""
-        async with holding.claiming:
-            sent = lease_clock()
-            claimed = await self._store.reclaim_shards(holding.sink, self.relay, self.lease_seconds)
-            holding.held = self._leases(claimed, sent)
-
-    async def release(self, holding: Holding, shards: Collection[int], undone: int = 0) -> None:
-        """Give up shards: drained, or with ``undone`` events that were in hand of them and are read again."""
-        await self._store.release_shards(holding.sink, self.relay, holding.epochs(shards))
-        for shard in shards:
-            holding.held.pop(shard, None)
-        holding.surplus = max(0, len(holding.held) - holding.share)
-        told = {"undone": undone} if undone else {}
-        self._log.info("released shards", sink=holding.sink, shards=len(shards), held=len(holding.held), **told)
-
-    async def give_doubtful_back(self, holding: Holding) -> None:
-        """Give up what claims took that had no answer, which may still take effect.
-
-        Else the shards would wait for the end of their lease, which then counts as a crash.
-        """
-        if lease_clock() < holding.doubtful_until:
-            async with holding.claiming:
-                shards = await self._store.release_unknown_shards(holding.sink, self.relay, holding.held)
-            holding.free += shards
-            if shards:
-                self._log.info("released shards of a claim without an answer", sink=holding.sink, shards=shards)
-
-    async def stop(self) -> None:
-        """Claim nothing more; every holding becomes one to drain."""
-        self._stopping = True
-        await self._beat()
-        for holding in self._holdings.values():
-            holding.serving = False
-            holding.changed()
-
-    async def leave(self) -> None:
-        """Tell the other relays that this one is gone."""
-        await self._store.forget_relay(self.relay)
-
-    def _leases(self, claimed: Collection[Claimed], sent: float) -> dict[int, Lease]:
-        return {c.shard: Lease(c.epoch, sent + self._believed, c.crashes) for c in claimed}
-
-    async def _obey(self, rows: Collection[SinkRow]) -> None:
-        changed = self._miss({row.name for row in rows})
+    async def _observe(self, rows: Collection[SinkRow]) -> None:
+        changed = self._remove_all_but({row.name for row in rows})
         for row in rows:
-            holding = self._holdings[row.name]
-            holding.circuit, holding.in_flight_limit, holding.free = row.circuit, row.in_flight_limit, row.free
-            holding.newest, holding.patterns = row.generation, tuple(row.patterns)
-            if row.paused:
-                holding.unserved = 0
-            # A generation that is behind ours is that of a restored database, unless the answer is older than ours.
-            holding.behind = holding.behind + 1 if row.generation < holding.generation else 0
-            superseded = row.generation > holding.generation or holding.behind > 1
-            serving = not (row.paused or superseded or self._stopping)
-            if superseded and not holding.superseded:
+            leases = self._sinks[row.name]
+            was_superseded = leases.superseded
+            changed |= leases.observe(row, stopping=self._stopping)
+            if leases.superseded and not was_superseded:
                 self._log.warning("another configuration of this sink is in force; draining", sink=row.name)
-            holding.superseded = superseded
-            if serving != holding.serving:
-                holding.serving = serving
-                changed = True
-                holding.changed()
         if changed:
             await self._beat()
 
-    def _miss(self, known: Collection[str]) -> bool:
-        """Stop serving the sinks that the database does not know any more; returns whether that changes anything."""
-        changed = False
-        for sink, holding in self._holdings.items():
-            if sink not in known and not holding.removed:
-                self._log.warning("this sink was removed from the database; a restart adds it again", sink=sink)
-                holding.serving = False
-                changed = True
-                holding.changed()
-            holding.removed = sink not in known
-        return changed
+    def _remove_all_but(self, known: Collection[str]) -> bool:
+        """Stop serving the sinks that are not in the database. Return True if there are new ones among them."""
+        removed = [sink for sink, leases in self._sinks.items() if sink not in known and leases.remove()]
+        for sink in removed:
+            self._log.warning("this sink was removed from the database; a restart adds it again", sink=sink)
+        return bool(removed)
 
     async def _beat(self) -> None:
-        serving = [sink for sink, holding in self._holdings.items() if holding.serving and not self._stopping]
+        serving = [sink for sink, leases in self._sinks.items() if leases.serving and not self._stopping]
         await self._store.heartbeat(self.relay, self._name, self._version, serving, self.lease_seconds / 3)
 
     async def _renew(self) -> None:
         sent = lease_clock()
-        asked = [(h.sink, shard, lease.epoch) for h in self._holdings.values() for shard, lease in h.held.items()]
+        asked = [(s.sink, shard, lease.epoch) for s in self._sinks.values() for shard, lease in s.held.items()]
         kept: set[tuple[str, int, int]] = set()
         if asked:
             kept = await self._store.renew_shards(self.relay, asked, self.lease_seconds, self.lease_seconds / 3)
         lost: Counter[str] = Counter()
         for sink, shard, epoch in asked:
-            lost[sink] += self._renewed(self._holdings[sink], shard, epoch, sent, (sink, shard, epoch) in kept)
+            if (sink, shard, epoch) in kept:
+                self._sinks[sink].confirm(shard, epoch, sent + self._believed)
+            else:
+                lost[sink] += self._sinks[sink].lose(shard, epoch)
         for sink, shards in (+lost).items():
-            self._log.warning("lost shards", sink=sink, shards=shards, held=len(self._holdings[sink].held))
+            self._log.warning("lost shards", sink=sink, shards=shards, held=len(self._sinks[sink].held))
         await self._beat()
         self._renewed_at = sent
 
-    def _renewed(self, holding: Holding, shard: int, epoch: int, sent: float, kept: bool) -> bool:
-        """Take over what the database said of a lease; returns whether it was lost."""
-        lease = holding.held.get(shard)
-        if lease is None or lease.epoch != epoch:
-            return False
-        if kept:
-            holding.held[shard] = lease._replace(until=sent + self._believed)
-            return False
-        del holding.held[shard]
-        holding.changed()
-        return True
+    async def _share(self, *, renewed: bool) -> None:
+        for share in await self._store.shares(self.relay, list(self._sinks), self.lease_seconds):
+            leases = self._sinks[share.sink]
+            leases.observe_relays(share.relays, renewed=renewed)
+            leases.set_quota(fair_quota(share.relays, share.before))
 
-    async def _share(self, renewed: bool) -> None:
-        for share in await self._store.shares(self.relay, list(self._holdings), self.lease_seconds):
-            holding = self._holdings[share.sink]
-            if share.relays or not holding.superseded:
-                holding.unserved = 0
-            else:
-                holding.unserved += renewed
-            holding.share = fair_share(share.relays, share.before)
-            surplus = max(0, len(holding.held) - holding.share)
-            if surplus != holding.surplus:
-                holding.surplus = surplus
-                holding.changed()
+    # -- claims -----------------------------------------------------------------------------------------------
 
-    async def _claim(self, holding: Holding) -> None:
-        async with holding.claiming:
-            room = holding.share - len(holding.held)
-            if room > 0 and holding.serving:
-                await self._claimed(holding, room, 0.0)
-            if len(holding.held) < SHARDS and holding.serving:
-                await self._claimed(holding, SHARDS, self.lease_seconds)
+    async def reclaim(self, leases: SinkLeases) -> None:
+        """Give the owned shards of a sink new epochs, so that no earlier settlement can be written any more."""
+        async with leases.claiming:
+            sent = lease_clock()
+            claimed = await self._store.reclaim_shards(leases.sink, self.relay, self.lease_seconds)
+            leases.replace(self._granted(claimed, sent))
 
-    async def _claimed(self, holding: Holding, most: int, unowned_for: float) -> None:
+    async def _claim(self, leases: SinkLeases) -> None:
+        """Claim shards up to the quota, and any shard without an owner for a lease."""
+        async with leases.claiming:
+            wanted = leases.quota - len(leases.held)
+            if wanted > 0 and leases.serving:
+                await self._claim_unowned(leases, wanted, 0.0)
+            if len(leases.held) < SHARDS and leases.serving:
+                await self._claim_unowned(leases, SHARDS, self.lease_seconds)
+
+    async def _claim_unowned(self, leases: SinkLeases, most: int, unowned_for: float) -> None:
         sent = lease_clock()
-        claimed = await self._ask(holding, most, unowned_for)
-        if claimed and not holding.serving:
-            # Asked to stop meanwhile: nobody may be left who would drain and release them.
-            await self._store.release_shards(holding.sink, self.relay, {c.shard: c.epoch for c in claimed})
+        claimed = await self._ask(leases, most, unowned_for)
+        if claimed and not leases.serving:
+            # The relay began to stop meanwhile, so the sink may have no session left to release them.
+            await self._store.release_shards(leases.sink, self.relay, {c.shard: c.epoch for c in claimed})
         elif claimed:
-            holding.held |= self._leases(claimed, sent)
-            self._log.info("claimed shards", sink=holding.sink, shards=len(claimed), held=len(holding.held))
-            holding.changed()
+            leases.grant(self._granted(claimed, sent))
+            self._log.info("claimed shards", sink=leases.sink, shards=len(claimed), held=len(leases.held))
 
-    async def _ask(self, holding: Holding, most: int, unowned_for: float) -> list[Claimed]:
+    async def _ask(self, leases: SinkLeases, most: int, unowned_for: float) -> list[Claimed]:
         """Claim shards in the database. Without an answer, the claim may be in effect until its lease ends."""
         try:
             return await self._store.claim_shards(
-                holding.sink, self.relay, holding.generation, self.lease_seconds, most, unowned_for
+                leases.sink, self.relay, leases.generation, self.lease_seconds, most, unowned_for
             )
         except BaseException:
-            holding.doubtful_until = lease_clock() + self.lease_seconds
+            leases.doubt_claim(lease_clock() + self.lease_seconds)
             raise
+
+    def _granted(self, claimed: Collection[Claimed], sent: float) -> dict[int, Lease]:
+        return {c.shard: Lease(c.epoch, sent + self._believed, c.crashes) for c in claimed}
+
+    # -- releases ---------------------------------------------------------------------------------------------
+
+    async def release(self, leases: SinkLeases, shards: Collection[int], undone: int = 0) -> None:
+        """Release shards that are drained, or have ``undone`` events in flight that the next owner reads again."""
+        await self._store.release_shards(leases.sink, self.relay, leases.epochs(shards))
+        leases.drop(shards)
+        left = {"undone": undone} if undone else {}
+        self._log.info("released shards", sink=leases.sink, shards=len(shards), held=len(leases.held), **left)
+
+    async def give_doubtful_back(self, leases: SinkLeases) -> None:
+        """Release shards of claims without an answer, which may still take effect.
+
+        Otherwise they would wait for the end of their lease, which then counts as a crash.
+        """
+        if lease_clock() < leases.doubtful_until:
+            async with leases.claiming:
+                shards = await self._store.release_unknown_shards(leases.sink, self.relay, leases.held)
+            leases.add_unowned(shards)
+            if shards:
+                self._log.info("released shards of a claim without an answer", sink=leases.sink, shards=shards)
+
+    async def stop(self) -> None:
+        """Claim no more shards, and drain all of them."""
+        self._stopping = True
+        await self._beat()
+        for leases in self._sinks.values():
+            leases.stop()
+
+    async def leave(self) -> None:
+        """Remove this relay from the database, so that other relays take over its share."""
+        await self._store.forget_relay(self.relay)

@@ -1,4 +1,4 @@
-"""Writing much at once: in smaller portions, and again, when the database fails with it."""
+"""Large writes, repeated in smaller portions when the database fails with them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable
 from outbox_relay.domain.errors import StatementFailed
 
 MOST_TRIES = 6
-"""Number of tries before a statement ends its session; they take at least two seconds."""
+"""Number of tries before a statement ends its session. They take at least two seconds."""
 FIRST_PAUSE_SECONDS = 0.05
-"""Pause before the first of these tries is repeated, doubled after each."""
+"""Pause after the first failed try, doubled after each further one."""
 SHRINK = 8
-"""How many times smaller the next portion is."""
+"""Factor by which the next portion is smaller."""
 NOT_FOR_ITS_SIZE = ("40", "55P03", StatementFailed.NO_CONNECTION)
 """SQLSTATEs of failures that a smaller statement would meet as well: deadlocks, serialisation, locks, no connection."""
 
@@ -23,16 +23,17 @@ def is_for_its_size(error: StatementFailed) -> bool:
 
 
 async def pause(failed: int) -> None:
-    """Wait before a statement is tried again that ``failed`` times in a row."""
+    """Wait before a statement is repeated that failed ``failed`` times in a row."""
     await asyncio.sleep(FIRST_PAUSE_SECONDS * 2.0**failed)
 
 
 async def write_in_portions(most: int, write: Callable[[int], Awaitable[bool]]) -> None:
-    """Call ``write`` with the size of a portion until it returns False because nothing is left.
+    """Call ``write`` with the size of a portion until it returns False because everything is written.
 
-    A portion that failed has changed nothing. It is tried again after a pause, and smaller if its size may be the
-    reason. Raises ``StatementFailed`` after ``MOST_TRIES`` failures in a row; if size may be the reason, not before a
-    single row has failed.
+    A portion that failed has no effect. It is repeated after a pause, and is smaller if its size may be the reason.
+
+    Raises ``StatementFailed`` after ``MOST_TRIES`` failures in a row. If size may be the reason, a single row must have
+    failed.
     """
     failed, left = 0, True
     while left:

@@ -1,205 +1,264 @@
-"""The relay of one sink: claim → deliver → settle, in sessions that end when what they hold may be wrong."""
+"""The relay of one sink: claim → deliver → settle, in sessions that end when their state in memory may be wrong."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import cast
+from typing import NamedTuple, cast
 
 from structlog.stdlib import BoundLogger
 
-from outbox_relay.domain.errors import DatabaseUnusable, RelayError, Reloaded
-from outbox_relay.domain.in_flight import ShardGroup
+from outbox_relay.domain.errors import DatabaseUnusable, PositionsMissing, RelayError, Reloaded
+from outbox_relay.domain.in_flight import InFlight, ShardGroup
 from outbox_relay.domain.sink_spec import SinkSpec
 from outbox_relay.postgres.connection_slots import caller, sink_caller
 from outbox_relay.postgres.store import Store
-from outbox_relay.relay.dispatch import Desk, delivering
-from outbox_relay.relay.gate import ClientTrouble, Gate, Slots
-from outbox_relay.relay.leases import Holding, Ownership
-from outbox_relay.relay.log_reader import Reading
-from outbox_relay.relay.parked import Rows
-from outbox_relay.relay.settler import Settling
-from outbox_relay.relay.ticker import Ticking
+from outbox_relay.relay.breaker import CircuitBreaker
+from outbox_relay.relay.context import DeliveryContext
+from outbox_relay.relay.dispatcher import dispatcher_for
+from outbox_relay.relay.due_timer import DueTimer
+from outbox_relay.relay.leases import LeaseManager
+from outbox_relay.relay.limiter import ConcurrencyLimiter
+from outbox_relay.relay.log_reader import LogReader
+from outbox_relay.relay.parked import ParkedDeliveries
+from outbox_relay.relay.parked_limit import ParkedLimit
+from outbox_relay.relay.settler import Settler
+from outbox_relay.relay.sink_leases import SinkLeases
+from outbox_relay.relay.sink_report import ClientTrouble, SinkReport
+from outbox_relay.relay.slow_requests import SlowRequests
+from outbox_relay.relay.ticker import Ticker
 from outbox_relay.sinks import Sink
 
 LOOK_SECONDS = 1.0
-"""How long the loop waits when nothing wakes it."""
+"""Maximum wait of the loop if no event wakes it."""
 DRAIN_SECONDS = 0.01
-"""The same while shards are being drained."""
+"""Maximum wait of the loop while shards are drained."""
+
+
+class Start(NamedTuple):
+    """The state of the database from which a session starts."""
+
+    server: str
+    """The incarnation of the server."""
+    session_epoch: int
+    """The epoch of the ticks."""
+    floor: int
+    """The last id of an older numbering."""
+
+
+class Session:
+    """Everything that lives from one start at the stored positions to its end, built in the order of dependency."""
+
+    def __init__(
+        self,
+        spec: SinkSpec,
+        sink: Sink,
+        store: Store,
+        ticker: Ticker,
+        lease_manager: LeaseManager,
+        leases: SinkLeases,
+        log: BoundLogger,
+        noise: Callable[[], float],
+        start: Start,
+    ) -> None:
+        report_due = asyncio.Event()
+        self.in_flight = InFlight()
+        self.settler = Settler(store, leases, lease_manager.relay, self.in_flight, start.server)
+        self.breaker = CircuitBreaker(spec.circuit, report_due)
+        self.limiter = ConcurrencyLimiter(sink.max_in_flight, report_due)
+        self._parked_limit = ParkedLimit(store, spec, self.settler, report_due)
+        self._report = SinkReport(store, spec, leases, self.breaker, self.limiter, self._parked_limit, report_due)
+        self._client_trouble = ClientTrouble(store, spec.name, sink)
+        self._slow_requests = SlowRequests(spec.name, sink.max_in_flight)
+        self.context = DeliveryContext(
+            *(spec, sink, leases, self.in_flight.blocked, self.settler, self.breaker, self.limiter),
+            *(self._parked_limit, self._report, DueTimer(), ticker.now, noise),
+        )
+        self._dispatcher = dispatcher_for(self.context, leases.wake, self._slow_requests)
+        self.parked = ParkedDeliveries(self.context, store, lease_manager.relay, log, self._slow_requests)
+        self.log_reader = LogReader(
+            *(self.context, store, ticker, lease_manager, self.in_flight, self._dispatcher, self.parked),
+            *(start.floor, start.session_epoch),
+        )
+
+    async def run(self, loop: Callable[[Session], Awaitable[None]]) -> None:
+        """Run every part until ``loop`` ends, or until a part fails. Raises the failure that tells most."""
+        parts = (
+            *(self._dispatcher, self.settler, self.parked),
+            *(self._parked_limit, self._report, self._client_trouble),
+        )
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                running = [tasks.create_task(part.run()) for part in parts]
+                await loop(self)
+                for task in running:
+                    task.cancel()
+        except BaseExceptionGroup as group:
+            raise first(group) from None
+        finally:
+            self._slow_requests.close()
 
 
 @dataclass(slots=True)
 class SinkRelay:
-    """One sink, served until told to stop. ``holding`` is what ``ownership`` has of the sink."""
+    """One sink, served in one session after another until the relay stops."""
 
     spec: SinkSpec
     sink: Sink
     store: Store
-    ticking: Ticking
-    ownership: Ownership
-    holding: Holding
+    ticker: Ticker
+    lease_manager: LeaseManager
+    leases: SinkLeases
     log: BoundLogger
     stopping: asyncio.Event
     noise: Callable[[], float] = lambda: random.uniform(-1.0, 1.0)  # noqa: S311 - jitter is no secret
-    _next: tuple[SinkSpec, int] | None = None
-    _gate: Gate | None = None
-    _slots: Slots | None = None
-    _drained: bool = True
-    settling: Settling | None = None
-    """What is in hand, in the session under way."""
-    refusal: str | None = None
-    """Why the database cannot be used, since the last session; None once one has begun."""
+    session: Session | None = None
+    """The current session, or the last one until the next begins."""
     restarts: Counter[str] = field(default_factory=Counter[str])
-    """How many sessions ended other than by the relay's stop, by ``RelayError.reason``."""
+    """The number of sessions that ended other than by the relay's stop, by ``RelayError.reason``."""
+    _next: tuple[SinkSpec, int] | None = None
+    _drained: bool = True
+    _refusal: DatabaseUnusable | None = None
 
     @property
     def circuit(self) -> str:
         """The state of the sink's circuit in this process."""
-        return self._gate.state if self._gate else "closed"
+        return self.session.breaker.state if self.session else "closed"
 
     @property
     def in_flight_limit(self) -> int:
-        """How many requests may be under way at once, now: fewer for a while after the destination asked for less."""
-        return self._slots.limit if self._slots else self.sink.max_in_flight
+        """The current limit of concurrent requests, which is reduced for a while after the destination throttled."""
+        return self.session.limiter.limit if self.session else self.sink.max_in_flight
 
     @property
     def in_hand(self) -> int:
-        """Events that were read and are neither delivered nor parked."""
-        return self.settling.in_hand if self.settling else 0
+        """The number of events that were read and are neither delivered nor parked."""
+        return self.session.in_flight.undone if self.session else 0
 
     @property
     def readers(self) -> Sequence[ShardGroup]:
-        """The readers of the session under way: where its shards stand, and what of them is in hand."""
-        return self.settling.readers if self.settling else ()
+        """The shard groups of the session, with their positions."""
+        return self.session.in_flight.groups if self.session else ()
+
+    @property
+    def fault(self) -> str | None:
+        """The reason why this process cannot serve the sink; None if it can."""
+        if self.leases.removed:
+            return "the sink was removed from the database"
+        return str(self._refusal) if self._refusal else None
 
     def reload(self, spec: SinkSpec, generation: int) -> None:
-        """Go on with the routes of ``spec``, once everything in hand is settled and every shard released.
+        """Use the routes of ``spec`` once every event in flight is settled and every shard released.
 
-        The database already says so: until then this relay counts as one with an older configuration.
+        ``generation`` is already in the database. Until then this relay counts as one with an older configuration.
         """
-        if generation != self.holding.generation:
+        if generation != self.leases.generation:
             self._next = (replace(self.spec, patterns=spec.patterns, types=spec.types), generation)
 
     async def run(self) -> None:
-        """One session: everything from the ledger on, until told to stop and drained.
+        """Run one session from the stored positions until the relay has stopped and drained its shards.
 
-        Raises ``SessionReset``, ``DatabaseUnavailable``, ``StatementFailed`` or ``DatabaseUnusable``, which is counted;
-        the next session then begins from the ledger.
+        Raises, and counts, ``SessionReset``, ``DatabaseUnavailable``, ``StatementFailed`` or ``DatabaseUnusable``. The
+        next session then starts from the stored positions.
         """
         caller.set(sink_caller(self.spec.name))
         try:
-            await self._session()
+            await self._run_session()
         except RelayError as error:
-            self.refusal = str(error) if isinstance(error, DatabaseUnusable) else None
+            self._refuse(error)
             if not self.stopping.is_set():
                 self.restarts[error.reason] += 1
             raise
 
-    async def _session(self) -> None:
+    async def _run_session(self) -> None:
         self._drained = False
-        await self.sink.reset()
-        await self.store.check_session()
-        server, era = (await self.ticking.refresh()).incarnation, self.ticking.era
-        await self.ownership.reclaim(self.holding)
-        await self.store.give_rows_back(self.spec.name, self.ownership.relay)
-        floor = await self.store.floor()
-        self.refusal = None
-        self.settling = settling = Settling(self.store, self.holding, self.ownership.relay, server)
-        desk = self._desk(settling)
-        direct, rows = delivering(desk), Rows(desk, self.store, self.ownership.relay, self.log)
-        desk.overdue, desk.due_in = rows.overdue, rows.due_in
-        reading = Reading(
-            self.spec,
-            self.store,
-            self.ticking,
-            self.ownership,
-            self.holding,
-            settling,
-            desk.gate,
-            direct,
-            desk.put_off,
-            floor,
-            era,
-            lambda: rows.under_way,
+        start = await self._prepare()
+        self._forget_refusal()
+        self.session = Session(
+            *(self.spec, self.sink, self.store, self.ticker, self.lease_manager, self.leases, self.log, self.noise),
+            start,
         )
-        client = ClientTrouble(self.store, self.spec.name, lambda: self.sink.trouble)
-        self.holding.changed = reading.changed
-        desk.hungry = reading.wake.set
-        try:
-            async with asyncio.TaskGroup() as parts:
-                running = [parts.create_task(part.run()) for part in (direct, settling, rows, desk.gate, client)]
-                await self._claim_deliver_settle(reading, rows)
-                for part in running:
-                    part.cancel()
-        except BaseExceptionGroup as group:
-            raise first(group) from None
+        await self.session.run(self._claim_deliver_settle)
         self._drained = True
 
-    async def leave(self) -> None:
-        """After the last session: what it left behind is anybody's again, and nothing of it is sent later."""
-        if not self._drained:
-            await self.sink.reset()
-        await self.store.give_rows_back(self.spec.name, self.ownership.relay)
-        await self.ownership.give_doubtful_back(self.holding)
-        if self.holding.held:
-            await self.ownership.release(self.holding, set(self.holding.held))
+    async def _prepare(self) -> Start:
+        """End what an earlier session left behind: requests in the client, epochs of shards, leases of rows."""
+        await self.sink.reset()
+        await self.store.check_session()
+        server, session_epoch = (await self.ticker.refresh()).incarnation, self.ticker.session_epoch
+        await self.lease_manager.reclaim(self.leases)
+        await self.store.give_rows_back(self.spec.name, self.lease_manager.relay)
+        return Start(server, session_epoch, await self.store.floor())
 
-    async def _claim_deliver_settle(self, reading: Reading, rows: Rows) -> None:
-        """The loop. What it reads is handed to ``direct``, what becomes of that is settled as it comes."""
-        while not self.stopping.is_set() or self.holding.held or rows.under_way:
-            self._adopt_reload(rows)
+    async def _claim_deliver_settle(self, session: Session) -> None:
+        """Read the log for the dispatcher, until the relay has stopped. What becomes of events is settled as it comes.
+
+        Only this loop waits for the wake event and clears it.
+        """
+        log_reader, parked, wake = session.log_reader, session.parked, self.leases.wake
+        while not self.stopping.is_set() or self.leases.held or parked.under_way:
+            self._adopt_reload(parked)
             await self._serve_again()
-            reading.wake.clear()
-            await reading.adopt()
-            if not await reading.step():
-                await _within(DRAIN_SECONDS if self._draining(reading) else LOOK_SECONDS, reading.wake)
+            wake.clear()
+            await log_reader.adopt()
+            if self.leases.held:
+                self._refusal = None
+            if not await log_reader.step():
+                draining = log_reader.draining or self.stopping.is_set()
+                await _within(DRAIN_SECONDS if draining else LOOK_SECONDS, wake)
 
-    def _adopt_reload(self, rows: Rows) -> None:
-        """End the session for the one of the new configuration, once nothing of this one is under way."""
-        if self._next is None or self.holding.held or rows.under_way:
+    def _adopt_reload(self, parked: ParkedDeliveries) -> None:
+        """End the session for one with the new configuration, once it has no shards and no rows under way."""
+        if self._next is None or self.leases.held or parked.under_way:
             return
         (self.spec, generation), self._next = self._next, None
-        self.ownership.serve(self.spec.name, generation)
+        self.leases.serve(generation)
         raise Reloaded("the configuration was reloaded")
 
     async def _serve_again(self) -> None:
-        """Serve a sink that another configuration took away, once that is this one again or its relays are gone."""
-        holding, spec = self.holding, self.spec
-        if not holding.superseded or holding.held or self._next is not None or self.stopping.is_set():
+        """Serve a superseded sink again, once its routes are those of this relay or its relays are gone."""
+        leases, spec = self.leases, self.spec
+        if not leases.superseded or leases.held or self._next is not None or self.stopping.is_set():
             return
-        if holding.patterns != tuple(spec.patterns) and not holding.abandoned:
+        if leases.patterns != tuple(spec.patterns) and not leases.abandoned:
             return
-        look = await self.ticking.refresh()
+        result = await self.ticker.refresh()
         generation = await self.store.reregister_sink(
-            spec.name, spec.patterns, holding.newest, look.tick, server=look.incarnation
+            spec.name, spec.patterns, leases.newest, result.tick, server=result.incarnation
         )
         if generation is not None:
-            self.ownership.serve(spec.name, generation)
+            leases.serve(generation)
             raise Reloaded("no relay serves the other configuration of this sink any more")
 
-    def _draining(self, reading: Reading) -> bool:
-        return reading.draining or self.stopping.is_set()
+    async def leave(self) -> None:
+        """Release what the last session left behind. The sink sends nothing of it later."""
+        if not self._drained:
+            await self.sink.reset()
+        await self.store.give_rows_back(self.spec.name, self.lease_manager.relay)
+        await self.lease_manager.give_doubtful_back(self.leases)
+        if self.leases.held:
+            await self.lease_manager.release(self.leases, set(self.leases.held))
 
-    def _desk(self, settling: Settling) -> Desk:
-        self._gate = Gate(self.store, self.holding, self.spec, lambda: settling.unsettled)
-        self._slots = Slots(self.sink.max_in_flight, self._gate.limited)
-        return Desk(
-            spec=self.spec,
-            sink=self.sink,
-            holding=self.holding,
-            settling=settling,
-            gate=self._gate,
-            now=self.ticking.now,
-            noise=self.noise,
-            slots=self._slots,
-        )
+    # -- refusals of the database -----------------------------------------------------------------------------
+
+    def _refuse(self, error: RelayError) -> None:
+        """Keep a refusal of the database as the reason of the fault."""
+        if isinstance(error, DatabaseUnusable):
+            self._refusal = error
+        else:
+            self._forget_refusal()
+
+    def _forget_refusal(self) -> None:
+        """Forget a refusal, except missing positions: those last until the positions of owned shards are known."""
+        if not isinstance(self._refusal, PositionsMissing):
+            self._refusal = None
 
 
 def first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The exception of a group that says most: one that is not ours, if there is any, else the first."""
+    """Return the exception of a group that tells most: the first unexpected one, or else the first one."""
     leaves: list[BaseException] = []
     pending: list[BaseException] = [group]
     while pending:
@@ -212,6 +271,7 @@ def first(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 async def _within(seconds: float, event: asyncio.Event) -> None:
+    """Wait at most ``seconds`` for ``event``."""
     try:
         async with asyncio.timeout(seconds):
             await event.wait()

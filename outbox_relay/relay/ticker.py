@@ -1,7 +1,7 @@
-"""The ticks of one relay, shared by its sinks: taken while somebody wants one, at a pace that follows the flow.
+"""The ticks of one relay, shared by its sinks, and taken only while a sink wants one.
 
-While events flow the log is looked at every millisecond or so. When nothing new has come for a moment, the
-relay lies down (see ``wakeup``), looks once more and sleeps until an emit wakes it or 250 ms have passed.
+While events flow, a tick is taken about every millisecond. After a moment without new events the relay announces that
+it will sleep, takes one more tick, and sleeps until an emit wakes it or 250 ms have passed.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from outbox_relay.domain.errors import DatabaseUnavailable, IncarnationChanged, 
 from outbox_relay.domain.rate_limited_log import RateLimitedLog
 from outbox_relay.domain.window import Tick, nothing_new
 from outbox_relay.postgres.listener import Wakeup
-from outbox_relay.postgres.store import Look, Store
+from outbox_relay.postgres.store import Store, TickResult
 
 PACE_SECONDS = 0.001
-"""Between two looks while events flow."""
+"""Pause between two ticks while events flow."""
 AWAKE_SECONDS = 0.02
-"""How long nothing new must come before the relay lies down."""
+"""Time without new events after which the relay sleeps until a wake-up."""
 SLEEP_SECONDS = 0.25
-"""Longest sleep: a wake-up that was missed costs no more than this."""
+"""Maximum sleep, and so the cost of a wake-up that was missed."""
 POLL_FIRST_SECONDS = 0.005
-"""First sleep where no wake-up can come; then doubling up to ``SLEEP_SECONDS``."""
+"""First sleep where no wake-up can come. It is doubled each time, up to ``SLEEP_SECONDS``."""
 AGAIN_SECONDS = 0.1
 """Pause after a tick whose statement failed."""
 
 
-class Ticking:
-    """The newest tick, and who waits for a newer one.
+class Ticker:
+    """Takes ticks, and wakes the sinks that wait for one.
 
-    ``era`` counts how often what was read may have become wrong: another incarnation of the server, a number
-    that went back, a lost connection, a tick so slow that a pooling proxy may have hidden any of these. Who
-    holds anything read in an earlier era drops it.
+    ``session_epoch`` counts how often anything read before may have become wrong: the server is another incarnation,
+    its numbers went back, a connection was lost, or a tick was so slow that a pooling proxy may have hidden any of
+    these. A session drops what it read in an earlier epoch.
     """
 
     def __init__(self, store: Store, wakeup: Wakeup, lease_seconds: float, log: BoundLogger) -> None:
@@ -46,48 +46,51 @@ class Ticking:
         self._waiting: set[asyncio.Event] = set()
         self._wanted = asyncio.Event()
         self._one_at_a_time = asyncio.Lock()
-        self._look: Look | None = None
+        self._result: TickResult | None = None
         self._losses = 0
         self._empty_since = time.monotonic()
         self._poll_seconds = POLL_FIRST_SECONDS
         self._clock = datetime.min.replace(tzinfo=UTC)
         self.taken = 0
-        """Ticks taken so far."""
-        self.era = 0
+        """The number of ticks taken."""
+        self.session_epoch = 0
         self.seen_at = time.monotonic()
-        """``time.monotonic()`` of the last tick."""
+        """The ``time.monotonic()`` value of the last tick."""
 
     @property
     def latest(self) -> Tick | None:
-        """The newest tick of this era."""
-        return self._look.tick if self._look else None
+        """The newest tick of this session epoch; None before the first."""
+        return self._result.tick if self._result else None
 
     @property
-    def generations(self) -> int:
-        """The sum of the generations of all sinks, as the newest tick saw it."""
-        return self._look.generations if self._look else 0
+    def config_versions(self) -> int:
+        """The sum of the generations of all sinks at the newest tick."""
+        return self._result.config_versions if self._result else 0
 
     def now(self) -> datetime:
-        """The database's time, as far as is known: that of the last tick and what has passed since here."""
+        """Return the database's time at the last tick, plus the time that has passed here since."""
         return self._clock + timedelta(seconds=time.monotonic() - self.seen_at)
 
-    def since(self, era: int) -> Tick | None:
-        """The newest tick. Raises ``IncarnationChanged`` if it is not of ``era``, or a connection was lost since."""
-        if self._look is not None and self._store.connection_losses != self._losses:
-            self._new_era("a connection was lost", None)
-        if era != self.era:
+    def since(self, session_epoch: int) -> Tick | None:
+        """Return the newest tick.
+
+        Raises ``IncarnationChanged`` if its epoch is not ``session_epoch``, or a connection was lost since.
+        """
+        if self._result is not None and self._store.connection_losses != self._losses:
+            self._new_session_epoch("a connection was lost", None)
+        if session_epoch != self.session_epoch:
             raise IncarnationChanged("the server may not be the one that was read from")
         return self.latest
 
     def want(self, event: asyncio.Event) -> None:
-        """Set ``event`` once there is a tick that may show more than the latest one."""
+        """Set ``event`` once a tick may show more than the newest one."""
         self._waiting.add(event)
         self._wanted.set()
 
     async def run(self) -> None:
-        """Tick while wanted, until cancelled. Raises ``DatabaseUnavailable``.
+        """Take ticks while they are wanted, until cancelled. Raises ``DatabaseUnavailable``.
 
-        A tick whose statement fails is taken again.
+        A tick whose statement fails is repeated.
         """
         try:
             while True:
@@ -102,45 +105,46 @@ class Ticking:
         finally:
             await self._wakeup.close()
 
-    async def refresh(self) -> Look:
-        """Look now. The tick returned is the newest one of the era, and from the server that it names."""
+    async def refresh(self) -> TickResult:
+        """Take a tick now. Return the newest one of the epoch, which names the server that it came from."""
         await self._tick()
-        if self._look is None:
+        if self._result is None:
             raise DatabaseUnavailable("no tick could be taken")
-        return self._look
+        return self._result
 
     async def _tick(self) -> None:
-        """Look once. One look at a time: their answers are compared in the order in which they were asked for."""
+        """Take one tick at a time, so that answers are compared in the order of their questions."""
         async with self._one_at_a_time:
             await self._compare()
 
     async def _compare(self) -> None:
-        before = self._look
+        before = self._result
         asked = time.monotonic()
         try:
-            look = await self._ask(marked=before is not None)
-            if before is not None and look.incarnation != before.incarnation:
-                look = await self._ask(marked=False)
+            result = await self._ask(marked=before is not None)
+            if before is not None and result.incarnation != before.incarnation:
+                result = await self._ask(marked=False)
         except RelayError as error:
             if not isinstance(error, StatementFailed) or time.monotonic() - asked > self._slow_seconds:
-                self._new_era(str(error), None)
+                self._new_session_epoch(str(error), None)
             raise
-        self.seen_at, self._clock = time.monotonic(), look.now
-        reason = self._doubt(before, look, self.seen_at - asked)
+        self.seen_at, self._clock = time.monotonic(), result.now
+        reason = self._doubt(before, result, self.seen_at - asked)
         if reason:
-            self._new_era(reason, look)
-        elif before is None or look.generations != before.generations or not nothing_new(before.tick, look.tick):
-            self._publish(look)
+            self._new_session_epoch(reason, result)
+        elif before is None or _shows_more(before, result):
+            self._publish(result)
 
-    async def _ask(self, *, marked: bool) -> Look:
-        """Take a tick, from a server that is marked: a mark that came later would be another incarnation."""
+    async def _ask(self, *, marked: bool) -> TickResult:
+        """Take a tick from a marked server. A mark that was made later would look like another incarnation."""
         if not marked:
             await self._store.arm()
-        look = await self._store.tick()
+        result = await self._store.tick()
         self.taken += 1
-        return look
+        return result
 
-    def _doubt(self, before: Look | None, look: Look, took: float) -> str | None:
+    def _doubt(self, before: TickResult | None, result: TickResult, took: float) -> str | None:
+        """Return why anything read before may be wrong, or None."""
         if before is None:
             self._losses = self._store.connection_losses
             return None
@@ -148,20 +152,20 @@ class Ticking:
             return "a connection was lost"
         if took > self._slow_seconds:
             return f"a tick took {took:.1f} s"
-        if look.incarnation != before.incarnation:
+        if result.incarnation != before.incarnation:
             return "the server is another incarnation"
-        if look.tick.seq < before.tick.seq or look.tick.next_xid < before.tick.next_xid or look.wal < before.wal:
+        if result.tick.seq < before.tick.seq or result.tick.next_xid < before.tick.next_xid or result.wal < before.wal:
             return "the server's numbers went back"
         return None
 
-    def _new_era(self, reason: str, look: Look | None) -> None:
-        self.era += 1
+    def _new_session_epoch(self, reason: str, result: TickResult | None) -> None:
+        self.session_epoch += 1
         self._losses = self._store.connection_losses
         self._log.warning("starting again from the ledger", reason=reason)
-        self._publish(look)
+        self._publish(result)
 
-    def _publish(self, look: Look | None) -> None:
-        self._look = look
+    def _publish(self, result: TickResult | None) -> None:
+        self._result = result
         self._empty_since = time.monotonic()
         self._poll_seconds = POLL_FIRST_SECONDS
         for event in self._waiting:
@@ -170,7 +174,7 @@ class Ticking:
         self._wanted.clear()
 
     async def _rest(self) -> None:
-        """Wait before the next look, while nothing new comes."""
+        """Pause before the next tick, longer while no new events come."""
         if time.monotonic() - self._empty_since < AWAKE_SECONDS:
             await asyncio.sleep(PACE_SECONDS)
         elif await self._wakeup.lie_down():
@@ -182,3 +186,7 @@ class Ticking:
         else:
             await asyncio.sleep(self._poll_seconds)
             self._poll_seconds = min(self._poll_seconds * 2, SLEEP_SECONDS)
+
+
+def _shows_more(before: TickResult, result: TickResult) -> bool:
+    return result.config_versions != before.config_versions or not nothing_new(before.tick, result.tick)

@@ -33,9 +33,9 @@ from outbox_relay.postgres import migrations
 from outbox_relay.postgres.listener import ELSEWHERE, Wakeup, listens_at
 from outbox_relay.postgres.store import Store, missing_positions
 from outbox_relay.relay.housekeeping import Housekeeping
-from outbox_relay.relay.leases import Ownership
+from outbox_relay.relay.leases import LeaseManager
 from outbox_relay.relay.session import SinkRelay
-from outbox_relay.relay.ticker import Ticking
+from outbox_relay.relay.ticker import Ticker
 from outbox_relay.service.health import AcceptErrors, Health
 from outbox_relay.service.logs import logger
 from outbox_relay.service.reloading import Reloading, reason
@@ -184,8 +184,8 @@ class Service:
         self._store = _store(settings, min(30, 4 + 3 * len(self._sinks)))
         lease = settings.relay.lease_seconds
         wakeup = Wakeup(_wakeup_dsn(settings), self._store.place, self._log)
-        self._ticking = Ticking(self._store, wakeup, lease, self._log)
-        self._ownership = Ownership(self._store, uuid4(), settings.relay.name, __version__, lease, self._log)
+        self._ticker = Ticker(self._store, wakeup, lease, self._log)
+        self._lease_manager = LeaseManager(self._store, uuid4(), settings.relay.name, __version__, lease, self._log)
         self._relays: list[SinkRelay] = []
         self._code = 0
 
@@ -234,12 +234,12 @@ class Service:
         return health
 
     def _ready(self) -> tuple[bool, Mapping[str, object]]:
-        silent = time.monotonic() - self._ownership.heard_at
-        faults = {relay.spec.name: fault for relay in self._relays if (fault := _fault(relay))}
+        silent = time.monotonic() - self._lease_manager.answered_at
+        faults = {relay.spec.name: relay.fault for relay in self._relays if relay.fault}
         ready = bool(self._relays) and silent < READY_SECONDS and not self._stopping.is_set() and not faults
         sinks = {
             relay.spec.name: {
-                "shards": len(relay.holding.held),
+                "shards": len(relay.leases.held),
                 "in_hand": relay.in_hand,
                 "in_flight_limit": relay.in_flight_limit,
                 "circuit": relay.circuit,
@@ -287,9 +287,9 @@ class Service:
                 spec,
                 sink,
                 self._store,
-                self._ticking,
-                self._ownership,
-                self._ownership.add(spec.name, generations[spec.name]),
+                self._ticker,
+                self._lease_manager,
+                self._lease_manager.add(spec.name, generations[spec.name]),
                 self._log.bind(sink=spec.name),
                 self._stopping,
             )
@@ -298,7 +298,7 @@ class Service:
         self._log.info("started", version=__version__, sinks=sorted(generations))
 
     async def _generations(self, specs: list[SinkSpec]) -> dict[str, int]:
-        look = await self._ticking.refresh()
+        look = await self._ticker.refresh()
         wanted = [(s.name, s.patterns, s.start) for s in specs]
         return await self._store.register_sinks(wanted, look.tick, server=look.incarnation)
 
@@ -309,8 +309,8 @@ class Service:
             keeping = [
                 parts.create_task(self._keep(name, part))
                 for name, part in (
-                    ("ownership", self._ownership.run),
-                    ("ticking", self._ticking.run),
+                    ("ownership", self._lease_manager.run),
+                    ("ticking", self._ticker.run),
                     ("housekeeping", Housekeeping(self._store, self._log).run),
                     ("own addresses", self._webhooks.own.run),
                     ("reload", self._reloading.run),
@@ -326,7 +326,7 @@ class Service:
         """Let the sinks finish or park what is in hand, settle and release, within the limit; then say good-bye."""
         try:
             async with asyncio.timeout(self._settings.relay.stop_after_seconds):
-                await self._ownership.stop()
+                await self._lease_manager.stop()
                 if relays:
                     await asyncio.wait(relays)
         except (TimeoutError, *SURVIVED) as error:
@@ -343,7 +343,7 @@ class Service:
         Nothing of a sink is sent any more once it has been reset, so its shards may have other owners.
         """
         await asyncio.gather(*(self._goodbye(f"sink {relay.spec.name}", relay.leave) for relay in self._relays))
-        await self._goodbye("this relay's row", self._ownership.leave)
+        await self._goodbye("this relay's row", self._lease_manager.leave)
 
     async def _goodbye(self, what: str, step: Callable[[], Awaitable[None]]) -> None:
         try:
@@ -436,13 +436,6 @@ class Service:
         for _, sink in self._sinks:
             await sink.close()
         await self._store.close()
-
-
-def _fault(relay: SinkRelay) -> str | None:
-    """Return why this process cannot serve the sink, or None."""
-    if relay.holding.removed:
-        return "the sink was removed from the database"
-    return relay.holding.fault or relay.refusal
 
 
 async def _check_schema(store: Store) -> None:

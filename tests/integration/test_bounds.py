@@ -166,12 +166,12 @@ async def test_relays_that_share_a_sink_fill_no_more_rows_together_than_it_may_h
 
 
 def _halved(*rigs: Rig) -> bool:
-    return {held for rig in rigs for held in rig.ownership.held.values()} == {SHARDS // 2}
+    return {held for rig in rigs for held in rig.lease_manager.held.values()} == {SHARDS // 2}
 
 
 async def _stands_still(rig: Rig) -> bool:
-    gate = rig.relays[0]._gate  # pyright: ignore[reportPrivateUsage]
-    return gate is not None and gate.closed and not gate.flows
+    session = rig.relays[0].session
+    return session is not None and session.breaker.closed and not session.context.flows
 
 
 async def test_no_row_is_counted_while_none_stands(database: Database) -> None:
@@ -321,8 +321,8 @@ async def test_held_rows_that_another_relay_left_behind_are_found_whatever_other
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each sweep looks at a few keys, and begins at the first again behind the last one."""
-    monkeypatch.setattr("outbox_relay.relay.parked.MOST_KEYS", 3)
-    monkeypatch.setattr("outbox_relay.relay.parked.POLL_SECONDS", 0.05)
+    monkeypatch.setattr("outbox_relay.relay.parked_claims.MOST_KEYS", 3)
+    monkeypatch.setattr("outbox_relay.relay.parked_claims.POLL_SECONDS", 0.05)
     for event in range(1, 31):
         add(database, event, f"k{event % 10}")
     query(database, "update outbox.delivery set state = 'held' returning 1")
@@ -473,7 +473,7 @@ async def test_a_settlement_copies_a_payload_above_the_ceiling(database: Databas
         query(database, "delete from outbox.delivery returning 1")
         query(database, "update outbox.event set payload = convert_to(repeat('x', %s), 'UTF8') returning 1", large)
         [(shard,)] = query(database, "select shard from outbox.event")
-        epochs = rig.holding("s").epochs([shard])
+        epochs = rig.leases("s").epochs([shard])
         row = NewRow(event, shard, "dead", False, error="payload has too many bytes")
         await rig.store.settle("s", rig.relay, {}, [row], epochs)
     assert query(database, "select octet_length(payload) from outbox.delivery") == [(large,)]

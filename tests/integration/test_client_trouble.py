@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from outbox_relay.relay.gate import CLIENT
+from outbox_relay.relay.sink_report import CLIENT
 from tests.integration.test_relay import has, query
 from tests.support.command import inside
 from tests.support.database import Database

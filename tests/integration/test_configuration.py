@@ -149,7 +149,7 @@ async def test_a_sink_removed_under_load_and_added_again_from_the_beginning_skip
         await asyncio.to_thread(do, database, removal)
         during = emit(database, [f"k{n}" for n in range(20)])
         async with running(database.dsn, (spec("s"), new), lease_seconds=SHORT_LEASE) as again:
-            await again.ticking.refresh()
+            await again.ticker.refresh()
             after = emit(database, [f"k{n}" for n in range(20)])
             await delivered_all([*before, *during, *after], new, old)
             await has(database, "select 1 from outbox.backlog('s', null, 1000, 5.0) where events = 0")
@@ -210,11 +210,11 @@ async def test_a_relay_whose_sink_was_removed_says_so_and_serves_it_when_it_is_b
         await auntil(lambda: _removed(rig), seconds=10, what="the removal is noticed")
         register(database, "s", '["*"]', "beginning")
         await delivered(sink, emit(database, ["a"]))
-        assert not rig.holding("s").removed
+        assert not rig.leases("s").removed
 
 
 async def _removed(rig: Rig) -> bool:
-    return rig.holding("s").removed
+    return rig.leases("s").removed
 
 
 # -- relays that come and go ----------------------------------------------------------------------------------------
@@ -224,7 +224,7 @@ async def owns(rig: Rig, count: int, seconds: float = 20) -> None:
     """Wait until `rig` owns `count` shards."""
 
     async def fact() -> bool:
-        return rig.ownership.held["s"] == count
+        return rig.lease_manager.held["s"] == count
 
     await auntil(fact, seconds=seconds, what=f"{count} shards are owned")
 
@@ -254,7 +254,7 @@ async def test_two_configurations_that_are_alive_do_not_take_turns(database: Dat
         before = config(database)
         await renewals(older, 8)
         assert config(database) == before
-        assert (older.ownership.held["s"], newer.ownership.held["s"]) == (0, SHARDS)
+        assert (older.lease_manager.held["s"], newer.lease_manager.held["s"]) == (0, SHARDS)
 
 
 async def test_a_paused_sink_is_not_taken_for_one_that_no_relay_serves(database: Database) -> None:
@@ -340,7 +340,7 @@ async def test_a_relay_does_not_serve_shards_without_a_position_until_rebase_giv
         rig = Rig(database.dsn, [(spec("s"), sink)])
         await rig.start()
         await auntil(lambda: _faulty(rig), seconds=10, what="the relay finds that positions are missing")
-        assert "no position" in str(rig.holding("s").fault)
+        assert "no position" in str(rig.relays[0].fault)
         await rig.crash()
         assert ids(sink) == []
         do(database, "delete from outbox.relay")
@@ -395,4 +395,4 @@ def _fault(relay: RelayService) -> str:
 
 
 async def _faulty(rig: Rig) -> bool:
-    return rig.holding("s").fault is not None
+    return rig.relays[0].fault is not None

@@ -72,7 +72,7 @@ class Heir:
 
     def owns_all(self) -> bool:
         """Whether every shard is the heir's."""
-        return self.rig.ownership.held == {"s": SHARDS}
+        return self.rig.lease_manager.held == {"s": SHARDS}
 
     def end(self) -> None:
         """Stop the thread."""

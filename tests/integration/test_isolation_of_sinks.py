@@ -42,7 +42,7 @@ async def test_a_sink_whose_statements_fail_ends_no_session(database: Database, 
         await rig.owns_all()
         wanted = emit(database, ["a", "b"])
         await delivered(well, wanted)
-        era, statements = rig.ticking.era, rig.store._sql  # pyright: ignore[reportPrivateUsage]
+        session_epoch, statements = rig.ticker.session_epoch, rig.store._sql  # pyright: ignore[reportPrivateUsage]
         claim = statements["claim_rows"]
         with database.connect() as holder, structlog.testing.capture_logs() as lines:
             holder.execute("select pg_advisory_xact_lock(77)")
@@ -58,7 +58,7 @@ async def test_a_sink_whose_statements_fail_ends_no_session(database: Database, 
         await auntil(
             lambda: asyncio.sleep(0, {e.id for e in ill.delivered} == {*wanted}), seconds=20, what="ill is well"
         )
-        assert rig.ticking.era == era, "what was read is not doubted"
+        assert rig.ticker.session_epoch == session_epoch, "what was read is not doubted"
         assert [relay.restarts for relay in rig.relays] == [Counter(), Counter()]
         assert rig.store.connection_losses == 0
     assert Counter(event.id for event in well.delivered) == Counter(wanted), "nothing came twice"
@@ -95,11 +95,13 @@ async def test_a_change_of_the_configuration_that_cannot_be_looked_at_ends_no_se
         statements = rig.store._sql  # pyright: ignore[reportPrivateUsage]
         statement, asked = statements["sinks"], rig.store.calls["sinks"]
         statements["sinks"] = "select pg_cancel_backend(pg_backend_pid()), pg_sleep(600)"
-        generations = rig.ticking.generations
+        config_versions = rig.ticker.config_versions
         with database.connect(autocommit=True) as connection:
             connection.execute("select outbox.raise_config()")
         wanted += emit(database, ["a"])
-        await auntil(lambda: asyncio.sleep(0, rig.ticking.generations != generations), seconds=10, what="it is seen")
+        await auntil(
+            lambda: asyncio.sleep(0, rig.ticker.config_versions != config_versions), seconds=10, what="it is seen"
+        )
         asked = rig.store.calls["sinks"]
         await auntil(lambda: asyncio.sleep(0, rig.store.calls["sinks"] > asked + 5), seconds=20, what="it asked again")
         assert len(sink.delivered) == 1, "nothing is read while the configuration is unknown"
@@ -113,13 +115,13 @@ async def test_a_tick_that_is_cancelled_is_taken_again(database: Database) -> No
     async with running(database.dsn, (spec("s"), sink)) as rig:
         wanted = emit(database, ["before"])
         await delivered(sink, wanted)
-        era, statements = rig.ticking.era, rig.store._sql  # pyright: ignore[reportPrivateUsage]
+        session_epoch, statements = rig.ticker.session_epoch, rig.store._sql  # pyright: ignore[reportPrivateUsage]
         tick, asked = statements["tick"], rig.store.calls["tick"]
         statements["tick"] = "select pg_cancel_backend(pg_backend_pid()), pg_sleep(600)"
         await auntil(lambda: asyncio.sleep(0, rig.store.calls["tick"] > asked + 3), seconds=20, what="some have failed")
         statements["tick"] = tick
         await delivered(sink, [*wanted, *emit(database, ["a"])])
-        assert rig.ticking.era == era
+        assert rig.ticker.session_epoch == session_epoch
 
 
 async def test_a_value_that_cannot_be_loaded_and_one_that_cannot_be_sent_are_no_lost_connections(
@@ -246,12 +248,12 @@ async def test_a_reset_of_statistics_is_no_other_server(database: Database) -> N
     sink = MemorySink()
     async with running(database.dsn, (spec("s"), sink)) as rig:
         await rig.owns_all()
-        era, wanted = rig.ticking.era, [0][:0]
+        session_epoch, wanted = rig.ticker.session_epoch, [0][:0]
         for _ in range(4):
             wanted += emit(database, [f"k{n % 7}" for n in range(50)])
             query(database, "select pg_stat_reset_shared('wal')")
             await delivered(sink, wanted)
-        assert rig.ticking.era == era
+        assert rig.ticker.session_epoch == session_epoch
     assert Counter(event.id for event in sink.delivered) == Counter(wanted)
 
 

@@ -15,7 +15,7 @@ from outbox_relay.domain.outcomes import DELIVERED, Failed, Verdict
 from outbox_relay.domain.retry import RetryPolicy
 from outbox_relay.domain.window import BEGINNING, Position
 from outbox_relay.postgres.store import NewRow, RowBack, statements
-from outbox_relay.relay.leases import Ownership, fair_share
+from outbox_relay.relay.leases import LeaseManager, fair_quota
 from tests.integration.test_relay import delivered, emit, fails, has, ids, in_order, query
 from tests.support.database import Database
 from tests.support.ledger import Ledger, ledger
@@ -35,7 +35,7 @@ async def owns(rig: Rig, count: int, seconds: float = 15) -> None:
     """Wait until `rig` owns `count` shards of its sink."""
 
     async def fact() -> bool:
-        return rig.ownership.held["s"] == count
+        return rig.lease_manager.held["s"] == count
 
     await auntil(fact, seconds=seconds, what=f"{count} shards are owned")
 
@@ -47,7 +47,7 @@ async def all_in_order(*sinks: MemorySink) -> bool:
 
 @pytest.mark.parametrize("relays", [1, 2, 3, 5, 64, 70])
 def test_fair_shares_are_even_within_one_and_cover_all_shards(relays: int) -> None:
-    shares = [fair_share(relays, before) for before in range(relays)]
+    shares = [fair_quota(relays, before) for before in range(relays)]
     assert sum(shares) == SHARDS
     assert max(shares) - min(shares) <= 1
 
@@ -79,18 +79,18 @@ async def test_shards_that_are_lost_together_are_one_line(database: Database) ->
     rig = Rig(database.dsn, [(spec("s"), MemorySink())], lease_seconds=SHORT_LEASE)
     log = RecordedLog()
     await rig.store.open()
-    tick = (await rig.ticking.refresh()).tick
+    tick = (await rig.ticker.refresh()).tick
     [generation] = (await rig.store.register_sinks([("s", ["*"], None)], tick)).values()
-    ownership = Ownership(rig.store, rig.relay, "rig", "0", SHORT_LEASE, log)
-    holding = ownership.add("s", generation)
-    await ownership.round()
-    await ownership.round()
-    assert len(holding.held) == SHARDS
+    lease_manager = LeaseManager(rig.store, rig.relay, "rig", "0", SHORT_LEASE, log)
+    leases = lease_manager.add("s", generation)
+    await lease_manager.round()
+    await lease_manager.round()
+    assert len(leases.held) == SHARDS
     with database.connect() as connection:
         connection.execute("update outbox.shard set owner = null, epoch = epoch + 1 where shard < 50")
 
     async def lost() -> bool:
-        await ownership.round()
+        await lease_manager.round()
         return bool(log.warnings)
 
     await auntil(lost, seconds=20, what="the loss is noticed at a renewal")
@@ -144,9 +144,9 @@ async def test_positions_survive_a_crash_up_to_the_last_flush(database: Database
     await delivered(sink, late[2:])
     await has(database, "select 1 from outbox.delivery having count(*) = 2")
     await has(database, "select 1 from outbox.standing having max(epoch) > 0")
-    settling = victim.relays[0].settling
-    assert settling is not None
-    await settling.flush(everything=True)
+    session = victim.relays[0].session
+    assert session is not None
+    await session.settler.flush(everything=True)
     await victim.crash()
     heir = MemorySink()
     async with running(database.dsn, (spec("s", retry=slow), heir), lease_seconds=SHORT_LEASE):
@@ -167,7 +167,7 @@ async def test_a_relay_that_cannot_renew_stops_before_its_lease_ends(database: D
     await rig.owns_all()
     await delivered(sink, emit(database, ["a"]))
     rig.tasks[0].cancel()  # ownership: nothing is renewed any more
-    lease = min(lease.until for lease in rig.holding("s").held.values())
+    lease = min(lease.until for lease in rig.leases("s").held.values())
 
     async def past() -> bool:
         return time.monotonic() > lease
@@ -189,7 +189,7 @@ async def test_a_relay_that_cannot_renew_stops_before_its_lease_ends(database: D
 async def claimed(rig: Rig) -> dict[int, int]:
     """shard → epoch of what `rig` holds."""
     await rig.owns_all()
-    return {shard: lease.epoch for shard, lease in rig.holding("s").held.items()}
+    return {shard: lease.epoch for shard, lease in rig.leases("s").held.items()}
 
 
 async def test_a_settlement_with_rows_at_an_old_epoch_writes_nothing(database: Database) -> None:
@@ -221,9 +221,9 @@ async def test_nothing_is_settled_behind_a_settlement_that_failed(database: Data
             connection.execute("select 1 from outbox.shard for update")
             [event] = emit(database, ["a"])
             [(waits,)] = await has(database, WAITING_SETTLEMENT)
-            settling = rig.relays[0].settling
-            assert settling is not None
-            behind = asyncio.ensure_future(settling.flush(everything=True))
+            session = rig.relays[0].session
+            assert session is not None
+            behind = asyncio.ensure_future(session.settler.flush(everything=True))
             await asyncio.sleep(0)  # it begins, and waits for its turn
             query(database, "select pg_terminate_backend(%s)", waits)
             with pytest.raises(SessionReset, match="sink s: a settlement did not come to its end"):
@@ -238,9 +238,9 @@ async def test_a_late_position_of_an_old_epoch_never_outranks_the_owner(database
         epochs = await claimed(rig)
         await delivered(sink, emit(database, ["a"]))
         await rig.settled()
-        settling = rig.relays[0].settling
-        assert settling is not None
-        await settling.flush(everything=True)
+        session = rig.relays[0].session
+        assert session is not None
+        await session.settler.flush(everything=True)
         before = await rig.store.positions("s", range(SHARDS))
         zombie = {s: (epoch - 1, Position(BEGINNING)) for s, epoch in epochs.items()}
         await rig.store.settle("s", uuid4(), zombie, [], {})
@@ -295,7 +295,7 @@ async def test_a_claim_passes_by_shards_that_a_settlement_has_locked(database: D
         query(database, "update outbox.shard set lease_until = now() - interval '1 minute' returning 1")
         with database.connect() as settling:
             settling.execute("select 1 from outbox.shard where shard < 10 for share")
-            got = await rig.store.claim_shards("s", uuid4(), rig.holding("s").generation, 30.0, SHARDS)
+            got = await rig.store.claim_shards("s", uuid4(), rig.leases("s").generation, 30.0, SHARDS)
         assert {c.shard for c in got} == set(range(10, SHARDS))
 
 

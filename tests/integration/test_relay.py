@@ -227,7 +227,7 @@ async def test_rows_of_a_session_that_ends_are_claimed_again_at_once_and_no_clai
         await asyncio.wait_for(stuck.wait(), 20)
         assert query(database, "select claims from outbox.delivery where lease_until > now()") == [(1,)]
         query(database, "update outbox.shard set epoch = epoch + 1 where owner = %s returning 1", rig.relay)
-        await rig.ownership.round()
+        await rig.lease_manager.round()
         emit(database, ["b"])
         await auntil(lambda: _true(bool(rig.ended)), seconds=10, what="the session ends")
         await delivered(sink, wanted)
@@ -406,7 +406,7 @@ async def test_the_sinks_of_a_relay_share_its_ticks(database: Database) -> None:
             await delivered(sink, wanted)
         await rig.settled()
         at_session_start, under_way = len(sinks), 1
-        others = rig.store.calls["tick"] - rig.ticking.taken
+        others = rig.store.calls["tick"] - rig.ticker.taken
         assert at_session_start <= others <= at_session_start + under_way
     assert all(ids(sink) == wanted for _, sink in sinks)
 
@@ -417,9 +417,9 @@ async def test_nothing_is_read_and_nothing_is_written_while_nothing_is_new(datab
         await rig.owns_all()
         await delivered(sink, emit(database, ["a"]))
         await rig.settled()
-        settling = rig.relays[0].settling
-        assert settling is not None
-        await settling.flush(everything=True)
+        session = rig.relays[0].session
+        assert session is not None
+        await session.settler.flush(everything=True)
         before = rig.store.calls.copy()
         await auntil(lambda: _true(rig.store.calls["tick"] >= before["tick"] + 20), seconds=20, what="20 ticks")
         after = rig.store.calls

@@ -39,7 +39,7 @@ class Slow:
 
 async def reloaded(rig: Rig, newer: SinkSpec) -> None:
     """Do with the rig's sink what SIGHUP does."""
-    look = await rig.ticking.refresh()
+    look = await rig.ticker.refresh()
     wanted = [(newer.name, newer.patterns, newer.start)]
     generations = await rig.store.register_sinks(wanted, look.tick, server=look.incarnation)
     rig.relays[0].reload(newer, generations[newer.name])

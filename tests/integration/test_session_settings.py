@@ -92,7 +92,7 @@ async def test_a_relay_delivers_whatever_the_default_of_its_role_is(database: Da
     async with running(database.dsn_as(relay), (spec("s"), sink)) as rig:
         await delivered(sink, emit(database, ["a", None, "ключ"]))
         await rig.settled()
-        await auntil(lambda: asyncio.sleep(0, rig.ticking._wakeup.listening), seconds=10, what="it listens")  # pyright: ignore[reportPrivateUsage]
+        await auntil(lambda: asyncio.sleep(0, rig.ticker._wakeup.listening), seconds=10, what="it listens")  # pyright: ignore[reportPrivateUsage]
         await delivered(sink, emit(database, ["b"]))
         assert rig.ended == []
 

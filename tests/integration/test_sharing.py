@@ -67,7 +67,7 @@ async def party(dsn: str, expects: Collection[str] = ()) -> AsyncGenerator[Calla
 
 def shares(rigs: Sequence[Rig], sink: str) -> list[int]:
     """How many shards of `sink` each relay that serves it owns, by what the relays themselves believe."""
-    return [rig.ownership.held[sink] for rig in rigs if sink in rig.ownership.held]
+    return [rig.lease_manager.held[sink] for rig in rigs if sink in rig.lease_manager.held]
 
 
 async def even(rigs: Sequence[Rig], *sinks: str) -> None:
@@ -126,7 +126,7 @@ async def test_a_relay_that_is_told_to_stop_while_it_claims_keeps_nothing(databa
     async def claim_and_be_told(*arguments: Any) -> Any:
         found = await claim(*arguments)
         rig.stopping.set()
-        await rig.ownership.stop()
+        await rig.lease_manager.stop()
         await asyncio.wait({rig.tasks[2]}, timeout=30)
         return found
 
@@ -139,7 +139,7 @@ async def test_a_relay_that_is_told_to_stop_while_it_claims_keeps_nothing(databa
 
     await auntil(released, seconds=10, what="nothing is owned")
     assert rig.store.calls["claim_shards"] == 1
-    assert rig.ownership.held == {"s": 0}
+    assert rig.lease_manager.held == {"s": 0}
     await rig.crash()
 
 
@@ -178,9 +178,9 @@ async def test_shards_that_are_given_up_while_the_destination_is_down_repeat_not
 
 async def gives_up(rig: Rig) -> bool:
     """Whether it sends nothing any more: it waits for what is under way, or has ended its session."""
-    gate = rig.relays[0]._gate  # pyright: ignore[reportPrivateUsage]
-    assert gate is not None
-    return gate.is_shut or not rig.holding("s").held
+    session = rig.relays[0].session
+    assert session is not None
+    return session.breaker.handing_over or not rig.leases("s").held
 
 
 async def is_open(rig: Rig) -> bool:

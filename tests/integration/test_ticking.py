@@ -15,8 +15,8 @@ from outbox_relay.domain.errors import DatabaseUnusable, IncarnationChanged, Sta
 from outbox_relay.domain.window import BEGINNING, Position, Tick
 from outbox_relay.postgres.listener import LOCK, Wakeup
 from outbox_relay.postgres.migrations import migrate, rebase
-from outbox_relay.postgres.store import Look, Store
-from outbox_relay.relay.ticker import Ticking
+from outbox_relay.postgres.store import Store, TickResult
+from outbox_relay.relay.ticker import Ticker
 from tests.integration.test_relay import delivered, emit, has, ids, query
 from tests.support.database import Database
 from tests.support.memory_sink import MemorySink
@@ -68,10 +68,10 @@ async def test_the_lock_of_a_sleeper_is_given_back_when_there_is_work(database: 
     async with running(database.dsn, (spec("s"), sink)) as rig:
         await rig.owns_all()
         await asleep(database)
-        taken = rig.ticking.taken
+        taken = rig.ticker.taken
         with database.connect() as held_open:
             held_open.execute("select outbox.emit('a', '1')")
-        await auntil(lambda: _true(rig.ticking.taken > taken and len(sink.delivered) == 1), seconds=10, what="awake")
+        await auntil(lambda: _true(rig.ticker.taken > taken and len(sink.delivered) == 1), seconds=10, what="awake")
         await asleep(database)
 
 
@@ -110,29 +110,29 @@ async def _true(value: bool) -> bool:
 class Scripted(CountingStore):
     """A store whose ticks are given: a mock, because a server cannot be made to go back at will."""
 
-    def __init__(self, looks: list[Look]) -> None:
+    def __init__(self, tick_results: list[TickResult]) -> None:
         super().__init__("")
-        self._looks = looks
+        self._results = tick_results
 
     async def arm(self) -> None:
         """Its server has no mark."""
 
-    async def tick(self) -> Look:
+    async def tick(self) -> TickResult:
         """The next look; the last one again and again."""
-        return self._looks.pop(0) if len(self._looks) > 1 else self._looks[0]
+        return self._results.pop(0) if len(self._results) > 1 else self._results[0]
 
 
-def looks(*changes: dict[str, Any]) -> list[Look]:
+def tick_results(*changes: dict[str, Any]) -> list[TickResult]:
     """A first look, then others that differ from it by `changes`."""
     import datetime
 
     now = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
     first: dict[str, Any] = {"seq": 10, "snapshot": "100:100:", "next_xid": 100, "incarnation": "a", "wal": 1000}
-    made: list[Look] = []
+    made: list[TickResult] = []
     for change in ({}, *changes):
         values = {**first, **change}
         tick = Tick(values["seq"], values["snapshot"], values["next_xid"])
-        made.append(Look(tick, values["incarnation"], values["wal"], now, 1))
+        made.append(TickResult(tick, values["incarnation"], values["wal"], now, 1))
     return made
 
 
@@ -148,35 +148,35 @@ def looks(*changes: dict[str, Any]) -> list[Look]:
     ],
 )
 async def test_what_was_read_is_doubted_when_the_server_is_not_the_same(change: dict[str, Any], doubted: bool) -> None:
-    ticking = Ticking(Scripted(looks(change)), Wakeup(None), 15.0, structlog.get_logger())
-    await ticking.refresh()
-    era = ticking.era
-    await ticking.refresh()
+    ticker = Ticker(Scripted(tick_results(change)), Wakeup(None), 15.0, structlog.get_logger())
+    await ticker.refresh()
+    session_epoch = ticker.session_epoch
+    await ticker.refresh()
     if doubted:
         with pytest.raises(IncarnationChanged):
-            ticking.since(era)
+            ticker.since(session_epoch)
     else:
-        assert ticking.since(era) is not None
+        assert ticker.since(session_epoch) is not None
 
 
 class Overtaking(Scripted):
     """A store whose first tick is answered last, as on a connection of its own it may be: a mock, for its order."""
 
-    async def tick(self) -> Look:
+    async def tick(self) -> TickResult:
         """The next look, the earlier the longer it takes."""
         look = await super().tick()
-        await asyncio.sleep(0.05 * len(self._looks))
+        await asyncio.sleep(0.05 * len(self._results))
         return look
 
 
 async def test_the_newest_tick_is_the_one_that_was_asked_for_last() -> None:
     """A session that begins looks while the ticks of others go on."""
-    ticking = Ticking(Overtaking(looks({"seq": 11}, {"seq": 12})), Wakeup(None), 15.0, structlog.get_logger())
-    await ticking.refresh()
-    era = ticking.era
-    await asyncio.gather(ticking.refresh(), ticking.refresh())
-    assert ticking.era == era
-    assert ticking.since(era) == Tick(12, "100:100:", 100)
+    ticker = Ticker(Overtaking(tick_results({"seq": 11}, {"seq": 12})), Wakeup(None), 15.0, structlog.get_logger())
+    await ticker.refresh()
+    session_epoch = ticker.session_epoch
+    await asyncio.gather(ticker.refresh(), ticker.refresh())
+    assert ticker.session_epoch == session_epoch
+    assert ticker.since(session_epoch) == Tick(12, "100:100:", 100)
 
 
 SPEAK_OF_TICKS: dict[str, Callable[[Store, str], Awaitable[object]]] = {
@@ -210,7 +210,7 @@ async def test_a_lost_connection_anywhere_makes_what_was_read_doubtful(database:
     sink = MemorySink()
     async with running(database.dsn, (spec("s"), sink), expects=LOST) as rig:
         await rig.owns_all()
-        era = rig.ticking.era
+        session_epoch = rig.ticker.session_epoch
         query(
             database,
             "select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() "
@@ -218,14 +218,14 @@ async def test_a_lost_connection_anywhere_makes_what_was_read_doubtful(database:
         )
         wanted = emit(database, ["a", "b"])
         await delivered(sink, wanted)
-        assert rig.ticking.era > era
+        assert rig.ticker.session_epoch > session_epoch
 
 
 async def test_a_statement_that_is_refused_for_a_lock_makes_nothing_doubtful(database: Database) -> None:
     sink = MemorySink()
     async with running(database.dsn, (spec("s"), sink)) as rig:
         await delivered(sink, emit(database, ["a"]))
-        era = rig.ticking.era
+        session_epoch = rig.ticker.session_epoch
         with database.connect() as dropping:
             [(newest,)] = dropping.execute(
                 "select max(relname) from pg_class where relkind = 'r' and relname ~ '^event_2'"
@@ -237,7 +237,7 @@ async def test_a_statement_that_is_refused_for_a_lock_makes_nothing_doubtful(dat
                 await rig.store.make_partitions()
             holder.rollback()
         await delivered(sink, emit(database, ["b"]))
-        assert rig.ticking.era == era
+        assert rig.ticker.session_epoch == session_epoch
 
 
 @pytest.mark.parametrize("mode", ["fast", "immediate"])
@@ -249,11 +249,11 @@ async def test_a_restart_of_the_database_is_survived_and_noticed(own_postgres: P
     async with running(database.dsn, (spec("s"), sink), expects=LOST) as rig:
         first = emit(database, [f"k{n}" for n in range(50)])
         await delivered(sink, first)
-        era = rig.ticking.era
+        session_epoch = rig.ticker.session_epoch
         await asyncio.to_thread(own_postgres.restart, mode)
         second = emit(database, [f"k{n}" for n in range(50)])
         await delivered(sink, second)
-        assert rig.ticking.era > era
+        assert rig.ticker.session_epoch > session_epoch
         await rig.settled()
     assert set(ids(sink)) == {*first, *second}
 
@@ -291,7 +291,7 @@ async def test_a_log_whose_numbers_are_not_the_servers_is_not_relayed_until_it_i
         assert min(after) > floor
         await delivered(heir, after)
         await again.settled()
-        await again.ownership.round()
+        await again.lease_manager.round()
         more = emit(database, ["a"])
         await delivered(heir, more)
     assert ids(heir) == [*waiting, *after, *more], "what was delivered before is not read again"

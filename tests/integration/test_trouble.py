@@ -42,7 +42,7 @@ async def test_what_a_relay_that_is_gone_said_of_fewer_requests_is_forgotten(dat
     async with running(database.dsn, (spec("s"), sink)) as rig:
         await rig.owns_all()
         query(database, "update outbox.sink set in_flight_limit = 8 returning 1")
-        await auntil(lambda: _is(rig.holding("s").in_flight_limit == 8), seconds=10, what="it is known")
+        await auntil(lambda: _is(rig.leases("s").in_flight_limit == 8), seconds=10, what="it is known")
         await delivered(sink, emit(database, [None]))
         await has(database, "select 1 from outbox.sink where in_flight_limit is null")
 
@@ -162,8 +162,9 @@ async def test_a_part_that_answers_again_is_forgotten_whatever_events_are_schedu
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More than ``parked_max`` events are scheduled: they count for nothing, and must not stop the sink."""
-    monkeypatch.setattr("outbox_relay.relay.gate.TROUBLE_SECONDS", 0.5)
-    monkeypatch.setattr("outbox_relay.relay.gate.RECORD_SECONDS", 0.1)
+    monkeypatch.setattr("outbox_relay.relay.parked_limit.TROUBLE_SECONDS", 0.5)
+    monkeypatch.setattr("outbox_relay.relay.parked_limit.COUNT_SECONDS", 0.1)
+    monkeypatch.setattr("outbox_relay.relay.sink_report.RECORD_SECONDS", 0.1)
     late = Late()
     sink = MemorySink(late)
     sink.max_batch = 20

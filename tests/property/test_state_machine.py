@@ -204,7 +204,7 @@ class Outbox(RuleBasedStateMachine):
 
     def _has_left(self, number: int) -> bool:
         worker = self.workers[number]
-        return worker.stopped and not worker.holding.held and not worker.serves_rows
+        return worker.stopped and not worker.leases.held and not worker.serves_rows
 
     async def _leave(self, number: int) -> None:
         await self.workers[number].do("leave")

@@ -8,8 +8,8 @@ ends in the database, and what the worker had not handed over by then is not han
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Coroutine, Generator
+from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any
@@ -25,13 +25,15 @@ from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import Failed, Unavailable, Verdict
 from outbox_relay.domain.sink_spec import SinkSpec
 from outbox_relay.postgres.listener import Wakeup
-from outbox_relay.relay.gate import Gate
-from outbox_relay.relay.leases import Ownership
-from outbox_relay.relay.log_reader import Reading
-from outbox_relay.relay.parked import Rows
-from outbox_relay.relay.session import SinkRelay
-from outbox_relay.relay.settler import Settling
-from outbox_relay.relay.ticker import Ticking
+from outbox_relay.relay.leases import LeaseManager
+from outbox_relay.relay.log_reader import LogReader
+from outbox_relay.relay.parked import ParkedDeliveries
+from outbox_relay.relay.parked_claims import ParkedClaims
+from outbox_relay.relay.parked_limit import ParkedLimit
+from outbox_relay.relay.session import Session, SinkRelay
+from outbox_relay.relay.settler import Settler
+from outbox_relay.relay.sink_report import SinkReport
+from outbox_relay.relay.ticker import Ticker
 from tests.property.truth import Truth
 from tests.property.turns import LANE, Bench, SteppedStore, Turns
 from tests.support.memory_sink import MemorySink
@@ -57,7 +59,7 @@ def drop(_logger: object, _level: str, _line: EventDict) -> EventDict:
 SILENT = BoundLogger(None, [drop], {})
 
 
-class SteppedOwnership(Ownership):
+class SteppedLeaseManager(LeaseManager):
     """A round is always one that renews."""
 
     async def renew_and_claim(self) -> None:
@@ -71,7 +73,7 @@ async def for_ever() -> None:
     await asyncio.Event().wait()
 
 
-class SteppedSettling(Settling):
+class SteppedSettler(Settler):
     """Settles when told."""
 
     async def run(self) -> None:
@@ -79,7 +81,15 @@ class SteppedSettling(Settling):
         await for_ever()
 
 
-class SteppedGate(Gate):
+class SteppedParkedLimit(ParkedLimit):
+    """Never counts rows in the database."""
+
+    async def run(self) -> None:
+        """Nothing by itself."""
+        await for_ever()
+
+
+class SteppedSinkReport(SinkReport):
     """Records nothing for people."""
 
     async def run(self) -> None:
@@ -87,59 +97,82 @@ class SteppedGate(Gate):
         await for_ever()
 
 
-class SteppedRows(Rows):
-    """What the loops of ``Rows`` do, once and when told."""
+class SteppedParkedClaims(ParkedClaims):
+    """Looks for rows of crashed relays when told."""
+
+    def sweep(self, *, now: bool) -> None:
+        """Let the next claim look at the heads of all keys, or not."""
+        self._swept_at = self._suspected_at = NEVER if now else ALWAYS
+
+
+class SteppedParkedDeliveries(ParkedDeliveries):
+    """What the loops of ``ParkedDeliveries`` do, once and when told."""
+
+    _claims: SteppedParkedClaims
+    _tasks: asyncio.TaskGroup | None = None
 
     async def run(self) -> None:
         """Settle rows whose request is under way; nothing else by itself."""
         async with asyncio.TaskGroup() as self._tasks:
+            self._tasks.create_task(self._adopt_slow_requests(self._tasks))
             await for_ever()
 
     async def claim(self, *, sweep: bool) -> None:
         """One claim, of the heads of all keys too if ``sweep``, and the deliveries that follow."""
-        self._swept_at = self._suspected_at = NEVER if sweep else ALWAYS
-        if self._desk.holding.serving and self._tasks is not None:
+        self._claims.sweep(now=sweep)
+        if self._context.leases.serving and self._tasks is not None:
             await self._claim_and_deliver(self._tasks)
 
     async def settle(self) -> None:
         """Write what has come."""
-        await self._settle_now()
+        await self._settler.settle()
 
     async def unblock(self) -> None:
         """Ask once which keys are free."""
-        await self._unblock()
+        await self._settler.unblock_once()
 
 
 @dataclass
-class Session:
-    """What a worker has in memory of its sink."""
+class Steps:
+    """The session of a worker, and the tasks of its steps."""
 
-    parts: asyncio.TaskGroup
-    settling: Settling
-    reading: Reading
-    rows: SteppedRows
+    tasks: asyncio.TaskGroup
+    settler: Settler
+    log_reader: LogReader
+    parked: SteppedParkedDeliveries
 
 
 @dataclass
 class SteppedRelay(SinkRelay):
     """The product's session, whose loop is the test."""
 
-    session: Session | None = None
+    steps: Steps | None = None
 
-    async def _claim_deliver_settle(self, reading: Reading, rows: Rows) -> None:
-        assert self.settling is not None
-        assert isinstance(rows, SteppedRows)
+    async def _claim_deliver_settle(self, session: Session) -> None:
+        assert isinstance(session.settler, SteppedSettler)
+        assert isinstance(session.parked, SteppedParkedDeliveries)
         try:
-            async with asyncio.TaskGroup() as parts:
-                self.session = Session(parts, self.settling, reading, rows)
+            async with asyncio.TaskGroup() as tasks:
+                self.steps = Steps(tasks, session.settler, session.log_reader, session.parked)
                 await for_ever()
         finally:
-            self.session = None
+            self.steps = None
 
 
-def in_steps() -> AbstractContextManager[Any]:
+@contextmanager
+def in_steps() -> Generator[None]:
     """Inside, sessions are made of parts whose loops do nothing by themselves."""
-    return patch.multiple("outbox_relay.relay.session", Settling=SteppedSettling, Gate=SteppedGate, Rows=SteppedRows)
+    parts: dict[str, Any] = {
+        "Settler": SteppedSettler,
+        "ParkedLimit": SteppedParkedLimit,
+        "SinkReport": SteppedSinkReport,
+        "ParkedDeliveries": SteppedParkedDeliveries,
+    }
+    with (
+        patch.multiple("outbox_relay.relay.session", **parts),
+        patch("outbox_relay.relay.parked.ParkedClaims", SteppedParkedClaims),
+    ):
+        yield
 
 
 class Worker:
@@ -154,12 +187,12 @@ class Worker:
         self.id = UUID(int=number)
         self.turns = Turns()
         self.store = store = SteppedStore(bench, spec.name, self.turns)
-        self.ticking = ticking = Ticking(store, Wakeup(None), LEASE_SECONDS, SILENT)
-        self.ownership = ownership = SteppedOwnership(store, self.id, "worker", "0", LEASE_SECONDS, SILENT)
-        self.holding = ownership.add(spec.name, generation)
+        self.ticker = ticker = Ticker(store, Wakeup(None), LEASE_SECONDS, SILENT)
+        self.lease_manager = lease_manager = SteppedLeaseManager(store, self.id, "worker", "0", LEASE_SECONDS, SILENT)
+        self.leases = lease_manager.add(spec.name, generation)
         self.sink = sink = MemorySink(lambda event, _: self._asked(event), keeps_order=keeps_order, holds=spec.hold)
         self.relay = SteppedRelay(
-            *(spec, sink, store, ticking, ownership, self.holding, SILENT, asyncio.Event()), noise=lambda: 0.0
+            *(spec, sink, store, ticker, lease_manager, self.leases, SILENT, asyncio.Event()), noise=lambda: 0.0
         )
         self.stopped = False
         """Whether it was told to stop: it drains, and leaves when it holds nothing."""
@@ -213,38 +246,38 @@ class Worker:
 
     def _start(self, what: str) -> None:
         if what in OF_THE_PROCESS:
-            process = {"own": self.ownership.renew_and_claim, "stop": self._stop, "leave": self.ownership.leave}
+            process = {"own": self.lease_manager.renew_and_claim, "stop": self._stop, "leave": self.lease_manager.leave}
             self._begin(what, process[what]())
         elif self.session is not None:
-            self._begin(what, self._once(what, self.session)(), self.session.parts)
+            self._begin(what, self._once(what, self.session)(), self.session.tasks)
 
     async def _stop(self) -> None:
-        await self.ownership.stop()
+        await self.lease_manager.stop()
         self.stopped = True
 
-    def _once(self, what: str, session: Session) -> Callable[[], Coroutine[Any, Any, None]]:
+    def _once(self, what: str, session: Steps) -> Callable[[], Coroutine[Any, Any, None]]:
         async def read() -> None:
-            await self.ticking.refresh()
-            await session.reading.adopt()
-            await session.reading.step()
+            await self.ticker.refresh()
+            await session.log_reader.adopt()
+            await session.log_reader.step()
 
         async def forward() -> None:
-            await session.settling.flush(everything=True)
+            await session.settler.flush(everything=True)
 
         async def claim() -> None:
-            await session.rows.claim(sweep=False)
+            await session.parked.claim(sweep=False)
 
         async def sweep() -> None:
-            await session.rows.claim(sweep=True)
+            await session.parked.claim(sweep=True)
 
         return {
             "read": read,
-            "settle": session.settling.flush,
+            "settle": session.settler.flush,
             "forward": forward,
             "claim": claim,
             "sweep": sweep,
-            "settle rows": session.rows.settle,
-            "unblock": session.rows.unblock,
+            "settle rows": session.parked.settle,
+            "unblock": session.parked.unblock,
         }[what]
 
     def busy(self, lane: str) -> bool:
@@ -280,16 +313,17 @@ class Worker:
             self.sessions_ended += 1
 
     @property
-    def session(self) -> Session | None:
+    def session(self) -> Steps | None:
         """What it has in memory, while a session is under way."""
-        return self.relay.session
+        return self.relay.steps
 
     # -- what happens to a process ------------------------------------------------------------------------------
 
     async def lose_leases(self, hours: int) -> None:
         """No renewal came through, and the leases ended ``hours`` ago: here first, then in the database."""
         await self.end_requests()
-        self.holding.held = {shard: lease._replace(until=0.0) for shard, lease in self.holding.held.items()}
+        for shard, lease in self.leases.held.items():
+            self.leases.confirm(shard, lease.epoch, 0.0)
         await self.end_requests()
         await self._bench.end_held()
         await self._bench.ask(LAPSED + " returning 1", hours, self._sink_name, self.id)
@@ -334,14 +368,14 @@ class Worker:
     @property
     def begun(self) -> bool:
         """Whether it has done anything."""
-        return self.session is not None or self.sessions_ended > 0 or bool(self._lanes) or bool(self.holding.held)
+        return self.session is not None or self.sessions_ended > 0 or bool(self._lanes) or bool(self.leases.held)
 
     @property
     def serves_rows(self) -> bool:
         """Whether rows are being delivered here."""
-        return self.session is not None and self.session.rows.under_way > 0
+        return self.session is not None and self.session.parked.under_way > 0
 
     @property
     def believes(self) -> dict[int, int]:
         """shard → epoch of the shards that this worker takes for its own and would deliver for."""
-        return {shard: lease.epoch for shard, lease in self.holding.held.items() if lease.until > 0.0}
+        return {shard: lease.epoch for shard, lease in self.leases.held.items() if lease.until > 0.0}

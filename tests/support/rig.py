@@ -22,9 +22,10 @@ from outbox_relay.domain.sink_spec import SinkSpec
 from outbox_relay.postgres.connection import direct
 from outbox_relay.postgres.listener import Wakeup
 from outbox_relay.postgres.store import CALL_SECONDS, TUPLES, Store
-from outbox_relay.relay.leases import Holding, Ownership
+from outbox_relay.relay.leases import LeaseManager
 from outbox_relay.relay.session import SinkRelay
-from outbox_relay.relay.ticker import Ticking
+from outbox_relay.relay.sink_leases import SinkLeases
+from outbox_relay.relay.ticker import Ticker
 from outbox_relay.sinks import Sink
 from tests.support.wait import auntil
 
@@ -105,8 +106,8 @@ class Rig:
         log = structlog.get_logger("rig")
         self.store = CountingStore(self.dsn, call_seconds=self.call_seconds, pooler=self.pooler)
         wakeup = Wakeup((lambda: self.dsn) if self.listen else None, self.store.place, log)
-        self.ticking = Ticking(self.store, wakeup, self.lease_seconds, log)
-        self.ownership = Ownership(self.store, self.relay, "rig", "0", self.lease_seconds, log)
+        self.ticker = Ticker(self.store, wakeup, self.lease_seconds, log)
+        self.lease_manager = LeaseManager(self.store, self.relay, "rig", "0", self.lease_seconds, log)
         self.stopping = asyncio.Event()
         self.relays: list[SinkRelay] = []
         self._log = log
@@ -115,22 +116,24 @@ class Rig:
         self.tasks: list[asyncio.Task[None]] = []
         """Ownership, ticking, then one per sink."""
 
-    def holding(self, sink: str) -> Holding:
+    def leases(self, sink: str) -> SinkLeases:
         """What this relay has of `sink`."""
-        return next(relay.holding for relay in self.relays if relay.spec.name == sink)
+        return next(relay.leases for relay in self.relays if relay.spec.name == sink)
 
     async def start(self) -> None:
         """Register the sinks and begin to work."""
         await self.store.open()
-        tick = (await self.ticking.refresh()).tick
+        tick = (await self.ticker.refresh()).tick
         generations = await self.store.register_sinks([(s.name, s.patterns, s.start) for s, _ in self.sinks], tick)
         for sink_spec, sink in self.sinks:
             await sink.open()
-            holding = self.ownership.add(sink_spec.name, generations[sink_spec.name])
+            leases = self.lease_manager.add(sink_spec.name, generations[sink_spec.name])
             self.relays.append(
-                SinkRelay(sink_spec, sink, self.store, self.ticking, self.ownership, holding, self._log, self.stopping)
+                SinkRelay(
+                    sink_spec, sink, self.store, self.ticker, self.lease_manager, leases, self._log, self.stopping
+                )
             )
-        parts = [self.ownership.run, self.ticking.run, *(relay.run for relay in self.relays)]
+        parts = [self.lease_manager.run, self.ticker.run, *(relay.run for relay in self.relays)]
         self.tasks = [asyncio.create_task(self._keep(part)) for part in parts]
 
     async def _keep(self, part: Any) -> None:
@@ -162,7 +165,7 @@ class Rig:
             )
             row = await cursor.fetchone()
         at_end = all(
-            reader.idle and reader.position.a.seq >= (self.ticking.latest.seq if self.ticking.latest else 0)
+            reader.idle and reader.position.a.seq >= (self.ticker.latest.seq if self.ticker.latest else 0)
             for relay in self.relays
             for reader in relay.readers
         )
@@ -172,16 +175,16 @@ class Rig:
         """Wait until this relay owns every shard of its sinks."""
 
         async def fact() -> bool:
-            return all(count == SHARDS for count in self.ownership.held.values())
+            return all(count == SHARDS for count in self.lease_manager.held.values())
 
         await auntil(fact, seconds=seconds, what="every shard is owned")
 
     async def stop(self, seconds: float = 20) -> None:
         """SIGTERM: finish, settle, release, say good-bye."""
-        await self.ownership.stop()
+        await self.lease_manager.stop()
         self.stopping.set()
         await asyncio.wait_for(asyncio.gather(*self.tasks[2:]), seconds)
-        await self.ownership.leave()
+        await self.lease_manager.leave()
         await self.crash()
         self.judge()
 

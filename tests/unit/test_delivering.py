@@ -14,15 +14,23 @@ import pytest
 
 from outbox_relay.domain.errors import LeaseLost
 from outbox_relay.domain.event import StoredEvent
-from outbox_relay.domain.in_flight import Chunk
+from outbox_relay.domain.in_flight import Chunk, InFlight
 from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.outcomes import DELIVERED, Failed, Unavailable, Verdict
 from outbox_relay.domain.window import Position, Tick
 from outbox_relay.postgres.store import Store
-from outbox_relay.relay.dispatch import BatchDelivering, Delivering, Desk, RequestDelivering
-from outbox_relay.relay.gate import Gate, Slots
-from outbox_relay.relay.leases import Holding, Lease
-from outbox_relay.relay.settler import Settling
+from outbox_relay.relay.breaker import CircuitBreaker
+from outbox_relay.relay.context import DeliveryContext
+from outbox_relay.relay.dispatch_batches import BatchDispatcher
+from outbox_relay.relay.dispatch_requests import RequestDispatcher
+from outbox_relay.relay.dispatcher import Dispatcher
+from outbox_relay.relay.due_timer import DueTimer
+from outbox_relay.relay.limiter import ConcurrencyLimiter
+from outbox_relay.relay.parked_limit import ParkedLimit
+from outbox_relay.relay.settler import Settler
+from outbox_relay.relay.sink_leases import Lease, SinkLeases
+from outbox_relay.relay.sink_report import SinkReport
+from outbox_relay.relay.slow_requests import SlowRequests
 from tests.contract.harness import an_event
 from tests.support.memory_sink import MemorySink
 from tests.support.rig import spec
@@ -58,18 +66,46 @@ class Held(MemorySink):
         return [len(call) for call in self.calls]
 
 
-def a_desk(sink: Held, hungry: Callable[[], None] = lambda: None) -> Desk:
-    lease = Lease(1, lease_clock() + 60, 0)
-    holding = Holding("s", 1, held=dict.fromkeys(range(64), lease))
-    return Desk(
-        spec("s"), sink, holding, Settling(NO_STORE, holding, UUID(int=1)), Gate(NO_STORE, holding, spec("s")),
-        lambda: datetime.now(UTC), lambda: 0.0, Slots(sink.max_in_flight), hungry=hungry,
+def a_context(sink: Held) -> DeliveryContext:
+    leases, in_flight, changed = SinkLeases("s", 1), InFlight(), asyncio.Event()
+    leases.grant(dict.fromkeys(range(64), Lease(1, lease_clock() + 60, 0)))
+    settler = Settler(NO_STORE, leases, UUID(int=1), in_flight)
+    breaker, limiter = CircuitBreaker(spec("s").circuit, changed), ConcurrencyLimiter(sink.max_in_flight, changed)
+    parked_limit = ParkedLimit(NO_STORE, spec("s"), settler, changed)
+    return DeliveryContext(
+        spec("s"), sink, leases, in_flight.blocked, settler, breaker, limiter, parked_limit,
+        SinkReport(NO_STORE, spec("s"), leases, breaker, limiter, parked_limit, changed),
+        DueTimer(), lambda: datetime.now(UTC), lambda: 0.0,
     )  # fmt: skip
 
 
+def a_batch_dispatcher(sink: Held, want_more: asyncio.Event | None = None) -> BatchDispatcher:
+    return BatchDispatcher(a_context(sink), want_more or asyncio.Event())
+
+
+def a_request_dispatcher(
+    sink: Held, want_more: asyncio.Event | None = None, context: DeliveryContext | None = None
+) -> RequestDispatcher:
+    slow_requests = SlowRequests("s", sink.max_in_flight)
+    return RequestDispatcher(context or a_context(sink), want_more or asyncio.Event(), slow_requests)
+
+
+class WantMore(asyncio.Event):
+    """Notes whether the dispatcher is saturated whenever it asks for more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.saturated: Callable[[], bool] = bool
+        self.asked: list[bool] = []
+
+    def set(self) -> None:
+        self.asked.append(self.saturated())
+        super().set()
+
+
 @asynccontextmanager
-async def at_work(delivering: Delivering) -> AsyncGenerator[None]:
-    running = asyncio.create_task(delivering.run())
+async def at_work(dispatcher: Dispatcher) -> AsyncGenerator[None]:
+    running = asyncio.create_task(dispatcher.run())
     yield
     running.cancel()
     await asyncio.wait({running})
@@ -81,13 +117,13 @@ def chunks(*sizes: int, payload: bytes = b"{}") -> list[Chunk]:
 
 async def test_what_waits_for_room_goes_out_with_one_call_in_order() -> None:
     sink = Held()
-    delivering, read = BatchDelivering(a_desk(sink)), chunks(1, 2, 3, 4, 5)
-    async with at_work(delivering):
+    dispatcher, read = a_batch_dispatcher(sink), chunks(1, 2, 3, 4, 5)
+    async with at_work(dispatcher):
         for chunk in read[:2]:
-            delivering.put(chunk)
+            dispatcher.put(chunk)
         await sink.has_calls(1)
         for chunk in read[2:]:
-            delivering.put(chunk)
+            dispatcher.put(chunk)
         sink.answering.set()
         await sink.has_calls(2)
         await auntil_finished(read)
@@ -106,22 +142,22 @@ async def test_a_call_holds_no_more_events_than_the_sink_takes() -> None:
     sink = Held()
     sink.max_batch = 4
     sink.answering.set()
-    delivering, read = BatchDelivering(a_desk(sink)), chunks(3, 2, 1, 9)
+    dispatcher, read = a_batch_dispatcher(sink), chunks(3, 2, 1, 9)
     for chunk in read:
-        delivering.put(chunk)
-    async with at_work(delivering):
+        dispatcher.put(chunk)
+    async with at_work(dispatcher):
         await auntil_finished(read)
     assert sink.sizes == [3, 3, 4, 4, 1]
 
 
 async def test_a_call_of_several_chunks_holds_no_more_than_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outbox_relay.relay.dispatch.CALL_BYTES", 100)
+    monkeypatch.setattr("outbox_relay.relay.dispatch_batches.CALL_BYTES", 100)
     sink = Held()
     sink.answering.set()
-    delivering, read = BatchDelivering(a_desk(sink)), chunks(1, 1, 3, 1, payload=b"x" * 40)
+    dispatcher, read = a_batch_dispatcher(sink), chunks(1, 1, 3, 1, payload=b"x" * 40)
     for chunk in read:
-        delivering.put(chunk)
-    async with at_work(delivering):
+        dispatcher.put(chunk)
+    async with at_work(dispatcher):
         await auntil_finished(read)
     assert sink.sizes == [2, 3, 1]
 
@@ -130,100 +166,100 @@ async def test_of_a_call_that_comes_back_in_part_each_chunk_knows_its_own() -> N
     """What is unavailable, the first of its chunk, is sent again alone; the rest is delivered."""
     sink = Held()
     sink.answering.set()
-    delivering, read = BatchDelivering(a_desk(sink)), chunks(2, 3, 2)
+    dispatcher, read = a_batch_dispatcher(sink), chunks(2, 3, 2)
     again = read[1].events[1].uid
     sink.answer = lambda event: Unavailable("later") if event.uid == again and len(sink.calls) == 1 else DELIVERED
     for chunk in read:
-        delivering.put(chunk)
-    async with at_work(delivering):
+        dispatcher.put(chunk)
+    async with at_work(dispatcher):
         await sink.has_calls(2)
         await auntil_finished(read)
     assert [[event.uid for event in call] for call in sink.calls[1:]] == [[again]]
 
 
 async def test_the_sink_has_enough_while_a_call_waits_and_says_when_not() -> None:
-    asked: list[bool] = []
-    sink = Held()
-    delivering = BatchDelivering(a_desk(sink, lambda: asked.append(delivering.sated)))
-    assert not delivering.sated
-    async with at_work(delivering):
+    sink, want_more = Held(), WantMore()
+    dispatcher = a_batch_dispatcher(sink, want_more)
+    want_more.saturated = lambda: dispatcher.saturated
+    assert not dispatcher.saturated
+    async with at_work(dispatcher):
         for number, chunk in enumerate(chunks(1, 1)):
-            delivering.put(chunk)
+            dispatcher.put(chunk)
             await sink.has_calls(number + 1)
-        assert not delivering.sated
-        delivering.put(chunks(1)[0])
-        assert delivering.sated
-        asked.clear()
+        assert not dispatcher.saturated
+        dispatcher.put(chunks(1)[0])
+        assert dispatcher.saturated
+        want_more.asked.clear()
         sink.answering.set()
         await sink.has_calls(3)
-        assert asked == [False]
+        assert want_more.asked == [False]
 
 
 async def test_a_sink_of_requests_has_enough_while_as_many_wait_as_may_be_under_way() -> None:
-    asked: list[bool] = []
-    sink = Held(keeps_order=False)
+    sink, want_more = Held(keeps_order=False), WantMore()
     sink.max_in_flight = 3
-    delivering = RequestDelivering(a_desk(sink, lambda: asked.append(delivering.sated)))
-    async with at_work(delivering):
-        delivering.put(chunks(6)[0])
+    dispatcher = a_request_dispatcher(sink, want_more)
+    want_more.saturated = lambda: dispatcher.saturated
+    async with at_work(dispatcher):
+        dispatcher.put(chunks(6)[0])
         await sink.has_calls(3)
-        assert delivering.sated
-        assert not asked
+        assert dispatcher.saturated
+        assert not want_more.asked
         sink.answering.set()
         await sink.has_calls(6)
-        assert asked == [False]
+        assert want_more.asked == [False]
 
 
 async def test_a_backlog_of_one_key_costs_each_event_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = 0
 
-    def counted(desk: Desk, event: StoredEvent) -> bool:
+    def counted(context: DeliveryContext, event: StoredEvent) -> bool:
         nonlocal looks
         looks += 1
-        return keyed(desk, event)
+        return keyed(context, event)
 
-    keyed = Desk.keyed
-    monkeypatch.setattr(Desk, "keyed", counted)
+    keyed = DeliveryContext.keyed
+    monkeypatch.setattr(DeliveryContext, "keyed", counted)
     sink = Held()
     sink.answering.set()
     chunk = Chunk([an_event("k") for _ in range(1000)], NOWHERE, NOWHERE)
-    delivering = RequestDelivering(a_desk(sink))
-    delivering.put(chunk)
-    async with at_work(delivering):
+    dispatcher = a_request_dispatcher(sink)
+    dispatcher.put(chunk)
+    async with at_work(dispatcher):
         await auntil_finished([chunk])
     assert [event.uid for [event] in sink.calls] == [event.uid for event in chunk.events]
     assert looks < 5 * len(chunk.events)
 
 
 async def test_a_probe_that_was_answered_is_an_attempt_of_its_event_and_other_failures_meanwhile_are_not() -> None:
-    desk, event = a_desk(Held()), an_event("k")
-    early = await desk.gate.admit()
-    desk.gate.unavailable(1, Unavailable("down"), early, at_once=True, retry_after=0.0)
-    probe = await desk.gate.admit()
+    context, event = a_context(Held()), an_event("k")
+    early = await context.breaker.admit()
+    context.breaker.unavailable(1, Unavailable("down"), early, at_once=True, retry_after=0.0)
+    probe = await context.breaker.admit()
     failed = Failed("status 500", 500)
-    assert desk.judged(event, failed, early) == Unavailable("status 500", 500)
-    assert (probe.probe, desk.judged(event, failed, probe)) == (True, failed)
-    assert desk.gate.state == "open"
+    assert context.judged(event, failed, early) == Unavailable("status 500", 500)
+    assert (probe.probe, context.judged(event, failed, probe)) == (True, failed)
+    assert context.breaker.state == "open"
 
 
 async def test_a_probe_that_was_not_answered_stays_where_it_is() -> None:
-    desk, event = a_desk(Held()), an_event("k")
-    desk.gate.unavailable(1, Unavailable("down"), await desk.gate.admit(), at_once=True, retry_after=0.0)
-    probe = await desk.gate.admit()
+    context, event = a_context(Held()), an_event("k")
+    context.breaker.unavailable(1, Unavailable("down"), await context.breaker.admit(), at_once=True, retry_after=0.0)
+    probe = await context.breaker.admit()
     chunk = Chunk([event], NOWHERE, NOWHERE)
-    assert not desk.apply(chunk, 0, Unavailable("down"), probe)
+    assert not context.apply(chunk, 0, Unavailable("down"), probe)
     assert chunk.undone() == [0]
 
 
 async def test_requests_wait_before_they_are_begun_while_too_many_rows_stand() -> None:
     """What is in hand stays there; it goes on once rows have gone."""
     sink = Held(keeps_order=False)
-    desk = a_desk(sink)
-    for _ in range(desk.spec.parked_max):
-        desk.gate.parked()
-    delivering, [chunk] = RequestDelivering(desk), chunks(3)
-    delivering.put(chunk)
-    async with at_work(delivering):
+    context = a_context(sink)
+    for _ in range(context.spec.parked_max):
+        context.parked_limit.add()
+    dispatcher, [chunk] = a_request_dispatcher(sink, context=context), chunks(3)
+    dispatcher.put(chunk)
+    async with at_work(dispatcher):
         for _ in range(10):  # It waits for nothing outside: by then it has come as far as it can.
             await asyncio.sleep(0)
         assert sink.calls == []
@@ -232,8 +268,8 @@ async def test_requests_wait_before_they_are_begun_while_too_many_rows_stand() -
 
 async def test_a_lease_ends_while_the_machine_is_suspended(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine cannot be suspended by a test: the clock that counts such time is replaced."""
-    desk, events = a_desk(Held()), [an_event("k")]
-    assert desk.until(events) > lease_clock()
+    context, events = a_context(Held()), [an_event("k")]
+    assert context.until(events) > lease_clock()
     awake = time.clock_gettime
 
     def suspended(clock: int) -> float:
@@ -241,4 +277,4 @@ async def test_a_lease_ends_while_the_machine_is_suspended(monkeypatch: pytest.M
 
     monkeypatch.setattr(time, "clock_gettime", suspended)
     with pytest.raises(LeaseLost):
-        desk.until(events)
+        context.until(events)

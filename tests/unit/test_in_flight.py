@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 import pytest
 
 from outbox_relay.domain.event import StoredEvent
-from outbox_relay.domain.in_flight import BlockedKeys, Chunk, ShardGroup
+from outbox_relay.domain.in_flight import BlockedKeys, Chunk, InFlight, ShardGroup
 from outbox_relay.domain.window import Position, Tick
 
 A, B, C = Tick(0, "10:10:", 10), Tick(100, "20:20:", 20), Tick(200, "30:30:", 30)
@@ -378,3 +378,106 @@ def test_keys_of_released_shards_are_forgotten() -> None:
     blocked.forget({2, 3})
     assert "ours" in blocked
     assert "theirs" not in blocked
+
+
+# -- all events in flight of a sink -------------------------------------------------------------------------------
+
+
+def taken_over(*shards: int) -> InFlight:
+    """Return the events in flight of a relay that has just taken over ``shards``, with an open window."""
+    in_flight = InFlight()
+    in_flight.take_over(shards, Position(A))
+    in_flight.begin_round(B)
+    return in_flight
+
+
+def read(in_flight: InFlight, *events: StoredEvent) -> Chunk:
+    """Add a chunk that ends the window of the group whose turn it is."""
+    [group, *_] = in_flight.readable
+    part = Chunk(events, group.position, Position(B))
+    in_flight.take(group, part)
+    return part
+
+
+def test_positions_of_leaving_shards_are_written_until_they_are_dropped() -> None:
+    in_flight = taken_over(1, 2)
+    part = read(in_flight, event(4, shard=1), event(5, shard=2))
+    in_flight.drain([2])
+    [leaving] = in_flight.leaving
+    assert in_flight.shards == {1, 2}
+    assert in_flight.undone == 2, "the chunk that two groups share is counted once"
+    in_flight.settle(part)
+    assert in_flight.begin_settlement(everything=False) == (1, {1: Position(B), 2: Position(B)})
+    in_flight.drop(leaving)
+    assert in_flight.shards == {1}
+    assert in_flight.begin_settlement(everything=True) == (2, {1: Position(B)})
+
+
+def test_positions_are_written_again_only_when_they_differ() -> None:
+    in_flight = taken_over(1)
+    in_flight.settle(read(in_flight, event(4, shard=1)))
+    number, positions = in_flight.begin_settlement(everything=False)
+    in_flight.record_written(positions)
+    assert (number, positions) == (1, {1: Position(B)})
+    assert in_flight.begin_settlement(everything=True) == (2, {})
+
+
+def test_leaving_shards_are_not_read_and_join_no_others() -> None:
+    in_flight = InFlight()
+    in_flight.take_over([1, 2, 3], Position(A))
+    in_flight.drain([2])
+    in_flight.take_over([4], Position(A))
+    in_flight.begin_round(B)
+    assert [group.shards for group in in_flight.readable] == [{4, 1, 3}]
+    assert [(group.shards, group.position) for group in in_flight.leaving] == [({2}, Position(A))]
+    in_flight.drain([1, 3, 4])
+    assert not in_flight.readable
+    assert in_flight.shards == {1, 2, 3, 4}
+
+
+def test_groups_take_turns_even_if_a_pass_is_interrupted() -> None:
+    """Goes red when every pass begins at the same group: the others would wait for the end of its window."""
+    in_flight = InFlight()
+    for shard in (1, 2, 3):
+        in_flight.take_over([shard], Position(A, B, shard))
+    turns: list[int] = []
+    for number in range(10, 16):
+        group = in_flight.readable[0]
+        [shard] = group.shards
+        turns.append(shard)
+        in_flight.take(group, chunk(number, start=group.position, end=OPEN.at(number)))
+    assert turns == [1, 2, 3, 1, 2, 3]
+
+
+def test_dropped_shards_block_no_keys() -> None:
+    in_flight = taken_over(1, 2)
+    in_flight.blocked.load([("a", 1), ("b", 2)])
+    in_flight.drain([2])
+    in_flight.drop(in_flight.leaving[0])
+    assert "a" in in_flight.blocked
+    assert "b" not in in_flight.blocked
+
+
+def test_event_is_done_and_its_key_blocked_by_the_settlement_that_writes_its_row() -> None:
+    in_flight = taken_over(1)
+    part = read(in_flight, event(4, shard=1)._replace(key="a"), event(5, shard=1)._replace(key="b"))
+    assert in_flight.park(part, 0, blocks=True) == 1
+    assert in_flight.park(part, 1, blocks=False) == 1
+    assert "a" in in_flight.blocked
+    assert "b" not in in_flight.blocked
+    assert in_flight.begin_settlement(everything=False) == (1, {1: Position(B)})
+    assert in_flight.blocked.settled(10) == (0, []), "the row of the key is not in the database yet"
+
+
+def test_capacity_counts_whole_chunks_until_they_are_finished() -> None:
+    in_flight = InFlight()
+    in_flight.take_over([1], OPEN)
+    parts = [read(in_flight, event(4, shard=1), event(5, shard=1)) for _ in range(2)]
+    assert in_flight.has_capacity(3, 5, 10_000)
+    assert not in_flight.has_capacity(2, 5, 10_000)
+    assert not in_flight.has_capacity(3, 4, 10_000)
+    assert not in_flight.has_capacity(3, 5, parts[0].size)
+    in_flight.settle(parts[0], 0)
+    assert not in_flight.has_capacity(3, 4, 10_000)
+    in_flight.settle(parts[0], 1)
+    assert in_flight.has_capacity(3, 4, 10_000)

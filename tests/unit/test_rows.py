@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
+from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
 import pytest
@@ -14,12 +14,17 @@ import pytest
 from outbox_relay.domain.errors import LeaseLost, SessionReset, StatementFailed
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.in_flight import Chunk
-from outbox_relay.domain.outcomes import DELIVERED
+from outbox_relay.domain.outcomes import DELIVERED, Verdict
 from outbox_relay.domain.window import BEGINNING, Position
 from outbox_relay.postgres.store import ClaimedRow
-from outbox_relay.relay.dispatch import RequestDelivering
-from outbox_relay.relay.gate import Pass
-from outbox_relay.relay.parked import MOST_BYTES, MOST_ROWS, MOST_UNSETTLED, Portion, Rows
+from outbox_relay.relay.breaker import Permit
+from outbox_relay.relay.dispatch_requests import RequestDispatcher
+from outbox_relay.relay.due_timer import DueTimer
+from outbox_relay.relay.limiter import ConcurrencyLimiter
+from outbox_relay.relay.parked import ParkedDeliveries
+from outbox_relay.relay.parked_claims import MOST_BYTES, MOST_ROWS, ClaimSize, ParkedClaims
+from outbox_relay.relay.parked_settler import MOST_UNSETTLED, ParkedSettler
+from outbox_relay.relay.slow_requests import SlowRequest, SlowRequests
 from tests.contract.harness import an_event
 
 
@@ -28,57 +33,134 @@ def park(*_: object, **__: object) -> int:
     return 1
 
 
-async def test_a_request_that_is_parked_while_the_session_ends_is_cancelled_and_ends_nothing_else() -> None:
-    """Goes red when the refusal of a group that is shutting down comes through: it would end the whole relay."""
-    log: Any = None
-    desk: Any = SimpleNamespace(
+class Slow(NamedTuple):
+    """The parts that a slow request goes through."""
+
+    requests: SlowRequests
+    dispatcher: RequestDispatcher
+    deliveries: ParkedDeliveries
+
+    def park(self) -> asyncio.Future[Verdict]:
+        """Park an event whose request does not end."""
+        position = Position(BEGINNING)
+        request: Any = asyncio.ensure_future(asyncio.sleep(60, DELIVERED))
+        self.dispatcher._park_slow(  # pyright: ignore[reportPrivateUsage]
+            Chunk([an_event()], position, position), 0, request, Permit(0, probe=False), 0.0
+        )
+        return request
+
+
+def a_slow_sink(slots: int) -> Slow:
+    """Make the parts of a sink with ``slots``, all of which are taken by requests."""
+    parts: Any = SimpleNamespace(
         spec=SimpleNamespace(name="s"), sink=SimpleNamespace(timeout_seconds=15.0), park=park, keyed=bool
     )
-    rows = Rows(desk, desk, uuid4(), log)
-    desk.overdue = rows.overdue
-    async with asyncio.TaskGroup() as rows._tasks:  # pyright: ignore[reportPrivateUsage] - a session that has ended
-        pass
-    position = Position(BEGINNING)
-    request: Any = asyncio.ensure_future(asyncio.sleep(60, DELIVERED))
+    parts.limiter = ConcurrencyLimiter(slots, asyncio.Event())
+    requests = SlowRequests("s", slots)
+    deliveries = ParkedDeliveries(parts, parts, uuid4(), parts, requests)
+    return Slow(requests, RequestDispatcher(parts, asyncio.Event(), requests), deliveries)
+
+
+async def test_a_request_that_is_parked_after_the_session_ended_is_cancelled_and_ends_nothing_else() -> None:
+    """Goes red when the refusal comes through as another error than a reset: it would end the whole relay."""
+    slow = a_slow_sink(1)
+    slow.requests.close()
+    before = asyncio.all_tasks()
     with pytest.raises(SessionReset, match="sink s: the session is ending"):
-        RequestDelivering(desk)._park_under_way(  # pyright: ignore[reportPrivateUsage]
-            Chunk([an_event()], position, position), 0, request, Pass(0, probe=False), 0.0
-        )
+        slow.park()
+    await auntil_cancelled(*(asyncio.all_tasks() - before))
+    assert slow.deliveries.under_way == 0
+
+
+async def auntil_cancelled(*requests: asyncio.Future[Any]) -> None:
+    await asyncio.wait(requests, timeout=5)
+    assert [request.cancelled() for request in requests] == [True] * len(requests)
+
+
+async def test_requests_that_wait_to_be_adopted_when_the_session_ends_are_cancelled() -> None:
+    slow = a_slow_sink(2)
+    requests = [slow.park(), slow.park()]
+    assert slow.deliveries.under_way == 2
+    slow.requests.close()
+    await auntil_cancelled(*requests)
+    assert slow.deliveries.under_way == 0
+
+
+async def _fails_when_it_is_cancelled() -> Verdict:
+    try:
+        await asyncio.sleep(60)
+    except asyncio.CancelledError:
+        raise LeaseLost("gone") from None
+    return DELIVERED
+
+
+async def _ended_with_a_request_that_fails() -> None:
+    slow, request = a_slow_sink(1), asyncio.ensure_future(_fails_when_it_is_cancelled())
+    slow.requests.adopt_slow_request(SlowRequest(_row(key=None, ordered=False), Permit(0, probe=False), 1, request))
+    await asyncio.sleep(0)  # The request begins.
+    slow.requests.close()
     await asyncio.wait({request})
-    assert request.cancelled()
-    assert rows.under_way == 0
 
 
-async def _parked_and_ended(*, fails: bool) -> bool:
-    """End a session in the step in which a request is parked; return whether the request is cancelled."""
-    log: Any = None
-    spec, sink = SimpleNamespace(name="s"), SimpleNamespace(timeout_seconds=15.0)
-    desk: Any = SimpleNamespace(spec=spec, sink=sink, park=park, keyed=bool, slots=SimpleNamespace(release=int))
-    rows = Rows(desk, desk, uuid4(), log)
-    desk.overdue = rows.overdue
-    position = Position(BEGINNING)
-    chunk = Chunk([an_event()], position, position)
-    request: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-    with contextlib.suppress(ExceptionGroup):
-        async with asyncio.TaskGroup() as rows._tasks:  # pyright: ignore[reportPrivateUsage]
-            RequestDelivering(desk)._park_under_way(  # pyright: ignore[reportPrivateUsage]
-                chunk, 0, request, Pass(0, probe=False), 0.0
-            )
-            if fails:
-                request.set_exception(LeaseLost("gone"))
-            raise SessionReset("the session ends")
-    await asyncio.sleep(0)  # the callbacks of the task and the request run
-    return request.cancelled()
-
-
-@pytest.mark.parametrize("fails", [False, True], ids=["under way", "failed in the same step"])
-async def test_a_request_is_cancelled_whose_session_ends_before_its_task_takes_a_step(fails: bool) -> None:
-    """Goes red without the task's callback: the request would go on, and nothing would await its verdict."""
+async def test_the_error_of_a_request_that_nothing_awaits_any_more_is_not_logged() -> None:
     reported: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
-    assert await _parked_and_ended(fails=fails) is not fails
+    await _ended_with_a_request_that_fails()
     gc.collect()
     assert not reported
+
+
+async def test_more_slow_requests_than_slots_end_the_session_alone() -> None:
+    slow = a_slow_sink(1)
+    slow.park()
+    with pytest.raises(SessionReset, match="more slow requests than slots"):
+        slow.park()
+    slow.requests.close()
+
+
+async def test_adopted_requests_are_cancelled_with_the_session_even_before_their_task_has_begun() -> None:
+    slow = a_slow_sink(2)
+    requests = [slow.park(), slow.park()]
+    adopting = asyncio.create_task(_adopt(slow.deliveries))
+    await asyncio.sleep(0)  # By then it has taken them, and the tasks that it made have not begun.
+    adopting.cancel()
+    await asyncio.wait({adopting})
+    await auntil_cancelled(*requests)
+
+
+async def test_requests_are_adopted_and_counted_until_they_are_settled_while_every_slot_is_taken() -> None:
+    """Goes red when they are adopted by the task that claims rows: it waits for a slot, and they keep theirs."""
+    slow, written, decided = a_slow_sink(1), asyncio.Event(), asyncio.Event()
+    context: Any = slow.deliveries._context  # pyright: ignore[reportPrivateUsage]
+    context.settler = SimpleNamespace(committed=written_at(written))
+    settler: Any = slow.deliveries._settler  # pyright: ignore[reportPrivateUsage]
+    settler.decide = lambda *_: decided.set()  # pyright: ignore[reportUnknownLambdaType]
+    await context.limiter.acquire()
+    request: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+    slow.requests.adopt_slow_request(SlowRequest(_row(key=None, ordered=False), Permit(0, probe=False), 1, request))
+    adopting = asyncio.create_task(_adopt(slow.deliveries))
+    request.set_result(DELIVERED)
+    await asyncio.wait_for(context.limiter.acquire(), 5)
+    assert (slow.deliveries.under_way, decided.is_set()) == (1, False)
+    written.set()
+    await asyncio.wait_for(decided.wait(), 5)
+    assert slow.deliveries.under_way == 0
+    adopting.cancel()
+    await asyncio.wait({adopting})
+
+
+def written_at(event: asyncio.Event) -> Callable[[int], Coroutine[Any, Any, bool]]:
+    """Return a wait for a settlement that is written once ``event`` is set."""
+
+    async def committed(_number: int) -> bool:
+        return await event.wait()
+
+    return committed
+
+
+async def _adopt(deliveries: ParkedDeliveries) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        await deliveries._adopt_slow_requests(tasks)  # pyright: ignore[reportPrivateUsage]
 
 
 class Claiming(Exception):
@@ -93,15 +175,27 @@ async def _done(_sink: str, rows: list[tuple[int, UUID]]) -> set[int]:
     return {event for event, _ in rows}
 
 
-def _rows() -> Rows:
-    """The rows of a sink that delivers all that it is given; each row was ours when it is settled."""
+class Parked(NamedTuple):
+    """The deliveries of a sink, and the parts that claim and settle them."""
+
+    deliveries: ParkedDeliveries
+    claims: ParkedClaims
+    settler: ParkedSettler
+    store: Any
+
+
+def _parked() -> Parked:
+    """Make the deliveries of a sink that delivers every event; each row was ours when it is settled."""
     parts: Any = SimpleNamespace(
         spec=SimpleNamespace(name="s", hold=False),
-        gate=SimpleNamespace(delivered=bool),
-        slots=SimpleNamespace(more=int, acquire=_claiming),
+        delivered=bool,
+        limiter=SimpleNamespace(increase=int, acquire=_claiming),
+        due_timer=DueTimer(),
         rows_done=_done,
     )
-    return Rows(parts, parts, uuid4(), parts)
+    deliveries = ParkedDeliveries(parts, parts, uuid4(), parts, SlowRequests("s", 1))
+    claims, settler = deliveries._claims, deliveries._settler  # pyright: ignore[reportPrivateUsage]
+    return Parked(deliveries, claims, settler, parts)
 
 
 def _row(*, key: str | None, ordered: bool) -> ClaimedRow:
@@ -110,51 +204,51 @@ def _row(*, key: str | None, ordered: bool) -> ClaimedRow:
 
 async def test_only_rows_behind_those_that_have_an_order_are_asked_for() -> None:
     """Scheduled events have a key and no place in its order: nothing waits behind them, and nothing is looked up."""
-    rows = _rows()
+    parked = _parked()
     settled = [_row(key="scheduled", ordered=False), _row(key=None, ordered=False), _row(key="first", ordered=True)]
-    rows._sort_out(settled, [DELIVERED] * 3, Pass(0, probe=False))  # pyright: ignore[reportPrivateUsage]
-    assert rows.under_way == 3
-    await rows._settle_now()  # pyright: ignore[reportPrivateUsage]
-    assert rows.under_way == 0
-    assert rows._heads == {"first"}  # pyright: ignore[reportPrivateUsage]
+    parked.deliveries._apply(settled, [DELIVERED] * 3, Permit(0, probe=False))  # pyright: ignore[reportPrivateUsage]
+    assert parked.deliveries.under_way == 3
+    await parked.settler.settle()
+    assert parked.deliveries.under_way == 0
+    assert parked.claims._heads == {"first"}  # pyright: ignore[reportPrivateUsage]
 
 
 async def test_no_row_is_claimed_while_too_many_outcomes_wait_to_be_written() -> None:
-    rows = _rows()
+    parked = _parked()
     unsettled = [_row(key=None, ordered=False)] * MOST_UNSETTLED
-    rows._sort_out(unsettled, [DELIVERED] * MOST_UNSETTLED, Pass(0, probe=False))  # pyright: ignore[reportPrivateUsage]
+    parked.deliveries._apply(unsettled, [DELIVERED] * MOST_UNSETTLED, Permit(0, probe=False))  # pyright: ignore[reportPrivateUsage]
     async with asyncio.TaskGroup() as tasks:
-        claim = asyncio.ensure_future(rows._claim_and_deliver(tasks))  # pyright: ignore[reportPrivateUsage]
+        claim = asyncio.ensure_future(parked.deliveries._claim_and_deliver(tasks))  # pyright: ignore[reportPrivateUsage]
         for _ in range(10):  # It waits for nothing outside: by then it has come as far as it can.
             await asyncio.sleep(0)
         assert not claim.done()
-        await rows._settle_now()  # pyright: ignore[reportPrivateUsage]
+        await parked.settler.settle()
         with pytest.raises(Claiming):
             await asyncio.wait_for(claim, 5)
 
 
 def test_claims_get_smaller_after_failures_down_to_one_row_without_its_payload_and_grow_again() -> None:
-    portion, seen = Portion(), list[tuple[int, int, bool]]()
+    size, seen = ClaimSize(), list[tuple[int, int, bool]]()
     for _ in range(6):
-        portion.failure(StatementFailed("canceling statement due to statement timeout", "57014"))
-        seen.append((portion.rows, portion.payload_bytes, portion.bare))
+        size.failure(StatementFailed("canceling statement due to statement timeout", "57014"))
+        seen.append((size.rows, size.payload_bytes, size.bare))
     assert seen[0] == (MOST_ROWS // 8, MOST_BYTES // 8, False)
     assert [(rows, bare) for rows, _, bare in seen[2:4]] == [(1, False), (1, True)]
-    portion.success()
-    assert (portion.rows, portion.bare) == (1, False)
+    size.success()
+    assert (size.rows, size.bare) == (1, False)
     for _ in range(20):
-        portion.success()
-    assert (portion.rows, portion.payload_bytes) == (MOST_ROWS, MOST_BYTES)
+        size.success()
+    assert (size.rows, size.payload_bytes) == (MOST_ROWS, MOST_BYTES)
 
 
 @pytest.mark.parametrize("sqlstate", ["40P01", "40001", "55P03"])
 def test_failures_that_a_smaller_claim_would_meet_too_change_nothing_but_the_pause(sqlstate: str) -> None:
-    portion = Portion()
+    size = ClaimSize()
     pauses = list[float]()
     for _ in range(10):
-        portion.failure(StatementFailed("the database ended the statement", sqlstate))
-        pauses.append(portion.pause_seconds())
-    assert (portion.rows, portion.payload_bytes, portion.bare) == (MOST_ROWS, MOST_BYTES, False)
+        size.failure(StatementFailed("the database ended the statement", sqlstate))
+        pauses.append(size.pause_seconds())
+    assert (size.rows, size.payload_bytes, size.bare) == (MOST_ROWS, MOST_BYTES, False)
     assert pauses == sorted(pauses)
     assert pauses[-1] == 1.0
 
@@ -169,13 +263,13 @@ async def test_outcomes_that_cannot_be_written_stay_and_the_session_ends_in_the_
         asked.append(len(rows))
         raise StatementFailed("canceling statement due to statement timeout", "57014")
 
-    rows = _rows()
-    rows._store.rows_done = fails  # type: ignore[method-assign]  # pyright: ignore[reportPrivateUsage]
-    rows._sort_out([_row(key=None, ordered=False)] * 100, [DELIVERED] * 100, Pass(0, probe=False))  # pyright: ignore[reportPrivateUsage]
+    parked = _parked()
+    parked.store.rows_done = fails
+    parked.deliveries._apply([_row(key=None, ordered=False)] * 100, [DELIVERED] * 100, Permit(0, probe=False))  # pyright: ignore[reportPrivateUsage]
     with pytest.raises(StatementFailed):
-        await rows._settle_now()  # pyright: ignore[reportPrivateUsage]
+        await parked.settler.settle()
     assert (asked[0], asked[-1], len(asked)) == (100, 1, 6)
-    assert rows.under_way == 100
+    assert parked.deliveries.under_way == 100
 
 
 class Payload:
@@ -228,9 +322,9 @@ async def test_row_is_not_blamed_for_a_lock_or_for_want_of_a_connection(monkeypa
 
 async def _read(fault: str | None, *answers: Any) -> StoredEvent:
     """The event of a row with ``fault`` once its payload was read; every answer is asked for."""
-    rows, reads = _rows(), Payload(*answers)
-    rows._store.row_payload = reads  # type: ignore[method-assign]  # pyright: ignore[reportPrivateUsage]
+    parked, reads = _parked(), Payload(*answers)
+    parked.store.row_payload = reads
     row = ClaimedRow(an_event(payload=b"")._replace(fault=fault), True, 0, 1, uuid4())
-    event = (await rows._whole(row)).event  # pyright: ignore[reportPrivateUsage]
+    event = (await parked.claims.with_payload(row)).event  # pyright: ignore[reportPrivateUsage]
     assert reads.answers == []
     return event

@@ -14,7 +14,7 @@ import pytest
 from outbox_relay.admin import status
 from outbox_relay.domain.outcomes import DELIVERED, Failed, Refused, Unavailable
 from outbox_relay.domain.retry import RetryPolicy
-from outbox_relay.relay import gate
+from outbox_relay.relay import breaker
 from tests.integration.test_relay import emit, has, query
 from tests.support.database import Database
 from tests.support.receiver import Behaviour, Receiver, Request
@@ -185,7 +185,7 @@ async def test_case_57_the_first_requests_after_a_429_are_half_as_many_and_statu
 async def test_case_58_after_a_410_the_sink_pauses_and_when_resumed_nothing_is_lost(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gate, "GONE_SECONDS", 3.0)
+    monkeypatch.setattr(breaker, "GONE_SECONDS", 3.0)
     with Receiver(in_turn(say(410), say(200))) as receiver:
         async with running(database.dsn, (spec("crm"), a_sink(receiver.url, max_in_flight=1))) as rig:
             emit(database, [f"k{n % 10}" for n in range(100)])

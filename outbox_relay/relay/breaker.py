@@ -1,0 +1,115 @@
+"""The circuit breaker of one sink in this process, and the tasks that wait for it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import NamedTuple
+
+from outbox_relay.domain.circuit import Circuit, CircuitPolicy
+from outbox_relay.domain.outcomes import Unavailable
+
+HANDOVER_POLL_SECONDS = 1.0
+"""Interval at which waiting tasks check the circuit during a handover, which ends their session."""
+
+GONE_SECONDS = 10.0
+"""Minimum pause after a destination reports that it is gone. By then every relay knows that the sink is paused."""
+
+
+class Permit(NamedTuple):
+    """The admission of one call: the term of the circuit, and whether the call is the probe."""
+
+    term: int
+    probe: bool
+
+
+class CircuitBreaker:
+    """One circuit, shared by everything that sends to the sink. ``changed`` is set when its state may have changed."""
+
+    def __init__(self, policy: CircuitPolicy, changed: asyncio.Event) -> None:
+        self._circuit = Circuit(policy)
+        self._changed = changed
+        self._state_changed = asyncio.Event()
+        self.gone: str | None = None
+        """The reason given by a destination that reported that it is gone, until the sink is paused."""
+        self.handing_over = False
+        """True if no call is admitted any more."""
+
+    @property
+    def state(self) -> str:
+        """``closed``, ``open`` or ``half-open``."""
+        return self._circuit.state
+
+    @property
+    def closed(self) -> bool:
+        """True while events flow."""
+        return self._circuit.state == "closed"
+
+    @property
+    def last_error(self) -> str | None:
+        """The last error that counted as one of the destination."""
+        return self._circuit.last_error
+
+    async def admit(self) -> Permit:
+        """Wait until a call may be sent.
+
+        The outcome of a probe must be reported, or that it is ``unused``.
+        """
+        while (seconds := self._admission_delay()) > 0.0:
+            self._state_changed.clear()
+            try:
+                async with asyncio.timeout(seconds):
+                    await self._state_changed.wait()
+            except TimeoutError:
+                continue
+        return Permit(self._circuit.term, not self.closed)
+
+    def _admission_delay(self) -> float:
+        return HANDOVER_POLL_SECONDS if self.handing_over else self._circuit.admission_delay(time.monotonic())
+
+    def begin_handover(self) -> None:
+        """Admit no call any more, since the session ends."""
+        self.handing_over = True
+
+    def holds(self, permit: Permit) -> bool:
+        """Return True if the circuit is closed and has been since ``permit`` was given."""
+        return self.closed and permit.term == self._circuit.term
+
+    def delivered(self, permit: Permit) -> None:
+        """Record that the destination accepted an event."""
+        was_closed = self.closed
+        self._circuit.delivered(permit.term)
+        if self.closed and not was_closed:
+            self._wake()
+
+    def failed(self, event_id: int, reason: str, permit: Permit) -> None:
+        """Record that the destination failed with an event. Several of these open the circuit."""
+        self._circuit.failed(event_id, reason, time.monotonic(), permit.term, at_once=False)
+        self._wake()
+
+    def unavailable(
+        self, event_id: int, verdict: Unavailable, permit: Permit, *, at_once: bool, retry_after: float
+    ) -> bool:
+        """Record that the destination is down or throttles. Return True if this opened the circuit."""
+        at_once = at_once or verdict.throttled or verdict.gone
+        retry_after = max(retry_after, GONE_SECONDS) if verdict.gone else retry_after
+        opened = self._circuit.failed(
+            event_id, verdict.reason, time.monotonic(), permit.term, at_once=at_once, retry_after=retry_after
+        )
+        if verdict.gone:
+            self.gone = verdict.reason
+        self._wake()
+        return opened
+
+    def unused(self, permit: Permit) -> None:
+        """Return a probe that was not needed."""
+        self._circuit.unused(permit.term)
+        self._state_changed.set()
+
+    def forget_gone(self) -> None:
+        """Forget that the destination is gone, once the sink is paused."""
+        self.gone = None
+
+    def _wake(self) -> None:
+        self._state_changed.set()
+        self._changed.set()

@@ -1,0 +1,231 @@
+"""The parts that deliver for one sink, and the outcomes of its events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import NamedTuple
+from uuid import UUID
+
+from outbox_relay.domain.errors import LeaseLost
+from outbox_relay.domain.event import StoredEvent
+from outbox_relay.domain.in_flight import BlockedKeys, Chunk
+from outbox_relay.domain.lease_clock import lease_clock
+from outbox_relay.domain.outcomes import (
+    Attempt,
+    Dead,
+    Done,
+    Failed,
+    Retry,
+    StandStill,
+    Unavailable,
+    Verdict,
+    clip,
+    decide,
+)
+from outbox_relay.domain.retry import requested_delay
+from outbox_relay.domain.sink_spec import SinkSpec
+from outbox_relay.postgres.store import NewRow
+from outbox_relay.relay.breaker import CircuitBreaker, Permit
+from outbox_relay.relay.due_timer import DueTimer
+from outbox_relay.relay.limiter import ConcurrencyLimiter
+from outbox_relay.relay.parked_limit import ParkedLimit
+from outbox_relay.relay.settler import Settler
+from outbox_relay.relay.sink_leases import SinkLeases
+from outbox_relay.relay.sink_report import SinkReport
+from outbox_relay.sinks import Sink
+
+LEASE_MARGIN_SECONDS = 5.0
+"""Minimum time by which the lease of a row outlasts the time limit of its request."""
+SUSPECT_CRASHES = 2
+"""Lapsed leases of a shard from which on its next events become rows, where claims are counted."""
+SUSPECT_CLAIMS = 2
+"""Claims with which such rows begin.
+
+They are claimed together once, since most owners crash for another reason. Rows that were claimed three times without
+an outcome are claimed alone.
+"""
+
+
+class _Tried(NamedTuple):
+    """The record of an event's first attempt that its row begins with."""
+
+    attempts: int = 0
+    error: str | None = None
+    status: int | None = None
+    attempt: Attempt | None = None
+
+
+NOT_TRIED = _Tried()
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryContext:
+    """The parts of one session that deliver, shared by the dispatcher and the parked deliveries.
+
+    ``now`` returns the database's time as far as it is known, and ``noise`` a number from [-1, 1]. ``limiter`` bounds
+    the requests in flight of a sink of one request per event. ``blocked`` are the keys whose events become rows.
+    """
+
+    spec: SinkSpec
+    sink: Sink
+    leases: SinkLeases
+    blocked: BlockedKeys
+    settler: Settler
+    breaker: CircuitBreaker
+    limiter: ConcurrencyLimiter
+    parked_limit: ParkedLimit
+    report: SinkReport
+    due_timer: DueTimer
+    now: Callable[[], datetime]
+    noise: Callable[[], float]
+
+    @property
+    def flows(self) -> bool:
+        """True if events can be delivered or parked now."""
+        return self.breaker.closed and not self.parked_limit.full
+
+    # -- delivery ---------------------------------------------------------------------------------------------
+
+    def until(self, events: Iterable[StoredEvent]) -> float:
+        """Return the ``lease_clock()`` value by which ``events`` must be handed over.
+
+        Raises ``LeaseLost`` if it has passed.
+        """
+        until = self.leases.until({event.shard for event in events})
+        if lease_clock() >= until:
+            raise LeaseLost(f"sink {self.spec.name}: a lease could not be renewed in time")
+        return until
+
+    async def deliver(self, events: Sequence[StoredEvent]) -> Sequence[Verdict]:
+        """Deliver events of owned shards, and return a verdict for each.
+
+        Raises ``LeaseLost`` if a lease ended before all of them were handed over.
+        """
+        until = self.until(events)
+        verdicts = await self.sink.deliver(events, until)
+        if lease_clock() >= until and any(isinstance(verdict, Unavailable) for verdict in verdicts):
+            self.until(events)
+        return verdicts
+
+    def delivered(self, permit: Permit) -> None:
+        """Record that the destination accepted an event."""
+        self.breaker.delivered(permit)
+        self.report.delivered()
+
+    def judged(self, event: StoredEvent, verdict: Verdict, permit: Permit, *, failed_before: bool = False) -> Verdict:
+        """Report ``verdict`` to the circuit, and return the verdict that counts.
+
+        While the circuit is not closed, a failure is the destination's and not the event's. A probe that the
+        destination answered nevertheless counts as an attempt of its event: the event becomes a row, and the next probe
+        is another event. Otherwise an event that always fails would be every probe, and the circuit would never close.
+
+        The failure of an event that ``failed_before`` says little about the destination. Such events come together when
+        their delays end. They would open the circuit and, as probes, keep it open for all others.
+        """
+        match verdict:
+            case Failed() if failed_before:
+                self.breaker.unused(permit)
+            case Failed(reason, status, retry_after, attempt):
+                counts = permit.probe or self.breaker.holds(permit)
+                self.breaker.failed(event.id, reason, permit)
+                return verdict if counts else Unavailable(reason, status, retry_after, attempt)
+            case Unavailable(behind=True):
+                self.breaker.unused(permit)
+            case Unavailable(part=None):
+                self._unavailable(event, verdict, permit)
+            case Unavailable():
+                self.breaker.unused(permit)
+                self.parked_limit.report_trouble(verdict.reason)
+            case _:
+                self.delivered(permit)
+                self.limiter.increase()
+        return verdict
+
+    def _unavailable(self, event: StoredEvent, verdict: Unavailable, permit: Permit) -> None:
+        retry_after = requested_delay(verdict.retry_after_seconds, self.spec.retry, self.noise())
+        at_once = self.sink.keeps_order
+        opened = self.breaker.unavailable(event.id, verdict, permit, at_once=at_once, retry_after=retry_after)
+        if opened and verdict.throttled:
+            self.limiter.decrease()
+
+    def keyed(self, event: StoredEvent) -> bool:
+        """Return True if the event takes part in the order of a key."""
+        return self.spec.ordered and event.key is not None
+
+    # -- outcomes of events of the log ------------------------------------------------------------------------
+
+    def apply(self, chunk: Chunk, index: int, verdict: Verdict, permit: Permit) -> bool:
+        """Settle the event at ``index`` by its first verdict. Return False if it stays in flight."""
+        event = chunk.events[index]
+        match decide(0, self.judged(event, verdict, permit), self.spec.retry, self.noise()):
+            case Done():
+                self.settler.done(chunk, index)
+            case Retry(delay, attempts, error, status, attempt):
+                self.park(chunk, index, "waiting", due_in=delay, tried=_Tried(attempts, error, status, attempt))
+            case Dead(attempts, error, status, attempt):
+                self.park(chunk, index, "dead", tried=_Tried(attempts, error, status, attempt))
+            case StandStill():
+                return False
+        return True
+
+    def park_unless_deliverable(self, chunk: Chunk, index: int) -> bool:
+        """Park the event at ``index`` if it must not be delivered now. Return True if it was parked.
+
+        Events with a fault are dead at once. Scheduled events leave the order of their key. Events of a blocked key
+        wait for the rows of that key. Events of a shard with several crashed owners become rows, where claims are
+        counted.
+        """
+        event = chunk.events[index]
+        if event.fault is not None:
+            self.park(chunk, index, "dead", tried=_Tried(error=clip(event.fault)))
+        elif event.deliver_at is not None and event.deliver_at > self.now():
+            self.park(chunk, index, "waiting", ordered=False)
+            self.due_timer.schedule_wakeup((event.deliver_at - self.now()).total_seconds())
+        elif event.key in self.blocked and self.keyed(event):
+            self.park(chunk, index, "held")
+        elif self._crashes(event) >= SUSPECT_CRASHES:
+            self.park(chunk, index, "waiting", claims=SUSPECT_CLAIMS, due_in=0.0)
+        else:
+            return False
+        return True
+
+    def defer(self, chunk: Chunk, index: int) -> None:
+        """Park the event at ``index`` until the next probe of the destination."""
+        if not self.park_unless_deliverable(chunk, index):
+            self.park(chunk, index, "waiting", due_in=self.spec.circuit.probe_seconds)
+
+    def _crashes(self, event: StoredEvent) -> int:
+        lease = self.leases.held.get(event.shard)
+        if lease is None:
+            raise LeaseLost(f"sink {self.spec.name}: a shard was lost while its events were in hand")
+        return lease.crashes
+
+    def park(
+        self,
+        chunk: Chunk,
+        index: int,
+        state: str,
+        *,
+        ordered: bool | None = None,
+        due_in: float | None = None,
+        claims: int = 0,
+        lease: UUID | None = None,
+        lease_for: float | None = None,
+        tried: _Tried = NOT_TRIED,
+    ) -> int:
+        """Make the event at ``index`` a row. Return the number of the settlement that writes it."""
+        event = chunk.events[index]
+        takes_part = self.keyed(event) if ordered is None else ordered
+        row = NewRow(
+            *(event.id, event.shard, state, takes_part, due_in, tried.attempts, claims, lease, lease_for),
+            *(tried.error, tried.status, tried.attempt),
+        )
+        scheduled = state == "waiting" and due_in is None
+        if state != "dead" and not scheduled:
+            self.parked_limit.add()
+        blocks = takes_part and (state != "dead" or self.spec.hold)
+        if due_in is not None and state != "dead":
+            self.due_timer.schedule_wakeup(due_in)
+        return self.settler.park(chunk, index, row, blocks=blocks)

@@ -1,0 +1,176 @@
+"""Delivery of single events, for sinks of one request per event."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from uuid import uuid4
+
+from outbox_relay.domain.event import StoredEvent
+from outbox_relay.domain.in_flight import Chunk
+from outbox_relay.domain.outcomes import Verdict
+from outbox_relay.postgres.store import ClaimedRow
+from outbox_relay.relay.breaker import Permit
+from outbox_relay.relay.context import LEASE_MARGIN_SECONDS, DeliveryContext
+from outbox_relay.relay.slow_requests import SlowRequest, SlowRequests
+
+
+class RequestDispatcher:
+    """Sends many requests at once, one for each key, and waits for each at most ``park_after_seconds``.
+
+    Slower requests become parked deliveries by way of ``slow_requests``. ``want_more`` is set when fewer events wait
+    than may be in flight.
+    """
+
+    def __init__(self, context: DeliveryContext, want_more: asyncio.Event, slow_requests: SlowRequests) -> None:
+        self._context = context
+        self._want_more = want_more
+        self._slow_requests = slow_requests
+        self._queue: deque[tuple[Chunk, int]] = deque()
+        self._followers: dict[str, deque[tuple[Chunk, int]]] = {}
+        """The events that wait for an earlier one of their key, for every key that has a turn."""
+        self._turns: deque[tuple[Chunk, int]] = deque()
+        """The next event of each key whose previous one is done. They are older than the queue."""
+        self._filled = asyncio.Event()
+        self._under_way = 0
+
+    @property
+    def under_way(self) -> int:
+        """The number of requests that are neither answered nor parked."""
+        return self._under_way
+
+    @property
+    def saturated(self) -> bool:
+        """True while as many events wait as may be in flight at once."""
+        return len(self._turns) + len(self._queue) >= self._context.limiter.limit
+
+    def put(self, chunk: Chunk) -> None:
+        """Deliver ``chunk``, each key in order."""
+        self._queue.extend((chunk, index) for index in range(len(chunk.events)))
+        self._filled.set()
+
+    async def run(self) -> None:
+        """Send requests until cancelled."""
+        async with asyncio.TaskGroup() as requests:
+            while True:
+                while not (self._turns or self._queue):
+                    self._filled.clear()
+                    await self._filled.wait()
+                await self._context.parked_limit.wait_for_capacity()
+                await self._context.limiter.acquire()
+                was_saturated = self.saturated
+                if not self._start(requests):
+                    self._context.limiter.release()
+                if was_saturated and not self.saturated:
+                    self._want_more.set()
+
+    def _start(self, requests: asyncio.TaskGroup) -> bool:
+        """Start a request for the next event. Return False if it was parked or waits for its key's turn."""
+        if self._turns:
+            chunk, index = self._turns.popleft()
+        else:
+            chunk, index = self._queue.popleft()
+            if self._follows(chunk, index):
+                return False
+        if self._context.park_unless_deliverable(chunk, index):
+            self._end_turn(chunk, index)
+            return False
+        requests.create_task(self._take_turn(chunk, index))
+        return True
+
+    def _follows(self, chunk: Chunk, index: int) -> bool:
+        """Queue the event if an earlier one of its key has the turn. Otherwise give its key the turn."""
+        event = chunk.events[index]
+        if event.key is None or not self._context.keyed(event):
+            return False
+        if event.key in self._followers:
+            self._followers[event.key].append((chunk, index))
+            return True
+        self._followers[event.key] = deque()
+        return False
+
+    def _end_turn(self, chunk: Chunk, index: int) -> None:
+        """Give the turn to the next event of the key.
+
+        A pass over all waiting events would cost the square of their number, and a destination with a backlog of few
+        keys would never catch up.
+        """
+        event = chunk.events[index]
+        if event.key is None or event.key not in self._followers or not self._context.keyed(event):
+            return
+        followers = self._followers[event.key]
+        if followers:
+            self._turns.append(followers.popleft())
+            self._filled.set()
+        else:
+            del self._followers[event.key]
+
+    async def _take_turn(self, chunk: Chunk, index: int) -> None:
+        """Deliver the event, and release its slot unless a slow request keeps it."""
+        slow = await self._deliver(chunk, index)
+        if not slow:
+            self._context.limiter.release()
+        self._end_turn(chunk, index)
+
+    async def _deliver(self, chunk: Chunk, index: int) -> bool:
+        """Send the event until it is settled or parked. Return True if its request is still in flight.
+
+        While the circuit is open the event stays in flight.
+        """
+        context, event = self._context, chunk.events[index]
+        began = None
+        while True:
+            permit = await self._admitted()
+            began = began or time.monotonic()
+            request = asyncio.ensure_future(self._request(event))
+            if await self._outlasts(request, began):
+                self._park_slow(chunk, index, request, permit, began)
+                return True
+            if context.apply(chunk, index, request.result(), permit):
+                return False
+            if context.breaker.closed:
+                if time.monotonic() - began >= context.spec.park_after_seconds:
+                    context.park(chunk, index, "waiting", due_in=context.spec.circuit.probe_seconds)
+                    return False
+                await asyncio.sleep(context.spec.park_after_seconds / 4)
+            else:
+                began = None
+
+    async def _admitted(self) -> Permit:
+        """Wait for the circuit with a slot. A slot above the limit is released first."""
+        breaker, limiter = self._context.breaker, self._context.limiter
+        while not (permit := await breaker.admit()).probe and limiter.over_limit():
+            limiter.release()
+            await limiter.acquire()
+        return permit
+
+    async def _request(self, event: StoredEvent) -> Verdict:
+        [verdict] = await self._context.deliver([event])
+        return verdict
+
+    async def _outlasts(self, request: asyncio.Future[Verdict], began: float) -> bool:
+        """Wait for ``request`` until ``park_after_seconds`` have passed. Return True if it is still in flight."""
+        left = max(0.0, began + self._context.spec.park_after_seconds - time.monotonic())
+        self._under_way += 1
+        try:
+            await asyncio.wait({request}, timeout=left)
+        except asyncio.CancelledError:
+            request.cancel()
+            raise
+        finally:
+            self._under_way -= 1
+        return not request.done()
+
+    def _park_slow(
+        self, chunk: Chunk, index: int, request: asyncio.Future[Verdict], permit: Permit, began: float
+    ) -> None:
+        """Make the event a row that is leased to its request, so that no position waits for it.
+
+        Raises ``SessionReset`` if the session is ending.
+        """
+        context, lease, event = self._context, uuid4(), chunk.events[index]
+        left = max(0.0, context.sink.timeout_seconds - (time.monotonic() - began)) + LEASE_MARGIN_SECONDS
+        number = context.park(chunk, index, "waiting", due_in=0.0, claims=1, lease=lease, lease_for=left)
+        row = ClaimedRow(event, context.keyed(event), 0, 1, lease)
+        self._slow_requests.adopt_slow_request(SlowRequest(row, permit, number, request))

@@ -1,0 +1,82 @@
+"""The limit of concurrent requests to a destination, which adapts to what the destination accepts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+
+class ConcurrencyLimiter:
+    """The slots for concurrent requests of one sink.
+
+    There are ``maximum`` slots. The limit is halved when the destination throttles, and raised by one whenever as many
+    requests were delivered as it allows. ``changed`` is set when the limit changes.
+    """
+
+    def __init__(self, maximum: int, changed: asyncio.Event) -> None:
+        self._maximum = float(maximum)
+        self._current = float(maximum)
+        self._changed = changed
+        self._taken = 0
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    @property
+    def limit(self) -> int:
+        """The number of requests that may be in flight now."""
+        return int(self._current)
+
+    @property
+    def reduced_limit(self) -> int | None:
+        """The current limit; None means the maximum."""
+        return self.limit if self._current < self._maximum else None
+
+    def full(self) -> bool:
+        """Return True if the next request has to wait."""
+        return self._taken >= self.limit
+
+    def over_limit(self) -> bool:
+        """Return True if more slots are taken than the limit allows since it decreased.
+
+        A request that has not begun should then release its slot.
+        """
+        return self._taken > self.limit
+
+    async def acquire(self) -> None:
+        """Wait for a slot. The caller releases it."""
+        while self.full():
+            turn = asyncio.get_running_loop().create_future()
+            self._waiting.append(turn)
+            try:
+                await turn
+            except asyncio.CancelledError:
+                self._wake()
+                raise
+        self._taken += 1
+
+    def release(self) -> None:
+        """Release a slot."""
+        self._taken -= 1
+        self._wake()
+
+    def decrease(self) -> None:
+        """Halve the limit, since the destination throttles."""
+        self._set(max(1.0, self._current / 2))
+
+    def increase(self) -> None:
+        """Raise the limit by a fraction of one, since a request was delivered."""
+        if self._current < self._maximum:
+            self._set(min(self._maximum, self._current + 1.0 / self._current))
+            self._wake()
+
+    def _set(self, current: float) -> None:
+        before, self._current = self.limit, current
+        if self.limit != before:
+            self._changed.set()
+
+    def _wake(self) -> None:
+        vacant = self.limit - self._taken
+        while vacant > 0 and self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                vacant -= 1

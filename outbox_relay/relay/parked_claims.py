@@ -1,0 +1,206 @@
+"""Claims of parked deliveries that are due."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from uuid import UUID, uuid4
+
+from structlog.stdlib import BoundLogger
+
+from outbox_relay.domain.errors import StatementFailed
+from outbox_relay.postgres.store import MOST_PAYLOAD, ClaimedRow, Store
+from outbox_relay.relay.context import LEASE_MARGIN_SECONDS, DeliveryContext
+from outbox_relay.relay.portions import FIRST_PAUSE_SECONDS, MOST_TRIES, SHRINK, is_for_its_size, pause
+
+POLL_SECONDS = 1.0
+"""Interval between claims for rows whose due time this relay does not know, and between sweeps while keys are held."""
+SWEEP_SECONDS = 5.0
+"""Interval between sweeps while no key is blocked here. Only a relay that crashed leaves such rows behind."""
+BUSY_POLL_SECONDS = 0.1
+"""Interval between claims while keys are blocked."""
+MOST_ROWS = 1000
+"""Maximum number of rows in one claim."""
+MOST_BYTES = 16 << 20
+"""Maximum bytes of payload, key and headers in one claim, not counting its first row."""
+MOST_KEYS = 1000
+"""Maximum number of keys in one question and in one sweep."""
+MOST_PAUSE_SECONDS = 1.0
+"""Maximum pause after a claim that failed."""
+
+
+class ClaimSize:
+    """The limits of the next claim: smaller after one that failed, larger after those that succeeded."""
+
+    def __init__(self) -> None:
+        self.rows = MOST_ROWS
+        self.payload_bytes = MOST_BYTES
+        self.failed = 0
+        """The number of consecutive claims that failed."""
+        self.bare = False
+        """True if a claim of a single row failed, so that the next one comes without its payload."""
+
+    def pause_seconds(self) -> float:
+        """Return the pause in seconds after a claim that failed."""
+        return min(MOST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0**self.failed)
+
+    def failure(self, error: StatementFailed) -> None:
+        """Reduce the limits after a claim that failed, unless a smaller one would fail as well."""
+        self.failed += 1
+        if not is_for_its_size(error):
+            return
+        self.bare = self.rows == 1
+        self.rows = max(1, self.rows // SHRINK)
+        self.payload_bytes = self.payload_bytes // SHRINK if self.rows > 1 else 0
+
+    def success(self) -> None:
+        """Raise the limits after a claim that succeeded."""
+        self.failed = 0
+        if not self.bare:
+            self.rows = min(MOST_ROWS, 2 * self.rows)
+            self.payload_bytes = min(MOST_BYTES, max(1 << 10, 2 * self.payload_bytes))
+        self.bare = False
+
+
+class ParkedClaims:
+    """Claims rows of one sink: those that are due, the first rows of keys, and rows suspected of killing a relay."""
+
+    def __init__(self, context: DeliveryContext, store: Store, relay: UUID, log: BoundLogger) -> None:
+        self._context = context
+        self._store = store
+        self._relay = relay
+        self._log = log
+        self._asked_at = self._swept_at = self._suspected_at = float("-inf")
+        self._swept: str | None = None
+        self._size = ClaimSize()
+        self._suspects = False
+        self.suspect_was_last = False
+        """True if the last claim was of a row that may have killed its owners."""
+        self._heads: set[str] = set()
+        """Keys whose first row may have become claimable."""
+        self._doubtful: list[UUID] = []
+        """Leases of claims that failed here and may have taken effect in the database."""
+
+    def follow(self, settled: list[ClaimedRow]) -> None:
+        """Let the rows be claimed that wait for those that were settled."""
+        self._heads.update(row.event.key for row in settled if row.ordered and row.event.key is not None)
+        self._context.due_timer.wake()
+
+    async def wait_until_due(self) -> None:
+        """Wait until a row may be due."""
+        interval = BUSY_POLL_SECONDS if len(self._context.blocked) else POLL_SECONDS
+        timer = self._context.due_timer
+        while not self._heads:
+            left = min(timer.next_at, self._asked_at + interval) - time.monotonic()
+            if left <= 0:
+                return
+            await timer.wait(left)
+
+    async def claim(self, most: int) -> list[ClaimedRow]:
+        """Return at most ``most`` rows to deliver now.
+
+        A row that may have killed its owners is returned alone, in turn with the others.
+        """
+        now = time.monotonic()
+        due = self._suspects or now - self._suspected_at >= POLL_SECONDS
+        if due and not self.suspect_was_last and (suspect := await self._claim_suspect(now)):
+            return suspect
+        often = self._swept is not None or len(self._context.blocked)
+        if now - self._swept_at >= (POLL_SECONDS if often else SWEEP_SECONDS) and len(self._heads) < MOST_KEYS:
+            await self._sweep(now)
+        heads = [self._heads.pop() for _ in range(min(len(self._heads), MOST_KEYS))]
+        self._context.due_timer.forget(now)
+        most, most_bytes = min(most, self._size.rows), self._size.payload_bytes
+        claimed = await self._claim(most, heads)
+        if not claimed and self.suspect_was_last:
+            claimed = await self._claim_suspect(now)
+        else:
+            self.suspect_was_last = False
+        cut = len(claimed) == most or 2 * sum(len(row.event.payload or b"") for row in claimed) > most_bytes
+        if cut or self._size.failed:
+            self._heads.update(heads)
+        elif not claimed:
+            self._asked_at = now
+        return claimed
+
+    async def _sweep(self, now: float) -> None:
+        """Add the next keys with held rows, so that rows that another relay left behind are claimed eventually.
+
+        All keys have their turn, at most ``MOST_KEYS`` in a second, so that many cost no more than few.
+        """
+        self._swept_at = now
+        try:
+            keys = await self._store.held_keys(self._context.spec.name, self._swept, MOST_KEYS)
+        except StatementFailed:
+            return
+        self._swept = keys[-1] if len(keys) == MOST_KEYS else None
+        self._heads.update(keys)
+
+    async def _claim_suspect(self, now: float) -> list[ClaimedRow]:
+        """Claim a row that may have killed its owners."""
+        claimed = await self._claim(1, (), suspects=True)
+        self._suspected_at, self._suspects, self.suspect_was_last = now, bool(claimed), bool(claimed)
+        return claimed
+
+    async def _claim(self, most: int, heads: Sequence[str], *, suspects: bool = False) -> list[ClaimedRow]:
+        """Claim at most ``most`` rows: fewer after a claim that failed, none if this one fails."""
+        context, size, bare = self._context, self._size, self._size.bare
+        lease, lease_seconds = uuid4(), context.sink.timeout_seconds + 2 * LEASE_MARGIN_SECONDS
+        try:
+            await self._give_doubtful_back()
+            self._doubtful.append(lease)
+            claimed = await self._store.claim_rows(
+                context.spec.name,
+                self._relay,
+                lease,
+                lease_seconds,
+                min(most, size.rows),
+                size.payload_bytes,
+                hold=context.spec.hold,
+                keys=heads,
+                suspects=suspects,
+                with_followers=context.sink.keeps_order,
+                most_payload=0 if bare else MOST_PAYLOAD,
+            )
+        except StatementFailed as error:
+            if size.failed.bit_count() <= 1:  # fewer and fewer lines while claims fail
+                self._log.warning("claim of rows failed", sink=context.spec.name, reason=str(error), rows=size.rows)
+            size.failure(error)
+            await asyncio.sleep(size.pause_seconds())
+            return []
+        self._doubtful.clear()
+        size.success()
+        return [await self.with_payload(row) for row in claimed] if bare else claimed
+
+    async def _give_doubtful_back(self) -> None:
+        """Return the rows of claims whose answer was lost or could not be loaded.
+
+        Otherwise they would wait for the end of their leases, with a claim counted although they were never tried.
+        """
+        if self._doubtful:
+            await self._store.give_leases_back(self._context.spec.name, self._doubtful)
+            self._doubtful.clear()
+
+    async def with_payload(self, row: ClaimedRow) -> ClaimedRow:
+        """Return a row that was claimed without its payload with it, or with the reason why it cannot be read.
+
+        Raises ``StatementFailed`` if reads fail repeatedly for another reason than the payload.
+        """
+        event, reason = row.event, ""
+        if event.fault is None or not event.fault.startswith("payload"):
+            return row
+        for tries in range(1, MOST_TRIES):
+            try:
+                found = await self._store.row_payload(self._context.spec.name, event.id, row.lease)
+            except StatementFailed as error:
+                if tries == MOST_TRIES - 1 and not is_for_its_size(error):
+                    raise
+                reason = str(error)
+                await pause(tries)
+            else:
+                if found is None:
+                    return row
+                payload, fault = found
+                return row._replace(event=event._replace(payload=payload or b"", fault=fault))
+        return row._replace(event=event._replace(fault=f"its payload could not be read: {reason}"))

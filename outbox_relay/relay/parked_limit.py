@@ -1,0 +1,120 @@
+"""The bound of parked deliveries, and the part of the destination that is in trouble."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from outbox_relay.domain.errors import StatementFailed
+from outbox_relay.domain.sink_spec import SinkSpec
+from outbox_relay.postgres.store import Store
+from outbox_relay.relay.settler import Settler
+
+COUNT_SECONDS = 1.0
+"""Minimum interval between two counts of the parked deliveries."""
+
+COUNT_SHARE = 20
+"""Minimum interval between two counts, as a multiple of the duration of a count."""
+
+TROUBLE_SECONDS = 5.0
+"""Minimum duration of trouble with a part of the destination. By then the rows of its events are in the database."""
+
+
+class ParkedLimit:
+    """The number of events of one sink that are parked and to be delivered, bounded by ``parked_max``.
+
+    Trouble is that of a part of the destination, such as a topic: its events are parked while the others flow.
+    ``changed`` is set when ``notice`` changes.
+    """
+
+    def __init__(self, store: Store, spec: SinkSpec, settler: Settler, changed: asyncio.Event) -> None:
+        self._store = store
+        self._spec = spec
+        self._settler = settler
+        self._changed = changed
+        self._trouble: str | None = None
+        self._troubled_at = float("-inf")
+        self._added = 0
+        self._parked_count = 0
+        self._uncounted = False
+        self._counted = asyncio.Event()
+        self._count_due = asyncio.Event()
+        self.notice: str | None = None
+        """The trouble, or the full bound, as it is shown to people."""
+        self.troubles_over = 0
+        """The number of troubles that are over."""
+
+    @property
+    def full(self) -> bool:
+        """True if no more events may be parked."""
+        return self._parked_count >= self._spec.parked_max
+
+    def add(self) -> None:
+        """Count one more parked event."""
+        self._added += 1
+        self._parked_count += 1
+        self._count_due.set()
+
+    def report_trouble(self, reason: str) -> None:
+        """Record that a part of the destination is in trouble."""
+        self._trouble, self._troubled_at = reason, time.monotonic()
+        self._count_due.set()
+        self._set_notice(reason)
+
+    async def wait_for_capacity(self) -> None:
+        """Wait until more events may be parked, from whatever cause.
+
+        Parked events are claimed and delivered meanwhile, so the wait ends.
+        """
+        was_full = False
+        while self._uncounted or self.full:
+            if self.full:
+                was_full = True
+                self._set_notice(self._fullness())
+            self._counted.clear()
+            await self._counted.wait()
+        if was_full:
+            self.notice = self._trouble
+
+    def _fullness(self) -> str:
+        most = self._spec.parked_max
+        if self._trouble is not None:
+            return f"{self._trouble}; no more than {most} events may wait for it as rows"
+        behind = "; those behind a dead letter wait until it is retried or discarded" if self._spec.hold else ""
+        return f"{most} events wait as rows, and no more than that may (parked_max): the sink waits for them{behind}"
+
+    async def run(self) -> None:
+        """Count the parked events while there are any, until cancelled. Raises ``DatabaseUnavailable``.
+
+        Events are parked only after the first count.
+        """
+        self._uncounted = True
+        while True:
+            self._count_due.clear()
+            asked_at = time.monotonic()
+            await self._count(asked_at)
+            self._uncounted = False
+            self._counted.set()
+            await asyncio.sleep(max(COUNT_SECONDS, COUNT_SHARE * (time.monotonic() - asked_at)))
+            if not self._parked_count and self._trouble is None:
+                await self._count_due.wait()
+
+    async def _count(self, asked_at: float) -> None:
+        """Count the rows in the database, and add those not yet written and those parked since the question.
+
+        The trouble is over once no row waits for it.
+        """
+        added, unsettled, troubled = self._added, self._settler.unsettled, self._trouble is not None
+        try:
+            count, waiting = await self._store.standing(self._spec.name, self._spec.parked_max, trouble=troubled)
+        except StatementFailed:  # the next count may have more time; until then the count of this process is used
+            return
+        self._parked_count = count + unsettled + self._added - added
+        if troubled and not waiting and asked_at - self._troubled_at > TROUBLE_SECONDS:
+            self._trouble = self.notice = None
+            self.troubles_over += 1
+
+    def _set_notice(self, reason: str) -> None:
+        if reason != self.notice:
+            self.notice = reason
+            self._changed.set()

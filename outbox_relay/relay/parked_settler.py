@@ -1,0 +1,150 @@
+"""The settlement of claimed rows under the fence of their leases, and the keys that become free by it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from structlog.stdlib import BoundLogger
+
+from outbox_relay.domain.errors import StatementFailed
+from outbox_relay.domain.outcomes import Dead, Done, Retry, StandStill, Verdict, decide
+from outbox_relay.postgres.store import ClaimedRow, RowBack, Store
+from outbox_relay.relay.breaker import Permit
+from outbox_relay.relay.context import DeliveryContext
+from outbox_relay.relay.parked_claims import BUSY_POLL_SECONDS, MOST_KEYS, MOST_PAUSE_SECONDS, MOST_ROWS, ParkedClaims
+from outbox_relay.relay.portions import write_in_portions
+
+MOST_UNSETTLED = 4 * MOST_ROWS
+"""Approximate maximum of outcomes to be written. At that number no row is claimed."""
+
+
+class ParkedSettler:
+    """Decides what becomes of claimed rows, and writes it."""
+
+    def __init__(self, context: DeliveryContext, store: Store, claims: ParkedClaims, log: BoundLogger) -> None:
+        self._context = context
+        self._store = store
+        self._claims = claims
+        self._log = log
+        self._done: list[ClaimedRow] = []
+        self._back: list[tuple[ClaimedRow, RowBack]] = []
+        self._due = asyncio.Event()
+        self._settled = asyncio.Event()
+
+    @property
+    def unsettled(self) -> int:
+        """The number of rows whose outcome is not in the database."""
+        return len(self._done) + len(self._back)
+
+    async def wait_for_capacity(self) -> None:
+        """Wait until fewer than ``MOST_UNSETTLED`` outcomes are to be written."""
+        while self.unsettled >= MOST_UNSETTLED:
+            self._settled.clear()
+            await self._settled.wait()
+
+    # -- outcomes ---------------------------------------------------------------------------------------------
+
+    def delivered(self, rows: Sequence[ClaimedRow]) -> None:
+        """Settle rows that were delivered."""
+        self._done += rows
+        self._due.set()
+
+    def send_back(self, row: ClaimedRow, back: RowBack) -> None:
+        """Settle a row that was not delivered, and stays as ``back`` states."""
+        self._back.append((row, back))
+        self._due.set()
+
+    def decide(self, row: ClaimedRow, verdict: Verdict, permit: Permit) -> None:
+        """Settle a row by its verdict."""
+        context, event = self._context, row.event
+        judged = context.judged(event, verdict, permit, failed_before=row.attempts > 0)
+        match decide(row.attempts, judged, context.spec.retry, context.noise()):
+            case Done():
+                self.delivered([row])
+            case Retry(delay, attempts, error, status, attempt):
+                self.send_back(row, RowBack(event.id, row.lease, attempts, "waiting", delay, error, status, attempt))
+            case Dead(attempts, error, status, attempt):
+                self.send_back(row, RowBack(event.id, row.lease, attempts, "dead", None, error, status, attempt))
+            case StandStill(error, status, retry_after, attempt):
+                delay = max(context.spec.circuit.probe_seconds, retry_after or 0.0)
+                self.send_back(row, RowBack(event.id, row.lease, row.attempts, None, delay, error, status, attempt))
+
+    # -- settlements ------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Write outcomes as they come, together if there are several, until cancelled."""
+        while True:
+            await self._due.wait()
+            self._due.clear()
+            await self.settle()
+
+    async def settle(self) -> None:
+        """Write all outcomes. If the database fails with them, write smaller portions.
+
+        Outcomes that were not written are kept in any case. Raises ``StatementFailed`` after repeated failures.
+        """
+        done, back = len(self._done), len(self._back)
+
+        async def write(most: int) -> bool:
+            nonlocal done, back
+            if done:
+                done -= await self._write_done(min(done, most))
+            elif back:
+                back -= await self._write_back(min(back, most))
+            return bool(done or back)
+
+        await write_in_portions(MOST_UNSETTLED, write)
+
+    async def _write_done(self, count: int) -> int:
+        done = self._done[:count]
+        ours = await self._store.rows_done(self._context.spec.name, [(row.event.id, row.lease) for row in done])
+        del self._done[:count]
+        self._written(done, ours)
+        self._claims.follow(done)
+        return count
+
+    async def _write_back(self, count: int) -> int:
+        back, hold = self._back[:count], self._context.spec.hold
+        ours = await self._store.rows_back(self._context.spec.name, [b for _, b in back])
+        del self._back[:count]
+        self._written([row for row, _ in back], ours)
+        for _, b in back:
+            if b.due_in is not None:
+                self._context.due_timer.schedule_wakeup(b.due_in)
+        self._claims.follow([row for row, b in back if b.state == "dead" and not hold])
+        return count
+
+    def _written(self, rows: list[ClaimedRow], ours: set[int]) -> None:
+        self._settled.set()
+        lost = sum(row.event.id not in ours for row in rows)
+        if lost:
+            sink = self._context.spec.name
+            self._log.warning("leases of rows were lost before they were settled", sink=sink, rows=lost)
+
+    # -- blocked keys -----------------------------------------------------------------------------------------
+
+    async def unblock_keys(self) -> None:
+        """Free blocked keys until cancelled.
+
+        While there are none, the next settlement is waited for, since it alone can block keys.
+        """
+        blocked = self._context.blocked
+        while True:
+            if not len(blocked):
+                await self._context.settler.committed(blocked.collecting)
+            await self.unblock_once()
+            await asyncio.sleep(BUSY_POLL_SECONDS / 2)
+
+    async def unblock_once(self) -> None:
+        """Free the keys of which no row is left, so that they are delivered straight from the log again."""
+        blocked, context = self._context.blocked, self._context
+        asked_at, keys = blocked.settled(MOST_KEYS)
+        if keys:
+            server = context.settler.server
+            try:
+                still = await self._store.still_blocked(context.spec.name, keys, context.spec.hold, server=server)
+            except StatementFailed:  # the keys stay blocked until their next turn
+                await asyncio.sleep(MOST_PAUSE_SECONDS)
+            else:
+                blocked.free(asked_at, keys, still)

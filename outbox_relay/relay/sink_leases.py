@@ -1,0 +1,206 @@
+"""The shards of one sink that this relay owns, and the state of the sink in the database.
+
+A lease is measured by the database's time. This process measures it by its own ``lease_clock``, from *before* each
+claim and renewal was sent, less a margin. It therefore stops before another relay may start, however long the process
+was stopped or its machine suspended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+from outbox_relay.domain.event import SHARDS
+from outbox_relay.postgres.store import SinkRow
+
+UNSERVED_RENEWALS = 4
+"""Number of consecutive renewals, a third of a lease apart, that must find no relay serving a superseded sink."""
+
+
+class Lease(NamedTuple):
+    """An owned shard: its epoch, its end by ``lease_clock()``, and the lapsed leases counted when it was claimed."""
+
+    epoch: int
+    until: float
+    crashes: int
+
+
+class SinkLeases:
+    """The leases of one sink in this relay, and the sink's state in the database as of the last answer.
+
+    ``wake`` is set when a shard is gained or lost and when the shards to drain change. Only the session's loop waits
+    for it and clears it.
+    """
+
+    def __init__(self, sink: str, generation: int) -> None:
+        self.sink = sink
+        self.generation = generation
+        """The generation of the sink's routes that this relay serves."""
+        self.wake = asyncio.Event()
+        self.claiming = asyncio.Lock()
+        """Held while shards are claimed or reclaimed, so that answers are applied in the order of their questions.
+
+        Otherwise the relay would forget shards that it owns, and they would wait for the end of their leases.
+        """
+        self.serving = True
+        """False while the sink is paused, removed, or served by relays with a newer configuration."""
+        self.superseded = False
+        """True while relays with another configuration serve the sink."""
+        self.removed = False
+        """True if the sink is no longer in the database."""
+        self.patterns: tuple[str, ...] = ()
+        """The patterns of the newest generation."""
+        self.newest = 0
+        """The newest generation in the database."""
+        self.quota = SHARDS
+        """The number of shards that are this relay's fair share."""
+        self.excess = 0
+        """The number of shards to drain and release."""
+        self.unowned = 0
+        """The number of the sink's shards without an owner."""
+        self.circuit = "closed"
+        """The state of the sink's circuit in the database."""
+        self.in_flight_limit: int | None = None
+        """The current limit of concurrent requests in the database; None means the configured maximum."""
+        self.doubtful_until = 0.0
+        """The ``lease_clock()`` value until which a claim without an answer may have taken effect."""
+        self._held: dict[int, Lease] = {}
+        self._unserved = 0
+        self._behind = 0
+
+    @property
+    def held(self) -> Mapping[int, Lease]:
+        """The leases of the owned shards, by shard."""
+        return self._held
+
+    @property
+    def abandoned(self) -> bool:
+        """True if the relays that superseded this one have been gone for a lease."""
+        return self.superseded and self._unserved >= UNSERVED_RENEWALS
+
+    def epochs(self, shards: Collection[int]) -> dict[int, int]:
+        """Return the epochs of those of ``shards`` that are owned, by shard."""
+        return {shard: self._held[shard].epoch for shard in shards if shard in self._held}
+
+    def until(self, shards: Collection[int]) -> float:
+        """Return the ``lease_clock()`` value at which the first of ``shards`` ends; 0.0 if one is not owned."""
+        return min((self._held[s].until if s in self._held else 0.0 for s in shards), default=0.0)
+
+    def leaving(self) -> set[int]:
+        """Return the shards to drain: all if this relay does not serve the sink, else those above its quota."""
+        if not self.serving:
+            return set(self._held)
+        return set(sorted(self._held)[len(self._held) - self.excess :]) if self.excess else set()
+
+    # -- leases -----------------------------------------------------------------------------------------------
+
+    def grant(self, leases: Mapping[int, Lease]) -> None:
+        """Add the leases of shards that were claimed."""
+        self._held |= leases
+        self.wake.set()
+
+    def replace(self, leases: Mapping[int, Lease]) -> None:
+        """Replace all leases with those that were reclaimed."""
+        self._held = dict(leases)
+
+    def confirm(self, shard: int, epoch: int, until: float) -> None:
+        """Extend a renewed lease. The answer is ignored if the shard has another epoch by now."""
+        lease = self._held.get(shard)
+        if lease is not None and lease.epoch == epoch:
+            self._held[shard] = lease._replace(until=until)
+
+    def lose(self, shard: int, epoch: int) -> bool:
+        """Remove a lease that was not renewed.
+
+        Return False, and remove none, if the shard has another epoch by now.
+        """
+        lease = self._held.get(shard)
+        if lease is None or lease.epoch != epoch:
+            return False
+        del self._held[shard]
+        self.wake.set()
+        return True
+
+    def drop(self, shards: Collection[int]) -> None:
+        """Remove the leases of released shards."""
+        for shard in shards:
+            self._held.pop(shard, None)
+        self.excess = max(0, len(self._held) - self.quota)
+
+    def forget_crashes(self, shards: Collection[int]) -> None:
+        """Count no more crashes of ``shards``, which are owned."""
+        for shard in shards:
+            self._held[shard] = self._held[shard]._replace(crashes=0)
+
+    def doubt_claim(self, until: float) -> None:
+        """Record that a claim without an answer may be in effect, at most ``until`` this ``lease_clock()`` value."""
+        self.doubtful_until = until
+
+    def add_unowned(self, shards: int) -> None:
+        """Count shards that this relay has just released."""
+        self.unowned += shards
+
+    # -- the sink in the database -----------------------------------------------------------------------------
+
+    def serve(self, generation: int) -> None:
+        """Serve the sink under another generation.
+
+        The sink counts as superseded only by a generation above this one. The next answer of the database would come
+        too late: until then the relay would take the sink back from itself.
+        """
+        self.generation = generation
+        self._unserved = 0
+        self.superseded = self.newest > generation
+
+    def observe(self, row: SinkRow, *, stopping: bool) -> bool:
+        """Apply the sink's state in the database. Return True if it changes whether this relay serves the sink.
+
+        A generation below this relay's is that of a restored database, unless the answer is older than the generation.
+        It counts the second time.
+        """
+        self.removed = False
+        self.circuit, self.in_flight_limit, self.unowned = row.circuit, row.in_flight_limit, row.free
+        self.newest, self.patterns = row.generation, tuple(row.patterns)
+        if row.paused:
+            self._unserved = 0
+        self._behind = self._behind + 1 if row.generation < self.generation else 0
+        self.superseded = row.generation > self.generation or self._behind > 1
+        serving = not (row.paused or self.superseded or stopping)
+        changed = serving != self.serving
+        if changed:
+            self.serving = serving
+            self.wake.set()
+        return changed
+
+    def remove(self) -> bool:
+        """Stop serving the sink, which is no longer in the database. Return False if that is known."""
+        if self.removed:
+            return False
+        self.removed = True
+        self.stop()
+        return True
+
+    def stop(self) -> None:
+        """Drain every shard."""
+        self.serving = False
+        self.wake.set()
+
+    def set_quota(self, quota: int) -> None:
+        """Set the number of shards of this relay, and drain those above it."""
+        self.quota = quota
+        excess = max(0, len(self._held) - quota)
+        if excess != self.excess:
+            self.excess = excess
+            self.wake.set()
+
+    def observe_relays(self, relays: int, *, renewed: bool) -> None:
+        """Count the renewals at which no live relay serves the sink while it is superseded here."""
+        if relays or not self.superseded:
+            self._unserved = 0
+        else:
+            self._unserved += renewed
+
+    def record_report(self, circuit: str, in_flight_limit: int | None) -> None:
+        """Record the circuit and the limit that this relay has just written to the database."""
+        self.circuit, self.in_flight_limit = circuit, in_flight_limit
