@@ -14,7 +14,7 @@ import pytest
 from outbox_relay import settings
 from outbox_relay.domain.errors import DatabaseUnavailable
 from outbox_relay.postgres.store import Store
-from outbox_relay.service.app import Service
+from outbox_relay.service.process import Service
 from tests.integration.test_relay import query
 from tests.support.database import Database
 from tests.support.ports import free_port

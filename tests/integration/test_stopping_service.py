@@ -15,7 +15,8 @@ from outbox_relay import settings
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import Verdict
 from outbox_relay.postgres.migrations import rebase
-from outbox_relay.service.app import MOST_STARVED, Service
+from outbox_relay.service.process import Service
+from outbox_relay.service.supervisor import OUT_OF_MEMORY_MAX
 from outbox_relay.sinks.webhook import WebhookSink
 from tests.integration.test_relay import query
 from tests.integration.test_reload_service import becomes, config, emit, types
@@ -91,7 +92,7 @@ async def ended(serving: asyncio.Task[int]) -> int:
 async def test_a_session_without_memory_starts_again(
     database: Database, receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Starved(MOST_STARVED - 1).install(monkeypatch)
+    Starved(OUT_OF_MEMORY_MAX - 1).install(monkeypatch)
     serving = asyncio.create_task(service(database, receiver, tmp_path).serve())
     await becomes(lambda: query(database, "select 1 from outbox.sink"), "the sink is known")
     emit(database, "a.one")
