@@ -15,9 +15,9 @@ from outbox_relay.cli.output import DONE, FAILED, USAGE, exit_code, keep_librari
 from outbox_relay.domain.errors import ConfigurationError, RelayError
 
 HEALTH_SECONDS = 3.0
-"""Longest wait for the answer of a running relay."""
+"""Time limit for the answer of a running relay."""
 HEALTH_BYTES = 1 << 20
-"""Most bytes read of the answer of a running relay."""
+"""Maximum number of bytes read of its answer."""
 
 
 def add(commands: Any) -> None:

@@ -26,8 +26,7 @@ from outbox_relay.postgres.migrations import migrate
 from outbox_relay.relay import log_reader, settler
 from outbox_relay.workbench.demo.checker import DeliveryChecker
 from outbox_relay.workbench.embedded.ports import LOOPBACK
-from tests.integration.test_relay import query
-from tests.support.database import Database
+from tests.support.database import Database, query
 from tests.support.kafka import KafkaBroker
 from tests.support.memory_sink import MemorySink
 from tests.support.pgbouncer import PgBouncer
