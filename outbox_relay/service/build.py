@@ -15,6 +15,7 @@ from structlog.stdlib import BoundLogger
 
 from outbox_relay import __version__
 from outbox_relay.domain.circuit import CircuitPolicy
+from outbox_relay.domain.retry import RetryPolicy
 from outbox_relay.domain.routing import like_pattern
 from outbox_relay.domain.sink_spec import SinkSpec
 from outbox_relay.postgres.listener import Wakeup
@@ -106,7 +107,7 @@ def _spec(name: str, settings: Settings) -> SinkSpec:
         start=sink.start,
         park_after_seconds=settings.relay.park_after_seconds,
         parked_max=sink.parked_max,
-        retry=sink.retry_policy(),
+        retry=RetryPolicy(**sink.retry.model_dump()),
         circuit=CircuitPolicy(**sink.circuit.model_dump()),
     )
 
