@@ -1,4 +1,4 @@
-"""The commands status, why, pause, resume and emit, and the text of their answers."""
+"""The commands status, why, pause, resume and emit, and their results as text."""
 
 from __future__ import annotations
 

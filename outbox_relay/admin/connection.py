@@ -6,17 +6,13 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 
 from outbox_relay.domain.errors import DatabaseUnusable
+from outbox_relay.postgres import migrations
 from outbox_relay.postgres.store import Store
-
-Fit = Callable[[int, int], str | None]
-"""Checks the version of the schema and its oldest supported relay; returns the problem or None."""
 
 
 @asynccontextmanager
-async def connect(dsn: Callable[[], str], *, pooler: bool, fit: Fit | None) -> AsyncGenerator[Store]:
+async def connect(dsn: Callable[[], str], *, pooler: bool, check_schema: bool) -> AsyncGenerator[Store]:
     """Open a store on one connection, and close it at the end.
-
-    ``fit`` checks the schema, unless it is None.
 
     Raises ``DatabaseUnusable`` if password, rights or schema are wrong, ``DatabaseUnavailable`` if the database does
     not answer.
@@ -24,7 +20,7 @@ async def connect(dsn: Callable[[], str], *, pooler: bool, fit: Fit | None) -> A
     store = Store(dsn, pooler=pooler, connections=1)
     try:
         await store.open()
-        if fit is not None and (problem := fit(*await store.schema())):
+        if check_schema and (problem := migrations.fit(*await store.schema())):
             raise DatabaseUnusable(problem)
         yield store
     finally:

@@ -1,4 +1,4 @@
-"""The answers as text: aligned tables and sentences, without colours. Pure."""
+"""Results as text: aligned tables and sentences, without colours. Pure."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def why_text(found: dict[str, Any]) -> str:
 
 
 def _state(sink: dict[str, Any], shard: int) -> str:
-    parts = [_said(sink, shard)]
+    parts = [_description(sink, shard)]
     if sink.get("attempts"):
         parts.append(f"attempts: {sink['attempts']}")
     if sink.get("last_error"):
@@ -91,7 +91,7 @@ def _attempt(attempt: dict[str, Any]) -> str:
     return f"last attempt {duration(attempt['seconds_ago'])} ago: {attempt['code']}{took}{answer}"
 
 
-def _said(sink: dict[str, Any], shard: int) -> str:
+def _description(sink: dict[str, Any], shard: int) -> str:
     match sink["state"]:
         case "not-routed":
             return "not routed: no pattern of this sink matches its type"

@@ -8,13 +8,13 @@ from outbox_relay.domain.routing import Routes, like_pattern
 from outbox_relay.postgres.store import Store
 
 EXACT_EVENTS = 10_000
-"""Greatest backlog in the log that is counted; a larger one is estimated."""
-LOOK_SECONDS = 10.0
-"""Longest search of the log for one sink; after it the backlog is estimated."""
+"""Largest backlog in the log that is counted; a larger one is estimated."""
+SEARCH_SECONDS = 10.0
+"""Time limit for counting the events of the log for one sink; the rest is estimated."""
 ANSWER_SECONDS = 30.0
-"""Longest wait for the figures of one sink."""
+"""Time limit of the statement that counts, for one sink."""
 ALIVE_SECONDS = 45.0
-"""Age of a heartbeat up to which a relay is alive: three default leases. A relay that owns a shard is alive, too."""
+"""Maximum age of the heartbeat of a live relay: three default leases. A relay that owns a shard is also alive."""
 NEWEST_EVENTS = 10_000
 """Number of newest events that are searched for types without a route."""
 
@@ -26,7 +26,7 @@ async def status(store: Store) -> dict[str, Any]:
 
     - ``backlog``: committed events whose delivery is not settled. These are events of the log after the position of
       their shard, and waiting and held rows, but not dead or scheduled ones. A position is written up to 0.1 s after
-      the delivery. With more than ``EXACT_EVENTS`` events of the log, or after ``LOOK_SECONDS``, ``backlog_exact`` is
+      the delivery. With more than ``EXACT_EVENTS`` events of the log, or after ``SEARCH_SECONDS``, ``backlog_exact`` is
       False, and the rest is estimated from the density of events in the ids that were counted.
     - ``oldest_seconds``: the age of the oldest event of the backlog by the database's clock, or the time since it
       became due if that is shorter; 0.0 without a backlog.
@@ -85,7 +85,7 @@ async def _relays(store: Store) -> list[dict[str, Any]]:
 
 
 async def _sink(store: Store, sink: Any) -> dict[str, Any]:
-    parameters = {"sink": sink.name, "types": _types(sink.patterns), "most": EXACT_EVENTS, "seconds": LOOK_SECONDS}
+    parameters = {"sink": sink.name, "types": _types(sink.patterns), "most": EXACT_EVENTS, "seconds": SEARCH_SECONDS}
     [found] = await store.named("status_backlog", parameters, ANSWER_SECONDS)
     return {
         "backlog": found.backlog,

@@ -65,7 +65,7 @@ def _in_log(row: Any) -> dict[str, Any]:
         "owner": row.owner,
         "lease_seconds": None if row.owner is None else _seconds(row.owned_for),
         **_behind(row),
-        **_gate(row),
+        **_sink_state(row),
     }
 
 
@@ -85,17 +85,17 @@ def _parked(row: Any) -> dict[str, Any]:
             "relay": row.leased_by,
             "lease_seconds": _seconds(row.leased_for),
             **tried,
-            **_gate(row),
+            **_sink_state(row),
         }
     if row.state == "held":
-        return {"state": "held", **_behind(row), **tried, **_gate(row)}
+        return {"state": "held", **_behind(row), **tried, **_sink_state(row)}
     scheduled = row.deliver_in is not None and row.deliver_in > 0
     return {
         "state": "scheduled" if scheduled else "waiting",
         "due_in_seconds": _seconds(row.due_in),
         **({} if scheduled else _behind(row)),
         **tried,
-        **_gate(row),
+        **_sink_state(row),
     }
 
 
@@ -109,7 +109,7 @@ def _behind(row: Any) -> dict[str, Any]:
     return {"behind": row.behind_uid, "behind_state": row.behind_state}
 
 
-def _gate(row: Any) -> dict[str, Any]:
+def _sink_state(row: Any) -> dict[str, Any]:
     """Return the fields of the sink that stop all its deliveries."""
     return {"paused": bool(row.paused), "circuit": row.circuit, "sink_error": row.sink_error}
 

@@ -37,7 +37,7 @@ def add_dsn(parser: argparse.ArgumentParser) -> None:
 def add_command(
     commands: Any, name: str, do: Callable[[argparse.Namespace], int], text: str, *, dsn: bool = True
 ) -> argparse.ArgumentParser:
-    """Add the command ``name`` with ``--config`` and, unless told otherwise, ``--dsn``; return its parser."""
+    """Add the command ``name`` with ``--config``, and with ``--dsn`` if ``dsn`` is True; return its parser."""
     parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
     add_config(parser)
     if dsn:
@@ -54,17 +54,16 @@ def load_settings(arguments: argparse.Namespace) -> Settings:
 
 
 def query(arguments: argparse.Namespace, ask: Callable[[Store], Awaitable[T]], *, check_schema: bool = True) -> T:
-    """Return the result of ``ask``, called with a store on a connection of its own."""
+    """Return the result of ``ask``, which is called with a store on a new connection."""
     from outbox_relay import admin
-    from outbox_relay.postgres import migrations
 
     database = load_settings(arguments).database
     database.require_dsn()
     keep_libraries_quiet()
 
     async def run() -> T:
-        fit = migrations.fit if check_schema else None
-        async with admin.connect(database.dsn, pooler=database.pooler == "transaction", fit=fit) as store:
+        pooler = database.pooler == "transaction"
+        async with admin.connect(database.dsn, pooler=pooler, check_schema=check_schema) as store:
             return await ask(store)
 
     return asyncio.run(run())

@@ -12,7 +12,7 @@ DONE, FAILED, USAGE, NOT_FOUND = 0, 1, 2, 3
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as in shells."""
 PIPE_CLOSED = 141
-"""Exit code when the reader of the output has closed it, as in shells."""
+"""Exit code if the reader of stdout has closed it, as in shells."""
 
 
 def exit_code(error: RelayError) -> int:
@@ -27,10 +27,10 @@ def exit_code(error: RelayError) -> int:
 
 
 def say(message: str) -> None:
-    """Print a message for people."""
+    """Print a message to stderr."""
     print(message, file=sys.stderr)
 
 
 def keep_libraries_quiet() -> None:
-    """Drop what libraries log. The command reports an error once, in its own words."""
+    """Suppress log records of libraries. The command reports an error once, in its own words."""
     logging.getLogger().addHandler(logging.NullHandler())

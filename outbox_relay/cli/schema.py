@@ -46,7 +46,7 @@ def _rebase(arguments: argparse.Namespace) -> int:
 
 
 def _owner_dsn(arguments: argparse.Namespace) -> str:
-    """Return the database whose schema is changed. With ``--dsn`` alone, no settings are read."""
+    """Return the connection string for a change of the schema. With ``--dsn`` alone, no settings are read."""
     if arguments.dsn is not None and arguments.config is None:
         return arguments.dsn
     return load_settings(arguments).database.dsn()

@@ -15,9 +15,9 @@ from outbox_relay.cli.output import DONE, FAILED, USAGE, exit_code, keep_librari
 from outbox_relay.domain.errors import ConfigurationError, RelayError
 
 HEALTH_SECONDS = 3.0
-"""Longest wait for the answer of a running relay."""
+"""Time limit for the answer of a running relay."""
 HEALTH_BYTES = 1 << 20
-"""Most bytes read of the answer of a running relay."""
+"""Maximum number of bytes read of its answer."""
 
 
 def add(commands: Any) -> None:
@@ -30,14 +30,14 @@ def add(commands: Any) -> None:
 
 def _check(arguments: argparse.Namespace) -> int:
     from outbox_relay import settings
-    from outbox_relay.service import app, webhooks
+    from outbox_relay.service import check, webhooks
 
     loaded = load_settings(arguments)
     warnings = [*settings.warnings(loaded), *settings.exposures(loaded, os.environ)]
     problems: list[str] = []
     if arguments.online:
         keep_libraries_quiet()
-        problems, found = asyncio.run(app.check_online(loaded))
+        problems, found = asyncio.run(check.check_online(loaded))
         warnings += found
     else:
         warnings += webhooks.unreadable(loaded)
@@ -61,7 +61,7 @@ def _count(number: int, noun: str) -> str:
 
 def _serve(arguments: argparse.Namespace) -> int:
     from outbox_relay import settings
-    from outbox_relay.service import app, logs
+    from outbox_relay.service import logs, process
 
     log = settings.log_settings(os.environ, terminal=sys.stderr.isatty())
     logs.configure(log.level, log.format, colors=sys.stderr.isatty() and not os.environ.get("NO_COLOR"))
@@ -70,7 +70,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         loaded.database.require_dsn()
         for warning in settings.warnings(loaded):
             logs.logger().warning("configuration warning", reason=warning)
-        return app.run(loaded, lambda: load_settings(arguments))
+        return process.run(loaded, lambda: load_settings(arguments))
     except RelayError as error:
         if log.format != "json":
             raise

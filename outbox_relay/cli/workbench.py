@@ -19,7 +19,7 @@ LOAD_SECONDS, LOAD_LEAST, LOAD_MOST = 20, 2, 600
 RUNS, RUNS_MOST = 3, 100
 """Measurements of each scenario: default, maximum."""
 SCALE_LEAST, SCALE_MOST = 0.0001, 100.0
-"""Factor for the events and seconds of the bench: least, most."""
+"""Factor for the events and seconds of the bench: minimum, maximum."""
 
 
 def add(commands: Any) -> None:

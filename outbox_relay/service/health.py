@@ -1,8 +1,8 @@
-"""The HTTP listener: ``/livez`` for "restart me if this fails", ``/readyz`` for "I am doing my work".
+"""The HTTP listener: ``/livez`` fails if the process must be restarted, ``/readyz`` if it does not do its work.
 
-Everything that a client can make it keep is bounded: connections, the bytes and the time of a head, the time of an
-answer. A connection carries one request, and a request has no body. No server library bounds all of these, and none
-is needed for two paths.
+All resources that a client can occupy are bounded: connections, the size and duration of a request head, the duration
+of an answer. A connection carries one request, and a request has no body. No server library bounds all of these, and
+two paths need none.
 """
 
 from __future__ import annotations
@@ -19,21 +19,23 @@ from typing import Any, cast
 
 from structlog.stdlib import BoundLogger
 
-MOST_CONNECTIONS = 64
-"""Connections at once; for one more the oldest that has not sent a whole request is closed."""
+CONNECTIONS_MAX = 64
+"""Maximum number of connections. One more closes the oldest that has not sent a complete request head."""
 HEAD_BYTES = 8192
-"""The longest head of a request."""
+"""Maximum size of a request head."""
 HEAD_SECONDS = 5.0
-"""How long a head may take to come, and an answer to go."""
+"""Time limit for receiving a request head, and for sending an answer."""
 REFUSED_SECONDS = 1.0
-"""How long the rest of a refused request is thrown away, so that the client reads why."""
+"""Time for which the rest of a refused request is read and dropped, so that the client reads the answer."""
 ACCEPTED_AT_ONCE = 16
-"""Connections accepted in one turn of the event loop: all of them, and those of the next turn, fit in before one is
-closed that had no turn to be read."""
+"""Maximum number of connections accepted in one turn of the event loop.
+
+Those of two turns fit into ``CONNECTIONS_MAX``, so no connection is closed before it had a turn to be read.
+"""
 QUEUE_CONNECTIONS = 1024
-"""Connections that the kernel keeps for the listener; what overflows it is tried again by the client a second later."""
-COMPLAIN_SECONDS = 10.0
-"""Least time between two lines that no connection can be accepted."""
+"""Size of the kernel's queue of connections. A client that finds it full tries again after a second."""
+LOG_INTERVAL_SECONDS = 10.0
+"""Least time between two log lines about connections that cannot be accepted."""
 
 END = b"\r\n\r\n"
 _REQUEST = re.compile(rb"([A-Z]{1,20}) (/[!-~]*) HTTP/1\.[01]")
@@ -44,7 +46,7 @@ Answer = tuple[int, Mapping[str, object]]
 
 
 class Health:
-    """Answers from what the process knows; never asks the database or a destination."""
+    """Listens at ``address`` and answers at once; ``ready`` returns the answer of ``/readyz``."""
 
     def __init__(self, address: tuple[str, int], ready: Callable[[], tuple[bool, Mapping[str, object]]]) -> None:
         self._address = address
@@ -53,20 +55,20 @@ class Health:
         self._server: asyncio.Server | None = None
 
     async def start(self) -> tuple[str, int]:
-        """Listen; returns host and port. Raises OSError when the address cannot be had."""
+        """Listen, and return host and port. Raises OSError if the address cannot be used."""
         host, port = self._address
         self._server = await asyncio.get_running_loop().create_server(
             lambda: _Connection(self._connections, self._answer), host, port, backlog=ACCEPTED_AT_ONCE
         )
         for listening in self._server.sockets:
-            # The backlog of asyncio is both the kernel's queue and how many are accepted in one turn.
+            # In asyncio the backlog is the size of the kernel's queue and also the number accepted in one turn.
             with socket.socket(fileno=os.dup(listening.fileno())) as same:
                 same.listen(QUEUE_CONNECTIONS)
         bound = self._server.sockets[0].getsockname()
         return bound[0], bound[1]
 
     async def stop(self) -> None:
-        """Listen no longer, and end every connection."""
+        """Stop listening, and close every connection."""
         if self._server is None:
             return
         self._server.close()
@@ -86,7 +88,7 @@ class Health:
 
 
 class _Connection(asyncio.Protocol):
-    """One connection: a head comes, an answer goes."""
+    """One connection with one request. ``connections`` holds all open ones, oldest first."""
 
     def __init__(self, connections: dict[_Connection, None], answer: Callable[[str], Answer]) -> None:
         self._connections = connections
@@ -99,23 +101,23 @@ class _Connection(asyncio.Protocol):
     # -- called by the event loop -----------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take part in the bound, at the cost of another connection where it is reached."""
+        """Count the connection, and close another one if there are too many."""
         self._transport = cast("asyncio.Transport", transport)
-        if len(self._connections) >= MOST_CONNECTIONS:
+        if len(self._connections) >= CONNECTIONS_MAX:
             oldest = next((each for each in self._connections if not each._answered), next(iter(self._connections)))
             oldest.abort()
         self._connections[self] = None
         self._end_after(HEAD_SECONDS)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Take part no more."""
+        """Stop counting the connection."""
         del exc
         self._connections.pop(self, None)
         if self._timer is not None:
             self._timer.cancel()
 
     def data_received(self, data: bytes) -> None:
-        """Answer once the head is whole; throw away what comes behind it."""
+        """Answer when the head is complete, and drop further data."""
         if self._answered or self._refused:
             return
         searched = max(0, len(self._head) - len(END))
@@ -129,7 +131,7 @@ class _Connection(asyncio.Protocol):
         head, self._head = bytes(self._head[:end]), bytearray()
         self._respond(head)
 
-    # -- what is answered -------------------------------------------------------------------------------------
+    # -- the answer -------------------------------------------------------------------------------------------
 
     def _respond(self, head: bytes) -> None:
         line, *headers = head.split(b"\r\n")
@@ -150,7 +152,7 @@ class _Connection(asyncio.Protocol):
             self._end_after(HEAD_SECONDS)
 
     def _refuse(self, status: int) -> None:
-        """Say what is wrong, and read on for a moment: closed at once, the client might see a reset instead."""
+        """Answer with an error and keep reading for a moment. A client may see a reset if closed at once."""
         self._refused = True
         self._head.clear()
         self._send(status, {"error": HTTPStatus(status).phrase}, with_body=True)
@@ -167,7 +169,7 @@ class _Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.write(head.encode("ascii") + (body if with_body else b""))
 
-    # -- its end ----------------------------------------------------------------------------------------------
+    # -- the end ----------------------------------------------------------------------------------------------
 
     def _end_after(self, seconds: float) -> None:
         if self._timer is not None:
@@ -175,7 +177,7 @@ class _Connection(asyncio.Protocol):
         self._timer = asyncio.get_running_loop().call_later(seconds, self.abort)
 
     def abort(self) -> None:
-        """End the connection now, whatever is under way."""
+        """Close the connection at once, and drop unsent data."""
         self._connections.pop(self, None)
         if self._transport is not None:
             self._transport.abort()
@@ -186,9 +188,9 @@ def _announces_body(name: bytes, value: bytes) -> bool:
 
 
 class AcceptErrors:
-    """Handle the event loop's errors: a line with a count when no connection can be accepted, not a traceback each.
+    """An exception handler of an event loop that logs failures to accept connections as one line with a count.
 
-    asyncio reports each refused call, many in every turn, for as long as the process has no file descriptor left.
+    While the process has no free file descriptor, asyncio reports many failures in every turn of the event loop.
     """
 
     MESSAGE = "socket.accept() out of system resource"
@@ -196,16 +198,16 @@ class AcceptErrors:
     def __init__(self, log: BoundLogger) -> None:
         self._log = log
         self._count = 0
-        self._said_at = float("-inf")
+        self._logged_at = float("-inf")
 
     def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Report ``context``, as ``loop.set_exception_handler`` promises."""
+        """Log the failure in ``context``. Pass any other to the default handler."""
         if context.get("message") != self.MESSAGE:
             loop.default_exception_handler(context)
             return
         self._count += 1
-        if time.monotonic() - self._said_at >= COMPLAIN_SECONDS:
+        if time.monotonic() - self._logged_at >= LOG_INTERVAL_SECONDS:
             error = context.get("exception")
             reason = (error.strerror if isinstance(error, OSError) else None) or "out of a resource of the system"
             self._log.warning("no connection can be accepted by the listener", reason=reason, times=self._count)
-            self._count, self._said_at = 0, time.monotonic()
+            self._count, self._logged_at = 0, time.monotonic()

@@ -1,4 +1,4 @@
-"""The log: structured, one line per thing that an operator may act on, nothing per event."""
+"""The log: structured lines on stderr for operators, and none for a single event."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from structlog.typing import Processor
 
 
 def configure(level: str, form: str, *, colors: bool = False) -> None:
-    """Log to stderr at ``level`` ("debug" to "critical"), as "json" or for a "console", with ``colors`` or without.
+    """Log to stderr at ``level``, "debug" to "critical", in the format "json" or "console".
 
-    Records of the libraries pass through the same renderer; those that could name what is sent are kept to
-    warnings.
+    Records of libraries use the same format. Libraries whose records could name what is sent only log warnings.
     """
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -45,10 +44,15 @@ def configure(level: str, form: str, *, colors: bool = False) -> None:
     root.setLevel(level.upper())
     for chatty in ("httpx", "httpcore", "asyncio", "aiohttp.access"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
-    # The pool warns of every connection that it cannot make, in libpq's words; the relay says it once, and in its own.
+    # The pool warns of every failed connection in libpq's words. The relay reports it once, in its own words.
     logging.getLogger("psycopg.pool").setLevel(logging.ERROR)
 
 
-def logger(name: str = "outbox_relay") -> structlog.stdlib.BoundLogger:
-    """The logger of a part."""
-    return structlog.stdlib.get_logger(name)
+def logger() -> structlog.stdlib.BoundLogger:
+    """Return the logger of the relay."""
+    return structlog.stdlib.get_logger("outbox_relay")
+
+
+def reason(error: BaseException) -> str:
+    """Return the message of ``error``, or the name of its class if the message is empty."""
+    return str(error) or type(error).__name__

@@ -1,52 +1,49 @@
-"""Webhook sinks out of their settings: made at start, given new secrets and headers at SIGHUP, kept off the relay."""
+"""Build webhook sinks from their settings, and give them new secrets, headers and certificates at a reload."""
 
 from __future__ import annotations
 
-import asyncio
 import os
-import socket
 import ssl
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import NamedTuple
 
 from outbox_relay.domain.errors import ConfigurationError
-from outbox_relay.postgres import dsn
 from outbox_relay.settings import Settings, WebhookSettings
 from outbox_relay.sinks.webhook import Credentials, Endpoint, RequestFormat, ResponsePolicy, Tls, WebhookSink
 
-OWN_SECONDS = 60.0
-"""How often the name of the database is looked up for where webhooks must not go."""
-
 
 class Renewal(NamedTuple):
-    """New secrets and headers by the sinks' names, and a new context for each set of files of certificates."""
+    """The credentials of each sink by its name, and a TLS context for each set of certificate files."""
 
     credentials: Mapping[str, Credentials]
     contexts: Mapping[Tls, ssl.SSLContext]
 
 
 class Webhooks:
-    """The webhook sinks of one process. What their settings name, files and variables, is read here."""
+    """The webhook sinks of one process, which share TLS contexts.
 
-    def __init__(self, settings: Settings) -> None:
-        self.own = OwnAddresses(settings)
+    Files and variables named by the settings are read here. ``own_addresses`` returns the hosts and ports of the relay
+    itself, to which no webhook is sent.
+    """
+
+    def __init__(self, settings: Settings, own_addresses: Callable[[], Collection[tuple[str, int]]]) -> None:
         self._settings = settings
+        self._own_addresses = own_addresses
         self._sinks: dict[str, WebhookSink] = {}
         self._contexts: dict[Tls, ssl.SSLContext] = {}
 
     def make(self, name: str) -> WebhookSink:
-        """The sink of that name. Blocks for as long as reading small files takes.
+        """Return the sink ``name``, not yet open. Blocks while small files are read.
 
-        Raises ConfigurationError, with the place and without any secret, when something that the settings name cannot
-        be used.
+        Raises ``ConfigurationError``, with the place and without any secret, if a file or variable named by the
+        settings cannot be used.
         """
         settings = dict(_webhooks(self._settings))[name]
         credentials = _credentials(self._settings, name, settings)
+        context = self._context(name, _tls(settings))
         sink = self._sinks[name] = WebhookSink(
             name,
-            Endpoint(
-                settings.url, settings.denied, self.own, self._context(name, _tls(settings)), settings.proxy_endpoint()
-            ),
+            Endpoint(settings.url, settings.denied, self._own_addresses, context, settings.proxy_endpoint()),
             credentials,
             request_format=RequestFormat(
                 settings.cloudevents, settings.cloudevents_source, frozenset(settings.forward_headers)
@@ -58,34 +55,28 @@ class Webhooks:
         return sink
 
     def _context(self, name: str, tls: Tls) -> ssl.SSLContext:
-        """One context for all sinks with the same files: reading the system's authorities takes a while."""
+        """Return the context for ``tls``, which sinks share because loading the system's authorities takes a while."""
         if tls not in self._contexts:
-            try:
-                self._contexts[tls] = tls.context()
-            except ValueError as error:
-                raise ConfigurationError(self._settings.at(("sinks", name), str(error))) from None
+            self._contexts[tls] = _load(tls, self._settings, name)
         return self._contexts[tls]
 
     def read(self, settings: Settings) -> Renewal:
-        """Read everything that ``renew`` applies of ``settings``; change nothing.
+        """Read what ``renew`` applies of ``settings``, and change no sink.
 
         Blocks and raises as ``make``.
         """
         contexts: dict[Tls, ssl.SSLContext] = {}
         for name, sink in _webhooks(settings):
-            try:
-                if (tls := _tls(sink)) != Tls() and tls not in contexts:
-                    contexts[tls] = tls.context()
-            except ValueError as error:
-                raise ConfigurationError(settings.at(("sinks", name), str(error))) from None
+            if (tls := _tls(sink)) != Tls() and tls not in contexts:
+                contexts[tls] = _load(tls, settings, name)
         credentials = {name: _credentials(settings, name, sink) for name, sink in _webhooks(settings)}
         return Renewal(credentials, contexts)
 
     def renew(self, renewal: Renewal) -> None:
-        """Use secrets and headers from the next request on, certificates and authorities from the next connection.
+        """Use new secrets and headers from the next request on, new certificates from the next connection on.
 
-        Reads nothing, so it cannot fail. A sink whose settings name other files than at its start keeps its
-        certificate.
+        No file is read, so this cannot fail. A sink keeps its certificate if its settings name other files than at
+        start.
         """
         files = {name: _tls(sink) for name, sink in _webhooks(self._settings)}
         for name, credentials in renewal.credentials.items():
@@ -94,17 +85,15 @@ class Webhooks:
 
 
 def unreadable(settings: Settings) -> list[str]:
-    """What the settings of webhooks name and cannot be used here, a line each with its place, without any secret."""
+    """Return a line, without any secret, for each file or variable that webhooks name and that cannot be used here."""
     problems: list[str] = []
     for name, sink in _webhooks(settings):
         try:
             _credentials(settings, name, sink)
             if (tls := _tls(sink)) != Tls():
-                tls.context()
+                _load(tls, settings, name)
         except ConfigurationError as error:
             problems.append(str(error))
-        except ValueError as error:
-            problems.append(settings.at(("sinks", name), str(error)))
     return problems
 
 
@@ -116,56 +105,15 @@ def _tls(settings: WebhookSettings) -> Tls:
     return Tls(settings.ca_file, settings.client_certificate, settings.client_key)
 
 
+def _load(tls: Tls, settings: Settings, name: str) -> ssl.SSLContext:
+    try:
+        return tls.context()
+    except ValueError as error:
+        raise ConfigurationError(settings.at(("sinks", name), str(error))) from None
+
+
 def _credentials(settings: Settings, name: str, sink: WebhookSettings) -> Credentials:
     try:
         return Credentials(sink.signing_keys(), sink.request_headers(os.environ), sink.proxy_authorization())
     except ConfigurationError as error:
         raise ConfigurationError(settings.at(("sinks", name), str(error))) from None
-
-
-class OwnAddresses:
-    """Hosts and ports of the relay itself: those of the settings, and the addresses that the names among them have."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._listening: list[tuple[str, int]] = []
-        self._known: frozenset[tuple[str, int]] = frozenset(self._named())
-
-    def __call__(self) -> Collection[tuple[str, int]]:
-        """What is known by now."""
-        return self._known
-
-    def add(self, host: str, port: int) -> None:
-        """The relay listens there."""
-        self._listening.append((host, port))
-        self._known |= {(host, port)}
-
-    async def run(self) -> None:
-        """Look the names up again and again, until cancelled; a name that is not found keeps its last addresses."""
-        while True:
-            await self.refresh()
-            await asyncio.sleep(OWN_SECONDS)
-
-    async def refresh(self) -> None:
-        """Look the names up once, in a thread."""
-        self._known = await asyncio.to_thread(self._found)
-
-    def _found(self) -> frozenset[tuple[str, int]]:
-        named = self._named()
-        found = set(named)
-        for host, port in named:
-            try:
-                entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            except (OSError, UnicodeError):
-                found |= {known for known in self._known if known[1] == port}
-            else:
-                found |= {(str(address[0]), port) for *_, address in entries}
-        return frozenset(found)
-
-    def _named(self) -> list[tuple[str, int]]:
-        address = self._settings.http.address
-        try:
-            database = dsn.endpoints(self._settings.database.dsn(), os.environ)
-        except ConfigurationError:
-            database = []
-        return [*database, *([address] if address else []), *self._listening]

@@ -8,17 +8,13 @@ from outbox_relay.settings.changes import restart_needed
 from outbox_relay.settings.exposure import exposures, warnings
 from outbox_relay.settings.kafka import KafkaSettings
 from outbox_relay.settings.loading import load
-from outbox_relay.settings.model import DatabaseSettings, Settings
-from outbox_relay.settings.secrets import SigningSecret
-from outbox_relay.settings.sources import LogSettings, log_settings
+from outbox_relay.settings.model import Settings
+from outbox_relay.settings.sources import log_settings
 from outbox_relay.settings.webhook import WebhookSettings
 
 __all__ = [
-    "DatabaseSettings",
     "KafkaSettings",
-    "LogSettings",
     "Settings",
-    "SigningSecret",
     "WebhookSettings",
     "exposures",
     "load",

@@ -156,7 +156,7 @@ def _of_file(path: Path) -> str | None:
     """Return a line if the file is open to others than its owner; None if not, or if it does not exist."""
     try:
         mode = stat.S_IMODE(path.stat().st_mode)
-    except OSError:
+    except (OSError, ValueError):  # ValueError: the path holds a NUL character
         return None
     exposed = f"{path}: holds a secret and is open to group or others (mode {mode:04o}): chmod 600 {path}"
     return exposed if mode & FOREIGN_BITS else None

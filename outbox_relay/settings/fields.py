@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -70,46 +71,42 @@ Number = Annotated[float, BeforeValidator(_no_boolean)]
 """A number, with or without a fraction; true and false are refused."""
 
 
-def matching(pattern: str, reason: str) -> AfterValidator:
-    """Return a validator that refuses, with ``reason``, text that ``pattern`` does not match as a whole."""
+def rule(fault: Callable[[Any, Mapping[str, Any]], str | None]) -> AfterValidator:
+    """Return a validator that refuses a value for the reason that ``fault`` returns, if it returns one.
 
-    def check(value: str) -> str:
-        if not re.fullmatch(pattern, value):
+    ``fault`` is called with the value and the earlier fields of the table, without those that were refused.
+    """
+
+    def check(value: Any, info: ValidationInfo) -> Any:
+        if reason := fault(value, info.data):
             raise ValueError(reason)
         return value
 
     return AfterValidator(check)
 
 
+def matching(pattern: str, reason: str) -> AfterValidator:
+    """Return a validator that refuses, with ``reason``, text that ``pattern`` does not match as a whole."""
+    return rule(lambda text, _: None if re.fullmatch(pattern, text) else reason)
+
+
 def needs(other: str) -> AfterValidator:
     """Return a validator that refuses a value without the earlier field ``other``."""
-
-    def check(value: object, info: ValidationInfo) -> object:
-        if value is not None and info.data.get(other, value) is None:
-            raise ValueError(f"needs {other}, to which it belongs")
-        return value
-
-    return AfterValidator(check)
+    reason = f"needs {other}, to which it belongs"
+    return rule(lambda value, earlier: reason if value is not None and earlier.get(other, value) is None else None)
 
 
 def excludes(other: str, name: str = "") -> AfterValidator:
     """Return a validator that refuses a value beside the earlier field ``other``, which the file calls ``name``."""
-
-    def check(value: object, info: ValidationInfo) -> object:
-        if value is not None and info.data.get(other):
-            raise ValueError(f"excludes {name or other}: give one of the two")
-        return value
-
-    return AfterValidator(check)
+    reason = f"excludes {name or other}: give one of the two"
+    return rule(lambda value, earlier: reason if value is not None and earlier.get(other) else None)
 
 
 def not_below(other: str) -> AfterValidator:
     """Return a validator that refuses a number below the earlier field ``other``."""
 
-    def check(value: float, info: ValidationInfo) -> float:
-        least = info.data.get(other, value)
-        if value < least:
-            raise ValueError(f"is {value:g}, should not be below {other}, which is {least:g}")
-        return value
+    def fault(value: float, earlier: Mapping[str, Any]) -> str | None:
+        least = earlier.get(other, value)
+        return f"is {value:g}, should not be below {other}, which is {least:g}" if value < least else None
 
-    return AfterValidator(check)
+    return rule(fault)

@@ -152,10 +152,12 @@ def repeated_headers(headers: Headers, forwarded: Iterable[str]) -> Iterator[Pro
 
 
 def read_headers(headers: Headers, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the values of ``headers`` by their names in lower case.
+    """Return the values of ``headers`` by their names in lower case, read from ``environ`` and files at each call.
 
-    Raises ConfigurationError, with the names and sources and without any value, if one cannot be read or all together
-    are too long.
+    Blocks while small files are read.
+
+    Raises ConfigurationError, with the names and sources and without any value, if one cannot be read or sent, or all
+    together are too long.
     """
     found: dict[str, str] = {}
     faults: list[str] = []

@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from outbox_relay.domain.retry import RetryPolicy
 from outbox_relay.settings.fields import Count, Number, Section, matching, not_below
 
 
@@ -63,7 +62,3 @@ class SinkSettings(Section):
     """The source that CloudEvents name: a URI or the path of one, 1 to 1024 characters."""
     retry: RetrySettings = Field(default_factory=RetrySettings)
     circuit: CircuitSettings = Field(default_factory=CircuitSettings)
-
-    def retry_policy(self) -> RetryPolicy:
-        """Return the table ``retry`` as the value that decisions use."""
-        return RetryPolicy(self.retry.attempts, self.retry.base_seconds, self.retry.max_seconds, self.retry.jitter)

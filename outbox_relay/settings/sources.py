@@ -13,7 +13,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias, cast, get_args, get_origin
+from typing import Any, NamedTuple, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -28,8 +28,8 @@ from outbox_relay.settings.producer import PROPERTIES, refused_from_environment
 FILE_BYTES = 4 * 1024 * 1024
 """Size limit of the file, in bytes."""
 
-Level: TypeAlias = Literal["debug", "info", "warning", "error", "critical"]
-Format: TypeAlias = Literal["json", "console"]
+LEVELS = ("debug", "info", "warning", "error", "critical")
+FORMATS = ("json", "console")
 
 _DELIMITER = "\x1f"
 _SOURCES_OF_DSN = (("database", "dsn"), ("database", "dsn_file"))
@@ -215,8 +215,8 @@ def _toml_fault(name: str, text: str, said: str) -> str:
 class LogSettings(NamedTuple):
     """Level and format of the log."""
 
-    level: Level
-    format: Format
+    level: str
+    format: str
 
 
 def log_settings(environ: Mapping[str, str], *, terminal: bool) -> LogSettings:
@@ -225,9 +225,10 @@ def log_settings(environ: Mapping[str, str], *, terminal: bool) -> LogSettings:
     The defaults are info, and json unless stderr is a ``terminal``. Case and blanks are ignored. Raises
     ConfigurationError if a value is not among the known ones.
     """
-    level = _choice(environ, "OUTBOX_RELAY_LOG_LEVEL", get_args(Level), "info")
-    lines = _choice(environ, "OUTBOX_RELAY_LOG_FORMAT", get_args(Format), "console" if terminal else "json")
-    return LogSettings(cast("Level", level), cast("Format", lines))
+    return LogSettings(
+        _choice(environ, "OUTBOX_RELAY_LOG_LEVEL", LEVELS, "info"),
+        _choice(environ, "OUTBOX_RELAY_LOG_FORMAT", FORMATS, "console" if terminal else "json"),
+    )
 
 
 def _choice(environ: Mapping[str, str], name: str, choices: Sequence[str], default: str) -> str:

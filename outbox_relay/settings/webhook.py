@@ -34,13 +34,12 @@ OWN_MEANING = frozenset((408, 410, 425, 429, 502, 503, 504))
 def _network(value: object) -> object:
     if isinstance(value, Network):
         return value
-    if not isinstance(value, str):
-        raise ValueError('should be a network such as "10.1.0.0/16" or an address')  # noqa: TRY004 - as in fields
+    text = value if isinstance(value, str) else ""
     try:
-        network = ip_network(value, strict=False)
+        network = ip_network(text, strict=False)
     except ValueError:
         raise ValueError('should be a network such as "10.1.0.0/16" or an address') from None
-    if ip_network(value.partition("/")[0]).network_address != network.network_address:
+    if ip_network(text.partition("/")[0]).network_address != network.network_address:
         raise ValueError(f'has bits set after its length: the network is "{network}"')
     return network
 
@@ -53,15 +52,12 @@ def _permanent(status: int) -> int:
     return status
 
 
-def _forwarded(name: str) -> str:
-    return further_header(name).lower()
-
-
 def _proxy(url: str) -> str:
     proxy_endpoint(url)
     return url
 
 
+ForwardedName: TypeAlias = Annotated[str, AfterValidator(lambda name: further_header(name).lower())]
 Networks: TypeAlias = Annotated[tuple[Annotated[Network, BeforeValidator(_network)], ...], Field(max_length=256)]
 
 
@@ -86,7 +82,7 @@ class WebhookSettings(SinkSettings):
     """Longest time for one request from connecting to the end of the answer, in seconds, above 0 and at most 60."""
     max_in_flight: Count = Field(default=64, ge=1, le=4096)
     """Most concurrent requests of one relay, 1 to 4096."""
-    forward_headers: tuple[Annotated[str, AfterValidator(_forwarded)], ...] = Field(default=(), max_length=HEADERS)
+    forward_headers: tuple[ForwardedName, ...] = Field(default=(), max_length=HEADERS)
     """Names of the event's own headers that are passed on, at most 32; none by default."""
     headers: Headers = Field(default_factory=dict, max_length=HEADERS, repr=False)
     """Headers added to each request, at most 32: text, { env = "NAME" } or { file = "PATH" }."""
@@ -133,23 +129,16 @@ class WebhookSettings(SinkSettings):
     def _without_repeats(cls, value: tuple[object, ...]) -> tuple[object, ...]:
         return tuple(dict.fromkeys(value))
 
-    def signing_secrets(self) -> tuple[SigningSecret, ...]:
-        """Return the secrets; blocks and raises as :meth:`signing_keys`."""
-        return self.secrets if self.secrets_file is None else read_secrets(self.secrets_file)
-
     def signing_keys(self) -> tuple[SigningKey, ...]:
         """Return the keys that sign requests, from ``secrets_file`` at each call if that is set.
 
         Blocks while a small file is read. Raises ConfigurationError, without any of its content, if it cannot be used.
         """
-        return tuple(secret.key() for secret in self.signing_secrets())
+        secrets = self.secrets if self.secrets_file is None else read_secrets(self.secrets_file)
+        return tuple(secret.key() for secret in secrets)
 
     def request_headers(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return the values of ``headers`` by their names in lower case, read at each call from ``environ`` and files.
-
-        Blocks while small files are read. Raises ConfigurationError, with the names and sources and without any value,
-        if one cannot be read or cannot be sent.
-        """
+        """Return the values of ``headers``; see :func:`read_headers`."""
         return read_headers(self.headers, environ)
 
     def proxy_endpoint(self) -> tuple[str, int] | None:

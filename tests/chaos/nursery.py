@@ -141,7 +141,7 @@ def main() -> None:
 
 
 def _import_everything() -> None:
-    for module in ("outbox_relay.service.app", "tests.chaos.relay_that_dies"):
+    for module in ("outbox_relay.service.process", "tests.chaos.relay_that_dies"):
         import_module(module)
     faulthandler.enable()
     gc.collect()

@@ -18,46 +18,14 @@ from tests.support.ports import free_port
 from tests.support.receiver import Receiver
 from tests.support.receiver.answers import say
 from tests.support.receiver.process import Arrival, ReceiverProcess
-from tests.support.receiver.signatures import SECRET
 from tests.support.receiver.whims import is_refused
+from tests.support.relay_config import kafka_and_webhook_config
 from tests.support.service import RelayService
 from tests.support.shop import Writers, compare
 from tests.support.wait import until
 
 EVENTS = int(os.environ.get("OUTBOX_TEST_BOTH_EVENTS", "3000"))
 """`make proof` runs 20,000."""
-CONFIG = """
-[database]
-dsn = "{dsn}"
-[relay]
-lease_seconds = 3
-[sinks.events]
-type = "kafka"
-topic = "{topic}"
-[sinks.events.producer]
-"bootstrap.servers" = "{bootstrap}"
-[sinks.crm]
-type = "webhook"
-url = "{url}"
-secrets = ["{secret}"]
-allow_http = true
-allow_networks = ["127.0.0.0/8"]
-timeout_seconds = 2
-[sinks.crm.retry]
-attempts = 4
-base_seconds = 0.1
-max_seconds = 0.5
-[sinks.crm.circuit]
-probe_seconds = 0.2
-probe_max_seconds = 1
-[routes]
-"*" = ["events", "crm"]
-"""
-
-
-def config(dsn: str, bootstrap: str, topic: str, url: str) -> str:
-    """Every type to both sinks."""
-    return CONFIG.format(dsn=dsn, topic=topic, bootstrap=bootstrap, url=url, secret=SECRET)
 
 
 def emit(database: Database, count: int = 1) -> list[str]:
@@ -95,7 +63,7 @@ def test_an_event_that_one_sink_has_waits_for_the_other_alone(
 ) -> None:
     with (
         Receiver(say(500)) as receiver,
-        RelayService(tmp_path, config(database.dsn, kafka.bootstrap, topic, receiver.url)) as relay,
+        RelayService(tmp_path, kafka_and_webhook_config(database.dsn, kafka.bootstrap, topic, receiver.url)) as relay,
     ):
         [uid] = emit(database)
         until(lambda: receiver.uids, seconds=60, what="the webhook was tried")
@@ -121,7 +89,7 @@ def test_a_receiver_that_is_down_does_not_touch_kafka(
 ) -> None:
     port = free_port()
     url = f"http://127.0.0.1:{port}/hooks"
-    with RelayService(tmp_path, config(database.dsn, kafka.bootstrap, topic, url)) as relay:
+    with RelayService(tmp_path, kafka_and_webhook_config(database.dsn, kafka.bootstrap, topic, url)) as relay:
         uids = emit(database, 300)
         until(lambda: len(in_topic(kafka, topic)) == 300, seconds=60, what="Kafka has everything")
         until(lambda: status(relay)["crm"]["circuit"] != "closed", seconds=60, what="the circuit is open")
@@ -142,7 +110,7 @@ def test_a_broker_that_is_down_does_not_touch_the_webhook(database: Database, to
     nobody = f"127.0.0.1:{free_port()}"
     with (
         Receiver() as receiver,
-        RelayService(tmp_path, config(database.dsn, nobody, topic, receiver.url)) as relay,
+        RelayService(tmp_path, kafka_and_webhook_config(database.dsn, nobody, topic, receiver.url)) as relay,
     ):
         uids = emit(database, 300)
         until(lambda: status(relay)["crm"]["backlog"] == 0, seconds=60, what="the webhook has everything")
@@ -192,7 +160,7 @@ def test_both_sinks_get_everything_though_a_relay_is_killed_and_the_receiver_mis
     writers = Writers(database.dsn, keys=2_000, keys_per_transaction=20)
     writers.prepare()
     with ReceiverProcess(tmp_path, "--whims") as receiver:
-        text = config(database.dsn, kafka.bootstrap, topic, receiver.url)
+        text = kafka_and_webhook_config(database.dsn, kafka.bootstrap, topic, receiver.url)
         with RelayService(tmp_path, text, "one") as one, RelayService(tmp_path, text, "two") as two:
             began = time.monotonic()
             writers.start()

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.test_webhook_service import CONFIG
 from tests.support.database import Database
 from tests.support.installed import absent
 from tests.support.receiver import Receiver, Request
 from tests.support.receiver.answers import Behaviour, chosen, say
 from tests.support.receiver.signatures import SECRET
+from tests.support.relay_config import WEBHOOK_WITH_FILES
 from tests.support.service import RelayService
 from tests.support.wait import until
 
@@ -81,7 +81,7 @@ def test_a_wrong_clock_changes_nothing_but_the_timestamps_of_webhooks(
     receiver.answer = chosen(answer)
     (tmp_path / "secrets").write_text(SECRET)
     (tmp_path / "tenant").write_text("one")
-    text = CONFIG.format(database=f'dsn = "{database.dsn}"', url=receiver.url, directory=tmp_path)
+    text = WEBHOOK_WITH_FILES.format(database=f'dsn = "{database.dsn}"', url=receiver.url, directory=tmp_path)
     with RelayService(tmp_path, text, "right", CRM_TOKEN="x") as right:
         wrong = RelayService(tmp_path, text, "wrong", CRM_TOKEN="x", **shifted(shift))
         with wrong.start():

@@ -26,13 +26,12 @@ from outbox_relay.postgres.migrations import migrate
 from outbox_relay.relay import log_reader, settler
 from outbox_relay.workbench.demo.checker import DeliveryChecker
 from outbox_relay.workbench.embedded.ports import LOOPBACK
-from tests.integration.test_main_job import config
-from tests.integration.test_relay import query
-from tests.support.database import Database
+from tests.support.database import Database, query
 from tests.support.kafka import KafkaBroker
 from tests.support.memory_sink import MemorySink
 from tests.support.pgbouncer import PgBouncer
 from tests.support.postgres import PostgresServer
+from tests.support.relay_config import kafka_config
 from tests.support.replication import NAME, Pair
 from tests.support.rig import LOST, Rig, running, spec
 from tests.support.service import RelayService
@@ -327,7 +326,7 @@ def test_the_synchronous_standby_is_promoted_under_load(
 ) -> None:
     """Nothing is lost, nothing is made up, and the same process goes on by itself."""
     kafka.create_topic(topic, partitions=3)
-    with RelayService(tmp_path, config(shop.dsn, kafka, topic, lease_seconds=5), expects=LOST) as relay:
+    with RelayService(tmp_path, kafka_config(shop.dsn, kafka, topic, lease_seconds=5), expects=LOST) as relay:
         writers.start()
         until(grown(writers, 500), seconds=60, what="events are emitted")
         process = relay.process.pid
@@ -348,7 +347,7 @@ def test_the_standby_that_is_promoted_lacks_the_last_commits(
 ) -> None:
     """What survives is delivered in order; what was delivered and is gone is a phantom, and counted."""
     kafka.create_topic(topic, partitions=3)
-    text = config(pooler.dsn(shop.name) if hidden else shop.dsn, kafka, topic, lease_seconds=5)
+    text = kafka_config(pooler.dsn(shop.name) if hidden else shop.dsn, kafka, topic, lease_seconds=5)
     with RelayService(tmp_path, pooled(text) if hidden else text, expects=LOST) as relay:
         writers.start()
         until(grown(writers, 300), seconds=60, what="events are emitted")
@@ -385,7 +384,7 @@ def test_a_crash_takes_back_commits_that_did_not_wait_for_the_disk(
         migrate(server.dsn("shop"))
         database = Database(server, "shop")
         pooler = stack.enter_context(PgBouncer(server)) if hidden else None
-        text = config(pooler.dsn("shop") if pooler else database.dsn, kafka, topic, lease_seconds=5)
+        text = kafka_config(pooler.dsn("shop") if pooler else database.dsn, kafka, topic, lease_seconds=5)
         writers = Writers(
             server.dsn("shop", options="-c synchronous_commit=off"), count=4, keys=KEYS, keys_per_transaction=20
         )

@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.test_reload_service import config, emit, types
 from tests.support.database import Database
+from tests.support.emitting import emit_types
 from tests.support.receiver import Receiver
+from tests.support.receiver.received import received_types
+from tests.support.relay_config import webhook_config
 from tests.support.service import RelayService
 from tests.support.wait import until
 
@@ -70,12 +72,12 @@ def test_half_open_requests_take_neither_health_nor_webhooks(
 ) -> None:
     if resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 2 * FLOOD + 500:
         pytest.skip(f"needs {2 * FLOOD + 500} open files")
-    with open_files(2 * FLOOD + 500), RelayService(tmp_path, config(database.dsn, receiver, tmp_path)) as relay:
+    with open_files(2 * FLOOD + 500), RelayService(tmp_path, webhook_config(database.dsn, receiver, tmp_path)) as relay:
         resource.prlimit(relay.process.pid, resource.RLIMIT_NOFILE, (FILES, FILES))
         with flood(relay.port):
             until(lambda: answers_within_a_second(relay.port), seconds=20, what="/livez answers")
-            emit(database, *(f"a.{n}" for n in range(50)))
-            until(lambda: len(types(receiver)) >= 50, seconds=30, what="the webhooks flow")
+            emit_types(database, *(f"a.{n}" for n in range(50)))
+            until(lambda: len(received_types(receiver)) >= 50, seconds=30, what="the webhooks flow")
             until(lambda: answers_within_a_second(relay.port), seconds=20, what="/livez still answers")
             assert len(list(Path(f"/proc/{relay.process.pid}/fd").iterdir())) < 300
             with flood(relay.port):
@@ -84,12 +86,12 @@ def test_half_open_requests_take_neither_health_nor_webhooks(
         text = relay.log.read_text()
     assert "Traceback" not in text
     assert len(text.splitlines()) < 50
-    assert sorted(map(str, types(receiver))) == sorted(f"a.{n}" for n in range(50))
+    assert sorted(map(str, received_types(receiver))) == sorted(f"a.{n}" for n in range(50))
 
 
 def test_the_relay_takes_all_the_files_that_it_may_open(database: Database, receiver: Receiver, tmp_path: Path) -> None:
     """systemd's soft limit is 1,024, since select() cannot take more; the relay does not use it."""
-    with open_files(256), RelayService(tmp_path, config(database.dsn, receiver, tmp_path)) as relay:
+    with open_files(256), RelayService(tmp_path, webhook_config(database.dsn, receiver, tmp_path)) as relay:
         soft, hard = resource.prlimit(relay.process.pid, resource.RLIMIT_NOFILE)
         assert soft == hard > 256
         assert relay.stop() == 0

@@ -10,45 +10,16 @@ import pytest
 
 from tests.support.database import Database
 from tests.support.kafka import KafkaBroker
+from tests.support.kafka.drained import drained
 from tests.support.postgres import PostgresServer
+from tests.support.relay_config import kafka_config
 from tests.support.rig import LOST
 from tests.support.service import RelayService
-from tests.support.shop import PGBENCH, Report, Writers, compare
+from tests.support.shop import PGBENCH, Writers
 from tests.support.wait import until
 
 EVENTS = int(os.environ.get("OUTBOX_TEST_EVENTS", "30000"))
 """`make proof` runs 200,000."""
-CONFIG = """
-[database]
-dsn = "{dsn}"
-[relay]
-lease_seconds = {lease}
-[sinks.events]
-type = "kafka"
-topic = "{topic}"
-[sinks.events.producer]
-"bootstrap.servers" = "{bootstrap}"
-[routes]
-"*" = ["events"]
-"""
-
-
-def config(dsn: str, kafka: KafkaBroker, topic: str, lease_seconds: int = 15) -> str:
-    """One Kafka sink for every type."""
-    return CONFIG.format(dsn=dsn, lease=lease_seconds, topic=topic, bootstrap=kafka.bootstrap)
-
-
-def drained(kafka: KafkaBroker, topic: str, committed: dict[str, int], seconds: float) -> Report:
-    """Consume the topic until all that was committed has arrived; judge it. What arrives twice is there too."""
-    wanted = sum(committed.values())
-    values: list[bytes] = []
-
-    def enough() -> bool:
-        values[:] = [record.value or b"" for record in kafka.read_all(topic, seconds=60)]
-        return len(set(values)) >= wanted
-
-    until(enough, seconds=seconds, what=f"{wanted} events arrive")
-    return compare(committed, values)
 
 
 @pytest.mark.timeout(600)
@@ -64,7 +35,7 @@ def test_nothing_is_lost_or_reordered_while_a_relay_is_killed_and_the_database_r
     migrate(dsn)
     writers = Writers(dsn)
     writers.prepare()
-    text = config(dsn, kafka, topic, lease_seconds=3)
+    text = kafka_config(dsn, kafka, topic, lease_seconds=3)
     with RelayService(tmp_path, text, "one") as one, RelayService(tmp_path, text, "two", expects=LOST):
         writers.start()
         until(lambda: writers.total() > EVENTS * 0.3, seconds=200, what="a third is committed")
@@ -101,7 +72,7 @@ def test_events_of_pgbench_arrive_in_order_per_key(
     kafka.create_topic(topic, partitions=6)
     writers = Writers(database.dsn, keys=100)
     writers.prepare()
-    with RelayService(tmp_path, config(database.dsn, kafka, topic)) as relay:
+    with RelayService(tmp_path, kafka_config(database.dsn, kafka, topic)) as relay:
         database.pgbench(PGBENCH.format(keys=100), transactions=1000, clients=8)
         report = drained(kafka, topic, writers.committed(), seconds=60)
         assert report.committed == 8000
@@ -117,7 +88,7 @@ def test_two_relays_share_the_work_and_neither_repeats_the_other(
     kafka.create_topic(topic, partitions=6)
     writers = Writers(database.dsn, count=2, keys=200, keys_per_transaction=20)
     writers.prepare()
-    text = config(database.dsn, kafka, topic)
+    text = kafka_config(database.dsn, kafka, topic)
     with RelayService(tmp_path, text, "one") as one:
         with RelayService(tmp_path, text, "two") as two:
             until(lambda: _shards(one) == _shards(two) == 32, seconds=30, what="the shards are shared evenly")

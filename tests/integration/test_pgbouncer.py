@@ -12,13 +12,14 @@ import pytest
 
 from outbox_relay import outbox
 from outbox_relay.postgres.listener import LOCK
-from tests.integration.test_main_job import config, drained
 from tests.integration.test_relay import delivered, emit, has, query
 from tests.support.database import Database
 from tests.support.kafka import KafkaBroker
+from tests.support.kafka.drained import drained
 from tests.support.memory_sink import MemorySink
 from tests.support.pgbouncer import PgBouncer
 from tests.support.postgres import PostgresServer
+from tests.support.relay_config import kafka_config
 from tests.support.rig import running, spec
 from tests.support.service import RelayService
 from tests.support.shop import Writers
@@ -38,7 +39,7 @@ def pooler(postgres: PostgresServer) -> Generator[PgBouncer]:
 def text(database: Database, pooler: PgBouncer, kafka: KafkaBroker, topic: str, *, listen: bool) -> str:
     """A relay behind the pooler, with or without a direct connection for its wake-up."""
     lines = 'pooler = "transaction"\n' + (f'listen_dsn = "{database.dsn}"\n' if listen else "")
-    found = config(pooler.dsn(database.name), kafka, topic, lease_seconds=6)
+    found = kafka_config(pooler.dsn(database.name), kafka, topic, lease_seconds=6)
     return found.replace("[relay]", f"{lines}[relay]")
 
 

@@ -15,7 +15,7 @@ from outbox_relay.domain.event import SHARDS, StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Failed, Refused, Unavailable, Verdict
 from outbox_relay.domain.retry import RetryPolicy
 from outbox_relay.relay.log_reader import CHUNK_EVENTS
-from tests.support.database import Database
+from tests.support.database import Database, query
 from tests.support.ledger import ledger
 from tests.support.memory_sink import MemorySink
 from tests.support.rig import Rig, running, spec
@@ -32,12 +32,6 @@ def emit(database: Database, keys: Iterable[str | None], **options: Any) -> list
         )
         rows = connection.execute("select id from outbox.event where uid = any(%s) order by id", (uids,)).fetchall()
     return [row[0] for row in rows]
-
-
-def query(database: Database, text: str, *parameters: Any) -> list[tuple[Any, ...]]:
-    """The rows of a query."""
-    with database.connect(autocommit=True) as connection:
-        return connection.execute(text.encode(), parameters).fetchall()
 
 
 def ids(sink: MemorySink) -> list[int]:

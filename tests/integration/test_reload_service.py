@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -14,33 +14,20 @@ import pytest
 from outbox_relay import settings
 from outbox_relay.domain.errors import DatabaseUnavailable
 from outbox_relay.postgres.store import Store
-from outbox_relay.service.app import Service
-from tests.integration.test_relay import query
-from tests.support.database import Database
+from outbox_relay.service.process import Service
+from tests.support.database import Database, query
+from tests.support.emitting import emit_types
 from tests.support.ports import free_port
 from tests.support.proxy import Proxy
 from tests.support.receiver import Receiver
 from tests.support.receiver.certificates import Authority
+from tests.support.receiver.received import received_types
 from tests.support.receiver.signatures import SECRET
+from tests.support.relay_config import webhook_config
 from tests.support.rig import LOST
 from tests.support.service import RelayService
-from tests.support.wait import auntil, until
+from tests.support.wait import becomes, until
 
-CONFIG = """
-[database]
-dsn = "{dsn}"
-[relay]
-lease_seconds = 3
-[sinks.crm]
-type = "webhook"
-url = "{url}"
-secrets_file = "{directory}/secrets"
-headers = {{ x-tenant = "one" }}
-allow_http = true
-allow_networks = ["127.0.0.0/8"]
-[routes]
-"a.*" = ["crm"]
-"""
 MORE = ('"a.*" =', '"b.*" = ["crm"]\n"a.*" =')
 REFUSED = "the configuration was not reloaded; nothing has changed"
 RELOADED = "configuration reloaded"
@@ -50,24 +37,6 @@ RELOADED = "configuration reloaded"
 def receiver() -> Generator[Receiver]:
     with Receiver() as receiver:
         yield receiver
-
-
-def config(dsn: str, receiver: Receiver, directory: Path) -> str:
-    """One webhook for the types that begin with a."""
-    (directory / "secrets").write_text(SECRET)
-    return CONFIG.format(dsn=dsn, url=receiver.url, directory=directory)
-
-
-def emit(database: Database, *types: str) -> None:
-    """Emit an event of each type."""
-    with database.connect() as connection:
-        for kind in types:
-            connection.execute("select outbox.emit(%s, '1', key => %s)", (kind, kind))
-
-
-def types(receiver: Receiver) -> list[str | None]:
-    """The types of what has arrived, in order."""
-    return [request.header("outbox-type") for request in list(receiver.requests)]
 
 
 def events(relay: RelayService) -> list[str]:
@@ -95,9 +64,9 @@ def test_a_sighup_while_the_database_is_away_is_carried_out_when_it_is_back(
         dsn = database.dsn.replace(f"port={port}", f"port={proxy.port}").replace(f":{port}/", f":{proxy.port}/")
         assert str(proxy.port) in dsn
         expects = {"reload", *LOST}
-        with RelayService(tmp_path, config(dsn, receiver, tmp_path), expects=expects) as relay:
-            emit(database, "a.one")
-            until(lambda: types(receiver) == ["a.one"], seconds=30, what="the routed type arrives")
+        with RelayService(tmp_path, webhook_config(dsn, receiver, tmp_path), expects=expects) as relay:
+            emit_types(database, "a.one")
+            until(lambda: received_types(receiver) == ["a.one"], seconds=30, what="the routed type arrives")
             proxy.cut()
             rewrite(relay, MORE)
             until(lambda: "the configuration is not reloaded yet" in events(relay), seconds=40, what="it waits")
@@ -108,10 +77,10 @@ def test_a_sighup_while_the_database_is_away_is_carried_out_when_it_is_back(
             assert relay.ask("/readyz")[1]["config_last_reload_successful"] is True
             patterns = "select 1 from outbox.sink where patterns = '{a.*,b.*}'"
             until(lambda: query(database, patterns), seconds=20, what="the database knows")
-            emit(database, "b.late")
-            until(lambda: "b.late" in types(receiver), seconds=30, what="the new type arrives")
+            emit_types(database, "b.late")
+            until(lambda: "b.late" in received_types(receiver), seconds=30, what="the new type arrives")
             assert relay.stop() == 0
-    assert set(types(receiver)) == {"a.one", "b.late"}
+    assert set(received_types(receiver)) == {"a.one", "b.late"}
     assert REFUSED not in events(relay)
 
 
@@ -129,8 +98,8 @@ def test_a_sighup_while_the_database_is_away_is_carried_out_when_it_is_back(
 def test_what_needs_a_restart_is_refused_by_name_and_nothing_is_half_applied(
     database: Database, receiver: Receiver, tmp_path: Path, replaced: tuple[str, str], named: str
 ) -> None:
-    with RelayService(tmp_path, config(database.dsn, receiver, tmp_path), expects={"reload"}) as relay:
-        emit(database, "a.one")
+    with RelayService(tmp_path, webhook_config(database.dsn, receiver, tmp_path), expects={"reload"}) as relay:
+        emit_types(database, "a.one")
         until(lambda: len(receiver.requests) == 1, seconds=30, what="it delivers")
         before = relay.config.read_text()
         changes = [replaced, MORE, ('"one"', '"two"')]
@@ -147,23 +116,23 @@ def test_what_needs_a_restart_is_refused_by_name_and_nothing_is_half_applied(
         assert SECRET not in relay.log.read_text()
         assert relay.ask("/readyz")[1]["config_last_reload_successful"] is False
         assert query(database, "select name, patterns from outbox.sink") == [("crm", ["a.*"])]
-        emit(database, "b.one", "a.two")
+        emit_types(database, "b.one", "a.two")
         until(lambda: len(receiver.requests) == 2, seconds=30, what="it delivers as before")
         assert [request.header("x-tenant") for request in receiver.requests] == ["one", "one"]
         relay.config.write_text(before)
         rewrite(relay, MORE, ('"one"', '"two"'))
         until(lambda: RELOADED in events(relay), seconds=20, what="the good file is taken")
-        emit(database, "b.two")
-        until(lambda: "b.two" in types(receiver), seconds=30, what="the new type arrives")
+        emit_types(database, "b.two")
+        until(lambda: "b.two" in received_types(receiver), seconds=30, what="the new type arrives")
         assert relay.stop() == 0
-    assert types(receiver) == ["a.one", "a.two", "b.two"]
+    assert received_types(receiver) == ["a.one", "a.two", "b.two"]
     assert receiver.requests[-1].header("x-tenant") == "two"
 
 
 def test_a_sink_that_was_removed_is_not_registered_again_by_a_reload(
     database: Database, receiver: Receiver, tmp_path: Path
 ) -> None:
-    with RelayService(tmp_path, config(database.dsn, receiver, tmp_path)) as relay:
+    with RelayService(tmp_path, webhook_config(database.dsn, receiver, tmp_path)) as relay:
         with database.connect() as connection:
             for table in ("delivery", "progress", "shard"):
                 connection.execute(f"delete from outbox.{table} where sink = 'crm'".encode())
@@ -188,10 +157,10 @@ def test_a_file_that_goes_bad_while_the_database_takes_a_reload_leaves_it_whole(
     certificate, private = authority.client_files()
     files = f'client_certificate = "{certificate}"\nclient_key = "{private}"\nca_file = "{authority.certificate_file}"'
     with Receiver(tls=authority.asks_for_certificate()) as receiver:
-        text = config(database.dsn, receiver, tmp_path).replace("allow_http = true", files)
+        text = webhook_config(database.dsn, receiver, tmp_path).replace("allow_http = true", files)
         with RelayService(tmp_path, text, expects={"reload"}) as relay:
-            emit(database, "a.one")
-            until(lambda: types(receiver) == ["a.one"], seconds=30, what="the routed type arrives")
+            emit_types(database, "a.one")
+            until(lambda: received_types(receiver) == ["a.one"], seconds=30, what="the routed type arrives")
             with database.connect() as connection:
                 connection.execute("lock table outbox.sink in exclusive mode")
                 rewrite(relay, MORE, ('"one"', '"two"'))
@@ -199,27 +168,18 @@ def test_a_file_that_goes_bad_while_the_database_takes_a_reload_leaves_it_whole(
                 certificate.write_text("hunter2")
             until(lambda: RELOADED in events(relay), seconds=20, what="the reload is carried out")
             assert relay.ask("/readyz")[1]["config_last_reload_successful"] is True
-            emit(database, "a.two", "b.late")
-            until(lambda: len(types(receiver)) == 3, seconds=30, what="both types arrive")
+            emit_types(database, "a.two", "b.late")
+            until(lambda: len(received_types(receiver)) == 3, seconds=30, what="both types arrive")
             rewrite(relay, ('"b.*"', '"c.*"'))
             until(lambda: REFUSED in events(relay), seconds=20, what="the bad file is refused")
             assert f"client_certificate {certificate}" in relay.log.read_text()
             assert query(database, "select patterns from outbox.sink") == [(["a.*", "b.*"],)]
-            emit(database, "b.later")
-            until(lambda: "b.later" in types(receiver), seconds=30, what="it delivers as before")
+            emit_types(database, "b.later")
+            until(lambda: "b.later" in received_types(receiver), seconds=30, what="it delivers as before")
             assert relay.stop() == 0
-    assert set(types(receiver)) == {"a.one", "a.two", "b.late", "b.later"}
+    assert set(received_types(receiver)) == {"a.one", "a.two", "b.late", "b.later"}
     assert {request.header("x-tenant") for request in receiver.requests[1:]} == {"two"}
     assert "the configuration is not reloaded yet" not in events(relay)
-
-
-async def becomes(fact: Callable[[], Any], what: str) -> None:
-    """Wait until `fact` holds."""
-
-    async def holds() -> Any:
-        return await asyncio.to_thread(fact)
-
-    await auntil(holds, seconds=40, what=what)
 
 
 async def test_a_reload_whose_answer_is_lost_supersedes_nobody_for_good(
@@ -227,7 +187,7 @@ async def test_a_reload_whose_answer_is_lost_supersedes_nobody_for_good(
 ) -> None:
     """The database has the new generation and the relay does not know it: a mock of the one call loses the answer."""
     file = tmp_path / "relay.toml"
-    file.write_text(config(database.dsn, receiver, tmp_path) + f'[http]\nlisten = "127.0.0.1:{free_port()}"\n')
+    file.write_text(webhook_config(database.dsn, receiver, tmp_path) + f'[http]\nlisten = "127.0.0.1:{free_port()}"\n')
     register, lost = Store.register_sinks, 0
 
     async def loses(*arguments: Any, **options: Any) -> Any:
@@ -241,20 +201,20 @@ async def test_a_reload_whose_answer_is_lost_supersedes_nobody_for_good(
     service = Service(settings.load(file, {}), lambda: settings.load(file, {}))
     serving = asyncio.create_task(service.serve())
     try:
-        emit(database, "a.one")
-        await becomes(lambda: types(receiver) == ["a.one"], "it delivers")
+        emit_types(database, "a.one")
+        await becomes(lambda: received_types(receiver) == ["a.one"], "it delivers")
         monkeypatch.setattr(Store, "register_sinks", loses)
         file.write_text(file.read_text().replace(*MORE))
         os.kill(os.getpid(), signal.SIGHUP)
         await becomes(lambda: lost == 2, "the answers are lost")
-        emit(database, "a.two", "b.two")
-        await becomes(lambda: len(types(receiver)) >= 3, "both types arrive")
+        emit_types(database, "a.two", "b.two")
+        await becomes(lambda: len(received_types(receiver)) >= 3, "both types arrive")
     finally:
         os.kill(os.getpid(), signal.SIGTERM)
         assert await asyncio.wait_for(serving, 40) == 0
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             asyncio.get_running_loop().remove_signal_handler(number)
-    assert sorted(map(str, types(receiver))) == ["a.one", "a.two", "b.two"]
+    assert sorted(map(str, received_types(receiver))) == ["a.one", "a.two", "b.two"]
     assert query(database, "select count(*) from outbox.shard where owner is not null") == [(0,)]
 
 
@@ -268,7 +228,7 @@ def test_a_process_with_an_older_configuration_that_comes_back_changes_nothing_f
     database: Database, receiver: Receiver, tmp_path: Path
 ) -> None:
     """It was stopped for longer than its leases, while a newer configuration was rolled out."""
-    text = config(database.dsn, receiver, tmp_path)
+    text = webhook_config(database.dsn, receiver, tmp_path)
     with RelayService(tmp_path, text, "older") as older:
         until(lambda: len(query(database, OWNERS)) == 1, seconds=30, what="the older process serves the sink")
         [(relay,)] = query(database, OWNERS)
@@ -282,8 +242,8 @@ def test_a_process_with_an_older_configuration_that_comes_back_changes_nothing_f
             for _ in range(5):  # renewals, of which four without any relay that serves the sink would give it back
                 seen = query(database, SEEN, relay)
                 until(lambda s=seen: query(database, SEEN, relay) != s, seconds=30, what="it renews its leases")
-            emit(database, "a.1", "b.1")
-            until(lambda: {*types(receiver)} >= {"a.1", "b.1"}, seconds=30, what="events of both types arrive")
+            emit_types(database, "a.1", "b.1")
+            until(lambda: {*received_types(receiver)} >= {"a.1", "b.1"}, seconds=30, what="events of both types arrive")
             assert query(database, CRM) == in_force
             assert newer.stop() == 0
         assert older.stop() == 0

@@ -12,11 +12,10 @@ import pytest
 
 from outbox_relay.domain.errors import StatementFailed
 from outbox_relay.postgres.migrations import migrate
-from tests.integration.test_main_job import config
-from tests.integration.test_relay import query
-from tests.support.database import Database
+from tests.support.database import Database, query
 from tests.support.kafka import KafkaBroker
 from tests.support.postgres import PostgresServer
+from tests.support.relay_config import kafka_config
 from tests.support.rig import CountingStore
 from tests.support.service import RelayService
 from tests.support.wait import until
@@ -52,7 +51,7 @@ def test_it_starts_before_its_database_and_is_ready_when_that_comes(
     own_postgres.create_database("shop")
     migrate(own_postgres.dsn("shop"))
     own_postgres.stop()
-    with RelayService(tmp_path, config(own_postgres.dsn("shop"), kafka, topic)).start(wait=False) as relay:
+    with RelayService(tmp_path, kafka_config(own_postgres.dsn("shop"), kafka, topic)).start(wait=False) as relay:
         until(lambda: relay.ask("/livez")[0] == 200, seconds=20, what="it lives")
         until(lambda: "cannot be reached yet" in said(relay), seconds=20, what="it says so")
         assert relay.ask("/readyz")[0] == 503
@@ -78,7 +77,7 @@ def test_what_waiting_does_not_mend_ends_it_with_one_line_and_code_2(
             connection.execute("update outbox.meta set schema_version = 99, min_relay = 99")
     elif fault == "database":
         dsn = own_postgres.dsn("nowhere")
-    relay = RelayService(tmp_path, config(dsn, kafka, topic))
+    relay = RelayService(tmp_path, kafka_config(dsn, kafka, topic))
     assert ended(relay) == 2
     text = said(relay)
     expected = {
@@ -98,7 +97,7 @@ def test_routes_are_read_again_at_sighup_and_a_bad_file_changes_nothing(
     database: Database, kafka: KafkaBroker, topic: str, tmp_path: Path
 ) -> None:
     kafka.create_topic(topic, partitions=1)
-    text = config(database.dsn, kafka, topic, lease_seconds=3).replace('"*" =', '"order.*" =')
+    text = kafka_config(database.dsn, kafka, topic, lease_seconds=3).replace('"*" =', '"order.*" =')
     with RelayService(tmp_path, text, expects={"reload"}) as relay:
         emit(database, "order.made")
         emit(database, "payment.made")
@@ -126,7 +125,7 @@ def test_it_stops_within_its_limit_while_the_destination_is_down(
     database: Database, kafka: KafkaBroker, tmp_path: Path
 ) -> None:
     """What is in hand is dropped, the shards are released: the next relay begins where this one stood."""
-    text = config(database.dsn, kafka, "nowhere").replace(kafka.bootstrap, "127.0.0.1:1")
+    text = kafka_config(database.dsn, kafka, "nowhere").replace(kafka.bootstrap, "127.0.0.1:1")
     with RelayService(tmp_path, text) as relay:
         emit(database, "order.made")
         is_open = "select 1 from outbox.sink where circuit <> 'closed'"
@@ -143,7 +142,7 @@ def test_a_second_signal_ends_it_at_once(
     database: Database, own_kafka: KafkaBroker, topic: str, tmp_path: Path
 ) -> None:
     own_kafka.create_topic(topic, partitions=1)
-    with RelayService(tmp_path, config(database.dsn, own_kafka, topic, lease_seconds=60)) as relay:
+    with RelayService(tmp_path, kafka_config(database.dsn, own_kafka, topic, lease_seconds=60)) as relay:
         emit(database, "order.made")
         until(lambda: own_kafka.read_all(topic), seconds=30, what="it delivers")
         with own_kafka.frozen():

@@ -20,11 +20,11 @@ from outbox_relay.domain.event import SHARDS, StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Failed, Unavailable, Verdict
 from outbox_relay.domain.sink_spec import SinkSpec
 from outbox_relay.sinks import Sink
-from tests.integration.test_main_job import config
 from tests.integration.test_relay import delivered, emit, first_deliveries, in_order, query
 from tests.support.database import Database
 from tests.support.kafka import KafkaBroker
 from tests.support.memory_sink import MemorySink
+from tests.support.relay_config import kafka_config
 from tests.support.rig import Rig, spec
 from tests.support.service import RelayService
 from tests.support.wait import auntil, until
@@ -308,7 +308,7 @@ def test_the_shards_of_a_killed_process_are_taken_over_within_its_lease_and_a_lo
 ) -> None:
     """Real processes, SIGKILL; the time is the database's, from the death to the last claim."""
     kafka.create_topic(topic, partitions=1)
-    text = config(database.dsn, kafka, topic, lease_seconds=3)
+    text = kafka_config(database.dsn, kafka, topic, lease_seconds=3)
     owners = "select count(*) from outbox.shard group by owner order by owner"
     with RelayService(tmp_path, text, "one") as one, RelayService(tmp_path, text, "two") as two:
         until(lambda: query(database, owners) == [(32,), (32,)], seconds=60, what="the shards are shared evenly")

@@ -11,11 +11,10 @@ from outbox_relay.domain.outcomes import Unavailable
 from outbox_relay.formats.topics import TopicTemplate
 from outbox_relay.sinks.kafka import KafkaSink
 from tests.contract.harness import an_event, soon
-from tests.integration.test_both_sinks import config
-from tests.integration.test_relay import query
-from tests.support.database import Database
+from tests.support.database import Database, query
 from tests.support.ports import free_port
 from tests.support.proxy import Proxy
+from tests.support.relay_config import kafka_and_webhook_config
 from tests.support.service import RelayService
 from tests.support.wait import until
 
@@ -35,7 +34,7 @@ def test_a_relay_whose_destinations_are_both_down_releases_everything_and_ends(
         port = proxy.port if fault == "silent" else free_port()
         connection.execute(BACKLOG, (25_000,))
         connection.commit()
-        text = config(database.dsn, f"127.0.0.1:{port}", topic, f"http://127.0.0.1:{port}/hooks")
+        text = kafka_and_webhook_config(database.dsn, f"127.0.0.1:{port}", topic, f"http://127.0.0.1:{port}/hooks")
         with RelayService(tmp_path, text) as relay:
             until(lambda: query(database, OPEN) == [(2,)], seconds=90, what="both circuits are open")
             until(lambda: _in_hand(relay, "events") >= 20_000, seconds=60, what="no more is read")

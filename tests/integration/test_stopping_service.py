@@ -15,15 +15,17 @@ from outbox_relay import settings
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import Verdict
 from outbox_relay.postgres.migrations import rebase
-from outbox_relay.service.app import MOST_STARVED, Service
+from outbox_relay.service.process import Service
+from outbox_relay.service.supervisor import OUT_OF_MEMORY_MAX
 from outbox_relay.sinks.webhook import WebhookSink
-from tests.integration.test_relay import query
-from tests.integration.test_reload_service import becomes, config, emit, types
-from tests.support.database import Database
+from tests.support.database import Database, query
+from tests.support.emitting import emit_types
 from tests.support.receiver import Receiver
 from tests.support.receiver.faults import hang
+from tests.support.receiver.received import received_types
+from tests.support.relay_config import webhook_config
 from tests.support.service import RelayService
-from tests.support.wait import until
+from tests.support.wait import becomes, until
 
 
 @pytest.fixture
@@ -37,11 +39,13 @@ def test_a_stop_that_runs_out_of_time_leaves_nothing_behind(
 ) -> None:
     """Goes red when only a stop in time takes the relay's row away: rebase then refuses for half a minute."""
     receiver.answer = hang
-    text = config(database.dsn, receiver, tmp_path).replace("[sinks.crm]", "stop_after_seconds = 1\n[sinks.crm]")
+    text = webhook_config(database.dsn, receiver, tmp_path).replace(
+        "[sinks.crm]", "stop_after_seconds = 1\n[sinks.crm]"
+    )
     with RelayService(tmp_path, text) as relay:
-        emit(database, "a.one", "a.two")
+        emit_types(database, "a.one", "a.two")
         until(lambda: query(database, "select 1 from outbox.delivery having count(*) = 2"), seconds=20, what="rows")
-        emit(database, "a.three")
+        emit_types(database, "a.three")
         until(lambda: len(receiver.requests) == 3, seconds=20, what="requests are under way")
         assert relay.stop() == 0
         said = [line["event"] for line in relay.lines() if "event" in line]
@@ -75,7 +79,7 @@ class Starved:
 def service(database: Database, receiver: Receiver, directory: Path) -> Service:
     """A relay in this process."""
     file = directory / "relay.toml"
-    file.write_text(config(database.dsn, receiver, directory))
+    file.write_text(webhook_config(database.dsn, receiver, directory))
     return Service(settings.load(file, {}), lambda: settings.load(file, {}))
 
 
@@ -91,11 +95,11 @@ async def ended(serving: asyncio.Task[int]) -> int:
 async def test_a_session_without_memory_starts_again(
     database: Database, receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Starved(MOST_STARVED - 1).install(monkeypatch)
+    Starved(OUT_OF_MEMORY_MAX - 1).install(monkeypatch)
     serving = asyncio.create_task(service(database, receiver, tmp_path).serve())
     await becomes(lambda: query(database, "select 1 from outbox.sink"), "the sink is known")
-    emit(database, "a.one")
-    await becomes(lambda: types(receiver) == ["a.one"], "it is delivered")
+    emit_types(database, "a.one")
+    await becomes(lambda: received_types(receiver) == ["a.one"], "it is delivered")
     os.kill(os.getpid(), signal.SIGTERM)
     assert await ended(serving) == 0
 
@@ -106,8 +110,8 @@ async def test_a_relay_that_never_has_memory_gives_up_in_order(
     Starved(float("inf")).install(monkeypatch)
     serving = asyncio.create_task(service(database, receiver, tmp_path).serve())
     await becomes(lambda: query(database, "select 1 from outbox.sink"), "the sink is known")
-    emit(database, "a.one")
+    emit_types(database, "a.one")
     assert await ended(serving) == 1
-    assert types(receiver) == []
+    assert received_types(receiver) == []
     assert query(database, "select count(*) from outbox.relay") == [(0,)]
     assert query(database, "select count(*) from outbox.shard where owner is not null") == [(0,)]

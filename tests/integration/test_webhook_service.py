@@ -10,33 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.test_relay import query
 from tests.support.command import inside, outbox_relay
-from tests.support.database import Database
+from tests.support.database import Database, query
+from tests.support.emitting import emit_payload
 from tests.support.ports import free_port
 from tests.support.receiver import Receiver, Request
 from tests.support.receiver.answers import Behaviour, chosen, say
+from tests.support.receiver.received import received_bodies
 from tests.support.receiver.signatures import SECRET
+from tests.support.relay_config import webhook_with_files_config
 from tests.support.service import RelayService
 from tests.support.wait import until
 
 OTHER = "whsec_" + base64.b64encode(b"o" * 32).decode()
 TOKEN = "hunter2-canary"
-CONFIG = """
-[database]
-{database}
-[relay]
-lease_seconds = 3
-[sinks.crm]
-type = "webhook"
-url = "{url}"
-secrets_file = "{directory}/secrets"
-headers = {{ authorization = {{ env = "CRM_TOKEN" }}, x-tenant = {{ file = "{directory}/tenant" }} }}
-allow_http = true
-allow_networks = ["127.0.0.0/8"]
-[routes]
-"*" = ["crm"]
-"""
 
 
 @pytest.fixture
@@ -45,29 +32,10 @@ def receiver() -> Generator[Receiver]:
         yield receiver
 
 
-def config(database: str, url: str, directory: Path) -> str:
-    """One webhook for every type; its secrets and headers stand in files and the environment."""
-    (directory / "secrets").write_text(SECRET)
-    (directory / "tenant").write_text("one\n")
-    return CONFIG.format(database=database, url=url, directory=directory)
-
-
 def relay_of(database: Database, receiver: Receiver, directory: Path) -> RelayService:
     """A relay that posts to the receiver."""
-    text = config(f'dsn = "{database.dsn}"', receiver.url, directory)
+    text = webhook_with_files_config(f'dsn = "{database.dsn}"', receiver.url, directory)
     return RelayService(directory, text, CRM_TOKEN=TOKEN)
-
-
-def emit(database: Database, payload: str, key: str) -> str:
-    """Emit one event; its uid."""
-    with database.connect() as connection:
-        [(uid,)] = connection.execute("select outbox.emit('order.made', %s, key => %s)::text", (payload, key))
-    return uid
-
-
-def bodies(receiver: Receiver) -> list[bytes]:
-    """What has arrived, in order."""
-    return [request.body for request in list(receiver.requests)]
 
 
 def test_an_event_that_is_refused_ends_dead_with_status_and_reason_and_its_neighbours_arrive(
@@ -78,13 +46,15 @@ def test_an_event_that_is_refused_ends_dead_with_status_and_reason_and_its_neigh
 
     receiver.answer = chosen(answer)
     with relay_of(database, receiver, tmp_path) as relay:
-        _, bad, _, _ = (emit(database, *event) for event in (("1", "a"), ('"bad"', "a"), ("2", "a"), ("3", "b")))
-        until(lambda: {b"2", b"3"} <= set(bodies(receiver)), seconds=30, what="the neighbours arrive")
+        _, bad, _, _ = (
+            emit_payload(database, *event) for event in (("1", "a"), ('"bad"', "a"), ("2", "a"), ("3", "b"))
+        )
+        until(lambda: {b"2", b"3"} <= set(received_bodies(receiver)), seconds=30, what="the neighbours arrive")
         rows = "select state::text, last_status, last_error from outbox.delivery"
         until(lambda: query(database, rows), seconds=30, what="the refused event is a dead letter")
         assert query(database, rows) == [("dead", 400, "answered 400 Bad Request")]
-        assert bodies(receiver).count(b'"bad"') == 1
-        assert [body for body in bodies(receiver) if body != b"3"] == [b"1", b'"bad"', b"2"]
+        assert received_bodies(receiver).count(b'"bad"') == 1
+        assert [body for body in received_bodies(receiver) if body != b"3"] == [b"1", b'"bad"', b"2"]
         why = outbox_relay("why", bad, "-c", relay.config)
         assert (why.code, "answered 400 Bad Request" in why.out) == (0, True)
         assert relay.stop() == 0
@@ -97,25 +67,25 @@ def test_secrets_and_headers_are_read_again_at_sighup_and_what_is_missing_change
 ) -> None:
     receiver.secrets = (SECRET, OTHER)
     with relay_of(database, receiver, tmp_path) as relay:
-        emit(database, "1", "a")
+        emit_payload(database, "1", "a")
         until(lambda: len(receiver.requests) == 1, seconds=30, what="the first event arrives")
         (tmp_path / "secrets").write_text(f"{OTHER}\nwhsec_{TOKEN}\n")
         (tmp_path / "tenant").write_text("two")
         relay.send(signal.SIGHUP)
         until(lambda: "nothing has changed" in relay.log.read_text(), seconds=20, what="the bad file is refused")
         assert f"sinks.crm: secrets_file {tmp_path}/secrets: line 2: is not standard base64" in relay.log.read_text()
-        emit(database, "2", "a")
+        emit_payload(database, "2", "a")
         until(lambda: len(receiver.requests) == 2, seconds=30, what="the second event arrives as before")
         receiver.secrets = (OTHER,)
         (tmp_path / "secrets").write_text(OTHER)
         relay.send(signal.SIGHUP)
         until(lambda: "configuration reloaded" in relay.log.read_text(), seconds=20, what="the good file is taken")
-        emit(database, "3", "a")
+        emit_payload(database, "3", "a")
         until(lambda: len(receiver.requests) == 3, seconds=30, what="the third event arrives")
         (tmp_path / "secrets").unlink()
         relay.send(signal.SIGHUP)
         until(lambda: "No such file" in relay.log.read_text(), seconds=20, what="the missing file is named")
-        emit(database, "4", "a")
+        emit_payload(database, "4", "a")
         until(lambda: len(receiver.requests) == 4, seconds=30, what="the fourth event arrives")
         assert relay.stop() == 0
         text = relay.log.read_text()
@@ -137,7 +107,9 @@ def test_check_says_what_of_its_secrets_is_not_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str, said: str
 ) -> None:
     relay = tmp_path / "relay.toml"
-    relay.write_text(config(f'dsn = "host=127.0.0.1 port={free_port()}"', "http://127.0.0.1:9/", tmp_path))
+    relay.write_text(
+        webhook_with_files_config(f'dsn = "host=127.0.0.1 port={free_port()}"', "http://127.0.0.1:9/", tmp_path)
+    )
     for file in ("secrets", "tenant"):
         (tmp_path / file).chmod(0o600)
     (tmp_path / missing).unlink(missing_ok=True)
@@ -152,7 +124,9 @@ def test_check_says_what_of_its_secrets_is_not_there(
 
 def test_it_does_not_start_without_its_secrets(tmp_path: Path) -> None:
     relay = tmp_path / "relay.toml"
-    relay.write_text(config(f'dsn = "host=127.0.0.1 port={free_port()}"', "http://127.0.0.1:9/", tmp_path))
+    relay.write_text(
+        webhook_with_files_config(f'dsn = "host=127.0.0.1 port={free_port()}"', "http://127.0.0.1:9/", tmp_path)
+    )
     run = outbox_relay("run", "-c", relay)
     assert run.code == 2
     said = json.loads(run.err)["reason"]
@@ -164,7 +138,7 @@ class TestOwn:
 
     def test_database_is_refused_at_load(self, database: Database, tmp_path: Path) -> None:
         [(port,)] = query(database, "select inet_server_port()")
-        text = config(f'dsn = "{database.dsn}"', f"http://127.0.0.1:{port}/", tmp_path)
+        text = webhook_with_files_config(f'dsn = "{database.dsn}"', f"http://127.0.0.1:{port}/", tmp_path)
         (tmp_path / "relay.toml").write_text(text)
         check = inside("check", "-c", tmp_path / "relay.toml", CRM_TOKEN=TOKEN)
         assert check.code == 2
@@ -173,7 +147,7 @@ class TestOwn:
     def test_database_is_not_dialled_when_only_a_file_names_it(self, database: Database, tmp_path: Path) -> None:
         [(port,)] = query(database, "select inet_server_port()")
         (tmp_path / "dsn").write_text(database.dsn)
-        text = config(f'dsn_file = "{tmp_path}/dsn"', f"http://127.0.0.1:{port}/", tmp_path)
+        text = webhook_with_files_config(f'dsn_file = "{tmp_path}/dsn"', f"http://127.0.0.1:{port}/", tmp_path)
         (tmp_path / "relay.toml").write_text(text)
         check = inside("check", "--online", "-c", tmp_path / "relay.toml", CRM_TOKEN=TOKEN)
         assert check.code == 2
@@ -183,7 +157,7 @@ class TestOwn:
     def test_http_port_is_not_dialled_under_any_address(self, database: Database, tmp_path: Path) -> None:
         """Neither by the address that it listens at nor by another one of this machine."""
         port = free_port()
-        text = config(f'dsn = "{database.dsn}"', f"http://127.0.0.3:{port}/", tmp_path)
+        text = webhook_with_files_config(f'dsn = "{database.dsn}"', f"http://127.0.0.3:{port}/", tmp_path)
         (tmp_path / "relay.toml").write_text(f'{text}\n[http]\nlisten = "0.0.0.0:{port}"\n')
         check = inside("check", "-c", tmp_path / "relay.toml", CRM_TOKEN=TOKEN)
         assert check.code == 2

@@ -8,6 +8,8 @@ from typing import TypeVar
 T = TypeVar("T")
 
 PAUSE_SECONDS = 0.01
+BECOMES_SECONDS = 40.0
+"""Time limit of ``becomes``."""
 
 
 class NotInTime(AssertionError):
@@ -36,6 +38,11 @@ async def auntil(fact: Callable[[], Awaitable[T]], *, seconds: float, what: str)
             raise NotInTime(_message(what, seconds, answer))
         await asyncio.sleep(PAUSE_SECONDS)
     return answer
+
+
+async def becomes(fact: Callable[[], object], what: str) -> None:
+    """Wait until ``fact``, which may block, returns a true value. It is called in a thread."""
+    await auntil(lambda: asyncio.to_thread(fact), seconds=BECOMES_SECONDS, what=what)
 
 
 def _message(what: str, seconds: float, answer: object) -> str:

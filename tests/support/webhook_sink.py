@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import Verdict
+from outbox_relay.service.own_addresses import OwnAddresses
 from outbox_relay.service.webhooks import Webhooks
 from outbox_relay.settings import Settings, load
 from outbox_relay.sinks import Sink
@@ -61,14 +62,16 @@ def toml(value: Any) -> str:
 
 def a_sink(url: str, **changes: Any) -> Sink:
     """A sink for `url`, not open."""
-    return Webhooks(settings(url, **changes)).make("crm")
+    read = settings(url, **changes)
+    return Webhooks(read, OwnAddresses(read)).make("crm")
 
 
 @asynccontextmanager
 async def many(urls: Sequence[str], **changes: Any) -> AsyncGenerator[list[Sink]]:
     """An open sink for each URL, all of one relay."""
     named = {f"s{n}": url for n, url in enumerate(urls)}
-    webhooks = Webhooks(_load("postgresql://localhost/x", named, changes))
+    read = _load("postgresql://localhost/x", named, changes)
+    webhooks = Webhooks(read, OwnAddresses(read))
     sinks: list[Sink] = [webhooks.make(name) for name in named]
     for sink in sinks:
         await sink.open()

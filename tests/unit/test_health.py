@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from outbox_relay.service import health
-from outbox_relay.service.health import HEAD_BYTES, MOST_CONNECTIONS, AcceptErrors, Health
+from outbox_relay.service.health import CONNECTIONS_MAX, HEAD_BYTES, AcceptErrors, Health
 from tests.support.logs import RecordedLog
 
 HALF = b"GET /livez HTTP/1.1\r\nhost: x\r\nx-a: "
@@ -140,7 +140,7 @@ async def test_a_head_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatc
 
 async def test_a_connection_more_than_the_bound_closes_the_oldest_without_a_request() -> None:
     async with listening() as port:
-        first, *others = [await asyncio.open_connection("127.0.0.1", port) for _ in range(MOST_CONNECTIONS)]
+        first, *others = [await asyncio.open_connection("127.0.0.1", port) for _ in range(CONNECTIONS_MAX)]
         first[1].write(HALF)
         assert status(await sent(port, b"GET /livez HTTP/1.1\r\n\r\n")) == 200
         assert await ended(first[0])
@@ -172,7 +172,7 @@ async def test_that_nothing_can_be_accepted_is_one_line_and_not_one_for_each_try
     assert log.warnings == [
         ("no connection can be accepted by the listener", {"reason": "Too many open files", "times": 1})
     ]
-    monkeypatch.setattr(health, "COMPLAIN_SECONDS", 0.0)
+    monkeypatch.setattr(health, "LOG_INTERVAL_SECONDS", 0.0)
     complain(loop, context)
     assert log.warnings[1][1]["times"] == 1000
     assert caplog.records == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import hmac
 import os
 import socket
@@ -17,49 +16,8 @@ from pydantic import SecretStr, ValidationError
 from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.domain.retry import RetryPolicy
 from outbox_relay.formats.topics import TopicTemplate
-from outbox_relay.settings import KafkaSettings, Settings, SigningSecret, WebhookSettings, load, log_settings, warnings
-
-KEY = b"k" * 24
-SECRET = "whsec_" + base64.b64encode(KEY).decode()
-ED25519 = "whsk_" + base64.b64encode(b"s" * 32).decode()
-OTHER = "whsec_" + base64.b64encode(b"o" * 64).decode()
-DSN = "postgresql://relay@localhost/shop"
-
-FILE = f"""
-[database]
-dsn = "{DSN}"
-
-[http]
-listen = "127.0.0.1:8080"
-
-[sinks.events]
-type = "kafka"
-topic = "shop.{{type}}"
-[sinks.events.producer]
-"bootstrap.servers" = "localhost:9092"
-"linger.ms" = 5
-"socket.keepalive.enable" = true
-
-[sinks.crm]
-type = "webhook"
-url = "https://crm.example.com/hooks/shop"
-secrets = ["{SECRET}", {{secret = "{OTHER}", until = 2027-01-01T00:00:00Z}}]
-allow_networks = ["10.1.0.0/16", "fd00::1"]
-[sinks.crm.retry]
-attempts = 12
-jitter = 0.5
-
-[routes]
-"order.*" = ["events", "crm"]
-"payment.captured" = ["events"]
-"""
-
-
-def load_text(tmp_path: Path, text: str, environ: dict[str, str] | None = None, dsn: str | None = None) -> Settings:
-    """The settings of a file with this text."""
-    path = tmp_path / "relay.toml"
-    path.write_text(text)
-    return load(path, environ or {}, dsn)
+from outbox_relay.settings import KafkaSettings, Settings, WebhookSettings, load, log_settings, warnings
+from tests.support.settings_file import DSN, ED25519, FILE, KEY, OTHER, SECRET, load_text
 
 
 def kafka(settings: Settings, name: str = "events") -> KafkaSettings:
@@ -81,9 +39,9 @@ def hmac_of(key: bytes) -> bytes:
     return hmac.digest(key, b"", "sha256")
 
 
-def signed_by(secret: SigningSecret) -> bytes:
-    """What a secret of the settings makes of nothing."""
-    return secret.key().sign(b"")
+def retry_policy(sink: KafkaSettings | WebhookSettings) -> RetryPolicy:
+    """Return the table ``retry`` as the value that decisions use."""
+    return RetryPolicy(**sink.retry.model_dump())
 
 
 def test_file_of_the_documentation_loads(tmp_path: Path) -> None:
@@ -96,7 +54,7 @@ def test_file_of_the_documentation_loads(tmp_path: Path) -> None:
         "linger.ms": 5,
         "socket.keepalive.enable": True,
     }
-    assert webhook(settings).retry_policy() == RetryPolicy(12, 1.0, 3600.0, 0.5)
+    assert retry_policy(webhook(settings)) == RetryPolicy(12, 1.0, 3600.0, 0.5)
     assert settings.routes.sinks_for("order.created") == {"events", "crm"}
     assert settings.routes.sinks_for("payment.captured") == {"events"}
     assert warnings(settings) == []
@@ -112,7 +70,7 @@ def test_defaults_are_those_of_the_contract(tmp_path: Path) -> None:
         assert (sink.order, sink.start, sink.when_dead) == ("key", None, "skip")
         assert (sink.circuit.open_after, sink.circuit.probe_seconds, sink.circuit.probe_max_seconds) == (20, 1, 60)
         assert (sink.cloudevents, sink.cloudevents_source) == ("none", "/outbox-relay")
-    assert kafka(settings).retry_policy() == RetryPolicy()
+    assert retry_policy(kafka(settings)) == RetryPolicy()
     crm = webhook(settings)
     assert (crm.timeout_seconds, crm.max_in_flight, crm.allow_http, crm.forward_headers) == (15, 64, False, ())
     assert (crm.headers, crm.permanent_statuses, crm.retry_after_max_seconds) == ({}, (400,), 3600)
@@ -223,12 +181,12 @@ class TestEnvironment:
 
     def test_secrets_are_one_string_or_json(self, tmp_path: Path) -> None:
         name = "OUTBOX_RELAY_SINKS__CRM__SECRETS"
-        plain = webhook(load_text(tmp_path, FILE, {name: OTHER})).signing_secrets()
-        assert [(signed_by(secret), secret.until) for secret in plain] == [(hmac_of(b"o" * 64), None)]
+        plain = webhook(load_text(tmp_path, FILE, {name: OTHER})).signing_keys()
+        assert [(key.sign(b""), key.until) for key in plain] == [(hmac_of(b"o" * 64), None)]
         text = f'[{{"secret": "{SECRET}", "until": "2030-05-01T02:00:00+02:00"}}, "{OTHER}"]'
-        listed = webhook(load_text(tmp_path, FILE, {name: text})).signing_secrets()
-        assert [(signed_by(secret), secret.until) for secret in listed] == [
-            (hmac_of(KEY), datetime(2030, 5, 1, tzinfo=UTC)),
+        listed = webhook(load_text(tmp_path, FILE, {name: text})).signing_keys()
+        assert [(key.sign(b""), key.until) for key in listed] == [
+            (hmac_of(KEY), datetime(2030, 5, 1, tzinfo=UTC).timestamp()),
             (hmac_of(b"o" * 64), None),
         ]
 
@@ -264,7 +222,7 @@ class TestEnvironment:
 
 def test_longest_delay_may_be_the_first(tmp_path: Path) -> None:
     text = FILE.replace("attempts = 12", "base_seconds = 30\nmax_seconds = 30")
-    assert webhook(load_text(tmp_path, text)).retry_policy() == RetryPolicy(30, 30, 30, 0.5)
+    assert retry_policy(webhook(load_text(tmp_path, text))) == RetryPolicy(30, 30, 30, 0.5)
 
 
 class TestDatabase:
@@ -329,9 +287,9 @@ class TestSecretsFile:
         path = tmp_path / "secrets"
         sink = webhook(load_text(tmp_path, self.FILE.replace("PATH", str(path))))
         path.write_text(f"# new\n{SECRET}\n\n  {OTHER}  \n")
-        assert [signed_by(secret) for secret in sink.signing_secrets()] == [hmac_of(KEY), hmac_of(b"o" * 64)]
+        assert [key.sign(b"") for key in sink.signing_keys()] == [hmac_of(KEY), hmac_of(b"o" * 64)]
         path.write_text(OTHER)
-        assert [signed_by(secret) for secret in sink.signing_secrets()] == [hmac_of(b"o" * 64)]
+        assert [key.sign(b"") for key in sink.signing_keys()] == [hmac_of(b"o" * 64)]
 
     @pytest.mark.parametrize(
         ("content", "said"),
@@ -352,7 +310,7 @@ class TestSecretsFile:
         path.write_text(content, encoding="utf-8")
         sink = webhook(load_text(tmp_path, self.FILE.replace("PATH", str(path))))
         with pytest.raises(ConfigurationError, match=said) as refused:
-            sink.signing_secrets()
+            sink.signing_keys()
         assert "nter2" not in str(refused.value)
         assert SECRET.removeprefix("whsec_") not in str(refused.value)
 
@@ -360,17 +318,17 @@ class TestSecretsFile:
         path = tmp_path / "secrets"
         path.write_text(f"{OTHER}\n{SECRET}  2027-01-01T00:00:00Z\n{ED25519}\t2027-01-01 01:00:00+02:00 \n")
         sink = webhook(load_text(tmp_path, self.FILE.replace("PATH", str(path))))
-        assert [secret.until for secret in sink.signing_secrets()] == [
+        assert [key.until for key in sink.signing_keys()] == [
             None,
-            datetime(2027, 1, 1, tzinfo=UTC),
-            datetime(2026, 12, 31, 23, tzinfo=UTC),
+            datetime(2027, 1, 1, tzinfo=UTC).timestamp(),
+            datetime(2026, 12, 31, 23, tzinfo=UTC).timestamp(),
         ]
         assert [key.version for key in sink.signing_keys()] == ["v1", "v1", "v1a"]
 
     def test_missing_file_is_named(self, tmp_path: Path) -> None:
         sink = webhook(load_text(tmp_path, self.FILE.replace("PATH", str(tmp_path / "gone"))))
         with pytest.raises(ConfigurationError, match="gone: No such file"):
-            sink.signing_secrets()
+            sink.signing_keys()
 
 
 class TestHeaders:

@@ -11,7 +11,7 @@ from outbox_relay.settings.changes import APPLIED_TO_SINKS, differing
 from outbox_relay.settings.fields import fields, table
 from outbox_relay.settings.model import SINKS
 from outbox_relay.settings.problems import dotted
-from tests.unit.test_settings import FILE, OTHER, SECRET, load_text
+from tests.support.settings_file import FILE, OTHER, SECRET, load_text
 
 
 def changed(tmp_path: Path, *replaced: tuple[str, str]) -> tuple[Settings, Settings]:

@@ -123,6 +123,11 @@ def test_a_file_whose_secrets_are_elsewhere_may_be_read(tmp_path: Path) -> None:
     assert warned(tmp_path, text, environ, mode=0o644) == []
 
 
+def test_a_path_that_no_file_can_have_is_no_warning(tmp_path: Path) -> None:
+    text = webhook(f'url = "https://crm.example.com"\nsecrets = ["{SECRET}"]\nclient_certificate = "a\\u0000b"')
+    assert warned(tmp_path, text) == []
+
+
 def test_files_of_secrets_that_others_can_read_are_named(tmp_path: Path) -> None:
     names = ("dsn", "sasl", "key", "crm", "header", "client", "proxy", ".pgpass", "pg.key")
     for name in names:

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from outbox_relay.domain.errors import ConfigurationError
-from outbox_relay.settings import DatabaseSettings, Settings, load
+from outbox_relay.settings import Settings, load
 from outbox_relay.settings.fields import fields, table
-from outbox_relay.settings.model import SINKS
+from outbox_relay.settings.model import SINKS, DatabaseSettings
 from outbox_relay.settings.problems import STATEMENT_LINES
 
 CANARY = "hunter2canary"

@@ -9,6 +9,7 @@ import pytest
 
 from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.domain.outcomes import DELIVERED
+from outbox_relay.service.own_addresses import OwnAddresses
 from outbox_relay.service.webhooks import Webhooks, unreadable
 from outbox_relay.settings import Settings, load
 from outbox_relay.sinks.webhook import WebhookSink
@@ -57,7 +58,7 @@ async def test_a_reload_changes_secrets_and_certificates_of_all_who_share_them(t
     show(tmp_path, authority.client_files("unknown"))
     with Receiver(tls=authority.asks_for_certificate(), secrets=[OTHER]) as receiver:
         read = settings(tmp_path, receiver.url)
-        webhooks = Webhooks(read)
+        webhooks = Webhooks(read, OwnAddresses(read))
         sinks = [webhooks.make(name) for name in ("a", "b")]
         assert not await deliver(sinks[0], receiver)
         show(tmp_path, authority.client_files())
@@ -73,7 +74,7 @@ async def test_a_reload_that_cannot_be_read_changes_nothing(tmp_path: Path, bad:
     show(tmp_path, authority.client_files())
     with Receiver(tls=authority.asks_for_certificate(), secrets=[SECRET]) as receiver:
         read = settings(tmp_path, receiver.url)
-        webhooks = Webhooks(read)
+        webhooks = Webhooks(read, OwnAddresses(read))
         sink = webhooks.make("a")
         (tmp_path / "secrets").write_text(OTHER)
         (tmp_path / bad).write_text("hunter2")
@@ -89,7 +90,8 @@ async def test_other_files_take_a_restart_and_disturb_no_reload(tmp_path: Path) 
     (tmp_path / "secrets").write_text(SECRET)
     show(tmp_path, authority.client_files())
     with Receiver(tls=authority.asks_for_certificate(), secrets=[OTHER]) as receiver:
-        webhooks = Webhooks(settings(tmp_path, receiver.url))
+        read = settings(tmp_path, receiver.url)
+        webhooks = Webhooks(read, OwnAddresses(read))
         sink = webhooks.make("a")
         (tmp_path / "key.pem").rename(tmp_path / "new.pem")
         (tmp_path / "secrets").write_text(OTHER)
@@ -101,5 +103,5 @@ def test_a_sink_whose_files_are_missing_is_not_made(tmp_path: Path) -> None:
     (tmp_path / "secrets").write_text(SECRET)
     read = settings(tmp_path, "https://crm.example.com", names=("a",))
     with pytest.raises(ConfigurationError, match=r"relay\.toml:2: sinks\.a: ca_file .*: No such file"):
-        Webhooks(read).make("a")
+        Webhooks(read, OwnAddresses(read)).make("a")
     assert [line.split(": ")[1] for line in unreadable(read)] == ["sinks.a"]

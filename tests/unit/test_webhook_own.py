@@ -9,7 +9,7 @@ import pytest
 
 from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.postgres.dsn import endpoints
-from outbox_relay.service.webhooks import OwnAddresses
+from outbox_relay.service.own_addresses import OwnAddresses
 from outbox_relay.settings import load
 
 SECRET = "whsec_" + base64.b64encode(b"k" * 24).decode()
@@ -123,7 +123,7 @@ async def test_a_name_that_is_not_found_keeps_its_last_addresses(
         raise OSError("a name server that is down cannot be made here")
 
     before = set(own())
-    monkeypatch.setattr("outbox_relay.service.webhooks.socket.getaddrinfo", unknown)
+    monkeypatch.setattr("outbox_relay.service.own_addresses.socket.getaddrinfo", unknown)
     await own.refresh()
     assert set(own()) == before
 

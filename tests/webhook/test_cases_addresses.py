@@ -10,6 +10,7 @@ import pytest
 
 from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.domain.outcomes import DELIVERED, Failed, Unavailable, Verdict
+from outbox_relay.service.own_addresses import OwnAddresses
 from outbox_relay.service.webhooks import Webhooks
 from tests.support.names import Names
 from tests.support.receiver import Receiver
@@ -229,10 +230,11 @@ async def test_case_24_what_is_the_relays_own_is_not_dialled(names: Names) -> No
             with pytest.raises(ConfigurationError, match="relay's own database"):
                 settings(url, dsn=at_home)
         assert_blocked(await outcome(of_name(receiver), dsn=at_home))
-        elsewhere = Webhooks(settings(receiver.url))
-        elsewhere.own.add("127.0.0.1", receiver.port)
+        elsewhere = settings(receiver.url)
+        own_addresses = OwnAddresses(elsewhere)
+        own_addresses.add("127.0.0.1", receiver.port)
         assert receiver.connections == 0
-        assert_blocked(await _through(elsewhere))
+        assert_blocked(await _through(Webhooks(elsewhere, own_addresses)))
         assert receiver.connections == 0
         assert await outcome(receiver.url, dsn=f"postgresql://relay@127.0.0.1:{receiver.port + 1}/shop") == DELIVERED
 
@@ -240,9 +242,10 @@ async def test_case_24_what_is_the_relays_own_is_not_dialled(names: Names) -> No
 async def test_case_24_the_name_of_the_database_is_looked_up(names: Names) -> None:
     names.say("database.test", ["127.0.0.1"])
     with Receiver() as receiver:
-        webhooks = Webhooks(settings(receiver.url, dsn=f"postgresql://relay@database.test:{receiver.port}/shop"))
-        await webhooks.own.refresh()
-        assert_blocked(await _through(webhooks))
+        read = settings(receiver.url, dsn=f"postgresql://relay@database.test:{receiver.port}/shop")
+        own_addresses = OwnAddresses(read)
+        await own_addresses.refresh()
+        assert_blocked(await _through(Webhooks(read, own_addresses)))
         assert receiver.connections == 0
 
 

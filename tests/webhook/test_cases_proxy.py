@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from outbox_relay.domain.outcomes import DELIVERED, Unavailable
+from outbox_relay.service.own_addresses import OwnAddresses
 from outbox_relay.service.webhooks import Webhooks
 from outbox_relay.sinks.webhook import connector
 from outbox_relay.sinks.webhook.proxy import HEAD_BYTES
@@ -110,7 +111,7 @@ async def test_what_the_proxy_is_shown_is_for_the_proxy_alone_and_may_change(tmp
     with Receiver() as receiver:
         async with proxying() as proxy:
             read = settings(receiver.url, proxy=proxy.url, proxy_authorization_file=file)
-            webhooks = Webhooks(read)
+            webhooks = Webhooks(read, OwnAddresses(read))
             sink = webhooks.make("crm")
             await sink.open()
             assert await verdict(sink) == DELIVERED

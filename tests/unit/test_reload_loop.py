@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from outbox_relay.domain.errors import ConfigurationError, DatabaseUnavailable
-from outbox_relay.service import reloading
-from outbox_relay.service.reloading import Reloading
+from outbox_relay.service import reload_loop
+from outbox_relay.service.reload_loop import ReloadLoop
 from tests.support.logs import RecordedLog
 from tests.support.wait import auntil
 
@@ -51,11 +51,11 @@ class File:
 
 
 @asynccontextmanager
-async def running(file: File, lines: Lines, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[Reloading[str]]:
+async def running(file: File, lines: Lines, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[ReloadLoop[str]]:
     """Reloads of a file, with short pauses."""
-    monkeypatch.setattr(reloading, "FIRST_PAUSE_SECONDS", 0.001)
-    monkeypatch.setattr(reloading, "MOST_PAUSE_SECONDS", 0.01)
-    reloads = Reloading(file.read, file.adopt, lines)
+    monkeypatch.setattr(reload_loop, "PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(reload_loop, "PAUSE_MAX_SECONDS", 0.01)
+    reloads = ReloadLoop(file.read, file.adopt, lines)
     task = asyncio.create_task(reloads.run())
     try:
         yield reloads
@@ -86,11 +86,11 @@ async def test_whatever_reading_raises_is_said_and_changes_nothing(
     file.unreadable = error
     async with running(file, lines, monkeypatch) as reloads:
         assert reloads.last_successful
-        reloads.ask()
+        reloads.request()
         await becomes(lambda: bool(lines.said), "it is refused")
         assert not reloads.last_successful
         file.unreadable = None
-        reloads.ask()
+        reloads.request()
         await becomes(lambda: reloads.last_successful, "the good one is taken")
     assert file.adopted == ["old"]
     refused = ("error", "the configuration was not reloaded; nothing has changed", str(error) or "MemoryError")
@@ -102,7 +102,7 @@ async def test_what_was_read_is_tried_until_it_is_confirmed(monkeypatch: pytest.
     file, lines = File(), Lines()
     file.content, file.away = "new", error
     async with running(file, lines, monkeypatch) as reloads:
-        reloads.ask()
+        reloads.request()
         await becomes(lambda: file.tries >= 5, "it is tried again and again")
         assert not reloads.last_successful
         file.content = "changed on disk, without a signal"
@@ -122,14 +122,14 @@ async def test_a_newer_request_replaces_what_waits_and_one_that_is_refused_does_
     file, lines = File(), Lines()
     file.content, file.away = "first", DatabaseUnavailable("away")
     async with running(file, lines, monkeypatch) as reloads:
-        reloads.ask()
+        reloads.request()
         await becomes(lambda: file.tries >= 2, "the first waits")
         file.content = "second"
-        reloads.ask()
+        reloads.request()
         tries = file.tries
         await becomes(lambda: file.tries >= tries + 3, "the second waits")
         file.unreadable = ConfigurationError("bad")
-        reloads.ask()
+        reloads.request()
         await becomes(lambda: lines.said[-1][0] == "error", "the third is refused")
         file.away = None
         await becomes(lambda: bool(file.adopted), "what waited is confirmed")
@@ -141,7 +141,7 @@ async def test_what_the_database_shows_to_be_impossible_is_refused(monkeypatch: 
     file, lines = File(), Lines()
     file.refusal = "sinks.crm: was removed"
     async with running(file, lines, monkeypatch) as reloads:
-        reloads.ask()
+        reloads.request()
         await becomes(lambda: bool(lines.said), "it is refused")
         assert not reloads.last_successful
     assert lines.said == [("error", "the configuration was not reloaded; nothing has changed", file.refusal)]

@@ -1,0 +1,111 @@
+"""The checks of ``outbox-relay check --online``: the database, and every sink."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from outbox_relay.domain.errors import ConfigurationError, DatabaseUnavailable, DatabaseUnusable, StatementFailed
+from outbox_relay.postgres import migrations
+from outbox_relay.postgres.listener import ELSEWHERE, listens_at
+from outbox_relay.postgres.store import Store, missing_positions
+from outbox_relay.service.build import build_sink, build_store, wakeup_dsn
+from outbox_relay.service.own_addresses import OwnAddresses
+from outbox_relay.service.webhooks import Webhooks
+from outbox_relay.settings import Settings
+from outbox_relay.sinks import Sink
+from outbox_relay.sinks.kafka import KafkaSink
+
+CONNECTIONS = 2
+"""Maximum number of database connections of a check."""
+DATABASE_ERRORS = (DatabaseUnavailable, StatementFailed, DatabaseUnusable)
+"""Errors of the database that a check reports."""
+
+
+class Findings(NamedTuple):
+    """The findings of a check, a line each."""
+
+    problems: list[str]
+    warnings: list[str]
+
+
+async def check_schema(store: Store) -> None:
+    """Check that the schema fits this relay, and that its content fits the server.
+
+    Raises ``DatabaseUnusable`` if one of them does not.
+    """
+    if problem := migrations.fit(*await store.schema()):
+        raise DatabaseUnusable(problem)
+    await store.floor()
+
+
+async def check_online(settings: Settings) -> Findings:
+    """Connect to the database and to every sink, and return what is wrong with them.
+
+    A warning says that the database accepts events which a destination would refuse, or that roles have privileges
+    which they do not need.
+    """
+    findings = Findings([], [])
+    payload_bytes = await _check_database(settings, findings)
+    own_addresses = OwnAddresses(settings)
+    await own_addresses.refresh()
+    webhooks = Webhooks(settings, own_addresses)
+    for name in settings.sinks:
+        await _check_sink(name, settings, webhooks, payload_bytes, findings)
+    return findings
+
+
+async def _check_database(settings: Settings, findings: Findings) -> int | None:
+    """Return the largest payload that can be emitted, in bytes, or None if the database does not tell."""
+    store = build_store(settings, CONNECTIONS)
+    payload_bytes = None
+    try:
+        await store.open()
+        await check_schema(store)
+        payload_bytes = await store.max_payload_bytes()
+        findings.problems.extend(await _check_listening(settings, store))
+        missing = await store.missing_positions()
+        findings.problems.extend(missing_positions(sink, shards) for sink, shards in missing.items())
+        foreign = await store.named("foreign_privileges", {})
+        findings.warnings.extend(f"database: {row.said}" for row in foreign)
+    except (*DATABASE_ERRORS, ConfigurationError) as error:
+        findings.problems.append(f"database: {error}")
+    finally:
+        await store.close()
+    return payload_bytes
+
+
+async def _check_listening(settings: Settings, store: Store) -> list[str]:
+    """Return a problem if ``database.listen_dsn`` leads to another database than the one whose log is read."""
+    dsn = wakeup_dsn(settings)
+    if dsn is None or not settings.database.listen_dsn:
+        return []
+    try:
+        same = await listens_at(dsn()) == await store.place()
+    except DATABASE_ERRORS as error:
+        return [f"database.listen_dsn: {error}"]
+    return [] if same else [ELSEWHERE]
+
+
+async def _check_sink(
+    name: str, settings: Settings, webhooks: Webhooks, payload_bytes: int | None, findings: Findings
+) -> None:
+    try:
+        sink = build_sink(name, settings, webhooks)
+    except ConfigurationError as error:
+        findings.problems.append(str(error))
+        return
+    try:
+        await sink.open()
+        if problem := await sink.check():
+            findings.problems.append(f"sinks.{name}: {problem}")
+        elif warning := await _payload_size_warning(sink, payload_bytes):
+            findings.warnings.append(f"sinks.{name}: {warning}")
+    finally:
+        await sink.close()
+
+
+async def _payload_size_warning(sink: Sink, payload_bytes: int | None) -> str | None:
+    """Return a warning if the database accepts payloads that the sink refuses, or None."""
+    if payload_bytes is None or not isinstance(sink, KafkaSink):
+        return None
+    return await sink.payload_size_warning(payload_bytes)

@@ -1,0 +1,69 @@
+"""The addresses of the relay itself, to which no webhook is sent."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Collection
+
+from outbox_relay.domain.errors import ConfigurationError
+from outbox_relay.postgres import dsn
+from outbox_relay.settings import Settings
+
+REFRESH_SECONDS = 60.0
+"""Time between two lookups of the host names."""
+
+Address = tuple[str, int]
+"""A host, by name or address, and a port."""
+
+
+class OwnAddresses:
+    """Hosts and ports of the database and of the HTTP listener, with the addresses of the host names.
+
+    An instance is a function that returns those known at the moment.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._listening: list[Address] = []
+        self._known: frozenset[Address] = frozenset(self._configured())
+
+    def __call__(self) -> Collection[Address]:
+        """Return the known addresses."""
+        return self._known
+
+    def add(self, host: str, port: int) -> None:
+        """Add the address at which the HTTP listener listens."""
+        self._listening.append((host, port))
+        self._known |= {(host, port)}
+
+    async def run(self) -> None:
+        """Look up the host names every ``REFRESH_SECONDS``, until cancelled."""
+        while True:
+            await self.refresh()
+            await asyncio.sleep(REFRESH_SECONDS)
+
+    async def refresh(self) -> None:
+        """Look up the host names once, in a thread. A name that is not found keeps its last addresses."""
+        self._known = await asyncio.to_thread(self._look_up)
+
+    def _look_up(self) -> frozenset[Address]:
+        configured = self._configured()
+        found = set(configured)
+        for host, port in configured:
+            try:
+                entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            except (OSError, UnicodeError):
+                found |= {known for known in self._known if known[1] == port}
+            else:
+                found |= {(str(address[0]), port) for *_, address in entries}
+        return frozenset(found)
+
+    def _configured(self) -> list[Address]:
+        listener = self._settings.http.address
+        try:
+            database = dsn.endpoints(self._settings.database.dsn(), os.environ)
+        except ConfigurationError:
+            database = []
+        return [*database, *([listener] if listener else []), *self._listening]
