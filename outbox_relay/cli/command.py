@@ -56,14 +56,14 @@ def load_settings(arguments: argparse.Namespace) -> Settings:
 def query(arguments: argparse.Namespace, ask: Callable[[Store], Awaitable[T]], *, check_schema: bool = True) -> T:
     """Return the result of ``ask``, called with a store on a connection of its own."""
     from outbox_relay import admin
-    from outbox_relay.postgres import migrations
+    from outbox_relay.postgres import schema_versions
 
     database = load_settings(arguments).database
     database.require_dsn()
     keep_libraries_quiet()
 
     async def run() -> T:
-        fit = migrations.fit if check_schema else None
+        fit = schema_versions.fit if check_schema else None
         async with admin.connect(database.dsn, pooler=database.pooler == "transaction", fit=fit) as store:
             return await ask(store)
 

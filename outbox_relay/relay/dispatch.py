@@ -36,7 +36,7 @@ from outbox_relay.domain.outcomes import (
 )
 from outbox_relay.domain.retry import requested_delay
 from outbox_relay.domain.sink_spec import SinkSpec
-from outbox_relay.postgres.store import ClaimedRow, NewRow
+from outbox_relay.postgres.rows import ClaimedRow, NewRow
 from outbox_relay.relay.gate import Gate, Pass, Slots
 from outbox_relay.relay.leases import Holding
 from outbox_relay.relay.settler import Settling

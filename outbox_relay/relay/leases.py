@@ -22,7 +22,8 @@ from outbox_relay.domain.event import SHARDS
 from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.rate_limited_log import RateLimitedLog
 from outbox_relay.postgres.connection_slots import LEASES, caller
-from outbox_relay.postgres.store import Claimed, SinkRow, Store
+from outbox_relay.postgres.rows import Claimed, SinkRow
+from outbox_relay.postgres.store import Store
 
 UNSERVED_RENEWALS = 4
 """How many renewals in a row, a third of a lease apart, must find a sink without a relay that serves it."""

@@ -17,7 +17,8 @@ from outbox_relay.domain.event import StoredEvent, max_wire_bytes, pop_scan_end
 from outbox_relay.domain.in_flight import Chunk, ShardGroup
 from outbox_relay.domain.sink_spec import SinkSpec
 from outbox_relay.domain.window import Position, ScanStep, WindowSlice, next_slice, position_after
-from outbox_relay.postgres.store import MOST_PAYLOAD, Store
+from outbox_relay.postgres.rows import MOST_PAYLOAD
+from outbox_relay.postgres.store import Store
 from outbox_relay.relay.dispatch import SUSPECT_CRASHES, Delivering
 from outbox_relay.relay.gate import Gate
 from outbox_relay.relay.leases import Holding, Ownership

@@ -27,7 +27,8 @@ from outbox_relay.domain.outcomes import (
     Verdict,
     decide,
 )
-from outbox_relay.postgres.store import MOST_PAYLOAD, ClaimedRow, RowBack, Store
+from outbox_relay.postgres.rows import MOST_PAYLOAD, ClaimedRow, RowBack
+from outbox_relay.postgres.store import Store
 from outbox_relay.relay.dispatch import LEASE_MARGIN_SECONDS, Desk
 from outbox_relay.relay.gate import Pass
 from outbox_relay.relay.portions import (

@@ -14,7 +14,8 @@ from uuid import UUID
 from outbox_relay.domain.errors import SessionReset
 from outbox_relay.domain.in_flight import BlockedKeys, Chunk, ShardGroup
 from outbox_relay.domain.window import Position
-from outbox_relay.postgres.store import NewRow, Store
+from outbox_relay.postgres.rows import NewRow
+from outbox_relay.postgres.store import Store
 from outbox_relay.relay.leases import Holding
 from outbox_relay.relay.portions import write_in_portions
 

@@ -16,7 +16,8 @@ from outbox_relay.domain.errors import DatabaseUnavailable, IncarnationChanged, 
 from outbox_relay.domain.rate_limited_log import RateLimitedLog
 from outbox_relay.domain.window import Tick, nothing_new
 from outbox_relay.postgres.listener import Wakeup
-from outbox_relay.postgres.store import Look, Store
+from outbox_relay.postgres.rows import Look
+from outbox_relay.postgres.store import Store
 
 PACE_SECONDS = 0.001
 """Between two looks while events flow."""

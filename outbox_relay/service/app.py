@@ -29,9 +29,10 @@ from outbox_relay.domain.errors import (
 from outbox_relay.domain.rate_limited_log import RateLimitedLog
 from outbox_relay.domain.routing import like_pattern
 from outbox_relay.domain.sink_spec import SinkSpec
-from outbox_relay.postgres import migrations
+from outbox_relay.postgres import schema_versions
 from outbox_relay.postgres.listener import ELSEWHERE, Wakeup, listens_at
-from outbox_relay.postgres.store import Store, missing_positions
+from outbox_relay.postgres.shard_statements import missing_positions
+from outbox_relay.postgres.store import Store
 from outbox_relay.relay.housekeeping import Housekeeping
 from outbox_relay.relay.leases import Ownership
 from outbox_relay.relay.session import SinkRelay
@@ -447,7 +448,7 @@ def _fault(relay: SinkRelay) -> str | None:
 
 async def _check_schema(store: Store) -> None:
     """Raises ``DatabaseUnusable`` when the schema does not fit this relay, or what it holds does not fit the server."""
-    problem = migrations.fit(*await store.schema())
+    problem = schema_versions.fit(*await store.schema())
     if problem:
         raise DatabaseUnusable(problem)
     await store.floor()

@@ -15,7 +15,7 @@ from outbox_relay.domain.errors import StatementFailed
 from outbox_relay.domain.event import SHARDS, StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Failed, Refused, Unavailable, Verdict
 from outbox_relay.domain.retry import RetryPolicy
-from outbox_relay.postgres.store import ClaimedRow, NewRow
+from outbox_relay.postgres.rows import ClaimedRow, NewRow
 from tests.integration.test_relay import BOTH, Late, delivered, emit, fails, has, ids, in_order, query
 from tests.support.database import Database
 from tests.support.memory_sink import MemorySink

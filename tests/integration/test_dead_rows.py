@@ -13,7 +13,7 @@ from uuid import UUID, uuid4
 import psycopg
 import pytest
 
-from outbox_relay.postgres.store import statements
+from outbox_relay.postgres.database import statements
 from tests.support.database import Database
 from tests.support.postgres import PostgresServer
 

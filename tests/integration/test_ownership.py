@@ -14,7 +14,8 @@ from outbox_relay.domain.event import SHARDS, StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Failed, Verdict
 from outbox_relay.domain.retry import RetryPolicy
 from outbox_relay.domain.window import BEGINNING, Position
-from outbox_relay.postgres.store import NewRow, RowBack, statements
+from outbox_relay.postgres.database import statements
+from outbox_relay.postgres.rows import NewRow, RowBack
 from outbox_relay.relay.leases import Ownership, fair_share
 from tests.integration.test_relay import delivered, emit, fails, has, ids, in_order, query
 from tests.support.database import Database

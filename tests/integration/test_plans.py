@@ -17,7 +17,7 @@ import psycopg
 import pytest
 from psycopg.errors import Diagnostic
 
-from outbox_relay.postgres.store import statements
+from outbox_relay.postgres.database import statements
 from outbox_relay.relay.log_reader import CHUNK_EVENTS
 from tests.support.database import Database
 from tests.support.postgres import PostgresServer

@@ -20,7 +20,7 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-from outbox_relay.postgres.store import statements
+from outbox_relay.postgres.database import statements
 from tests.support.database import Database
 from tests.support.postgres import PostgresServer
 from tests.support.wait import until

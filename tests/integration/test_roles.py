@@ -15,7 +15,8 @@ import outbox_relay
 from outbox_relay import outbox
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Failed, Refused, Verdict
-from outbox_relay.postgres.migrations import migrate, script
+from outbox_relay.postgres.migrations import migrate
+from outbox_relay.postgres.schema_script import script
 from tests.support.database import Database
 from tests.support.memory_sink import MemorySink
 from tests.support.rig import running, spec

@@ -11,7 +11,7 @@ from collections.abc import Generator
 import pytest
 
 from outbox_relay.domain.circuit import CircuitPolicy
-from outbox_relay.postgres.store import CALL_SECONDS
+from outbox_relay.postgres.database import CALL_SECONDS
 from tests.integration.test_bounds import add
 from tests.integration.test_odd_reads import dead
 from tests.integration.test_relay import BOTH, Late, delivered, emit, fails, ids, in_order, query

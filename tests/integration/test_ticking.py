@@ -15,7 +15,8 @@ from outbox_relay.domain.errors import DatabaseUnusable, IncarnationChanged, Sta
 from outbox_relay.domain.window import BEGINNING, Position, Tick
 from outbox_relay.postgres.listener import LOCK, Wakeup
 from outbox_relay.postgres.migrations import migrate, rebase
-from outbox_relay.postgres.store import Look, Store
+from outbox_relay.postgres.rows import Look
+from outbox_relay.postgres.store import Store
 from outbox_relay.relay.ticker import Ticking
 from tests.integration.test_relay import delivered, emit, has, ids, query
 from tests.support.database import Database

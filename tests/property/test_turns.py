@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from outbox_relay.postgres.store import RowBack
+from outbox_relay.postgres.rows import RowBack
 from tests.property.turns import LANE, Bench, SteppedStore, Turns, connected
 from tests.support.database import Database
 

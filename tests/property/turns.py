@@ -18,8 +18,9 @@ import psycopg
 from psycopg import AsyncConnection
 from psycopg.rows import AsyncRowFactory
 
+from outbox_relay.postgres.database import TUPLES
 from outbox_relay.postgres.errors import explain
-from outbox_relay.postgres.store import TUPLES, Store
+from outbox_relay.postgres.store import Store
 
 LANE: ContextVar[str] = ContextVar("LANE")
 """The lane of the task that runs."""

@@ -20,8 +20,9 @@ from outbox_relay.domain.event import SHARDS
 from outbox_relay.domain.retry import RetryPolicy
 from outbox_relay.domain.sink_spec import SinkSpec
 from outbox_relay.postgres.connection import direct
+from outbox_relay.postgres.database import CALL_SECONDS, TUPLES
 from outbox_relay.postgres.listener import Wakeup
-from outbox_relay.postgres.store import CALL_SECONDS, TUPLES, Store
+from outbox_relay.postgres.store import Store
 from outbox_relay.relay.leases import Holding, Ownership
 from outbox_relay.relay.session import SinkRelay
 from outbox_relay.relay.ticker import Ticking

@@ -12,7 +12,7 @@ from uuid import uuid4
 import structlog
 
 from outbox_relay.domain.event import SHARDS
-from outbox_relay.postgres.store import Claimed
+from outbox_relay.postgres.rows import Claimed
 from outbox_relay.relay.leases import Ownership
 
 

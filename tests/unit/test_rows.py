@@ -14,7 +14,7 @@ from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.in_flight import Chunk
 from outbox_relay.domain.outcomes import DELIVERED
 from outbox_relay.domain.window import BEGINNING, Position
-from outbox_relay.postgres.store import ClaimedRow
+from outbox_relay.postgres.rows import ClaimedRow
 from outbox_relay.relay.dispatch import RequestDelivering
 from outbox_relay.relay.gate import Pass
 from outbox_relay.relay.parked import MOST_BYTES, MOST_ROWS, MOST_UNSETTLED, Portion, Rows
