@@ -298,7 +298,7 @@ async def test_a_listening_connection_that_leads_elsewhere_is_named_once_and_not
     assert log.warnings == []
     for _ in range(3):
         assert not await wrong.lie_down()
-        wrong._again_at = 0.0  # pyright: ignore[reportPrivateUsage]
+        wrong._retry_at = 0.0  # pyright: ignore[reportPrivateUsage]
     assert not wrong.listening
     assert log.warnings == [(ELSEWHERE, {})]
     await right.close()

@@ -1,2 +1,2 @@
--- The largest payload in bytes that an event may have here. The setting outbox.max_payload_bytes only lowers it.
+-- The largest payload of an event in bytes. The setting outbox.max_payload_bytes can only lower it.
 select outbox.payload_ceiling() as bytes
