@@ -23,7 +23,7 @@ from outbox_relay.domain.errors import DatabaseUnavailable, DatabaseUnusable, In
 from outbox_relay.postgres.connection import Connection, direct, fix_settings, place
 from outbox_relay.postgres.connection_slots import TICKS, ConnectionSlots, caller
 from outbox_relay.postgres.errors import encoding_fault, explain, explain_statement
-from outbox_relay.postgres.session_settings import Misfit, complaint, misfits, wanted
+from outbox_relay.postgres.session_settings import Misfit, complaint, misfits, settings_of
 
 T = TypeVar("T")
 TUPLES: AsyncRowFactory[Any] = cast(Any, tuple_row)
@@ -143,7 +143,7 @@ class Database:
         if not self._pooler:
             return
         try:
-            self._judge(await self._rows("session_settings", {"names": list(wanted(NEWEST_SERVER))}))
+            self._judge(await self._rows("session_settings", {"names": list(settings_of(NEWEST_SERVER))}))
         except StatementFailed as error:
             if (short := TOO_SHORT.get(error.sqlstate or "")) is None:
                 raise
@@ -180,7 +180,9 @@ class Database:
         try:
             await self._configure(connection)
             if self._pooler:
-                cursor = await connection.execute(self._sql["session_settings"], {"names": list(wanted(NEWEST_SERVER))})
+                cursor = await connection.execute(
+                    self._sql["session_settings"], {"names": list(settings_of(NEWEST_SERVER))}
+                )
                 self._judge(await cursor.fetchall())
         except psycopg.Error as error:
             short = TOO_SHORT.get(error.sqlstate or "") if self._pooler else None

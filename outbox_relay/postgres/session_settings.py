@@ -68,7 +68,7 @@ class Misfit(NamedTuple):
     needed: str
 
 
-def wanted(server_version: int) -> dict[str, str]:
+def settings_of(server_version: int) -> dict[str, str]:
     """Return the settings that exist on a server of this version (180006 for 18.6)."""
     newer = {name: value for name, (since, value) in NEWER_SETTINGS.items() if server_version >= since}
     return {**SESSION_SETTINGS, **newer}
@@ -89,7 +89,7 @@ def misfits(found: Iterable[tuple[str, str | None]]) -> list[Misfit]:
 
     A setting without a value does not exist on that server.
     """
-    needed = wanted(max(since for since, _ in NEWER_SETTINGS.values()))
+    needed = settings_of(max(since for since, _ in NEWER_SETTINGS.values()))
     return [
         Misfit(name, value, needed[name])
         for name, value in found
