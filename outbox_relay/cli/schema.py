@@ -26,12 +26,12 @@ def add(commands: Any) -> None:
 
 
 def _migrate(arguments: argparse.Namespace) -> int:
-    from outbox_relay.postgres import migrations
+    from outbox_relay.postgres import migrations, schema_script
 
     grants = {"grant_emit": arguments.grant_emit, "grant_relay": arguments.grant_relay}
     options = {"debezium": arguments.debezium, "max_payload_bytes": arguments.max_payload_bytes}
     if arguments.sql:
-        print(migrations.script(**grants, **options), end="")
+        print(schema_script.script(**grants, **options), end="")
         return DONE
     print(migrations.migrate(_owner_dsn(arguments), **grants, **options))
     return DONE

@@ -1,7 +1,7 @@
-"""The relay's connection to the database: its settings are fixed, and it takes a long answer as fast as it comes.
+"""The relay's connection to the database, with fixed settings and fast reading of long answers.
 
-libpq hands over 16 KB of an answer at a time, and psycopg goes back to the event loop for each: a hundred times for a
-chunk of events, which costs as much as the events themselves, and more while another thread works.
+libpq returns an answer in pieces of 16 KB, and psycopg returns to the event loop for each piece: a hundred times for a
+chunk of events. That costs as much as the events themselves, and more while another thread works.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from outbox_relay.postgres.session_settings import startup_options
 
 T = TypeVar("T")
 
-PLACE: LiteralString = """
+IDENTITY: LiteralString = """
 select c.system_identifier, d.oid::bigint
   from pg_catalog.pg_control_system() c, pg_catalog.pg_database d where d.datname = pg_catalog.current_database()
 """
 MOST_PIECES = 16
-"""Pieces of an answer that are taken before the event loop has its turn."""
+"""Maximum number of pieces of an answer that are read before the event loop runs again."""
 
 
 class Connection(AsyncConnection[Any]):
-    """As psycopg's, but for how it waits."""
+    """A connection of psycopg that waits less often."""
 
     async def wait(self, gen: Generator[Wait, Ready | int, T], *args: Any, **kwargs: Any) -> T:
-        """Do what ``gen`` does, as the method of psycopg that this is instead of."""
+        """Run ``gen``, as the method that this overrides."""
         return await super().wait(_taking(gen, self.pgconn.socket), *args, **kwargs)
 
 
 def direct(dsn: str, more_options: str = "") -> str:
     """Return ``dsn`` with the settings that the relay's statements depend on, for a connection without a pooler.
 
-    They come after the options of ``dsn``, or else of PGOPTIONS, and so outrank them. A malformed DSN is returned as
-    it is, for libpq to refuse.
+    They follow the options of ``dsn``, or of PGOPTIONS if it has none, and so override them. A malformed DSN is
+    returned unchanged, and libpq refuses it.
     """
     try:
         given = conninfo_to_dict(dsn).get("options")
@@ -51,27 +51,27 @@ def direct(dsn: str, more_options: str = "") -> str:
 
 
 async def fix_settings(connection: AsyncConnection[Any]) -> None:
-    """Set on a direct connection what its startup packet could not.
+    """Set the settings of a direct connection that its startup packet cannot set.
 
-    PGTZ and PGDATESTYLE outrank the options of a connection, and an old server refuses the name of a newer setting.
+    PGTZ and PGDATESTYLE override the options of a connection, and an old server refuses the name of a newer setting.
     """
-    told = connection.pgconn.parameter_status
+    reported = connection.pgconn.parameter_status
     if connection.info.server_version >= 170000:
         await connection.execute("set transaction_timeout = 0")
-    if told(b"TimeZone") != b"UTC":
+    if reported(b"TimeZone") != b"UTC":
         await connection.execute("set TimeZone = 'UTC'")
-    if not (told(b"DateStyle") or b"").startswith(b"ISO"):
+    if not (reported(b"DateStyle") or b"").startswith(b"ISO"):
         await connection.execute("set DateStyle = 'ISO'")
 
 
-async def place(connection: AsyncConnection[Any]) -> tuple[int, int]:
-    """Return what tells this database from all others: the cluster's system identifier and the database's oid."""
-    row = await (await connection.execute(PLACE)).fetchone()
+async def database_identity(connection: AsyncConnection[Any]) -> tuple[int, int]:
+    """Return the cluster's system identifier and the database's oid, which together identify the database."""
+    row = await (await connection.execute(IDENTITY)).fetchone()
     return (row[0], row[1]) if row else (0, 0)
 
 
 def _taking(gen: Generator[Wait, Ready | int, T], socket: int) -> Generator[Wait, Ready | int, T]:
-    """``gen``, which is told without a wait that there is more to read, while there is."""
+    """Wrap ``gen`` so that it reads on without a wait while more data has arrived."""
     arrived = select.poll()
     arrived.register(socket, select.POLLIN)
     try:

@@ -1,8 +1,8 @@
-"""Shares of the relay's connections: slow statements of one caller do not starve the others.
+"""Slots for the relay's connections, so that slow statements of one caller do not starve the others.
 
-Ticks, leases and chores have a connection each. The sinks share what is left in equal parts, less one for everything
-else. Without these bounds one sink whose statements wait for a lock takes every connection, the relay's leases are not
-renewed, and all other sinks stop too.
+Ticks, leases and chores have one connection each. One of the others is reserved for all remaining callers, and the
+sinks divide the rest equally. Without these limits, one sink whose statements wait for a lock would take every
+connection, the relay's leases would not be renewed, and all other sinks would stop.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ TICKS: Final = "ticks"
 LEASES: Final = "leases"
 CHORES: Final = "chores"
 ALONE: Final = frozenset({TICKS, LEASES, CHORES})
-"""Callers with one connection of their own, where there are enough for that."""
+"""Callers with a connection of their own, if there are at least ``FEWEST``."""
 OTHER: Final = "other"
 FEWEST: Final = len(ALONE) + 2
-"""Connections from which on callers are told apart."""
+"""Smallest number of connections at which callers are distinguished."""
 
 caller: Final = ContextVar("caller", default=OTHER)
-"""For whom the statements of this task are: one of the names above, or the name of a sink after a colon."""
+"""The caller of this task's statements: one of the names above, or the name of a sink after a colon."""
 
 
 def sink_caller(sink: str) -> str:
-    """Return the caller's name for the statements of ``sink``."""
+    """Return the caller name of ``sink``."""
     return f":{sink}"
 
 
 class ConnectionSlots:
-    """The slots of one store: taken before a connection is asked for, given back with it."""
+    """The slots of one store. A call takes one before it requests a connection, and returns it with the connection."""
 
     def __init__(self, connections: int) -> None:
         self._connections = connections
@@ -45,14 +45,14 @@ class ConnectionSlots:
 
     @asynccontextmanager
     async def taken(self, who: str, name: str, seconds: float) -> AsyncGenerator[None]:
-        """Hold a slot inside the block.
+        """Take a slot for the block.
 
-        Raises ``StatementFailed`` when ``who`` gets none for its statement ``name`` within ``seconds``.
+        Raises ``StatementFailed`` if ``who`` gets none for its statement ``name`` within ``seconds``.
         """
         if who.startswith(":"):
             self._sinks.add(who)
         if self._waiting or not self._free(who):
-            await self._turn(who, name, seconds)
+            await self._wait_for_slot(who, name, seconds)
         else:
             self._taken[who] += 1
         try:
@@ -61,8 +61,8 @@ class ConnectionSlots:
             self._taken[who] -= 1
             self._wake()
 
-    async def _turn(self, who: str, name: str, seconds: float) -> None:
-        """Wait for a slot, which is then taken."""
+    async def _wait_for_slot(self, who: str, name: str, seconds: float) -> None:
+        """Wait until a slot is free, and take it."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((who, turn))
         self._wake()
@@ -82,7 +82,7 @@ class ConnectionSlots:
             raise
 
     def _wake(self) -> None:
-        """Give free slots to those who wait, in turn."""
+        """Give free slots to the waiting callers, in order."""
         for waiting in list(self._waiting):
             who, turn = waiting
             if self._free(who):

@@ -1,4 +1,4 @@
-"""Where a connection string leads."""
+"""Hosts, ports and secrets of a connection string."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 PORT = 5432
-"""Where PostgreSQL listens unless it is told otherwise."""
+"""The default port of PostgreSQL."""
 ENCRYPTING = frozenset(("require", "verify-ca", "verify-full"))
-"""The values of ``sslmode`` with which nothing is sent in clear text."""
+"""The values of ``sslmode`` that enforce encryption."""
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 def endpoints(dsn: str, environ: Mapping[str, str]) -> list[tuple[str, int]]:
-    """Hosts, names or addresses, and ports that ``dsn`` may lead to; ``environ`` has what libpq falls back on.
+    """Return the hosts (names or addresses) and ports that ``dsn`` may lead to. ``environ`` has libpq's fallbacks.
 
-    A server behind a Unix socket usually listens on the loopback address too, at the same port. Nothing when ``dsn`` is
-    none; service files are not read.
+    A server behind a Unix socket usually listens on the loopback address too, at the same port. The list is empty if
+    ``dsn`` is malformed. Service files are not read.
     """
     try:
         given = conninfo_to_dict(dsn)
@@ -53,7 +53,7 @@ def has_password(dsn: str) -> bool:
 
 
 def secret_files(dsn: str, environ: Mapping[str, str]) -> list[str]:
-    """Return the files with a password or a key that libpq would use for ``dsn``, whether they are there or not."""
+    """Return the files with a password or a key that libpq would use for ``dsn``, whether or not they exist."""
     given = _parsed(dsn)
     home = environ.get("HOME", "")
     found = [given.get("sslkey") or environ.get("PGSSLKEY")]

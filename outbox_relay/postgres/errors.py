@@ -1,4 +1,4 @@
-"""What a database error means for the relay: wait and try again, or tell somebody. Never the error's own text whole."""
+"""Translation of database errors into errors of the relay, without any text that may hold a secret or a payload."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from outbox_relay.domain.errors import (
 ANOTHER_SERVER: Final = "OR001"
 """The SQLSTATE with which ``outbox.only_at`` refuses a statement."""
 
-# PostgreSQL, appendix A. A whole class, or one state.
-MENDING: Final = {
+# Fixes by SQLSTATE or by its class (PostgreSQL, appendix A).
+FIXES: Final = {
     "28": "check user name and password in the DSN, and pg_hba.conf",
     "3D": "create the database, or correct its name in the DSN",
     "3F": "run outbox-relay migrate",
@@ -28,17 +28,18 @@ MENDING: Final = {
     "42883": "run outbox-relay migrate",
     "42703": "run outbox-relay migrate",
 }
-# Connection, transaction state and rollback, resources, object state, operator, system, internal.
-PASSING: Final = ("08", "25", "40", "53", "55", "57", "58", "XX")
-# A session that has ended, or is worth nothing until it is made again: connection exceptions, a server that stops, a
-# session that was idle or a transaction that ran for too long, a server that has become a standby.
+# Errors that pass without a fix: connection, transaction state and rollback, resources, object state, operator,
+# system, internal.
+TRANSIENT: Final = ("08", "25", "40", "53", "55", "57", "58", "XX")
+# The session has ended or is of no use: connection exceptions, a server that stops, a session that was idle or a
+# transaction that ran for too long, a server that has become a standby.
 LOST: Final = ("08", "57P", "25P03", "25P04", "25006")
-# Errors of one statement that is sent over a connection that lives: values, cardinality, constraints.
-FAILING: Final = ("21", "22", "23")
-# Their messages quote what was sent.
+# Errors of one statement on a connection that still works: cardinality, values, constraints.
+STATEMENT_ERRORS: Final = ("21", "22", "23")
+# Errors whose messages quote values of the statement.
 QUOTING: Final = ("21", "22", "23")
 
-# libpq gives no SQLSTATE when it cannot connect, only the server's words, which are English by default.
+# libpq gives no SQLSTATE if it cannot connect, only the server's message, which is in English by default.
 REFUSALS: Final = {
     "28000": re.compile(
         r"authentication failed|no pg_hba\.conf entry|^role .* does not exist|is not permitted to log in"
@@ -47,13 +48,13 @@ REFUSALS: Final = {
     "42501": re.compile(r"^permission denied for database"),
     "08P01": re.compile(r"^unsupported startup parameter"),
 }
-CONNECTING: Final = {
+CONNECT_FIXES: Final = {
     "42501": "grant connect on the database to this user",
     "08P01": 'a pooler that keeps no session: set database.pooler = "transaction"',
 }
 """Advice for refused connections, where it differs from the advice for a refused statement."""
-SERVER_SAID: Final = re.compile(r"(?:FATAL|ERROR): +(.+)")
-REASONS: Final = (
+SERVER_MESSAGE: Final = re.compile(r"(?:FATAL|ERROR): +(.+)")
+KNOWN_PHRASES: Final = (
     "Connection refused",
     "No such file or directory",
     "Name or service not known",
@@ -73,18 +74,18 @@ REASONS: Final = (
     "server is in hot standby mode",
     "server is not in hot standby mode",
 )
-"""What libpq says that is passed on. Everything else may hold a piece of a DSN that was misread, its password even."""
+"""Phrases of libpq that are passed on. Other text may contain a part of a misread DSN, even its password."""
 MALFORMED: Final = (
     "the DSN is not a connection string: write postgresql://USER@HOST:5432/DATABASE, with special characters of the "
     "password percent-encoded"
 )
-MISREAD: Final = re.compile(r"invalid .*connection option|invalid port number|Servname not supported")
+MALFORMED_MESSAGE: Final = re.compile(r"invalid .*connection option|invalid port number|Servname not supported")
 UNSENT: Final = re.compile(r"placeholder|parameter missing|adapt|result")
 """psycopg's own refusals of a statement, of the class that refuses a malformed DSN too."""
 
 
 def encoding_fault(info: psycopg.ConnectionInfo) -> str | None:
-    """Return what is wrong with the encoding of the database, or None. A pooler may not tell it."""
+    """Return an error message if the encoding of the database is not UTF8, or None. A pooler may not report it."""
     encoding = info.parameter_status("server_encoding")
     if encoding in (None, "", "UTF8"):
         return None
@@ -95,11 +96,12 @@ def encoding_fault(info: psycopg.ConnectionInfo) -> str | None:
 
 
 def explain(error: psycopg.Error) -> RelayError:
-    """Return ``DatabaseUnavailable`` for what passes by itself, ``DatabaseUnusable`` for what a person must mend.
+    """Return ``DatabaseUnavailable`` for an error that passes, ``DatabaseUnusable`` for one that needs a fix.
 
-    ``IncarnationChanged`` for what another server than the caller's refused.
-    psycopg's own text may hold rows, passwords or whole DSNs: of what the server answered only the primary message
-    and the SQLSTATE are passed on, of what libpq says only known phrases.
+    Return ``IncarnationChanged`` if another server than the caller's refused the statement.
+
+    psycopg's own text may contain rows, passwords or whole DSNs. Only the primary message and the SQLSTATE of the
+    server, and known phrases of libpq, are passed on.
     """
     if error.sqlstate:
         return _answered(error.sqlstate, error.diag.message_primary or "")
@@ -111,20 +113,20 @@ def explain(error: psycopg.Error) -> RelayError:
 
 
 def explain_statement(error: Exception, name: str) -> RelayError:
-    """Return what an error means that the statement ``name`` met on a connection that still lives.
+    """Return the error for a failure of the statement ``name`` on a connection that still works.
 
-    ``StatementFailed`` where nothing is wrong but the statement or its answer: it ran out of time, met a lock or a
-    deadlock, needs more memory than there is, or holds a value that cannot be loaded. Else as ``explain`` does.
+    Return ``StatementFailed`` if only the statement or its answer failed: it timed out, met a lock or a deadlock, needs
+    too much memory, or has a value that cannot be loaded. Otherwise as ``explain``.
     """
     if not isinstance(error, psycopg.Error) or not error.sqlstate:
         return StatementFailed(f"statement {name} failed, or its answer cannot be loaded ({type(error).__name__})")
     state, said = error.sqlstate, error.diag.message_primary or ""
     explained = _answered(state, said)
-    standby = name == "tick" and state == "55000"  # "recovery is in progress", in whatever language
+    standby = name == "tick" and state == "55000"  # "recovery is in progress", in any language
     ended = state.startswith(LOST) or error.diag.severity_nonlocalized in ("FATAL", "PANIC")
     if ended or standby or isinstance(explained, IncarnationChanged):
         return explained
-    if isinstance(explained, DatabaseUnavailable) or state.startswith(FAILING):
+    if isinstance(explained, DatabaseUnavailable) or state.startswith(STATEMENT_ERRORS):
         quoted = "" if state.startswith(QUOTING) else f": {said}"
         return StatementFailed(f"the database ended statement {name} ({state}){quoted}", state)
     return explained
@@ -133,10 +135,10 @@ def explain_statement(error: Exception, name: str) -> RelayError:
 def _answered(state: str, said: str) -> RelayError:
     if state == ANOTHER_SERVER:
         return IncarnationChanged(said)
-    mending = MENDING.get(state) or MENDING.get(state[:2])
-    if mending:
-        return DatabaseUnusable(f"the database says: {said} ({state}): {mending}")
-    if state.startswith(PASSING):
+    fix = FIXES.get(state) or FIXES.get(state[:2])
+    if fix:
+        return DatabaseUnusable(f"the database says: {said} ({state}): {fix}")
+    if state.startswith(TRANSIENT):
         return DatabaseUnavailable(f"the database says: {said} ({state})")
     return DatabaseUnusable(
         f"the database refused a statement ({state})" + ("" if state.startswith(QUOTING) else f": {said}")
@@ -147,24 +149,24 @@ def _not_connected(error: psycopg.OperationalError) -> RelayError:
     text = str(error)
     where = _where(error)
     if error.pgconn is not None and error.pgconn.needs_password:
-        return DatabaseUnusable(f"the database{where} wants a password and the DSN has none: {MENDING['28']}")
-    if fatal := SERVER_SAID.search(text):
+        return DatabaseUnusable(f"the database{where} wants a password and the DSN has none: {FIXES['28']}")
+    if fatal := SERVER_MESSAGE.search(text):
         for state, said in REFUSALS.items():
             if said.search(fatal[1]):
-                return DatabaseUnusable(f"the database{where} says: {fatal[1]}: {_mending(state)}")
+                return DatabaseUnusable(f"the database{where} says: {fatal[1]}: {_fix(state)}")
         return DatabaseUnavailable(f"the database{where} says: {fatal[1]}")
-    if MISREAD.search(text):
+    if MALFORMED_MESSAGE.search(text):
         return DatabaseUnusable(MALFORMED)
-    reason = next((reason for reason in REASONS if reason in text), "for a reason that may hold a secret")
+    reason = next((reason for reason in KNOWN_PHRASES if reason in text), "for a reason that may hold a secret")
     return DatabaseUnavailable(f"no connection to the database{where}: {reason}")
 
 
-def _mending(state: str) -> str:
-    return CONNECTING.get(state) or MENDING[state[:2]]
+def _fix(state: str) -> str:
+    return CONNECT_FIXES.get(state) or FIXES[state[:2]]
 
 
 def _where(error: psycopg.OperationalError) -> str:
-    """Host and port, unless they may be pieces of a password that was not percent-encoded."""
+    """Return host and port, unless they may be parts of a password that was not percent-encoded."""
     if error.pgconn is None:
         return ""
     try:

@@ -1,60 +1,43 @@
-"""The schema's versions: which this package has, which the database has, and the way from one to the other.
+"""Applying the schema to a database: create, upgrade, grant, rebase.
 
-A migration is a file ``NNNN_name.sql`` in ``schema/``. All that are missing are applied in one transaction under a
-lock of ``outbox.meta``, so that a database has the schema of one version or of the other. The first lines of a
-migration may say ``-- min_relay: N``: relays made for a schema older than N cannot work on it. Without that they can.
-
-``debezium.sql`` is no migration: functions for whoever comes from Debezium, made anew whenever they are asked for.
+All missing migrations are applied in one transaction under a lock on ``outbox.meta``, so that a database has the schema
+of exactly one version.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import psycopg
-from psycopg import errors, sql
+from psycopg import errors
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import tuple_row
 
 from outbox_relay.domain.errors import DatabaseUnavailable, DatabaseUnusable, RelayError
 from outbox_relay.postgres.errors import encoding_fault, explain
+from outbox_relay.postgres.schema_script import (
+    DEBEZIUM,
+    LOCK_SECONDS,
+    PROLOGUE,
+    SchemaOptions,
+    ceiling_sql,
+    grant_sql,
+    schema_options,
+    step_sql,
+)
+from outbox_relay.postgres.schema_versions import SCHEMA_FOLDER, SCHEMA_VERSION, Migration, fit, migrations
 
-LOCK_SECONDS: Final = 5
-"""Longest wait for each lock that a migration needs."""
 CONNECT_SECONDS: Final = 10
-TRIES: Final = 3
-"""Attempts to apply what is missing, beside sessions that create the schema too or lock its tables in another order."""
-PAYLOAD_LEAST, PAYLOAD_MOST = 1 << 10, 64 << 20
-"""Bounds of the ceiling of payloads, in bytes."""
-
-DEBEZIUM: Final = "debezium.sql"
-"""The file of the functions that adopt an outbox table of Debezium's."""
-
-_FILE = re.compile(r"(\d{4})_\w+\.sql")
-_MIN_RELAY = re.compile(r"^-- min_relay: (\d+)$", re.MULTILINE)
-_PACKAGE = Path(__file__).parent.parent
-_INSTALLED = _PACKAGE / "schema"
-SCHEMA_FOLDER: Final = _INSTALLED if _INSTALLED.is_dir() else _PACKAGE.parent / "schema"
-"""Inside the package where that was installed from a wheel, beside it in a checkout."""
-
-
-@dataclass(frozen=True, slots=True)
-class Migration:
-    """One step of the schema: its version, its name, the oldest schema whose relays still work, and its SQL."""
-
-    version: int
-    name: str
-    min_relay: int
-    text: str
+ATTEMPTS: Final = 3
+"""Attempts to apply what is missing while other sessions create the schema or lock its tables in another order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What ``migrate`` found and did. Version 0 is a database without the schema."""
+    """The result of ``migrate``. Version 0 is a database without the schema."""
 
     before: int
     after: int
@@ -65,7 +48,7 @@ class Outcome:
     max_payload_bytes: int | None = None
 
     def __str__(self) -> str:
-        """A line for people, and one for each note."""
+        """Return a line for people, and one for each note."""
         grants = "; granted " + ", ".join(self.granted) if self.granted else ""
         debezium = "; outbox.adopt_debezium is there" if self.debezium else ""
         ceiling = "" if self.max_payload_bytes is None else f"; payloads of at most {self.max_payload_bytes} bytes"
@@ -86,37 +69,6 @@ class Outcome:
         return f"schema outbox was brought from version {self.before} to {self.after} ({steps})"
 
 
-def migrations(folder: Path) -> tuple[Migration, ...]:
-    """The migrations in a folder, in order. Raises ``DatabaseUnusable`` when one is missing in the row."""
-    found: list[Migration] = []
-    for path in sorted(path for path in folder.glob("*.sql") if _FILE.fullmatch(path.name)):
-        text = path.read_text(encoding="utf-8")
-        said = _MIN_RELAY.search(text)
-        least = int(said[1]) if said else found[-1].min_relay if found else 1
-        found.append(Migration(int(path.name[:4]), path.stem, least, text))
-    if [step.version for step in found] != list(range(1, len(found) + 1)) or not found:
-        raise DatabaseUnusable(f"{folder} does not have every migration from 0001 on: install outbox-relay again")
-    return tuple(found)
-
-
-SCHEMA_VERSION: Final = migrations(SCHEMA_FOLDER)[-1].version
-"""The newest schema that this package knows, and the one that its relay is made for."""
-
-
-def fit(schema_version: int | None, min_relay: int | None, *, ours: int = SCHEMA_VERSION) -> str | None:
-    """Why a relay made for schema ``ours`` cannot work on this one (None: no schema); nothing if it can."""
-    if not schema_version:
-        return "schema outbox is missing: run outbox-relay migrate"
-    if schema_version < ours:
-        return f"schema outbox has version {schema_version} and this relay needs {ours}: run outbox-relay migrate"
-    if min_relay is not None and min_relay > ours:
-        return (
-            f"schema outbox has version {schema_version}, which needs relays made for version {min_relay} or newer; "
-            f"this one is made for {ours}: install a newer outbox-relay"
-        )
-    return None
-
-
 def migrate(
     dsn: str,
     *,
@@ -126,146 +78,38 @@ def migrate(
     max_payload_bytes: int | None = None,
     folder: Path = SCHEMA_FOLDER,
 ) -> Outcome:
-    """Create the schema or bring it to the newest version in ``folder``, and grant roles what they need.
+    """Create the schema or upgrade it to the newest version in ``folder``, and grant roles what they need.
 
-    With ``debezium`` the functions that adopt an outbox table of Debezium's are made or replaced, and
-    ``max_payload_bytes`` becomes the ceiling of payloads. All in one transaction, and nothing at all on a schema that
-    is newer. Roles that were granted before keep what they need; what any other role holds in the schema is taken back,
-    and named in the notes. Raises ``DatabaseUnusable`` for what must be mended first, rights, roles and the database's
-    encoding among them, and ``DatabaseUnavailable`` when the database cannot be asked or a lock is held for too long.
+    With ``debezium`` the functions that adopt an outbox table of Debezium's are created or replaced.
+    ``max_payload_bytes`` sets the payload ceiling. All of it happens in one transaction, and none of it on a newer
+    schema. Roles that were granted before keep what they need. All other privileges in the schema are revoked and
+    named in the notes.
+
+    Raises ``DatabaseUnusable`` for problems to fix first, such as missing rights or roles or the database's encoding.
+    Raises ``DatabaseUnavailable`` if the database does not answer or a lock is held for too long.
     """
-    wanted = _Wanted(tuple(_grants(grant_emit, grant_relay)), debezium, _checked(max_payload_bytes))
+    options = schema_options(grant_emit, grant_relay, debezium=debezium, max_payload_bytes=max_payload_bytes)
     steps = migrations(folder)
-    notes: list[str] = []
     try:
         with _connect(dsn) as connection:
             if problem := encoding_fault(connection.info):
                 raise DatabaseUnusable(problem)
-            connection.add_notice_handler(lambda notice: _note(notice, notes))
+            run = _Run(connection, steps, options, folder)
+            connection.add_notice_handler(run.note)
             try:
-                return _in_turn(connection, steps, wanted, folder, notes)
+                return run.apply()
             except errors.LockNotAvailable:
                 raise DatabaseUnavailable(_locked(connection)) from None
     except psycopg.Error as error:
         raise _explain(error) from None
 
 
-def script(
-    grant_emit: Iterable[str] = (),
-    grant_relay: Iterable[str] = (),
-    *,
-    debezium: bool = False,
-    max_payload_bytes: int | None = None,
-    have: int = 0,
-    folder: Path = SCHEMA_FOLDER,
-) -> str:
-    """The SQL that ``migrate`` runs on a schema of version ``have``, for whoever applies it with other tools.
-
-    It is to be run whole, in one transaction, by the role that will own the schema.
-    """
-    steps = [step for step in migrations(folder) if step.version > have]
-    grants = _grants(grant_emit, grant_relay)
-    return "\n".join(
-        (
-            f"-- Schema outbox, from version {have} to {steps[-1].version if steps else have}.",
-            "-- To be run in one transaction: psql -1 -v ON_ERROR_STOP=1 -f FILE, or a tool that does the same.",
-            _BEFORE,
-            *(_step(step) for step in steps),
-            *(_record(kind, role) for kind, role in grants),
-            *(_ceiling(most) for most in (_checked(max_payload_bytes),) if most is not None),
-            *((folder / name).read_text(encoding="utf-8") for name in (DEBEZIUM,) if debezium),
-            (folder / "grants.sql").read_text(encoding="utf-8"),
-            _AFTER,
-        )
-    )
-
-
-# -- the text -----------------------------------------------------------------------------------------------------
-
-# Names of functions and operators in a migration mean those of the system, whatever others may lie in the caller's
-# search_path; it is given back for whatever comes after in the same transaction. The lock is of a table, since an
-# advisory lock could be held by any role of the database; sinks come before it, as wherever both are changed. Before
-# there is a table, sessions wait for each other in CREATE SCHEMA.
-_BEFORE: Final = f"""
-do $$
-begin
-    perform set_config('outbox.search_path_before', current_setting('search_path'), true);
-    perform set_config('search_path', 'pg_catalog, pg_temp', true);
-    perform set_config('lock_timeout', '{LOCK_SECONDS}s', true);
-    if getdatabaseencoding() <> 'UTF8' then
-        raise exception 'this database has the encoding %, and schema outbox needs UTF8', getdatabaseencoding();
-    end if;
-    if to_regclass('outbox.meta') is not null then
-        lock table outbox.sink, outbox.meta in share row exclusive mode;
-    end if;
-end
-$$;
-"""
-
-_AFTER: Final = """
-do $$
-begin
-    perform set_config('search_path', current_setting('outbox.search_path_before'), true);
-end
-$$;
-"""
-
-_GUARD: Final = """
-do $$
-declare
-    have integer := 0;
-begin
-    if to_regclass('outbox.meta') is not null then
-        have := (select m.schema_version from outbox.meta m);
-    end if;
-    if have <> {before} then
-        raise exception 'schema outbox has version %, and this step goes from {before} to {after}', have
-            using hint = 'Nothing was changed. Print the script for this version, or run outbox-relay migrate.';
-    end if;
-end
-$$;
-"""
-
-
-def _step(step: Migration) -> str:
-    guard = _GUARD.format(before=step.version - 1, after=step.version)
-    done = f"update outbox.meta set schema_version = {step.version}, min_relay = {step.min_relay};\n"  # noqa: S608 - two numbers
-    return f"-- {step.name}\n{guard}\n{step.text}\n{done}"
-
-
-def _grants(emit: Iterable[str], relay: Iterable[str]) -> list[tuple[str, str]]:
-    return [*(("emit", role) for role in dict.fromkeys(emit)), *(("relay", role) for role in dict.fromkeys(relay))]
-
-
-def _record(kind: str, role: str) -> str:
-    """A statement that records a grant; it fails with SQLSTATE 42704 when there is no such role."""
-    name = sql.Literal(sql.Identifier(role).as_string()).as_string()
-    return (
-        f"insert into outbox.grantee (role_name, kind) select r.rolname, '{kind}' from pg_roles r "  # noqa: S608 - quoted
-        f"where r.oid = {name}::regrole on conflict do nothing;\n"
-    )
-
-
-def _checked(max_payload_bytes: int | None) -> int | None:
-    if max_payload_bytes is not None and not PAYLOAD_LEAST <= max_payload_bytes <= PAYLOAD_MOST:
-        raise DatabaseUnusable(
-            f"the ceiling of payloads must be {PAYLOAD_LEAST} to {PAYLOAD_MOST} bytes: {max_payload_bytes}"
-        )
-    return max_payload_bytes
-
-
-def _ceiling(most: int) -> str:
-    return (
-        "create or replace function outbox.payload_ceiling() returns integer "
-        f"language sql stable parallel safe return {most};\n"
-    )
-
-
 def rebase(dsn: str) -> int:
-    """Make a log whose numbers are another server's relayable again (``outbox.rebase``); returns the floor.
+    """Make a log with the numbers of another server relayable again (``outbox.rebase``); return the floor.
 
-    For after a restore, or a move to another cluster. Raises ``DatabaseUnusable`` while relays run, and as ``migrate``
-    does.
+    Use it after a restore, or a move to another cluster.
+
+    Raises ``DatabaseUnusable`` while relays run, and as ``migrate`` does.
     """
     try:
         with _connect(dsn) as connection, connection.transaction():
@@ -281,24 +125,12 @@ def rebase(dsn: str) -> int:
         raise _explain(error) from None
 
 
-# -- applying it --------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """What is asked for beside the schema itself: roles by kind, Debezium's functions, the ceiling of payloads."""
-
-    grants: tuple[tuple[str, str], ...]
-    debezium: bool
-    max_payload_bytes: int | None
-
-
 def _connect(dsn: str) -> psycopg.Connection[tuple[Any, ...]]:
-    wanted: dict[str, Any] = {"application_name": "outbox-relay migrate", "connect_timeout": CONNECT_SECONDS}
+    defaults: dict[str, Any] = {"application_name": "outbox-relay migrate", "connect_timeout": CONNECT_SECONDS}
     for name in conninfo_to_dict(dsn):
-        wanted.pop(name, None)
-    connection = psycopg.connect(dsn, autocommit=True, prepare_threshold=None, row_factory=tuple_row, **wanted)
-    # Under a snapshot from before a lock was granted, the version of the schema would be an old one.
+        defaults.pop(name, None)
+    connection = psycopg.connect(dsn, autocommit=True, prepare_threshold=None, row_factory=tuple_row, **defaults)
+    # A snapshot from before a lock was granted would show an old version of the schema.
     connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
     connection.read_only = False
     connection.deferrable = False
@@ -311,99 +143,102 @@ select set_config(name, value, true)
                ('DateStyle', 'ISO'), ('default_tablespace', ''), ('default_table_access_method', 'heap'))
        settings (name, value)
 """
-"""Settings that decide what a migration makes, or whether its notices arrive, whatever the defaults are."""
+"""Settings that decide what a migration creates and whether its notices arrive, whatever their defaults."""
 
 
-def _in_turn(
-    connection: psycopg.Connection[tuple[Any, ...]],
-    steps: Sequence[Migration],
-    wanted: _Wanted,
-    folder: Path,
-    notes: list[str],
-) -> Outcome:
-    """Apply what is wanted, again after a deadlock or beside other sessions that create the schema."""
-    for attempt in range(1, TRIES + 1):
-        notes.clear()
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One run of ``migrate`` on a connection."""
+
+    connection: psycopg.Connection[tuple[Any, ...]]
+    steps: Sequence[Migration]
+    options: SchemaOptions
+    folder: Path
+    notes: list[str] = field(default_factory=list[str])
+
+    def note(self, notice: errors.Diagnostic) -> None:
+        """Keep a notice of the server for the outcome."""
+        if notice.severity_nonlocalized == "NOTICE" and notice.message_primary:
+            self.notes.append(notice.message_primary)
+
+    def apply(self) -> Outcome:
+        """Apply what is missing, again after a deadlock or while other sessions create the schema."""
+        for attempt in range(1, ATTEMPTS + 1):
+            self.notes.clear()
+            try:
+                with self.connection.transaction():
+                    return self._apply_once()
+            except (errors.UniqueViolation, errors.DuplicateSchema, errors.DeadlockDetected):
+                if attempt == ATTEMPTS:
+                    raise
+        raise AssertionError("unreachable")
+
+    def _apply_once(self) -> Outcome:
+        self.connection.execute(_SESSION.encode())
+        self.connection.execute(PROLOGUE.encode())
+        before, min_relay = self._found()
+        newest = self.steps[-1].version
+        if before > newest:
+            if problem := fit(before, min_relay, ours=newest):
+                raise DatabaseUnusable(problem)
+            return Outcome(before, before, notes=_left_out(self.options))
+        missing = [step for step in self.steps if step.version > before]
+        for step in missing:
+            self.connection.execute(step_sql(step).encode())
+        self._apply_options()
+        applied = tuple(step.name for step in missing)
+        granted = self._granted(all_of_them=bool(missing))
+        debezium, max_payload_bytes = self.options.debezium, self.options.max_payload_bytes
+        return Outcome(before, newest, applied, granted, debezium, tuple(self.notes), max_payload_bytes)
+
+    def _found(self) -> tuple[int, int]:
+        """Return the version of the schema and of its oldest relay, (0, 0) without a schema.
+
+        Raises ``DatabaseUnusable`` if another program's schema has the name outbox.
+        """
+        exists, ours = self.connection.execute(
+            "select to_regnamespace('outbox') is not null, to_regclass('outbox.meta') is not null"
+        ).fetchone() or (False, False)
+        if not exists:
+            return 0, 0
+        if not ours:
+            raise DatabaseUnusable(
+                "there is a schema outbox in this database that is not outbox-relay's: rename it or drop it"
+            )
+        row = self.connection.execute("select schema_version, min_relay from outbox.meta").fetchone()
+        return row or (0, 0)
+
+    def _apply_options(self) -> None:
+        for kind, role in self.options.grants:
+            self._record_grant(kind, role)
+        if self.options.max_payload_bytes is not None:
+            self.connection.execute(ceiling_sql(self.options.max_payload_bytes).encode())
+        if self.options.debezium:
+            self.connection.execute((self.folder / DEBEZIUM).read_bytes())
+        self.connection.execute((self.folder / "grants.sql").read_bytes())
+
+    def _record_grant(self, kind: str, role: str) -> None:
         try:
-            with connection.transaction():
-                return _apply(connection, steps, wanted, folder, notes)
-        except (errors.UniqueViolation, errors.DuplicateSchema, errors.DeadlockDetected):
-            if attempt == TRIES:
-                raise
-    raise AssertionError("unreachable")
+            self.connection.execute(grant_sql(kind, role).encode())
+        except errors.UndefinedObject:
+            raise DatabaseUnusable(f'role "{role}" does not exist: create it first; nothing was changed') from None
+
+    def _granted(self, *, all_of_them: bool) -> tuple[str, ...]:
+        recorded = self.connection.execute(
+            "select kind, role_name::text from outbox.grantee order by kind, role_name"
+        ).fetchall()
+        wanted = self.options.grants
+        return tuple(f"{kind} to {role}" for kind, role in recorded if all_of_them or (kind, role) in wanted)
 
 
-def _apply(
-    connection: psycopg.Connection[tuple[Any, ...]],
-    steps: Sequence[Migration],
-    wanted: _Wanted,
-    folder: Path,
-    notes: list[str],
-) -> Outcome:
-    connection.execute(_SESSION.encode())
-    connection.execute(_BEFORE.encode())
-    before, min_relay = _found(connection)
-    newest = steps[-1].version
-    if before > newest:
-        if problem := fit(before, min_relay, ours=newest):
-            raise DatabaseUnusable(problem)
-        return Outcome(before, before, notes=_left_out(wanted))
-    missing = [step for step in steps if step.version > before]
-    for step in missing:
-        connection.execute(_step(step).encode())
-    for kind, role in wanted.grants:
-        _recorded(connection, kind, role)
-    if wanted.max_payload_bytes is not None:
-        connection.execute(_ceiling(wanted.max_payload_bytes).encode())
-    if wanted.debezium:
-        connection.execute((folder / DEBEZIUM).read_bytes())
-    connection.execute((folder / "grants.sql").read_bytes())
-    recorded = connection.execute(
-        "select kind, role_name::text from outbox.grantee order by kind, role_name"
-    ).fetchall()
-    granted = tuple(f"{kind} to {role}" for kind, role in recorded if missing or (kind, role) in wanted.grants)
-    applied = tuple(step.name for step in missing)
-    return Outcome(before, newest, applied, granted, wanted.debezium, tuple(notes), wanted.max_payload_bytes)
-
-
-def _left_out(wanted: _Wanted) -> tuple[str, ...]:
-    """Return what cannot be done on a schema that is newer, a line each."""
-    lost = [f"not granted, which needs the newer outbox-relay: {kind} to {role}" for kind, role in wanted.grants]
-    if wanted.max_payload_bytes is not None:
+def _left_out(options: SchemaOptions) -> tuple[str, ...]:
+    """Return a line for each option that cannot be applied to a newer schema."""
+    lost = [f"not granted, which needs the newer outbox-relay: {kind} to {role}" for kind, role in options.grants]
+    if options.max_payload_bytes is not None:
         lost.append("not set, which needs the newer outbox-relay: the ceiling of payloads")
-    if wanted.debezium:
+    if options.debezium:
         lost.append("not made, which needs the newer outbox-relay: outbox.adopt_debezium")
     return tuple(lost)
-
-
-def _found(connection: psycopg.Connection[tuple[Any, ...]]) -> tuple[int, int]:
-    """The schema's version and its oldest relay; 0 and 0 without one.
-
-    Raises ``DatabaseUnusable`` if there is a schema outbox that is not ours.
-    """
-    exists, ours = connection.execute(
-        "select to_regnamespace('outbox') is not null, to_regclass('outbox.meta') is not null"
-    ).fetchone() or (False, False)
-    if not exists:
-        return 0, 0
-    if not ours:
-        raise DatabaseUnusable(
-            "there is a schema outbox in this database that is not outbox-relay's: rename it or drop it"
-        )
-    row = connection.execute("select schema_version, min_relay from outbox.meta").fetchone()
-    return row or (0, 0)
-
-
-def _recorded(connection: psycopg.Connection[tuple[Any, ...]], kind: str, role: str) -> None:
-    try:
-        connection.execute(_record(kind, role).encode())
-    except errors.UndefinedObject:
-        raise DatabaseUnusable(f'role "{role}" does not exist: create it first; nothing was changed') from None
-
-
-def _note(notice: errors.Diagnostic, notes: list[str]) -> None:
-    if notice.severity_nonlocalized == "NOTICE" and notice.message_primary:
-        notes.append(notice.message_primary)
 
 
 def _explain(error: psycopg.Error) -> RelayError:
@@ -431,15 +266,15 @@ select distinct a.pid, a.usename::text, a.application_name, a.state,
 
 
 def _locked(connection: psycopg.Connection[tuple[Any, ...]]) -> str:
-    """What to say when a lock was not to be had: who may be holding it."""
+    """Return the error message for a lock that was not granted, with the sessions that may hold it."""
     rows = connection.execute(_HOLDERS).fetchall()
-    who = "; ".join(
+    holders = "; ".join(
         f"process {pid} (user {user}, application {application or 'unnamed'}, {state or 'state unknown'}"
         + ("" if seconds is None else f", in a transaction for {seconds} s")
         + ")"
         for pid, user, application, state, seconds in rows
     )
     return (
-        f"a lock that migrate needs was held by somebody else for {LOCK_SECONDS} s; nothing was changed. Holding locks "
-        f"on the schema now: {who or 'nobody any more'}. Run migrate again when they have ended"
+        f"a lock that migrate needs was held by another session for {LOCK_SECONDS} s; nothing was changed. Sessions "
+        f"that hold locks on the schema now: {holders or 'none'}. Run migrate again when they have ended"
     )

@@ -1,7 +1,7 @@
-"""The settings of the server that the relay's statements depend on, with the values that they need.
+"""The settings of the server that the relay's statements depend on, with the required values.
 
-A role, a database or a server may have other defaults. A direct connection sets these in its startup packet, where they
-outrank all three. Behind a pooler nothing of a session can be set: there the relay checks them, and
+A role, a database or a server may have other defaults. A direct connection sets these settings in its startup packet,
+which overrides all three. Behind a pooler no setting of a session can be set: there the relay checks them, and
 ``outbox-relay migrate --grant-relay ROLE`` stores them as defaults of the role in this database.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 SESSION_SETTINGS: Final[Mapping[str, str]] = {
-    # How values are written and read.
+    # The text format of values.
     "TimeZone": "UTC",
     "DateStyle": "ISO",
     "IntervalStyle": "postgres",
@@ -21,16 +21,16 @@ SESSION_SETTINGS: Final[Mapping[str, str]] = {
     "standard_conforming_strings": "on",
     "extra_float_digits": "1",
     "search_path": "pg_catalog",
-    # What a transaction of one statement may do and see.
+    # Transactions of one statement.
     "default_transaction_isolation": "read committed",
     "default_transaction_read_only": "off",
     "default_transaction_deferrable": "off",
-    # The server ends a statement before the client gives up, so that the connection survives.
+    # The server cancels a statement before the client gives up, so that the connection survives.
     "statement_timeout": "9s",
     "lock_timeout": "5s",
     "idle_in_transaction_session_timeout": "10s",
     "idle_session_timeout": "0",
-    # Plans. Functions of the schema that need another one set it themselves.
+    # Plans. Functions of the schema that need another value set it themselves.
     "jit": "off",
     "plan_cache_mode": "auto",
     "enable_seqscan": "on",
@@ -47,35 +47,35 @@ NEWER_SETTINGS: Final[Mapping[str, tuple[int, str]]] = {"transaction_timeout": (
 """name → (``server_version_num`` from which it exists, value). An older server refuses a connection that names it."""
 
 _UTC: Final = frozenset({"utc", "etc/utc", "gmt", "etc/gmt", "uct", "etc/uct", "zulu", "etc/zulu", "universal"})
-_LEAST_MS: Final[Mapping[str, int]] = {
+_MIN_MS: Final[Mapping[str, int]] = {
     "statement_timeout": 9_000,
     "lock_timeout": 5_000,
     "idle_in_transaction_session_timeout": 10_000,
     "idle_session_timeout": 60_000,
     "transaction_timeout": 10_000,
 }
-"""Longer, or 0 for none, is as good."""
+"""The smallest accepted timeouts in milliseconds. Longer ones, and 0 for none, are accepted too."""
 _EITHER_WAY: Final = frozenset({"jit", "default_transaction_deferrable"})
-"""Settings whose other value costs time at most."""
+"""Settings whose other value only costs time."""
 _UNITS: Final[Mapping[str, int]] = {"ms": 1, "s": 1_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
-class Misfit(NamedTuple):
-    """A setting of a session with a value that the relay cannot work with."""
+class WrongSetting(NamedTuple):
+    """A setting of a session with a value that the relay cannot work with, and the required value."""
 
     name: str
     value: str
     needed: str
 
 
-def wanted(server_version: int) -> dict[str, str]:
-    """Return the settings that a server of this version (180006 for 18.6) knows."""
+def settings_of(server_version: int) -> dict[str, str]:
+    """Return the settings that exist on a server of this version (180006 for 18.6)."""
     newer = {name: value for name, (since, value) in NEWER_SETTINGS.items() if server_version >= since}
     return {**SESSION_SETTINGS, **newer}
 
 
 def startup_options(before: str = "") -> str:
-    """Return the connection parameter ``options``: ``before``, then every setting. The last one of a name counts."""
+    """Return the connection parameter ``options``: ``before``, then every setting. The last value of a name counts."""
     ours = (f"-c {name}={_escaped(value)}" for name, value in SESSION_SETTINGS.items())
     return " ".join(filter(None, (before.strip(), *ours)))
 
@@ -84,14 +84,14 @@ def _escaped(value: str) -> str:
     return value.replace("\\", "\\\\").replace(" ", "\\ ")
 
 
-def misfits(found: Iterable[tuple[str, str | None]]) -> list[Misfit]:
+def wrong_settings(found: Iterable[tuple[str, str | None]]) -> list[WrongSetting]:
     """Return those of ``found`` (name, value as SHOW prints it) that the relay cannot work with.
 
     A setting without a value does not exist on that server.
     """
-    needed = wanted(max(since for since, _ in NEWER_SETTINGS.values()))
+    needed = settings_of(max(since for since, _ in NEWER_SETTINGS.values()))
     return [
-        Misfit(name, value, needed[name])
+        WrongSetting(name, value, needed[name])
         for name, value in found
         if value is not None and not _fits(name, value, needed[name])
     ]
@@ -102,8 +102,8 @@ def _fits(name: str, value: str, needed: str) -> bool:
         return True
     if name == "search_path":
         return _catalog_first(value)
-    if name in _LEAST_MS:
-        return value == "0" or _milliseconds(value) >= _LEAST_MS[name]
+    if name in _MIN_MS:
+        return value == "0" or _milliseconds(value) >= _MIN_MS[name]
     if name == "TimeZone":
         return value.lower() in _UTC
     if name == "extra_float_digits":
@@ -119,14 +119,14 @@ def _milliseconds(value: str) -> int:
 
 
 def _catalog_first(path: str) -> bool:
-    """Whether the system's functions come first: they do where the path does not name their schema."""
+    """Return whether the system's functions come first, as they do if the path does not name their schema."""
     schemas = [schema.strip().strip('"') for schema in path.split(",")]
     return "pg_catalog" not in schemas[1:]
 
 
-def complaint(misfit: Sequence[Misfit]) -> str:
-    """Return the sentence that says what is wrong with a session behind a pooler, and how to mend it."""
-    each = "; ".join(f"{name} is {value!r} and must be {needed!r}" for name, value, needed in misfit)
+def wrong_settings_message(wrong: Sequence[WrongSetting]) -> str:
+    """Return the error message for a session behind a pooler, with the fix."""
+    each = "; ".join(f"{name} is {value!r} and must be {needed!r}" for name, value, needed in wrong)
     return (
         f"the sessions behind the pooler have settings that the relay cannot work with: {each}: "
         "run outbox-relay migrate --grant-relay ROLE, which sets them for the relay's role in this database (or ALTER "

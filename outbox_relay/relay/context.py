@@ -26,7 +26,7 @@ from outbox_relay.domain.outcomes import (
 )
 from outbox_relay.domain.retry import requested_delay
 from outbox_relay.domain.sink_spec import SinkSpec
-from outbox_relay.postgres.store import NewRow
+from outbox_relay.postgres.rows import NewRow
 from outbox_relay.relay.breaker import CircuitBreaker, Permit
 from outbox_relay.relay.due_timer import DueTimer
 from outbox_relay.relay.limiter import ConcurrencyLimiter

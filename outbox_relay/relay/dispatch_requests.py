@@ -10,7 +10,7 @@ from uuid import uuid4
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.in_flight import Chunk
 from outbox_relay.domain.outcomes import Verdict
-from outbox_relay.postgres.store import ClaimedRow
+from outbox_relay.postgres.rows import ClaimedRow
 from outbox_relay.relay.breaker import Permit
 from outbox_relay.relay.context import LEASE_MARGIN_SECONDS, DeliveryContext
 from outbox_relay.relay.slow_requests import SlowRequest, SlowRequests

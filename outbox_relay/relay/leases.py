@@ -18,7 +18,8 @@ from outbox_relay.domain.event import SHARDS
 from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.rate_limited_log import RateLimitedLog
 from outbox_relay.postgres.connection_slots import LEASES, caller
-from outbox_relay.postgres.store import Claimed, SinkRow, Store
+from outbox_relay.postgres.rows import Claimed, SinkRow
+from outbox_relay.postgres.store import Store
 from outbox_relay.relay.sink_leases import Lease, SinkLeases
 
 POLL_SECONDS = 1.0
@@ -143,7 +144,7 @@ class LeaseManager:
         self._renewed_at = sent
 
     async def _share(self, *, renewed: bool) -> None:
-        for share in await self._store.shares(self.relay, list(self._sinks), self.lease_seconds):
+        for share in await self._store.relay_ranks(self.relay, list(self._sinks), self.lease_seconds):
             leases = self._sinks[share.sink]
             leases.observe_relays(share.relays, renewed=renewed)
             leases.set_quota(fair_quota(share.relays, share.before))

@@ -17,7 +17,8 @@ from outbox_relay.domain.errors import HandedOver, LeaseLost, PositionsMissing, 
 from outbox_relay.domain.event import StoredEvent, max_wire_bytes, pop_scan_end
 from outbox_relay.domain.in_flight import Chunk, InFlight, ShardGroup
 from outbox_relay.domain.window import Position, ScanStep, WindowSlice, next_slice, position_after
-from outbox_relay.postgres.store import MOST_PAYLOAD, Store
+from outbox_relay.postgres.rows import MOST_PAYLOAD
+from outbox_relay.postgres.store import Store
 from outbox_relay.relay.context import SUSPECT_CRASHES, DeliveryContext
 from outbox_relay.relay.dispatcher import Dispatcher
 from outbox_relay.relay.leases import LeaseManager

@@ -15,7 +15,8 @@ from structlog.stdlib import BoundLogger
 
 from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.outcomes import DELIVERED, Delivered, Unavailable, Verdict
-from outbox_relay.postgres.store import ClaimedRow, RowBack, Store
+from outbox_relay.postgres.rows import ClaimedRow, RowUpdate
+from outbox_relay.postgres.store import Store
 from outbox_relay.relay.breaker import Permit
 from outbox_relay.relay.context import LEASE_MARGIN_SECONDS, DeliveryContext
 from outbox_relay.relay.parked_claims import BUSY_POLL_SECONDS, MOST_ROWS, ParkedClaims
@@ -129,7 +130,7 @@ class ParkedDeliveries:
         for row in claimed:
             key = row.event.key if row.ordered else None
             if key in stopped:
-                self._settler.send_back(row, RowBack(row.event.id, row.lease, row.attempts))
+                self._settler.send_back(row, RowUpdate(row.event.id, row.lease, row.attempts))
             elif not self._stops_relays(row) and not self._is_faulty(row):
                 rows.append(row)
             elif key is not None and context.spec.hold:
@@ -140,7 +141,7 @@ class ParkedDeliveries:
         """Return True, and make the row dead, if no relay can deliver its event."""
         if row.event.fault is None:
             return False
-        self._settler.send_back(row, RowBack(row.event.id, row.lease, row.attempts, "dead", None, row.event.fault))
+        self._settler.send_back(row, RowUpdate(row.event.id, row.lease, row.attempts, "dead", None, row.event.fault))
         return True
 
     def _stops_relays(self, row: ClaimedRow) -> bool:
@@ -148,7 +149,7 @@ class ParkedDeliveries:
         if row.claims <= MOST_CLAIMS:
             return False
         error = f"claimed {row.claims - 1} times without an outcome: it may have crashed the relays that delivered it"
-        self._settler.send_back(row, RowBack(row.event.id, row.lease, row.attempts, "dead", None, error))
+        self._settler.send_back(row, RowUpdate(row.event.id, row.lease, row.attempts, "dead", None, error))
         return True
 
     async def _call(self, rows: list[ClaimedRow], until: float, permit: Permit) -> None:
@@ -175,7 +176,7 @@ class ParkedDeliveries:
         for row, verdict in zip(rows, verdicts, strict=True):
             key = row.event.key if self._context.keyed(row.event) else None
             if key in stopped and isinstance(verdict, Unavailable):
-                self._settler.send_back(row, RowBack(row.event.id, row.lease, row.attempts))
+                self._settler.send_back(row, RowUpdate(row.event.id, row.lease, row.attempts))
                 continue
             self._settler.decide(row, verdict, permit)
             if key is not None and not isinstance(verdict, Delivered):

@@ -10,7 +10,8 @@ from uuid import UUID, uuid4
 from structlog.stdlib import BoundLogger
 
 from outbox_relay.domain.errors import StatementFailed
-from outbox_relay.postgres.store import MOST_PAYLOAD, ClaimedRow, Store
+from outbox_relay.postgres.rows import MOST_PAYLOAD, ClaimedRow
+from outbox_relay.postgres.store import Store
 from outbox_relay.relay.context import LEASE_MARGIN_SECONDS, DeliveryContext
 from outbox_relay.relay.portions import FIRST_PAUSE_SECONDS, MOST_TRIES, SHRINK, is_for_its_size, pause
 

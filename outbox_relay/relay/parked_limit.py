@@ -106,7 +106,7 @@ class ParkedLimit:
         """
         added, unsettled, troubled = self._added, self._settler.unsettled, self._trouble is not None
         try:
-            count, waiting = await self._store.standing(self._spec.name, self._spec.parked_max, trouble=troubled)
+            count, waiting = await self._store.count_parked(self._spec.name, self._spec.parked_max, trouble=troubled)
         except StatementFailed:  # the next count may have more time; until then the count of this process is used
             return
         self._parked_count = count + unsettled + self._added - added

@@ -9,7 +9,8 @@ from structlog.stdlib import BoundLogger
 
 from outbox_relay.domain.errors import StatementFailed
 from outbox_relay.domain.outcomes import Dead, Done, Retry, StandStill, Verdict, decide
-from outbox_relay.postgres.store import ClaimedRow, RowBack, Store
+from outbox_relay.postgres.rows import ClaimedRow, RowUpdate
+from outbox_relay.postgres.store import Store
 from outbox_relay.relay.breaker import Permit
 from outbox_relay.relay.context import DeliveryContext
 from outbox_relay.relay.parked_claims import BUSY_POLL_SECONDS, MOST_KEYS, MOST_PAUSE_SECONDS, MOST_ROWS, ParkedClaims
@@ -28,7 +29,7 @@ class ParkedSettler:
         self._claims = claims
         self._log = log
         self._done: list[ClaimedRow] = []
-        self._back: list[tuple[ClaimedRow, RowBack]] = []
+        self._back: list[tuple[ClaimedRow, RowUpdate]] = []
         self._due = asyncio.Event()
         self._settled = asyncio.Event()
 
@@ -50,7 +51,7 @@ class ParkedSettler:
         self._done += rows
         self._due.set()
 
-    def send_back(self, row: ClaimedRow, back: RowBack) -> None:
+    def send_back(self, row: ClaimedRow, back: RowUpdate) -> None:
         """Settle a row that was not delivered, and stays as ``back`` states."""
         self._back.append((row, back))
         self._due.set()
@@ -63,12 +64,12 @@ class ParkedSettler:
             case Done():
                 self.delivered([row])
             case Retry(delay, attempts, error, status, attempt):
-                self.send_back(row, RowBack(event.id, row.lease, attempts, "waiting", delay, error, status, attempt))
+                self.send_back(row, RowUpdate(event.id, row.lease, attempts, "waiting", delay, error, status, attempt))
             case Dead(attempts, error, status, attempt):
-                self.send_back(row, RowBack(event.id, row.lease, attempts, "dead", None, error, status, attempt))
+                self.send_back(row, RowUpdate(event.id, row.lease, attempts, "dead", None, error, status, attempt))
             case StandStill(error, status, retry_after, attempt):
                 delay = max(context.spec.circuit.probe_seconds, retry_after or 0.0)
-                self.send_back(row, RowBack(event.id, row.lease, row.attempts, None, delay, error, status, attempt))
+                self.send_back(row, RowUpdate(event.id, row.lease, row.attempts, None, delay, error, status, attempt))
 
     # -- settlements ------------------------------------------------------------------------------------------
 
@@ -98,7 +99,7 @@ class ParkedSettler:
 
     async def _write_done(self, count: int) -> int:
         done = self._done[:count]
-        ours = await self._store.rows_done(self._context.spec.name, [(row.event.id, row.lease) for row in done])
+        ours = await self._store.delete_rows(self._context.spec.name, [(row.event.id, row.lease) for row in done])
         del self._done[:count]
         self._written(done, ours)
         self._claims.follow(done)
@@ -106,7 +107,7 @@ class ParkedSettler:
 
     async def _write_back(self, count: int) -> int:
         back, hold = self._back[:count], self._context.spec.hold
-        ours = await self._store.rows_back(self._context.spec.name, [b for _, b in back])
+        ours = await self._store.update_rows(self._context.spec.name, [b for _, b in back])
         del self._back[:count]
         self._written([row for row, _ in back], ours)
         for _, b in back:

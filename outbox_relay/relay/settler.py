@@ -14,7 +14,8 @@ from outbox_relay.domain.errors import SessionReset
 from outbox_relay.domain.event import SHARDS
 from outbox_relay.domain.in_flight import Chunk, InFlight
 from outbox_relay.domain.window import Position
-from outbox_relay.postgres.store import NewRow, Store
+from outbox_relay.postgres.rows import NewRow
+from outbox_relay.postgres.store import Store
 from outbox_relay.relay.portions import write_in_portions
 from outbox_relay.relay.sink_leases import SinkLeases
 

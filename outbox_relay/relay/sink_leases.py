@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from outbox_relay.domain.event import SHARDS
-from outbox_relay.postgres.store import SinkRow
+from outbox_relay.postgres.rows import SinkRow
 
 UNSERVED_RENEWALS = 4
 """Number of consecutive renewals, a third of a lease apart, that must find no relay serving a superseded sink."""
@@ -160,7 +160,7 @@ class SinkLeases:
         It counts the second time.
         """
         self.removed = False
-        self.circuit, self.in_flight_limit, self.unowned = row.circuit, row.in_flight_limit, row.free
+        self.circuit, self.in_flight_limit, self.unowned = row.circuit, row.in_flight_limit, row.unowned
         self.newest, self.patterns = row.generation, tuple(row.patterns)
         if row.paused:
             self._unserved = 0

@@ -95,7 +95,7 @@ class SinkReport:
             self._leases.record_report(state, limit)
             self._recorded, self._recorded_at = report, time.monotonic()
         if self._breaker.gone is not None:
-            await self._store.pause_gone(self._spec.name, self._breaker.gone)
+            await self._store.pause_sink(self._spec.name, self._breaker.gone)
             self._breaker.forget_gone()
 
     def _must_record(self, report: tuple[str, str | None, int | None]) -> bool:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from outbox_relay.domain.errors import SessionReset
 from outbox_relay.domain.outcomes import Verdict
-from outbox_relay.postgres.store import ClaimedRow
+from outbox_relay.postgres.rows import ClaimedRow
 from outbox_relay.relay.breaker import Permit
 
 

@@ -15,8 +15,9 @@ from structlog.stdlib import BoundLogger
 from outbox_relay.domain.errors import DatabaseUnavailable, IncarnationChanged, RelayError, StatementFailed
 from outbox_relay.domain.rate_limited_log import RateLimitedLog
 from outbox_relay.domain.window import Tick, nothing_new
-from outbox_relay.postgres.listener import Wakeup
-from outbox_relay.postgres.store import Store, TickResult
+from outbox_relay.postgres.listener import CommitListener
+from outbox_relay.postgres.rows import TickResult
+from outbox_relay.postgres.store import Store
 
 PACE_SECONDS = 0.001
 """Pause between two ticks while events flow."""
@@ -38,7 +39,7 @@ class Ticker:
     these. A session drops what it read in an earlier epoch.
     """
 
-    def __init__(self, store: Store, wakeup: Wakeup, lease_seconds: float, log: BoundLogger) -> None:
+    def __init__(self, store: Store, wakeup: CommitListener, lease_seconds: float, log: BoundLogger) -> None:
         self._store = store
         self._wakeup = wakeup
         self._slow_seconds = lease_seconds / 3
@@ -177,12 +178,12 @@ class Ticker:
         """Pause before the next tick, longer while no new events come."""
         if time.monotonic() - self._empty_since < AWAKE_SECONDS:
             await asyncio.sleep(PACE_SECONDS)
-        elif await self._wakeup.lie_down():
+        elif await self._wakeup.begin_listening():
             await self._tick()
             while self._waiting:
                 await self._wakeup.sleep(SLEEP_SECONDS)
                 await self._tick()
-            await self._wakeup.get_up()
+            await self._wakeup.stop_listening()
         else:
             await asyncio.sleep(self._poll_seconds)
             self._poll_seconds = min(self._poll_seconds * 2, SLEEP_SECONDS)

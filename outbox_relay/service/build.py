@@ -18,7 +18,7 @@ from outbox_relay.domain.circuit import CircuitPolicy
 from outbox_relay.domain.retry import RetryPolicy
 from outbox_relay.domain.routing import like_pattern
 from outbox_relay.domain.sink_spec import SinkSpec
-from outbox_relay.postgres.listener import Wakeup
+from outbox_relay.postgres.listener import CommitListener
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.housekeeping import Housekeeping
 from outbox_relay.relay.leases import LeaseManager
@@ -56,7 +56,7 @@ def build(settings: Settings, log: BoundLogger, stopping: asyncio.Event) -> Part
     sinks = {name: build_sink(name, settings, webhooks) for name in settings.sinks}
     store = build_store(settings, connections_for(len(sinks)))
     lease_seconds, name = settings.relay.lease_seconds, settings.relay.name
-    ticker = Ticker(store, Wakeup(wakeup_dsn(settings), store.place, log), lease_seconds, log)
+    ticker = Ticker(store, CommitListener(wakeup_dsn(settings), store.database_identity, log), lease_seconds, log)
     lease_manager = LeaseManager(store, uuid4(), name, __version__, lease_seconds, log)
     return Parts(
         store,

@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 from outbox_relay.domain.errors import ConfigurationError, DatabaseUnavailable, DatabaseUnusable, StatementFailed
 from outbox_relay.postgres import migrations
-from outbox_relay.postgres.listener import ELSEWHERE, listens_at
-from outbox_relay.postgres.store import Store, missing_positions
+from outbox_relay.postgres.listener import WRONG_DATABASE, dsn_identity
+from outbox_relay.postgres.shard_statements import missing_positions
+from outbox_relay.postgres.store import Store
 from outbox_relay.service.build import build_sink, build_store, wakeup_dsn
 from outbox_relay.service.own_addresses import OwnAddresses
 from outbox_relay.service.webhooks import Webhooks
@@ -80,10 +81,10 @@ async def _check_listening(settings: Settings, store: Store) -> list[str]:
     if dsn is None or not settings.database.listen_dsn:
         return []
     try:
-        same = await listens_at(dsn()) == await store.place()
+        same = await dsn_identity(dsn()) == await store.database_identity()
     except DATABASE_ERRORS as error:
         return [f"database.listen_dsn: {error}"]
-    return [] if same else [ELSEWHERE]
+    return [] if same else [WRONG_DATABASE]
 
 
 async def _check_sink(

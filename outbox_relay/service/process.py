@@ -79,7 +79,7 @@ class Service:
         self._reload_loop = ReloadLoop(reload.read, reload.apply, self._log)
         self._background = {**parts.background, "reload": self._reload_loop.run}
         self._readiness = Readiness(self._relays, lambda: self._reload_loop.last_successful, self._stopping)
-        self._supervisor = Supervisor(self._store.mend, self._stopping, self._log)
+        self._supervisor = Supervisor(self._store.replace_lost_connections, self._stopping, self._log)
 
     async def serve(self) -> int:
         """Start, run until a signal, stop, and return the exit code.

@@ -23,8 +23,8 @@ from uuid import UUID, uuid4
 import psycopg
 
 from outbox_relay.domain.event import SHARDS
+from outbox_relay.postgres.database import statements
 from outbox_relay.postgres.migrations import migrate
-from outbox_relay.postgres.store import statements
 from outbox_relay.relay.log_reader import CHUNK_BYTES, CHUNK_EVENTS
 from outbox_relay.workbench.embedded.postgres import PostgresServer
 

@@ -18,7 +18,8 @@ from psycopg.pq import TransactionStatus
 from outbox_relay import cli
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import Delivered, Verdict
-from outbox_relay.postgres.store import Claimed, Store
+from outbox_relay.postgres.rows import Claimed
+from outbox_relay.postgres.store import Store
 from outbox_relay.sinks.kafka import KafkaSink
 from outbox_relay.sinks.webhook import WebhookSink
 

@@ -17,8 +17,9 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-from outbox_relay.postgres.migrations import SCHEMA_FOLDER, SCHEMA_VERSION, migrate
-from outbox_relay.postgres.store import statements
+from outbox_relay.postgres.database import statements
+from outbox_relay.postgres.migrations import migrate
+from outbox_relay.postgres.schema_versions import SCHEMA_FOLDER, SCHEMA_VERSION
 from tests.integration.test_migrate import add, meta
 from tests.support.database import Database
 from tests.support.wait import until

@@ -24,7 +24,7 @@ from outbox_relay.domain.errors import LeaseLost, SessionReset
 from outbox_relay.domain.event import SHARDS, StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Unavailable, Verdict
 from outbox_relay.formats.signatures import parse_key
-from outbox_relay.postgres.store import NewRow
+from outbox_relay.postgres.rows import NewRow
 from outbox_relay.sinks.webhook import Credentials, Endpoint, WebhookSink
 from tests.contract.harness import an_event
 from tests.integration.test_ownership import owns

@@ -11,7 +11,9 @@ from psycopg import errors
 
 from outbox_relay import outbox
 from outbox_relay.domain.errors import DatabaseUnusable
-from outbox_relay.postgres.migrations import SCHEMA_FOLDER, migrate, script
+from outbox_relay.postgres.migrations import migrate
+from outbox_relay.postgres.schema_script import script
+from outbox_relay.postgres.schema_versions import SCHEMA_FOLDER
 from outbox_relay.postgres.session_settings import NEWER_SETTINGS, SESSION_SETTINGS
 from outbox_relay.postgres.store import Store
 from tests.integration.test_roles import STATEMENTS, denied, new_role

@@ -16,7 +16,9 @@ from sqlalchemy import NullPool, create_engine, text
 from outbox_relay import outbox
 from outbox_relay.domain.errors import DatabaseUnavailable, DatabaseUnusable, RelayError
 from outbox_relay.postgres.errors import explain
-from outbox_relay.postgres.migrations import SCHEMA_FOLDER, SCHEMA_VERSION, Outcome, fit, migrate, migrations, script
+from outbox_relay.postgres.migrations import Outcome, migrate
+from outbox_relay.postgres.schema_script import script
+from outbox_relay.postgres.schema_versions import SCHEMA_FOLDER, SCHEMA_VERSION, fit, migrations
 from tests.integration.test_roles import new_role
 from tests.support.database import Database
 from tests.support.memory_sink import MemorySink

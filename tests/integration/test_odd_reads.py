@@ -13,7 +13,7 @@ from outbox_relay.domain.errors import StatementFailed
 from outbox_relay.domain.event import StoredEvent, pop_scan_end
 from outbox_relay.domain.window import MAX_REDUCTIONS, MAX_SINGLE_EVENT_FAILURES, Position, ScanStep, Tick, next_slice
 from outbox_relay.postgres.connection_slots import ConnectionSlots
-from outbox_relay.postgres.store import statements
+from outbox_relay.postgres.database import statements
 from tests.support.database import Database
 from tests.support.memory_sink import MemorySink
 from tests.support.rig import Rig, running, spec

@@ -13,12 +13,14 @@ from psycopg import errors, sql
 
 import outbox_relay
 from outbox_relay import outbox
+from outbox_relay.domain.errors import DatabaseUnusable
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Failed, Refused, Verdict
-from outbox_relay.postgres.migrations import migrate, script
+from outbox_relay.postgres.migrations import migrate
+from outbox_relay.postgres.schema_script import script
 from tests.support.database import Database
 from tests.support.memory_sink import MemorySink
-from tests.support.rig import running, spec
+from tests.support.rig import CountingStore, running, spec
 from tests.support.wait import auntil
 
 LOG = ("event", "event_default")
@@ -268,6 +270,57 @@ async def test_a_relay_works_with_its_grants_alone(database: Database, relay: st
     async with running(database.dsn_as(relay), (spec("s"), sink)) as rig:
         await rig.owns_all()
         await auntil(settled, seconds=30, what="40 events are delivered and 10 are dead")
+
+
+SEQUENCE_DENIED = (
+    r"^the database says: permission denied for sequence event_id_seq \(42501\): "
+    r"run outbox-relay migrate --grant-relay ROLE"
+)
+
+
+def forbid_sequence(database: Database, relay: str) -> None:
+    """Revoke from a relay's role what it needs to read the sequence of event ids."""
+    with database.connect(autocommit=True) as admin:
+        admin.execute(f"revoke all on sequence outbox.event_id_seq from {relay}".encode())
+
+
+@pytest.mark.parametrize("events", [0, 3], ids=["empty log", "events"])
+async def test_a_tick_without_rights_on_the_id_sequence_is_refused(database: Database, relay: str, events: int) -> None:
+    """PostgreSQL 18 returns null for the value of such a sequence, as for one that was never used; 14 to 17 refuse."""
+    with database.connect() as conn:
+        outbox.emit_many(conn, [outbox.Event("t", n) for n in range(events)])
+    forbid_sequence(database, relay)
+    store = CountingStore(database.dsn_as(relay))
+    await store.open()
+    try:
+        for ask in (store.tick, store.floor):
+            with pytest.raises(DatabaseUnusable, match=SEQUENCE_DENIED):
+                await ask()
+        migrate(database.dsn)
+        assert (await store.tick()).tick.seq == events
+    finally:
+        await store.close()
+
+
+async def test_a_relay_that_loses_its_rights_on_the_id_sequence_loses_no_event(database: Database, relay: str) -> None:
+    """An event that is visible in a tick whose sequence value is too low would never be read."""
+    sink = MemorySink()
+
+    async def refused() -> bool:
+        return any(re.search(SEQUENCE_DENIED, str(error)) for error in rig.ended)
+
+    async def arrived() -> bool:
+        return [event.uid for event in sink.delivered] == [uid]
+
+    async with running(database.dsn_as(relay), (spec("s"), sink), expects={"database_refused", "incarnation"}) as rig:
+        await rig.owns_all()
+        forbid_sequence(database, relay)
+        with database.connect() as conn:
+            uid = str(outbox.emit(conn, "t", 1))
+        await auntil(refused, seconds=20, what="the relay is refused")
+        assert sink.delivered == []
+        migrate(database.dsn)
+        await auntil(arrived, seconds=20, what="the event is delivered")
 
 
 @pytest.mark.parametrize("path", sorted(STATEMENTS.glob("*.sql")), ids=lambda path: path.stem)

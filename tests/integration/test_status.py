@@ -12,7 +12,8 @@ import pytest
 
 from outbox_relay import admin
 from outbox_relay.domain.window import BEGINNING, Position, Tick
-from outbox_relay.postgres.store import NewRow, statements
+from outbox_relay.postgres.database import statements
+from outbox_relay.postgres.rows import NewRow
 from tests.support.database import Database
 from tests.support.ledger import ALL, Ledger, emit, ledger
 from tests.support.memory_sink import MemorySink

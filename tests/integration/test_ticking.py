@@ -13,9 +13,10 @@ import structlog
 
 from outbox_relay.domain.errors import DatabaseUnusable, IncarnationChanged, StatementFailed
 from outbox_relay.domain.window import BEGINNING, Position, Tick
-from outbox_relay.postgres.listener import LOCK, Wakeup
+from outbox_relay.postgres.listener import LOCK, CommitListener
 from outbox_relay.postgres.migrations import migrate, rebase
-from outbox_relay.postgres.store import Store, TickResult
+from outbox_relay.postgres.rows import TickResult
+from outbox_relay.postgres.store import Store
 from outbox_relay.relay.ticker import Ticker
 from tests.integration.test_relay import delivered, emit, has, ids, query
 from tests.support.database import Database
@@ -148,7 +149,7 @@ def tick_results(*changes: dict[str, Any]) -> list[TickResult]:
     ],
 )
 async def test_what_was_read_is_doubted_when_the_server_is_not_the_same(change: dict[str, Any], doubted: bool) -> None:
-    ticker = Ticker(Scripted(tick_results(change)), Wakeup(None), 15.0, structlog.get_logger())
+    ticker = Ticker(Scripted(tick_results(change)), CommitListener(None), 15.0, structlog.get_logger())
     await ticker.refresh()
     session_epoch = ticker.session_epoch
     await ticker.refresh()
@@ -171,7 +172,9 @@ class Overtaking(Scripted):
 
 async def test_the_newest_tick_is_the_one_that_was_asked_for_last() -> None:
     """A session that begins looks while the ticks of others go on."""
-    ticker = Ticker(Overtaking(tick_results({"seq": 11}, {"seq": 12})), Wakeup(None), 15.0, structlog.get_logger())
+    ticker = Ticker(
+        Overtaking(tick_results({"seq": 11}, {"seq": 12})), CommitListener(None), 15.0, structlog.get_logger()
+    )
     await ticker.refresh()
     session_epoch = ticker.session_epoch
     await asyncio.gather(ticker.refresh(), ticker.refresh())

@@ -14,7 +14,8 @@ import pytest
 
 from outbox_relay.domain.errors import DatabaseUnavailable
 from outbox_relay.domain.event import SHARDS
-from outbox_relay.postgres.migrations import SCHEMA_VERSION, migrate
+from outbox_relay.postgres.migrations import migrate
+from outbox_relay.postgres.schema_versions import SCHEMA_VERSION
 from tests.integration.test_relay import query
 from tests.integration.test_roles import new_role
 from tests.support.database import Database

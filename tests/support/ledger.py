@@ -10,7 +10,8 @@ from uuid import UUID, uuid4
 
 from outbox_relay.domain.event import SHARDS
 from outbox_relay.domain.window import Position, Tick
-from outbox_relay.postgres.store import NewRow, Store
+from outbox_relay.postgres.rows import NewRow
+from outbox_relay.postgres.store import Store
 from tests.support.database import Database
 
 ALL = range(SHARDS)

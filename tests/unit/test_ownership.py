@@ -13,7 +13,7 @@ from uuid import uuid4
 import structlog
 
 from outbox_relay.domain.event import SHARDS
-from outbox_relay.postgres.store import Claimed, SinkRow
+from outbox_relay.postgres.rows import Claimed, SinkRow
 from outbox_relay.relay.leases import LeaseManager
 from outbox_relay.relay.sink_leases import Lease, SinkLeases
 
@@ -77,7 +77,7 @@ async def test_the_answer_to_a_renewal_keeps_no_crashes_that_were_forgotten_mean
 
 async def test_the_loop_is_woken_by_what_changes_its_shards_and_by_nothing_else() -> None:
     leases = SinkLeases("s", 1)
-    row = SinkRow("s", 1, paused=False, circuit="open", in_flight_limit=3, free=0, patterns=("*",))
+    row = SinkRow("s", 1, paused=False, circuit="open", in_flight_limit=3, unowned=0, patterns=("*",))
 
     def wakes(change: Callable[[], object]) -> bool:
         leases.wake.clear()

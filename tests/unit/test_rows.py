@@ -16,7 +16,7 @@ from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.in_flight import Chunk
 from outbox_relay.domain.outcomes import DELIVERED, Verdict
 from outbox_relay.domain.window import BEGINNING, Position
-from outbox_relay.postgres.store import ClaimedRow
+from outbox_relay.postgres.rows import ClaimedRow
 from outbox_relay.relay.breaker import Permit
 from outbox_relay.relay.dispatch_requests import RequestDispatcher
 from outbox_relay.relay.due_timer import DueTimer
@@ -191,7 +191,7 @@ def _parked() -> Parked:
         delivered=bool,
         limiter=SimpleNamespace(increase=int, acquire=_claiming),
         due_timer=DueTimer(),
-        rows_done=_done,
+        delete_rows=_done,
     )
     deliveries = ParkedDeliveries(parts, parts, uuid4(), parts, SlowRequests("s", 1))
     claims, settler = deliveries._claims, deliveries._settler  # pyright: ignore[reportPrivateUsage]
@@ -264,7 +264,7 @@ async def test_outcomes_that_cannot_be_written_stay_and_the_session_ends_in_the_
         raise StatementFailed("canceling statement due to statement timeout", "57014")
 
     parked = _parked()
-    parked.store.rows_done = fails
+    parked.store.delete_rows = fails
     parked.deliveries._apply([_row(key=None, ordered=False)] * 100, [DELIVERED] * 100, Permit(0, probe=False))  # pyright: ignore[reportPrivateUsage]
     with pytest.raises(StatementFailed):
         await parked.settler.settle()

@@ -12,7 +12,8 @@ import structlog
 from outbox_relay.domain.errors import DatabaseUnusable, LeaseLost, PositionsMissing, RelayError
 from outbox_relay.domain.in_flight import Chunk, InFlight
 from outbox_relay.domain.window import Position, Tick
-from outbox_relay.postgres.store import SinkRow, Store
+from outbox_relay.postgres.rows import SinkRow
+from outbox_relay.postgres.store import Store
 from outbox_relay.relay import settler
 from outbox_relay.relay.leases import LeaseManager
 from outbox_relay.relay.session import Session, SinkRelay, first
@@ -26,7 +27,7 @@ from tests.support.rig import spec
 NO_STORE = cast("Store", None)
 """Nothing is written here."""
 START = Position(Tick(0, "3:3:", 3), Tick(9, "12:12:", 12))
-ROW = SinkRow("s", 1, paused=False, circuit="closed", in_flight_limit=None, free=0, patterns=("*",))
+ROW = SinkRow("s", 1, paused=False, circuit="closed", in_flight_limit=None, unowned=0, patterns=("*",))
 
 
 async def test_the_loop_is_woken_when_there_is_room_again_and_not_before(monkeypatch: pytest.MonkeyPatch) -> None:

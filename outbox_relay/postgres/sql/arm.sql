@@ -1,2 +1,2 @@
--- Marks the server, unless it is marked: see the schema.
+-- Mark the server unless it is marked: see the schema.
 select outbox.arm()

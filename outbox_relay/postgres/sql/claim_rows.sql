@@ -1,4 +1,4 @@
--- Claims rows that are due, in the order of their keys.
+-- Claim rows that are due, in the order of their keys.
 select id, shard, uid, type, key, payload, content_type, headers, deliver_at, created_at, fault, ordered, attempts, claims
   from outbox.claim_rows(%(sink)s::text, %(owner)s::uuid, %(lease)s::uuid, %(lease_for)s::double precision,
                          %(rows)s::integer, %(bytes)s::bigint, %(hold)s::boolean, %(keys)s::text[], false,

@@ -1,4 +1,4 @@
--- Claims up to `most` shards that nobody has owned for `free_for` seconds. A lapsed lease counts as a crash.
+-- Claim up to `most` shards that have had no owner for `free_for` seconds. An expired lease counts as a crash.
 update outbox.shard s
    set owner = %(owner)s::uuid,
        epoch = s.epoch + 1,

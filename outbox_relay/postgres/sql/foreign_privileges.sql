@@ -1,4 +1,5 @@
--- What roles hold in the schema, or get on new objects of its owner, beyond what `migrate` grants: a line each.
+-- Privileges of roles in the schema, and default privileges on new objects of its owner, that `migrate` does not
+-- grant: a line each.
 select format('%%s has %%s on %%s %%s: outbox-relay migrate takes it back', coalesce('role "' || f.role_name || '"', 'PUBLIC'),
               f.privileges, f.object_type, string_agg(f.name, ', ' order by f.name)) as said
   from (

@@ -1,2 +1,2 @@
--- This relay has left.
+-- Delete the heartbeat of a relay that stops.
 delete from outbox.relay where id = %(id)s::uuid

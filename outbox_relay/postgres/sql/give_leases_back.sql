@@ -1,4 +1,4 @@
--- Rows of claims whose answer was lost, by a relay that goes on: they were not tried, and no claim is counted against them.
+-- End the leases of rows whose claim was not answered. They were not tried, so the claim does not count.
 with waiting as (
     update outbox.delivery d
        set lease = null, lease_until = null, owner = null, claims = greatest(d.claims - 1, 0)

@@ -1,2 +1,2 @@
--- Partitions of the log, made ahead.
+-- Create the partitions of the log for the coming days.
 select outbox.make_partitions()

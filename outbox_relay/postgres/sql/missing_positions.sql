@@ -1,4 +1,4 @@
--- The shards that have no position, or no row of their own, by sink; sinks that have all of them are left out.
+-- The shards without a position or without a row, by sink. Sinks without such a shard are left out.
 select k.name as sink, array_agg(n.shard order by n.shard) as shards
   from outbox.sink k
  cross join generate_series(0, 63) n (shard)

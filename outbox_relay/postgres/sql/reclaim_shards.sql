@@ -1,5 +1,5 @@
--- New epochs for the shards this relay owns: a settlement of the last epoch that is still under way is waited
--- for if it has passed its fence, and fails at it if it has not.
+-- Raise the epochs of the shards of this relay. This statement waits for a settlement at an old epoch that has passed
+-- its fence. A settlement that has not passed it fails there.
 update outbox.shard s
    set epoch = s.epoch + 1, lease_until = clock_timestamp() + %(lease)s::double precision * interval '1 second'
   from (

@@ -1,4 +1,4 @@
--- What this relay has found out about the destination, for people. A destination that was down for `pause_after`
+-- Record the circuit and the last error of a sink, for people. A destination that has been down for `pause_after`
 -- seconds (0: never) is paused until a person resumes the sink.
 update outbox.sink k
    set circuit = %(circuit)s,

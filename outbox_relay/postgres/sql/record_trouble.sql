@@ -1,5 +1,5 @@
--- What the client of a sink has found out without an event, for people; null clears such an error, which begins with
--- "client: ", and no other. The circuit says more once it is open.
+-- Record an error that the client of a sink met without an event, for people. Null clears such an error, which begins
+-- with "client: ", and no other. An open circuit has a better error, which is kept.
 update outbox.sink k
    set last_error = %(error)s::text,
        last_error_at = case when %(error)s::text is not null then clock_timestamp() end

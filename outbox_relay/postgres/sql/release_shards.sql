@@ -1,4 +1,4 @@
--- Gives up shards at the epochs at which this relay owns them. `lease_until` becomes the time of the release.
+-- Release shards at the epochs at which this relay owns them. `lease_until` becomes the time of the release.
 update outbox.shard s
    set owner = null, lease_until = clock_timestamp()
   from (

@@ -1,4 +1,4 @@
--- Renews every lease of this relay, at the epochs it knows. What does not come back is lost.
+-- Renew every lease of this relay at the epochs that it knows. A lease that is not returned is lost.
 update outbox.shard s
    set lease_until = clock_timestamp() + %(lease)s::double precision * interval '1 second'
   from (

@@ -1,5 +1,5 @@
--- The generation under which this relay serves a sink again: with its own patterns, where those in force are the same or
--- are still of the generation that it knows. No row: they are others, or there is no such sink.
+-- Register a sink again with its own patterns, and return its generation. This needs the same patterns in force, or
+-- those of the generation that the relay knows. No row means other patterns, or no such sink.
 select generation
   from outbox.register_sinks(%(wanted)s::jsonb, %(seq)s::bigint, %(snapshot)s::pg_snapshot, %(next)s::bigint,
                              %(only_from)s::bigint)

@@ -1,4 +1,5 @@
--- The position of these shards has moved: whatever stopped their earlier owners did not stop this one.
+-- Reset the crash count of shards whose position has advanced: the error that stopped earlier owners did not stop this
+-- one.
 update outbox.shard s
    set crashes = 0
   from (

@@ -1,4 +1,4 @@
--- The payload of a row that was claimed without it, or why it is not loaded.
+-- The payload of a row that was claimed without it, or the reason why it is not loaded.
 select case when octet_length(d.payload) <= outbox.payload_ceiling() then d.payload end as payload,
        case when octet_length(d.payload) > outbox.payload_ceiling()
             then format('payload has %%s bytes, more than the ceiling of %%s', octet_length(d.payload),

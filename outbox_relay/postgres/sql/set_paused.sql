@@ -1,5 +1,5 @@
--- Pauses or resumes a sink; relays look once a second. No row: there is no such sink.
--- A sink that is resumed is not paused again for the time that its destination was down before.
+-- Pause or resume a sink, which relays check once a second. No row means that there is no such sink.
+-- For a resumed sink, the time that its destination was down before does not count towards the next pause.
 with before as (
     select name, paused from outbox.sink where name = %(sink)s for update
 ),

@@ -1,4 +1,4 @@
--- One settlement: rows behind their fence, then positions. False: the fence failed and nothing was written.
+-- One settlement: rows behind their fence, then positions. False: the fence failed and no change was made.
 select outbox.settle(
     %(sink)s::text, %(owner)s::uuid,
     %(shards)s::smallint[], %(epochs)s::bigint[], %(places)s::integer[],

@@ -1,5 +1,5 @@
--- What one sink has not settled: rows of `delivery` by state, and with them the events of the log that are left.
--- Scheduled rows are those that are not due by their event's own time.
+-- The unsettled events of one sink: its rows of `delivery` by state, and the remaining events of the log.
+-- Scheduled rows are those whose event's own time has not come.
 select b.events + r.waiting + r.held as backlog, b.exact, r.waiting, r.held, r.dead, b.scheduled + r.scheduled as scheduled,
        greatest(0, coalesce(extract(epoch from now() - least(b.oldest, r.oldest)), 0))::double precision as oldest_seconds
   from outbox.backlog(%(sink)s::text, %(types)s::text[], %(most)s::integer, %(seconds)s::double precision) b

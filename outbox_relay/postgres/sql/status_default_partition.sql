@@ -1,2 +1,2 @@
--- Events for whose day no partition had been made; counted up to a limit.
+-- The number of events in the DEFAULT partition, up to a limit.
 select count(*)::integer as events from (select from outbox.event_default limit %(most)s::integer) d

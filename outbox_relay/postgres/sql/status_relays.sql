@@ -1,4 +1,4 @@
--- The relays that are alive, seen lately or owning a shard, and how many shards of each sink they own.
+-- The relays that were seen recently or own a shard, and the number of their shards of each sink.
 select r.id, r.name, r.version, extract(epoch from now() - r.seen_at)::double precision as seen_seconds_ago,
        k.sink, count(s.shard)::integer as shards
   from outbox.relay r

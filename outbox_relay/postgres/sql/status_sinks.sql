@@ -1,4 +1,4 @@
--- Every sink that the database knows, and how many of its shards nobody owns now.
+-- All sinks of the database, and the number of their shards without an owner.
 select k.name, k.patterns, k.paused, k.paused_reason, k.circuit, k.in_flight_limit, k.last_error,
        extract(epoch from clock_timestamp() - k.circuit_since)::double precision as circuit_seconds,
        (select count(*) from outbox.shard s

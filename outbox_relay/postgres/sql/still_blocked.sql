@@ -1,4 +1,4 @@
--- Which of these keys still have rows that take part in their order.
+-- Those of these keys that still have rows that take part in their order.
 select k.key
   from unnest(%(keys)s::text[]) k (key)
  where (exists (select from outbox.delivery d

@@ -1,6 +1,6 @@
--- Rows of the ledger that are outranked for every shard in them. The oldest rows of each sink are compared with each other,
--- so that one call is bounded however many there are, and no sink that stands still keeps another's from being looked at.
--- What is outranked by one of them is outranked.
+-- Delete rows of the ledger that are outranked for each of their shards. The oldest rows of each sink are compared
+-- with each other, so that one call is bounded, and a sink that does not advance does not hold back the others. A row
+-- that is outranked by one of them is outranked.
 with oldest as materialized (
     select p.sink, p.seq, p.shards, p.epochs
       from outbox.sink k

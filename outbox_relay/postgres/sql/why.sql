@@ -1,8 +1,9 @@
--- Where an event is: a row per sink, whether it is in the log, in `delivery` or in both.
+-- The place of an event: a row per sink, with its state in the log, in `delivery` or in both.
 --
--- `settled` is whether the position of its shard has passed it (see outbox_relay/domain/window.py): visible in A, or in B
--- and not behind the last id that was done; ids up to the floor belong to an older numbering, whose last window ends
--- at B: of its ids up to A's sequence value only those that were running at A are left. `behind_uid` is the row at the head of its key, if that comes before this event; dead ones come last.
+-- `settled` is true if the position of its shard has passed it (see outbox_relay/domain/window.py): the event is
+-- visible in A, or it is visible in B and not after the last id done. Ids up to the floor belong to an older
+-- numbering, whose last window ends at B: of its ids up to A's sequence value only those that were running at A are
+-- left. `behind_uid` is the row at the head of its key, if that precedes this event; dead rows come last.
 with logged as (
     select e.id, e.shard, e.xid, e.uid, e.type, e.key, e.deliver_at, e.created_at
       from outbox.event e

@@ -1,4 +1,4 @@
--- Not delivered: these rows wait again or are dead, if their leases are still ours.
+-- Update rows that were not delivered, so that they wait again or are dead, if their leases are still valid.
 update outbox.delivery d
    set state = coalesce(r.state, d.state),
        due_at = case when r.due_in is null then d.due_at else clock_timestamp() + r.due_in * interval '1 second' end,

@@ -1,4 +1,4 @@
--- Per sink: how many live relays serve it, and how many of them come before this one.
+-- For each sink, the number of live relays that serve it, and the number of them with an id below this relay's.
 select k.sink, count(r.id)::integer as relays, (count(r.id) filter (where r.id < %(id)s::uuid))::integer as before
   from unnest(%(sinks)s::text[]) k (sink)
   left join outbox.relay r

@@ -1,4 +1,4 @@
--- The destination says that it will never be back: nothing more is sent to it until a person resumes the sink.
+-- Pause a sink whose destination is gone for good, until a person resumes it.
 update outbox.sink
    set paused = true, paused_reason = %(reason)s::text
  where name = %(sink)s and not paused

@@ -1,6 +1,6 @@
--- Whether what is stored can belong to this server's numbering: the cluster is the log's, ids are below the sequence, xids
--- below the next. Rows up to the floor, and windows that end where everything is visible, belong to an older numbering and
--- are left out.
+-- The floor, and whether the stored numbers can be this server's: the cluster is the log's, ids are at most the
+-- sequence's value, and xids are below the next one. Rows up to the floor, and windows that end where everything is
+-- visible, belong to an older numbering and are left out.
 select (select m.floor from outbox.meta m) as floor,
        coalesce((select max(e.id) from outbox.event e), 0) > (select s.last_value from outbox.event_id_seq s) as ids_ahead,
        greatest(

@@ -1,4 +1,5 @@
--- Shards of claims whose answer was lost: this relay owns them in the database alone, so nothing of them was read.
+-- Release shards whose claim was not answered. This relay owns them only in the database, so it has read none of their
+-- events.
 update outbox.shard s
    set owner = null, lease_until = clock_timestamp()
   from (

@@ -1,0 +1,267 @@
+"""A bounded pool of connections, and statements with deadlines.
+
+Every call sends one statement in a transaction of its own. This takes one round trip and no session state, so nothing
+changes behind a transaction-pooling proxy, and a client that vanishes leaves no transaction open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from importlib import resources
+from typing import Any, LiteralString, TypeVar, cast
+
+import psycopg
+from psycopg import AsyncConnection
+from psycopg.pq import ConnStatus, TransactionStatus
+from psycopg.rows import AsyncRowFactory, namedtuple_row, tuple_row
+from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
+
+from outbox_relay.domain.cancellation import propagate_cancellation
+from outbox_relay.domain.errors import DatabaseUnavailable, DatabaseUnusable, IncarnationChanged, StatementFailed
+from outbox_relay.postgres.connection import Connection, database_identity, direct, fix_settings
+from outbox_relay.postgres.connection_slots import TICKS, ConnectionSlots, caller
+from outbox_relay.postgres.errors import encoding_fault, explain, explain_statement
+from outbox_relay.postgres.session_settings import WrongSetting, settings_of, wrong_settings, wrong_settings_message
+
+T = TypeVar("T")
+TUPLES: AsyncRowFactory[Any] = cast(Any, tuple_row)
+
+CONNECT_SECONDS = 5
+"""Longest wait for a new connection."""
+CALL_SECONDS = 10.0
+"""Longest wait for the answer to a statement, COMMIT included: no setting of the server limits a COMMIT that waits for
+a synchronous standby."""
+OUT_OF_TIME = "57014"
+"""The SQLSTATE of a cancelled statement. The server's timeout cancels too."""
+NEWEST_SERVER = 1_000_000
+"""A ``server_version_num`` at which every setting exists."""
+CONNECTION_DEFAULTS: Mapping[str, str | int] = {
+    "connect_timeout": CONNECT_SECONDS,
+    "tcp_user_timeout": 15_000,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+}
+"""With these, a peer that vanished is detected within 15 to 25 s; the kernel's defaults take 15 minutes."""
+TOO_SHORT = {
+    OUT_OF_TIME: WrongSetting("statement_timeout", "shorter than a statement takes", "9s"),
+    "57P05": WrongSetting("idle_session_timeout", "shorter than a moment", "0"),
+    "25P04": WrongSetting("transaction_timeout", "shorter than a statement takes", "0"),
+}
+"""The settings that can end the query for the settings, by SQLSTATE."""
+
+
+def statements() -> dict[str, LiteralString]:
+    """Return the text of every statement file by its name without ``.sql``."""
+    folder = resources.files("outbox_relay.postgres") / "sql"
+    return {
+        f.name.removesuffix(".sql"): cast(LiteralString, f.read_text(encoding="utf-8"))
+        for f in folder.iterdir()
+        if f.name.endswith(".sql")
+    }
+
+
+class Database:
+    """A pool of at most ``connections`` connections, and the statements of ``sql/`` by name.
+
+    A call raises ``DatabaseUnavailable`` if its connection was lost, so that it is unknown whether the statement took
+    effect. It raises ``StatementFailed`` if the statement failed and the connection did not, which affects this caller
+    only, and ``DatabaseUnusable`` for an error that waiting does not fix.
+    """
+
+    def __init__(
+        self, dsn: Callable[[], str], *, pooler: bool, connections: int, call_seconds: float = CALL_SECONDS
+    ) -> None:
+        self._dsn = dsn
+        self._sql = statements()
+        self._pooler = pooler
+        self._prepare_after = None if pooler else 2
+        self._connections = connections
+        self._slots = ConnectionSlots(connections)
+        self._replaced_losses = 0
+        self._call_seconds = call_seconds
+        self._pool: AsyncConnectionPool[Connection] | None = None
+        self.connection_losses = 0
+        """Incremented when a call loses its connection or reaches another server. Readers compare it to detect stale
+        data."""
+
+    async def open(self) -> None:
+        """Connect once to report errors, then open the pool.
+
+        Raises ``DatabaseUnavailable`` or ``DatabaseUnusable``.
+        """
+        await self.close()
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS * 2):
+                connection = await self._connect()
+                problem = encoding_fault(connection.info)
+                try:
+                    await self._try(connection)
+                finally:
+                    await connection.close()
+        except TimeoutError:
+            raise DatabaseUnavailable(f"the database did not answer within {CONNECT_SECONDS * 2} s") from None
+        if problem:
+            raise DatabaseUnusable(problem)
+        self._pool = AsyncConnectionPool(
+            connection_class=Connection,
+            conninfo=self._conninfo,
+            min_size=1,
+            max_size=self._connections,
+            timeout=CONNECT_SECONDS,
+            max_lifetime=3600,
+            reconnect_timeout=CONNECT_SECONDS,
+            kwargs={**CONNECTION_DEFAULTS, "autocommit": True},
+            configure=self._configure,
+            open=False,
+        )
+        await self._pool.open()
+
+    async def close(self) -> None:
+        """Close every connection, after at most a second for those in use."""
+        if self._pool is not None:
+            pool, self._pool = self._pool, None
+            await pool.close(timeout=1.0)
+
+    async def replace_lost_connections(self) -> None:
+        """Replace every connection if one was lost since the last call.
+
+        The others are not checked: a connection that was lost silently never answers, and the pool's ``check`` can
+        swallow the timeout that limits it.
+        """
+        if self._pool is not None and self.connection_losses != self._replaced_losses:
+            self._replaced_losses = self.connection_losses
+            await self._pool.drain()
+
+    async def check_session(self) -> None:
+        """Check the settings of a session behind a pooler. A direct connection sets them itself.
+
+        Raises ``DatabaseUnusable`` if the relay cannot work with them.
+        """
+        if not self._pooler:
+            return
+        try:
+            self._judge(await self._rows("session_settings", {"names": list(settings_of(NEWEST_SERVER))}))
+        except StatementFailed as error:
+            if (short := TOO_SHORT.get(error.sqlstate or "")) is None:
+                raise
+            raise DatabaseUnusable(wrong_settings_message([short])) from None
+
+    async def database_identity(self) -> tuple[int, int]:
+        """Return the cluster's system identifier and the database's oid, which together identify the database."""
+        async with self._connection(self._call_seconds, "database_identity") as connection:
+            return await database_identity(connection)
+
+    async def named(self, name: str, parameters: Mapping[str, Any], deadline: float | None = None) -> list[Any]:
+        """Return the rows of a statement file as named tuples, for queries outside the data path."""
+        return await self._rows(name, parameters, cast(Any, namedtuple_row), deadline)
+
+    @asynccontextmanager
+    async def transaction(self, deadline: float = CALL_SECONDS) -> AsyncGenerator[AsyncConnection[Any]]:
+        """Open a transaction that ends with the block and takes at most ``deadline`` seconds, outside the data path."""
+        async with self._connection(deadline) as connection, connection.transaction():
+            yield connection
+
+    # -- connecting ---------------------------------------------------------------------------------------
+
+    def _conninfo(self) -> str:
+        return self._dsn() if self._pooler else direct(self._dsn())
+
+    async def _connect(self) -> Connection:
+        try:
+            return await Connection.connect(self._conninfo(), autocommit=True, **cast(Any, CONNECTION_DEFAULTS))
+        except psycopg.Error as error:
+            raise explain(error) from None
+
+    async def _try(self, connection: Connection) -> None:
+        """Raise the error of a new connection, if it has one."""
+        try:
+            await self._configure(connection)
+            if self._pooler:
+                cursor = await connection.execute(
+                    self._sql["session_settings"], {"names": list(settings_of(NEWEST_SERVER))}
+                )
+                self._judge(await cursor.fetchall())
+        except psycopg.Error as error:
+            short = TOO_SHORT.get(error.sqlstate or "") if self._pooler else None
+            raise (DatabaseUnusable(wrong_settings_message([short])) if short else explain(error)) from None
+
+    async def _configure(self, connection: Connection) -> None:
+        connection.prepare_threshold = self._prepare_after
+        if self._pooler:
+            return
+        try:
+            await fix_settings(connection)
+        except BaseException:
+            await connection.close()
+            raise
+
+    def _judge(self, found: Sequence[Any]) -> None:
+        if wrong := wrong_settings(found):
+            raise DatabaseUnusable(wrong_settings_message(wrong))
+
+    # -- running statements -------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _connection(self, deadline: float, name: str = "transaction") -> AsyncGenerator[AsyncConnection[Any]]:
+        """Lend a connection for at most ``deadline`` seconds, after at most as long a wait for a free slot."""
+        if self._pool is None:
+            raise DatabaseUnavailable("there is no connection to the database")
+        lent = alive = False
+        try:
+            with propagate_cancellation():
+                async with (
+                    self._slots.taken(TICKS if name in ("tick", "arm") else caller.get(), name, deadline),
+                    asyncio.timeout(deadline),
+                    self._pool.connection(timeout=min(deadline, CONNECT_SECONDS)) as connection,
+                ):
+                    lent = True
+                    try:
+                        yield connection
+                    except BaseException:
+                        alive = _alive(connection)
+                        raise
+        except (PoolTimeout, PoolClosed):
+            raise DatabaseUnavailable("no connection to the database could be had") from None
+        except TimeoutError:
+            self.connection_losses += lent and not alive
+            said = f"the database did not answer within {deadline:g} s"
+            raise (
+                StatementFailed(f"{said}: statement {name}", OUT_OF_TIME) if alive else DatabaseUnavailable(said)
+            ) from None
+        except psycopg.Error as error:
+            explained = explain_statement(error, name) if alive else explain(error)
+            self.connection_losses += isinstance(explained, DatabaseUnavailable | IncarnationChanged)
+            raise explained from None
+
+    async def _rows(
+        self,
+        name: str,
+        parameters: Mapping[str, Any],
+        row_factory: AsyncRowFactory[T] = TUPLES,
+        deadline: float | None = None,
+    ) -> list[T]:
+        """Return the rows of a statement. ``deadline`` in seconds; None means the default of the store."""
+        async with self._connection(deadline or self._call_seconds, name) as connection:
+            cursor = connection.cursor(binary=True, row_factory=row_factory)
+            try:
+                await cursor.execute(self._sql[name], parameters)
+                return await cursor.fetchall()
+            except (MemoryError, ValueError, ArithmeticError) as error:  # a value that cannot be sent, or loaded
+                raise explain_statement(error, name) from None
+
+    async def _do(self, name: str, parameters: Mapping[str, Any], deadline: float | None = None) -> int:
+        """Run a statement, and return the number of rows that it changed."""
+        async with self._connection(deadline or self._call_seconds, name) as connection:
+            try:
+                return (await connection.execute(self._sql[name], parameters)).rowcount
+            except (MemoryError, ValueError, ArithmeticError) as error:
+                raise explain_statement(error, name) from None
+
+
+def _alive(connection: AsyncConnection[Any]) -> bool:
+    """Return whether the server answered the last statement on this connection, if only to refuse or cancel it."""
+    unanswered = (TransactionStatus.ACTIVE, TransactionStatus.UNKNOWN)
+    return connection.pgconn.status == ConnStatus.OK and connection.pgconn.transaction_status not in unanswered

@@ -1,0 +1,149 @@
+"""Statements on the log, its ticks and its metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, cast
+
+from psycopg import AsyncCursor
+
+from outbox_relay.domain.errors import DatabaseUnusable
+from outbox_relay.domain.event import StoredEvent
+from outbox_relay.domain.window import Tick
+from outbox_relay.postgres.database import TUPLES, Database
+from outbox_relay.postgres.rows import TickResult
+
+TICK_SECONDS = 5.0
+"""Longest wait for a tick, which reads next to nothing. It is the first call to notice a connection that was lost
+silently, so that the relay delivers again within 20 s. The driver takes up to 10 s more to give up."""
+
+
+def event_row(_cursor: AsyncCursor[Any]) -> Callable[[Sequence[Any]], StoredEvent]:
+    """Return the row factory for columns in the order of ``StoredEvent``.
+
+    It is called for every event: a partial is one call without a frame.
+    """
+    return partial(cast(Any, tuple).__new__, StoredEvent)
+
+
+class LogStatements(Database):
+    """Ticks, reads of the log, its partitions, and the metadata of the schema.
+
+    ``server`` is the incarnation that the caller's ticks come from. Any other server refuses the statement with
+    ``IncarnationChanged``. None means any server.
+    """
+
+    async def schema(self) -> tuple[int, int]:
+        """Return the version of the schema, and the oldest schema version whose relays work on it."""
+        return (await self._rows("schema", {}))[0]
+
+    async def max_payload_bytes(self) -> int | None:
+        """Return the largest payload that applications may emit, in bytes; None if the stored value is no number."""
+        [(found,)] = await self._rows("max_payload_bytes", {})
+        return found
+
+    async def floor(self) -> int:
+        """Return the floor of the numbering (see ``outbox.rebase``).
+
+        Raises ``DatabaseUnusable`` if the log comes from another cluster, or if it holds ids or xids that the server
+        has not assigned yet.
+        """
+        [(floor, ids_ahead, highest_xid, elsewhere)] = await self._rows("floor", {})
+        if elsewhere:
+            raise DatabaseUnusable(
+                "the log comes from another cluster, as after a restore, a move or pg_upgrade: stop every relay, then "
+                "run outbox-relay rebase"
+            )
+        if ids_ahead or highest_xid > (await self.tick()).tick.next_xid:
+            raise DatabaseUnusable(
+                "the log holds ids or transaction numbers that this server has not given out yet, as after a restore "
+                "into another cluster: stop every relay, then run outbox-relay rebase"
+            )
+        return floor
+
+    async def arm(self) -> None:
+        """Mark the server, so that a restart after a crash of one of its processes is detected: see ``outbox.arm``."""
+        await self._rows("arm", {}, deadline=self._tick_seconds())
+
+    async def tick(self) -> TickResult:
+        """Take a tick."""
+        [(seq, snapshot, next_xid, incarnation, wal, now, versions)] = await self._rows(
+            "tick", {}, TUPLES, self._tick_seconds()
+        )
+        return TickResult(Tick(seq, snapshot, next_xid), incarnation, wal, now, int(versions))
+
+    def _tick_seconds(self) -> float:
+        return min(TICK_SECONDS, self._call_seconds)
+
+    async def read_rest(
+        self,
+        shards: Sequence[int],
+        types: Sequence[str] | None,
+        a: Tick,
+        b: Tick,
+        after: int,
+        upto: int,
+        rows: int,
+        payload_bytes: int,
+        *,
+        most_payload: int | None = None,
+        server: str | None = None,
+    ) -> list[StoredEvent]:
+        """Return the events of the window from ``a`` to ``b`` with ids above ``a.seq``, in id order.
+
+        The ids are in (``after``, ``upto``]. ``types`` are SQL LIKE patterns. The read ends after ``rows`` events, or
+        with the event that exceeds ``payload_bytes``.
+
+        With ``most_payload``, an event with a larger payload has a ``fault`` and no payload, and ``payload_bytes``
+        limits payloads, keys and headers together. Without it, ``payload_bytes`` limits payloads alone.
+        """
+        bounds = (after, upto, rows, payload_bytes, most_payload)
+        return await self._read("read_rest", shards, types, (a, b), bounds, server)
+
+    async def read_late(
+        self,
+        shards: Sequence[int],
+        types: Sequence[str] | None,
+        a: Tick,
+        b: Tick,
+        after: int,
+        upto: int,
+        rows: int,
+        payload_bytes: int,
+        *,
+        most_payload: int | None = None,
+        server: str | None = None,
+    ) -> list[StoredEvent]:
+        """Return the latecomers of the window from ``a`` to ``b``, otherwise as ``read_rest``.
+
+        With ``most_payload`` the read may be incomplete: see ``event.pop_scan_end``.
+        """
+        bounds = (after, upto, rows, payload_bytes, most_payload)
+        return await self._read("read_late", shards, types, (a, b), bounds, server)
+
+    async def _read(
+        self,
+        name: str,
+        shards: Sequence[int],
+        types: Sequence[str] | None,
+        window: tuple[Tick, Tick],
+        bounds: tuple[int, int, int, int, int | None],
+        server: str | None,
+    ) -> list[StoredEvent]:
+        a, b = window
+        parameters = {
+            "shards": shards,
+            "types": None if types is None else list(types),
+            "a": a.snapshot,
+            "a_next": a.next_xid,
+            "b": b.snapshot,
+            **dict(zip(("after", "upto", "rows", "bytes", "most_payload"), bounds, strict=True)),
+            "server": server,
+        }
+        return await self._rows(name, parameters, event_row)
+
+    async def make_partitions(self) -> int:
+        """Create the missing partitions of the coming days; return their number."""
+        [(made,)] = await self._rows("make_partitions", {})
+        return made

@@ -1,0 +1,117 @@
+"""Values that the store takes and returns, apart from events and positions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import NamedTuple
+from uuid import UUID
+
+from outbox_relay.domain.event import StoredEvent
+from outbox_relay.domain.outcomes import Attempt
+from outbox_relay.domain.window import Tick
+
+MOST_PAYLOAD = 1 << 30
+"""More bytes than any payload has, so that only the ceiling of the schema applies."""
+
+
+@dataclass(frozen=True, slots=True)
+class TickResult:
+    """A tick with the server's incarnation, its WAL position in bytes, and its clock.
+
+    ``config_versions`` counts changes of the configuration and of positions. It is higher after each of them.
+    """
+
+    tick: Tick
+    incarnation: str
+    wal: int
+    now: datetime
+    config_versions: int
+
+
+class Claimed(NamedTuple):
+    """A shard that this relay owns.
+
+    ``crashes`` is the number of times its lease expired since its position last advanced.
+    """
+
+    shard: int
+    epoch: int
+    crashes: int
+
+
+class SinkRow(NamedTuple):
+    """The state of a sink in the database.
+
+    ``patterns`` are those of ``generation``. ``in_flight_limit`` is the concurrency of a relay after the destination
+    requested less; None means the configured maximum. ``unowned`` is the number of shards without an owner.
+    """
+
+    name: str
+    generation: int
+    paused: bool
+    circuit: str
+    in_flight_limit: int | None
+    unowned: int
+    patterns: Sequence[str]
+
+
+class RelayRank(NamedTuple):
+    """The number of live relays that serve a sink, and the number of them with an id below this relay's."""
+
+    sink: str
+    relays: int
+    before: int
+
+
+@dataclass(frozen=True, slots=True)
+class NewRow:
+    """A row of ``delivery`` to be created from an event of the log.
+
+    ``due_in`` is in seconds from now. None means the event's ``deliver_at``, or now if it has none. A row that is
+    created leased, because its request is in flight, has ``lease`` and ``lease_for`` seconds.
+    """
+
+    id: int
+    shard: int
+    state: str
+    ordered: bool
+    due_in: float | None = None
+    attempts: int = 0
+    claims: int = 0
+    lease: UUID | None = None
+    lease_for: float | None = None
+    error: str | None = None
+    status: int | None = None
+    attempt: Attempt | None = None
+
+
+class ClaimedRow(NamedTuple):
+    """A leased row of ``delivery``: its event, its counters, and the lease that fences its settlement.
+
+    An ``ordered`` row takes part in the order of its key: later rows of the key wait for it.
+    """
+
+    event: StoredEvent
+    ordered: bool
+    attempts: int
+    claims: int
+    lease: UUID
+
+
+@dataclass(frozen=True, slots=True)
+class RowUpdate:
+    """The update of a leased row that was not delivered.
+
+    ``attempts`` is the new count. ``state`` and ``due_in`` (seconds) are left unchanged if they are None.
+    """
+
+    id: int
+    lease: UUID
+    attempts: int
+    state: str | None = None
+    due_in: float | None = None
+    error: str | None = None
+    status: int | None = None
+    attempt: Attempt | None = None

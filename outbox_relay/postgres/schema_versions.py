@@ -1,0 +1,62 @@
+"""The versions of the schema, and which relays work on them.
+
+A migration is a file ``NNNN_name.sql`` in ``schema/``. Its first lines may contain ``-- min_relay: N``: relays made for
+a schema older than N do not work on it. Without this line, every relay works on it that works on the version before.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from outbox_relay.domain.errors import DatabaseUnusable
+
+_FILE = re.compile(r"(\d{4})_\w+\.sql")
+_MIN_RELAY = re.compile(r"^-- min_relay: (\d+)$", re.MULTILINE)
+_PACKAGE = Path(__file__).parent.parent
+_INSTALLED = _PACKAGE / "schema"
+SCHEMA_FOLDER: Final = _INSTALLED if _INSTALLED.is_dir() else _PACKAGE.parent / "schema"
+"""Inside the package if it was installed from a wheel, next to it in a checkout."""
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """One step of the schema: its version, name and SQL, and the oldest schema whose relays still work."""
+
+    version: int
+    name: str
+    min_relay: int
+    text: str
+
+
+def migrations(folder: Path) -> tuple[Migration, ...]:
+    """Return the migrations in a folder, in order. Raise ``DatabaseUnusable`` if one is missing."""
+    found: list[Migration] = []
+    for path in sorted(path for path in folder.glob("*.sql") if _FILE.fullmatch(path.name)):
+        text = path.read_text(encoding="utf-8")
+        declared = _MIN_RELAY.search(text)
+        min_relay = int(declared[1]) if declared else found[-1].min_relay if found else 1
+        found.append(Migration(int(path.name[:4]), path.stem, min_relay, text))
+    if [step.version for step in found] != list(range(1, len(found) + 1)) or not found:
+        raise DatabaseUnusable(f"{folder} does not have every migration from 0001 on: install outbox-relay again")
+    return tuple(found)
+
+
+SCHEMA_VERSION: Final = migrations(SCHEMA_FOLDER)[-1].version
+"""The newest schema version in this package, for which its relay is made."""
+
+
+def fit(schema_version: int | None, min_relay: int | None, *, ours: int = SCHEMA_VERSION) -> str | None:
+    """Return why a relay made for schema ``ours`` cannot work on this one (None: no schema); None if it can."""
+    if not schema_version:
+        return "schema outbox is missing: run outbox-relay migrate"
+    if schema_version < ours:
+        return f"schema outbox has version {schema_version} and this relay needs {ours}: run outbox-relay migrate"
+    if min_relay is not None and min_relay > ours:
+        return (
+            f"schema outbox has version {schema_version}, which needs relays made for version {min_relay} or newer; "
+            f"this one is made for {ours}: install a newer outbox-relay"
+        )
+    return None

@@ -1,0 +1,121 @@
+"""Statements on shards, their positions, and the relays that own them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+from outbox_relay.domain.errors import PositionsMissing
+from outbox_relay.domain.window import Position, Tick
+from outbox_relay.postgres.database import Database
+from outbox_relay.postgres.rows import Claimed, RelayRank
+
+
+class ShardStatements(Database):
+    """Ownership of shards, positions, and heartbeats of relays. ``server`` as in ``LogStatements``."""
+
+    async def claim_shards(
+        self, sink: str, owner: UUID, generation: int, lease_seconds: float, most: int, unowned_for: float = 0.0
+    ) -> list[Claimed]:
+        """Claim up to ``most`` shards that have had no owner for ``unowned_for`` seconds."""
+        parameters = {
+            "sink": sink,
+            "owner": owner,
+            "generation": generation,
+            "lease": lease_seconds,
+            "most": most,
+            "free_for": unowned_for,
+            "lapsed_for": unowned_for,
+        }
+        return [Claimed(*row) for row in await self._rows("claim_shards", parameters)]
+
+    async def reclaim_shards(self, sink: str, owner: UUID, lease_seconds: float) -> list[Claimed]:
+        """Raise the epochs of all shards of ``owner``, which invalidates settlements under the old ones."""
+        parameters = {"sink": sink, "owner": owner, "lease": lease_seconds}
+        return [Claimed(*row) for row in await self._rows("reclaim_shards", parameters)]
+
+    async def renew_shards(
+        self, owner: UUID, held: Sequence[tuple[str, int, int]], lease_seconds: float, deadline: float
+    ) -> set[tuple[str, int, int]]:
+        """Renew the leases of ``held`` (sink, shard, epoch); return those that ``owner`` still has."""
+        parameters = {
+            "owner": owner,
+            "sinks": [h[0] for h in held],
+            "shards": [h[1] for h in held],
+            "epochs": [h[2] for h in held],
+            "lease": lease_seconds,
+        }
+        return set(await self._rows("renew_shards", parameters, deadline=deadline))
+
+    async def release_shards(self, sink: str, owner: UUID, held: Mapping[int, int]) -> None:
+        """Release shards (shard → epoch)."""
+        await self._do("release_shards", {"sink": sink, "owner": owner, **_shards(held)})
+
+    async def release_unknown_shards(self, sink: str, owner: UUID, known: Iterable[int]) -> int:
+        """Release the shards that ``owner`` owns in the database and that are not in ``known``; return their number."""
+        return await self._do("release_unknown_shards", {"sink": sink, "owner": owner, "known": list(known)})
+
+    async def reset_crashes(self, sink: str, owner: UUID, held: Mapping[int, int]) -> None:
+        """Reset the crash count of shards (shard → epoch) whose position has advanced."""
+        await self._do("reset_crashes", {"sink": sink, "owner": owner, **_shards(held)})
+
+    # -- positions --------------------------------------------------------------------------------------------
+
+    async def positions(self, sink: str, shards: Iterable[int], *, server: str | None = None) -> dict[int, Position]:
+        """Return the stored positions of these shards.
+
+        Raises ``PositionsMissing`` if one of them has none.
+        """
+        found: dict[int, Position] = {}
+        wanted = list(shards)
+        parameters = {"sink": sink, "shards": wanted, "server": server}
+        for shard, a_seq, a_snapshot, a_next, b_seq, b_snapshot, b_next, last in await self._rows(
+            "positions", parameters
+        ):
+            b = None if b_seq is None else Tick(b_seq, b_snapshot, b_next)
+            found[shard] = Position(Tick(a_seq, a_snapshot, a_next), b, last)
+        if missing := sorted(set(wanted) - found.keys()):
+            raise PositionsMissing(missing_positions(sink, missing))
+        return found
+
+    async def missing_positions(self) -> dict[str, list[int]]:
+        """Return the shards without a position by sink; sinks without such a shard are left out."""
+        return dict(await self._rows("missing_positions", {}))
+
+    async def trim_progress(self, most: int) -> int:
+        """Delete outranked rows among the ``most`` oldest rows of each sink in the ledger; return their number."""
+        return await self._do("trim_progress", {"most": most})
+
+    # -- relays -----------------------------------------------------------------------------------------------
+
+    async def heartbeat(self, relay: UUID, name: str, version: str, sinks: Sequence[str], deadline: float) -> None:
+        """Record that this relay is alive and serves ``sinks``."""
+        parameters = {"id": relay, "name": name, "version": version, "sinks": list(sinks)}
+        await self._do("heartbeat", parameters, deadline)
+
+    async def relay_ranks(self, relay: UUID, sinks: Sequence[str], lease_seconds: float) -> list[RelayRank]:
+        """Return how the live relays share these sinks. A relay is live for ``lease_seconds`` after its heartbeat."""
+        parameters = {"id": relay, "sinks": list(sinks), "lease": lease_seconds}
+        return [RelayRank(*row) for row in await self._rows("relay_ranks", parameters)]
+
+    async def forget_relay(self, relay: UUID) -> None:
+        """Delete the heartbeat of a relay that stops."""
+        await self._do("forget_relay", {"id": relay})
+
+    async def trim_relays(self) -> int:
+        """Delete the heartbeats of relays that were last seen long ago; return their number."""
+        return await self._do("trim_relays", {})
+
+
+def missing_positions(sink: str, shards: Sequence[int]) -> str:
+    """Return the error message, with the fix, for ``shards`` of ``sink`` that have no position."""
+    some = ", ".join(map(str, shards[:8])) + (", …" if len(shards) > 8 else "")
+    return (
+        f"sink {sink}: {len(shards)} of its shards have no position ({some}): rows of outbox.progress were deleted. "
+        "Stop every relay, then run outbox-relay rebase, which has them read the log from its beginning"
+    )
+
+
+def _shards(held: Mapping[int, int]) -> dict[str, Any]:
+    return {"shards": list(held.keys()), "epochs": list(held.values())}

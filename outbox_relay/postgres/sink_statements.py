@@ -1,0 +1,64 @@
+"""Statements on sinks: registration, state and circuit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from outbox_relay.domain.window import Tick
+from outbox_relay.postgres.database import Database
+from outbox_relay.postgres.rows import SinkRow
+
+
+class SinkStatements(Database):
+    """Registration and state of sinks. ``server`` as in ``LogStatements``."""
+
+    async def register_sinks(
+        self, wanted: Iterable[tuple[str, Sequence[str], str | None]], tick: Tick, *, server: str | None = None
+    ) -> dict[str, int]:
+        """Register sinks (name, patterns, start); return the generations under which this relay serves them.
+
+        A new sink may begin at ``tick``.
+        """
+        sinks = [{"name": name, "patterns": list(patterns), "start": start} for name, patterns, start in wanted]
+        return dict(await self._rows("register_sinks", {**_registration(sinks, tick), "server": server}))
+
+    async def reregister_sink(
+        self, name: str, patterns: Sequence[str], generation: int, tick: Tick, *, server: str | None = None
+    ) -> int | None:
+        """Set the patterns of a sink if ``generation`` is still its newest, or if they are already in force.
+
+        Return the generation under which the sink has them; None if another configuration is in force by now.
+        """
+        registration = _registration([{"name": name, "patterns": list(patterns)}], tick)
+        conditions = {"only_from": generation, "patterns": list(patterns), "server": server}
+        rows = await self._rows("reregister_sink", {**registration, **conditions})
+        return rows[0][0] if rows else None
+
+    async def sinks(self, names: Iterable[str], deadline: float | None = None) -> list[SinkRow]:
+        """Return the state of these sinks; unknown names are left out."""
+        return [SinkRow(*row) for row in await self._rows("sinks", {"sinks": list(names)}, deadline=deadline)]
+
+    async def record_circuit(
+        self, sink: str, circuit: str, error: str | None, in_flight_limit: int | None, pause_after_seconds: float
+    ) -> None:
+        """Record the circuit and the last error of a sink, for people.
+
+        ``in_flight_limit`` is the concurrency after the destination requested less; None means the configured maximum.
+        The sink is paused if it has been down for ``pause_after_seconds``; 0 means never.
+        """
+        found = {"sink": sink, "circuit": circuit, "error": error, "in_flight_limit": in_flight_limit}
+        await self._do("record_circuit", found | {"pause_after": int(pause_after_seconds)})
+
+    async def record_trouble(self, sink: str, error: str | None) -> None:
+        """Record an error that the sink's client met without an event; None clears such an error."""
+        await self._do("record_trouble", {"sink": sink, "error": error})
+
+    async def pause_sink(self, sink: str, reason: str) -> None:
+        """Pause a sink whose destination is gone for good, and record the ``reason``."""
+        await self._do("pause_sink", {"sink": sink, "reason": reason})
+
+
+def _registration(sinks: Sequence[dict[str, Any]], tick: Tick) -> dict[str, Any]:
+    return {"wanted": json.dumps(sinks), "seq": tick.seq, "snapshot": tick.snapshot, "next": tick.next_xid}

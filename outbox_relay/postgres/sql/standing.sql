@@ -1,2 +1,0 @@
--- How many events of a sink stand as rows to be delivered, and whether one of them waits for a part of the destination.
-select standing, waiting from outbox.rows_standing(%(sink)s::text, %(most)s::integer, %(trouble)s::boolean)
