@@ -231,7 +231,9 @@ def test_the_figures_of_the_pages_are_those_of_the_code() -> None:
     assert f"up to {base} + {each} for each sink, {most} at most" in text(PAGE)
     assert f"{int(base) + 2 * int(each) + 1} with two sinks" in text(PAGE)
     guarantees = " ".join(text("docs/guarantees.md").split())
-    assert f"At most {settler.MOST_EVENTS:,} events or {settler.MOST_BYTES >> 20} MiB of payload" in guarantees
+    assert (
+        f"while {settler.MOST_EVENTS:,} events or {settler.MOST_BYTES >> 20} MiB of payload are in flight" in guarantees
+    )
     assert f"written at least every {settler.FLUSH_SECONDS} s" in guarantees
 
 

@@ -21,6 +21,7 @@ from tests.support.database import Database
 CONFIGURATION = "tests/unit/test_settings_example.py"
 # Page and language → the test of the page's own that runs these blocks.
 ELSEWHERE = {
+    ("README.md", "sql"): "tests/docs/test_readme.py::test_the_quick_start_delivers_an_event",
     ("docs/configuration.md", "text"): f"{CONFIGURATION}::test_problems_of_the_page_are_what_is_said",
     ("docs/debezium.md", "python"): "tests/debezium/test_page.py::test_the_page_is_true",
     ("docs/debezium.md", "sql"): "tests/debezium/test_page.py::test_the_page_is_true",
@@ -37,6 +38,7 @@ ELSEWHERE = {
 }
 # Page and program of a command line → the same.
 RUN_ELSEWHERE = {
+    ("README.md", "sql"): "tests/docs/test_readme.py::test_the_quick_start_delivers_an_event",
     ("docs/configuration.md", "="): f"{CONFIGURATION}::test_environment_of_the_page_makes_a_relay",
     ("docs/debezium.md", "curl"): "tests/debezium/test_page.py::test_the_page_is_true",
     ("docs/deploying.md", "="): "tests/packaging/test_deploying_docs.py::test_the_variables_are_those_of_compose",
@@ -130,7 +132,7 @@ def _pip(words: list[str], _line: str) -> None:
     assert words[0] == "install"
     for word in words[1:]:
         name, _, extra = word.removesuffix("]").partition("[")
-        if name == "outbox-relay":
+        if name in ("outbox-relay", "."):
             assert extra in ("", *extras), word
         else:
             assert any(re.match(rf"{name}[<>=]", known) for known in extras["demo"]), word
@@ -177,7 +179,6 @@ def test_every_block_is_covered() -> None:
     for block in blocks():
         covered = block.language in run_here or (block.page, block.language) in ELSEWHERE
         covered = covered or (block.language == "text" and bool(commands(block)))
-        covered = covered or (not block.language and set("┌│└") <= set(block.text))  # a drawing
         covered = covered or (not block.language and set("┌│└") <= set(block.text))  # a drawing
         assert covered, f"{block}: nothing runs, loads or parses this block of {block.language or 'no language'}"
         assert block.language != "console" or commands(block), f"{block}: no command in it"
