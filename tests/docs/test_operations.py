@@ -228,7 +228,7 @@ def test_the_figures_of_the_pages_are_those_of_the_code() -> None:
     connections = re.search(r"min\((\d+), (\d+) \+ (\d+) \* len\(self\._sinks\)\)", Path(app.__file__).read_text())
     assert connections
     most, base, each = connections.groups()
-    assert f"up to {base} + {each} for each sink, {most} at most" in text(PAGE)
+    assert f"up to {base} + {each} for each sink, at most {most}" in text(PAGE)
     assert f"{int(base) + 2 * int(each) + 1} with two sinks" in text(PAGE)
     guarantees = " ".join(text("docs/guarantees.md").split())
     assert (
