@@ -1,4 +1,4 @@
-"""Every block of code on every page is run, loaded or parsed; one that nothing covers is an error."""
+"""Run, load or parse every block of code on every page. A block that no test covers is an error."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.docs.parsing import COMMON, options, parse, parsers
 from tests.support.database import Database
 
 CONFIGURATION = "tests/unit/test_settings_example.py"
-# Page and language → the test of the page's own that runs these blocks.
+# Page and language, and the page's own test that runs these blocks.
 ELSEWHERE = {
     ("README.md", "sql"): "tests/docs/test_readme.py::test_the_quick_start_delivers_an_event",
     ("docs/configuration.md", "text"): f"{CONFIGURATION}::test_problems_of_the_page_are_what_is_said",
@@ -36,7 +36,7 @@ ELSEWHERE = {
     ("docs/webhooks.md", "python"): "tests/unit/test_webhook_docs.py::test_receivers_verify_with_the_snippets",
     ("docs/webhooks.md", "text"): "tests/unit/test_webhook_docs.py::test_file_of_secrets_of_the_page_can_be_read",
 }
-# Page and program of a command line → the same.
+# Page and program of a command line, and the page's own test that runs it.
 RUN_ELSEWHERE = {
     ("README.md", "sql"): "tests/docs/test_readme.py::test_the_quick_start_delivers_an_event",
     ("docs/configuration.md", "="): f"{CONFIGURATION}::test_environment_of_the_page_makes_a_relay",
@@ -44,12 +44,12 @@ RUN_ELSEWHERE = {
     ("docs/deploying.md", "="): "tests/packaging/test_deploying_docs.py::test_the_variables_are_those_of_compose",
 }
 EXAMPLE = ROOT / "config" / "relay.example.toml"
-"""What a part of a file is put into."""
+"""The configuration that completes a block of settings."""
 ORDERS = "create table orders (id bigint primary key, total numeric)"
 
 
 def of(*languages: str) -> list[Block]:
-    """The blocks in these languages that no page's own test runs."""
+    """Return the blocks in these languages that no page's own test runs."""
     return [b for b in blocks() if b.language in languages and (b.page, b.language) not in ELSEWHERE]
 
 
@@ -161,7 +161,7 @@ def test_commands_in_the_prose_exist(page: str) -> None:
 
 
 def _exists(words: list[str], page: str) -> None:
-    """A command that is spoken of has this name and these options."""
+    """Assert that the command of the prose exists and has these options."""
     known = parsers()
     command = next((word for word in words if not word.startswith("-")), None)
     if command in (None, "COMMAND"):
