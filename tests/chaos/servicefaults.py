@@ -13,12 +13,15 @@ from dataclasses import dataclass
 from tests.chaos.fleet import Fleet, Relay
 from tests.chaos.nemesis import Strike
 from tests.support.ports import LOOPBACK
+from tests.support.wait import NotInTime, until
 
 ROUTE = '"shop.*" = ["webhook"]\n'
 MORE = '"shop.o*" = ["webhook"]\n'
 """Matches nothing that the other one does not: which events a sink gets stays the same."""
 BETWEEN_SECONDS = (0.0, 1.0)
 """Between one relay and the next: configurations of both kinds run beside each other."""
+LISTEN_SECONDS = 30.0
+"""How long a relay that joins may take until it listens."""
 CONNECTIONS = 400
 FLOOD_SECONDS = (2.0, 5.0)
 HEAD = b"GET /readyz HTTP/1.1\r\nHost: relay\r\n"
@@ -38,12 +41,23 @@ class Reload:
         for relay in self.fleet.all:
             _write(relay, more)
         told = 0
-        for relay in self.fleet.relays:
-            if relay.runs and relay.ask("/livez")[0]:
+        for relay in self.fleet.all:
+            if relay.runs and _listens(relay, 0.0 if relay in self.fleet.relays else LISTEN_SECONDS):
                 relay.child.send(signal.SIGHUP)
                 told += 1
             time.sleep(rng.uniform(*BETWEEN_SECONDS))  # a rollout takes its time
         return Strike(self.fault, began, time.monotonic(), f"{told} relays, {'with' if more else 'without'} a pattern")
+
+
+def _listens(relay: Relay, seconds: float) -> bool:
+    """Wait until a relay listens that may have read its file before it was changed; return False if it does not.
+
+    Without a SIGHUP it would be superseded, and never get the shards that its own strike waits for.
+    """
+    with contextlib.suppress(NotInTime):
+        until(lambda: relay.ask("/livez")[0] or not relay.runs, seconds=seconds, what=f"{relay.name} listens")
+        return relay.runs
+    return False
 
 
 def _write(relay: Relay, more: bool) -> None:

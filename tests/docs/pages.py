@@ -1,4 +1,4 @@
-"""The pages of the documentation, taken apart: blocks of code, commands, headings, links."""
+"""The pages of the documentation: their blocks of code, commands, headings and links."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _HEADING = re.compile(r"#{1,6} +(.+)")
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block of code: where it stands, its language, its text without the fences' indentation."""
+    """A fenced block of code: its place, its language, and its text without the indentation of the fences."""
 
     page: str
     line: int
@@ -34,25 +34,25 @@ class Block:
     text: str
 
     def __str__(self) -> str:
-        """Where it stands; also the name of its test."""
+        """Return its place, which is also the name of its test."""
         return f"{self.page}:{self.line}"
 
 
 @cache
 def text(page: str) -> str:
-    """A page as it stands."""
+    """Return the text of a page."""
     return (ROOT / page).read_text(encoding="utf-8")
 
 
 @cache
 def blocks(*pages: str) -> tuple[Block, ...]:
-    """The blocks of these pages, of all without any."""
+    """Return the blocks of the given pages; without arguments, those of all pages."""
     return tuple(block for page in pages or PAGES for block in _parsed(page)[0])
 
 
 @cache
 def prose(page: str) -> str:
-    """A page without its blocks."""
+    """Return a page without its blocks."""
     return "\n".join(_parsed(page)[1])
 
 
@@ -79,7 +79,7 @@ def _parsed(page: str) -> tuple[list[Block], list[str]]:
 
 
 def commands(block: Block) -> list[str]:
-    """The command lines of a block of `sh`; of others those behind a prompt."""
+    """Return the command lines of a block of `sh`, or the lines after a prompt in other blocks."""
     joined = block.text.replace("\\\n", " ")
     if block.language == "sh":
         return [line.strip() for line in joined.splitlines() if line.strip() and not line.startswith("#")]
@@ -87,7 +87,7 @@ def commands(block: Block) -> list[str]:
 
 
 def mentioned(page: str, program: str) -> list[list[str]]:
-    """The words behind `program` wherever it begins a line of indented code or a span of code in the prose."""
+    """Return the arguments of `program` wherever it begins a line of indented code or a code span of the prose."""
     outside = prose(page)
     said = [found[1] for line in outside.splitlines() if (found := _INDENTED.fullmatch(line))]
     said += _SPAN.findall(outside.replace("\n", " "))
@@ -95,16 +95,16 @@ def mentioned(page: str, program: str) -> list[list[str]]:
 
 
 def anchors(page: str) -> set[str]:
-    """What a link can lead to inside a page, as GitHub names it."""
+    """Return the anchors of a page, as GitHub names them."""
     found: set[str] = set()
     for line in prose(page).splitlines():
         if heading := _HEADING.fullmatch(line):
             slug = re.sub(r"[^\w\- ]", "", heading[1].strip().lower()).replace(" ", "-")
-            assert slug not in found, f"{page}: two headings are {heading[1]!r}, which links cannot tell"
+            assert slug not in found, f"{page}: two headings are {heading[1]!r}, which links cannot distinguish"
             found.add(slug)
     return found
 
 
 def links(page: str) -> list[str]:
-    """Where the links of a page lead, other sites excepted."""
+    """Return the targets of the links of a page, except those on other sites."""
     return [target for target in _LINK.findall(prose(page)) if not target.startswith(("https://", "http://"))]

@@ -1,4 +1,4 @@
-"""Command lines of the pages, read by the command line's own parser."""
+"""The command lines of the pages, parsed by the product's own parser."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import cast
 from outbox_relay.cli import parser as command_line
 
 COMMON = {"-c", "--config", "--dsn", "-h", "--help", "--version"}
-"""What every command takes, and what stands before commands."""
+"""Options of all commands, and options that come before a command."""
 STANDS_FOR = {
     "UID": "01a1fe9a-d7b3-795c-8af1-aa7f5518f66b",
     "SECONDS": "60",
     "N": "20",
     "NAME=VALUE": "name=value",
 }
-"""What a page writes where a reader puts something of their own and the parser wants a certain form."""
+"""Placeholders of the pages, and values that the parser accepts in their place."""
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line's parser."""
+    """Return the parser of the command line."""
     return command_line.build()
 
 
 def parsers() -> dict[str, argparse.ArgumentParser]:
-    """Command → its parser."""
+    """Return the parser of each command."""
     found: dict[str, argparse.ArgumentParser] = {}
     for action in _actions(parser()):
         found |= cast("dict[str, argparse.ArgumentParser]", action.choices if action.dest == "command" else {})
@@ -33,7 +33,7 @@ def parsers() -> dict[str, argparse.ArgumentParser]:
 
 
 def options(command: str) -> set[str]:
-    """The options that a command has beside those of all."""
+    """Return the options of a command, except those of all commands."""
     return {option for action in _actions(parsers()[command]) for option in action.option_strings} - COMMON
 
 
@@ -42,7 +42,7 @@ def _actions(of: argparse.ArgumentParser) -> Sequence[argparse.Action]:
 
 
 def parse(words: Sequence[str]) -> None:
-    """Read `outbox-relay` and these words as a reader would type them; raises AssertionError when that is refused."""
+    """Parse the arguments of `outbox-relay`. Raises AssertionError if the parser refuses them."""
     code: object = 0
     try:
         parser().parse_args([STANDS_FOR.get(word, word) for word in words])

@@ -1,4 +1,4 @@
-"""Every block of code on every page is run, loaded or parsed; one that nothing covers is an error."""
+"""Run, load or parse every block of code on every page. A block that no test covers is an error."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from tests.docs.parsing import COMMON, options, parse, parsers
 from tests.support.database import Database
 
 CONFIGURATION = "tests/unit/test_settings_example.py"
-# Page and language → the test of the page's own that runs these blocks.
+# Page and language, and the page's own test that runs these blocks.
 ELSEWHERE = {
+    ("README.md", "sql"): "tests/docs/test_readme.py::test_the_quick_start_delivers_an_event",
     ("docs/configuration.md", "text"): f"{CONFIGURATION}::test_problems_of_the_page_are_what_is_said",
     ("docs/debezium.md", "python"): "tests/debezium/test_page.py::test_the_page_is_true",
     ("docs/debezium.md", "sql"): "tests/debezium/test_page.py::test_the_page_is_true",
@@ -35,19 +36,20 @@ ELSEWHERE = {
     ("docs/webhooks.md", "python"): "tests/unit/test_webhook_docs.py::test_receivers_verify_with_the_snippets",
     ("docs/webhooks.md", "text"): "tests/unit/test_webhook_docs.py::test_file_of_secrets_of_the_page_can_be_read",
 }
-# Page and program of a command line → the same.
+# Page and program of a command line, and the page's own test that runs it.
 RUN_ELSEWHERE = {
+    ("README.md", "sql"): "tests/docs/test_readme.py::test_the_quick_start_delivers_an_event",
     ("docs/configuration.md", "="): f"{CONFIGURATION}::test_environment_of_the_page_makes_a_relay",
     ("docs/debezium.md", "curl"): "tests/debezium/test_page.py::test_the_page_is_true",
     ("docs/deploying.md", "="): "tests/packaging/test_deploying_docs.py::test_the_variables_are_those_of_compose",
 }
 EXAMPLE = ROOT / "config" / "relay.example.toml"
-"""What a part of a file is put into."""
+"""The configuration that completes a block of settings."""
 ORDERS = "create table orders (id bigint primary key, total numeric)"
 
 
 def of(*languages: str) -> list[Block]:
-    """The blocks in these languages that no page's own test runs."""
+    """Return the blocks in these languages that no page's own test runs."""
     return [b for b in blocks() if b.language in languages and (b.page, b.language) not in ELSEWHERE]
 
 
@@ -130,7 +132,7 @@ def _pip(words: list[str], _line: str) -> None:
     assert words[0] == "install"
     for word in words[1:]:
         name, _, extra = word.removesuffix("]").partition("[")
-        if name == "outbox-relay":
+        if name in ("outbox-relay", "."):
             assert extra in ("", *extras), word
         else:
             assert any(re.match(rf"{name}[<>=]", known) for known in extras["demo"]), word
@@ -159,7 +161,7 @@ def test_commands_in_the_prose_exist(page: str) -> None:
 
 
 def _exists(words: list[str], page: str) -> None:
-    """A command that is spoken of has this name and these options."""
+    """Assert that the command of the prose exists and has these options."""
     known = parsers()
     command = next((word for word in words if not word.startswith("-")), None)
     if command in (None, "COMMAND"):
@@ -177,7 +179,6 @@ def test_every_block_is_covered() -> None:
     for block in blocks():
         covered = block.language in run_here or (block.page, block.language) in ELSEWHERE
         covered = covered or (block.language == "text" and bool(commands(block)))
-        covered = covered or (not block.language and set("┌│└") <= set(block.text))  # a drawing
         covered = covered or (not block.language and set("┌│└") <= set(block.text))  # a drawing
         assert covered, f"{block}: nothing runs, loads or parses this block of {block.language or 'no language'}"
         assert block.language != "console" or commands(block), f"{block}: no command in it"

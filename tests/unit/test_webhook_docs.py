@@ -123,7 +123,7 @@ OUTCOMES: dict[str, list[Response | NoResponse]] = {
 }
 
 
-@pytest.mark.parametrize("row", rows("What an answer leads to"), ids=lambda row: row[0][:20])
+@pytest.mark.parametrize("row", rows("Effect of responses"), ids=lambda row: row[0][:20])
 def test_table_of_answers_is_true(row: list[str]) -> None:
     answer, event, sink = row
     event = event.replace("the same", "is tried again")
@@ -149,7 +149,7 @@ def test_table_of_answers_is_true(row: list[str]) -> None:
 
 
 def test_table_of_words_is_complete() -> None:
-    listed = {word for cells in rows("What is kept of a failed attempt") for word in re.findall(r"`(\w+)`", cells[0])}
+    listed = {word for cells in rows("Record of a failed attempt") for word in re.findall(r"`(\w+)`", cells[0])}
     text = "\n".join(path.read_text(encoding="utf-8") for path in SOURCES.glob("*.py"))
     made = r'(?:NotConnected|ConnectionLost|ExchangeFailed|[Aa]ttempt)\("(\w+)"'
     used = {word for pattern in (made, r'return "(\w+)", ') for word in re.findall(pattern, text)}
