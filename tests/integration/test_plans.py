@@ -22,6 +22,8 @@ from outbox_relay.relay.log_reader import CHUNK_EVENTS
 from tests.support.database import Database
 from tests.support.postgres import PostgresServer
 
+pytestmark = pytest.mark.xdist_group("plans")
+
 PARTITIONS, PER_PARTITION = 30, 33_400
 EVENTS = PARTITIONS * PER_PARTITION
 ROWS = 50_000
