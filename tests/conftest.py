@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.database import Database
 from tests.support.kafka import KafkaBroker
+from tests.support.kafka.broker import QUICK_START
 from tests.support.postgres import PostgresServer
 
 TEMPLATE = "outbox_template"
@@ -113,14 +114,14 @@ def _database(server: PostgresServer, template: str) -> Generator[Database]:
 @pytest.fixture(scope="session")
 def kafka() -> Generator[KafkaBroker]:
     """The run's broker; a test that breaks it must leave it running again."""
-    with KafkaBroker() as broker:
+    with KafkaBroker(java=QUICK_START) as broker:
         yield broker
 
 
 @pytest.fixture
 def own_kafka() -> Generator[KafkaBroker]:
     """A broker for this test alone."""
-    with KafkaBroker() as broker:
+    with KafkaBroker(java=QUICK_START) as broker:
         yield broker
 
 
