@@ -36,22 +36,32 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for fixture in getattr(item, "fixturenames", ()):
             if marker := MARKERS.get(fixture):
                 item.add_marker(marker)
-        if getattr(config.option, "loadgroup", False) and (group := _group(item)):
+    if getattr(config.option, "loadgroup", False):
+        _distribute(items)
+
+
+def _distribute(items: list[pytest.Item]) -> None:
+    """Set the groups of tests, and begin with those that have a time limit of their own, since these take longest."""
+    items.sort(key=lambda item: item.get_closest_marker("timeout") is None)
+    for item in items:
+        if group := _group(item):
             _append_to_name(item, group)
 
 
 def _group(item: pytest.Item) -> str | None:
     """Return the name of the tests that one process runs together, or None where any process may run this one alone.
 
-    Only one process starts the broker of the run. Quick tests stay together, since distributing them one by one takes
-    longer than running them. Tests of a database are distributed one by one, so that all processes end at the same
-    time, unless the mark `xdist_group` keeps them together, for example because fixtures of their file take long.
+    Only two processes start the broker of the run, one for tests of sinks and one for tests of relays. Quick tests stay
+    together, since distributing them one by one takes longer than running them. Tests of a database are distributed one
+    by one, so that all processes end at the same time, unless the mark `xdist_group` keeps them together, for example
+    because fixtures of their file take long.
     """
     if marker := item.get_closest_marker("xdist_group"):
         return str(marker.args[0])
+    has_database = item.get_closest_marker("postgres") is not None
     if "kafka" in getattr(item, "fixturenames", ()):
-        return "kafka"
-    return None if item.get_closest_marker("postgres") else item.path.name
+        return "kafka and postgres" if has_database else "kafka"
+    return None if has_database else item.path.name
 
 
 def _append_to_name(item: pytest.Item, group: str) -> None:
