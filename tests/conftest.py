@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.database import Database
 from tests.support.kafka import KafkaBroker
+from tests.support.kafka.broker import QUICK_START
 from tests.support.postgres import PostgresServer
 
 TEMPLATE = "outbox_template"
@@ -25,10 +26,7 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark tests by the servers that their fixtures start; leave out those that run only when `-m` names them.
-
-    Where several processes share the tests, a file stays in one, and one has all that need a broker.
-    """
+    """Mark tests by the servers that their fixtures start; leave out those that run only when `-m` names them."""
     unasked = [marker for marker in ON_REQUEST if marker not in config.option.markexpr]
     left_out = [item for item in items if any(map(item.get_closest_marker, unasked))]
     if left_out:
@@ -38,7 +36,41 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for fixture in getattr(item, "fixturenames", ()):
             if marker := MARKERS.get(fixture):
                 item.add_marker(marker)
-        item.add_marker(pytest.mark.xdist_group("kafka" if item.get_closest_marker("kafka") else item.path.name))
+    if getattr(config.option, "loadgroup", False):
+        _distribute(items)
+
+
+def _distribute(items: list[pytest.Item]) -> None:
+    """Set the groups of tests, and begin with those that have a time limit of their own, since these take longest."""
+    items.sort(key=lambda item: item.get_closest_marker("timeout") is None)
+    for item in items:
+        if group := _group(item):
+            _append_to_name(item, group)
+
+
+def _group(item: pytest.Item) -> str | None:
+    """Return the name of the tests that one process runs together, or None where any process may run this one alone.
+
+    Only two processes start the broker of the run, one for tests of sinks and one for tests of relays. Quick tests stay
+    together, since distributing them one by one takes longer than running them. Tests of a database are distributed one
+    by one, so that all processes end at the same time, unless the mark `xdist_group` keeps them together, for example
+    because fixtures of their file take long.
+    """
+    if marker := item.get_closest_marker("xdist_group"):
+        return str(marker.args[0])
+    has_database = item.get_closest_marker("postgres") is not None
+    if "kafka" in getattr(item, "fixturenames", ()):
+        return "kafka and postgres" if has_database else "kafka"
+    return None if has_database else item.path.name
+
+
+def _append_to_name(item: pytest.Item, group: str) -> None:
+    """Tell pytest-xdist the group of a test.
+
+    Version 3.8 appends the group to an attribute that pytest 9.2 no longer reads, and so ignores every group
+    (https://github.com/pytest-dev/pytest-xdist/issues/1386).
+    """
+    item._id = type(item.id).parse(f"{item.nodeid}@{group}")  # pyright: ignore[reportPrivateUsage]
 
 
 @pytest.fixture(scope="session")
@@ -92,14 +124,14 @@ def _database(server: PostgresServer, template: str) -> Generator[Database]:
 @pytest.fixture(scope="session")
 def kafka() -> Generator[KafkaBroker]:
     """The run's broker; a test that breaks it must leave it running again."""
-    with KafkaBroker() as broker:
+    with KafkaBroker(java=QUICK_START) as broker:
         yield broker
 
 
 @pytest.fixture
 def own_kafka() -> Generator[KafkaBroker]:
     """A broker for this test alone."""
-    with KafkaBroker() as broker:
+    with KafkaBroker(java=QUICK_START) as broker:
         yield broker
 
 

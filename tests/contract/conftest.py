@@ -10,13 +10,14 @@ from tests.contract.kafka import KafkaHarness, proxied_broker
 from tests.contract.memory import MemoryHarness
 from tests.contract.webhook import WebhookHarness
 from tests.support.kafka import KafkaBroker
+from tests.support.kafka.broker import QUICK_START
 from tests.support.proxy import Proxy
 
 
 @pytest.fixture(scope="session")
 def proxied() -> Generator[tuple[KafkaBroker, Proxy]]:
     """A broker behind a proxy."""
-    with proxied_broker() as found:
+    with proxied_broker(java=QUICK_START) as found:
         yield found
 
 

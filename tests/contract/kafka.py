@@ -18,10 +18,10 @@ TOO_MANY_BYTES = 2_000_000
 
 
 @contextmanager
-def proxied_broker() -> Generator[tuple[KafkaBroker, Proxy]]:
+def proxied_broker(*, java: tuple[str, ...] = ()) -> Generator[tuple[KafkaBroker, Proxy]]:
     """Start a broker that advertises the address of a proxy."""
     proxy = Proxy()
-    with proxy, KafkaBroker({"advertised.listeners": f"PLAINTEXT://{proxy.address}"}) as broker:
+    with proxy, KafkaBroker({"advertised.listeners": f"PLAINTEXT://{proxy.address}"}, java=java) as broker:
         proxy.target = broker.port
         yield broker, proxy
 

@@ -6,7 +6,8 @@ made while it is empty, after it was filled without being analysed, and after th
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from itertools import product
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -16,6 +17,8 @@ import pytest
 from outbox_relay.postgres.database import statements
 from tests.support.database import Database
 from tests.support.postgres import PostgresServer
+
+pytestmark = pytest.mark.xdist_group("dead rows")
 
 DEAD = 1_000_000
 LIVE_KEYS, PER_KEY = 50, 4
@@ -42,25 +45,37 @@ def fill(connection: psycopg.Connection[Any], *, one_key: bool) -> None:
         connection.execute(ROWS.format(number=f"(g %% {LIVE_KEYS})").encode(), live)
 
 
-@pytest.fixture(scope="module", params=["many keys", "one key"])
-def filled(request: pytest.FixtureRequest, postgres: PostgresServer, template: str) -> Generator[Database]:
-    name = f"dead_{request.param.replace(' ', '_')}"
-    postgres.create_database(name, template=template)
-    database = Database(postgres, name)
-    with database.connect(autocommit=True) as connection:
-        connection.execute("alter table outbox.delivery set (autovacuum_enabled = off)")
-        connection.execute("analyze outbox.delivery")
-        fill(connection, one_key=request.param == "one key")
-    yield database
-    postgres.drop_database(name)
+@pytest.fixture(scope="module")
+def filled(postgres: PostgresServer, template: str) -> Generator[Callable[[str], Database]]:
+    """Return a database by the name of its keys; each is filled once, when it is first asked for."""
+    made: dict[str, Database] = {}
+
+    def of(keys: str) -> Database:
+        if keys not in made:
+            made[keys] = database = Database(postgres, f"dead_{keys.replace(' ', '_')}")
+            postgres.create_database(database.name, template=template)
+            with database.connect(autocommit=True) as connection:
+                connection.execute("alter table outbox.delivery set (autovacuum_enabled = off)")
+                connection.execute("analyze outbox.delivery")
+                fill(connection, one_key=keys == "one key")
+        return made[keys]
+
+    yield of
+    for database in made.values():
+        postgres.drop_database(database.name)
 
 
-@pytest.fixture(scope="module", params=["stale statistics", "true statistics"])
-def rows(request: pytest.FixtureRequest, filled: Database) -> Database:
-    if request.param == "true statistics":
-        with filled.connect(autocommit=True) as connection:
+@pytest.fixture(
+    scope="module", params=product(["many keys", "one key"], ["stale statistics", "true statistics"]), ids="-".join
+)
+def rows(request: pytest.FixtureRequest, filled: Callable[[str], Database]) -> Database:
+    """Return a filled database. Its tests with stale statistics run before those with true ones."""
+    keys, statistics = request.param
+    database = filled(keys)
+    if statistics == "true statistics":
+        with database.connect(autocommit=True) as connection:
             connection.execute("analyze outbox.delivery")
-    return filled
+    return database
 
 
 def claiming(**changes: Any) -> dict[str, Any]:

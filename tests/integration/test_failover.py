@@ -38,6 +38,8 @@ from tests.support.service import RelayService
 from tests.support.shop import Report, Writers
 from tests.support.wait import auntil, until
 
+pytestmark = pytest.mark.xdist_group("failover")
+
 KEYS = 500
 KEPT = 20
 UNFLUSHED = {"wal_writer_delay": "10s"}

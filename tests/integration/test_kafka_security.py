@@ -23,6 +23,8 @@ from tests.support.kafka.secured import SecuredBroker
 from tests.support.service import RelayService
 from tests.support.wait import until
 
+pytestmark = pytest.mark.xdist_group("secured broker")
+
 STALL_SECONDS = 2.0
 PASSWORD = "correct-horse"
 

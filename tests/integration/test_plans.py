@@ -22,6 +22,8 @@ from outbox_relay.relay.log_reader import CHUNK_EVENTS
 from tests.support.database import Database
 from tests.support.postgres import PostgresServer
 
+pytestmark = pytest.mark.xdist_group("plans")
+
 PARTITIONS, PER_PARTITION = 30, 33_400
 EVENTS = PARTITIONS * PER_PARTITION
 ROWS = 50_000
@@ -243,7 +245,8 @@ def test_latecomers_are_found_by_their_xid(explained: Explained, listed: bool, m
     assert {index for index, _ in explained.conditions(of=looks[0])} == {"event_xid_expr_idx"}
 
 
-HUGE = 200_000
+HUGE, STEP = 200_000, 5 * CHUNK_EVENTS
+"""Events of a huge transaction, and of a step of reading it."""
 LATECOMER = """
 insert into outbox.event (id, uid, type, key, payload, content_type)
 select %s + g * %s::bigint, gen_random_uuid(), 'huge', 'key-' || g %% 1000, '{}', 'text/plain'
@@ -251,61 +254,76 @@ select %s + g * %s::bigint, gen_random_uuid(), 'huge', 'key-' || g %% 1000, '{}'
 """
 
 
+@dataclass(frozen=True)
+class Huge:
+    """A late transaction of `HUGE` events after all others, whose ids are `apart`; it is read from inside."""
+
+    explained: Explained
+    xid: int
+    apart: int
+
+    def id(self, number: int) -> int:
+        """Return the id of its event of this number, from 1 on."""
+        return EVENTS + self.apart * number
+
+    def read(self, **changes: Any) -> tuple[list[int], list[int]]:
+        """Return the ids of the events found by one call, and its marks."""
+        where = {"a": f"{self.xid}:{self.xid + 1}:{self.xid}", "a_next": self.xid + 1, "upto": self.id(HUGE)}
+        rows = read(self.explained, "read_late", **{**where, **changes})
+        return [row[0] for row in rows if row[1] >= 0], [row[0] for row in rows if row[1] < 0]
+
+    def steps(self) -> int:
+        """Return how many steps the last call took."""
+        return len([text for text in self.explained.texts if NEXT in text])
+
+
 @pytest.mark.parametrize("apart", [1, 100], ids=["close together", "far apart"])
-def test_a_huge_transaction_is_read_in_steps_that_its_size_does_not_matter_to(explained: Explained, apart: int) -> None:
+def test_the_size_of_a_huge_transaction_does_not_matter(explained: Explained, apart: int) -> None:
+    """The transaction takes seconds to make, so that all questions are asked of one."""
     connection = explained.connection
     with connection.transaction(force_rollback=True):
         [(xid,)] = connection.execute("select pg_current_xact_id()::text::bigint").fetchall()
         connection.execute(LATECOMER.encode(), (EVENTS, apart, HUGE))
-        upto = EVENTS + apart * HUGE
-        where = {"a": f"{xid}:{xid + 1}:{xid}", "a_next": xid + 1, "upto": upto}
-        for after in (0, EVENTS + apart * HUGE // 2):
-            first = max(after, EVENTS)
-            for shards in (list(range(64)), [5]):
-                found = read(explained, "read_late", **where, after=after, shards=shards)
-                got, marks = [row[0] for row in found if row[1] >= 0], [row[0] for row in found if row[1] < 0]
-                expected = [first + apart * n for n in range(1, CHUNK_EVENTS + 1)]
-                assert got == expected if len(shards) == 64 else 0 < len(got) < CHUNK_EVENTS
-                assert len(marks) == 1
-                assert marks[0] >= got[-1]
-                for text in (LOOK, NEXT, REST if apart == 1 else LATE):
-                    scanned = sum(node.scanned for node in explained.scans("event_", "past_", of=text))
-                    assert scanned <= 5 * CHUNK_EVENTS + 2 * PARTITIONS, text
+        huge = Huge(explained, xid, apart)
+        is_read_in_steps(huge)
+        is_passed_without_reading_it_when_its_types_are_others(huge)
+        is_read_where_events_in_its_middle_match(huge)
 
 
-@pytest.mark.parametrize("apart", [1, 100], ids=["close together", "far apart"])
-def test_a_huge_transaction_of_other_types_is_passed_without_reading_it(explained: Explained, apart: int) -> None:
+def is_read_in_steps(huge: Huge) -> None:
+    for after, first in ((0, 0), (huge.id(HUGE // 2), HUGE // 2)):
+        for shards in (list(range(64)), [5]):
+            got, marks = huge.read(after=after, shards=shards)
+            expected = [huge.id(first + n) for n in range(1, CHUNK_EVENTS + 1)]
+            assert got == expected if len(shards) == 64 else 0 < len(got) < CHUNK_EVENTS
+            assert len(marks) == 1
+            assert marks[0] >= got[-1]
+            for text in (LOOK, NEXT, REST if huge.apart == 1 else LATE):
+                scanned = sum(node.scanned for node in huge.explained.scans("event_", "past_", of=text))
+                assert scanned <= 5 * CHUNK_EVENTS + 2 * PARTITIONS, text
+
+
+def is_passed_without_reading_it_when_its_types_are_others(huge: Huge) -> None:
     """Eight steps in a call, each of which looks once at its events, and nothing else is done."""
-    connection = explained.connection
-    with connection.transaction(force_rollback=True):
-        [(xid,)] = connection.execute("select pg_current_xact_id()::text::bigint").fetchall()
-        connection.execute(LATECOMER.encode(), (EVENTS, apart, HUGE))
-        upto, step = EVENTS + apart * HUGE, 5 * CHUNK_EVENTS
-        where = {"a": f"{xid}:{xid + 1}:{xid}", "a_next": xid + 1, "upto": upto, "types": ["type.%", "another"]}
-        [mark] = read(explained, "read_late", **where)
-        assert mark[:2] == (EVENTS + apart * 8 * step, -1)
-        assert len([text for text in explained.texts if NEXT in text]) == 8
-        assert [text for text in explained.texts if REST in text or LATE in text] == []
-        assert read(explained, "read_late", **where, after=mark[0]) == []
-        assert len([text for text in explained.texts if NEXT in text]) == 2
+    types = ["type.%", "another"]
+    found, [mark] = huge.read(types=types)
+    assert (found, mark) == ([], huge.id(8 * STEP))
+    assert huge.steps() == 8
+    assert [text for text in huge.explained.texts if REST in text or LATE in text] == []
+    assert huge.read(types=types, after=mark) == ([], [])
+    assert huge.steps() == 2
 
 
-@pytest.mark.parametrize("apart", [1, 100], ids=["close together", "far apart"])
-def test_events_in_the_middle_of_a_huge_transaction_of_other_types_are_found(explained: Explained, apart: int) -> None:
-    connection, step = explained.connection, 5 * CHUNK_EVENTS
-    with connection.transaction(force_rollback=True):
-        [(xid,)] = connection.execute("select pg_current_xact_id()::text::bigint").fetchall()
-        connection.execute(LATECOMER.encode(), (EVENTS, apart, HUGE))
-        wanted = [EVENTS + apart * n for n in (3 * step + 1, 5 * step, HUGE)]
-        connection.execute("update outbox.event set type = 'another' where id = any (%s)", (wanted,))
-        where = {"a": f"{xid}:{xid + 1}:{xid}", "a_next": xid + 1, "upto": EVENTS + apart * HUGE, "types": ["another"]}
-        found, marks = list[int](), [0]
-        while len(found) < len(wanted):
-            rows = read(explained, "read_late", **where, after=marks[-1])
-            found += [row[0] for row in rows if row[1] >= 0]
-            marks += [row[0] for row in rows if row[1] < 0]
-        assert found == wanted
-        assert marks == [0, *(EVENTS + apart * n * step for n in (4, 5))]
+def is_read_where_events_in_its_middle_match(huge: Huge) -> None:
+    wanted = [huge.id(number) for number in (3 * STEP + 1, 5 * STEP, HUGE)]
+    huge.explained.connection.execute("update outbox.event set type = 'another' where id = any (%s)", (wanted,))
+    found, marks = list[int](), [0]
+    while len(found) < len(wanted):
+        more, passed = huge.read(types=["another"], after=marks[-1])
+        found += more
+        marks += passed
+    assert found == wanted
+    assert marks == [0, *(huge.id(number * STEP) for number in (4, 5))]
 
 
 def test_transactions_that_still_run_are_not_looked_for(explained: Explained) -> None:

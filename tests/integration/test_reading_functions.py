@@ -25,6 +25,8 @@ from tests.support.database import Database
 from tests.support.postgres import PostgresServer
 from tests.support.wait import until
 
+pytestmark = pytest.mark.xdist_group("reading functions")
+
 Connection = psycopg.Connection[Any]
 SQL = statements()
 ME, OTHER = UUID(int=1), UUID(int=2)

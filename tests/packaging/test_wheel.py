@@ -24,7 +24,7 @@ SECONDS = 300
 OLDEST_PSYCOPG = "psycopg==3.2"
 
 # An environment is filled from the network, once for several tests.
-pytestmark = [pytest.mark.thorough, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(400), pytest.mark.xdist_group("wheel")]
 
 EMIT = """
 import asyncio, sys

@@ -26,6 +26,8 @@ from tests.support.database import Database
 from tests.support.postgres import PostgresServer
 from tests.support.wait import until
 
+pytestmark = pytest.mark.xdist_group("window rules")
+
 MIB = 1 << 20
 EVERY_SHARD = list(range(SHARDS))
 PLAIN: dict[str, Any] = {}

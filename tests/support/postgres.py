@@ -16,6 +16,8 @@ MEMORY = Path("/dev/shm")  # noqa: S108 - a directory with a name of its own is 
 MEMORY_FREE_BYTES, MACHINE_BYTES = 6 << 30, 12 << 30
 """What must be free there, and what the machine must have, for data to be kept in memory."""
 TOOL_SECONDS = 120
+FIRST_WITH_STRATEGY = 15
+"""The first version in which CREATE DATABASE offers a strategy; earlier ones copy files."""
 SETTINGS: Mapping[str, Setting] = {"max_prepared_transactions": 20}
 
 
@@ -53,10 +55,14 @@ class PostgresServer(postgres.PostgresServer):
         self.start()
 
     def create_database(self, name: str, *, template: str = "template1") -> None:
-        """Create a database as a copy of `template`, which must have no connections."""
-        command = sql.SQL("create database {} template {}").format(sql.Identifier(name), sql.Identifier(template))
+        """Create a database as a copy of `template`, which must have no connections.
+
+        Its files are copied, which takes half as long as the default of PostgreSQL 15 and later, the write-ahead log.
+        """
+        strategy = sql.SQL("strategy file_copy" if self.major >= FIRST_WITH_STRATEGY else "")
+        command = sql.SQL("create database {} template {} {}")
         with self.connect() as connection:
-            connection.execute(command)
+            connection.execute(command.format(sql.Identifier(name), sql.Identifier(template), strategy))
 
     def drop_database(self, name: str) -> None:
         """Remove a database, ending whatever connections it has; nothing happens if there is none."""

@@ -154,23 +154,23 @@ class Rig:
         """Wait until every shard stands at the end of the log and no row waits to be delivered."""
 
         async def fact() -> bool:
-            return await self._at_rest()
+            return self._at_end() and not await self._rows_wait() and self._at_end()
 
         await auntil(fact, seconds=seconds, what="everything is delivered or dead")
 
-    async def _at_rest(self) -> bool:
+    def _at_end(self) -> bool:
+        """Return True if every shard stands at the end of the log."""
+        end = self.ticker.latest.seq if self.ticker.latest else 0
+        return all(reader.idle and reader.position.a.seq >= end for relay in self.relays for reader in relay.readers)
+
+    async def _rows_wait(self) -> bool:
+        """Return True if a row is due within a minute."""
         dsn = self.dsn if self.pooler else direct(self.dsn)
         async with await AsyncConnection.connect(dsn, autocommit=True) as connection:
             cursor = await connection.execute(
-                "select count(*) from outbox.delivery where state <> 'dead' and due_at < now() + interval '1 minute'"
+                "select from outbox.delivery where state <> 'dead' and due_at < now() + interval '1 minute' limit 1"
             )
-            row = await cursor.fetchone()
-        at_end = all(
-            reader.idle and reader.position.a.seq >= (self.ticker.latest.seq if self.ticker.latest else 0)
-            for relay in self.relays
-            for reader in relay.readers
-        )
-        return at_end and row == (0,)
+            return await cursor.fetchone() is not None
 
     async def owns_all(self, seconds: float = 30) -> None:
         """Wait until this relay owns every shard of its sinks."""

@@ -7,9 +7,12 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-PAUSE_SECONDS = 0.01
 BECOMES_SECONDS = 40.0
 """Time limit of ``becomes``."""
+MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.01, 0.05
+PAUSE_SHARE = 0.05
+"""Length of a pause, as a share of the time waited so far: most facts cost a connection, which a long wait would make a
+hundred times a second while other processes need the processor."""
 
 
 class NotInTime(AssertionError):
@@ -22,27 +25,31 @@ def until(fact: Callable[[], T], *, seconds: float, what: str) -> T:
     An exception of `fact` goes through at once. Raises :class:`NotInTime`, naming `what` and the last answer, after
     `seconds`.
     """
-    deadline = time.monotonic() + seconds
+    began = time.monotonic()
     while not (answer := fact()):
-        if time.monotonic() >= deadline:
+        if (waited := time.monotonic() - began) >= seconds:
             raise NotInTime(_message(what, seconds, answer))
-        time.sleep(PAUSE_SECONDS)
+        time.sleep(_pause(waited))
     return answer
 
 
 async def auntil(fact: Callable[[], Awaitable[T]], *, seconds: float, what: str) -> T:
     """Do what :func:`until` does for a coroutine function, without blocking the event loop."""
-    deadline = time.monotonic() + seconds
+    began = time.monotonic()
     while not (answer := await fact()):
-        if time.monotonic() >= deadline:
+        if (waited := time.monotonic() - began) >= seconds:
             raise NotInTime(_message(what, seconds, answer))
-        await asyncio.sleep(PAUSE_SECONDS)
+        await asyncio.sleep(_pause(waited))
     return answer
 
 
 async def becomes(fact: Callable[[], object], what: str) -> None:
     """Wait until ``fact``, which may block, returns a true value. It is called in a thread."""
     await auntil(lambda: asyncio.to_thread(fact), seconds=BECOMES_SECONDS, what=what)
+
+
+def _pause(waited: float) -> float:
+    return min(MAX_PAUSE_SECONDS, max(MIN_PAUSE_SECONDS, PAUSE_SHARE * waited))
 
 
 def _message(what: str, seconds: float, answer: object) -> str:

@@ -18,27 +18,28 @@ from tests.support.kafka.topics import Administration
 
 FORMAT_SECONDS = 60
 CLUSTER_ID = "outboxRelayTestsClustr"
+QUICK_START = ("-XX:TieredStopAtLevel=1",)
+"""Options of Java for a broker that starts on few cores and needs no optimizing compiler."""
 JAVA = ("java", "-XX:-UsePerfData", "-Xmx512m", "-XX:+UseSerialGC", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn")
 
 
 class KafkaBroker(Broker):
     """One broker in a temporary directory, on a free port of the loopback address.
 
-    `settings` are added to Kafka's settings, such as `{"message.max.bytes": "20000"}`. Where Java or Maven is missing,
-    the demo's broker is the substitute. With the environment variable CI set to `true` there is no substitute, and
-    :class:`NoKafka` is raised.
+    `settings` are added to Kafka's settings, such as `{"message.max.bytes": "20000"}`, and `java` to the options of the
+    virtual machine. Where Java or Maven is missing, the demo's broker is the substitute. With the environment variable
+    CI set to `true` there is no substitute, and :class:`NoKafka` is raised.
 
     As a context manager it is created, started, and removed at the end.
     """
 
-    def __init__(self, settings: Mapping[str, str] | None = None) -> None:
+    def __init__(self, settings: Mapping[str, str] | None = None, *, java: tuple[str, ...] = ()) -> None:
         self._libraries = _libraries()
         super().__init__()
         self.controller_port = ports.free_port()
         self._settings = dict(settings or {})
         self._without: tuple[str, ...] = ()
-        self.java: tuple[str, ...] = ()
-        """Further options of the virtual machine."""
+        self.java = java
 
     def __enter__(self) -> Self:
         try:
@@ -123,7 +124,7 @@ class KafkaBroker(Broker):
         self._properties.write_text("".join(lines))
         alone = [] if "controller.quorum.voters" in settings else ["--standalone"]
         command = [
-            *JAVA, "-cp", f"{self._libraries}/*", "kafka.tools.StorageTool", "format", *alone,
+            *JAVA, *QUICK_START, "-cp", f"{self._libraries}/*", "kafka.tools.StorageTool", "format", *alone,
             "--cluster-id", CLUSTER_ID, "--config", str(self._properties),
         ]  # fmt: skip
         done = subprocess.run(

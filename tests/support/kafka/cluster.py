@@ -10,7 +10,7 @@ from confluent_kafka import KafkaException
 
 from outbox_relay.workbench.embedded import ports
 from tests.support.kafka import records
-from tests.support.kafka.broker import KafkaBroker
+from tests.support.kafka.broker import QUICK_START, KafkaBroker
 from tests.support.kafka.records import Record
 from tests.support.kafka.topics import Administration
 from tests.support.wait import until
@@ -27,13 +27,11 @@ class KafkaCluster:
     """
 
     def __init__(self, settings: Mapping[str, str] | None = None) -> None:
-        self.nodes = [KafkaBroker() for _ in range(NODES)]
+        self.nodes = [KafkaBroker(java=QUICK_START) for _ in range(NODES)]
         voters = ",".join(
             f"{number}@{ports.LOOPBACK}:{node.controller_port}" for number, node in enumerate(self.nodes, 1)
         )
         for number, node in enumerate(self.nodes, 1):
-            # Three nodes start on few cores, and need no optimizing compiler.
-            node.java = ("-XX:TieredStopAtLevel=1",)
             own = {
                 "node.id": str(number),
                 "controller.quorum.voters": voters,

@@ -8,7 +8,7 @@ import trustme
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 
 from outbox_relay.workbench.embedded import ports
-from tests.support.kafka.broker import KafkaBroker
+from tests.support.kafka.broker import QUICK_START, KafkaBroker
 from tests.support.kafka.topics import Administration
 from tests.support.wait import until
 
@@ -53,7 +53,7 @@ class SecuredBroker(KafkaBroker):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(java=QUICK_START)
         self.certificates = Certificates(self.directory)
         self._ports = {name: ports.free_port() for name in ("SCRAM", "MTLS", "OAUTH")}
         listeners = {"PLAINTEXT": self.port, **self._ports, "CONTROLLER": self.controller_port}
