@@ -42,8 +42,12 @@ def configure(level: str, form: str, *, colors: bool = False) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    for chatty in ("httpx", "httpcore", "asyncio", "aiohttp.access"):
-        logging.getLogger(chatty).setLevel(logging.WARNING)
+    _quieten_libraries()
+
+
+def _quieten_libraries() -> None:
+    for name in ("httpx", "httpcore", "asyncio", "aiohttp.access"):
+        logging.getLogger(name).setLevel(logging.WARNING)
     # The pool warns of every failed connection in libpq's words. The relay reports it once, in its own words.
     logging.getLogger("psycopg.pool").setLevel(logging.ERROR)
 
