@@ -127,14 +127,14 @@ class DeliveryStatements(Database):
         parameters = {"sink": sink, "ids": [d[0] for d in done], "leases": [d[1] for d in done]}
         return {row_id for (row_id,) in await self._rows("rows_done", parameters)}
 
-    async def rows_back(self, sink: str, back: Sequence[RowBack]) -> set[int]:
+    async def rows_back(self, sink: str, updates: Sequence[RowBack]) -> set[int]:
         """Update rows that were not delivered and end their leases; return the ids of those that were still leased."""
         parameters = {
             "sink": sink,
-            "ids": [r.id for r in back],
-            "leases": [r.lease for r in back],
-            "states": [r.state for r in back],
-            **_outcomes(back),
+            "ids": [r.id for r in updates],
+            "leases": [r.lease for r in updates],
+            "states": [r.state for r in updates],
+            **_outcomes(updates),
         }
         return {row_id for (row_id,) in await self._rows("rows_back", parameters)}
 
