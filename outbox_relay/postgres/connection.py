@@ -20,7 +20,7 @@ from outbox_relay.postgres.session_settings import startup_options
 
 T = TypeVar("T")
 
-PLACE: LiteralString = """
+IDENTITY: LiteralString = """
 select c.system_identifier, d.oid::bigint
   from pg_catalog.pg_control_system() c, pg_catalog.pg_database d where d.datname = pg_catalog.current_database()
 """
@@ -64,9 +64,9 @@ async def fix_settings(connection: AsyncConnection[Any]) -> None:
         await connection.execute("set DateStyle = 'ISO'")
 
 
-async def place(connection: AsyncConnection[Any]) -> tuple[int, int]:
+async def database_identity(connection: AsyncConnection[Any]) -> tuple[int, int]:
     """Return the cluster's system identifier and the database's oid, which together identify the database."""
-    row = await (await connection.execute(PLACE)).fetchone()
+    row = await (await connection.execute(IDENTITY)).fetchone()
     return (row[0], row[1]) if row else (0, 0)
 
 

@@ -20,10 +20,10 @@ from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
 from outbox_relay.domain.cancellation import propagate_cancellation
 from outbox_relay.domain.errors import DatabaseUnavailable, DatabaseUnusable, IncarnationChanged, StatementFailed
-from outbox_relay.postgres.connection import Connection, direct, fix_settings, place
+from outbox_relay.postgres.connection import Connection, database_identity, direct, fix_settings
 from outbox_relay.postgres.connection_slots import TICKS, ConnectionSlots, caller
 from outbox_relay.postgres.errors import encoding_fault, explain, explain_statement
-from outbox_relay.postgres.session_settings import Misfit, complaint, misfits, settings_of
+from outbox_relay.postgres.session_settings import WrongSetting, settings_of, wrong_settings, wrong_settings_message
 
 T = TypeVar("T")
 TUPLES: AsyncRowFactory[Any] = cast(Any, tuple_row)
@@ -46,9 +46,9 @@ CONNECTION_DEFAULTS: Mapping[str, str | int] = {
 }
 """With these, a peer that vanished is detected within 15 to 25 s; the kernel's defaults take 15 minutes."""
 TOO_SHORT = {
-    OUT_OF_TIME: Misfit("statement_timeout", "shorter than a statement takes", "9s"),
-    "57P05": Misfit("idle_session_timeout", "shorter than a moment", "0"),
-    "25P04": Misfit("transaction_timeout", "shorter than a statement takes", "0"),
+    OUT_OF_TIME: WrongSetting("statement_timeout", "shorter than a statement takes", "9s"),
+    "57P05": WrongSetting("idle_session_timeout", "shorter than a moment", "0"),
+    "25P04": WrongSetting("transaction_timeout", "shorter than a statement takes", "0"),
 }
 """The settings that can end the query for the settings, by SQLSTATE."""
 
@@ -80,7 +80,7 @@ class Database:
         self._prepare_after = None if pooler else 2
         self._connections = connections
         self._slots = ConnectionSlots(connections)
-        self._mended_losses = 0
+        self._replaced_losses = 0
         self._call_seconds = call_seconds
         self._pool: AsyncConnectionPool[Connection] | None = None
         self.connection_losses = 0
@@ -125,14 +125,14 @@ class Database:
             pool, self._pool = self._pool, None
             await pool.close(timeout=1.0)
 
-    async def mend(self) -> None:
+    async def replace_lost_connections(self) -> None:
         """Replace every connection if one was lost since the last call.
 
         The others are not checked: a connection that was lost silently never answers, and the pool's ``check`` can
         swallow the timeout that limits it.
         """
-        if self._pool is not None and self.connection_losses != self._mended_losses:
-            self._mended_losses = self.connection_losses
+        if self._pool is not None and self.connection_losses != self._replaced_losses:
+            self._replaced_losses = self.connection_losses
             await self._pool.drain()
 
     async def check_session(self) -> None:
@@ -147,12 +147,12 @@ class Database:
         except StatementFailed as error:
             if (short := TOO_SHORT.get(error.sqlstate or "")) is None:
                 raise
-            raise DatabaseUnusable(complaint([short])) from None
+            raise DatabaseUnusable(wrong_settings_message([short])) from None
 
-    async def place(self) -> tuple[int, int]:
+    async def database_identity(self) -> tuple[int, int]:
         """Return the cluster's system identifier and the database's oid, which together identify the database."""
-        async with self._connection(self._call_seconds, "place") as connection:
-            return await place(connection)
+        async with self._connection(self._call_seconds, "database_identity") as connection:
+            return await database_identity(connection)
 
     async def named(self, name: str, parameters: Mapping[str, Any], deadline: float | None = None) -> list[Any]:
         """Return the rows of a statement file as named tuples, for queries outside the data path."""
@@ -186,7 +186,7 @@ class Database:
                 self._judge(await cursor.fetchall())
         except psycopg.Error as error:
             short = TOO_SHORT.get(error.sqlstate or "") if self._pooler else None
-            raise (DatabaseUnusable(complaint([short])) if short else explain(error)) from None
+            raise (DatabaseUnusable(wrong_settings_message([short])) if short else explain(error)) from None
 
     async def _configure(self, connection: Connection) -> None:
         connection.prepare_threshold = self._prepare_after
@@ -199,8 +199,8 @@ class Database:
             raise
 
     def _judge(self, found: Sequence[Any]) -> None:
-        if wrong := misfits(found):
-            raise DatabaseUnusable(complaint(wrong))
+        if wrong := wrong_settings(found):
+            raise DatabaseUnusable(wrong_settings_message(wrong))
 
     # -- running statements -------------------------------------------------------------------------------
 

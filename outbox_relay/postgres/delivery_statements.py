@@ -12,7 +12,7 @@ from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import Attempt, printable
 from outbox_relay.domain.window import MAX_ID, Position
 from outbox_relay.postgres.database import Database
-from outbox_relay.postgres.rows import MOST_PAYLOAD, ClaimedRow, NewRow, RowBack
+from outbox_relay.postgres.rows import MOST_PAYLOAD, ClaimedRow, NewRow, RowUpdate
 
 
 class DeliveryStatements(Database):
@@ -100,14 +100,14 @@ class DeliveryStatements(Database):
         found = await self._rows("row_payload", {"sink": sink, "id": event_id, "lease": lease})
         return found[0] if found else None
 
-    async def standing(self, sink: str, most: int, *, trouble: bool) -> tuple[int, bool]:
+    async def count_parked(self, sink: str, most: int, *, trouble: bool) -> tuple[int, bool]:
         """Count the rows of the sink that are to be delivered, up to ``most`` with and ``most`` without an order.
 
         With ``trouble``, also return whether one of them returned without a counted attempt, so that it waits for a
         part of the destination.
         """
         parameters = {"sink": sink, "most": most, "trouble": trouble}
-        [(count, waiting)] = await self._rows("standing", parameters)
+        [(count, waiting)] = await self._rows("count_parked", parameters)
         return count, waiting
 
     async def give_rows_back(self, sink: str, owner: UUID) -> int:
@@ -122,12 +122,12 @@ class DeliveryStatements(Database):
 
     # -- outcomes of rows -------------------------------------------------------------------------------------
 
-    async def rows_done(self, sink: str, done: Sequence[tuple[int, UUID]]) -> set[int]:
+    async def delete_rows(self, sink: str, done: Sequence[tuple[int, UUID]]) -> set[int]:
         """Delete delivered rows (id, lease); return the ids of those whose lease was still valid."""
         parameters = {"sink": sink, "ids": [d[0] for d in done], "leases": [d[1] for d in done]}
-        return {row_id for (row_id,) in await self._rows("rows_done", parameters)}
+        return {row_id for (row_id,) in await self._rows("delete_rows", parameters)}
 
-    async def rows_back(self, sink: str, updates: Sequence[RowBack]) -> set[int]:
+    async def update_rows(self, sink: str, updates: Sequence[RowUpdate]) -> set[int]:
         """Update rows that were not delivered and end their leases; return the ids of those that were still leased."""
         parameters = {
             "sink": sink,
@@ -136,7 +136,7 @@ class DeliveryStatements(Database):
             "states": [r.state for r in updates],
             **_outcomes(updates),
         }
-        return {row_id for (row_id,) in await self._rows("rows_back", parameters)}
+        return {row_id for (row_id,) in await self._rows("update_rows", parameters)}
 
 
 def _positions(positions: Mapping[int, tuple[int, Position]]) -> dict[str, Any]:
@@ -172,7 +172,7 @@ def _new_rows(rows: Sequence[NewRow], epochs: Mapping[int, int]) -> dict[str, An
     }
 
 
-def _outcomes(rows: Sequence[NewRow] | Sequence[RowBack]) -> dict[str, Any]:
+def _outcomes(rows: Sequence[NewRow] | Sequence[RowUpdate]) -> dict[str, Any]:
     """Return the columns that new and updated rows have in common."""
     return {
         "due_in": [r.due_in for r in rows],

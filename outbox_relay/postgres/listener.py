@@ -20,7 +20,7 @@ from psycopg import AsyncConnection
 
 from outbox_relay.domain.cancellation import propagate_cancellation
 from outbox_relay.domain.errors import DatabaseUnavailable, RelayError
-from outbox_relay.postgres.connection import direct, fix_settings, place
+from outbox_relay.postgres.connection import database_identity, direct, fix_settings
 from outbox_relay.postgres.errors import explain
 
 if TYPE_CHECKING:
@@ -45,14 +45,14 @@ SERVER_KEEPALIVE = "-c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5 -c tc
 """Ends the session of a client that vanished, which would otherwise keep the lock."""
 
 
-ELSEWHERE = (
+WRONG_DATABASE = (
     "database.listen_dsn leads to another server or database than database.dsn: the relay polls until it is corrected"
 )
-Place = tuple[int, int]
-"""The identity of a database: see ``connection.place``."""
+DatabaseIdentity = tuple[int, int]
+"""The identity of a database: see ``connection.database_identity``."""
 
 
-class Wakeup:
+class CommitListener:
     """Waits until an emit commits, or for a limited time.
 
     Without a DSN, or while it cannot connect, it only waits. ``here`` returns the identity of the database whose log is
@@ -63,7 +63,7 @@ class Wakeup:
     def __init__(
         self,
         dsn: Callable[[], str] | None,
-        here: Callable[[], Awaitable[Place]] | None = None,
+        here: Callable[[], Awaitable[DatabaseIdentity]] | None = None,
         log: BoundLogger | None = None,
     ) -> None:
         self._dsn = dsn
@@ -79,7 +79,7 @@ class Wakeup:
         """True if a notification would arrive."""
         return self._connection is not None
 
-    async def lie_down(self) -> bool:
+    async def begin_listening(self) -> bool:
         """Announce an idle relay. Return False if that failed, so that no notification ends the next ``sleep``.
 
         The log must be read once more between this call and ``sleep``.
@@ -112,12 +112,12 @@ class Wakeup:
     async def _is_expected(self, connection: AsyncConnection[Any]) -> bool:
         """Return whether this connection leads to the database whose log is read."""
         try:
-            right = self._here is None or await place(connection) == await self._here()
+            right = self._here is None or await database_identity(connection) == await self._here()
         except BaseException:
             await connection.close()
             raise
         if not right and not self._warned and self._log is not None:
-            self._log.warning(ELSEWHERE)
+            self._log.warning(WRONG_DATABASE)
             self._warned = True
         return right
 
@@ -136,7 +136,7 @@ class Wakeup:
             await self.close()
         return woken
 
-    async def get_up(self) -> None:
+    async def stop_listening(self) -> None:
         """Withdraw the announcement when there is work. It is kept while the log has no new events."""
         if not self._announced or self._connection is None:
             return
@@ -168,14 +168,14 @@ class Wakeup:
         return connection
 
 
-async def listens_at(dsn: str) -> Place:
+async def dsn_identity(dsn: str) -> DatabaseIdentity:
     """Return the identity of the database of ``dsn``. Raise ``DatabaseUnavailable`` or ``DatabaseUnusable``."""
     try:
         async with asyncio.timeout(2 * ANSWER_SECONDS):
             async with await AsyncConnection.connect(
                 direct(dsn), autocommit=True, **cast(Any, KEEPALIVE)
             ) as connection:
-                return await place(connection)
+                return await database_identity(connection)
     except TimeoutError:
         raise DatabaseUnavailable(f"the database did not answer within {2 * ANSWER_SECONDS:g} s") from None
     except psycopg.Error as error:

@@ -12,7 +12,7 @@ from outbox_relay.domain.errors import DatabaseUnusable
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.window import Tick
 from outbox_relay.postgres.database import TUPLES, Database
-from outbox_relay.postgres.rows import Look
+from outbox_relay.postgres.rows import TickResult
 
 TICK_SECONDS = 5.0
 """Longest wait for a tick, which reads next to nothing. It is the first call to notice a connection that was lost
@@ -40,7 +40,7 @@ class LogStatements(Database):
 
     async def max_payload_bytes(self) -> int | None:
         """Return the largest payload that applications may emit, in bytes; None if the stored value is no number."""
-        [(found,)] = await self._rows("max_payload", {})
+        [(found,)] = await self._rows("max_payload_bytes", {})
         return found
 
     async def floor(self) -> int:
@@ -49,7 +49,7 @@ class LogStatements(Database):
         Raises ``DatabaseUnusable`` if the log comes from another cluster, or if it holds ids or xids that the server
         has not assigned yet.
         """
-        [(floor, ids_ahead, highest_xid, elsewhere)] = await self._rows("sane", {})
+        [(floor, ids_ahead, highest_xid, elsewhere)] = await self._rows("floor", {})
         if elsewhere:
             raise DatabaseUnusable(
                 "the log comes from another cluster, as after a restore, a move or pg_upgrade: stop every relay, then "
@@ -66,12 +66,12 @@ class LogStatements(Database):
         """Mark the server, so that a restart after a crash of one of its processes is detected: see ``outbox.arm``."""
         await self._rows("arm", {}, deadline=self._tick_seconds())
 
-    async def tick(self) -> Look:
+    async def tick(self) -> TickResult:
         """Take a tick."""
-        [(seq, snapshot, next_xid, incarnation, wal, now, generations)] = await self._rows(
+        [(seq, snapshot, next_xid, incarnation, wal, now, versions)] = await self._rows(
             "tick", {}, TUPLES, self._tick_seconds()
         )
-        return Look(Tick(seq, snapshot, next_xid), incarnation, wal, now, int(generations))
+        return TickResult(Tick(seq, snapshot, next_xid), incarnation, wal, now, int(versions))
 
     def _tick_seconds(self) -> float:
         return min(TICK_SECONDS, self._call_seconds)

@@ -17,17 +17,17 @@ MOST_PAYLOAD = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class TickResult:
     """A tick with the server's incarnation, its WAL position in bytes, and its clock.
 
-    ``generations`` counts changes of the configuration and of positions. It is higher after each of them.
+    ``config_versions`` counts changes of the configuration and of positions. It is higher after each of them.
     """
 
     tick: Tick
     incarnation: str
     wal: int
     now: datetime
-    generations: int
+    config_versions: int
 
 
 class Claimed(NamedTuple):
@@ -45,7 +45,7 @@ class SinkRow(NamedTuple):
     """The state of a sink in the database.
 
     ``patterns`` are those of ``generation``. ``in_flight_limit`` is the concurrency of a relay after the destination
-    requested less; None means the configured maximum. ``free`` is the number of shards without an owner.
+    requested less; None means the configured maximum. ``unowned`` is the number of shards without an owner.
     """
 
     name: str
@@ -53,11 +53,11 @@ class SinkRow(NamedTuple):
     paused: bool
     circuit: str
     in_flight_limit: int | None
-    free: int
+    unowned: int
     patterns: Sequence[str]
 
 
-class Share(NamedTuple):
+class RelayRank(NamedTuple):
     """The number of live relays that serve a sink, and the number of them with an id below this relay's."""
 
     sink: str
@@ -101,7 +101,7 @@ class ClaimedRow(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class RowBack:
+class RowUpdate:
     """The update of a leased row that was not delivered.
 
     ``attempts`` is the new count. ``state`` and ``due_in`` (seconds) are left unchanged if they are None.

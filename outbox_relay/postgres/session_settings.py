@@ -60,7 +60,7 @@ _EITHER_WAY: Final = frozenset({"jit", "default_transaction_deferrable"})
 _UNITS: Final[Mapping[str, int]] = {"ms": 1, "s": 1_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
-class Misfit(NamedTuple):
+class WrongSetting(NamedTuple):
     """A setting of a session with a value that the relay cannot work with, and the required value."""
 
     name: str
@@ -84,14 +84,14 @@ def _escaped(value: str) -> str:
     return value.replace("\\", "\\\\").replace(" ", "\\ ")
 
 
-def misfits(found: Iterable[tuple[str, str | None]]) -> list[Misfit]:
+def wrong_settings(found: Iterable[tuple[str, str | None]]) -> list[WrongSetting]:
     """Return those of ``found`` (name, value as SHOW prints it) that the relay cannot work with.
 
     A setting without a value does not exist on that server.
     """
     needed = settings_of(max(since for since, _ in NEWER_SETTINGS.values()))
     return [
-        Misfit(name, value, needed[name])
+        WrongSetting(name, value, needed[name])
         for name, value in found
         if value is not None and not _fits(name, value, needed[name])
     ]
@@ -124,9 +124,9 @@ def _catalog_first(path: str) -> bool:
     return "pg_catalog" not in schemas[1:]
 
 
-def complaint(misfit: Sequence[Misfit]) -> str:
+def wrong_settings_message(wrong: Sequence[WrongSetting]) -> str:
     """Return the error message for a session behind a pooler, with the fix."""
-    each = "; ".join(f"{name} is {value!r} and must be {needed!r}" for name, value, needed in misfit)
+    each = "; ".join(f"{name} is {value!r} and must be {needed!r}" for name, value, needed in wrong)
     return (
         f"the sessions behind the pooler have settings that the relay cannot work with: {each}: "
         "run outbox-relay migrate --grant-relay ROLE, which sets them for the relay's role in this database (or ALTER "

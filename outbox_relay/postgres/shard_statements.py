@@ -9,7 +9,7 @@ from uuid import UUID
 from outbox_relay.domain.errors import PositionsMissing
 from outbox_relay.domain.window import Position, Tick
 from outbox_relay.postgres.database import Database
-from outbox_relay.postgres.rows import Claimed, Share
+from outbox_relay.postgres.rows import Claimed, RelayRank
 
 
 class ShardStatements(Database):
@@ -54,7 +54,7 @@ class ShardStatements(Database):
 
     async def release_unknown_shards(self, sink: str, owner: UUID, known: Iterable[int]) -> int:
         """Release the shards that ``owner`` owns in the database and that are not in ``known``; return their number."""
-        return await self._do("release_unknown", {"sink": sink, "owner": owner, "known": list(known)})
+        return await self._do("release_unknown_shards", {"sink": sink, "owner": owner, "known": list(known)})
 
     async def reset_crashes(self, sink: str, owner: UUID, held: Mapping[int, int]) -> None:
         """Reset the crash count of shards (shard → epoch) whose position has advanced."""
@@ -94,10 +94,10 @@ class ShardStatements(Database):
         parameters = {"id": relay, "name": name, "version": version, "sinks": list(sinks)}
         await self._do("heartbeat", parameters, deadline)
 
-    async def shares(self, relay: UUID, sinks: Sequence[str], lease_seconds: float) -> list[Share]:
+    async def relay_ranks(self, relay: UUID, sinks: Sequence[str], lease_seconds: float) -> list[RelayRank]:
         """Return how the live relays share these sinks. A relay is live for ``lease_seconds`` after its heartbeat."""
         parameters = {"id": relay, "sinks": list(sinks), "lease": lease_seconds}
-        return [Share(*row) for row in await self._rows("shares", parameters)]
+        return [RelayRank(*row) for row in await self._rows("relay_ranks", parameters)]
 
     async def forget_relay(self, relay: UUID) -> None:
         """Delete the heartbeat of a relay that stops."""

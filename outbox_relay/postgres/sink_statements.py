@@ -55,9 +55,9 @@ class SinkStatements(Database):
         """Record an error that the sink's client met without an event; None clears such an error."""
         await self._do("record_trouble", {"sink": sink, "error": error})
 
-    async def pause_gone(self, sink: str, reason: str) -> None:
+    async def pause_sink(self, sink: str, reason: str) -> None:
         """Pause a sink whose destination is gone for good, and record the ``reason``."""
-        await self._do("pause_gone", {"sink": sink, "reason": reason})
+        await self._do("pause_sink", {"sink": sink, "reason": reason})
 
 
 def _registration(sinks: Sequence[dict[str, Any]], tick: Tick) -> dict[str, Any]:

@@ -205,7 +205,7 @@ class Gate:
         """Ask the database, and add what is on its way there or has been parked since."""
         parked, unsettled, troubled = self._parked, self._unsettled(), self._trouble is not None
         try:
-            count, waiting = await self._store.standing(self._spec.name, self._spec.parked_max, trouble=troubled)
+            count, waiting = await self._store.count_parked(self._spec.name, self._spec.parked_max, trouble=troubled)
         except StatementFailed:  # the next one may have more time; until then the count of this process goes on
             return
         self._standing = count + unsettled + self._parked - parked
@@ -263,7 +263,7 @@ class Gate:
                 self._holding.circuit, _, self._holding.in_flight_limit = news
                 self._told, self._told_at = news, time.monotonic()
             if self._gone is not None:
-                await self._store.pause_gone(self._holding.sink, self._gone)
+                await self._store.pause_sink(self._holding.sink, self._gone)
                 self._gone = None
             await asyncio.sleep(RECORD_SECONDS)
 

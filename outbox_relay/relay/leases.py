@@ -227,7 +227,7 @@ class Ownership:
         changed = self._miss({row.name for row in rows})
         for row in rows:
             holding = self._holdings[row.name]
-            holding.circuit, holding.in_flight_limit, holding.free = row.circuit, row.in_flight_limit, row.free
+            holding.circuit, holding.in_flight_limit, holding.free = row.circuit, row.in_flight_limit, row.unowned
             holding.newest, holding.patterns = row.generation, tuple(row.patterns)
             if row.paused:
                 holding.unserved = 0
@@ -288,7 +288,7 @@ class Ownership:
         return True
 
     async def _share(self, renewed: bool) -> None:
-        for share in await self._store.shares(self.relay, list(self._holdings), self.lease_seconds):
+        for share in await self._store.relay_ranks(self.relay, list(self._holdings), self.lease_seconds):
             holding = self._holdings[share.sink]
             if share.relays or not holding.superseded:
                 holding.unserved = 0

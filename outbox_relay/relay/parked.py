@@ -27,7 +27,7 @@ from outbox_relay.domain.outcomes import (
     Verdict,
     decide,
 )
-from outbox_relay.postgres.rows import MOST_PAYLOAD, ClaimedRow, RowBack
+from outbox_relay.postgres.rows import MOST_PAYLOAD, ClaimedRow, RowUpdate
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.dispatch import LEASE_MARGIN_SECONDS, Desk
 from outbox_relay.relay.gate import Pass
@@ -113,7 +113,7 @@ class Rows:
         self._tasks: asyncio.TaskGroup | None = None
         self._under_way = 0
         self._done: list[ClaimedRow] = []
-        self._back: list[tuple[ClaimedRow, RowBack]] = []
+        self._back: list[tuple[ClaimedRow, RowUpdate]] = []
         self._settle = asyncio.Event()
         self._settled = asyncio.Event()
 
@@ -340,7 +340,7 @@ class Rows:
         for row in claimed:
             key = row.event.key if row.ordered else None
             if key in stopped:
-                self._send_back(row, RowBack(row.event.id, row.lease, row.attempts))
+                self._send_back(row, RowUpdate(row.event.id, row.lease, row.attempts))
             elif not self._stops_everybody(row) and not self._is_faulty(row):
                 rows.append(row)
             elif key is not None and desk.spec.hold:
@@ -351,7 +351,7 @@ class Rows:
         """Whether the event of ``row`` cannot be delivered by any relay; then it is dead."""
         if row.event.fault is None:
             return False
-        self._send_back(row, RowBack(row.event.id, row.lease, row.attempts, "dead", None, row.event.fault))
+        self._send_back(row, RowUpdate(row.event.id, row.lease, row.attempts, "dead", None, row.event.fault))
         return True
 
     def _stops_everybody(self, row: ClaimedRow) -> bool:
@@ -359,7 +359,7 @@ class Rows:
         if row.claims <= MOST_CLAIMS:
             return False
         error = f"claimed {row.claims - 1} times without an outcome: whoever delivers it may have died of it"
-        self._send_back(row, RowBack(row.event.id, row.lease, row.attempts, "dead", None, error))
+        self._send_back(row, RowUpdate(row.event.id, row.lease, row.attempts, "dead", None, error))
         return True
 
     # -- deliver ----------------------------------------------------------------------------------------------
@@ -384,7 +384,7 @@ class Rows:
         for row, verdict in zip(rows, verdicts, strict=True):
             key = row.event.key if self._desk.keyed(row.event) else None
             if key in stopped and isinstance(verdict, Unavailable):
-                self._send_back(row, RowBack(row.event.id, row.lease, row.attempts))
+                self._send_back(row, RowUpdate(row.event.id, row.lease, row.attempts))
                 continue
             self._decide(row, verdict, leave)
             if key is not None and not isinstance(verdict, Delivered):
@@ -406,14 +406,14 @@ class Rows:
                 self._done.append(row)
                 self._settle.set()
             case Retry(delay, attempts, error, status, attempt):
-                self._send_back(row, RowBack(event.id, row.lease, attempts, "waiting", delay, error, status, attempt))
+                self._send_back(row, RowUpdate(event.id, row.lease, attempts, "waiting", delay, error, status, attempt))
             case Dead(attempts, error, status, attempt):
-                self._send_back(row, RowBack(event.id, row.lease, attempts, "dead", None, error, status, attempt))
+                self._send_back(row, RowUpdate(event.id, row.lease, attempts, "dead", None, error, status, attempt))
             case StandStill(error, status, retry_after, attempt):
                 delay = max(desk.spec.circuit.probe_seconds, retry_after or 0.0)
-                self._send_back(row, RowBack(event.id, row.lease, row.attempts, None, delay, error, status, attempt))
+                self._send_back(row, RowUpdate(event.id, row.lease, row.attempts, None, delay, error, status, attempt))
 
-    def _send_back(self, row: ClaimedRow, back: RowBack) -> None:
+    def _send_back(self, row: ClaimedRow, back: RowUpdate) -> None:
         self._back.append((row, back))
         self._settle.set()
 
@@ -443,7 +443,7 @@ class Rows:
 
     async def _write_done(self, count: int) -> int:
         done = self._done[:count]
-        ours = await self._store.rows_done(self._desk.spec.name, [(row.event.id, row.lease) for row in done])
+        ours = await self._store.delete_rows(self._desk.spec.name, [(row.event.id, row.lease) for row in done])
         del self._done[:count]
         self._written(done, ours)
         self._follow(done)
@@ -451,7 +451,7 @@ class Rows:
 
     async def _write_back(self, count: int) -> int:
         back, hold = self._back[:count], self._desk.spec.hold
-        ours = await self._store.rows_back(self._desk.spec.name, [b for _, b in back])
+        ours = await self._store.update_rows(self._desk.spec.name, [b for _, b in back])
         del self._back[:count]
         self._written([row for row, _ in back], ours)
         for _, b in back:

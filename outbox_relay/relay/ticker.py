@@ -15,8 +15,8 @@ from structlog.stdlib import BoundLogger
 from outbox_relay.domain.errors import DatabaseUnavailable, IncarnationChanged, RelayError, StatementFailed
 from outbox_relay.domain.rate_limited_log import RateLimitedLog
 from outbox_relay.domain.window import Tick, nothing_new
-from outbox_relay.postgres.listener import Wakeup
-from outbox_relay.postgres.rows import Look
+from outbox_relay.postgres.listener import CommitListener
+from outbox_relay.postgres.rows import TickResult
 from outbox_relay.postgres.store import Store
 
 PACE_SECONDS = 0.001
@@ -39,7 +39,7 @@ class Ticking:
     holds anything read in an earlier era drops it.
     """
 
-    def __init__(self, store: Store, wakeup: Wakeup, lease_seconds: float, log: BoundLogger) -> None:
+    def __init__(self, store: Store, wakeup: CommitListener, lease_seconds: float, log: BoundLogger) -> None:
         self._store = store
         self._wakeup = wakeup
         self._slow_seconds = lease_seconds / 3
@@ -47,7 +47,7 @@ class Ticking:
         self._waiting: set[asyncio.Event] = set()
         self._wanted = asyncio.Event()
         self._one_at_a_time = asyncio.Lock()
-        self._look: Look | None = None
+        self._look: TickResult | None = None
         self._losses = 0
         self._empty_since = time.monotonic()
         self._poll_seconds = POLL_FIRST_SECONDS
@@ -66,7 +66,7 @@ class Ticking:
     @property
     def generations(self) -> int:
         """The sum of the generations of all sinks, as the newest tick saw it."""
-        return self._look.generations if self._look else 0
+        return self._look.config_versions if self._look else 0
 
     def now(self) -> datetime:
         """The database's time, as far as is known: that of the last tick and what has passed since here."""
@@ -103,7 +103,7 @@ class Ticking:
         finally:
             await self._wakeup.close()
 
-    async def refresh(self) -> Look:
+    async def refresh(self) -> TickResult:
         """Look now. The tick returned is the newest one of the era, and from the server that it names."""
         await self._tick()
         if self._look is None:
@@ -130,10 +130,12 @@ class Ticking:
         reason = self._doubt(before, look, self.seen_at - asked)
         if reason:
             self._new_era(reason, look)
-        elif before is None or look.generations != before.generations or not nothing_new(before.tick, look.tick):
+        elif (
+            before is None or look.config_versions != before.config_versions or not nothing_new(before.tick, look.tick)
+        ):
             self._publish(look)
 
-    async def _ask(self, *, marked: bool) -> Look:
+    async def _ask(self, *, marked: bool) -> TickResult:
         """Take a tick, from a server that is marked: a mark that came later would be another incarnation."""
         if not marked:
             await self._store.arm()
@@ -141,7 +143,7 @@ class Ticking:
         self.taken += 1
         return look
 
-    def _doubt(self, before: Look | None, look: Look, took: float) -> str | None:
+    def _doubt(self, before: TickResult | None, look: TickResult, took: float) -> str | None:
         if before is None:
             self._losses = self._store.connection_losses
             return None
@@ -155,13 +157,13 @@ class Ticking:
             return "the server's numbers went back"
         return None
 
-    def _new_era(self, reason: str, look: Look | None) -> None:
+    def _new_era(self, reason: str, look: TickResult | None) -> None:
         self.era += 1
         self._losses = self._store.connection_losses
         self._log.warning("starting again from the ledger", reason=reason)
         self._publish(look)
 
-    def _publish(self, look: Look | None) -> None:
+    def _publish(self, look: TickResult | None) -> None:
         self._look = look
         self._empty_since = time.monotonic()
         self._poll_seconds = POLL_FIRST_SECONDS
@@ -174,12 +176,12 @@ class Ticking:
         """Wait before the next look, while nothing new comes."""
         if time.monotonic() - self._empty_since < AWAKE_SECONDS:
             await asyncio.sleep(PACE_SECONDS)
-        elif await self._wakeup.lie_down():
+        elif await self._wakeup.begin_listening():
             await self._tick()
             while self._waiting:
                 await self._wakeup.sleep(SLEEP_SECONDS)
                 await self._tick()
-            await self._wakeup.get_up()
+            await self._wakeup.stop_listening()
         else:
             await asyncio.sleep(self._poll_seconds)
             self._poll_seconds = min(self._poll_seconds * 2, SLEEP_SECONDS)

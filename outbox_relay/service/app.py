@@ -30,7 +30,7 @@ from outbox_relay.domain.rate_limited_log import RateLimitedLog
 from outbox_relay.domain.routing import like_pattern
 from outbox_relay.domain.sink_spec import SinkSpec
 from outbox_relay.postgres import schema_versions
-from outbox_relay.postgres.listener import ELSEWHERE, Wakeup, listens_at
+from outbox_relay.postgres.listener import WRONG_DATABASE, CommitListener, dsn_identity
 from outbox_relay.postgres.shard_statements import missing_positions
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.housekeeping import Housekeeping
@@ -135,10 +135,10 @@ async def _check_listening(settings: Settings, store: Store) -> list[str]:
     if dsn is None or not settings.database.listen_dsn:
         return []
     try:
-        right = await listens_at(dsn()) == await store.place()
+        right = await dsn_identity(dsn()) == await store.database_identity()
     except (DatabaseUnavailable, StatementFailed, DatabaseUnusable) as error:
         return [f"database.listen_dsn: {error}"]
-    return [] if right else [ELSEWHERE]
+    return [] if right else [WRONG_DATABASE]
 
 
 async def _check_sink(
@@ -184,7 +184,7 @@ class Service:
         self._sinks = [(_spec(name, settings), _sink(name, settings, self._webhooks)) for name in settings.sinks]
         self._store = _store(settings, min(30, 4 + 3 * len(self._sinks)))
         lease = settings.relay.lease_seconds
-        wakeup = Wakeup(_wakeup_dsn(settings), self._store.place, self._log)
+        wakeup = CommitListener(_wakeup_dsn(settings), self._store.database_identity, self._log)
         self._ticking = Ticking(self._store, wakeup, lease, self._log)
         self._ownership = Ownership(self._store, uuid4(), settings.relay.name, __version__, lease, self._log)
         self._relays: list[SinkRelay] = []
@@ -385,7 +385,7 @@ class Service:
             said = reason(error) if error else ""
             self._seldom.warning(what, reason=said, cause=cause, again_in_seconds=round(state.upcoming_sleep, 2))
             if isinstance(error, DatabaseUnavailable):
-                await self._store.mend()
+                await self._store.replace_lost_connections()
 
         return AsyncRetrying(
             retry=retry_if_exception_type(survived),

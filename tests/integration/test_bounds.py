@@ -38,8 +38,8 @@ def bad_fails(event: StoredEvent, _attempt: int) -> Verdict:
 
 async def counted_again(rig: Rig) -> None:
     """Wait until the rows have been counted twice more, and so at least once more since they were full."""
-    asked = rig.store.calls["standing"]
-    await auntil(lambda: _is(rig.store.calls["standing"] > asked + 2), seconds=20, what="rows are counted again")
+    asked = rig.store.calls["count_parked"]
+    await auntil(lambda: _is(rig.store.calls["count_parked"] > asked + 2), seconds=20, what="rows are counted again")
 
 
 async def test_a_key_that_fails_fills_no_more_rows_than_it_may_and_then_everything_comes_in_order(
@@ -87,7 +87,7 @@ async def test_rows_that_stand_when_a_session_begins_count(database: Database) -
 
 def count_late(rig: Rig) -> None:
     """Let rows be counted only once every event is in hand or a row: what may be parked before that has been."""
-    count = rig.store.standing
+    count = rig.store.count_parked
 
     async def standing(*arguments: Any, **options: Any) -> tuple[int, bool]:
         await auntil(lambda: _is(rig.relays[0].in_hand > 0), seconds=20, what="events are in hand")
@@ -95,7 +95,7 @@ def count_late(rig: Rig) -> None:
             await asyncio.sleep(0.01)  # the turn of whoever would park them
         return await count(*arguments, **options)
 
-    rig.store.standing = standing  # type: ignore[method-assign]
+    rig.store.count_parked = standing  # type: ignore[method-assign]
 
 
 @BOTH
@@ -152,10 +152,12 @@ async def test_relays_that_share_a_sink_fill_no_more_rows_together_than_it_may_h
         await auntil(lambda: _is(_halved(first, second)), seconds=30, what="both own half of the shards")
         emit(database, [f"k{n}" for n in range(MOST - 10)])
         await has(database, f"{LIVE} having count(*) = {MOST - 10}")
-        before = [rig.store.calls["standing"] for rig in (first, second)]
+        before = [rig.store.calls["count_parked"] for rig in (first, second)]
         for rig, then in zip((first, second), before, strict=True):
             await auntil(
-                lambda r=rig, b=then: _is(r.store.calls["standing"] > b + 1), seconds=20, what="it has counted the rows"
+                lambda r=rig, b=then: _is(r.store.calls["count_parked"] > b + 1),
+                seconds=20,
+                what="it has counted the rows",
             )
         emit(database, [f"k{n}" for n in range(1000, 1400)])
         for rig in (first, second):
@@ -184,7 +186,7 @@ async def test_no_row_is_counted_while_none_stands(database: Database) -> None:
             before = rig.store.calls["claim_rows"]
             await delivered(sink, emit(database, [None] * 10))
             await auntil(lambda b=before: _is(rig.store.calls["claim_rows"] > b), seconds=10, what="a second passes")
-        assert rig.store.calls["standing"] == 1
+        assert rig.store.calls["count_parked"] == 1
 
 
 # -- log lines ----------------------------------------------------------------------------------------------------
@@ -445,7 +447,7 @@ async def test_outcomes_of_rows_are_written_again_after_a_statement_failed(datab
     for event in range(1, 31):
         add(database, event, None)
     async with running(database.dsn, (spec("s"), sink)) as rig:
-        failures, done = [1, 2, 3], rig.store.rows_done
+        failures, done = [1, 2, 3], rig.store.delete_rows
 
         async def slow(name: str, rows: Sequence[Any]) -> set[int]:
             if failures:
@@ -454,7 +456,7 @@ async def test_outcomes_of_rows_are_written_again_after_a_statement_failed(datab
             return await done(name, rows)
 
         store: Any = rig.store
-        store.rows_done = slow
+        store.delete_rows = slow
         await delivered(sink, range(1, 31))
         await rig.settled()
         assert rig.ended == []

@@ -83,7 +83,7 @@ STATEMENTS: list[tuple[str, dict[str, Any], int]] = [
     ("held_keys", {"sink": SINK, "after": None, "most": 1000}, LIVE_KEYS),
     ("blocked_keys", {"sink": SINK, "shards": SHARDS, "hold": False, "server": None}, LIVE_KEYS),
     ("still_blocked", {"sink": SINK, "keys": [*LIVE, "dead-", "dead-7"], "hold": False, "server": None}, LIVE_KEYS),
-    ("standing", {"sink": SINK, "most": 100_000, "trouble": True}, 1),
+    ("count_parked", {"sink": SINK, "most": 100_000, "trouble": True}, 1),
     ("give_rows_back", {"sink": SINK, "owner": OWNER}, 1),
     ("give_leases_back", {"sink": SINK, "leases": [OWNER]}, 1),
 ]
@@ -125,7 +125,7 @@ def touched(connection: psycopg.Connection[Any]) -> tuple[int, int]:
     return rows_read, int(pages)
 
 
-@pytest.mark.parametrize(("statement", "parameters"), [("claim_rows", claiming(rows=1000)), ("standing", None)])
+@pytest.mark.parametrize(("statement", "parameters"), [("claim_rows", claiming(rows=1000)), ("count_parked", None)])
 def test_plans_made_while_there_was_no_row_look_at_no_dead_one(
     database: Database, statement: str, parameters: dict[str, Any] | None
 ) -> None:

@@ -14,7 +14,7 @@ import structlog
 from outbox_relay.domain.errors import DatabaseUnavailable, StatementFailed
 from outbox_relay.domain.rate_limited_log import RateLimitedLog
 from outbox_relay.postgres.connection_slots import CHORES, FEWEST, LEASES, OTHER, TICKS, ConnectionSlots, sink_caller
-from outbox_relay.postgres.listener import ELSEWHERE, Wakeup
+from outbox_relay.postgres.listener import WRONG_DATABASE, CommitListener
 from outbox_relay.postgres.migrations import migrate
 from outbox_relay.relay.housekeeping import Chore, Housekeeping
 from tests.integration.test_relay import delivered, emit, query
@@ -228,8 +228,8 @@ async def test_no_connection_to_be_had_is_no_loss_of_those_that_there_are(own_po
     store = CountingStore(own_postgres.dsn("shop", "limited"), call_seconds=2.0)
     await store.open()
     store._sql["schema"] = "select pg_sleep(1)"  # pyright: ignore[reportPrivateUsage]
-    store._sql["shares"] = "select pg_sleep(60)"  # pyright: ignore[reportPrivateUsage]
-    slow = asyncio.create_task(store._rows("shares", {}, deadline=8.0))  # pyright: ignore[reportPrivateUsage]
+    store._sql["relay_ranks"] = "select pg_sleep(60)"  # pyright: ignore[reportPrivateUsage]
+    slow = asyncio.create_task(store._rows("relay_ranks", {}, deadline=8.0))  # pyright: ignore[reportPrivateUsage]
     await asyncio.sleep(0.1)
     with pytest.raises(DatabaseUnavailable, match=r"could be had|did not answer"):
         await store.schema()
@@ -283,7 +283,7 @@ async def _answers(store: CountingStore) -> bool:
     try:
         await store.tick()
     except DatabaseUnavailable:
-        await store.mend()
+        await store.replace_lost_connections()
         return False
     return True
 
@@ -293,14 +293,14 @@ async def test_a_listening_connection_that_leads_elsewhere_is_named_once_and_not
 ) -> None:
     store, log = CountingStore(database.dsn), RecordedLog()
     await store.open()
-    right, wrong = (Wakeup(lambda d=d: d.dsn, store.place, log) for d in (database, empty_database))
-    assert await right.lie_down()
+    right, wrong = (CommitListener(lambda d=d: d.dsn, store.database_identity, log) for d in (database, empty_database))
+    assert await right.begin_listening()
     assert log.warnings == []
     for _ in range(3):
-        assert not await wrong.lie_down()
+        assert not await wrong.begin_listening()
         wrong._retry_at = 0.0  # pyright: ignore[reportPrivateUsage]
     assert not wrong.listening
-    assert log.warnings == [(ELSEWHERE, {})]
+    assert log.warnings == [(WRONG_DATABASE, {})]
     await right.close()
     await store.close()
 

@@ -15,7 +15,7 @@ from outbox_relay.domain.outcomes import DELIVERED, Failed, Verdict
 from outbox_relay.domain.retry import RetryPolicy
 from outbox_relay.domain.window import BEGINNING, Position
 from outbox_relay.postgres.database import statements
-from outbox_relay.postgres.rows import NewRow, RowBack
+from outbox_relay.postgres.rows import NewRow, RowUpdate
 from outbox_relay.relay.leases import Ownership, fair_share
 from tests.integration.test_relay import delivered, emit, fails, has, ids, in_order, query
 from tests.support.database import Database
@@ -270,7 +270,7 @@ async def test_shards_that_stand_at_one_place_share_a_row_of_the_ledger_each_at_
 
 
 async def test_an_expired_lease_of_a_row_settles_nothing(database: Database) -> None:
-    """Goes red when rows_done or rows_back no longer compare the lease."""
+    """Goes red when delete_rows or update_rows no longer compare the lease."""
     async with running(
         database.dsn, (spec("s", retry=RetryPolicy(base_seconds=3600.0, max_seconds=7200.0)), MemorySink(_fail))
     ) as rig:
@@ -279,8 +279,8 @@ async def test_an_expired_lease_of_a_row_settles_nothing(database: Database) -> 
         query(
             database, "update outbox.delivery set due_at = now() + interval '1 hour', lease = %s returning 1", uuid4()
         )
-        assert await rig.store.rows_done("s", [(event, uuid4())]) == set()
-        assert await rig.store.rows_back("s", [RowBack(event, uuid4(), 7, "dead", None, "zombie")]) == set()
+        assert await rig.store.delete_rows("s", [(event, uuid4())]) == set()
+        assert await rig.store.update_rows("s", [RowUpdate(event, uuid4(), 7, "dead", None, "zombie")]) == set()
         assert query(database, "select state, attempts from outbox.delivery") == [("waiting", 1)]
 
 
@@ -449,4 +449,4 @@ async def test_shards_of_a_claim_without_an_answer_are_served_at_once_and_count_
 
 
 async def claimed_again(rig: Rig) -> bool:
-    return rig.store.calls["release_unknown"] > 1
+    return rig.store.calls["release_unknown_shards"] > 1

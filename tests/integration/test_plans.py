@@ -551,8 +551,8 @@ def given_back(ids: list[int]) -> dict[str, Any]:
 WITH_ROWS: dict[str, Callable[[list[int]], dict[str, Any]]] = {
     "claim_rows": claiming,
     "settle": lambda ids: settlement([PLANNED_EMPTY - number for number in ids]),
-    "rows_done": lambda ids: {"sink": SINK, "ids": ids, "leases": [OWNER] * len(ids)},
-    "rows_back": given_back,
+    "delete_rows": lambda ids: {"sink": SINK, "ids": ids, "leases": [OWNER] * len(ids)},
+    "update_rows": given_back,
 }
 NO_ROWS = {"settle": settlement([])}
 """While the log is empty nothing can be settled as a row."""
@@ -565,8 +565,8 @@ NO_ROWS = {"settle": settlement([])}
         ("claim_rows", {}, 167, 8),
         ("claim_rows", {"with_followers": True}, 200, 12),
         ("settle", {}, 1, 8),
-        ("rows_done", {}, 200, 8),
-        ("rows_back", {}, 200, 8),
+        ("delete_rows", {}, 200, 8),
+        ("update_rows", {}, 200, 8),
     ],
 )
 def test_plans_made_before_the_first_row_look_at_no_more_rows(

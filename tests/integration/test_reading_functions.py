@@ -425,7 +425,7 @@ def test_rows_of_a_key_are_claimed_one_after_another(connection: Connection, sin
     for event in (1, 2, 3, 4):
         lease = uuid4()
         assert claimed(connection, sink, lease=lease) == [event]
-        assert call(connection, "rows_done", sink=sink, ids=[event], leases=[lease]) == [(event,)]
+        assert call(connection, "delete_rows", sink=sink, ids=[event], leases=[lease]) == [(event,)]
     assert claimed(connection, sink) == []
 
 
@@ -612,7 +612,7 @@ def test_no_row_is_claimed_twice_however_many_claim(database: Database, connecti
                 ids = claimed(mine, sink, lease=lease, rows=5 + number)
                 with lock:
                     got.update(ids)
-                done = call(mine, "rows_done", sink=sink, ids=ids, leases=[lease] * len(ids))
+                done = call(mine, "delete_rows", sink=sink, ids=ids, leases=[lease] * len(ids))
                 assert sorted(done) == [(event,) for event in ids]
 
     with ThreadPoolExecutor(4) as pool:
@@ -686,7 +686,7 @@ def given_back(connection: Connection, sink: str, lease: UUID, state: str | None
     """Give back row 1, by default due in an hour after a second attempt."""
     row = {"due_in": 3600.0, "attempts": 2, "errors": "said no", "statuses": 500, **changes}
     return call(
-        connection, "rows_back", sink=sink, ids=[1], leases=[lease], states=[state], due_in=[row["due_in"]],
+        connection, "update_rows", sink=sink, ids=[1], leases=[lease], states=[state], due_in=[row["due_in"]],
         attempts=[row["attempts"]], errors=[row["errors"]], statuses=[row["statuses"]],
         last_attempts=[row.get("last_attempts")],
     )  # fmt: skip
@@ -706,10 +706,10 @@ def test_row_done_needs_its_lease(connection: Connection, sink: str) -> None:
     add(connection, sink, 1)
     lease = uuid4()
     assert claimed(connection, sink, lease=lease) == [1]
-    assert call(connection, "rows_done", sink=sink, ids=[1], leases=[uuid4()]) == []
-    assert call(connection, "rows_done", sink="another", ids=[1], leases=[lease]) == []
+    assert call(connection, "delete_rows", sink=sink, ids=[1], leases=[uuid4()]) == []
+    assert call(connection, "delete_rows", sink="another", ids=[1], leases=[lease]) == []
     assert written(connection, sink) == (1, 0)
-    assert call(connection, "rows_done", sink=sink, ids=[1], leases=[lease]) == [(1,)]
+    assert call(connection, "delete_rows", sink=sink, ids=[1], leases=[lease]) == [(1,)]
     assert written(connection, sink) == (0, 0)
 
 
@@ -738,9 +738,9 @@ def claimed_again(connection: Connection, sink: str) -> tuple[UUID, UUID]:
 def test_row_done_under_two_leases_goes_once(connection: Connection, sink: str) -> None:
     """A relay that claimed a row again settles both deliveries in one statement, or each in its own."""
     ended, lease = claimed_again(connection, sink)
-    assert call(connection, "rows_done", sink=sink, ids=[1, 1], leases=[ended, uuid4()]) == []
+    assert call(connection, "delete_rows", sink=sink, ids=[1, 1], leases=[ended, uuid4()]) == []
     assert written(connection, sink) == (1, 0)
-    assert call(connection, "rows_done", sink=sink, ids=[1, 1], leases=[ended, lease]) == [(1,)]
+    assert call(connection, "delete_rows", sink=sink, ids=[1, 1], leases=[ended, lease]) == [(1,)]
     assert written(connection, sink) == (0, 0)
 
 
@@ -751,7 +751,7 @@ def test_row_back_under_two_leases_becomes_what_its_own_says(connection: Connect
     outcomes = [(ended, "dead", None, 7, "ended", 400), (lease, "waiting", 3600.0, 2, "said no", 500)]
     leases, states, due_in, attempts, errors, statuses = zip(outcomes[place], outcomes[1 - place], strict=True)
     settled = call(
-        connection, "rows_back", sink=sink, ids=[1, 1], leases=[*leases], states=[*states], due_in=[*due_in],
+        connection, "update_rows", sink=sink, ids=[1, 1], leases=[*leases], states=[*states], due_in=[*due_in],
         attempts=[*attempts], errors=[*errors], statuses=[*statuses], last_attempts=[None, None],
     )  # fmt: skip
     assert settled == [(1,)]

@@ -188,7 +188,7 @@ async def test_held_rows_of_one_key_are_delivered_many_at_a_time(database: Datab
         await delivered(sink, wanted)
         await rig.settled()
     assert ids(sink) == wanted
-    assert rig.store.calls["rows_done"] + rig.store.calls["rows_back"] <= 50
+    assert rig.store.calls["delete_rows"] + rig.store.calls["update_rows"] <= 50
 
 
 async def test_what_is_claimed_with_a_row_that_is_refused_stays_behind_it_untouched(database: Database) -> None:

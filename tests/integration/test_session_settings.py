@@ -11,7 +11,13 @@ import pytest
 from psycopg import sql
 
 from outbox_relay.domain.errors import DatabaseUnusable
-from outbox_relay.postgres.session_settings import NEWER_SETTINGS, SESSION_SETTINGS, complaint, misfits, startup_options
+from outbox_relay.postgres.session_settings import (
+    NEWER_SETTINGS,
+    SESSION_SETTINGS,
+    startup_options,
+    wrong_settings,
+    wrong_settings_message,
+)
 from tests.integration.test_relay import delivered, emit
 from tests.support import pgbouncer
 from tests.support.database import Database
@@ -146,7 +152,9 @@ async def test_behind_a_pooler_a_default_is_harmless_or_named_with_its_fix(
 
 
 def test_complaint_names_the_setting_its_value_and_what_is_needed() -> None:
-    said = complaint(misfits([("TimeZone", "Asia/Tokyo"), ("statement_timeout", "500ms"), ("jit", "on")]))
+    said = wrong_settings_message(
+        wrong_settings([("TimeZone", "Asia/Tokyo"), ("statement_timeout", "500ms"), ("jit", "on")])
+    )
     assert "TimeZone is 'Asia/Tokyo' and must be 'UTC'; statement_timeout is '500ms' and must be '9s'" in said
     assert "jit" not in said
 
@@ -165,7 +173,7 @@ def test_complaint_names_the_setting_its_value_and_what_is_needed() -> None:
     ],
 )
 def test_values_that_serve_as_well_are_taken(name: str, value: str | None) -> None:
-    assert misfits([(name, value)]) == []
+    assert wrong_settings([(name, value)]) == []
 
 
 def test_options_are_written_so_that_libpq_reads_them() -> None:

@@ -169,13 +169,15 @@ async def test_settlements_get_smaller_down_to_one_row(database: Database, monke
         await all_arrive(rig, sink, emit(database, [f"k{n}" for n in range(17)]), "settle")
 
 
-@pytest.mark.parametrize(("change", "statement"), [("delete", "rows_done"), ("update of state, due_at", "rows_back")])
+@pytest.mark.parametrize(
+    ("change", "statement"), [("delete", "delete_rows"), ("update of state, due_at", "update_rows")]
+)
 async def test_outcomes_of_rows_that_run_out_of_time_are_written_in_smaller_portions(
     database: Database, change: str, statement: str
 ) -> None:
     make(database, SLOW_ROWS.format(change=change, seconds=0.04))
     script = Late()
-    script.script = fails(1 if statement == "rows_back" else 0)
+    script.script = fails(1 if statement == "update_rows" else 0)
     sink = MemorySink(script)
     for event in range(1, 41):
         add(database, event, f"k{event}")

@@ -13,9 +13,9 @@ import structlog
 
 from outbox_relay.domain.errors import DatabaseUnusable, IncarnationChanged, StatementFailed
 from outbox_relay.domain.window import BEGINNING, Position, Tick
-from outbox_relay.postgres.listener import LOCK, Wakeup
+from outbox_relay.postgres.listener import LOCK, CommitListener
 from outbox_relay.postgres.migrations import migrate, rebase
-from outbox_relay.postgres.rows import Look
+from outbox_relay.postgres.rows import TickResult
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.ticker import Ticking
 from tests.integration.test_relay import delivered, emit, has, ids, query
@@ -111,29 +111,29 @@ async def _true(value: bool) -> bool:
 class Scripted(CountingStore):
     """A store whose ticks are given: a mock, because a server cannot be made to go back at will."""
 
-    def __init__(self, looks: list[Look]) -> None:
+    def __init__(self, looks: list[TickResult]) -> None:
         super().__init__("")
         self._looks = looks
 
     async def arm(self) -> None:
         """Its server has no mark."""
 
-    async def tick(self) -> Look:
+    async def tick(self) -> TickResult:
         """The next look; the last one again and again."""
         return self._looks.pop(0) if len(self._looks) > 1 else self._looks[0]
 
 
-def looks(*changes: dict[str, Any]) -> list[Look]:
+def looks(*changes: dict[str, Any]) -> list[TickResult]:
     """A first look, then others that differ from it by `changes`."""
     import datetime
 
     now = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
     first: dict[str, Any] = {"seq": 10, "snapshot": "100:100:", "next_xid": 100, "incarnation": "a", "wal": 1000}
-    made: list[Look] = []
+    made: list[TickResult] = []
     for change in ({}, *changes):
         values = {**first, **change}
         tick = Tick(values["seq"], values["snapshot"], values["next_xid"])
-        made.append(Look(tick, values["incarnation"], values["wal"], now, 1))
+        made.append(TickResult(tick, values["incarnation"], values["wal"], now, 1))
     return made
 
 
@@ -149,7 +149,7 @@ def looks(*changes: dict[str, Any]) -> list[Look]:
     ],
 )
 async def test_what_was_read_is_doubted_when_the_server_is_not_the_same(change: dict[str, Any], doubted: bool) -> None:
-    ticking = Ticking(Scripted(looks(change)), Wakeup(None), 15.0, structlog.get_logger())
+    ticking = Ticking(Scripted(looks(change)), CommitListener(None), 15.0, structlog.get_logger())
     await ticking.refresh()
     era = ticking.era
     await ticking.refresh()
@@ -163,7 +163,7 @@ async def test_what_was_read_is_doubted_when_the_server_is_not_the_same(change: 
 class Overtaking(Scripted):
     """A store whose first tick is answered last, as on a connection of its own it may be: a mock, for its order."""
 
-    async def tick(self) -> Look:
+    async def tick(self) -> TickResult:
         """The next look, the earlier the longer it takes."""
         look = await super().tick()
         await asyncio.sleep(0.05 * len(self._looks))
@@ -172,7 +172,7 @@ class Overtaking(Scripted):
 
 async def test_the_newest_tick_is_the_one_that_was_asked_for_last() -> None:
     """A session that begins looks while the ticks of others go on."""
-    ticking = Ticking(Overtaking(looks({"seq": 11}, {"seq": 12})), Wakeup(None), 15.0, structlog.get_logger())
+    ticking = Ticking(Overtaking(looks({"seq": 11}, {"seq": 12})), CommitListener(None), 15.0, structlog.get_logger())
     await ticking.refresh()
     era = ticking.era
     await asyncio.gather(ticking.refresh(), ticking.refresh())

@@ -19,7 +19,7 @@
  *   SLOW                        RequestDelivering._park_under_way: a request that goes on becomes a leased row
  *   SETTLE                      Settling.flush, outbox.settle: the fence and the locks, then COMMIT
  *   UNBLOCK                     Rows._unblock, Blocked.settled and Blocked.free: a question, then what follows from it
- *   ROW                         Rows._claim_and_deliver and outbox.claim_rows, then rows_done.sql or rows_back.sql
+ *   ROW                         Rows._claim_and_deliver and outbox.claim_rows, then delete_rows.sql or update_rows.sql
  *   RELEASE                     Reading._release, release_shards.sql: nothing in hand, all settled
  *   AGAIN                       the start of SinkRelay.run: reclaim_shards.sql, give_rows_back.sql
  *   CRASH                       a process that ends; its next life has another id. An open settlement commits or does not.
@@ -44,7 +44,7 @@
  *   NO_SHARE_LOCK    it compares, but holds no lock until it commits
  *   NO_EPOCH_RANK    positions.sql takes the newest row by seq alone
  *   NO_BLOCKED_LOAD  a take-over does not load blocked keys
- *   NO_ROW_LEASE     rows_done.sql and rows_back.sql do not compare the lease
+ *   NO_ROW_LEASE     delete_rows.sql and update_rows.sql do not compare the lease
  *   NO_HEAD_RULE     outbox.claim_rows takes rows that stand behind others of their key
  *   NO_ASKING_AFTER  a key is free by an answer that was asked for before the last settlement of the key
  *   NO_OWN_CLOCK     a relay delivers as long as nobody tells it that it lost the shard

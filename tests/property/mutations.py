@@ -41,8 +41,9 @@ MUTATIONS = (
     Mutation("of the ledger's rows the highest epoch counts", SCHEMA,
              "order by p.sink, u.shard, u.epoch desc, p.seq desc",
              "order by p.sink, u.shard, p.seq desc"),
-    Mutation("a row is gone only under its lease", "outbox_relay/postgres/sql/rows_done.sql", " and d.lease = r.lease"),
-    Mutation("a row goes back only under its lease", "outbox_relay/postgres/sql/rows_back.sql",
+    Mutation("a row is gone only under its lease", "outbox_relay/postgres/sql/delete_rows.sql",
+             " and d.lease = r.lease"),
+    Mutation("a row goes back only under its lease", "outbox_relay/postgres/sql/update_rows.sql",
              " and d.lease = r.lease"),
     Mutation("no row is claimed before an earlier one of its key", SCHEMA,
              " and not d.suspect\n"

@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from outbox_relay.postgres.rows import RowBack
+from outbox_relay.postgres.rows import RowUpdate
 from tests.property.turns import LANE, Bench, SteppedStore, Turns, connected
 from tests.support.database import Database
 
@@ -23,7 +23,7 @@ select 's', id, 0, 'waiting', false, now(), lease, now() + interval '1 h', gen_r
 returning 1"""
 
 Named = list[tuple[int, UUID]]
-STATEMENTS = pytest.mark.parametrize("statement", ["rows_done", "rows_back"])
+STATEMENTS = pytest.mark.parametrize("statement", ["delete_rows", "update_rows"])
 
 
 @asynccontextmanager
@@ -40,9 +40,9 @@ async def worker(database: Database, leases: list[UUID]) -> AsyncGenerator[tuple
 
 async def settle(store: SteppedStore, statement: str, named: Named) -> set[int]:
     """Settle the rows ``named`` under these leases."""
-    if statement == "rows_done":
-        return await store.rows_done("s", named)
-    return await store.rows_back("s", [RowBack(row, lease, 1, "waiting", 0.0, "no") for row, lease in named])
+    if statement == "delete_rows":
+        return await store.delete_rows("s", named)
+    return await store.update_rows("s", [RowUpdate(row, lease, 1, "waiting", 0.0, "no") for row, lease in named])
 
 
 @STATEMENTS

@@ -29,8 +29,10 @@ STILL_ROUNDS = 20
 for another's probe look again for ever."""
 LOCK_TIMEOUT = "set lock_timeout = '2s'"
 """No statement here ever waits for a lock. One that does, because a rule was broken, fails."""
-OWNERS_CHANGE = frozenset({"claim_shards", "reclaim_shards", "release_shards", "release_unknown"})
-WAITS_FOR_SHARDS = frozenset({"renew_shards", "reclaim_shards", "release_shards", "release_unknown", "reset_crashes"})
+OWNERS_CHANGE = frozenset({"claim_shards", "reclaim_shards", "release_shards", "release_unknown_shards"})
+WAITS_FOR_SHARDS = frozenset(
+    {"renew_shards", "reclaim_shards", "release_shards", "release_unknown_shards", "reset_crashes"}
+)
 """Statements that wait for the end of a settlement under way of their own worker."""
 
 OWNERS = "select shard, owner, epoch from outbox.shard where sink = %s"
@@ -236,7 +238,7 @@ class SteppedStore(Store):
 
     async def _of_others(self, name: str, parameters: Mapping[str, Any]) -> tuple[Any, ...]:
         """What ``name`` is asked to change though it is another's, as a query; nothing when it has no fence."""
-        if name in {"rows_done", "rows_back"}:
+        if name in {"delete_rows", "update_rows"}:
             ids = await self._rows_of_others(parameters["ids"], parameters["leases"])
             return (ROWS, self._sink, ids) if ids else ()
         if name in {"renew_shards", "release_shards", "reset_crashes"}:

@@ -24,7 +24,7 @@ from outbox_relay.domain.errors import SessionReset
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import Failed, Unavailable, Verdict
 from outbox_relay.domain.sink_spec import SinkSpec
-from outbox_relay.postgres.listener import Wakeup
+from outbox_relay.postgres.listener import CommitListener
 from outbox_relay.relay.gate import Gate
 from outbox_relay.relay.leases import Ownership
 from outbox_relay.relay.log_reader import Reading
@@ -154,7 +154,7 @@ class Worker:
         self.id = UUID(int=number)
         self.turns = Turns()
         self.store = store = SteppedStore(bench, spec.name, self.turns)
-        self.ticking = ticking = Ticking(store, Wakeup(None), LEASE_SECONDS, SILENT)
+        self.ticking = ticking = Ticking(store, CommitListener(None), LEASE_SECONDS, SILENT)
         self.ownership = ownership = SteppedOwnership(store, self.id, "worker", "0", LEASE_SECONDS, SILENT)
         self.holding = ownership.add(spec.name, generation)
         self.sink = sink = MemorySink(lambda event, _: self._asked(event), keeps_order=keeps_order, holds=spec.hold)

@@ -21,7 +21,7 @@ from outbox_relay.domain.retry import RetryPolicy
 from outbox_relay.domain.sink_spec import SinkSpec
 from outbox_relay.postgres.connection import direct
 from outbox_relay.postgres.database import CALL_SECONDS, TUPLES
-from outbox_relay.postgres.listener import Wakeup
+from outbox_relay.postgres.listener import CommitListener
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.leases import Holding, Ownership
 from outbox_relay.relay.session import SinkRelay
@@ -105,7 +105,7 @@ class Rig:
     def __post_init__(self) -> None:
         log = structlog.get_logger("rig")
         self.store = CountingStore(self.dsn, call_seconds=self.call_seconds, pooler=self.pooler)
-        wakeup = Wakeup((lambda: self.dsn) if self.listen else None, self.store.place, log)
+        wakeup = CommitListener((lambda: self.dsn) if self.listen else None, self.store.database_identity, log)
         self.ticking = Ticking(self.store, wakeup, self.lease_seconds, log)
         self.ownership = Ownership(self.store, self.relay, "rig", "0", self.lease_seconds, log)
         self.stopping = asyncio.Event()

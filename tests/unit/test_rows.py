@@ -65,7 +65,7 @@ def _rows() -> Rows:
         spec=SimpleNamespace(name="s", hold=False),
         gate=SimpleNamespace(delivered=bool),
         slots=SimpleNamespace(more=int, acquire=_claiming),
-        rows_done=_done,
+        delete_rows=_done,
     )
     return Rows(parts, parts, uuid4(), parts)
 
@@ -136,7 +136,7 @@ async def test_outcomes_that_cannot_be_written_stay_and_the_session_ends_in_the_
         raise StatementFailed("canceling statement due to statement timeout", "57014")
 
     rows = _rows()
-    rows._store.rows_done = fails  # type: ignore[method-assign]  # pyright: ignore[reportPrivateUsage]
+    rows._store.delete_rows = fails  # type: ignore[method-assign]  # pyright: ignore[reportPrivateUsage]
     rows._sort_out([_row(key=None, ordered=False)] * 100, [DELIVERED] * 100, Pass(0, probe=False))  # pyright: ignore[reportPrivateUsage]
     with pytest.raises(StatementFailed):
         await rows._settle_now()  # pyright: ignore[reportPrivateUsage]
