@@ -70,7 +70,7 @@ class CommitListener:
         self._here = here
         self._log = log
         self._connection: AsyncConnection[Any] | None = None
-        self._announced = False
+        self._has_lock = False
         self._retry_at = float("-inf")
         self._warned = False
 
@@ -80,7 +80,7 @@ class CommitListener:
         return self._connection is not None
 
     async def begin_listening(self) -> bool:
-        """Announce an idle relay. Return False if that failed, so that no notification ends the next ``sleep``.
+        """Take the lock of idle relays. Return False without a connection: no notification ends the next ``sleep``.
 
         The log must be read once more between this call and ``sleep``.
         """
@@ -89,14 +89,14 @@ class CommitListener:
         try:
             with propagate_cancellation():
                 async with asyncio.timeout(ANSWER_SECONDS):
-                    await self._announce(self._dsn())
+                    await self._connect_and_lock(self._dsn())
         except (psycopg.Error, TimeoutError, RelayError):
             await self.close()
             self._retry_at = time.monotonic() + RETRY_SECONDS
             return False
         return self.listening
 
-    async def _announce(self, dsn: str) -> None:
+    async def _connect_and_lock(self, dsn: str) -> None:
         if self._connection is None:
             connection = await self._connect(dsn)
             if not await self._is_expected(connection):
@@ -104,10 +104,10 @@ class CommitListener:
                 self._retry_at = time.monotonic() + WRONG_SECONDS
                 return
             self._connection = connection
-        if not self._announced:
+        if not self._has_lock:
             cursor = await self._connection.execute("select pg_try_advisory_lock(%s, %s)", LOCK)
             row = await cursor.fetchone()
-            self._announced = bool(row and row[0])
+            self._has_lock = bool(row and row[0])
 
     async def _is_expected(self, connection: AsyncConnection[Any]) -> bool:
         """Return whether this connection leads to the database whose log is read."""
@@ -137,10 +137,10 @@ class CommitListener:
         return woken
 
     async def stop_listening(self) -> None:
-        """Withdraw the announcement when there is work. It is kept while the log has no new events."""
-        if not self._announced or self._connection is None:
+        """Release the lock when there is work. It is kept over waits that end without a new event."""
+        if not self._has_lock or self._connection is None:
             return
-        self._announced = False
+        self._has_lock = False
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 await self._connection.execute("select pg_advisory_unlock(%s, %s)", LOCK)
@@ -149,7 +149,7 @@ class CommitListener:
 
     async def close(self) -> None:
         """Close the connection, which releases the lock."""
-        connection, self._connection, self._announced = self._connection, None, False
+        connection, self._connection, self._has_lock = self._connection, None, False
         if connection is not None:
             await connection.close()
 
