@@ -17,14 +17,17 @@ GONE_SECONDS = 10.0
 
 
 class Permit(NamedTuple):
-    """The admission of one call: the term of the circuit, and whether the call is the probe."""
+    """The admission of one call in a ``term`` of the circuit."""
 
     term: int
     probe: bool
 
 
 class CircuitBreaker:
-    """One circuit, shared by everything that sends to the sink. ``changed`` is set when its state may have changed."""
+    """One circuit, shared by everything that sends to the sink.
+
+    ``changed`` is set when its state may have changed.
+    """
 
     def __init__(self, policy: CircuitPolicy, changed: asyncio.Event) -> None:
         self._circuit = Circuit(policy)
@@ -83,14 +86,20 @@ class CircuitBreaker:
             self._wake()
 
     def failed(self, event_id: int, reason: str, permit: Permit) -> None:
-        """Record that the destination failed with an event. Several of these open the circuit."""
+        """Record that the destination failed with an event.
+
+        Several of these open the circuit.
+        """
         self._circuit.failed(event_id, reason, time.monotonic(), permit.term, at_once=False)
         self._wake()
 
     def unavailable(
         self, event_id: int, verdict: Unavailable, permit: Permit, *, at_once: bool, retry_after: float
     ) -> bool:
-        """Record that the destination is down or throttles. Return True if this opened the circuit."""
+        """Record that the destination is down or throttles.
+
+        Return True if this opened the circuit.
+        """
         at_once = at_once or verdict.throttled or verdict.gone
         retry_after = max(retry_after, GONE_SECONDS) if verdict.gone else retry_after
         opened = self._circuit.failed(

@@ -62,7 +62,7 @@ NOT_TRIED = _Tried()
 
 @dataclass(frozen=True, slots=True)
 class DeliveryContext:
-    """The parts of one session that deliver, shared by the dispatcher and the parked deliveries.
+    """The parts of a session that the dispatcher and the parked deliveries share.
 
     ``now`` returns the database's time as far as it is known, and ``noise`` a number from [-1, 1]. ``limiter`` bounds
     the requests in flight of a sink of one request per event. ``blocked`` are the keys whose events become rows.
@@ -157,7 +157,10 @@ class DeliveryContext:
     # -- outcomes of events of the log ------------------------------------------------------------------------
 
     def apply(self, chunk: Chunk, index: int, verdict: Verdict, permit: Permit) -> bool:
-        """Settle the event at ``index`` by its first verdict. Return False if it stays in flight."""
+        """Settle the event at ``index`` by its first verdict.
+
+        Return False if it stays in flight.
+        """
         event = chunk.events[index]
         match decide(0, self.judged(event, verdict, permit), self.spec.retry, self.noise()):
             case Done():
@@ -171,7 +174,9 @@ class DeliveryContext:
         return True
 
     def park_unless_deliverable(self, chunk: Chunk, index: int) -> bool:
-        """Park the event at ``index`` if it must not be delivered now. Return True if it was parked.
+        """Park the event at ``index`` if it must not be delivered now.
+
+        Return True if it was parked.
 
         Events with a fault are dead at once. Scheduled events leave the order of their key. Events of a blocked key
         wait for the rows of that key. Events of a shard with several crashed owners become rows, where claims are
@@ -215,7 +220,10 @@ class DeliveryContext:
         lease_for: float | None = None,
         tried: _Tried = NOT_TRIED,
     ) -> int:
-        """Make the event at ``index`` a row. Return the number of the settlement that writes it."""
+        """Make the event at ``index`` a row.
+
+        Return the number of the settlement that writes it.
+        """
         event = chunk.events[index]
         takes_part = self.keyed(event) if ordered is None else ordered
         row = NewRow(

@@ -20,7 +20,10 @@ CALL_BYTES = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """Events of one chunk, by index, that are sent with one call. ``number`` orders the chunks."""
+    """Events of one chunk, by index, that are sent with one call.
+
+    ``number`` orders the chunks.
+    """
 
     number: int
     chunk: Chunk
@@ -32,7 +35,9 @@ class _Batch:
 
 
 class BatchDispatcher:
-    """Sends batches in order, several calls at once. ``want_more`` is set while no batch waits for its call.
+    """Sends batches in order, several calls at once.
+
+    ``want_more`` is set while no batch waits for its call.
 
     After an event is unavailable, no batch is sent until every call in flight has returned. The delivered events of a
     key are then a prefix of those handed over. The rest is sent again in order, beginning with a single event that
@@ -85,7 +90,10 @@ class BatchDispatcher:
                     self._want_more.set()
 
     async def _wait_for_turn(self) -> None:
-        """Wait until there is a batch to send and room for the call. Undone batches are sent first."""
+        """Wait until there is a batch to send and room for the call.
+
+        Undone batches are sent first.
+        """
         while self._undone or not self._queue or len(self._under_way) >= self._context.sink.max_in_flight:
             if self._undone and not self._under_way:
                 self._queue.extendleft(sorted(self._undone, key=lambda b: (b.number, b.indexes[0]), reverse=True))
@@ -104,7 +112,7 @@ class BatchDispatcher:
         return _Batch(batch.number, batch.chunk, batch.indexes[:1])
 
     def _next_call(self) -> list[_Batch]:
-        """Take the first batch from the queue, and those after it that fit into the same call."""
+        """Take the first batch from the queue, and those that fit into the same call."""
         batches = [self._queue.popleft()]
         events, size = len(batches[0].indexes), batches[0].chunk.size
         while self._queue:
@@ -158,7 +166,10 @@ class BatchDispatcher:
                 self._context.settler.done(batch.chunk, index)
 
     def _apply(self, batch: _Batch, verdicts: Sequence[Verdict], permit: Permit) -> None:
-        """Settle a batch by event. The undelivered events of a key that becomes blocked wait for its row."""
+        """Settle a batch by event.
+
+        The undelivered events of a key that becomes blocked wait for its row.
+        """
         context, chunk = self._context, batch.chunk
         undone: list[int] = []
         for index, verdict in zip(batch.indexes, verdicts, strict=True):

@@ -17,7 +17,9 @@ from outbox_relay.relay.slow_requests import SlowRequest, SlowRequests
 
 
 class RequestDispatcher:
-    """Sends many requests at once, one for each key, and waits for each at most ``park_after_seconds``.
+    """Sends many requests at once, one for each key.
+
+    Each is waited for at most ``park_after_seconds``.
 
     Slower requests become parked deliveries by way of ``slow_requests``. ``want_more`` is set when fewer events wait
     than may be in flight.
@@ -66,7 +68,10 @@ class RequestDispatcher:
                     self._want_more.set()
 
     def _start(self, requests: asyncio.TaskGroup) -> bool:
-        """Start a request for the next event. Return False if it was parked or waits for its key's turn."""
+        """Start a request for the next event.
+
+        Return False if it was parked or waits for its key's turn.
+        """
         if self._turns:
             chunk, index = self._turns.popleft()
         else:
@@ -80,7 +85,10 @@ class RequestDispatcher:
         return True
 
     def _follows(self, chunk: Chunk, index: int) -> bool:
-        """Queue the event if an earlier one of its key has the turn. Otherwise give its key the turn."""
+        """Queue the event if an earlier one of its key has the turn.
+
+        Otherwise give its key the turn.
+        """
         event = chunk.events[index]
         if event.key is None or not self._context.keyed(event):
             return False
@@ -114,7 +122,9 @@ class RequestDispatcher:
         self._end_turn(chunk, index)
 
     async def _deliver(self, chunk: Chunk, index: int) -> bool:
-        """Send the event until it is settled or parked. Return True if its request is still in flight.
+        """Send the event until it is settled or parked.
+
+        Return True if its request is still in flight.
 
         While the circuit is open the event stays in flight.
         """
@@ -150,7 +160,10 @@ class RequestDispatcher:
         return verdict
 
     async def _outlasts(self, request: asyncio.Future[Verdict], began: float) -> bool:
-        """Wait for ``request`` until ``park_after_seconds`` have passed. Return True if it is still in flight."""
+        """Wait for ``request`` until ``park_after_seconds`` have passed.
+
+        Return True if it is still in flight.
+        """
         left = max(0.0, began + self._context.spec.park_after_seconds - time.monotonic())
         self._under_way += 1
         try:
@@ -165,7 +178,7 @@ class RequestDispatcher:
     def _park_slow(
         self, chunk: Chunk, index: int, request: asyncio.Future[Verdict], permit: Permit, began: float
     ) -> None:
-        """Make the event a row that is leased to its request, so that no position waits for it.
+        """Make the event a row leased to its request: no position waits for it.
 
         Raises ``SessionReset`` if the session is ending.
         """

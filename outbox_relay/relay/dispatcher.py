@@ -1,4 +1,4 @@
-"""The interface of the two dispatchers, which deliver chunks straight from the log."""
+"""The interface of the dispatchers, which deliver straight from the log."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ class Dispatcher(Protocol):
 
 
 def dispatcher_for(context: DeliveryContext, want_more: asyncio.Event, slow_requests: SlowRequests) -> Dispatcher:
-    """Return the dispatcher that fits the sink. It sets ``want_more`` when it stops being saturated."""
+    """Return the dispatcher that fits the sink.
+
+    It sets ``want_more`` when it stops being saturated.
+    """
     if context.sink.keeps_order:
         return BatchDispatcher(context, want_more)
     return RequestDispatcher(context, want_more, slow_requests)

@@ -7,7 +7,9 @@ import time
 
 
 class DueTimer:
-    """The time of the next due delivery, shared by the code that parks events and the task that claims them.
+    """The time of the next due delivery.
+
+    It is shared by the code that parks events and the task that claims them.
 
     ``next_at`` is in seconds of ``time.monotonic()``, and infinite if no due time is known. One task waits.
     """
@@ -26,7 +28,7 @@ class DueTimer:
         self._event.set()
 
     def forget(self, now: float) -> None:
-        """Forget the due time if it is not after ``now``, since a claim begins that includes it."""
+        """Forget the due time if it is not after ``now``, when a claim begins."""
         if self.next_at <= now:
             self.next_at = float("inf")
 

@@ -1,4 +1,4 @@
-"""Periodic chores of every relay, such as partitions made in advance and removal of outranked positions."""
+"""Periodic chores of every relay, such as making partitions in advance."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ class Chore:
     due_at: float = 0.0
 
     def succeed(self, began: float, count: int) -> None:
-        """Set the next due time after the chore, which ``began`` at that ``time.monotonic()`` value, has succeeded."""
+        """Set the next due time after a success.
+
+        ``began`` is the ``time.monotonic()`` value at which the chore began.
+        """
         if self.is_behind(count):
             self._wait(began, 0.0, LEISURE_BEHIND)
         else:
@@ -56,7 +59,10 @@ class Chore:
 
 
 class LedgerTrim:
-    """Removes outranked positions in bounded steps, and detects that they grow faster than they are removed."""
+    """Removes outranked positions in bounded steps.
+
+    It detects that their number grows faster than they are removed.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -94,7 +100,10 @@ class Housekeeping:
         ]
 
     async def run(self) -> None:
-        """Do chores when they are due, until cancelled. A chore that fails is repeated and does not stop the others."""
+        """Do chores when they are due, until cancelled.
+
+        A chore that fails is repeated and does not stop the others.
+        """
         caller.set(CHORES)
         while True:
             for chore in self._chores:

@@ -1,4 +1,4 @@
-"""The shards that this relay owns: claimed, renewed within their lease, shared fairly, released.
+"""The shards of this relay: claimed, renewed, shared fairly and released.
 
 One relay owns a shard of a sink at a time.
 """
@@ -27,14 +27,17 @@ POLL_SECONDS = 1.0
 
 
 def fair_quota(relays: int, before: int) -> int:
-    """Return the number of shards for the relay with ``before`` others before it, of ``relays`` in all."""
+    """Return the fair number of shards for one of ``relays``.
+
+    ``before`` is the number of relays that come before it.
+    """
     if relays < 1:
         return SHARDS
     return SHARDS // relays + (before < SHARDS % relays)
 
 
 class LeaseManager:
-    """The leases of all sinks in one relay process, which owns shards under a random id."""
+    """The leases of all sinks in one relay process, which has a random id."""
 
     def __init__(
         self, store: Store, relay: UUID, name: str, version: str, lease_seconds: float, log: BoundLogger
@@ -54,7 +57,10 @@ class LeaseManager:
         """The ``time.monotonic()`` value of the last complete round."""
 
     def add(self, sink: str, generation: int) -> SinkLeases:
-        """Serve ``sink`` under ``generation``. Return its leases, which come as shards are claimed."""
+        """Serve ``sink`` under ``generation``.
+
+        Return its leases, which come as shards are claimed.
+        """
         self._sinks[sink] = leases = SinkLeases(sink, generation)
         return leases
 
@@ -80,7 +86,10 @@ class LeaseManager:
             await asyncio.sleep(pause)
 
     async def round(self) -> None:
-        """Apply changes, renew after a third of the lease, adjust quotas and claim shards, once."""
+        """Apply changes, renew leases, adjust quotas and claim shards, once.
+
+        Leases are renewed after a third of their time.
+        """
         renew = lease_clock() - self._renewed_at >= self.lease_seconds / 3
         failed: StatementFailed | None = None
         try:
@@ -116,7 +125,10 @@ class LeaseManager:
             await self._beat()
 
     def _remove_all_but(self, known: Collection[str]) -> bool:
-        """Stop serving the sinks that are not in the database. Return True if there are new ones among them."""
+        """Stop serving the sinks that are not in the database.
+
+        Return True if this is new of one of them.
+        """
         removed = [sink for sink, leases in self._sinks.items() if sink not in known and leases.remove()]
         for sink in removed:
             self._log.warning("this sink was removed from the database; a restart adds it again", sink=sink)
@@ -152,7 +164,10 @@ class LeaseManager:
     # -- claims -----------------------------------------------------------------------------------------------
 
     async def reclaim(self, leases: SinkLeases) -> None:
-        """Give the owned shards of a sink new epochs, so that no earlier settlement can be written any more."""
+        """Give the owned shards of a sink new epochs.
+
+        No settlement of an earlier epoch can be written any more.
+        """
         async with leases.claiming:
             sent = lease_clock()
             claimed = await self._store.reclaim_shards(leases.sink, self.relay, self.lease_seconds)
@@ -178,7 +193,10 @@ class LeaseManager:
             self._log.info("claimed shards", sink=leases.sink, shards=len(claimed), held=len(leases.held))
 
     async def _ask(self, leases: SinkLeases, most: int, unowned_for: float) -> list[Claimed]:
-        """Claim shards in the database. Without an answer, the claim may be in effect until its lease ends."""
+        """Claim shards in the database.
+
+        Without an answer, the claim may be in effect until its lease ends.
+        """
         try:
             return await self._store.claim_shards(
                 leases.sink, self.relay, leases.generation, self.lease_seconds, most, unowned_for
@@ -193,7 +211,10 @@ class LeaseManager:
     # -- releases ---------------------------------------------------------------------------------------------
 
     async def release(self, leases: SinkLeases, shards: Collection[int], undone: int = 0) -> None:
-        """Release shards that are drained, or have ``undone`` events in flight that the next owner reads again."""
+        """Release shards, which are drained or have ``undone`` events in flight.
+
+        The next owner reads events in flight again.
+        """
         await self._store.release_shards(leases.sink, self.relay, leases.epochs(shards))
         leases.drop(shards)
         left = {"undone": undone} if undone else {}

@@ -1,4 +1,4 @@
-"""The limit of concurrent requests to a destination, which adapts to what the destination accepts."""
+"""The limit of concurrent requests, which adapts to the destination."""
 
 from __future__ import annotations
 

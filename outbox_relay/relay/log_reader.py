@@ -1,4 +1,6 @@
-"""The reading of the log for one sink: shards at the same position are read together, window by window.
+"""The reading of the log for one sink, window by window.
+
+Shards at the same position are read together.
 
 A round begins with a tick. Every shard group between two windows opens one that ends at that tick. No round begins
 while the sink is saturated, so that events emitted meanwhile are read together. The groups take turns, a chunk each. A
@@ -109,7 +111,10 @@ class LogReader:
         await self._release()
 
     async def _take_over(self, gained: Collection[int]) -> None:
-        """Load blocked keys and then positions. No event of these shards has been read before."""
+        """Load blocked keys and then positions.
+
+        No event of these shards has been read before.
+        """
         if self._spec.ordered:
             sink, hold = self._spec.name, self._spec.hold
             self._in_flight.blocked.load(await self._store.blocked_keys(sink, gained, hold, server=self._server))
@@ -155,7 +160,10 @@ class LogReader:
             raise HandedOver(f"sink {self._spec.name}: shards were given up while the destination is down")
 
     def _defer_unsettled(self) -> None:
-        """Park the events that precede a settled one, which the next owner would otherwise read and deliver again."""
+        """Park the events that precede a settled one.
+
+        Otherwise the next owner would read and deliver the settled one again.
+        """
         for chunk, index in self._in_flight.unsettled_before_last_done():
             self._context.defer(chunk, index)
 
@@ -167,7 +175,9 @@ class LogReader:
     # -- read -------------------------------------------------------------------------------------------------
 
     async def step(self) -> bool:
-        """Read one chunk for every group with an open window. Return False if the caller should wait before the next.
+        """Read one chunk for every group with an open window.
+
+        Return False if the caller should wait before the next step.
 
         Raises ``IncarnationChanged`` if anything that was read may be wrong.
         """
@@ -192,7 +202,7 @@ class LogReader:
         return bool(groups)
 
     async def _check_configuration(self) -> bool:
-        """Ask whether this sink has another configuration, before a window ends at the new tick.
+        """Ask for another configuration of this sink before the new tick is used.
 
         Return False if the database did not answer. No event is read until it has.
         """
@@ -246,7 +256,10 @@ class LogReader:
     async def _ask(
         self, group: ShardGroup, piece: WindowSlice, most_payload: int = MOST_PAYLOAD
     ) -> tuple[list[StoredEvent], int | None]:
-        """Return the events of one read, and the last id that it covers; None if it covers all of ``piece``."""
+        """Return the events of one read, and the last id that it covers.
+
+        The id is None if the read covers all of ``piece``.
+        """
         a, b, _ = group.position
         if b is None:
             raise ValueError("there is no window to read")
@@ -268,7 +281,9 @@ class LogReader:
     async def _ask_without_payload(
         self, group: ShardGroup, piece: WindowSlice, error: StatementFailed
     ) -> tuple[list[StoredEvent], int | None]:
-        """Read one event that could not be read, without its payload. The reason becomes its fault.
+        """Read one event that could not be read, without its payload.
+
+        The reason becomes its fault.
 
         Raises ``StatementFailed`` if that fails too, since the payload is then not the reason.
         """

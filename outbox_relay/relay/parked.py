@@ -1,4 +1,4 @@
-"""The delivery of parked events: rows of ``delivery``, claimed with leases and settled under their fence.
+"""The delivery of parked events: rows of ``delivery``, claimed with leases.
 
 Any relay that serves a sink may claim its rows. A row of a key is claimed only if no earlier row of its key takes part
 in the order, or together with the earlier ones for a sink that keeps the order of its calls. The rows of a key are
@@ -28,7 +28,7 @@ MOST_CLAIMS = 5
 
 
 class ParkedDeliveries:
-    """Claims, delivers and settles the rows of one sink, and settles slow requests by their rows."""
+    """Claims, delivers and settles the rows of one sink, those of slow requests too."""
 
     def __init__(
         self, context: DeliveryContext, store: Store, relay: UUID, log: BoundLogger, slow_requests: SlowRequests
@@ -45,7 +45,10 @@ class ParkedDeliveries:
         return self._delivering + len(self._slow_requests) + self._settler.unsettled
 
     async def run(self) -> None:
-        """Claim, deliver and settle rows, until cancelled. Raises ``SessionReset`` or ``DatabaseUnavailable``."""
+        """Claim, deliver and settle rows, until cancelled.
+
+        Raises ``SessionReset`` or ``DatabaseUnavailable``.
+        """
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._settler.run())
             tasks.create_task(self._settler.unblock_keys())
@@ -72,7 +75,7 @@ class ParkedDeliveries:
             self._slow_requests.close()
 
     async def _settle_slow(self, slow: SlowRequest) -> None:
-        """Wait for the verdict and for the settlement that writes the row, then settle the row."""
+        """Settle the row by the verdict, once the row is in the database."""
         try:
             verdict = await slow.request
         finally:
@@ -84,7 +87,9 @@ class ParkedDeliveries:
     # -- claimed rows -----------------------------------------------------------------------------------------
 
     async def _claim_and_deliver(self, tasks: asyncio.TaskGroup) -> None:
-        """Claim rows once, and start their delivery. Only a probe is claimed while the circuit is not closed.
+        """Claim rows once, and start their delivery.
+
+        Only a probe is claimed while the circuit is not closed.
 
         A slot is acquired before the permit, as for events of the log: a probe must not wait for a slot.
         """
@@ -108,7 +113,10 @@ class ParkedDeliveries:
                 tasks.create_task(self._call(call, until, permit))
 
     async def _take_slots(self, most: int) -> tuple[int, int]:
-        """Take free slots besides the acquired one. Return the number of calls, and of rows in them up to ``most``."""
+        """Take free slots besides the acquired one.
+
+        Return the number of calls, and of rows in them up to ``most``.
+        """
         context, taken = self._context, 1
         if context.sink.keeps_order:
             return taken, min(most, context.sink.max_batch)
@@ -145,7 +153,7 @@ class ParkedDeliveries:
         return True
 
     def _stops_relays(self, row: ClaimedRow) -> bool:
-        """Return True, and make the row dead, if it was claimed too often without an outcome."""
+        """Return True, and make the row dead, if it was claimed too often."""
         if row.claims <= MOST_CLAIMS:
             return False
         error = f"claimed {row.claims - 1} times without an outcome: it may have crashed the relays that delivered it"

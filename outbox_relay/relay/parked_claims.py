@@ -32,7 +32,10 @@ MOST_PAUSE_SECONDS = 1.0
 
 
 class ClaimSize:
-    """The limits of the next claim: smaller after one that failed, larger after those that succeeded."""
+    """The limits of the next claim.
+
+    They are smaller after a claim that failed, and larger after those that succeeded.
+    """
 
     def __init__(self) -> None:
         self.rows = MOST_ROWS
@@ -47,7 +50,7 @@ class ClaimSize:
         return min(MOST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0**self.failed)
 
     def failure(self, error: StatementFailed) -> None:
-        """Reduce the limits after a claim that failed, unless a smaller one would fail as well."""
+        """Reduce the limits after a failure that a smaller claim may avoid."""
         self.failed += 1
         if not is_for_its_size(error):
             return
@@ -65,7 +68,10 @@ class ClaimSize:
 
 
 class ParkedClaims:
-    """Claims rows of one sink: those that are due, the first rows of keys, and rows suspected of killing a relay."""
+    """Claims rows of one sink.
+
+    These are rows that are due, the first rows of keys, and rows that may have killed a relay.
+    """
 
     def __init__(self, context: DeliveryContext, store: Store, relay: UUID, log: BoundLogger) -> None:
         self._context = context
@@ -126,7 +132,7 @@ class ParkedClaims:
         return claimed
 
     async def _sweep(self, now: float) -> None:
-        """Add the next keys with held rows, so that rows that another relay left behind are claimed eventually.
+        """Add the next keys with held rows, which another relay may have left behind.
 
         All keys have their turn, at most ``MOST_KEYS`` in a second, so that many cost no more than few.
         """
@@ -145,7 +151,10 @@ class ParkedClaims:
         return claimed
 
     async def _claim(self, most: int, heads: Sequence[str], *, suspects: bool = False) -> list[ClaimedRow]:
-        """Claim at most ``most`` rows: fewer after a claim that failed, none if this one fails."""
+        """Claim at most ``most`` rows.
+
+        These are fewer after a claim that failed, and none if this one fails.
+        """
         context, size, bare = self._context, self._size, self._size.bare
         lease, lease_seconds = uuid4(), context.sink.timeout_seconds + 2 * LEASE_MARGIN_SECONDS
         try:
@@ -184,7 +193,9 @@ class ParkedClaims:
             self._doubtful.clear()
 
     async def with_payload(self, row: ClaimedRow) -> ClaimedRow:
-        """Return a row that was claimed without its payload with it, or with the reason why it cannot be read.
+        """Return a row with its payload, or with the reason why it cannot be read.
+
+        Rows are claimed without their payload after claims that failed.
 
         Raises ``StatementFailed`` if reads fail repeatedly for another reason than the payload.
         """

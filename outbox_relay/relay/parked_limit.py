@@ -1,4 +1,4 @@
-"""The bound of parked deliveries, and the part of the destination that is in trouble."""
+"""The bound of parked deliveries, and trouble with a part of the destination."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TROUBLE_SECONDS = 5.0
 
 
 class ParkedLimit:
-    """The number of events of one sink that are parked and to be delivered, bounded by ``parked_max``.
+    """The bound ``parked_max`` of the events that are parked and to be delivered.
 
     Trouble is that of a part of the destination, such as a topic: its events are parked while the others flow.
     ``changed`` is set when ``notice`` changes.
@@ -84,7 +84,9 @@ class ParkedLimit:
         return f"{most} events wait as rows, and no more than that may (parked_max): the sink waits for them{behind}"
 
     async def run(self) -> None:
-        """Count the parked events while there are any, until cancelled. Raises ``DatabaseUnavailable``.
+        """Count the parked events while there are any, until cancelled.
+
+        Raises ``DatabaseUnavailable``.
 
         Events are parked only after the first count.
         """
@@ -100,7 +102,7 @@ class ParkedLimit:
                 await self._count_due.wait()
 
     async def _count(self, asked_at: float) -> None:
-        """Count the rows in the database, and add those not yet written and those parked since the question.
+        """Count the rows in the database and those that are not yet in it.
 
         The trouble is over once no row waits for it.
         """

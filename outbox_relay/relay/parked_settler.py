@@ -1,4 +1,4 @@
-"""The settlement of claimed rows under the fence of their leases, and the keys that become free by it."""
+"""The settlement of claimed rows, and the keys that become free by it."""
 
 from __future__ import annotations
 
@@ -138,7 +138,10 @@ class ParkedSettler:
             await asyncio.sleep(BUSY_POLL_SECONDS / 2)
 
     async def unblock_once(self) -> None:
-        """Free the keys of which no row is left, so that they are delivered straight from the log again."""
+        """Free the keys of which no row is left.
+
+        Their events are delivered straight from the log again.
+        """
         blocked, context = self._context.blocked, self._context
         asked_at, keys = blocked.settled(MOST_KEYS)
         if keys:

@@ -28,7 +28,9 @@ async def pause(failed: int) -> None:
 
 
 async def write_in_portions(most: int, write: Callable[[int], Awaitable[bool]]) -> None:
-    """Call ``write`` with the size of a portion until it returns False because everything is written.
+    """Call ``write`` with the size of a portion until it returns False.
+
+    It does so once everything is written.
 
     A portion that failed has no effect. It is repeated after a pause, and is smaller if its size may be the reason.
 

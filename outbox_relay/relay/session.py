@@ -1,4 +1,7 @@
-"""The relay of one sink: claim → deliver → settle, in sessions that end when their state in memory may be wrong."""
+"""The relay of one sink: claim → deliver → settle.
+
+A session ends when its state in memory may be wrong, and the next one starts from the stored positions.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,10 @@ class Start(NamedTuple):
 
 
 class Session:
-    """Everything that lives from one start at the stored positions to its end, built in the order of dependency."""
+    """The parts that live from one start at the stored positions to its end.
+
+    They are built in the order of dependency.
+    """
 
     def __init__(
         self,
@@ -85,7 +91,10 @@ class Session:
         )
 
     async def run(self, loop: Callable[[Session], Awaitable[None]]) -> None:
-        """Run every part until ``loop`` ends, or until a part fails. Raises the failure that tells most."""
+        """Run every part until ``loop`` ends, or until a part fails.
+
+        Raises the failure that tells most.
+        """
         parts = (
             *(self._dispatcher, self.settler, self.parked),
             *(self._parked_limit, self._report, self._client_trouble),
@@ -130,7 +139,10 @@ class SinkRelay:
 
     @property
     def in_flight_limit(self) -> int:
-        """The current limit of concurrent requests, which is reduced for a while after the destination throttled."""
+        """The current limit of concurrent requests.
+
+        It is reduced for a while after the destination throttled.
+        """
         return self.session.limiter.limit if self.session else self.sink.max_in_flight
 
     @property
@@ -151,7 +163,7 @@ class SinkRelay:
         return str(self._refusal) if self._refusal else None
 
     def reload(self, spec: SinkSpec, generation: int) -> None:
-        """Use the routes of ``spec`` once every event in flight is settled and every shard released.
+        """Use the routes of ``spec`` once every shard is drained and released.
 
         ``generation`` is already in the database. Until then this relay counts as one with an older configuration.
         """
@@ -159,7 +171,7 @@ class SinkRelay:
             self._next = (replace(self.spec, patterns=spec.patterns, types=spec.types), generation)
 
     async def run(self) -> None:
-        """Run one session from the stored positions until the relay has stopped and drained its shards.
+        """Run one session, until the relay has stopped and drained its shards.
 
         Raises, and counts, ``SessionReset``, ``DatabaseUnavailable``, ``StatementFailed`` or ``DatabaseUnusable``. The
         next session then starts from the stored positions.
@@ -185,7 +197,10 @@ class SinkRelay:
         self._drained = True
 
     async def _prepare(self) -> Start:
-        """End what an earlier session left behind: requests in the client, epochs of shards, leases of rows."""
+        """Clear what an earlier session left behind, and return the starting point.
+
+        These are requests in the client, epochs of shards, and leases of rows.
+        """
         await self.sink.reset()
         await self.store.check_session()
         server, session_epoch = (await self.ticker.refresh()).incarnation, self.ticker.session_epoch
@@ -194,7 +209,9 @@ class SinkRelay:
         return Start(server, session_epoch, await self.store.floor())
 
     async def _claim_deliver_settle(self, session: Session) -> None:
-        """Read the log for the dispatcher, until the relay has stopped. What becomes of events is settled as it comes.
+        """Read the log for the dispatcher, until the relay has stopped.
+
+        What becomes of events is settled as it comes.
 
         Only this loop waits for the wake event and clears it.
         """
@@ -211,7 +228,10 @@ class SinkRelay:
                 await _within(DRAIN_SECONDS if draining else LOOK_SECONDS, wake)
 
     def _adopt_reload(self, parked: ParkedDeliveries) -> None:
-        """End the session for one with the new configuration, once it has no shards and no rows under way."""
+        """End the session for one with the new configuration.
+
+        It must have no shards and no rows under way.
+        """
         if self._next is None or self.leases.held or parked.under_way:
             return
         (self.spec, generation), self._next = self._next, None
@@ -219,7 +239,7 @@ class SinkRelay:
         raise Reloaded("the configuration was reloaded")
 
     async def _serve_again(self) -> None:
-        """Serve a superseded sink again, once its routes are those of this relay or its relays are gone."""
+        """Take a superseded sink back, once its routes match or its relays are gone."""
         leases, spec = self.leases, self.spec
         if not leases.superseded or leases.held or self._next is not None or self.stopping.is_set():
             return
@@ -252,13 +272,16 @@ class SinkRelay:
             self._forget_refusal()
 
     def _forget_refusal(self) -> None:
-        """Forget a refusal, except missing positions: those last until the positions of owned shards are known."""
+        """Forget a refusal, except missing positions.
+
+        Those last until the positions of owned shards are known.
+        """
         if not isinstance(self._refusal, PositionsMissing):
             self._refusal = None
 
 
 def first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the exception of a group that tells most: the first unexpected one, or else the first one."""
+    """Return the first unexpected exception of a group, or else the first one."""
     leaves: list[BaseException] = []
     pending: list[BaseException] = [group]
     while pending:

@@ -1,4 +1,4 @@
-"""The settlement of events: positions for those delivered, and rows for those parked, in one transaction each.
+"""The settlement of events: positions and rows, written in one transaction.
 
 Settlements of a sink are strictly serial. If one fails or its outcome is unknown, the exception ends the session, and
 the sink starts from the stored positions: a later settlement would cover rows that were never written.
@@ -76,7 +76,9 @@ class Settler:
         self._progress()
 
     def park(self, chunk: Chunk, index: int, row: NewRow, *, blocks: bool) -> int:
-        """Make the event at ``index`` the row ``row``. Return the number of the settlement that writes it.
+        """Make the event at ``index`` a row.
+
+        Return the number of the settlement that writes the row.
 
         With ``blocks``, later events of its key become rows behind it.
         """
@@ -94,7 +96,10 @@ class Settler:
     # -- settlements ------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Settle as things change, until cancelled. Raises ``SessionReset`` or ``DatabaseUnavailable``."""
+        """Settle as things change, until cancelled.
+
+        Raises ``SessionReset`` or ``DatabaseUnavailable``.
+        """
         while True:
             await _within(FORWARD_SECONDS, self._changed)
             if not self._rows:
@@ -130,7 +135,9 @@ class Settler:
             self._commits.notify_all()
 
     async def _write(self, positions: dict[int, Position], rows: list[NewRow]) -> None:
-        """Write a settlement. If the database fails with it, write smaller ones, the positions with the last rows.
+        """Write a settlement.
+
+        If the database fails with it, write smaller ones, the positions with the last rows.
 
         Raises ``StatementFailed`` when even single rows fail repeatedly.
         """

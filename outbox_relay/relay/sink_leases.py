@@ -1,4 +1,4 @@
-"""The shards of one sink that this relay owns, and the state of the sink in the database.
+"""The leases of one sink in this relay, and the sink's state in the database.
 
 A lease is measured by the database's time. This process measures it by its own ``lease_clock``, from *before* each
 claim and renewal was sent, less a margin. It therefore stops before another relay may start, however long the process
@@ -19,7 +19,11 @@ UNSERVED_RENEWALS = 4
 
 
 class Lease(NamedTuple):
-    """An owned shard: its epoch, its end by ``lease_clock()``, and the lapsed leases counted when it was claimed."""
+    """An owned shard.
+
+    ``until`` is the ``lease_clock()`` value at which the lease ends, and ``crashes`` the number of lapsed leases that
+    was counted when the shard was claimed.
+    """
 
     epoch: int
     until: float
@@ -27,7 +31,9 @@ class Lease(NamedTuple):
 
 
 class SinkLeases:
-    """The leases of one sink in this relay, and the sink's state in the database as of the last answer.
+    """The leases of one sink in this relay, and the sink's state in the database.
+
+    The state is that of the database's last answer.
 
     ``wake`` is set when a shard is gained or lost and when the shards to drain change. Only the session's loop waits
     for it and clears it.
@@ -84,11 +90,17 @@ class SinkLeases:
         return {shard: self._held[shard].epoch for shard in shards if shard in self._held}
 
     def until(self, shards: Collection[int]) -> float:
-        """Return the ``lease_clock()`` value at which the first of ``shards`` ends; 0.0 if one is not owned."""
+        """Return the ``lease_clock()`` value at which the first of the leases ends.
+
+        It is 0.0 if one of ``shards`` is not owned.
+        """
         return min((self._held[s].until if s in self._held else 0.0 for s in shards), default=0.0)
 
     def leaving(self) -> set[int]:
-        """Return the shards to drain: all if this relay does not serve the sink, else those above its quota."""
+        """Return the shards to drain.
+
+        These are all shards if this relay does not serve the sink, else those above its quota.
+        """
         if not self.serving:
             return set(self._held)
         return set(sorted(self._held)[len(self._held) - self.excess :]) if self.excess else set()
@@ -105,7 +117,10 @@ class SinkLeases:
         self._held = dict(leases)
 
     def confirm(self, shard: int, epoch: int, until: float) -> None:
-        """Extend a renewed lease. The answer is ignored if the shard has another epoch by now."""
+        """Extend a renewed lease.
+
+        The answer is ignored if the shard has another epoch by now.
+        """
         lease = self._held.get(shard)
         if lease is not None and lease.epoch == epoch:
             self._held[shard] = lease._replace(until=until)
@@ -134,7 +149,10 @@ class SinkLeases:
             self._held[shard] = self._held[shard]._replace(crashes=0)
 
     def doubt_claim(self, until: float) -> None:
-        """Record that a claim without an answer may be in effect, at most ``until`` this ``lease_clock()`` value."""
+        """Record that a claim without an answer may be in effect.
+
+        It ends at the latest at the ``lease_clock()`` value ``until``.
+        """
         self.doubtful_until = until
 
     def add_unowned(self, shards: int) -> None:
@@ -154,7 +172,9 @@ class SinkLeases:
         self.superseded = self.newest > generation
 
     def observe(self, row: SinkRow, *, stopping: bool) -> bool:
-        """Apply the sink's state in the database. Return True if it changes whether this relay serves the sink.
+        """Apply the sink's state in the database.
+
+        Return True if it changes whether this relay serves the sink.
 
         A generation below this relay's is that of a restored database, unless the answer is older than the generation.
         It counts the second time.
@@ -174,7 +194,10 @@ class SinkLeases:
         return changed
 
     def remove(self) -> bool:
-        """Stop serving the sink, which is no longer in the database. Return False if that is known."""
+        """Stop serving the sink, which is no longer in the database.
+
+        Return False if that is known.
+        """
         if self.removed:
             return False
         self.removed = True
@@ -195,12 +218,12 @@ class SinkLeases:
             self.wake.set()
 
     def observe_relays(self, relays: int, *, renewed: bool) -> None:
-        """Count the renewals at which no live relay serves the sink while it is superseded here."""
+        """Count the renewals at which no live relay serves a superseded sink."""
         if relays or not self.superseded:
             self._unserved = 0
         else:
             self._unserved += renewed
 
     def record_report(self, circuit: str, in_flight_limit: int | None) -> None:
-        """Record the circuit and the limit that this relay has just written to the database."""
+        """Record the circuit and the limit that are now in the database."""
         self.circuit, self.in_flight_limit = circuit, in_flight_limit

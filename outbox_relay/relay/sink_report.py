@@ -1,4 +1,4 @@
-"""The state of a sink as this relay reports it in the database, for people and for other relays."""
+"""The reports of a sink's state, for people and for other relays."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ class SinkReport:
         self._troubles_over = 0
 
     def delivered(self) -> None:
-        """Make a report due if the database has a state that a delivery through a closed circuit disproves."""
+        """Make a report due if a delivery disproves the state in the database."""
         if self._breaker.closed and self._is_stale():
             self._due.set()
 
     def _is_stale(self) -> bool:
-        """Return True if the database has the state of another relay, or of one that is gone.
+        """Return True if the database has the state of another or an earlier relay.
 
         A relay with a reduced limit reports it when it changes. The others contradict it at most once per interval.
         """
@@ -72,7 +72,9 @@ class SinkReport:
         return self._leases.in_flight_limit != limit and time.monotonic() - self._recorded_at > patience
 
     async def run(self) -> None:
-        """Report the sink's state when it changes, until cancelled. Raises ``DatabaseUnavailable``.
+        """Report the sink's state when it changes, until cancelled.
+
+        Raises ``DatabaseUnavailable``.
 
         A report that fails is repeated: only people see it late.
         """
@@ -99,7 +101,7 @@ class SinkReport:
             self._breaker.forget_gone()
 
     def _must_record(self, report: tuple[str, str | None, int | None]) -> bool:
-        """Return True if the report is news, contradicts the database, or reminds of a circuit that is not closed.
+        """Return True if the report is news, or a reminder that the circuit is not closed.
 
         The end of trouble is news even if the report is the same as before it.
         """
@@ -114,7 +116,10 @@ class SinkReport:
 
 
 class ClientTrouble:
-    """Reports errors that a sink's client finds without an event. They do not move the circuit."""
+    """Reports errors that a sink's client finds without an event.
+
+    They do not move the circuit.
+    """
 
     def __init__(self, store: Store, name: str, sink: Sink) -> None:
         self._store = store

@@ -1,4 +1,7 @@
-"""Requests that outlast ``park_after_seconds``, on their way from the dispatcher to the parked deliveries."""
+"""Slow requests, on their way from the dispatcher to the parked deliveries.
+
+A request is slow if it outlasts ``park_after_seconds``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ticks of one relay, shared by its sinks, and taken only while a sink wants one.
+"""The ticks of one relay, taken while one of its sinks wants one.
 
 While events flow, a tick is taken about every millisecond. After a moment without new events the relay announces that
 it will sleep, takes one more tick, and sleeps until an emit wakes it or 250 ms have passed.
@@ -69,7 +69,7 @@ class Ticker:
         return self._result.config_versions if self._result else 0
 
     def now(self) -> datetime:
-        """Return the database's time at the last tick, plus the time that has passed here since."""
+        """Return the time of the last tick, plus the time that has passed here since."""
         return self._clock + timedelta(seconds=time.monotonic() - self.seen_at)
 
     def since(self, session_epoch: int) -> Tick | None:
@@ -89,7 +89,9 @@ class Ticker:
         self._wanted.set()
 
     async def run(self) -> None:
-        """Take ticks while they are wanted, until cancelled. Raises ``DatabaseUnavailable``.
+        """Take ticks while they are wanted, until cancelled.
+
+        Raises ``DatabaseUnavailable``.
 
         A tick whose statement fails is repeated.
         """
@@ -107,14 +109,17 @@ class Ticker:
             await self._wakeup.close()
 
     async def refresh(self) -> TickResult:
-        """Take a tick now. Return the newest one of the epoch, which names the server that it came from."""
+        """Take a tick now.
+
+        Return the newest one of the epoch, which names the server that it came from.
+        """
         await self._tick()
         if self._result is None:
             raise DatabaseUnavailable("no tick could be taken")
         return self._result
 
     async def _tick(self) -> None:
-        """Take one tick at a time, so that answers are compared in the order of their questions."""
+        """Take one tick at a time: answers are compared in the order of questions."""
         async with self._one_at_a_time:
             await self._compare()
 
@@ -137,7 +142,10 @@ class Ticker:
             self._publish(result)
 
     async def _ask(self, *, marked: bool) -> TickResult:
-        """Take a tick from a marked server. A mark that was made later would look like another incarnation."""
+        """Take a tick from a marked server.
+
+        A mark that was made later would look like another incarnation.
+        """
         if not marked:
             await self._store.arm()
         result = await self._store.tick()

@@ -6,7 +6,6 @@ import json
 import re
 import threading
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -18,7 +17,7 @@ from outbox_relay.admin import pause, resume, status
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Refused, Verdict
 from outbox_relay.relay import settler
-from outbox_relay.service import app
+from outbox_relay.service.build import CONNECTIONS, CONNECTIONS_MAX, CONNECTIONS_PER_SINK, connections_for
 from tests.docs.pages import ROOT, blocks, prose, text
 from tests.docs.parsing import COMMON, options, parsers
 from tests.support.database import Database
@@ -225,11 +224,9 @@ def test_the_runbook_quotes_what_the_log_says() -> None:
 
 
 def test_the_figures_of_the_pages_are_those_of_the_code() -> None:
-    connections = re.search(r"min\((\d+), (\d+) \+ (\d+) \* len\(self\._sinks\)\)", Path(app.__file__).read_text())
-    assert connections
-    most, base, each = connections.groups()
+    base, each, most = CONNECTIONS, CONNECTIONS_PER_SINK, CONNECTIONS_MAX
     assert f"up to {base} + {each} for each sink, at most {most}" in text(PAGE)
-    assert f"{int(base) + 2 * int(each) + 1} with two sinks" in text(PAGE)
+    assert f"{connections_for(2) + 1} with two sinks" in text(PAGE)
     guarantees = " ".join(text("docs/guarantees.md").split())
     assert (
         f"while {settler.MOST_EVENTS:,} events or {settler.MOST_BYTES >> 20} MiB of payload are in flight" in guarantees

@@ -115,7 +115,7 @@ class Rig:
         self._crashed = False
         self._broken: list[BaseException] = []
         self.tasks: list[asyncio.Task[None]] = []
-        """Ownership, ticking, then one per sink."""
+        """The lease manager, the ticker, then one per sink."""
 
     def leases(self, sink: str) -> SinkLeases:
         """What this relay has of `sink`."""
