@@ -5,23 +5,20 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import psycopg
 from psycopg.conninfo import make_conninfo
 
 from outbox_relay.workbench.embedded.account import unprivileged
-from outbox_relay.workbench.embedded.ports import LOOPBACK, free_port
+from outbox_relay.workbench.embedded.ports import LOOPBACK
 from outbox_relay.workbench.embedded.postgres import SUPERUSER
-from outbox_relay.workbench.embedded.process import WatchedProcess
+from outbox_relay.workbench.embedded.server import Server
 from tests.support.installed import absent
 from tests.support.postgres import PostgresServer
 
-START_SECONDS = 20
-STOP_SECONDS = 10
 USERS = (SUPERUSER, "relay")
 """Who may connect, without a password."""
 SETTINGS: Mapping[str, str | int] = {
@@ -33,32 +30,19 @@ SETTINGS: Mapping[str, str | int] = {
 }
 
 
-class PgBouncer:
-    """A pooler in front of `server`, on a free port of the loopback address.
+class PgBouncer(Server):
+    """A pooler in front of `server`; `settings` are added to :data:`SETTINGS`."""
 
-    `settings` are added to :data:`SETTINGS`. As a context manager it is started, and removed at the end.
-    """
+    name = "PgBouncer"
+    start_seconds = 20
+    stop_seconds = 10
+    end_signals = (signal.SIGQUIT,)
+    on_orphan = "QUIT"
 
     def __init__(self, server: PostgresServer, settings: Mapping[str, str | int] | None = None) -> None:
-        self.port = free_port()
-        self._account = unprivileged()
+        super().__init__("outbox-pgbouncer-", "pgbouncer.log", account=unprivileged())
         self._settings = {**SETTINGS, **(settings or {})}
         self._target = server.port
-        self.directory = self._account.new_directory("outbox-pgbouncer-")
-        self._process: WatchedProcess | None = None
-
-    def __enter__(self) -> Self:
-        try:
-            self._start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def dsn(self, database: str, user: str = SUPERUSER) -> str:
         """A connection string through the pooler."""
@@ -82,34 +66,22 @@ class PgBouncer:
     def turn_to(self, server: PostgresServer) -> None:
         """Send everything to another server from now on; connections to the one before end with their transactions."""
         self._target = server.port
-        self._write()
+        self.prepare()
         self.ask("RELOAD")
 
-    def close(self) -> None:
-        """Stop it and remove its directory."""
-        if self._process is not None:
-            self._process.end(signal.SIGQUIT, seconds=STOP_SECONDS)
-            self._process = None
-        shutil.rmtree(self.directory, ignore_errors=True)
+    def command(self) -> Sequence[str | Path]:
+        """Return the command line of the pooler."""
+        return [_program(), self.directory / "pgbouncer.ini"]
 
-    def _start(self) -> None:
-        self._write()
-        self._process = WatchedProcess(
-            [_program(), self.directory / "pgbouncer.ini"],
-            directory=self.directory,
-            log=self.directory / "pgbouncer.log",
-            account=self._account,
-            on_orphan="QUIT",
-        )
-        self._process.wait_until(self._answers, seconds=START_SECONDS, what=f"PgBouncer answers on port {self.port}")
-
-    def _answers(self) -> bool:
+    def answers(self) -> bool:
+        """Return True if the console answers."""
         try:
             return bool(self.ask("SHOW VERSION"))
         except psycopg.OperationalError:
             return False
 
-    def _write(self) -> None:
+    def prepare(self) -> None:
+        """Write the configuration."""
         settings = {
             "listen_addr": LOOPBACK,
             "listen_port": self.port,

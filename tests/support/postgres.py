@@ -9,7 +9,7 @@ from pathlib import Path
 from psycopg import sql
 
 from outbox_relay.workbench.embedded import postgres
-from outbox_relay.workbench.embedded.postgres import STOP_SECONDS, SUPERUSER, Setting, StopMode
+from outbox_relay.workbench.embedded.postgres import SUPERUSER, Setting, StopMode
 from tests.support.programs import WHEEL_MAJOR, program, programs
 
 MEMORY = Path("/dev/shm")  # noqa: S108 - a directory with a name of its own is made in it
@@ -40,12 +40,6 @@ class PostgresServer(postgres.PostgresServer):
     def bin(self, name: str) -> Path:
         """The path of one of PostgreSQL's programs; raises :class:`tests.support.programs.NoProgram`."""
         return program(programs(self.major), name)
-
-    def kill(self) -> None:
-        """End the postmaster by SIGKILL; its children notice and end too."""
-        if self._process is not None:
-            self._process.end(seconds=STOP_SECONDS)
-            self._process = None
 
     def restart(self, mode: StopMode = "fast") -> None:
         """Stop and start again, on the same port and data."""
