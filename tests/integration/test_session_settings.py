@@ -12,9 +12,9 @@ from psycopg import sql
 
 from outbox_relay.domain.errors import DatabaseUnusable
 from outbox_relay.postgres.session_settings import NEWER_SETTINGS, SESSION_SETTINGS, complaint, misfits, startup_options
-from tests.integration.test_relay import delivered, emit
 from tests.support import pgbouncer
 from tests.support.database import Database
+from tests.support.deliveries import delivered, emit
 from tests.support.memory_sink import MemorySink
 from tests.support.rig import CountingStore, running, spec
 from tests.support.wait import auntil

@@ -1,6 +1,7 @@
 """One database of a test's own inside a PostgreSQL server."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import psycopg
 from psycopg.rows import TupleRow
@@ -36,3 +37,9 @@ class Database:
     def pgbench(self, script: str, *, transactions: int, clients: int = 1, options: tuple[str, ...] = ()) -> str:
         """See :meth:`tests.support.postgres.PostgresServer.pgbench`."""
         return self.server.pgbench(self.name, script, transactions=transactions, clients=clients, options=options)
+
+
+def query(database: Database, text: str, *parameters: Any) -> list[tuple[Any, ...]]:
+    """Return the rows of a statement, which is run in a transaction of its own."""
+    with database.connect(autocommit=True) as connection:
+        return connection.execute(text.encode(), parameters).fetchall()
