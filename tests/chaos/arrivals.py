@@ -35,7 +35,7 @@ def from_journal(path: Path) -> Iterator[Arrival]:
     """Yield the accepted requests in the order of arrival."""
     with path.open("rb") as lines:
         for line in lines:
-            arrived, uid, _mood, problem, body = line.rstrip(b"\n").split(b"\t", 4)
+            arrived, uid, _mode, problem, body = line.rstrip(b"\n").split(b"\t", 4)
             if not problem:
                 yield _arrival(body, uid.decode(), float(arrived))
 

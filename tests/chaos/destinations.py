@@ -63,21 +63,21 @@ class ReceiverDown:
 
 
 @dataclass
-class ReceiverMood:
+class ReceiverMode:
     """Makes the receiver answer late or not at all."""
 
     receiver: ReceiverProcess
-    mood: Literal["slow", "hanging"]
+    mode: Literal["slow", "hanging"]
 
     @property
     def fault(self) -> str:
         """Return the kind of its strikes."""
-        return f"receiver {self.mood}"
+        return f"receiver {self.mode}"
 
     def strike(self, rng: random.Random) -> Strike:
         """Change the mode for some seconds."""
         began = time.monotonic()
-        self.receiver.become(self.mood)
+        self.receiver.set_mode(self.mode)
         time.sleep(rng.uniform(3.0, 7.0))  # the fault itself
-        self.receiver.become("well")
+        self.receiver.set_mode("well")
         return Strike(self.fault, began, time.monotonic())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psycopg
 
-from tests.chaos import arrivals, eventlog, truth
+from tests.chaos import arrivals, eventlog, expected
 from tests.chaos.inputs import ODD, POISON
 from tests.chaos.oracle import Arrival, Dead, Place, judge
 from tests.chaos.outcome import Outcome
@@ -29,7 +29,7 @@ class Evidence:
     bootstrap: str
     topic: str
     journal: Path
-    truths: Sequence[Path]
+    expected_files: Sequence[Path]
     restores: Sequence[Restored] = ()
 
     def judge(self, outcome: Outcome, backlog: Mapping[str, int]) -> None:
@@ -45,9 +45,9 @@ class Evidence:
                 if is_for(sink, event.key):
                     committed[sink].add(event.key, event.number, event.uid)
 
-        transactions = (transaction for path in self.truths for transaction in truth.read(path))
+        transactions = (transaction for path in self.expected_files for transaction in expected.read(path))
         lost = (event for restored in self.restores for event in restored.lost)
-        outcome.reconciled = truth.reconcile(transactions, self._log(log), add, lost)
+        outcome.reconciled = expected.reconcile(transactions, self._log(log), add, lost)
         outcome.refused = arrivals.refused(self.journal)
         dead = self._dead(log)
         for sink in SINKS:

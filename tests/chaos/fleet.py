@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
 
-from tests.chaos.nursery import Child, Nursery
+from tests.chaos.fork_server import Child, ForkServer
 from tests.chaos.relay_that_dies import Point
 from tests.support.ports import free_port
 from tests.support.wait import until
@@ -32,7 +32,7 @@ ENVIRONMENT = {"OUTBOX_RELAY_LOG_FORMAT": "json"}
 class Relay:
     """A member of the fleet: a configuration, a log, and one process at a time."""
 
-    def __init__(self, directory: Path, name: str, config: str, nursery: Nursery) -> None:
+    def __init__(self, directory: Path, name: str, config: str, fork_server: ForkServer) -> None:
         self.name = name
         self.port = free_port()
         self.config = directory / f"{name}.toml"
@@ -40,7 +40,7 @@ class Relay:
         self.log = directory / f"{name}.log"
         self.log.touch()
         self.lent = False
-        self._nursery = nursery
+        self._fork_server = fork_server
         self._child: Child | None = None
         self._mark = 0
 
@@ -58,7 +58,7 @@ class Relay:
     def start(self, armed: Point | None = None) -> None:
         """Start a process that kills itself at the point `armed`, if given."""
         self._mark = self.log.stat().st_size
-        self._child = self._nursery.start(["run", "-c", self.config], self.log, ENVIRONMENT, armed)
+        self._child = self._fork_server.start(["run", "-c", self.config], self.log, ENVIRONMENT, armed)
 
     def start_under(self, environment: Mapping[str, str]) -> None:
         """Start a new Python process whose environment has these variables from the start."""
@@ -133,10 +133,10 @@ class Fleet:
     The stranger has a configuration of its own.
     """
 
-    def __init__(self, directory: Path, config: str, of_strange: str, nursery: Nursery, size: int) -> None:
-        self.relays = [Relay(directory, f"relay-{n}", config, nursery) for n in range(1, size + 1)]
-        self.guest = Relay(directory, "guest", config, nursery)
-        self.strange = Relay(directory, "strange", of_strange, nursery)
+    def __init__(self, directory: Path, config: str, of_strange: str, fork_server: ForkServer, size: int) -> None:
+        self.relays = [Relay(directory, f"relay-{n}", config, fork_server) for n in range(1, size + 1)]
+        self.guest = Relay(directory, "guest", config, fork_server)
+        self.strange = Relay(directory, "strange", of_strange, fork_server)
         self.unasked: list[str] = []
         """A text for each relay that ended by itself, with the end of its log."""
         self._freed = threading.Condition()

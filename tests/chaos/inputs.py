@@ -14,8 +14,8 @@ from uuid import uuid4
 import psycopg
 from psycopg import errors
 
+from tests.chaos.expected import ExpectedFile, Intended
 from tests.chaos.nemesis import Nemesis, Strike
-from tests.chaos.truth import Intended, TruthFile
 from tests.chaos.writer import LOCK, RAISE, payload_of, type_of
 
 Connection = psycopg.Connection[tuple[object, ...]]
@@ -52,9 +52,9 @@ MANY = b"""select e.key, e.n, outbox.emit(e.type, jsonb_build_object('key', e.ke
 class Emitting:
     """Runs transactions and records them like a writer: on disk before COMMIT is sent."""
 
-    def __init__(self, dsn: str, truth: Path) -> None:
+    def __init__(self, dsn: str, expected: Path) -> None:
         self._dsn = dsn
-        self._truth = TruthFile(truth)
+        self._expected = ExpectedFile(expected)
         self._number = 0
         self._lock = threading.Lock()
 
@@ -77,13 +77,13 @@ class Emitting:
             self._number += 1
             intended = emit(connection)
             time.sleep(seconds)  # the fault itself: it stays open
-            self._truth.intend(self._number, intended)
+            self._expected.intend(self._number, intended)
             try:
                 connection.commit()
             except psycopg.Error:
-                self._truth.end(self._number, "unknown")
+                self._expected.end(self._number, "unknown")
                 raise
-            self._truth.end(self._number, "ok")
+            self._expected.end(self._number, "ok")
 
 
 @dataclass
@@ -184,7 +184,7 @@ class HeldSnapshot:
 
 def nemeses(dsn: str, directory: Path, keys: int) -> tuple[list[Nemesis], list[Path]]:
     """Return a nemesis for each fault of this module, and the files with their transactions."""
-    paths = [directory / f"truth-{name}.jsonl" for name in ("poison", "huge", "long")]
+    paths = [directory / f"expected-{name}.jsonl" for name in ("poison", "huge", "long")]
     poison, huge, long = (Emitting(dsn, path) for path in paths)
     found: list[Nemesis] = [
         Poison(poison, keys),

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from tests.chaos.expected import Reconciled
 from tests.chaos.forms import Form
 from tests.chaos.lanes import Record
 from tests.chaos.oracle import Account
 from tests.chaos.recovery import BOUND_SECONDS, Flow, recoveries
-from tests.chaos.truth import Reconciled
 
 
 @dataclass
@@ -34,7 +34,7 @@ class Outcome:
 def violations(outcome: Outcome) -> Iterator[str]:
     """Yield a line for each broken promise and for each required count that was not reached."""
     yield from _of_sinks(outcome)
-    yield from _of_truth(outcome.reconciled)
+    yield from _of_expected(outcome.reconciled)
     yield from _of_recovery(outcome)
     yield from _of_counts(outcome)
 
@@ -52,7 +52,7 @@ def _of_sinks(outcome: Outcome) -> Iterator[str]:
         yield f"{outcome.refused} requests were refused for their signature, and every relay's clock was right"
 
 
-def _of_truth(found: Reconciled) -> Iterator[str]:
+def _of_expected(found: Reconciled) -> Iterator[str]:
     if not found.sound:
         yield (
             f"the database's log is not what the writers say: {len(found.vanished)} vanished {found.vanished[:5]},"

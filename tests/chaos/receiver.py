@@ -19,8 +19,8 @@ from tests.support.receiver.answers import say
 from tests.support.receiver.faults import hang
 from tests.support.wait import until
 
-Mood = Literal["well", "slow", "hanging"]
-MOODS: tuple[Mood, ...] = ("well", "slow", "hanging")
+Mode = Literal["well", "slow", "hanging"]
+MODES: tuple[Mode, ...] = ("well", "slow", "hanging")
 SLOW_SECONDS = 1.5
 """Delay of a slow answer, longer than a position waits for one event."""
 START_SECONDS = 30
@@ -31,7 +31,7 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        self.mood: Mood = "well"
+        self.mode: Mode = "well"
         self.receiver: Receiver | None = None
         self._taken, self._refused = say(200), say(401)
 
@@ -40,17 +40,17 @@ class Journal:
         if self.receiver is not None:
             self.receiver.requests.clear()
         problem = request.problem or ""
-        line = f"{request.arrived:.4f}\t{request.uid}\t{self.mood}\t{problem}\t".encode() + request.body + b"\n"
+        line = f"{request.arrived:.4f}\t{request.uid}\t{self.mode}\t{problem}\t".encode() + request.body + b"\n"
         os.write(self._file, line)
-        return self._answer(problem, self.mood, request, reader, writer)
+        return self._answer(problem, self.mode, request, reader, writer)
 
     async def _answer(
-        self, problem: str, mood: Mood, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, problem: str, mode: Mode, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        if mood == "hanging":
+        if mode == "hanging":
             await hang(request, reader, writer)
             return
-        if mood == "slow":
+        if mode == "slow":
             await asyncio.sleep(SLOW_SECONDS)
         await (self._refused if problem else self._taken)(request, reader, writer)
 
@@ -83,11 +83,11 @@ class ReceiverProcess:
         assert self._process.poll() is None, f"the receiver ended: {self._output.read_text()[-3000:]}"
         return is_listening(self.port)
 
-    def become(self, mood: Mood) -> None:
+    def set_mode(self, mode: Mode) -> None:
         """Set the mode for later requests."""
         assert self._process is not None
         assert self._process.stdin is not None
-        self._process.stdin.write(bytes([MOODS.index(mood)]))
+        self._process.stdin.write(bytes([MODES.index(mode)]))
         self._process.stdin.flush()
 
     def kill(self) -> float:
@@ -114,7 +114,7 @@ async def _receive(port: int, path: Path) -> None:
     def read_mode() -> None:
         byte = os.read(sys.stdin.fileno(), 1)
         if byte:
-            journal.mood = MOODS[byte[0]]
+            journal.mode = MODES[byte[0]]
         else:
             ended.set()
 

@@ -18,13 +18,13 @@ from tests.chaos import days, inputs, writer
 from tests.chaos.arrivals import TOPIC_SETTINGS
 from tests.chaos.database import DatabaseSide
 from tests.chaos.days import Retention
-from tests.chaos.destinations import BrokerDown, ReceiverDown, ReceiverMood
+from tests.chaos.destinations import BrokerDown, ReceiverDown, ReceiverMode
 from tests.chaos.evidence import Evidence
 from tests.chaos.fleet import Fleet
+from tests.chaos.fork_server import ForkServer
 from tests.chaos.forms import LEASE_SECONDS, Form
 from tests.chaos.lanes import Lane, Pulse, Record, inject
 from tests.chaos.nemesis import Nemesis
-from tests.chaos.nursery import Nursery
 from tests.chaos.outcome import Outcome, violations
 from tests.chaos.receiver import ReceiverProcess
 from tests.chaos.relayfaults import JoinAndLeave, Kill, KillAfterClaim, KillAt, Replace, ShiftedClock, Zombie
@@ -93,7 +93,7 @@ class Run:
     def run(self) -> Outcome:
         """Run all phases. Violations are in the failures of the record."""
         with ExitStack() as stack:
-            nursery = stack.enter_context(Nursery())
+            fork_server = stack.enter_context(ForkServer())
             self._database = stack.enter_context(DatabaseSide())
             self._broker = KafkaBroker(BROKER_SETTINGS)
             self._broker.java = ("-XX:TieredStopAtLevel=1",)
@@ -102,7 +102,7 @@ class Run:
             self._broker.create_topic(TOPIC, PARTITIONS, TOPIC_SETTINGS)
             self._receiver = stack.enter_context(ReceiverProcess(self._directory))
             webhook, both = self._configs()
-            self._fleet = stack.enter_context(Fleet(self._directory, both, webhook, nursery, self._form.relays))
+            self._fleet = stack.enter_context(Fleet(self._directory, both, webhook, fork_server, self._form.relays))
             writer.prepare(self._database.dsn, self._form.keys + inputs.OWN_KEYS)
             days.prepare(self._database.dsn, self._form.day_seconds)
             self._writers = [self._writer(number) for number in range(self._form.writers)]
@@ -141,15 +141,15 @@ class Run:
             BrokerDown(self._broker, "killed"),
             BrokerDown(self._broker, "stopped"),
             ReceiverDown(self._receiver),
-            ReceiverMood(self._receiver, "slow"),
-            ReceiverMood(self._receiver, "hanging"),
+            ReceiverMode(self._receiver, "slow"),
+            ReceiverMode(self._receiver, "hanging"),
             Reload(fleet),
             HealthFlood(fleet),
             Retention(self._database.dsn),
             Restore(self._database, fleet, self._restored),
             Restore(self._database, fleet, self._restored, times=2),
         ]
-        of_inputs, self._truths = inputs.nemeses(self._database.dsn, self._directory, self._form.keys)
+        of_inputs, self._expected_files = inputs.nemeses(self._database.dsn, self._directory, self._form.keys)
         return {nemesis.fault: nemesis for nemesis in [*own, *of_inputs, *self._database.nemeses()]}
 
     # -- phases -------------------------------------------------------------------------------------------------------
@@ -282,9 +282,9 @@ class Run:
     def _judge(self, backlog: Mapping[str, int]) -> None:
         for strike in starvations(relay.said(0) for relay in [*self._fleet.relays, self._fleet.guest]):
             self._record.add(strike)
-        truths = [*(one.truth for one in self._writers), *self._truths]
+        expected_files = [*(one.expected for one in self._writers), *self._expected_files]
         evidence = Evidence(
-            self._database.dsn, self._broker.bootstrap, TOPIC, self._receiver.journal, truths, self._restored
+            self._database.dsn, self._broker.bootstrap, TOPIC, self._receiver.journal, expected_files, self._restored
         )
         evidence.judge(self.outcome, backlog)
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import psycopg
 
 from outbox_relay import outbox
-from tests.chaos.truth import Intended, TruthFile
+from tests.chaos.expected import ExpectedFile, Intended
 
 COUNTS = "chaos_count"
 TABLE = f"""create table if not exists {COUNTS} (key int primary key, n bigint not null default 0);
@@ -55,12 +55,12 @@ def payload_of(key: int, number: int) -> dict[str, object]:
 class Writer:
     """Emits `rate` events per second until `stopping` is set."""
 
-    def __init__(self, dsn: str, seed: str, rate: float, keys: int, truth: TruthFile) -> None:
+    def __init__(self, dsn: str, seed: str, rate: float, keys: int, expected: ExpectedFile) -> None:
         self._dsn = dsn
         self._rng = random.Random(seed)
         self._rate = rate
         self._keys = keys
-        self._truth = truth
+        self._expected = expected
         self._number = 0
         self.stopping = threading.Event()
 
@@ -86,9 +86,9 @@ class Writer:
         intended = self._emit(connection, keys[:half]) + self._emit(connection, keys[half:])
         if rng.random() < LONG_SHARE:
             self.stopping.wait(LONG_SECONDS)
-        self._truth.intend(self._number, intended)
+        self._expected.intend(self._number, intended)
         if rng.random() < UNDONE_SHARE:
-            self._truth.end(self._number, "rolled back")
+            self._expected.end(self._number, "rolled back")
             connection.rollback()
         else:
             self._commit(connection)
@@ -110,20 +110,20 @@ class Writer:
         try:
             connection.commit()
         except psycopg.Error:
-            self._truth.end(self._number, "unknown")
+            self._expected.end(self._number, "unknown")
             raise
-        self._truth.end(self._number, "ok")
+        self._expected.end(self._number, "ok")
 
 
 class WriterProcess:
     """A writer as a child process."""
 
     def __init__(self, directory: Path, dsn: str, number: int, seed: str, rate: float, keys: int) -> None:
-        self.truth = directory / f"truth-{number}.jsonl"
+        self.expected = directory / f"expected-{number}.jsonl"
         self._output = directory / f"writer-{number}.out"
         self._command = [
             sys.executable, "-m", "tests.chaos.writer", "--dsn", dsn, "--seed", f"{seed}/{number}",
-            "--rate", str(rate), "--keys", str(keys), "--truth", str(self.truth),
+            "--rate", str(rate), "--keys", str(keys), "--expected", str(self.expected),
         ]  # fmt: skip
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -165,14 +165,14 @@ def main() -> None:
     parser.add_argument("--seed", required=True)
     parser.add_argument("--rate", type=float, required=True)
     parser.add_argument("--keys", type=int, required=True)
-    parser.add_argument("--truth", type=Path, required=True)
+    parser.add_argument("--expected", type=Path, required=True)
     options = parser.parse_args()
-    truth = TruthFile(options.truth)
-    writer = Writer(options.dsn, options.seed, options.rate, options.keys, truth)
+    expected = ExpectedFile(options.expected)
+    writer = Writer(options.dsn, options.seed, options.rate, options.keys, expected)
     signal.signal(signal.SIGTERM, lambda _number, _frame: writer.stopping.set())
     threading.Thread(target=_stop_with_parent, args=(writer,), daemon=True).start()
     writer.run()
-    truth.close()
+    expected.close()
 
 
 if __name__ == "__main__":

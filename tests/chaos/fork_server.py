@@ -63,12 +63,12 @@ class Child:
         return self._code
 
 
-class Nursery:
+class ForkServer:
     """Starts relays, and ends all of them when its context is left."""
 
     def __enter__(self) -> Self:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.chaos.nursery"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, "-m", "tests.chaos.fork_server"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         self._lock = threading.Lock()
         self._children: dict[int, Child] = {}

@@ -18,7 +18,7 @@ Intended = tuple[int, int, str]
 """Key, number within the key, uid."""
 
 
-class TruthFile:
+class ExpectedFile:
     """The file of one writer, which has the events of a transaction before its COMMIT is sent."""
 
     def __init__(self, path: Path) -> None:
@@ -84,7 +84,7 @@ class Reconciled:
 
 
 def reconcile(
-    truths: Iterable[tuple[Sequence[Intended], End]],
+    transactions: Iterable[tuple[Sequence[Intended], End]],
     log: Iterable[Logged],
     add: Callable[[Logged], None],
     taken_back: Iterable[Logged] = (),
@@ -96,7 +96,7 @@ def reconcile(
     """
     found = Reconciled()
     said: dict[bytes, tuple[End, int, int]] = {}
-    for events, end in truths:
+    for events, end in transactions:
         found.by_end[end] += len(events)
         for key, number, uid in events:
             said[UUID(uid).bytes] = (end, key, number)
