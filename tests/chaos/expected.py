@@ -8,8 +8,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from uuid import UUID
+
+import psycopg
 
 from tests.chaos.timeline import Logged
 
@@ -32,6 +34,15 @@ class ExpectedFile:
     def end(self, transaction: int, how: End) -> None:
         """Write the outcome of the transaction; the next :meth:`intend` flushes it to disk."""
         self._write({"tx": transaction, "end": how})
+
+    def commit(self, transaction: int, connection: psycopg.Connection[Any]) -> None:
+        """Commit on `connection` and write the outcome. Raise psycopg.Error if it is unknown."""
+        try:
+            connection.commit()
+        except psycopg.Error:
+            self.end(transaction, "unknown")
+            raise
+        self.end(transaction, "ok")
 
     def close(self) -> None:
         """Flush the last line to disk and close the file."""

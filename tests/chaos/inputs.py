@@ -78,12 +78,7 @@ class Emitting:
             intended = emit(connection)
             time.sleep(seconds)  # the fault itself: it stays open
             self._expected.intend(self._number, intended)
-            try:
-                connection.commit()
-            except psycopg.Error:
-                self._expected.end(self._number, "unknown")
-                raise
-            self._expected.end(self._number, "ok")
+            self._expected.commit(self._number, connection)
 
 
 @dataclass

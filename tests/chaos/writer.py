@@ -91,7 +91,7 @@ class Writer:
             self._expected.end(self._number, "rolled back")
             connection.rollback()
         else:
-            self._commit(connection)
+            self._expected.commit(self._number, connection)
         return len(keys)
 
     def _emit(self, connection: psycopg.Connection, keys: list[int]) -> list[Intended]:
@@ -105,14 +105,6 @@ class Writer:
             if undone:
                 raise psycopg.Rollback
         return [] if undone else [(key, n, str(uid)) for (key, n), uid in zip(counts, uids, strict=True)]
-
-    def _commit(self, connection: psycopg.Connection) -> None:
-        try:
-            connection.commit()
-        except psycopg.Error:
-            self._expected.end(self._number, "unknown")
-            raise
-        self._expected.end(self._number, "ok")
 
 
 class WriterProcess:

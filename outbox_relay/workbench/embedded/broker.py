@@ -54,12 +54,7 @@ class Broker(Server):
     def create_topic(self, name: str, partitions: int = PARTITIONS) -> None:
         """Create a topic and wait until it can be used. Raise :class:`ProcessFailed` if that fails."""
         admin = AdminClient({"bootstrap.servers": self.bootstrap})
-        wanted = [NewTopic(name, partitions, 1)]
-        made = cast("dict[str, Future[None]]", admin.create_topics(wanted, operation_timeout=REQUEST_SECONDS))  # pyright: ignore[reportUnknownMemberType] - its type leaves the futures' content open
-        try:
-            made[name].result(REQUEST_SECONDS)
-        except (KafkaException, TimeoutError) as error:
-            raise ProcessFailed(f"topic {name} could not be created: {error}") from error
+        request_topic(admin, name, partitions)
         self.process.wait_until(
             lambda: len(partitions_with_leader(admin, name)) == partitions,
             seconds=LEADERS_SECONDS,
@@ -88,6 +83,16 @@ class Broker(Server):
         shutil.copyfile(original, copy)
         copy.chmod(0o755)
         return copy
+
+
+def request_topic(admin: AdminClient, name: str, partitions: int) -> None:
+    """Create a topic, whose partitions have no leaders yet. Raise :class:`ProcessFailed` if that fails."""
+    wanted = [NewTopic(name, partitions, 1)]
+    made = cast("dict[str, Future[None]]", admin.create_topics(wanted, operation_timeout=REQUEST_SECONDS))  # pyright: ignore[reportUnknownMemberType] - its type leaves the futures' content open
+    try:
+        made[name].result(REQUEST_SECONDS)
+    except (KafkaException, TimeoutError) as error:
+        raise ProcessFailed(f"topic {name} could not be created: {error}") from error
 
 
 def partitions_with_leader(client: AdminClient | Consumer, topic: str) -> list[int]:
