@@ -1,4 +1,4 @@
-"""PgBouncer, Debian's, between clients and one PostgreSQL server, which can be changed for another under them."""
+"""PgBouncer from Debian, between clients and one PostgreSQL server, which can be replaced under them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tests.support.installed import absent
 from tests.support.postgres import PostgresServer
 
 USERS = (SUPERUSER, "relay")
-"""Who may connect, without a password."""
+"""Users that may connect without a password."""
 SETTINGS: Mapping[str, str | int] = {
     "pool_mode": "transaction",
     "default_pool_size": 5,
     "max_client_conn": 500,
-    # How soon a server that was away is tried again: a relay's calls wait for it meanwhile.
+    # Seconds until a failed connection to the server is tried again; calls of a relay wait meanwhile.
     "server_login_retry": 1,
 }
 
@@ -45,26 +45,26 @@ class PgBouncer(Server):
         self._target = server.port
 
     def dsn(self, database: str, user: str = SUPERUSER) -> str:
-        """A connection string through the pooler."""
+        """Return a connection string through the pooler."""
         return make_conninfo(host=LOOPBACK, port=self.port, dbname=database, user=user)
 
     def ask(self, command: str) -> list[dict[str, Any]]:
-        """A command of the console, such as SHOW POOLS."""
+        """Run a command of the console, such as SHOW POOLS, and return its rows."""
         with psycopg.connect(self.dsn("pgbouncer"), autocommit=True, connect_timeout=5) as console:
             cursor = console.execute(command.encode())
             names = [column.name for column in cursor.description or ()]
             return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()] if names else []
 
     def pause(self) -> None:
-        """Let every transaction end and begin no other; clients wait and are told nothing."""
+        """Let open transactions end and begin no others; clients wait."""
         self.ask("PAUSE")
 
     def resume(self) -> None:
-        """Go on."""
+        """Begin transactions again."""
         self.ask("RESUME")
 
     def turn_to(self, server: PostgresServer) -> None:
-        """Send everything to another server from now on; connections to the one before end with their transactions."""
+        """Send new transactions to another server; connections to the previous one end with their transactions."""
         self._target = server.port
         self.prepare()
         self.ask("RELOAD")
@@ -103,7 +103,7 @@ class PgBouncer(Server):
 
 
 def _program() -> Path:
-    """Where it is installed. Without it a test is skipped, and fails when the environment variable CI is "true"."""
+    """Return the path of the program. If it is missing, skip the test, or fail it if the variable CI is "true"."""
     found = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
     if found is None:
         absent("PgBouncer", "pgbouncer")

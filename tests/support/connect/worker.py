@@ -67,17 +67,17 @@ class ConnectWorker(Server):
             return False
 
     def connect(self, name: str, config: Mapping[str, str]) -> None:
-        """Make a connector, or give it another configuration, and wait until its task runs."""
+        """Create a connector, or change its configuration, and wait until its task runs."""
         self.ask("PUT", f"/connectors/{name}/config", config)
         self.await_state(name, "RUNNING")
 
     def stop(self, name: str) -> None:
-        """Stop a connector; it keeps its place."""
+        """Stop a connector; it keeps its offsets."""
         self.ask("PUT", f"/connectors/{name}/stop")
         self.await_state(name, "STOPPED")
 
     def resume(self, name: str) -> None:
-        """Let a stopped connector go on."""
+        """Resume a stopped connector."""
         self.ask("PUT", f"/connectors/{name}/resume")
         self.await_state(name, "RUNNING")
 
@@ -86,11 +86,11 @@ class ConnectWorker(Server):
         self.ask("DELETE", f"/connectors/{name}")
 
     def config(self, name: str) -> Mapping[str, str]:
-        """A connector's configuration, as the worker tells it."""
+        """Return the configuration of a connector as reported by the worker."""
         return self.ask("GET", f"/connectors/{name}/config")
 
     def await_state(self, name: str, state: str) -> None:
-        """Wait until a connector and its task, if it has one, are in a state. Raises AssertionError if one failed."""
+        """Wait until a connector and its task, if any, have this state. Raise AssertionError if one of them failed."""
 
         def is_so() -> bool:
             found = self.ask("GET", f"/connectors/{name}/status")
@@ -101,7 +101,7 @@ class ConnectWorker(Server):
         until(is_so, seconds=START_SECONDS, what=f"connector {name} is {state}")
 
     def ask(self, method: str, path: str, body: object = None) -> Any:
-        """The worker's answer, from JSON; none for an empty one. A state that is not there yet is waited for."""
+        """Send a request and return the parsed answer, None if it is empty. Retry after 404 and 409."""
         answer: list[Any] = []
 
         def is_answered() -> bool:
@@ -126,5 +126,5 @@ class ConnectWorker(Server):
         return answer[0]
 
     def words(self) -> str:
-        """The end of the worker's log."""
+        """Return the end of the worker's log."""
         return self.log.read_text()[-6000:]
