@@ -1,22 +1,22 @@
-"""How a relay takes a transaction of millions of events that commits late, and what others notice of it.
+"""Measure how a relay delivers a transaction of millions of events that commits late, and its effect on other events.
 
 usage: python -m tests.bench.huge_transaction [--events 5000000] [--statement-ms 9000] [--unrouted]
 
-One transaction inserts the events and commits at its end. A relay process serves two sinks meanwhile: one for Kafka,
-which gets the transaction's events and a few later ones that are committed while it still runs, so that all its events
-are latecomers; and a webhook, which gets a trickle of its own. `--statement-ms` is the `statement_timeout` of the
-relay's sessions, which is 9 s unless it is given here. With `--unrouted` no sink gets the transaction's events, but
-both have to read past them.
+One transaction inserts the events and then commits. A relay process serves two sinks meanwhile. The Kafka sink gets the
+events of the transaction, and some with higher ids that are committed before it, so that all its events are late. The
+webhook gets a trickle of other events. `--statement-ms` is the `statement_timeout` of the relay's sessions, by default
+9 s. With `--unrouted` no sink gets the events of the transaction, but both must read past them.
 
-Every ten seconds prints the relay's resident memory, the records in Kafka, the trickle's latency (median and maximum of
-the period, and how long the oldest event waits), and which statements the server has ended. The exit code is 1 when
+Every ten seconds the program prints the relay's resident memory, the records in Kafka, the latency of the trickle
+(median and maximum of the period, and the waiting time of the oldest event) and the statements that the server has
+cancelled. The exit code is 1 if
 
-- memory passes what an idle relay has (110 MiB, docs/operations.md) and the budget of one sink (64 MiB), together;
+- memory exceeds the sum of an idle relay (110 MiB, docs/operations.md) and the budget of one sink (64 MiB);
 - an event of the trickle waits for more than ten seconds;
 - a session of a sink is restarted;
-- the transaction's events do not all arrive.
+- an event of the transaction does not arrive.
 
-Starts PostgreSQL, the broker and the receiver by itself.
+Starts PostgreSQL, the broker and the receiver.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ MEMORY_BYTES = (110 + 64) << 20
 WAIT_SECONDS = 10.0
 PERIOD_SECONDS = 10.0
 STALLED_SECONDS = 300.0
-"""Without one more record in Kafka: then the transaction's events do not arrive."""
+"""Time without a new record in Kafka after which the program gives up."""
 TRICKLE_SECONDS = 0.1
-"""Between two events of the trickle; each tenth comes with one for Kafka."""
+"""Interval of the trickle; every tenth event is followed by one for Kafka."""
 CONFIG = """
 [database]
 dsn = "{dsn}"
@@ -88,11 +88,11 @@ NAMES = ("read_late", "read_rest", "claim_rows", "settle", "tick")
 
 @dataclass
 class Trickle:
-    """Emits an event at a time, from a thread, and knows how long each has taken to arrive."""
+    """A thread that emits events one by one, and the times of their arrival."""
 
     dsn: str
     later: int = 0
-    """Events emitted for Kafka."""
+    """Number of events emitted for Kafka."""
     sent: dict[str, float] = field(default_factory=dict[str, float])
     arrived: dict[str, float] = field(default_factory=dict[str, float])
 
@@ -101,11 +101,11 @@ class Trickle:
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def start(self) -> None:
-        """Begin to emit."""
+        """Start to emit."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Emit nothing more."""
+        """Stop emitting."""
         self._stopped.set()
         self._thread.join(60)
 
@@ -121,24 +121,24 @@ class Trickle:
                     self.later += 1
 
     async def answer(self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Note that an event arrived, and take it."""
+        """Record the arrival of an event and accept it."""
         self.arrived.setdefault(request.uid, time.monotonic())
         await say(200)(request, reader, writer)
 
     def latencies(self, since: float) -> list[float]:
-        """Seconds from commit to arrival, of what arrived after `since`."""
+        """Return the seconds from commit to arrival of the events that arrived after `since`."""
         arrived = [(uid, at) for uid, at in list(self.arrived.items()) if at >= since]
         return [max(0.0, at - self.sent[uid]) for uid, at in arrived if uid in self.sent]
 
     def oldest_wait(self) -> float:
-        """Seconds that the oldest event has waited which has not arrived; 0 if all have."""
+        """Return how many seconds the oldest pending event has waited; 0 if all have arrived."""
         waiting = [at for uid, at in list(self.sent.items()) if uid not in self.arrived]
         return time.monotonic() - min(waiting) if waiting else 0.0
 
 
 @dataclass
 class Huge:
-    """The transaction, in a thread of its own."""
+    """The transaction, in a separate thread."""
 
     dsn: str
     events: int
@@ -148,12 +148,12 @@ class Huge:
         self._committed = threading.Event()
 
     def start(self) -> None:
-        """Begin to insert."""
+        """Start to insert."""
         threading.Thread(target=self._run, daemon=True).start()
 
     @property
     def committed(self) -> bool:
-        """Has it ended?"""
+        """Return True if the transaction has committed."""
         return self._committed.is_set()
 
     def _run(self) -> None:
@@ -165,7 +165,7 @@ class Huge:
 
 @dataclass
 class Watch:
-    """Looks at everything twice a second, prints a line each period, and keeps what went wrong."""
+    """Checks all figures twice a second and prints a line per period."""
 
     service: RelayService
     server: PostgresServer
@@ -173,13 +173,13 @@ class Watch:
     ends: EndOffsets
     huge: Huge
     records: int
-    """How many of the transaction's events go to Kafka."""
+    """Number of the transaction's events that are routed to Kafka."""
     tell: Callable[[str], None]
     peak: int = 0
     longest: float = 0.0
 
     def run(self) -> list[str]:
-        """Watch until everything has arrived or nothing does any more; what is wrong, in words."""
+        """Watch until all events have arrived or no more do. Return the violations."""
         began = said = moved = time.monotonic()
         records = 0
         while True:
@@ -206,7 +206,7 @@ class Watch:
         return records >= self.records + self.trickle.later - 1
 
     def _read_past(self) -> bool:
-        """Has every shard of both sinks passed the transaction?"""
+        """Return True if every shard of both sinks has passed the transaction."""
         query = "select bool_and(pg_visible_in_snapshot(%s::text::xid8, a_snapshot)) from outbox.standing"
         with psycopg.connect(self.trickle.dsn, autocommit=True) as connection:
             [(passed,)] = connection.execute(query, (self.huge.xid,)).fetchall()
@@ -225,18 +225,18 @@ class Watch:
         )
 
     def said(self) -> list[str]:
-        """Every warning and error of the relay."""
+        """Return the warnings and errors of the relay."""
         lines = [line for line in self.service.lines() if line.get("level") in ("warning", "error")]
         return [f"relay: {line.get('event')}: {line.get('reason')}" for line in lines]
 
     def ended(self) -> dict[str, int]:
-        """How many statements of each kind the server has ended."""
+        """Return the number of cancelled statements of each kind."""
         texts = ENDED.findall(self.server.log.read_text(errors="replace"))
         names = Counter(next((name for name in NAMES if name in text), "others") for text in texts)
         return dict(sorted(names.items()))
 
     def restarts(self) -> dict[str, int]:
-        """How many sessions of sinks were restarted, by reason."""
+        """Return the number of restarted sessions by reason."""
         found = Counter[str]()
         body: dict[str, Any] = self.service.ask("/readyz")[1] or {"sinks": {}}
         for sink in body["sinks"].values():
@@ -257,7 +257,7 @@ class Watch:
 
 
 def measure(directory: Path, events: int, statement_ms: int | None, routed: bool, tell: Callable[[str], None]) -> bool:
-    """Run it; whether nothing was wrong."""
+    """Run the measurement. Return True without violations."""
     program = ("outbox_relay",) if statement_ms is None else ("tests.support.short_statements", str(statement_ms))
     with PostgresServer() as server, KafkaBroker() as kafka:
         server.create_database("huge")
@@ -289,7 +289,7 @@ def measure(directory: Path, events: int, statement_ms: int | None, routed: bool
 
 
 def main(argv: list[str]) -> int:
-    """Run it and print what was found; the exit code."""
+    """Run the measurement, print the results and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.huge_transaction")
     parser.add_argument("--events", type=int, default=5_000_000)
     parser.add_argument("--statement-ms", type=int)

@@ -105,7 +105,7 @@ async def sink(stack: AsyncExitStack, url: str, connections: int) -> Post:
 
 
 async def client(stack: AsyncExitStack, url: str, connections: int) -> Post:
-    """The product's HTTP client."""
+    """Prepare the HTTP client of the relay."""
     made = HttpClient(url=url, denied=lambda _: None, max_connections=connections)
     await made.open()
     stack.push_async_callback(made.close)

@@ -1,1 +1,1 @@
-"""The chaos suite: writers, two sinks and a fleet of relays under faults, judged by what was committed and arrived."""
+"""The chaos suite: writers, two sinks and several relays under faults. Arrivals are compared with committed events."""

@@ -1,4 +1,4 @@
-"""`python -m tests.chaos --form short|long [--seed N] [--report FILE]`: exit code 0 when all is as promised."""
+"""`python -m tests.chaos --form short|long [--seed N] [--report FILE]`: exit code 0 if every promise was kept."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tests.chaos.run import Run, load, say
 
 
 def main() -> int:
-    """Run one form."""
+    """Run one form of the suite and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--form", choices=sorted(FORMS), default="short")
-    parser.add_argument("--seed", type=int, help="of all that is chosen at random; by default chosen itself")
-    parser.add_argument("--report", type=Path, help="the figures go to FILE.json and FILE.md", metavar="FILE")
-    parser.add_argument("--keep", type=Path, help="the logs stay in this directory, also when all is well")
+    parser.add_argument("--seed", type=int, help="seed of all random choices; by default a random one")
+    parser.add_argument("--report", type=Path, help="write the figures to FILE.json and FILE.md", metavar="FILE")
+    parser.add_argument("--keep", type=Path, help="keep the logs in this directory, even after a success")
     options = parser.parse_args()
     seed = random.SystemRandom().randrange(1 << 31) if options.seed is None else options.seed
     say(f"chaos, form {options.form}, seed {seed}, load {load()}")

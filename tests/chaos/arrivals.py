@@ -1,4 +1,4 @@
-"""What arrived: read from the topic and from the receiver's journal after the run, as often as wanted."""
+"""Arrivals, read from the topic and from the receiver's journal after the run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.chaos.oracle import Arrival
 from tests.support.wait import until
 
 TOPIC_SETTINGS = {"message.timestamp.type": "LogAppendTime"}
-"""A record's time is when the broker took it, whatever clock the relay has."""
+"""The broker sets the time of a record, so that the relay's clock has no effect."""
 BATCH = 5_000
 READ_SECONDS = 600.0
 LEADERS_SECONDS = 30.0
@@ -23,7 +23,7 @@ NO_UID = bytes(16)
 
 
 def from_topic(bootstrap: str, topic: str) -> Iterator[Arrival]:
-    """The records of a topic, those of each key in the order in which the broker took them."""
+    """Yield the records of a topic; those of each key are in the order of the broker."""
     to_monotonic = time.monotonic() - time.time()
     for message in _messages(bootstrap, topic):
         headers = dict(cast("list[tuple[str, bytes]]", message.headers() or []))
@@ -32,22 +32,22 @@ def from_topic(bootstrap: str, topic: str) -> Iterator[Arrival]:
 
 
 def from_journal(path: Path) -> Iterator[Arrival]:
-    """The requests that the receiver took, in the order in which they came; those it refused arrived nowhere."""
+    """Yield the accepted requests in the order of arrival."""
     with path.open("rb") as lines:
         for line in lines:
-            arrived, uid, _mood, problem, body = line.rstrip(b"\n").split(b"\t", 4)
+            arrived, uid, _mode, problem, body = line.rstrip(b"\n").split(b"\t", 4)
             if not problem:
                 yield _arrival(body, uid.decode(), float(arrived))
 
 
 def refused(path: Path) -> int:
-    """How many requests the receiver refused for their signature."""
+    """Return the number of requests with an invalid signature."""
     with path.open("rb") as lines:
         return sum(line.split(b"\t", 4)[3] != b"" for line in lines)
 
 
 def _arrival(payload: bytes, uid: str, arrived: float) -> Arrival:
-    """What cannot be an event of the run gets number 0, which nothing committed has."""
+    """Parse a payload. The result has number 0, which no event has, if it is no event of the run."""
     try:
         said: dict[str, Any] = json.loads(payload)
         return Arrival(said["key"], said["n"], bytes.fromhex(uid.replace("-", "")), said["at"], arrived)
@@ -56,7 +56,7 @@ def _arrival(payload: bytes, uid: str, arrived: float) -> Arrival:
 
 
 def _messages(bootstrap: str, topic: str) -> Iterator[Message]:
-    """From the start of every partition to the ends that they have now."""
+    """Yield the messages of every partition up to its current end."""
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "judge", "enable.auto.commit": False})
     try:
         partitions = until(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
@@ -22,26 +21,25 @@ from tests.support.replication import Pair
 
 NAME = "shop"
 RELAY = "relay"
-"""The role of the relays: it may do what the documentation grants, and has no slots reserved for it."""
+"""The role of the relays, with the documented rights and without reserved slots."""
 CROWD = "crowd"
-"""The role that takes all slots but the superuser's."""
+"""The role that takes all slots except those reserved for superusers."""
 SETTINGS = {"max_connections": 100, "superuser_reserved_connections": 20}
 VOLUME_MEGABYTES = 12_288
-"""Of memory, of which only what is written is used."""
+"""Size of the file system in memory, which uses only as much as is written."""
 
 
 class DatabaseSide:
-    """A pair of servers with the schema in one database, and what goes wrong with them.
+    """A pair of servers with the schema in one database, and their faults.
 
-    As a context manager the servers and the proxies are started, and removed at the end. Faults of the database are
-    injected one at a time, whichever thread asks; after each the standby has all commits again.
+    As a context manager it starts the servers and the proxies and finally removes them. Faults of the database are
+    injected one at a time, from any thread; after each one the standby has all commits.
     """
 
     def __init__(self) -> None:
         self.pair = Pair("synchronous", SETTINGS, volume_megabytes=VOLUME_MEGABYTES if volume.available() else None)
         self.one_at_a_time = threading.Lock()
         self._proxies: dict[int, Proxy] = {}
-        self._done: Counter[str] = Counter()
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -62,50 +60,42 @@ class DatabaseSide:
 
     @property
     def dsn(self) -> str:
-        """For writers: a superuser, straight to whichever server takes writes."""
+        """Return the connection string of the writers: a superuser, directly to the primary."""
         return _dsn(SUPERUSER, self.pair.ports)
 
     @property
     def relay_dsn(self) -> str:
-        """For relays: their role, through the proxies, to whichever server takes writes."""
+        """Return the connection string of the relays: their role, through the proxies, to the primary."""
         return _dsn(RELAY, [self._proxies[port].port for port in self.pair.ports])
 
     @property
     def proxies(self) -> list[Proxy]:
-        """One in front of each server, for the relays alone."""
+        """Return the proxies in front of the servers, which only relays use."""
         return list(self._proxies.values())
 
     @property
     def can_fill(self) -> bool:
-        """Do the servers have file systems of their own, so that a full disk is real?"""
+        """Return True if each server has its own file system, so that a full disk can be real."""
         return volume.available()
 
     def nemeses(self) -> list[Nemesis]:
-        """One for each fault of the database."""
+        """Return a nemesis for each fault of the database."""
         from tests.chaos import dbfaults
 
         return dbfaults.nemeses(self)
 
-    def counts(self) -> dict[str, int]:
-        """Fault → how often it was injected so far."""
-        return dict(self._done)
-
-    def count(self, fault: str) -> None:
-        """It was injected once more."""
-        self._done[fault] += 1
-
     def connect(self) -> psycopg.Connection[TupleRow]:
-        """A superuser's connection to the primary, in autocommit mode."""
+        """Open a superuser's connection to the primary in autocommit mode."""
         return self.pair.primary.connect(NAME)
 
     def relay_backends(self) -> list[int]:
-        """The process ids of the server's sessions of relays."""
+        """Return the process ids of the server's sessions of relays."""
         with self.connect() as connection:
             found = connection.execute("select pid from pg_stat_activity where usename = %s order by pid", (RELAY,))
             return [pid for (pid,) in found.fetchall()]
 
     def equip(self, server: PostgresServer) -> None:
-        """Make the empty database and the roles."""
+        """Create the empty database and the roles."""
         server.create_database(NAME)
         with server.connect(NAME) as connection:
             connection.execute(f"create role {RELAY} login".encode())

@@ -1,4 +1,4 @@
-"""Days of the log that last some seconds, so that retention has something to empty while events flow."""
+"""Partitions of the log that cover some seconds, so that retention can empty them while events flow."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tests.docs.pages import blocks
 
 PAGE = "docs/operations.md"
 EXAMPLE = "event_20260101"
-"""The day that the page empties."""
+"""Name of the partition in the example of the page."""
 KEPT = "chaos_emptied"
-"""What was in days that were emptied: the judge reads it with the log."""
+"""Table with the events of emptied partitions, which the judge reads together with the log."""
 DAYS = 20
-"""So many, from now on; what comes behind them lands in the DEFAULT partition."""
+"""Number of partitions from now on; later events are stored in the DEFAULT partition."""
 TRIES = 80
 AGAIN_SECONDS = 0.25
 PARTS = b"""select c.relname::text from pg_inherits i join pg_class c on c.oid = i.inhrelid
@@ -30,7 +30,7 @@ begin
     return null;
 end
 $$"""
-"""What is kept is copied when a day is emptied and not before: a block that is refused costs nothing."""
+"""Copies the events of a partition at the moment in which it is truncated, and not when the block is refused."""
 OVER = b"""select c.relname::text from pg_class c
  where c.relnamespace = 'outbox'::regnamespace and c.relname ~ '^event_chaos_' and c.relkind = 'r'
    and pg_relation_size(c.oid) > 0
@@ -38,12 +38,12 @@ OVER = b"""select c.relname::text from pg_class c
 
 
 def prepare(dsn: str, seconds: float) -> None:
-    """Put `DAYS` partitions of `seconds` each in the place of the days that there are."""
+    """Replace the daily partitions by :data:`DAYS` partitions of `seconds` each."""
     with psycopg.connect(dsn) as connection:
         connection.execute(KEEP.encode())
         days = [str(name) for (name,) in connection.execute(PARTS)]
         for number, name in enumerate(days):
-            # They keep their names, so that no relay makes these days again, and lie where no event falls.
+            # They keep their names, so that no relay creates them again, and move to a range without events.
             day = sql.Identifier("outbox", name)
             connection.execute(sql.SQL("alter table outbox.event detach partition {}").format(day))
             _attach(connection, name, f"1999-01-{number + 1:02}", f"1999-01-{number + 2:02}")
@@ -73,13 +73,13 @@ def _attach(connection: psycopg.Connection, name: str, begins: str, ends: str) -
 
 @dataclass
 class Retention:
-    """The page's block empties the oldest day that has events, which may be the one that is being written."""
+    """Runs the page's block on the oldest partition with events, which may be the current one."""
 
     dsn: str
     fault: str = "retention"
 
     def strike(self, rng: random.Random) -> Strike:  # noqa: ARG002 - there is nothing to choose
-        """Try until a day is empty, as the page says; a run in which it is refused too often has a fault less."""
+        """Try until a partition is emptied, as the page says. The strike is of another kind if it is always refused."""
         began = time.monotonic()
         for _ in range(TRIES):
             if emptied := self._emptied():
@@ -99,6 +99,6 @@ class Retention:
 
 
 def block() -> str:
-    """The page's block that empties a day."""
+    """Return the page's block that empties a partition."""
     [found] = [found.text for found in blocks(PAGE) if found.language == "sql" and "truncate" in found.text]
     return found

@@ -1,4 +1,4 @@
-"""What goes wrong with the database: each fault is injected, held for a moment and undone."""
+"""Faults of the database: each is injected, kept for a while and undone."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     from tests.chaos.database import DatabaseSide
 
 HANG_SECONDS = (2.0, 13.0)
-"""How long a commit hangs: a relay gives up after 10."""
+"""Range of the duration of a hanging commit; a relay gives up after 10 s."""
 BLACKHOLE_SECONDS = 8.0
 CROWD_SECONDS = (2.0, 5.0)
 FULL_SECONDS = (2.0, 5.0)
 RECOVER_SECONDS = 60
 
 Healed = tuple[float, str]
-"""When the fault was undone, by time.monotonic(), and what to say about it."""
+"""Time at which the fault was undone, by time.monotonic(), and details for the report."""
 Injection = Callable[["DatabaseSide", random.Random], Healed]
 
 
 class DatabaseNemesis:
-    """Injects one fault of the database, while no other is."""
+    """Injects one fault of the database, never together with another."""
 
     def __init__(self, side: DatabaseSide, fault: str, inject: Injection) -> None:
         self.fault = fault
@@ -42,21 +42,20 @@ class DatabaseNemesis:
         self._inject = inject
 
     def strike(self, rng: random.Random) -> Strike:
-        """Inject it once; the servers work again when this returns, and the standby has everything."""
+        """Inject the fault once. Return when the servers work again and the standby has all commits."""
         with self._side.one_at_a_time:
             began = time.monotonic()
             healed, detail = self._inject(self._side, rng)
-            self._side.count(self.fault)
             return Strike(self.fault, began, healed, detail)
 
 
 def nemeses(side: DatabaseSide) -> list[Nemesis]:
-    """One for each fault."""
+    """Return a nemesis for each fault."""
     return [DatabaseNemesis(side, fault, inject) for fault, inject in FAULTS.items()]
 
 
 def kill_backends(side: DatabaseSide, rng: random.Random) -> Healed:
-    """pg_terminate_backend: one session of the relays, some, or all."""
+    """Terminate one, some or all sessions of the relays."""
     found = side.relay_backends()
     chosen = rng.sample(found, min(len(found), rng.choice([1, 1, 3, len(found)])))
     with side.connect() as connection:
@@ -65,7 +64,7 @@ def kill_backends(side: DatabaseSide, rng: random.Random) -> Healed:
 
 
 def crash(side: DatabaseSide, _rng: random.Random) -> Healed:
-    """Immediate stop and start: crash recovery, on the same port and data."""
+    """Stop the primary like a crash and start it on the same port and data."""
     side.pair.primary.restart("immediate")
     healed = time.monotonic()
     side.pair.wait_for_standby("sync")
@@ -73,7 +72,7 @@ def crash(side: DatabaseSide, _rng: random.Random) -> Healed:
 
 
 def promote(side: DatabaseSide, _rng: random.Random) -> Healed:
-    """SIGKILL for the primary, promotion of the standby, and a new standby where the primary was."""
+    """Kill the primary, promote the standby, and put a new standby in the place of the primary."""
     side.pair.fail_over()
     healed = time.monotonic()
     side.pair.replace()
@@ -81,7 +80,7 @@ def promote(side: DatabaseSide, _rng: random.Random) -> Healed:
 
 
 def hang_commits(side: DatabaseSide, rng: random.Random) -> Healed:
-    """The synchronous standby is gone for a while: every COMMIT waits for it."""
+    """Stop the synchronous standby for a while, so that every COMMIT waits for it."""
     standby = side.pair.standby
     assert standby is not None, "there is no standby"
     seconds = rng.uniform(*HANG_SECONDS)
@@ -93,7 +92,7 @@ def hang_commits(side: DatabaseSide, rng: random.Random) -> Healed:
 
 
 def blackhole(side: DatabaseSide, _rng: random.Random) -> Healed:
-    """Every connection of the relays is lost without a word; new ones pass."""
+    """Lose all connections of the relays without FIN or RST; new ones work."""
     lost = sum(proxy.blackhole() for proxy in side.proxies)
     _hold(BLACKHOLE_SECONDS)
     for proxy in side.proxies:
@@ -102,7 +101,7 @@ def blackhole(side: DatabaseSide, _rng: random.Random) -> Healed:
 
 
 def crowd(side: DatabaseSide, rng: random.Random) -> Healed:
-    """All slots are taken, and some relays need a new one."""
+    """Take all connection slots, and terminate sessions of the relays so that they need new ones."""
     with ExitStack() as held:
         taken = _take_all_slots(side, held)
         with side.connect() as connection:
@@ -117,7 +116,7 @@ def crowd(side: DatabaseSide, rng: random.Random) -> Healed:
 
 
 def _take_all_slots(side: DatabaseSide, held: ExitStack) -> int:
-    """Connect until refused; how often that was possible."""
+    """Connect until refused, and return the number of connections."""
     from tests.chaos.database import CROWD, NAME
 
     for taken in range(1000):
@@ -130,7 +129,7 @@ def _take_all_slots(side: DatabaseSide, held: ExitStack) -> int:
 
 
 def fill_disk(side: DatabaseSide, rng: random.Random) -> Healed:
-    """No room for anything that grows: a file system that is full, or a server that says so where none can be made."""
+    """Fill the file system, or refuse inserts with the same error if no file system can be mounted."""
     seconds = rng.uniform(*FULL_SECONDS)
     if side.can_fill:
         return _really_full(side, seconds)
@@ -146,7 +145,7 @@ def _really_full(side: DatabaseSide, seconds: float) -> Healed:
         _hold(seconds)
     finally:
         volume.free()
-    # A server that cannot write its WAL ends itself, and cannot recover either before there is room.
+    # A server that cannot write its WAL exits, and cannot recover until there is room.
     until(lambda: _answers(server) or not server.process.alive, seconds=RECOVER_SECONDS, what="the server decides")
     ended = not server.process.alive
     if ended:
@@ -158,7 +157,7 @@ def _really_full(side: DatabaseSide, seconds: float) -> Healed:
 
 @contextmanager
 def _said_to_be_full(side: DatabaseSide) -> Generator[None]:
-    """Fake: inserts into the log and the ledger are refused as a full disk refuses them."""
+    """Refuse inserts into the log and the positions by triggers, with the error of a full disk."""
     with side.connect() as connection:
         connection.execute(FULL)
     try:
@@ -196,7 +195,7 @@ def _quietly(connection: psycopg.Connection[TupleRow]) -> Callable[[], None]:
 
 
 def _hold(seconds: float) -> None:
-    """Let the fault last."""
+    """Wait while the fault lasts."""
     threading.Event().wait(seconds)
 
 

@@ -1,4 +1,4 @@
-"""What an administrator may do to the relays' role and to the server's statistics, and undoes after a while."""
+"""Faults of an administrator: settings of the relays' role and resets of statistics, undone after a while."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ RESETS = ("wal", "bgwriter")
 
 
 def hostile_defaults(side: DatabaseSide, rng: random.Random) -> tuple[float, str]:
-    """Some of the settings that a client may depend on have other values for the role, and its sessions are new."""
+    """Change settings of the role on which a client may depend, and terminate its sessions."""
     names = rng.sample(sorted(HOSTILE), 4)
     return _held(side, rng, {name: HOSTILE[name] for name in names})
 
 
 def short_timeouts(side: DatabaseSide, rng: random.Random) -> tuple[float, str]:
-    """The role's statements get next to no time, and its sessions are new."""
+    """Set very short timeouts for the role and terminate its sessions."""
     return _held(side, rng, TIMEOUTS)
 
 
 def reset_statistics(side: DatabaseSide, rng: random.Random) -> tuple[float, str]:
-    """All counters begin again."""
+    """Reset the statistics of the server."""
     what = rng.choice(RESETS)
     with side.connect() as connection:
         connection.execute("select pg_stat_reset(), pg_stat_reset_shared(%s)", (what,))
@@ -65,7 +65,7 @@ def _held(side: DatabaseSide, rng: random.Random, settings: Mapping[str, str]) -
 
 @contextmanager
 def _set(side: DatabaseSide, settings: Mapping[str, str]) -> Generator[None]:
-    """The role's settings in this database, and what stood there before given back, whatever happens."""
+    """Set the role's settings in this database, and restore the previous ones at the end."""
     with side.connect() as connection:
         before = _settings(connection)
         _alter(connection, {**before, **settings})
@@ -102,13 +102,13 @@ def _alter(connection: psycopg.Connection, settings: Mapping[str, str]) -> None:
     with connection.transaction():
         connection.execute(sql.SQL("alter role {} in database {} reset all").format(role, database))
         for name, value in settings.items():
-            # What a list is, such as search_path, is a list here too: quoted whole it would be one name.
+            # The elements of a list such as search_path are quoted one by one: quoted as a whole it would be one name.
             values = sql.SQL(", ").join(sql.Literal(part.strip()) for part in value.split(","))
             statement = sql.SQL("alter role {} in database {} set {} = {}")
             connection.execute(statement.format(role, database, sql.Identifier(name), values))
 
 
 def _begin_again(side: DatabaseSide) -> None:
-    """Every session of the relays is new."""
+    """Terminate every session of the relays, so that they open new ones."""
     with side.connect() as connection:
         connection.execute("select pg_terminate_backend(pid) from unnest(%s::int[]) p (pid)", (side.relay_backends(),))

@@ -1,4 +1,4 @@
-"""What happens to the destinations: the broker is killed or stopped, the receiver is gone, slow or silent."""
+"""Faults of the destinations: the broker is killed or stopped, the receiver is killed, slow or silent."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ START_TRIES = 5
 
 @dataclass
 class BrokerDown:
-    """The broker's process ends, by SIGKILL or in order, and is started again."""
+    """Kills or stops the broker and starts it again."""
 
     broker: KafkaBroker
     how: Literal["killed", "stopped"]
 
     @property
     def fault(self) -> str:
-        """The kind of its strikes."""
+        """Return the kind of its strikes."""
         return f"broker {self.how}"
 
     def strike(self, rng: random.Random) -> Strike:
-        """Down, and up again."""
+        """End the broker and start it again."""
         began = time.monotonic()
         if self.how == "killed":
             self.broker.kill()
@@ -40,7 +40,7 @@ class BrokerDown:
         return Strike(self.fault, began, time.monotonic())
 
     def _start(self) -> None:
-        """A machine that has no time for it kills it when it is late; then it starts once more."""
+        """Start the broker; try again if it does not answer in time on a busy machine."""
         for _ in range(START_TRIES - 1):
             with contextlib.suppress(ProcessFailed):
                 return self.broker.start()
@@ -49,13 +49,13 @@ class BrokerDown:
 
 @dataclass
 class ReceiverDown:
-    """Nobody listens for a while."""
+    """Kills the receiver, so that connections are refused for a while."""
 
     receiver: ReceiverProcess
     fault: str = "receiver down"
 
     def strike(self, rng: random.Random) -> Strike:
-        """Down, and up again."""
+        """Kill the receiver and start it again."""
         began = self.receiver.kill()
         time.sleep(rng.uniform(0.5, 4.0))  # the fault itself
         self.receiver.start()
@@ -63,21 +63,21 @@ class ReceiverDown:
 
 
 @dataclass
-class ReceiverMood:
-    """The receiver takes requests and answers late, or not at all."""
+class ReceiverMode:
+    """Makes the receiver answer late or not at all."""
 
     receiver: ReceiverProcess
-    mood: Literal["slow", "hanging"]
+    mode: Literal["slow", "hanging"]
 
     @property
     def fault(self) -> str:
-        """The kind of its strikes."""
-        return f"receiver {self.mood}"
+        """Return the kind of its strikes."""
+        return f"receiver {self.mode}"
 
     def strike(self, rng: random.Random) -> Strike:
-        """For some seconds."""
+        """Change the mode for some seconds."""
         began = time.monotonic()
-        self.receiver.become(self.mood)
+        self.receiver.set_mode(self.mode)
         time.sleep(rng.uniform(3.0, 7.0))  # the fault itself
-        self.receiver.become("well")
+        self.receiver.set_mode("well")
         return Strike(self.fault, began, time.monotonic())

@@ -1,4 +1,4 @@
-"""The log of one server as the judge reads it: `outbox.event`, and the days of it that were emptied."""
+"""The log of one server for the judge: `outbox.event`, and the days that were emptied."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ select uuid_send(d.uid) from outbox.delivery d where d.sink = %(sink)s and d.sta
 
 
 def events(connection: psycopg.Connection[TupleRow]) -> Iterator[Logged]:
-    """Read every event."""
+    """Yield every event."""
     with connection.cursor("log", binary=True) as cursor:
         cursor.itersize = ROWS
         cursor.execute(EVENTS)
@@ -41,15 +41,15 @@ def last_numbers(connection: psycopg.Connection[TupleRow]) -> dict[int, int]:
 
 
 def above(connection: psycopg.Connection[TupleRow], numbers: Mapping[int, int]) -> list[Logged]:
-    """Return the events of each key behind its number in `numbers`."""
+    """Return the events of each key after its number in `numbers`."""
     found = connection.execute(ABOVE.encode(), (list(numbers), list(numbers.values())), binary=True)
     return list(map(Logged._make, found))
 
 
 def unsettled(connection: psycopg.Connection[TupleRow], sink: str) -> frozenset[bytes]:
-    """Return the uids of what a relay may deliver again to `sink` when it begins from the stored positions.
+    """Return the uids of the events that a relay may deliver to `sink` again, starting from the stored positions.
 
-    These are the events of each shard from the first one on that is not settled, and the rows of events that were
-    parked. Ask before anything is emitted that has transaction numbers of another cluster.
+    These are the first unsettled event of each shard and all later ones, and the rows of parked events. Call this
+    before events with the transaction ids of another cluster are emitted.
     """
     return frozenset(uid for (uid,) in connection.execute(UNSETTLED, {"sink": sink}, binary=True))

@@ -1,4 +1,4 @@
-"""What is left after a run: the log, the dead letters, the topic, the receiver's journal; and what is judged by it."""
+"""The evidence of a run, on which it is judged: the log, the dead letters, the topic and the receiver's journal."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psycopg
 
-from tests.chaos import arrivals, eventlog, truth
+from tests.chaos import arrivals, eventlog, expected
 from tests.chaos.inputs import ODD, POISON
 from tests.chaos.oracle import Arrival, Dead, Place, judge
 from tests.chaos.outcome import Outcome
@@ -18,22 +18,22 @@ from tests.chaos.writer import for_both
 
 SINKS = ("kafka", "webhook")
 DEAD = "select sink, uuid_send(uid), last_error like 'claimed % times%' from outbox.delivery where state = 'dead'"
-"""By the uid: what is too large has no payload there. The last one says that relays died with it."""
+"""Dead letters are found by uid, as oversized ones have no payload. The last column is true if relays died with it."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Where it is."""
+    """The places of the evidence."""
 
     dsn: str
     bootstrap: str
     topic: str
     journal: Path
-    truths: Sequence[Path]
+    expected_files: Sequence[Path]
     restores: Sequence[Restored] = ()
 
     def judge(self, outcome: Outcome, backlog: Mapping[str, int]) -> None:
-        """Fill in what is found; `backlog` is what the system still called undelivered, by sink."""
+        """Judge all sinks and fill in the outcome; `backlog` is the final number of undelivered events by sink."""
         log = Log()
         committed = {sink: Committed(self.restores) for sink in SINKS}
         self._take_back(committed)
@@ -45,9 +45,9 @@ class Evidence:
                 if is_for(sink, event.key):
                     committed[sink].add(event.key, event.number, event.uid)
 
-        told = (transaction for path in self.truths for transaction in truth.read(path))
+        transactions = (transaction for path in self.expected_files for transaction in expected.read(path))
         lost = (event for restored in self.restores for event in restored.lost)
-        outcome.reconciled = truth.reconcile(told, self._log(log), add, lost)
+        outcome.reconciled = expected.reconcile(transactions, self._log(log), add, lost)
         outcome.refused = arrivals.refused(self.journal)
         dead = self._dead(log)
         for sink in SINKS:
@@ -64,7 +64,7 @@ class Evidence:
         return arrivals.from_topic(self.bootstrap, self.topic)
 
     def _take_back(self, committed: Mapping[str, Committed]) -> None:
-        """Tell what restores took back; poison among it may have arrived nowhere either."""
+        """Add the events that restores took back, except poison, which may not arrive."""
         for number, restored in enumerate(self.restores):
             for event in restored.lost:
                 for sink in SINKS:
@@ -72,7 +72,7 @@ class Evidence:
                         committed[sink].take_back(number, event.key, event.number, event.uid)
 
     def _log(self, log: Log) -> Iterator[Logged]:
-        """Read the database's log, emptied days included; fill in `log`."""
+        """Yield the events of the database, including emptied days, and fill in `log`."""
         with psycopg.connect(self.dsn) as connection:
             log.dead = {uid for _, uid, _ in connection.execute(DEAD, binary=True)}
             for event in eventlog.events(connection):
@@ -84,7 +84,7 @@ class Evidence:
                 yield event
 
     def _dead(self, log: Log) -> dict[str, Dead]:
-        """Sink → its dead letters, and what may or must be one."""
+        """Return for each sink its dead letters, and the events that may or must be dead."""
         letters: dict[str, set[Place]] = {sink: set() for sink in SINKS}
         killed: dict[str, set[Place]] = {sink: set() for sink in SINKS}
         with psycopg.connect(self.dsn) as connection:
@@ -105,24 +105,24 @@ class Evidence:
 
 @dataclass
 class Log:
-    """What was seen of the log in passing."""
+    """Facts about the log that are collected while it is read."""
 
     shards: dict[int, int] = field(default_factory=dict[int, int])
-    """Key → its shard."""
+    """Key → shard."""
     dead: set[bytes] = field(default_factory=set[bytes])
-    """The uids of the dead letters of all sinks."""
+    """Uids of the dead letters of all sinks."""
     places: dict[bytes, Place] = field(default_factory=dict[bytes, Place])
-    """Where each of those stands."""
+    """Uid of a dead letter → its key and number."""
     kinds: dict[str, set[Place]] = field(default_factory=lambda: {POISON: set[Place](), ODD: set[Place]()})
 
 
 def is_for(sink: str, key: int) -> bool:
-    """Whether the events of this key are routed to `sink`."""
+    """Return True if the events of this key are routed to `sink`."""
     return sink == "kafka" or for_both(key)
 
 
 def _watched(came: Iterable[Arrival], flow: Flow, shards: Mapping[int, int]) -> Iterator[Arrival]:
-    """The same, told to `flow` in passing."""
+    """Yield the arrivals and add them to `flow`."""
     for arrival in came:
         if arrival.key in shards:
             flow.add(shards[arrival.key], arrival.emitted, arrival.arrived)

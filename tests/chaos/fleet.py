@@ -1,4 +1,4 @@
-"""The relays of a run: started, replaced at once when they are killed, lent to one nemesis at a time."""
+"""The relays of a run. Each is lent to one nemesis at a time and restarted immediately after it was killed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
 
-from tests.chaos.nursery import Child, Nursery
+from tests.chaos.fork_server import Child, ForkServer
 from tests.chaos.relay_that_dies import Point
 from tests.support.ports import free_port
 from tests.support.wait import until
@@ -30,9 +30,9 @@ ENVIRONMENT = {"OUTBOX_RELAY_LOG_FORMAT": "json"}
 
 
 class Relay:
-    """A place in the fleet: a configuration and a log, and one process after the other."""
+    """A member of the fleet: a configuration, a log, and one process at a time."""
 
-    def __init__(self, directory: Path, name: str, config: str, nursery: Nursery) -> None:
+    def __init__(self, directory: Path, name: str, config: str, fork_server: ForkServer) -> None:
         self.name = name
         self.port = free_port()
         self.config = directory / f"{name}.toml"
@@ -40,28 +40,28 @@ class Relay:
         self.log = directory / f"{name}.log"
         self.log.touch()
         self.lent = False
-        self._nursery = nursery
+        self._fork_server = fork_server
         self._child: Child | None = None
         self._mark = 0
 
     @property
     def child(self) -> Child:
-        """The process."""
+        """Return the current or the last process."""
         assert self._child is not None, f"{self.name} was never started"
         return self._child
 
     @property
     def runs(self) -> bool:
-        """Is there a process now?"""
+        """Return True while a process is running."""
         return self._child is not None and self._child.code is None
 
     def start(self, armed: Point | None = None) -> None:
-        """Start a process, which is replaced by nobody but us."""
+        """Start a process that kills itself at the point `armed`, if given."""
         self._mark = self.log.stat().st_size
-        self._child = self._nursery.start(["run", "-c", self.config], self.log, ENVIRONMENT, armed)
+        self._child = self._fork_server.start(["run", "-c", self.config], self.log, ENVIRONMENT, armed)
 
     def start_under(self, environment: Mapping[str, str]) -> None:
-        """Start a process of a Python of its own, under variables that count from its very start."""
+        """Start a new Python process whose environment has these variables from the start."""
         self._mark = self.log.stat().st_size
         command = [sys.executable, "-X", "faulthandler", "-m", "outbox_relay", "run", "-c", self.config]
         with self.log.open("ab") as output:
@@ -73,16 +73,16 @@ class Relay:
         threading.Thread(target=lambda: child.ended(process.wait()), daemon=True).start()
 
     def kill(self) -> float:
-        """SIGKILL; returns when it was sent, once the process is gone."""
+        """Send SIGKILL and wait until the process has ended. Return the time of the signal."""
         at = time.monotonic()
         self.child.send(signal.SIGKILL)
         assert self.child.wait(10) is not None, f"{self.name} outlived SIGKILL"
         return at
 
     def stop(self) -> None:
-        """SIGTERM. Raises AssertionError when it does not end in time, or not with 0.
+        """Send SIGTERM and wait. Raise AssertionError if the process does not end in time, or not with 0.
 
-        One that has not even said that it listens has nothing to stop, and ends as every process does.
+        A process without any log line has not installed its signal handler, so SIGTERM may end it.
         """
         self.child.send(signal.SIGTERM)
         code = self.child.wait(STOP_SECONDS)
@@ -94,12 +94,12 @@ class Relay:
         assert code == 0, f"{self.name} ended with {code} after SIGTERM: {self.log.read_text()[-1500:]}"
 
     def shards(self) -> int:
-        """How many shards it owns, of all sinks together; 0 when it does not answer."""
+        """Return the number of its shards of all sinks; 0 if it does not answer."""
         status = self.ask("/readyz")[1]
         return sum(sink["shards"] for sink in status["sinks"].values()) if status else 0
 
     def ask(self, path: str) -> tuple[int, Any]:
-        """Status and JSON body of a GET; (0, None) when nothing answers."""
+        """Return status and JSON body of a GET; (0, None) without an answer."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=2)
         try:
             connection.request("GET", path)
@@ -111,7 +111,7 @@ class Relay:
             connection.close()
 
     def said(self, since: int) -> list[dict[str, Any]]:
-        """What it has logged behind the first `since` bytes."""
+        """Return the log lines after the first `since` bytes."""
         with self.log.open("rb") as log:
             log.seek(since)
             lines = log.read().splitlines()
@@ -119,7 +119,7 @@ class Relay:
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
-    """A line of the log; nothing for one of another kind, or one that a kill cut off."""
+    """Parse a line of the log. Return None for a line of another kind, or one that a kill truncated."""
     try:
         found = json.loads(line)
     except ValueError:
@@ -128,17 +128,17 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
 
 
 class Fleet:
-    """`size` relays that shall run all the time, a place for relays that come and go, and one for a strange one.
+    """`size` relays that run all the time, a guest that joins and leaves, and a stranger.
 
-    The strange one has a configuration of its own.
+    The stranger has a configuration of its own.
     """
 
-    def __init__(self, directory: Path, config: str, of_strange: str, nursery: Nursery, size: int) -> None:
-        self.relays = [Relay(directory, f"relay-{n}", config, nursery) for n in range(1, size + 1)]
-        self.guest = Relay(directory, "guest", config, nursery)
-        self.strange = Relay(directory, "strange", of_strange, nursery)
+    def __init__(self, directory: Path, config: str, of_strange: str, fork_server: ForkServer, size: int) -> None:
+        self.relays = [Relay(directory, f"relay-{n}", config, fork_server) for n in range(1, size + 1)]
+        self.guest = Relay(directory, "guest", config, fork_server)
+        self.strange = Relay(directory, "strange", of_strange, fork_server)
         self.unasked: list[str] = []
-        """Relays that ended by themselves, each with the end of its log."""
+        """A text for each relay that ended by itself, with the end of its log."""
         self._freed = threading.Condition()
         self._closed = False
         self._over = threading.Event()
@@ -146,11 +146,11 @@ class Fleet:
 
     @property
     def all(self) -> list[Relay]:
-        """All places."""
+        """Return all members."""
         return [*self.relays, self.guest, self.strange]
 
     def start(self) -> None:
-        """Start all and wait until they are ready."""
+        """Start the relays and wait until they are ready."""
         for relay in self.relays:
             relay.start()
         for relay in self.relays:
@@ -159,25 +159,25 @@ class Fleet:
 
     @contextmanager
     def borrowed(self, rng: random.Random) -> Generator[Relay]:
-        """Some relay that no other nemesis has now; when it comes back it runs, or is made to."""
+        """Lend a random relay that no other nemesis has. It is started again at the end if it is not running."""
         with self._lent(self.relays, rng) as relay:
             yield relay
 
     @contextmanager
     def invited(self) -> Generator[Relay]:
-        """The place for relays that come and go; nothing runs there before and after."""
+        """Lend the guest, which runs neither before nor afterwards."""
         with self._lent([self.guest]) as relay:
             yield relay
 
     @contextmanager
     def estranged(self) -> Generator[Relay]:
-        """The place for the strange relay; nothing runs there before and after."""
+        """Lend the stranger, which runs neither before nor afterwards."""
         with self._lent([self.strange]) as relay:
             yield relay
 
     @contextmanager
     def everybody(self) -> Generator[None]:
-        """Lend every place at once; no nemesis gets a relay before all are back. They run then, or are made to."""
+        """Lend all members together. Those that run all the time are started again at the end if necessary."""
         with self._freed:
             self._freed.wait_for(lambda: not self._closed)
             self._closed = True
@@ -211,24 +211,24 @@ class Fleet:
             self._freed.notify_all()
 
     def stop_all(self) -> None:
-        """SIGTERM to every relay that runs, at once; each must end with 0."""
+        """Stop all running relays at the same time, as :meth:`Relay.stop` does."""
         running = [relay for relay in self.all if relay.runs]
         with ThreadPoolExecutor(len(self.all)) as pool:
             list(pool.map(Relay.stop, running))
 
     def stop(self) -> None:
-        """End the watch and every relay, as :meth:`stop_all` does."""
+        """Stop restarting relays, then stop all of them."""
         self.end_watch()
         self.stop_all()
 
     def end_watch(self) -> None:
-        """Nobody is replaced any more."""
+        """Stop restarting relays."""
         self._over.set()
         if self._watcher.is_alive():
             self._watcher.join(5)
 
     def _watch(self) -> None:
-        """A relay that ends and was not made to is a failure of the run; the run goes on with another."""
+        """Record and restart relays that end by themselves."""
         while not self._over.wait(LOOK_SECONDS):
             with self._freed:
                 ended = [relay for relay in self.relays if not relay.lent and not relay.runs]

@@ -1,4 +1,4 @@
-"""The two forms of the suite: how much of what is injected, how fast is written, and what must be reached."""
+"""The two forms of the suite: which faults are injected how often, the emit rate, and the required counts."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ LEASE_SECONDS = 3
 
 @dataclass(frozen=True)
 class Form:
-    """One form."""
+    """The parameters of a run."""
 
     name: str
     relays: int
     writers: int
     rate: float
-    """Events a second that all writers together emit while they can."""
+    """Emit rate of all writers together, in events per second."""
     keys: int
     alone: Mapping[str, int]
-    """Faults that strike one at a time, with time to recover, for figures that no other fault blurs."""
+    """Fault → number of strikes without any other fault, with time to recover, to measure the recovery."""
     storm_seconds: float
-    """How long faults of all lanes strike over each other."""
+    """Duration of the phase in which all lanes inject in parallel."""
     lanes: Mapping[str, Mapping[str, int]]
-    """Lane → fault → how often; the faults of a lane strike one after the other, in an order that the seed chooses."""
+    """Lane → fault → number of strikes. A lane injects one fault at a time, in an order that depends on the seed."""
     least: Mapping[str, int]
-    """First words of a fault → how many strikes the run must have reached."""
+    """First words of a fault → required number of strikes."""
     least_events: int
     extra_seconds: float
-    """How much longer than its storm a run may last to reach its counts."""
+    """Additional time for the storm if the required counts are not reached."""
     rest_seconds: float
-    """Longest time in which the system must come to rest by itself at the end."""
+    """Time limit for the system to deliver everything at the end."""
     day_seconds: float
-    """How long a partition of the log lasts, so that there are some to empty."""
+    """Period of a partition of the log, short enough that some can be emptied."""
     start_seconds: float = 3.0
-    """How long events flow before the first relay is replaced."""
+    """Time before the first relay is replaced."""
 
 
 SHORT = Form(

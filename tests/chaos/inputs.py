@@ -1,4 +1,4 @@
-"""What applications put in: events that no sink can take, odd ones, transactions that are huge or long."""
+"""Faults of applications: events that no sink accepts, odd events, and huge, long or forgotten transactions."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from uuid import uuid4
 import psycopg
 from psycopg import errors
 
+from tests.chaos.expected import ExpectedFile, Intended
 from tests.chaos.nemesis import Nemesis, Strike
-from tests.chaos.truth import Intended, TruthFile
 from tests.chaos.writer import LOCK, RAISE, payload_of, type_of
 
 Connection = psycopg.Connection[tuple[object, ...]]
 Emit = Callable[[Connection], list[Intended]]
 
 POISON, ODD = "poison", "odd"
-"""What the payload of an event says under `kind`: it must end dead; it may end dead or arrive."""
+"""Values of `kind` in payloads. A poison event must become a dead letter, an odd one may."""
 BIG_BYTES = 2 << 20
-"""Above the ceiling of payloads."""
+"""A size above the limit for payloads."""
 TRY_SECONDS = 600.0
-"""How long a transaction is tried again: a restore takes the database away, and a huge one seldom ends between two
-faults of the database."""
+"""Time limit for retries of a transaction. A restore takes the database away for a minute, and a huge transaction is
+often interrupted by the next fault of the database."""
 AGAIN_SECONDS = 1.0
 HUGE_EVENTS, LONG_EVENTS = 20_000, 20
 HUGE_SECONDS, LONG_SECONDS = (2.0, 4.0), (12.0, 20.0)
-"""How long such a transaction stays open behind its last event."""
+"""Time for which the transaction stays open after its last event."""
 OWN_KEYS = 400
-"""Keys of those transactions alone: the writers would wait for them. They lie above the writers' keys."""
+"""Number of keys for these transactions, above those of the writers, who would otherwise wait for their locks."""
 FAR_TIMES = ("20000-01-01 00:00:00+00", "0044-03-15 00:00:00+00 BC", "9999-12-31 23:59:59+00")
 KINDS: Sequence[tuple[str, Mapping[str, object]]] = (
     *((POISON, {"deliver_at": at}) for at in FAR_TIMES),
@@ -51,16 +51,19 @@ MANY = b"""select e.key, e.n, outbox.emit(e.type, jsonb_build_object('key', e.ke
 
 
 class Emitting:
-    """Transactions that are written down as the writers' are: on disk before COMMIT is sent."""
+    """Runs transactions and records them like a writer: on disk before COMMIT is sent."""
 
-    def __init__(self, dsn: str, truth: Path) -> None:
+    def __init__(self, dsn: str, expected: Path) -> None:
         self._dsn = dsn
-        self._truth = TruthFile(truth)
+        self._expected = ExpectedFile(expected)
         self._number = 0
         self._lock = threading.Lock()
 
     def commit(self, emit: Emit, seconds: float = 0.0) -> None:
-        """Commit what `emit` does, `seconds` after it was done; again when a server failed. Raise when none is left."""
+        """Run `emit` in a transaction and commit `seconds` later. Retry if the server fails.
+
+        Raise AssertionError after :data:`TRY_SECONDS`.
+        """
         deadline = time.monotonic() + TRY_SECONDS
         while True:
             try:
@@ -75,20 +78,15 @@ class Emitting:
             self._number += 1
             intended = emit(connection)
             time.sleep(seconds)  # the fault itself: it stays open
-            self._truth.intend(self._number, intended)
-            try:
-                connection.commit()
-            except psycopg.Error:
-                self._truth.end(self._number, "unknown")
-                raise
-            self._truth.end(self._number, "ok")
+            self._expected.intend(self._number, intended)
+            self._expected.commit(self._number, connection)
 
 
 @dataclass
 class Poison:
-    """Events that cannot be delivered and odd ones, among keys that the writers use: their neighbours must flow.
+    """Inserts poison and odd events of the writers' keys. Other events of these keys must still arrive.
 
-    `emit` must refuse what lies outside its bounds, so these are inserted by the owner of the log.
+    `emit` must refuse poison, so the owner of the log inserts the rows directly.
     """
 
     emitting: Emitting
@@ -96,7 +94,7 @@ class Poison:
     fault: str = "poison"
 
     def strike(self, rng: random.Random) -> Strike:
-        """Insert one of each kind, in one transaction."""
+        """Insert one event of each kind in one transaction."""
         keys = rng.sample(range(self.keys), len(KINDS))
         began = time.monotonic()
         self.emitting.commit(lambda connection: _insert(connection, keys))
@@ -119,7 +117,7 @@ def _insert(connection: Connection, keys: list[int]) -> list[Intended]:
 
 
 def _refused(connection: Connection) -> None:
-    """What would be poison is refused where it is emitted."""
+    """Check that `outbox.emit` refuses poison."""
     for at in FAR_TIMES:
         try:
             with connection.transaction():
@@ -131,7 +129,7 @@ def _refused(connection: Connection) -> None:
 
 @dataclass
 class Transaction:
-    """One transaction with many events or that stays open for long, of keys of its own."""
+    """A transaction with many events, or one that stays open for long, with keys of its own."""
 
     emitting: Emitting
     keys: int
@@ -140,7 +138,7 @@ class Transaction:
     seconds: tuple[float, float]
 
     def strike(self, rng: random.Random) -> Strike:
-        """Commit one, late."""
+        """Run one transaction and commit it late."""
         began = time.monotonic()
         keys = sorted(rng.sample(range(self.keys, self.keys + OWN_KEYS), min(self.events, OWN_KEYS // 2)))
         self.emitting.commit(lambda connection: self._emit(connection, keys), rng.uniform(*self.seconds))
@@ -160,14 +158,14 @@ class Transaction:
 
 @dataclass
 class HeldSnapshot:
-    """A transaction that was forgotten: it has a snapshot and a transaction number, and does nothing."""
+    """A forgotten transaction that has a snapshot and a transaction id and is idle."""
 
     dsn: str
     fault: str = "held snapshot"
     seconds: tuple[float, float] = (10.0, 20.0)
 
     def strike(self, rng: random.Random) -> Strike:
-        """Hold one for a while, or until a server ends it."""
+        """Keep a transaction open for a while, or until the server ends it."""
         began = time.monotonic()
         try:
             with psycopg.connect(self.dsn, connect_timeout=5) as connection:
@@ -181,8 +179,8 @@ class HeldSnapshot:
 
 
 def nemeses(dsn: str, directory: Path, keys: int) -> tuple[list[Nemesis], list[Path]]:
-    """One for each fault of this module, and the files with what they committed."""
-    paths = [directory / f"truth-{name}.jsonl" for name in ("poison", "huge", "long")]
+    """Return a nemesis for each fault of this module, and the files with their transactions."""
+    paths = [directory / f"expected-{name}.jsonl" for name in ("poison", "huge", "long")]
     poison, huge, long = (Emitting(dsn, path) for path in paths)
     found: list[Nemesis] = [
         Poison(poison, keys),

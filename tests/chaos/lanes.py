@@ -1,4 +1,4 @@
-"""Lanes: each injects its faults one after the other, spread over the time it has; all at once make the storm."""
+"""Lanes inject faults in parallel; each injects its own one after another, spread over the available time."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from dataclasses import dataclass, field
 from tests.chaos.nemesis import Nemesis, Strike
 
 STALL_SECONDS = 1.0
-"""A thread that wakes up this late was on a machine that stood still."""
+"""Delay of a thread that proves that the machine was stalled."""
 BEAT_SECONDS = 0.1
 STALLED = "machine stalled"
 
 
 @dataclass
 class Record:
-    """What was injected, and what went wrong with the injecting; shared by all lanes."""
+    """The injected faults and the failures of a run, shared by all lanes."""
 
     strikes: list[Strike] = field(default_factory=list[Strike])
     alone: list[Strike] = field(default_factory=list[Strike])
-    """Those of them that had the system to themselves."""
+    """The strikes during which no other fault was active."""
     failures: list[str] = field(default_factory=list[str])
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, strike: Strike, *, alone: bool = False) -> None:
-        """One more."""
+        """Add a strike."""
         with self._lock:
             self.strikes.append(strike)
             if alone:
                 self.alone.append(strike)
 
     def fail(self, what: str) -> None:
-        """Something that must not be."""
+        """Add a failure of the run and print it."""
         with self._lock:
             self.failures.append(what)
         sys.stdout.write(f"FAILED: {what}\n")
@@ -45,17 +45,17 @@ class Record:
 
     @property
     def counts(self) -> Counter[str]:
-        """Fault → strikes."""
+        """Return the number of strikes by fault."""
         with self._lock:
             return Counter(strike.fault for strike in self.strikes)
 
     def count(self, first_words: str) -> int:
-        """How many strikes of the faults that begin so."""
+        """Return the number of strikes of the faults whose names begin with these words."""
         return sum(count for fault, count in self.counts.items() if fault.startswith(first_words))
 
 
 class Lane:
-    """Injects `wanted` (fault → how often) in a shuffled order within `seconds`, each as soon as it is due."""
+    """Injects the faults `wanted` (fault → number of strikes) in a random order, each at its time."""
 
     def __init__(
         self, name: str, wanted: Mapping[str, int], nemeses: Mapping[str, Nemesis], seed: str, record: Record
@@ -71,12 +71,12 @@ class Lane:
         self.left = len(self._plan)
 
     def start(self, seconds: float) -> None:
-        """Begin."""
+        """Start to inject; spread the strikes over `seconds`."""
         self._seconds = seconds
         self._thread.start()
 
     def join(self, seconds: float) -> None:
-        """Wait until all is injected; what is left after `seconds` is not. A failure when one does not end at all."""
+        """Wait at most `seconds` until all strikes are done, then cancel the rest. Record a fault that does not end."""
         self._thread.join(max(0.0, seconds))
         self._over.set()
         self._thread.join(120)
@@ -95,7 +95,7 @@ class Lane:
 
 
 def inject(nemesis: Nemesis, rng: random.Random, record: Record, *, alone: bool = False) -> None:
-    """One strike; an error of the injecting is a failure of the run, which goes on."""
+    """Inject one fault; an exception is recorded as a failure of the run, which continues."""
     try:
         record.add(nemesis.strike(rng), alone=alone)
     except Exception:
@@ -103,7 +103,7 @@ def inject(nemesis: Nemesis, rng: random.Random, record: Record, *, alone: bool 
 
 
 class Pulse:
-    """Notices when the machine stands still: that too is a fault, and nobody's."""
+    """Records stalls of the machine as faults."""
 
     def __init__(self, record: Record) -> None:
         self._record = record

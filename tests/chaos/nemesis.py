@@ -1,4 +1,4 @@
-"""What injects one kind of fault, and what it says about each that it injected."""
+"""The interface of a fault injector, and the record of an injected fault."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ class Strike:
     """One fault that was injected."""
 
     fault: str
-    """Its kind: "sigkill", "zombie", "backend killed", "promotion", …"""
+    """Kind of the fault: "sigkill", "zombie", "backend killed", "promotion", …"""
 
     began: float
-    """When it was injected, by time.monotonic()."""
+    """Time of the injection by time.monotonic()."""
 
     healed: float
-    """When the injector had undone it (the process runs again, the server accepts connections again, …)."""
+    """Time at which the injector had undone it: the process runs, the server accepts connections, …"""
 
     detail: str = ""
 
 
 class Nemesis(Protocol):
-    """Injects one kind of fault, again and again."""
+    """Injects one kind of fault repeatedly."""
 
     @property
     def fault(self) -> str:
-        """The kind of its strikes."""
+        """Return the kind of its strikes."""
         ...
 
     def strike(self, rng: random.Random) -> Strike:
-        """Inject the fault once; return when the injector has undone it, without waiting for the relays to recover."""
+        """Inject the fault once and undo it. Do not wait until the relays have recovered."""
         ...

@@ -1,21 +1,22 @@
-"""The judge of one sink's arrivals against what was committed: lost, phantom, duplicate, reorder, stuck. Pure.
+"""Judges the arrivals at one sink: lost, phantom, duplicate, reordered and stuck events. Pure.
 
-After Jepsen's checker for Kafka. The events of a key carry the numbers 1, 2, 3, … in the order of their commits; an
-event that was rolled back leaves its number to the next one, which has another uid. Times are `time.monotonic()`.
+It is modelled on Jepsen's checker for Kafka. The events of a key are numbered 1, 2, 3, … in the order of their commits.
+The number of a rolled-back event is used again by the next one, which has another uid. Times are `time.monotonic()`.
 
-A restore of a dump (see `timeline`) takes events back. Of each one the judge expects:
+A restore of a dump (see `timeline`) takes events back. For each restore the judge expects:
 
-- Every event that survives arrives, or is dead for a reason: those of the dump, those that were emitted between the
-  restore and the rebase, and those that were emitted later. An event that was taken back may have arrived or not.
-- Until the rebase only what the old server had committed arrives, and afterwards nothing that was taken back. What was
-  emitted into the restored database arrives only after its rebase. All else is *untimely*.
-- The order of first arrivals of a key is that of the commits in every era: the events of the dump, those that were
-  taken back, those of the restored database.
-- An event that came before the rebase comes again after it only if the dump's ledger does not cover it: if it is an
-  event from its shard's first unsettled one on, or a row. It must also have come after the positions of the dump could
-  have been written, give or take a transaction that was late for them. No other fault explains such a repetition, and
-  the restore explains none that does not cross it. An event that comes again only after several rebases must be
-  unsettled in each of their dumps: it was due again from the first rebase on, until the last one made it due once more.
+- Every surviving event arrives or is dead for a reason: events of the dump, events emitted between the restore and the
+  rebase, and later ones. An event that was taken back may have arrived or not.
+- Before the rebase, only events of the old server arrive; after it, no event that was taken back. Events emitted into
+  the restored database arrive only after its rebase. All other arrivals are *untimely*.
+- In every era the first arrivals of a key are in the order of the commits: events of the dump, events that were taken
+  back, events of the restored database.
+- An event that arrived before the rebase arrives again after it only if the dump's positions do not cover it: it is
+  the first unsettled event of its shard or a later one, or it is a row. Its earlier arrival must also be later than
+  the positions of the dump could have been written, with an allowance for a transaction that delayed them. No other
+  fault explains such a duplicate, and the restore explains only duplicates on both sides of its rebase. An event that
+  arrives again only after several rebases must be unsettled in each of their dumps: it was due from the first rebase
+  on, and the last one made it due once more.
 """
 
 from __future__ import annotations
@@ -31,16 +32,16 @@ from tests.chaos.nemesis import Strike
 from tests.chaos.timeline import UID_BYTES, Committed, Restored
 
 LAG_SECONDS = 5.0
-"""How long an event may have been delivered and not be settled when all goes well: far more than it takes."""
+"""Longest time from delivery to settlement without faults; an ample bound."""
 AFTER_SECONDS = 10.0
-"""How long after a fault was undone what was in flight at it may arrive in any case: a lease, a poll, the way back of
-the connections. Beyond that only before the first event of its key that was emitted after the fault."""
+"""Time after the end of a fault in which an event in flight may arrive: a lease, a poll, and reconnecting. Later it may
+arrive only before the first event of its key that was emitted after the fault."""
 MOST_SECONDS = 300.0
-"""And never later than this."""
+"""Limit for every such arrival."""
 LATE_SECONDS = 30.0
-"""How long a transaction may stay open and hold up positions until it commits."""
+"""Longest time for which an open transaction may delay positions."""
 RESTORE = "restore"
-"""The fault of which repetitions across a rebase are counted."""
+"""Fault for which duplicates on both sides of a rebase are counted."""
 NEVER = -1.0
 HARMLESS = frozenset(
     {
@@ -58,17 +59,16 @@ HARMLESS = frozenset(
         RESTORE,
     }
 )
-"""Faults that must not repeat any event, but for what crosses a restore."""
+"""Faults that explain no duplicate; a restore explains those on both sides of its rebase."""
 OF_ONE_SINK = {"broker": "kafka", "receiver": "webhook", "kafka": "kafka", "webhook": "webhook"}
-"""First word of a fault that only one sink can feel → that sink."""
-
+"""First word of a fault that affects only one sink → that sink."""
 
 Place = tuple[int, int]
 """Key, and number within the key."""
 
 
 class Arrival(NamedTuple):
-    """One event as a destination got it."""
+    """An event received by a destination."""
 
     key: int
     number: int
@@ -79,71 +79,71 @@ class Arrival(NamedTuple):
 
 @dataclass
 class Dead:
-    """Dead letters of one sink, and what may or must be one, by key and number."""
+    """Dead letters of one sink, and the events that may or must be dead."""
 
     letters: Collection[Place] = ()
     poison: Collection[Place] = ()
-    """What no sink can take: it must be dead."""
+    """Events that no sink accepts: they must be dead."""
     excused: Collection[Place] = ()
-    """What may be dead: odd events, and those that relays died with again and again."""
+    """Events that may be dead: odd ones, and those with which relays died repeatedly."""
 
 
 class Duplicate(NamedTuple):
-    """An event that arrived once more."""
+    """A repeated arrival of an event."""
 
     key: int
     number: int
     uid: bytes
     before: float
-    """When it had arrived the last time."""
+    """Time of the previous arrival."""
     again: float
 
 
 @dataclass
 class Account:
-    """What arrived at one sink against what was committed for it, in events."""
+    """Result for one sink; numbers are events."""
 
     sink: str
     committed: int
     arrived: int = 0
-    """Arrivals, repeated ones among them."""
+    """All arrivals, duplicates included."""
     dead: int = 0
-    """Dead letters that never arrived, and may be dead: odd ones, and what relays were killed with."""
+    """Dead letters that never arrived, other than poison."""
     poisoned: int = 0
-    """Dead letters that no sink could have taken: nothing else may become of those."""
+    """Poison events that are dead letters, as all of them must be."""
     lost: int = 0
-    """Neither arrived nor dead, though the system says that nothing is left to do."""
+    """Neither arrived nor dead, and not in the backlog either."""
     stuck: int = 0
-    """Neither arrived nor dead, and still in the backlog when the system had had its time."""
+    """Still in the backlog when the time to come to rest was over."""
     phantom: int = 0
     taken_back: int = 0
     """Events that restores took back, arrived or not."""
     untimely: int = 0
-    """Arrived before the rebase that had to come first, or after the one that took it back."""
+    """Arrived before the rebase that makes the event due, or after the one that took it back."""
     reordered: int = 0
     condemned: int = 0
-    """Dead letters that should have arrived."""
+    """Dead letters without a reason."""
     duplicates: Counter[str] = field(default_factory=Counter[str])
-    """Fault → events that came again because of it."""
+    """Fault → duplicates that it explains."""
     unexplained: list[Duplicate] = field(default_factory=list[Duplicate])
     examples: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
-    """Up to ten of each that is wrong."""
+    """Kind of error → at most ten examples."""
 
     @property
     def sound(self) -> bool:
-        """Nothing is lost, made up, out of order or time, stuck, or there twice for no reason."""
+        """Return True if no event is lost, stuck, phantom, untimely, reordered or dead, or repeated without a fault."""
         wrong = self.lost, self.stuck, self.phantom, self.untimely, self.reordered, self.condemned, self.unexplained
         return not any(wrong)
 
     def note(self, what: str, key: int, number: int, detail: str = "") -> None:
-        """Remember an example of something wrong."""
+        """Add an example of an error."""
         found = self.examples.setdefault(what, [])
         if len(found) < 10:
             found.append(f"key-{key} {number} {detail}".rstrip())
 
 
 class Times:
-    """When each event of one key was emitted and when it arrived, first and last."""
+    """Times of emit, first and last arrival of each event of one key."""
 
     def __init__(self, count: int) -> None:
         self.emitted = array("d", [NEVER]) * count
@@ -151,14 +151,14 @@ class Times:
         self.last = array("d", [NEVER]) * count
 
     def fill(self) -> None:
-        """Give what never came the time of the event before it, so that times of emission rise."""
+        """Give events that never arrived the time of the previous event, so that the times of emit are sorted."""
         newest = NEVER
         for place, at in enumerate(self.emitted):
             newest = max(newest, at)
             self.emitted[place] = newest
 
     def flowed(self, since: float) -> float:
-        """When the first event arrived that was emitted at `since` or later; infinity while none has."""
+        """Return the arrival time of the first event that was emitted at `since` or later; infinity without one."""
         for place in range(bisect_left(self.emitted, since), len(self.emitted)):
             if self.first[place] != NEVER:
                 return self.first[place]
@@ -166,7 +166,7 @@ class Times:
 
 
 class Faults:
-    """The strikes of a run, asked which of them explains that an event came again."""
+    """The strikes of a run, which may explain duplicates."""
 
     def __init__(self, strikes: Iterable[Strike], sink: str, restores: Sequence[Restored] = ()) -> None:
         self._sink = sink
@@ -177,7 +177,7 @@ class Faults:
         self._longest = max((strike.healed - strike.began for strike in self._strikes), default=0.0)
 
     def explain(self, repeated: Duplicate, times: Times) -> str | None:
-        """The fault at which the event was in flight, the nearest of several; `times` are those of its key."""
+        """Return the nearest fault during which the event was in flight, or None. `times` are those of its key."""
         before, again = repeated.before, repeated.again
         if crossed := [restored for restored in self._restores if before < restored.rebased <= again]:
             return RESTORE if self._bring_back(crossed, repeated, times) else None
@@ -194,7 +194,7 @@ class Faults:
         return found[1] if found else None
 
     def _bring_back(self, crossed: Sequence[Restored], repeated: Duplicate, times: Times) -> bool:
-        """Return whether a relay must read this again after the last of these restores, and not before."""
+        """Return True if a relay must deliver this event again after the last of these restores, and not before."""
         first, last = crossed[0], crossed[-1]
         return (
             all(repeated.uid in restored.unsettled.get(self._sink, ()) for restored in crossed)
@@ -203,28 +203,31 @@ class Faults:
         )
 
     def _still_since(self, at: float) -> float:
-        """Return since when positions may have stood still at this time."""
+        """Return the time since which positions may have been unchanged at `at`."""
         earlier = [strike for strike in self._strikes if strike.began <= at]
         return _since([*earlier, Strike(RESTORE, at, at)])[-1]
 
 
 def _in_time(strike: Strike, arrived: float, times: Times) -> bool:
-    """Whether what was in flight at the strike may still arrive: soon after it, or before its key has gone on."""
+    """Return True if an event in flight at the strike may arrive at this time.
+
+    That is shortly after the strike, or before the first later event of its key.
+    """
     if arrived <= strike.healed + AFTER_SECONDS:
         return True
     return arrived <= strike.healed + MOST_SECONDS and arrived <= times.flowed(strike.healed)
 
 
 def can_repeat(fault: str, sink: str) -> bool:
-    """Whether events of `sink` may come again because of `fault`."""
+    """Return True if `fault` may cause duplicates at `sink`."""
     only = OF_ONE_SINK.get(fault.split(" ", maxsplit=1)[0])
     return fault not in HARMLESS and (only is None or only == sink)
 
 
 def _since(strikes: Sequence[Strike]) -> list[float]:
-    """Of each strike: since when events may have been delivered and not settled.
+    """Return for each strike the time since which delivered events may be unsettled.
 
-    Where one fault follows another before all is well again, positions may have stood still since the first.
+    If a fault follows before the system has recovered, positions may have been unchanged since the first one.
     """
     found: list[float] = []
     ended = float("-inf")
@@ -243,10 +246,10 @@ def judge(
     dead: Dead | None = None,
     backlog: int = 0,
 ) -> Account:
-    """Judge the arrivals at `sink`, those of each key in the order in which they came.
+    """Judge the arrivals at `sink`; those of each key are in the order of arrival.
 
-    `backlog` is what the system still called undelivered when it had had its time to come to rest. Poison is not in
-    `committed`: none of it may arrive.
+    `backlog` is the number of undelivered events that `status` reports after the time to come to rest. Poison is not
+    in `committed`, because none of it may arrive.
     """
     account = Account(sink, len(committed))
     dead = dead or Dead()
@@ -263,7 +266,7 @@ def judge(
 def _arrive(
     account: Account, committed: Committed, arrivals: Iterable[Arrival], keys: Mapping[int, Times]
 ) -> list[Duplicate]:
-    """Note the times of all arrivals, and count what cannot be; return what came again."""
+    """Record the times of all arrivals and count errors. Return the duplicates."""
     newest: dict[int, int] = {}
     repeated: list[Duplicate] = []
     for arrival in arrivals:

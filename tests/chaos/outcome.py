@@ -1,40 +1,40 @@
-"""What a run found, and what of it must not be."""
+"""The outcome of a run, and its violations of what is promised."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from tests.chaos.expected import Reconciled
 from tests.chaos.forms import Form
 from tests.chaos.lanes import Record
 from tests.chaos.oracle import Account
 from tests.chaos.recovery import BOUND_SECONDS, Flow, recoveries
-from tests.chaos.truth import Reconciled
 
 
 @dataclass
 class Outcome:
-    """What a run found."""
+    """The figures of a run."""
 
     form: Form
     seed: int
     record: Record
     seconds: dict[str, float] = field(default_factory=dict[str, float])
-    """Phase → how long it took."""
+    """Phase → duration in seconds."""
     load: dict[str, str] = field(default_factory=dict[str, str])
-    """Phase → the load of the machine at its end."""
+    """Phase → load of the machine at its end."""
     reconciled: Reconciled = field(default_factory=Reconciled)
     accounts: dict[str, Account] = field(default_factory=dict[str, Account])
     flows: dict[str, Flow] = field(default_factory=dict[str, Flow])
     last_emit: float = 0.0
     refused: int = 0
-    """Requests that the receiver refused for their signature."""
+    """Number of requests with an invalid signature."""
 
 
 def violations(outcome: Outcome) -> Iterator[str]:
-    """A line for each thing that was promised and is not so, and for each count that was not reached."""
+    """Yield a line for each broken promise and for each required count that was not reached."""
     yield from _of_sinks(outcome)
-    yield from _of_truth(outcome.reconciled)
+    yield from _of_expected(outcome.reconciled)
     yield from _of_recovery(outcome)
     yield from _of_counts(outcome)
 
@@ -52,7 +52,7 @@ def _of_sinks(outcome: Outcome) -> Iterator[str]:
         yield f"{outcome.refused} requests were refused for their signature, and every relay's clock was right"
 
 
-def _of_truth(found: Reconciled) -> Iterator[str]:
+def _of_expected(found: Reconciled) -> Iterator[str]:
     if not found.sound:
         yield (
             f"the database's log is not what the writers say: {len(found.vanished)} vanished {found.vanished[:5]},"

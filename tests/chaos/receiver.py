@@ -1,4 +1,4 @@
-"""The receiver of the webhooks: verifies, writes down before it answers, and is well, slow or silent. A process."""
+"""Program that receives webhooks: verifies and records each request before it answers, late or never if asked to."""
 
 from __future__ import annotations
 
@@ -19,44 +19,44 @@ from tests.support.receiver.answers import say
 from tests.support.receiver.faults import hang
 from tests.support.wait import until
 
-Mood = Literal["well", "slow", "hanging"]
-MOODS: tuple[Mood, ...] = ("well", "slow", "hanging")
+Mode = Literal["well", "slow", "hanging"]
+MODES: tuple[Mode, ...] = ("well", "slow", "hanging")
 SLOW_SECONDS = 1.5
-"""Longer than a position waits for one event."""
+"""Delay of a slow answer, longer than a position waits for one event."""
 START_SECONDS = 30
 
 
 class Journal:
-    """Behaves by its mood, and writes a line for each request before that is answered."""
+    """Writes a line for each request before the answer, which depends on the mode."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        self.mood: Mood = "well"
+        self.mode: Mode = "well"
         self.receiver: Receiver | None = None
         self._taken, self._refused = say(200), say(401)
 
     def answer(self, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Awaitable[None]:
-        """What is not signed as it must be is refused, all else is taken."""
+        """Record a request, and refuse it if its signature is invalid."""
         if self.receiver is not None:
             self.receiver.requests.clear()
         problem = request.problem or ""
-        line = f"{request.arrived:.4f}\t{request.uid}\t{self.mood}\t{problem}\t".encode() + request.body + b"\n"
+        line = f"{request.arrived:.4f}\t{request.uid}\t{self.mode}\t{problem}\t".encode() + request.body + b"\n"
         os.write(self._file, line)
-        return self._answer(problem, self.mood, request, reader, writer)
+        return self._answer(problem, self.mode, request, reader, writer)
 
     async def _answer(
-        self, problem: str, mood: Mood, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, problem: str, mode: Mode, request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        if mood == "hanging":
+        if mode == "hanging":
             await hang(request, reader, writer)
             return
-        if mood == "slow":
+        if mode == "slow":
             await asyncio.sleep(SLOW_SECONDS)
         await (self._refused if problem else self._taken)(request, reader, writer)
 
 
 class ReceiverProcess:
-    """The receiver in a process of its own, killed and started again on the same port and journal."""
+    """The receiver as a child process, which can be killed and started again on the same port and journal."""
 
     def __init__(self, directory: Path) -> None:
         self.port = free_port()
@@ -67,11 +67,11 @@ class ReceiverProcess:
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """Return the URL of the endpoint."""
         return f"http://{LOOPBACK}:{self.port}/hooks"
 
     def start(self) -> Self:
-        """Start it and wait until it listens."""
+        """Start the process and wait until it listens."""
         command = [sys.executable, "-m", "tests.chaos.receiver", "--port", str(self.port), "--journal", self.journal]
         with self._output.open("ab") as output:
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output)
@@ -83,15 +83,15 @@ class ReceiverProcess:
         assert self._process.poll() is None, f"the receiver ended: {self._output.read_text()[-3000:]}"
         return is_listening(self.port)
 
-    def become(self, mood: Mood) -> None:
-        """Behave otherwise from the next request on."""
+    def set_mode(self, mode: Mode) -> None:
+        """Set the mode for later requests."""
         assert self._process is not None
         assert self._process.stdin is not None
-        self._process.stdin.write(bytes([MOODS.index(mood)]))
+        self._process.stdin.write(bytes([MODES.index(mode)]))
         self._process.stdin.flush()
 
     def kill(self) -> float:
-        """SIGKILL; returns when."""
+        """Send SIGKILL and wait until the process has ended. Return the time of the signal."""
         assert self._process is not None
         at = time.monotonic()
         self._process.kill()
@@ -111,14 +111,14 @@ async def _receive(port: int, path: Path) -> None:
     journal = Journal(path)
     ended = asyncio.Event()
 
-    def told() -> None:
+    def read_mode() -> None:
         byte = os.read(sys.stdin.fileno(), 1)
         if byte:
-            journal.mood = MOODS[byte[0]]
+            journal.mode = MODES[byte[0]]
         else:
             ended.set()
 
-    asyncio.get_running_loop().add_reader(sys.stdin.fileno(), told)
+    asyncio.get_running_loop().add_reader(sys.stdin.fileno(), read_mode)
     with Receiver(journal.answer, port=port) as receiver:
         journal.receiver = receiver
         await ended.wait()

@@ -1,4 +1,4 @@
-"""How long after a fault events flowed again: pure arithmetic over when events were emitted and arrived."""
+"""Times from the end of a fault to the next arrivals, from the times of emit and arrival. Pure."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ PROMISED: Mapping[str, float] = {
     "sigkill inside settle": 4.0,
     "sigkill after claim": 4.0,
 }
-"""Fault → seconds that are promised where nothing else is wrong: for the first event of any shard after a fault of the
-database, for one of every shard after the death of a relay, whose lease is 3 s and whose others look every 0.5 s."""
+"""Fault → promised seconds if no other fault is active: for the first event of any shard after a fault of the database,
+for an event of every shard after the death of a relay. Leases are 3 s, and other relays look every 0.5 s."""
 BOUND_SECONDS = 60.0
-"""What makes a run fail: a machine may be busy with other things."""
+"""Limit above which a run fails; it is generous because the machine may be busy."""
 FOUND_OUT = frozenset({"blackholed connection"})
-"""Faults that a relay must find out by itself, from whose begin its recovery counts: nothing tells it of the end."""
+"""Faults that a relay must detect by itself. Their recovery is measured from the begin, as the end has no effect."""
 
 
 class Flow:
-    """What flowed to one sink: told of every arrival, asked for the first that was emitted after a time."""
+    """The arrivals at one sink, to find the first event that was emitted after a time."""
 
     def __init__(self) -> None:
         self._shards: defaultdict[int, list[tuple[float, float]]] = defaultdict(list)
@@ -36,11 +36,11 @@ class Flow:
         self._soonest: dict[int, list[float]] = {}
 
     def add(self, shard: int, emitted: float, arrived: float) -> None:
-        """One arrival."""
+        """Add an arrival."""
         self._shards[shard].append((emitted, arrived))
 
     def close(self) -> None:
-        """No more arrivals: make it ready to be asked."""
+        """Prepare for queries; no arrivals may be added afterwards."""
         for shard, pairs in self._shards.items():
             pairs.sort()
             soonest = NEVER
@@ -53,11 +53,11 @@ class Flow:
         self._shards.clear()
 
     def first(self, since: float) -> float:
-        """When the first event arrived that was emitted at `since` or later; infinity if none was."""
+        """Return the arrival time of the first event emitted at `since` or later; infinity without one."""
         return min((self._of(shard, since) for shard in self._emitted), default=NEVER)
 
     def everywhere(self, since: float) -> float:
-        """When an event emitted at `since` or later had arrived of every shard that was still written to."""
+        """Return the time at which every shard with such events had received one emitted at `since` or later."""
         found = [self._of(shard, since) for shard in self._emitted]
         return max((arrived for arrived in found if arrived < NEVER), default=NEVER)
 
@@ -68,30 +68,30 @@ class Flow:
 
 @dataclass(frozen=True)
 class Recovery:
-    """Seconds from the end of one kind of fault until events emitted after it arrived."""
+    """Seconds from the end of one kind of fault to arrivals of events emitted after it."""
 
     fault: str
     strikes: int
     resumed_median: float
-    """Until the first of any shard."""
+    """To the first event of any shard."""
     resumed_most: float
     everywhere_median: float
-    """Until one of every shard."""
+    """To an event of every shard."""
     everywhere_most: float
 
     @property
     def most(self) -> float:
-        """The longest time that a promise is about, if there is one."""
+        """Return the longest time of the kind for which a promise is made."""
         return self.everywhere_most if self.fault.startswith("sigkill") else self.resumed_most
 
     @property
     def promised(self) -> float | None:
-        """Seconds, or nothing."""
+        """Return the promised seconds; None without a promise."""
         return PROMISED.get(self.fault)
 
 
 def recoveries(strikes: Iterable[Strike], flow: Flow, last_emit: float) -> list[Recovery]:
-    """The seconds to recovery by kind of fault, of strikes undone at least a second before the last emit."""
+    """Return the recovery by kind of fault, for strikes that ended at least a second before the last emit."""
     by_fault: defaultdict[str, list[Strike]] = defaultdict(list)
     for strike in strikes:
         if strike.healed < last_emit - 1.0:

@@ -1,7 +1,8 @@
-"""A relay that can be told to kill itself at a point where no signal from outside would meet it.
+"""Program that runs a relay which kills itself at a point that a signal from outside would miss.
 
-`python -m tests.chaos.relay_that_dies run -c FILE` is `outbox-relay run`, until SIGUSR1 or SIGUSR2 comes. Only then
-a method is wrapped, so that the process dies by SIGKILL when it next passes the point. The product knows nothing of it.
+`python -m tests.chaos.relay_that_dies run -c FILE` behaves like `outbox-relay run` until it receives SIGUSR1 or
+SIGUSR2. The handler then wraps a method, so that the process dies by SIGKILL when it next passes the point. The product
+contains no code for this.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ from outbox_relay.sinks.kafka import KafkaSink
 from outbox_relay.sinks.webhook import WebhookSink
 
 SENDING_STEPS = 1_000
-"""Turns of the event loop within which a statement is sent."""
+"""Most iterations of the event loop until a statement is sent."""
 Point = Literal["after claim", "after acknowledgement", "inside settle"]
 
 
 def die() -> NoReturn:
-    """End by SIGKILL, now."""
+    """Send SIGKILL to this process."""
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError("outlived SIGKILL")
 
 
 def _after_claim() -> None:
-    """When shards were claimed and nothing was read of them."""
+    """Die when shards were claimed and nothing was read from them."""
     original = Store.claim_shards
 
     async def claim_shards(self: Store, *given: Any, **named: Any) -> list[Claimed]:
@@ -46,7 +47,7 @@ def _after_claim() -> None:
 
 
 def _after_acknowledgement() -> None:
-    """When a destination has acknowledged events and nothing is settled of them."""
+    """Die when a destination has acknowledged events and none of them is settled."""
     for sink in (KafkaSink, WebhookSink):
         _die_after_delivery(sink)
 
@@ -62,8 +63,8 @@ def _die_after_delivery(sink: type[KafkaSink] | type[WebhookSink]) -> None:
 
 
 def _inside_settle() -> None:
-    """When the statement of a settlement was sent and is not answered."""
-    original = Store._rows  # pyright: ignore[reportPrivateUsage] - the one place through which every statement goes
+    """Die when the statement of a settlement was sent and is not answered."""
+    original = Store._rows  # pyright: ignore[reportPrivateUsage] - every statement passes through it
 
     async def rows(self: Store, name: str, parameters: Mapping[str, Any], *given: Any, **named: Any) -> list[Any]:
         if name != "settle":
@@ -93,7 +94,7 @@ SIGNALS: Mapping[Point, signal.Signals] = {
 
 
 def listen() -> None:
-    """From now on each of SIGNALS arms its point, one that came while it was blocked too."""
+    """Install the handlers that arm the points, and unblock the signals; pending ones are delivered."""
     for point, number in SIGNALS.items():
         signal.signal(number, lambda _number, _frame, arm=POINTS[point]: arm())
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS.values())

@@ -1,4 +1,4 @@
-"""What happens to relays: killed, killed at a point, frozen beyond their lease, replaced in order, on another clock."""
+"""Faults of relays: killed, killed at a point, frozen beyond their lease, replaced, and with a shifted clock."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from tests.chaos.relay_that_dies import SIGNALS, Point
 from tests.support.wait import until
 
 DIE_SECONDS = 8.0
-"""How long a relay that is to die at a point may take to get there; then it is killed where it is."""
+"""Time limit for an armed relay to reach its point; it is killed afterwards."""
 JOIN_SECONDS = 60.0
-"""How long a relay that joins may take to get shards while others are killed every few seconds."""
+"""Time limit for a joining relay to get shards while others are killed every few seconds."""
 NOTICE_SECONDS = 30.0
-"""How long a relay that was frozen may take to notice, on a machine that is busy."""
+"""Time limit for a relay to log that it was frozen, on a busy machine."""
 NOTICED = ("lost shards", "starting again from the ledger", "starts again")
-"""What a relay logs that has noticed that its lease ran out, or that its session cannot go on."""
+"""Ends of log events by which a relay reports an expired lease or a restarted session."""
 HOUR_SECONDS = 3600.0
 FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
 
 
 @dataclass
 class Kill:
-    """SIGKILL to any relay at any moment; another takes its place at once."""
+    """Kills a random relay at a random moment; it is restarted immediately."""
 
     fleet: Fleet
     fault: str = "sigkill"
 
     def strike(self, rng: random.Random) -> Strike:
-        """Kill one."""
+        """Kill one relay."""
         with self.fleet.borrowed(rng) as relay:
             at = relay.kill()
         return Strike(self.fault, at, at, relay.name)
@@ -42,18 +42,18 @@ class Kill:
 
 @dataclass
 class KillAt:
-    """SIGKILL by the relay itself at a point of its work: after an acknowledgement, inside a settlement."""
+    """Makes a relay kill itself at a point: after an acknowledgement or inside a settlement."""
 
     fleet: Fleet
     point: Point
 
     @property
     def fault(self) -> str:
-        """The kind of its strikes."""
+        """Return the kind of its strikes."""
         return f"sigkill {self.point}"
 
     def strike(self, rng: random.Random) -> Strike:
-        """Arm one, and wait until it is dead."""
+        """Arm a relay and wait until it has died."""
         with self.fleet.borrowed(rng) as relay:
             relay.child.send(SIGNALS[self.point])
             died = relay.child.wait(DIE_SECONDS) == -signal.SIGKILL
@@ -66,13 +66,13 @@ class KillAt:
 
 @dataclass
 class KillAfterClaim:
-    """A relay joins and dies when it has claimed its first shards, before it has read anything."""
+    """Makes a joining relay kill itself when it has claimed its first shards and read nothing."""
 
     fleet: Fleet
     fault: str = "sigkill after claim"
 
     def strike(self, rng: random.Random) -> Strike:  # noqa: ARG002 - there is nothing to choose
-        """Let one join and die."""
+        """Let a relay join and die."""
         with self.fleet.invited() as guest:
             guest.start("after claim")
             died = guest.child.wait(JOIN_SECONDS) == -signal.SIGKILL
@@ -85,16 +85,16 @@ class KillAfterClaim:
 
 @dataclass
 class Zombie:
-    """SIGSTOP for longer than the lease, then SIGCONT: others have its shards, and it must notice."""
+    """Stops a relay by SIGSTOP for longer than its lease, so that others take its shards; it must notice this."""
 
     fleet: Fleet
     lease_seconds: float
     fault: str = "zombie"
     unnoticed: list[str] = field(default_factory=list[str])
-    """Those that owned shards, were frozen, and went on as if nothing had been."""
+    """Relays that owned shards and did not notice that they were frozen."""
 
     def strike(self, rng: random.Random) -> Strike:
-        """Freeze one, let it go on, and look whether it notices."""
+        """Freeze a relay, resume it, and check if it notices."""
         with self.fleet.borrowed(rng) as relay:
             owned = relay.shards()
             mark = relay.log.stat().st_size
@@ -121,13 +121,13 @@ class Zombie:
 
 @dataclass
 class Replace:
-    """SIGTERM to one relay after the other, each replaced when it has ended, with 0; must repeat nothing."""
+    """Stops a relay by SIGTERM and replaces it. It must end with 0 and cause no duplicates."""
 
     fleet: Fleet
     fault: str = "sigterm"
 
     def strike(self, rng: random.Random) -> Strike:
-        """Replace one."""
+        """Replace one relay."""
         with self.fleet.borrowed(rng) as relay:
             began = time.monotonic()
             relay.stop()
@@ -136,13 +136,13 @@ class Replace:
 
 @dataclass
 class JoinAndLeave:
-    """One more relay joins, gets its share and leaves; must repeat nothing."""
+    """Lets another relay join, get shards and leave. It must cause no duplicates."""
 
     fleet: Fleet
     fault: str = "join and leave"
 
     def strike(self, rng: random.Random) -> Strike:
-        """Let one come and go."""
+        """Let a relay join and leave."""
         with self.fleet.invited() as guest:
             began = time.monotonic()
             guest.start()
@@ -154,17 +154,17 @@ class JoinAndLeave:
 
 @dataclass
 class ShiftedClock:
-    """A relay whose wall clock is an hour off, in the one or the other direction.
+    """Runs a relay whose wall clock is an hour ahead or behind.
 
-    It serves the webhook alone: librdkafka waits by `cnd_timedwait`, whose clock libfaketime leaves as it is, and would
-    wait for an hour. The receiver refuses what it signs.
+    It serves only the webhook. librdkafka waits by `cnd_timedwait`, whose clock libfaketime does not shift, and would
+    wait for an hour. The receiver refuses its signatures.
     """
 
     fleet: Fleet
     fault: str = "clock shifted"
 
     def strike(self, rng: random.Random) -> Strike:
-        """Let one work for a while."""
+        """Let such a relay run for a while."""
         assert FAKETIME.exists(), f"{FAKETIME} is missing: install Debian's package faketime"
         shift = rng.choice(["+1h", "-1h"])
         with self.fleet.estranged() as relay:

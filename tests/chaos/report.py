@@ -1,4 +1,4 @@
-"""What a run found, as text for people, as JSON and as a table in Markdown."""
+"""Reports of a run as JSON and as Markdown tables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SINK_TITLES = {"kafka": "Kafka", "webhook": "webhook"}
 
 
 def as_dict(outcome: Outcome) -> dict[str, Any]:
-    """All figures."""
+    """Return all figures for JSON."""
     found = outcome.reconciled
     return {
         "form": outcome.form.name,
@@ -44,7 +44,7 @@ def as_dict(outcome: Outcome) -> dict[str, Any]:
 
 
 def markdown(outcome: Outcome) -> str:
-    """The tables of docs/reliability.md."""
+    """Return the tables of docs/reliability.md."""
     accounts = list(outcome.accounts.values())
     sinks = [SINK_TITLES[account.sink] for account in accounts]
     counted = [
@@ -85,7 +85,7 @@ def markdown(outcome: Outcome) -> str:
 
 
 def write(outcome: Outcome, path: Path) -> None:
-    """The figures to `path` as JSON, and beside it as Markdown."""
+    """Write the figures to `path` as JSON and Markdown, with the suffixes .json and .md."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.with_suffix(".json").write_text(json.dumps(as_dict(outcome), indent=2) + "\n")
     path.with_suffix(".md").write_text(markdown(outcome) + "\n")

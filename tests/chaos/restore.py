@@ -1,20 +1,20 @@
-"""Disaster and recovery: both servers are lost, and a dump that is older takes their place in a new cluster.
+"""Loss of both servers, and recovery from an older dump in a new cluster.
 
-A strike goes as the page on operations says, under load:
+A strike follows the page on operations, under load:
 
-1. `pg_dump` while writers and relays work. Then events go on for a while, and other faults strike.
-2. Both servers are stopped as by a crash. The dump is restored into a cluster of another identity, which takes the
-   primary's port: connection strings stay the same.
-3. Writers find it by themselves and emit into it. Each relay that runs must refuse it, and one that starts must end
+1. Run `pg_dump` while writers and relays work. Events continue for a while, with other faults.
+2. Stop both servers like a crash. Restore the dump into a cluster with another system identifier at the port of the
+   primary, so that connection strings stay the same.
+3. Writers reconnect and emit into the new cluster. Every running relay must refuse it, and a relay that starts must end
    with exit code 2.
-4. Every relay is stopped, `outbox-relay rebase` is run until it is not refused any more, and the relays are started.
-   It is refused while the dump knows a relay as alive that was killed: for 30 s.
-5. The servers get a standby again. The old primary is started apart, and asked for the commits that were lost.
+4. Stop every relay, run `outbox-relay rebase` until it is accepted, and start the relays. The command is refused for
+   30 s, while a relay that was killed is alive according to the dump.
+5. Add a standby. Start the old primary apart and read the commits that were lost.
 
-From `restore twice` the second dump is taken, and the second disaster follows, when relays have only just been started
-after the first.
+In `restore twice` the second dump is taken, and the servers are lost again, just after the relays were started on the
+first one.
 
-Nothing here forgives anything: the judge learns what each server had, and decides (see `oracle`).
+The judge gets the events of every server and decides (see `oracle`).
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ from tests.support.replication import Pair
 from tests.support.wait import until
 
 FLOW_SECONDS = (6.0, 10.0)
-"""How long events are delivered between the dump and the disaster, at least."""
+"""Range of the least time between the dump and the loss of the servers."""
 EMIT_SECONDS = (0.5, 3.0)
-"""How long writers emit before the rebase, from their first commit on."""
+"""Range of the time from the first commit in the new cluster to the stop of the relays."""
 WORK_SECONDS = 60.0
 REFUSE_SECONDS = 60.0
 REBASE_SECONDS = 180.0
 TOOL_SECONDS = 600.0
 REFUSED = "database_refused"
-"""Why the session of a sink ended, as `/readyz` counts it."""
+"""Reason of a session's restart in `/readyz`."""
 FAILED, REFUSES = 1, 2
-"""Exit codes: a lock was not to be had in time; relays are alive, or the log comes from another cluster."""
+"""Exit codes: a lock was not available in time; a relay is alive, or the log is of another cluster."""
 SAID = b"the log comes from another cluster"
 IDENTITY = b"select system_identifier from pg_control_system()"
 
 
 @dataclass(frozen=True)
 class Dump:
-    """A dump, and the cluster that it is for."""
+    """A dump, and the cluster into which it will be restored."""
 
     successor: PostgresServer
     file: Path
@@ -65,25 +65,25 @@ class Dump:
 
 @dataclass
 class Restore:
-    """Replace the servers by a restored dump, once or twice in a row."""
+    """Replaces the servers by a restored dump, once or twice in succession."""
 
     side: DatabaseSide
     fleet: Fleet
     restored: list[Restored]
-    """Each restore is added to it."""
+    """Every restore is appended to this list."""
     times: int = 1
 
     @property
     def fault(self) -> str:
-        """The name of it in the forms. Its strikes are of one kind."""
+        """Return its name in the forms. Its strikes are of the kind `restore` in both cases."""
         return RESTORE if self.times == 1 else f"{RESTORE} twice"
 
     def strike(self, rng: random.Random) -> Strike:
-        """Do all of it; other faults of the database may strike between the dump and the disaster."""
+        """Take the dump, lose the servers and recover. Other faults may strike between the dump and the loss."""
         with self.side.one_at_a_time:
             successors = [self._prepare() for _ in range(self.times)]
             dump = self._dump(successors.pop())
-        time.sleep(rng.uniform(*FLOW_SECONDS))  # events are delivered that the dump does not know
+        time.sleep(rng.uniform(*FLOW_SECONDS))  # events that are not in the dump are delivered
         found: list[Restored] = []
         with self.side.one_at_a_time:
             began = time.monotonic()
@@ -111,7 +111,7 @@ class Restore:
 
 
 class Disaster:
-    """One loss of both servers, and what is done about it while no other nemesis has a relay or the servers."""
+    """One loss of both servers and the recovery; no other nemesis has a relay or a server meanwhile."""
 
     def __init__(self, pair: Pair, fleet: Fleet, dsn: str, dump: Dump, rng: random.Random) -> None:
         self._pair = pair
@@ -122,7 +122,7 @@ class Disaster:
         self._old = pair.primary
 
     def strike(self) -> None:
-        """Lose the servers and go on from the dump, until the relays work again."""
+        """Lose the servers, restore the dump, rebase it and start the relays."""
         before = {relay.name: _refusals(relay) for relay in self._fleet.relays}
         lost = _identity(self._old)
         self._pair.lose()
@@ -144,7 +144,7 @@ class Disaster:
             relay.start()
 
     def ask_the_old_server(self) -> Restored:
-        """Start the old primary apart, read what is lost with it, and remove it."""
+        """Start the old primary apart, read the lost events, and remove it."""
         self._old.start()
         with self._old.connect(NAME) as connection, connection.transaction():
             lost = eventlog.above(connection, self._kept)
@@ -152,7 +152,7 @@ class Disaster:
         return Restored(self._dump.began, self._rebased_at, self._kept, lost, self._unsettled)
 
     def _restore(self) -> None:
-        """Restore the dump, and look what it holds before anybody else can."""
+        """Restore the dump and read its events before any other process can connect."""
         successor, file = self._dump.successor, self._dump.file
         successor.run("pg_restore", "--exit-on-error", "-d", successor.dsn(NAME), file, seconds=TOOL_SECONDS)
         file.unlink()
@@ -186,14 +186,14 @@ class Disaster:
 
 
 def _refusals(relay: Relay) -> dict[str, int]:
-    """Return how often the session of each sink ended because the database refused the relay."""
+    """Return for each sink the number of restarts because the database was refused."""
     status = relay.ask("/readyz")[1]
     sinks: dict[str, Any] = status["sinks"] if status else {}
     return {name: sink["restarts"].get(REFUSED, 0) for name, sink in sinks.items()}
 
 
 def _refuses(relay: Relay, before: Mapping[str, int]) -> bool:
-    """Return whether every sink of the relay was refused since then; one that only starts ends instead."""
+    """Return True if every sink of the relay has refused the database since then, or if the relay has ended with 2."""
     if not relay.runs:
         assert relay.child.code == REFUSES, f"{relay.name} ended with {relay.child.code} on a restored log"
         return True

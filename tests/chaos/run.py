@@ -1,4 +1,4 @@
-"""One run: everything started, faults injected, the system left to come to rest, what arrived judged."""
+"""One run: start all processes, inject faults, wait until the system is at rest, and judge the arrivals."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tests.chaos import days, inputs, writer
 from tests.chaos.arrivals import TOPIC_SETTINGS
 from tests.chaos.database import DatabaseSide
 from tests.chaos.days import Retention
-from tests.chaos.destinations import BrokerDown, ReceiverDown, ReceiverMood
+from tests.chaos.destinations import BrokerDown, ReceiverDown, ReceiverMode
 from tests.chaos.evidence import Evidence
 from tests.chaos.fleet import Fleet
+from tests.chaos.fork_server import ForkServer
 from tests.chaos.forms import LEASE_SECONDS, Form
 from tests.chaos.lanes import Lane, Pulse, Record, inject
 from tests.chaos.nemesis import Nemesis
-from tests.chaos.nursery import Nursery
 from tests.chaos.outcome import Outcome, violations
 from tests.chaos.receiver import ReceiverProcess
 from tests.chaos.relayfaults import JoinAndLeave, Kill, KillAfterClaim, KillAt, Replace, ShiftedClock, Zombie
@@ -70,17 +70,16 @@ topic = "{topic}"
 probe_max_seconds = 2
 """
 BROKER_SETTINGS = {"log.segment.bytes": str(16 << 20)}
-"""A broker that was killed reads its last segments again."""
+"""Small segments, because a broker that was killed reads its last ones again."""
 PAUSES: Mapping[str, float] = {"blackholed connection": 16.0, "promotion": 12.0, "postgres crash": 8.0}
-"""Seconds that the system has after a fault that strikes alone; else:"""
+"""Fault → seconds to recover after a strike without other faults; :data:`PAUSE_SECONDS` for the others."""
 PAUSE_SECONDS = 7.0
 PROGRESS_SECONDS = 30.0
 REST_LOOK_SECONDS = 1.0
-WRITER_SECONDS = 60
 
 
 class Run:
-    """The parts of one run; `directory` gets their files."""
+    """The processes of one run, with their files in `directory`."""
 
     def __init__(self, form: Form, seed: int, directory: Path) -> None:
         self._form = form
@@ -92,9 +91,9 @@ class Run:
         self._lanes: list[Lane] = []
 
     def run(self) -> Outcome:
-        """Do it; what must not be stands in the record's failures."""
+        """Run all phases. Violations are in the failures of the record."""
         with ExitStack() as stack:
-            nursery = stack.enter_context(Nursery())
+            fork_server = stack.enter_context(ForkServer())
             self._database = stack.enter_context(DatabaseSide())
             self._broker = KafkaBroker(BROKER_SETTINGS)
             self._broker.java = ("-XX:TieredStopAtLevel=1",)
@@ -103,7 +102,7 @@ class Run:
             self._broker.create_topic(TOPIC, PARTITIONS, TOPIC_SETTINGS)
             self._receiver = stack.enter_context(ReceiverProcess(self._directory))
             webhook, both = self._configs()
-            self._fleet = stack.enter_context(Fleet(self._directory, both, webhook, nursery, self._form.relays))
+            self._fleet = stack.enter_context(Fleet(self._directory, both, webhook, fork_server, self._form.relays))
             writer.prepare(self._database.dsn, self._form.keys + inputs.OWN_KEYS)
             days.prepare(self._database.dsn, self._form.day_seconds)
             self._writers = [self._writer(number) for number in range(self._form.writers)]
@@ -115,7 +114,7 @@ class Run:
         return self.outcome
 
     def _configs(self) -> tuple[str, str]:
-        """The configuration of a relay that serves the webhook alone, and that of all others."""
+        """Return the configuration of the relay that serves only the webhook, and that of all others."""
         webhook = CONFIG.format(
             dsn=self._database.relay_dsn, lease=LEASE_SECONDS, url=self._receiver.url, secret=SECRET
         )  # fmt: skip
@@ -142,15 +141,15 @@ class Run:
             BrokerDown(self._broker, "killed"),
             BrokerDown(self._broker, "stopped"),
             ReceiverDown(self._receiver),
-            ReceiverMood(self._receiver, "slow"),
-            ReceiverMood(self._receiver, "hanging"),
+            ReceiverMode(self._receiver, "slow"),
+            ReceiverMode(self._receiver, "hanging"),
             Reload(fleet),
             HealthFlood(fleet),
             Retention(self._database.dsn),
             Restore(self._database, fleet, self._restored),
             Restore(self._database, fleet, self._restored, times=2),
         ]
-        of_inputs, self._truths = inputs.nemeses(self._database.dsn, self._directory, self._form.keys)
+        of_inputs, self._expected_files = inputs.nemeses(self._database.dsn, self._directory, self._form.keys)
         return {nemesis.fault: nemesis for nemesis in [*own, *of_inputs, *self._database.nemeses()]}
 
     # -- phases -------------------------------------------------------------------------------------------------------
@@ -180,25 +179,25 @@ class Run:
         return Phase(name, self.outcome)
 
     def _calm(self) -> None:
-        """No fault: every relay is replaced, one comes and goes. No event may come twice."""
+        """Replace every relay, and let one join and leave. No event may arrive twice."""
         rng = random.Random(f"{self._seed}/calm")
         time.sleep(self._form.start_seconds)  # events flow
         for _ in self._fleet.relays:
             inject(self._nemeses["sigterm"], rng, self._record, alone=True)
             time.sleep(1.0)  # the next one is ready
         inject(self._nemeses["join and leave"], rng, self._record, alone=True)
-        time.sleep(6.0)  # what comes next explains nothing of this
+        time.sleep(6.0)  # later faults must not explain duplicates of this phase
 
     def _alone(self) -> None:
-        """One fault at a time, each with time to recover."""
+        """Inject one fault at a time, each with time to recover."""
         rng = random.Random(f"{self._seed}/alone")
         for fault, count in self._form.alone.items():
             for _ in range(count):
                 inject(self._nemeses[fault], rng, self._record, alone=True)
-                time.sleep(PAUSES.get(fault, PAUSE_SECONDS))  # it has this long to recover
+                time.sleep(PAUSES.get(fault, PAUSE_SECONDS))  # time to recover
 
     def _storm(self) -> None:
-        """All lanes at once, until all is injected and enough is written."""
+        """Run all lanes in parallel, until every fault is injected and enough events are committed."""
         seed = str(self._seed)
         self._lanes = [
             Lane(name, wanted, self._nemeses, seed, self._record) for name, wanted in self._form.lanes.items()
@@ -212,7 +211,7 @@ class Run:
             time.sleep(1.0)  # the writers go on
 
     def _rest(self) -> dict[str, int]:
-        """No more faults, no more events: the system comes to rest by itself; returns what is left, by sink."""
+        """Stop the writers and wait until the system is at rest. Return the backlog by sink, empty at rest."""
         for one in self._writers:
             try:
                 one.stop()
@@ -228,7 +227,7 @@ class Run:
         return {}
 
     def _at_rest(self) -> bool:
-        time.sleep(REST_LOOK_SECONDS)  # a question costs a second of a core
+        time.sleep(REST_LOOK_SECONDS)  # `status` takes a second of processor time
         return all(sink["backlog"] == 0 for sink in self._status().values())
 
     def _status(self) -> dict[str, Any]:
@@ -259,7 +258,7 @@ class Run:
             )
 
     def _committed(self) -> int:
-        """Events committed so far; 0 while the database cannot be asked."""
+        """Return the number of committed events; 0 while the database is unavailable."""
         try:
             with psycopg.connect(self._database.dsn, connect_timeout=5) as connection:
                 found = connection.execute(f"select sum(n)::bigint from {writer.COUNTS}".encode()).fetchone()
@@ -268,7 +267,7 @@ class Run:
         return int(found[0]) if found else 0
 
     def _rows(self) -> str:
-        """Events that need individual care now, by sink and state."""
+        """Return the numbers of rows by sink and state, as text."""
         try:
             with psycopg.connect(self._database.dsn, connect_timeout=5) as connection:
                 found = connection.execute(
@@ -283,9 +282,9 @@ class Run:
     def _judge(self, backlog: Mapping[str, int]) -> None:
         for strike in starvations(relay.said(0) for relay in [*self._fleet.relays, self._fleet.guest]):
             self._record.add(strike)
-        truths = [*(one.truth for one in self._writers), *self._truths]
+        expected_files = [*(one.expected for one in self._writers), *self._expected_files]
         evidence = Evidence(
-            self._database.dsn, self._broker.bootstrap, TOPIC, self._receiver.journal, truths, self._restored
+            self._database.dsn, self._broker.bootstrap, TOPIC, self._receiver.journal, expected_files, self._restored
         )
         evidence.judge(self.outcome, backlog)
 
@@ -302,7 +301,7 @@ class Run:
 
 
 class Phase:
-    """Says when a part of the run begins, and remembers how long it took."""
+    """Context of a phase: prints its begin, and records its duration and the load."""
 
     def __init__(self, name: str, outcome: Outcome) -> None:
         self._name = name
@@ -318,11 +317,11 @@ class Phase:
 
 
 def load() -> str:
-    """The machine's load in the last minute, and how many cores it has."""
+    """Return the load of the machine in the last minute, and its number of cores."""
     return f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
 
 
 def say(line: str) -> None:
-    """A line for whoever watches."""
+    """Print a line."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()

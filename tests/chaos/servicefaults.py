@@ -1,4 +1,4 @@
-"""What is asked of running relays from outside: other routes by SIGHUP, and more connections than anyone needs."""
+"""Requests to running relays: reloads with other routes, and floods of connections."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.support.wait import NotInTime, until
 
 ROUTE = '"shop.*" = ["webhook"]\n'
 MORE = '"shop.o*" = ["webhook"]\n'
-"""Matches nothing that the other one does not: which events a sink gets stays the same."""
+"""A pattern that matches no further events, so that the events of a sink stay the same."""
 BETWEEN_SECONDS = (0.0, 1.0)
-"""Between one relay and the next: configurations of both kinds run beside each other."""
+"""Time between two relays, in which both configurations are in use."""
 LISTEN_SECONDS = 30.0
-"""How long a relay that joins may take until it listens."""
+"""Time limit for a relay that joins to listen."""
 CONNECTIONS = 400
 FLOOD_SECONDS = (2.0, 5.0)
 HEAD = b"GET /readyz HTTP/1.1\r\nHost: relay\r\n"
@@ -29,24 +29,26 @@ HEAD = b"GET /readyz HTTP/1.1\r\nHost: relay\r\n"
 
 @dataclass
 class Reload:
-    """SIGHUP to one relay after the other, with a pattern that comes with one strike and goes with the next."""
+    """Reloads one relay after another. Every other strike adds a pattern, the next one removes it."""
 
     fleet: Fleet
     fault: str = "reload"
 
     def strike(self, rng: random.Random) -> Strike:
-        """Change every file, then tell every relay that listens."""
+        """Change all files, then send SIGHUP to every relay that answers."""
         began = time.monotonic()
         more = MORE not in self.fleet.guest.config.read_text()
         for relay in self.fleet.all:
             _write(relay, more)
-        told = 0
+        reloaded = 0
         for relay in self.fleet.all:
             if relay.runs and _listens(relay, 0.0 if relay in self.fleet.relays else LISTEN_SECONDS):
                 relay.child.send(signal.SIGHUP)
-                told += 1
+                reloaded += 1
             time.sleep(rng.uniform(*BETWEEN_SECONDS))  # a rollout takes its time
-        return Strike(self.fault, began, time.monotonic(), f"{told} relays, {'with' if more else 'without'} a pattern")
+        return Strike(
+            self.fault, began, time.monotonic(), f"{reloaded} relays, {'with' if more else 'without'} a pattern"
+        )
 
 
 def _listens(relay: Relay, seconds: float) -> bool:
@@ -61,7 +63,7 @@ def _listens(relay: Relay, seconds: float) -> bool:
 
 
 def _write(relay: Relay, more: bool) -> None:
-    """In one step: a relay that starts meanwhile reads the one file or the other."""
+    """Replace the file atomically, because a relay may read it at any time."""
     text = relay.config.read_text().replace(MORE, "")
     new = relay.config.with_suffix(".new")
     new.write_text(text.replace(ROUTE, ROUTE + MORE) if more else text)
@@ -70,13 +72,13 @@ def _write(relay: Relay, more: bool) -> None:
 
 @dataclass
 class HealthFlood:
-    """Connections to a relay's listener that say half of a request, or nothing, and stay."""
+    """Opens connections to a relay's listener that send at most a part of a request, and keeps them open."""
 
     fleet: Fleet
     fault: str = "health flood"
 
     def strike(self, rng: random.Random) -> Strike:
-        """Flood one for a while."""
+        """Flood one relay for a while."""
         relay = rng.choice(self.fleet.relays)
         began = time.monotonic()
         with ExitStack() as held:

@@ -1,4 +1,4 @@
-"""Faults that nobody injected, from the relays' own logs: why else sessions ended, on a busy machine above all."""
+"""Faults that were not injected, from the logs of the relays: other reasons for restarts, mainly on a busy machine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from tests.chaos.nemesis import Strike
 
 STARVED = "relay starved"
-"""A relay got no time, or no answer in time, and a lease of it ran out or might have."""
+"""A relay got no processor time or no answer in time, and one of its leases has or may have expired."""
 STARVED_SIGNS = (
     "a tick took",
     "a lease could not be renewed in time",
@@ -19,12 +19,12 @@ STARVED_SIGNS = (
     "a shard was lost",
 )
 GIVEN_UP = "given up while down"
-"""Behind the name of a sink: shards changed hands while its destination could not take what was in hand of them."""
+"""Follows the name of a sink: shards were released with unfinished events while its destination was down."""
 GIVEN_UP_SIGN = "were given up while the destination is down"
 
 
 def starvations(logs: Iterable[Iterable[Mapping[str, Any]]]) -> Iterator[Strike]:
-    """One for each session that ended so; what was injected at that time explains it as well."""
+    """Yield a strike for each session that ended like this, even if an injected fault was the cause."""
     to_monotonic = time.monotonic() - time.time()
     for lines in logs:
         for line in lines:
@@ -34,7 +34,7 @@ def starvations(logs: Iterable[Iterable[Mapping[str, Any]]]) -> Iterator[Strike]
 
 
 def _given_up(line: Mapping[str, Any]) -> str | None:
-    """Shards that a relay released when it was told to stop, with events of them undone."""
+    """Return the fault if a stopping relay released shards with unfinished events, otherwise None."""
     return f"{line['sink']} {GIVEN_UP}" if line.get("event") == "released shards" and line.get("undone") else None
 
 

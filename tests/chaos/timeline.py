@@ -1,11 +1,11 @@
-"""The committed events of one sink, with those that a restore took back. Pure.
+"""The committed events of one sink, including those that a restore took back. Pure.
 
-A restore returns the log to a dump, and with it the counts of the keys: the numbers that a key was given after the
-dump are given out again, to events with other uids. Each restore therefore ends an *era*. An event is born in the era
-in which it was committed; it is *taken back* when the dump of the restore that ended its era does not have it.
+A restore resets the log to a dump, and with it the numbers of the keys: numbers that were assigned after the dump are
+assigned again, to events with other uids. Each restore therefore ends an *era*. An event belongs to the era in which it
+was committed. It is *taken back* if it is missing from the dump of the restore that ended its era.
 
-In the order of commits, the events of a key that were taken back stand behind those that the dump has and before
-those of the next era. An event's *place* is its position in that order, from 0.
+In the order of commits, the events of a key that were taken back are after those of the dump and before those of the
+next era. An event's *place* is its index in that order, from 0.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ UID_BYTES = 16
 
 
 class Logged(NamedTuple):
-    """One event of the database's log."""
+    """An event of the log."""
 
     key: int
     number: int
@@ -32,19 +32,19 @@ class Restored:
     """One restore. Times are `time.monotonic()`."""
 
     dumped: float
-    """When the dump began."""
+    """Time at which the dump began."""
     rebased: float
-    """When `rebase` had ended: relays had been stopped before, and were started afterwards."""
+    """Time at which `rebase` had ended. Relays were stopped before it and started afterwards."""
     kept: Mapping[int, int]
     """Key → its last number in the dump."""
     lost: Sequence[Logged]
-    """The events of the old server that the dump does not have."""
+    """Events of the old server that are not in the dump."""
     unsettled: Mapping[str, Collection[bytes]] = field(default_factory=dict[str, Collection[bytes]])
-    """Sink → uids of the dump from the first one of their shard on that its ledger does not call settled."""
+    """Sink → uids of the dump's events that its positions do not cover, and of its rows."""
 
 
 class Committed:
-    """The committed events of one sink: of each key the uids, by place."""
+    """The committed events of one sink: the uids of each key, by place."""
 
     def __init__(self, restores: Sequence[Restored] = ()) -> None:
         self.restores = restores
@@ -55,20 +55,20 @@ class Committed:
             self._shifts.append(_shifted(self._shifts[-1], restored))
 
     def add(self, key: int, number: int, uid: bytes) -> None:
-        """Add an event of the surviving log. Raises ValueError when the key has that number already."""
+        """Add an event of the surviving log. Raise ValueError if the key already has an event with this number."""
         self._put(key, number, uid, sum(number > restored.kept.get(key, 0) for restored in self.restores))
 
     def take_back(self, restore: int, key: int, number: int, uid: bytes) -> None:
-        """Add an event that the restore of this index took back. Raises ValueError as :meth:`add` does."""
+        """Add an event that the restore with this index took back. Raise ValueError as :meth:`add` does."""
         self._taken_back[key, self._put(key, number, uid, restore)] = restore
 
     def __len__(self) -> int:
-        """Return how many events survive."""
+        """Return the number of surviving events."""
         return sum(len(uids) for uids in self.keys.values()) // UID_BYTES - len(self.gaps()) - len(self._taken_back)
 
     @property
     def taken_back(self) -> int:
-        """How many events were taken back."""
+        """Return the number of events that were taken back."""
         return len(self._taken_back)
 
     def find(self, key: int, number: int, uid: bytes) -> int | None:
@@ -82,13 +82,13 @@ class Committed:
         return place + 1 - self._shifts[self._era(key, place)].get(key, 0)
 
     def due(self, key: int, place: int) -> bool:
-        """Return whether an event survives at this place: there may be none, and it may have been taken back."""
+        """Return True if there is an event at this place and it was not taken back."""
         return any(_uid(self.keys[key], place)) and (key, place) not in self._taken_back
 
     def timely(self, key: int, place: int, at: float) -> bool:
-        """Return whether an event may arrive at this time: after the rebase of its era, before that of the next.
+        """Return True if an event may arrive at this time: after the rebase of its era and before the next one.
 
-        After the second rebase only what survived may arrive.
+        After the last rebase only surviving events may arrive.
         """
         taken_back = self._taken_back.get((key, place))
         if taken_back is not None and at >= self.restores[taken_back].rebased:
@@ -97,18 +97,18 @@ class Committed:
         return era == 0 or at >= self.restores[era - 1].rebased
 
     def gaps(self) -> list[tuple[int, int]]:
-        """Return key and place of each event that is missing below a key's last one: poison, and nothing else."""
-        nothing = bytes(UID_BYTES)
+        """Return key and place of each missing event before a key's last one; these are poison."""
+        empty = bytes(UID_BYTES)
         return [
             (key, place)
             for key, uids in self.keys.items()
-            if uids.find(nothing) >= 0
+            if uids.find(empty) >= 0
             for place in range(len(uids) // UID_BYTES)
-            if _uid(uids, place) == nothing
+            if _uid(uids, place) == empty
         ]
 
     def _era(self, key: int, place: int) -> int:
-        """Return the era in which the event at this place was born."""
+        """Return the era of the event at this place."""
         for era in range(len(self.restores), 0, -1):
             if place + 1 - self._shifts[era].get(key, 0) > self.restores[era - 1].kept.get(key, 0):
                 return era
@@ -127,7 +127,7 @@ class Committed:
 
 
 def _shifted(before: Mapping[int, int], restored: Restored) -> Mapping[int, int]:
-    """Return by how much the places of a key are ahead of its numbers, less one, after this restore."""
+    """Return by how much the places of each key exceed its numbers minus one after this restore."""
     last: dict[int, int] = {}
     for event in restored.lost:
         last[event.key] = max(event.number, last.get(event.key, 0))

@@ -16,9 +16,9 @@ from outbox_relay.domain.event import SHARDS, StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Failed, Refused, Unavailable, Verdict
 from outbox_relay.domain.retry import RetryPolicy
 from outbox_relay.postgres.rows import ClaimedRow, NewRow
-from tests.integration.test_relay import BOTH, Late, delivered, emit, fails, has, ids, in_order, query
-from tests.support.database import Database
-from tests.support.memory_sink import MemorySink
+from tests.support.database import Database, query
+from tests.support.deliveries import delivered, emit, has, ids, in_order
+from tests.support.memory_sink import BOTH, Late, MemorySink, fails
 from tests.support.rig import Rig, running, spec
 from tests.support.wait import auntil
 

@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from outbox_relay.relay.sink_report import CLIENT
-from tests.integration.test_relay import has, query
 from tests.support.command import inside
-from tests.support.database import Database
+from tests.support.database import Database, query
+from tests.support.deliveries import has
 from tests.support.kafka import KafkaBroker
 from tests.support.memory_sink import MemorySink
 from tests.support.rig import running, spec

@@ -14,9 +14,9 @@ from outbox_relay.domain.errors import LeaseLost, PositionsMissing
 from outbox_relay.domain.event import SHARDS
 from outbox_relay.domain.window import Position
 from outbox_relay.postgres.migrations import rebase
-from tests.integration.test_relay import delivered, emit, has, ids, query
 from tests.support.command import outbox_relay
-from tests.support.database import Database
+from tests.support.database import Database, query
+from tests.support.deliveries import delivered, emit, has, ids
 from tests.support.ledger import ledger
 from tests.support.memory_sink import MemorySink
 from tests.support.ports import free_port

@@ -28,8 +28,8 @@ from outbox_relay.postgres.rows import NewRow
 from outbox_relay.sinks.webhook import Credentials, Endpoint, WebhookSink
 from tests.contract.harness import an_event
 from tests.integration.test_ownership import owns
-from tests.integration.test_relay import delivered, emit, in_order, query
-from tests.support.database import Database
+from tests.support.database import Database, query
+from tests.support.deliveries import delivered, emit, in_order
 from tests.support.ledger import Ledger, ledger
 from tests.support.memory_sink import MemorySink
 from tests.support.proxy import Proxy

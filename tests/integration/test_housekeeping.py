@@ -10,8 +10,7 @@ import structlog
 from outbox_relay.domain.errors import StatementFailed
 from outbox_relay.domain.event import SHARDS
 from outbox_relay.relay.housekeeping import TRIM_LEAST, TRIM_ROWS, Housekeeping, LedgerTrim
-from tests.integration.test_relay import query
-from tests.support.database import Database
+from tests.support.database import Database, query
 from tests.support.rig import CountingStore
 from tests.support.wait import auntil
 

@@ -17,8 +17,8 @@ from outbox_relay.postgres.connection_slots import CHORES, FEWEST, LEASES, OTHER
 from outbox_relay.postgres.listener import WRONG_DATABASE, CommitListener
 from outbox_relay.postgres.migrations import migrate
 from outbox_relay.relay.housekeeping import Chore, Housekeeping
-from tests.integration.test_relay import delivered, emit, query
-from tests.support.database import Database
+from tests.support.database import Database, query
+from tests.support.deliveries import delivered, emit
 from tests.support.logs import RecordedLog
 from tests.support.memory_sink import MemorySink
 from tests.support.postgres import PostgresServer

@@ -1,7 +1,6 @@
 """The Kafka sink on three brokers: failing leaders, missing replicas, lost answers."""
 
 import asyncio
-import contextlib
 import sys
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from typing import Any
@@ -10,10 +9,10 @@ import pytest
 
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import Delivered, Unavailable
-from outbox_relay.formats.topics import TopicTemplate
 from tests.contract.harness import hand_over_all, some_events
 from tests.contract.kafka import proxied_broker
 from tests.support.kafka import Administration, KafkaBroker, KafkaCluster, Record
+from tests.support.kafka.opening import opening
 from tests.support.kafka.recording_sink import RecordingKafkaSink
 
 pytestmark = pytest.mark.thorough
@@ -35,17 +34,12 @@ def cluster(kafka: KafkaBroker) -> Generator[KafkaCluster]:
 @pytest.fixture
 async def sink_to() -> AsyncGenerator[Callable[..., Any]]:
     """Open sinks: `await sink_to(bootstrap, topic)`."""
-    async with contextlib.AsyncExitStack() as opened:
+    async with opening(RecordingKafkaSink, STALL_SECONDS) as open_sink:
 
-        async def open_one(bootstrap: str, topic: str) -> RecordingKafkaSink:
-            sink = RecordingKafkaSink(
-                "events", TopicTemplate.parse(topic), {"bootstrap.servers": bootstrap}, STALL_SECONDS
-            )
-            await sink.open()
-            opened.push_async_callback(sink.close)
-            return sink
+        def sink_to(bootstrap: str, topic: str) -> Any:
+            return open_sink(topic, {"bootstrap.servers": bootstrap})
 
-        yield open_one
+        yield sink_to
 
 
 @pytest.fixture

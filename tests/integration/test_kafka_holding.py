@@ -16,8 +16,8 @@ from outbox_relay.domain.outcomes import DELIVERED, Refused, Unavailable, Verdic
 from outbox_relay.formats.topics import TopicTemplate
 from outbox_relay.sinks.kafka import KafkaSink
 from tests.contract.harness import an_event, hand_over, some_events, soon
-from tests.integration.test_relay import has, query
-from tests.support.database import Database
+from tests.support.database import Database, query
+from tests.support.deliveries import has
 from tests.support.kafka import KafkaBroker
 from tests.support.rig import running, spec
 from tests.support.wait import auntil

@@ -1,6 +1,5 @@
 """The Kafka sink and secured brokers: TLS, SASL, access rules, and faults of each."""
 
-import contextlib
 import json
 import signal
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
@@ -13,12 +12,12 @@ import pytest
 from outbox_relay import outbox
 from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.domain.outcomes import DELIVERED, Unavailable
-from outbox_relay.formats.topics import TopicTemplate
 from outbox_relay.sinks.kafka import KafkaSink
 from tests.contract.harness import hand_over_all, some_events, soon
 from tests.support.command import inside
 from tests.support.database import Database
 from tests.support.kafka import Record
+from tests.support.kafka.opening import opening
 from tests.support.kafka.secured import SecuredBroker
 from tests.support.service import RelayService
 from tests.support.wait import until
@@ -54,15 +53,8 @@ def open_topic(secured: SecuredBroker, topic: str) -> str:
 @pytest.fixture
 async def sink_of() -> AsyncGenerator[Callable[..., Any]]:
     """Open sinks: `await sink_of(topic, settings, **more)`."""
-    async with contextlib.AsyncExitStack() as opened:
-
-        async def open_one(template: str, producer: Mapping[str, str], **more: Any) -> KafkaSink:
-            sink = KafkaSink("events", TopicTemplate.parse(template), producer, STALL_SECONDS, **more)
-            await sink.open()
-            opened.push_async_callback(sink.close)
-            return sink
-
-        yield open_one
+    async with opening(KafkaSink, STALL_SECONDS) as open_sink:
+        yield open_sink
 
 
 def arrived(secured: SecuredBroker, topic: str) -> list[Record]:

@@ -1,7 +1,6 @@
 """The Kafka sink on a real broker: faults, limits, topics, and its speed compared with a bare loop."""
 
 import asyncio
-import contextlib
 import json
 import random
 import sys
@@ -22,6 +21,7 @@ from outbox_relay.sinks.kafka import KafkaSink
 from outbox_relay.sinks.kafka.client import DEFAULTS
 from tests.contract.harness import an_event, hand_over, hand_over_all, some_events, soon
 from tests.support.kafka import Administration, KafkaBroker, Record
+from tests.support.kafka.opening import opening
 from tests.support.kafka.recording_sink import RecordingKafkaSink
 from tests.support.wait import auntil
 
@@ -31,19 +31,13 @@ SMALL_LIMIT = 20_000
 
 @pytest.fixture
 async def sink_on() -> AsyncGenerator[Callable[..., Any]]:
-    """Open sinks: `await sink_on(broker, template, **producer settings)`."""
-    async with contextlib.AsyncExitStack() as opened:
+    """Open sinks: `await sink_on(broker, template, producer settings)`."""
+    async with opening(RecordingKafkaSink, STALL_SECONDS) as open_sink:
 
-        async def open_one(
-            broker: KafkaBroker, template: str, producer: Mapping[str, str | int] | None = None
-        ) -> RecordingKafkaSink:
-            settings = {"bootstrap.servers": broker.bootstrap, **(producer or {})}
-            sink = RecordingKafkaSink("events", TopicTemplate.parse(template), settings, STALL_SECONDS)
-            await sink.open()
-            opened.push_async_callback(sink.close)
-            return sink
+        def sink_on(broker: KafkaBroker, template: str, producer: Mapping[str, str | int] | None = None) -> Any:
+            return open_sink(template, {"bootstrap.servers": broker.bootstrap, **(producer or {})})
 
-        yield open_one
+        yield sink_on
 
 
 @pytest.fixture

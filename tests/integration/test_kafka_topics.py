@@ -1,6 +1,5 @@
 """Topics of one sink: missing ones, their limits, their creation, and record formats."""
 
-import contextlib
 import json
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
@@ -11,10 +10,10 @@ from cloudevents.core.formats.json import JSONFormat
 
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Delivered, Refused, Unavailable
-from outbox_relay.formats.topics import TopicTemplate
 from outbox_relay.sinks.kafka import KafkaSink, RecordFormat, TopicCreation
 from tests.contract.harness import an_event, hand_over, soon
 from tests.support.kafka import Administration, KafkaBroker
+from tests.support.kafka.opening import opening
 from tests.support.wait import auntil
 
 STALL_SECONDS = 5.0
@@ -24,18 +23,14 @@ SMALL_LIMIT = 20_000
 @pytest.fixture
 async def sink_on() -> AsyncGenerator[Callable[..., Any]]:
     """Open sinks: `await sink_on(broker, template, producer settings, **more)`."""
-    async with contextlib.AsyncExitStack() as opened:
+    async with opening(KafkaSink, STALL_SECONDS) as open_sink:
 
-        async def open_one(
+        def sink_on(
             broker: KafkaBroker, template: str, producer: Mapping[str, str | int] | None = None, **more: Any
-        ) -> KafkaSink:
-            settings = {"bootstrap.servers": broker.bootstrap, **(producer or {})}
-            sink = KafkaSink("events", TopicTemplate.parse(template), settings, STALL_SECONDS, **more)
-            await sink.open()
-            opened.push_async_callback(sink.close)
-            return sink
+        ) -> Any:
+            return open_sink(template, {"bootstrap.servers": broker.bootstrap, **(producer or {})}, **more)
 
-        yield open_one
+        yield sink_on
 
 
 def to(region: str, key: str | None = None, payload: bytes = b"{}") -> StoredEvent:

@@ -17,11 +17,11 @@ from outbox_relay.domain.window import BEGINNING, Position
 from outbox_relay.postgres.database import statements
 from outbox_relay.postgres.rows import NewRow, RowUpdate
 from outbox_relay.relay.leases import LeaseManager, fair_quota
-from tests.integration.test_relay import delivered, emit, fails, has, ids, in_order, query
-from tests.support.database import Database
+from tests.support.database import Database, query
+from tests.support.deliveries import delivered, emit, has, ids, in_order
 from tests.support.ledger import Ledger, ledger
 from tests.support.logs import RecordedLog
-from tests.support.memory_sink import MemorySink
+from tests.support.memory_sink import MemorySink, fails
 from tests.support.rig import LOST, Rig, running, spec
 from tests.support.wait import auntil
 

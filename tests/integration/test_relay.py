@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable, Sequence
-from typing import Any
-
-import pytest
+from collections.abc import Sequence
 
 from outbox_relay import outbox
 from outbox_relay.domain.circuit import CircuitPolicy
@@ -16,83 +13,11 @@ from outbox_relay.domain.outcomes import DELIVERED, Failed, Refused, Unavailable
 from outbox_relay.domain.retry import RetryPolicy
 from outbox_relay.relay.log_reader import CHUNK_EVENTS
 from tests.support.database import Database, query
+from tests.support.deliveries import delivered, emit, has, ids, in_order
 from tests.support.ledger import ledger
-from tests.support.memory_sink import MemorySink
+from tests.support.memory_sink import BOTH, Late, MemorySink, fails
 from tests.support.rig import Rig, running, spec
 from tests.support.wait import auntil
-
-BOTH = pytest.mark.parametrize("keeps_order", [True, False], ids=["batches", "requests"])
-
-
-def emit(database: Database, keys: Iterable[str | None], **options: Any) -> list[int]:
-    """Emit one event per key in one transaction; returns their ids."""
-    with database.connect() as connection:
-        uids = outbox.emit_many(
-            connection, [outbox.Event("test.event", {"n": n}, key=key, **options) for n, key in enumerate(keys)]
-        )
-        rows = connection.execute("select id from outbox.event where uid = any(%s) order by id", (uids,)).fetchall()
-    return [row[0] for row in rows]
-
-
-def ids(sink: MemorySink) -> list[int]:
-    """The ids of what was delivered, in order."""
-    return [event.id for event in sink.delivered]
-
-
-def first_deliveries(events: Sequence[StoredEvent]) -> dict[str | None, list[int]]:
-    """key → ids in the order of their first delivery."""
-    found: dict[str | None, list[int]] = {}
-    for event in events:
-        seen = found.setdefault(event.key, [])
-        if event.id not in seen:
-            seen.append(event.id)
-    return found
-
-
-def in_order(events: Sequence[StoredEvent]) -> bool:
-    """Whether every key's first deliveries came in id order."""
-    return all(seen == sorted(seen) for key, seen in first_deliveries(events).items() if key is not None)
-
-
-async def delivered(sink: MemorySink, wanted: Iterable[int], seconds: float = 20) -> None:
-    """Wait until all of `wanted` have been delivered."""
-    missing = set(wanted)
-
-    async def fact() -> bool:
-        return not missing - set(ids(sink))
-
-    await auntil(fact, seconds=seconds, what=f"{len(missing)} events are delivered")
-
-
-async def has(database: Database, text: str, *parameters: Any, seconds: float = 20) -> list[tuple[Any, ...]]:
-    """Wait until a query has rows; returns them."""
-
-    async def fact() -> list[tuple[Any, ...]]:
-        return await asyncio.to_thread(query, database, text, *parameters)
-
-    return await auntil(fact, seconds=seconds, what=text)
-
-
-def fails(count: int, which: Iterable[int] | None = None, verdict: Verdict | None = None) -> Any:
-    """A script: the first `count` attempts of `which` (all events when nothing) get `verdict`."""
-    chosen = None if which is None else set(which)
-
-    def script(event: StoredEvent, attempt: int) -> Verdict:
-        if attempt <= count and (chosen is None or event.id in chosen):
-            return verdict or Failed("not now", 500)
-        return DELIVERED
-
-    return script
-
-
-class Late:
-    """A script that is set after the events have ids."""
-
-    def __init__(self) -> None:
-        self.script: Any = None
-
-    def __call__(self, event: StoredEvent, attempt: int) -> Any:
-        return DELIVERED if self.script is None else self.script(event, attempt)
 
 
 @BOTH

@@ -9,8 +9,8 @@ from dataclasses import replace
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Unavailable, Verdict
 from outbox_relay.domain.sink_spec import SinkSpec
-from tests.integration.test_relay import delivered, emit, has, query
-from tests.support.database import Database
+from tests.support.database import Database, query
+from tests.support.deliveries import delivered, emit, has
 from tests.support.memory_sink import MemorySink
 from tests.support.rig import Rig, running, spec
 from tests.support.wait import auntil

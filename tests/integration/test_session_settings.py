@@ -18,9 +18,9 @@ from outbox_relay.postgres.session_settings import (
     wrong_settings,
     wrong_settings_message,
 )
-from tests.integration.test_relay import delivered, emit
 from tests.support import pgbouncer
 from tests.support.database import Database
+from tests.support.deliveries import delivered, emit
 from tests.support.memory_sink import MemorySink
 from tests.support.rig import CountingStore, running, spec
 from tests.support.wait import auntil

@@ -20,8 +20,8 @@ from outbox_relay.domain.event import SHARDS, StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Failed, Unavailable, Verdict
 from outbox_relay.domain.sink_spec import SinkSpec
 from outbox_relay.sinks import Sink
-from tests.integration.test_relay import delivered, emit, first_deliveries, in_order, query
-from tests.support.database import Database
+from tests.support.database import Database, query
+from tests.support.deliveries import delivered, emit, first_deliveries, in_order
 from tests.support.kafka import KafkaBroker
 from tests.support.memory_sink import MemorySink
 from tests.support.relay_config import kafka_config

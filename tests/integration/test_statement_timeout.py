@@ -14,9 +14,9 @@ from outbox_relay.domain.circuit import CircuitPolicy
 from outbox_relay.postgres.database import CALL_SECONDS
 from tests.integration.test_bounds import add
 from tests.integration.test_odd_reads import dead
-from tests.integration.test_relay import BOTH, Late, delivered, emit, fails, ids, in_order, query
-from tests.support.database import Database
-from tests.support.memory_sink import MemorySink
+from tests.support.database import Database, query
+from tests.support.deliveries import delivered, emit, ids, in_order
+from tests.support.memory_sink import BOTH, Late, MemorySink, fails
 from tests.support.pgbouncer import PgBouncer
 from tests.support.rig import Rig, running, spec
 from tests.support.short_statements import short_statements

@@ -18,8 +18,8 @@ from outbox_relay.postgres.migrations import migrate, rebase
 from outbox_relay.postgres.rows import TickResult
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.ticker import Ticker
-from tests.integration.test_relay import delivered, emit, has, ids, query
-from tests.support.database import Database
+from tests.support.database import Database, query
+from tests.support.deliveries import delivered, emit, has, ids
 from tests.support.memory_sink import MemorySink
 from tests.support.postgres import PostgresServer
 from tests.support.rig import LOST, CountingStore, Rig, running, spec

@@ -12,9 +12,9 @@ from outbox_relay.domain.circuit import CircuitPolicy
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Attempt, Failed, Unavailable, Verdict
 from outbox_relay.domain.retry import RetryPolicy
-from tests.integration.test_relay import Late, delivered, emit, fails, has, ids, in_order, query
-from tests.support.database import Database
-from tests.support.memory_sink import MemorySink
+from tests.support.database import Database, query
+from tests.support.deliveries import delivered, emit, has, ids, in_order
+from tests.support.memory_sink import Late, MemorySink, fails
 from tests.support.rig import running, spec
 from tests.support.wait import auntil
 

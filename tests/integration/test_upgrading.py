@@ -16,9 +16,8 @@ from outbox_relay.domain.errors import DatabaseUnavailable
 from outbox_relay.domain.event import SHARDS
 from outbox_relay.postgres.migrations import migrate
 from outbox_relay.postgres.schema_versions import SCHEMA_VERSION
-from tests.integration.test_relay import query
 from tests.integration.test_roles import new_role
-from tests.support.database import Database
+from tests.support.database import Database, query
 from tests.support.earlier import LAST_OF, Earlier
 from tests.support.receiver import Receiver, Request
 from tests.support.receiver.answers import Behaviour, after, chosen, say

@@ -1,1 +1,1 @@
-"""The model of claim, deliver, settle and hand-over, checked by spin: see ``relay.pml``."""
+"""The model of claim, deliver, settle and hand-over in ``relay.pml``, checked by spin."""

@@ -1,4 +1,4 @@
-"""Check the model, and that it notices each rule that is left out; exit code 1 when either is not so."""
+"""Check the model, and that it fails without each of its rules. The exit code is 1 if either check fails."""
 
 import sys
 
@@ -11,7 +11,7 @@ def _say(line: str) -> None:
 
 
 def main() -> int:
-    """Print a line for each run."""
+    """Check everything, print a line per run and return the exit code."""
     if absent := missing():
         sys.stderr.write(f"missing: {', '.join(absent)}; on Debian: apt-get install spin gcc libc6-dev\n")
         return 1

@@ -1,10 +1,10 @@
 /*
  * Claim, deliver, settle and hand-over of one shard and one key, by several relays: a model for spin.
  *
- * Every `atomic` is one statement of PostgreSQL, or one thing that a relay does by itself; spin tries every order of
- * them, every outcome of a request and every moment for the faults. What is in it, and where that is in the product:
+ * Every `atomic` is one statement of PostgreSQL or one step of a relay. spin tries every order of them, every outcome
+ * of a request and every moment for the faults. The parts of the model and of the product:
  *
- *   here                        there
+ *   model                       product
  *   shard_owner, shard_epoch    outbox.shard. `lapsed`: lease_until has passed by the database's clock.
  *   shard_locks                 the FOR SHARE locks of outbox.settle that is not committed: claim_shards.sql passes such
  *                               a shard by (SKIP LOCKED), renewal, release and reclaim wait for them.
@@ -26,31 +26,31 @@
  *   faults                      leases end for their owner first, then in the database (ownership.py); the lease of a row
  *                               outlasts its request (LEASE_MARGIN_SECONDS).
  *
- * What may never happen, whatever the order:
+ * Errors, in any order of the steps:
  *
- *   - reorder: the first delivery of an event before that of an earlier one of its key (`taken`);
- *   - loss: a position that counts covers an event that was neither delivered nor is a row; a row goes undelivered;
- *   - a settlement with rows that commits after the shard went to another epoch, a position of an old epoch that counts
- *     for more than one of a newer, a row that is settled or given back under another's lease;
- *   - a delivery from the log by somebody who does not own the shard;
- *   - an end in which, with nothing left that could move, an event is not delivered or a row is left.
+ *   - reorder: the first delivery of an event precedes that of an earlier one of its key (`taken`);
+ *   - loss: the effective position covers an event that was not delivered and has no row, or a row is never delivered;
+ *   - a settlement with rows commits after the shard has a new epoch, a position of an old epoch outranks one of a newer
+ *     epoch, or a row is settled or given back under the lease of another relay;
+ *   - a relay that does not own the shard delivers from the log;
+ *   - a state without further steps in which an event is not delivered or a row is left.
  *
- * That the position which counts never goes back is not among them: of two relays that lost the shard, the later owner's
- * late position outranks a larger one of the earlier owner. Both are true; who starts from the smaller delivers again.
+ * A position that moves back is no error. Of two relays that lost the shard, the late position of the later owner
+ * outranks a larger one of the earlier owner. Both are true; a relay that starts from the smaller one delivers again.
  *
- * Each rule can be taken out by a definition, and then spin must find an error; `python -m tests.model` does both.
+ * A definition omits a rule, and spin must then find an error; `python -m tests.model` checks both.
  *
  *   NO_EPOCH_CHECK   outbox.settle does not compare owner and epoch
- *   NO_SHARE_LOCK    it compares, but holds no lock until it commits
+ *   NO_SHARE_LOCK    outbox.settle compares them, but holds no lock until it commits
  *   NO_EPOCH_RANK    positions.sql takes the newest row by seq alone
  *   NO_BLOCKED_LOAD  a take-over does not load blocked keys
  *   NO_ROW_LEASE     delete_rows.sql and update_rows.sql do not compare the lease
- *   NO_HEAD_RULE     outbox.claim_rows takes rows that stand behind others of their key
- *   NO_ASKING_AFTER  a key is free by an answer that was asked for before the last settlement of the key
- *   NO_OWN_CLOCK     a relay delivers as long as nobody tells it that it lost the shard
+ *   NO_HEAD_RULE     outbox.claim_rows claims rows that follow others of their key
+ *   NO_ASKING_AFTER  an answer to a question from before the last settlement of a key unblocks the key
+ *   NO_OWN_CLOCK     a relay delivers until it learns from the database that it lost the shard
  *
- * Bounds (but for the three events of the key, each may be redefined): RELAYS, and how often what happens: FAILS, LAPSES
- * of the shard's lease, ROW_LAPSES, CRASHES, RELEASES.
+ * Bounds, which definitions can change except for the three events of the key: RELAYS, and the numbers of faults: FAILS,
+ * LAPSES of the shard's lease, ROW_LAPSES, CRASHES and RELEASES.
  */
 
 #ifndef RELAYS

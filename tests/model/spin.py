@@ -1,4 +1,4 @@
-"""Checking ``relay.pml`` with spin: every state of it, in one run for each set of faults or rule that is left out."""
+"""Check every state of ``relay.pml`` with spin, in a run for each set of faults and each omitted rule."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from pathlib import Path
 MODEL = Path(__file__).parent / "relay.pml"
 PROGRAMS = ("spin", "cc")
 MEGABYTES = 900
-"""Most memory that a run may take."""
+"""Memory limit of a run."""
 DEPTH = 100_000
-"""Steps of the longest path that is followed; no path is cut, or the run fails."""
+"""Limit for the length of a path in steps; a run fails if a path is longer."""
 RUN_SECONDS = 600
 CHECKER = ("-O2", "-w", "-DSAFETY", "-DCOLLAPSE", f"-DMEMLIM={MEGABYTES}")
 
@@ -26,7 +26,7 @@ SOUND: dict[str, tuple[str, ...]] = {
     "a crash after a lost lease": ("FAILS=1", "LAPSES=1", "ROW_LAPSES=0", "CRASHES=1", "RELEASES=0"),
     "a release after a lost lease": ("FAILS=1", "LAPSES=1", "ROW_LAPSES=0", "CRASHES=0", "RELEASES=1"),
 }
-"""What is checked whole and must be without error: what may happen, and how often."""
+"""Sets of faults, with their numbers, under which the model must hold in every state."""
 BROKEN: dict[str, str] = {
     "NO_EPOCH_CHECK": "shard_epoch==epoch",
     "NO_SHARE_LOCK": "shard_epoch==epoch",
@@ -39,12 +39,12 @@ BROKEN: dict[str, str] = {
     "NO_EPOCH_CHECK ONLY_CONSEQUENCES": "taken&",
     "NO_SHARE_LOCK ONLY_CONSEQUENCES": "taken&",
 }
-"""The rules that can be left out, and the assertion that must then be violated; ``taken&`` is the order of a key."""
+"""Omitted rule → the assertion that must then be violated; ``taken&`` is the order of a key."""
 
 
 @dataclass(frozen=True)
 class Checked:
-    """What a run came to: the assertion that was violated, if any; ``whole`` says that every state was seen."""
+    """Result of a run: the violated assertion, or None. ``whole`` is true if every state was visited."""
 
     violated: str | None
     whole: bool
@@ -58,12 +58,12 @@ class Checked:
 
 
 def missing() -> Sequence[str]:
-    """The programs that are needed and not there."""
+    """Return the required programs that are not installed."""
     return [program for program in PROGRAMS if shutil.which(program) is None]
 
 
 def check(definitions: Sequence[str]) -> Checked:
-    """Check the model with these definitions, until an error is found or every state was seen."""
+    """Check the model with these definitions until an error is found or every state was visited."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="outbox-model-") as place:
         _run(place, "spin", "-a", *(f"-D{definition}" for definition in definitions), str(MODEL))

@@ -12,7 +12,7 @@ from outbox_relay.domain.event import SHARDS
 from outbox_relay.domain.window import Position, Tick
 from outbox_relay.postgres.rows import NewRow
 from outbox_relay.postgres.store import Store
-from tests.support.database import Database
+from tests.support.database import Database, query
 
 ALL = range(SHARDS)
 
@@ -81,9 +81,8 @@ class Ledger:
         return uid
 
     def query(self, text: str, *parameters: Any) -> list[tuple[Any, ...]]:
-        """The rows of a query, as superuser."""
-        with self.database.connect(autocommit=True) as connection:
-            return connection.execute(text.encode(), parameters).fetchall()
+        """Run a query as superuser and return its rows."""
+        return query(self.database, text, *parameters)
 
     def do(self, text: str, *parameters: Any) -> None:
         """A statement without rows, as superuser."""

@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any
+
+import pytest
 
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.lease_clock import lease_clock
-from outbox_relay.domain.outcomes import DELIVERED, Delivered, Refused, Unavailable, Verdict
+from outbox_relay.domain.outcomes import DELIVERED, Delivered, Failed, Refused, Unavailable, Verdict
 
+BOTH = pytest.mark.parametrize("keeps_order", [True, False], ids=["batches", "requests"])
 Script = Callable[[StoredEvent, int], Verdict | Awaitable[Verdict]]
 """Says what becomes of an event at its attempt (from 1); may wait before it does."""
 
@@ -111,3 +115,28 @@ class MemorySink:
                     self.delivered.append(event)
                 return verdict
         return Unavailable("the sink was reset")
+
+
+def fails(count: int, which: Iterable[int] | None = None, verdict: Verdict | None = None) -> Any:
+    """Return a script that answers the first `count` attempts of the events `which` with `verdict`.
+
+    Without `which` it does so for all events; without `verdict` they fail.
+    """
+    chosen = None if which is None else set(which)
+
+    def script(event: StoredEvent, attempt: int) -> Verdict:
+        if attempt <= count and (chosen is None or event.id in chosen):
+            return verdict or Failed("not now", 500)
+        return DELIVERED
+
+    return script
+
+
+class Late:
+    """A script that is set after the events have ids."""
+
+    def __init__(self) -> None:
+        self.script: Any = None
+
+    def __call__(self, event: StoredEvent, attempt: int) -> Any:
+        return DELIVERED if self.script is None else self.script(event, attempt)

@@ -1,4 +1,4 @@
-"""A command in a process of its own, whose descendants can be told from all others: nothing of it may be left."""
+"""A command as a child process whose descendants can be identified, to check that it leaves no process and no file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ END_SECONDS = 40
 
 @contextmanager
 def reachable() -> Generator[Path]:
-    """A directory that every user can reach, since root lends PostgreSQL to another."""
+    """Create a directory that every user can reach, since PostgreSQL runs as another user if the tests run as root."""
     directory = Path(tempfile.mkdtemp(prefix="outbox-test-", dir="/tmp"))
     directory.chmod(0o755)
     (directory / "temporary").mkdir()
@@ -31,7 +31,7 @@ def reachable() -> Generator[Path]:
 
 
 class Offspring:
-    """One `outbox-relay` with these arguments, in a `place` that is :func:`reachable`."""
+    """An `outbox-relay` with these arguments, in a directory `place` created by :func:`reachable`."""
 
     def __init__(self, place: Path, *arguments: str) -> None:
         self._mark = f"OUTBOX_TEST_MARK={uuid4().hex}"
@@ -49,19 +49,21 @@ class Offspring:
 
     @property
     def temporary(self) -> Path:
-        """Where it makes its directories."""
+        """Return the directory for its temporary files."""
         return self._place / "temporary"
 
     @property
     def out(self) -> str:
+        """Return its stdout."""
         return (self._place / "out").read_text()
 
     @property
     def err(self) -> str:
+        """Return its stderr."""
         return (self._place / "err").read_text()
 
     def says(self, words: str) -> None:
-        """Wait until it says so; it must be running still."""
+        """Wait until these words are in its stderr; fail if it ends before."""
 
         def said() -> bool:
             assert self.process.poll() is None, self.err
@@ -70,7 +72,7 @@ class Offspring:
         until(said, seconds=START_SECONDS, what=f"it says {words!r}")
 
     def descendants(self, words: str = "") -> list[int]:
-        """The living processes that it has started, and itself, whose command lines hold `words`."""
+        """Return the ids of it and its living descendants whose command lines contain `words`."""
         processes = [entry for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
         return [int(entry.name) for entry in processes if self._is_ours(entry, words.encode())]
 
@@ -81,11 +83,11 @@ class Offspring:
             return False
 
     def left(self) -> list[str]:
-        """What is left of it: processes and files."""
+        """Return the remaining processes and files."""
         return [*map(str, self.descendants()), *(str(path) for path in self.temporary.iterdir())]
 
     def close(self) -> None:
-        """End what a failed test has left."""
+        """Kill the remaining processes."""
         for number in self.descendants():
             os.kill(number, signal.SIGKILL)
         self.process.wait(END_SECONDS)

@@ -1,115 +1,87 @@
-"""PgBouncer, Debian's, between clients and one PostgreSQL server, which can be changed for another under them."""
+"""PgBouncer from Debian, between clients and one PostgreSQL server, which can be replaced under them."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import psycopg
 from psycopg.conninfo import make_conninfo
 
 from outbox_relay.workbench.embedded.account import unprivileged
-from outbox_relay.workbench.embedded.ports import LOOPBACK, free_port
+from outbox_relay.workbench.embedded.ports import LOOPBACK
 from outbox_relay.workbench.embedded.postgres import SUPERUSER
-from outbox_relay.workbench.embedded.process import WatchedProcess
+from outbox_relay.workbench.embedded.server import Server
 from tests.support.installed import absent
 from tests.support.postgres import PostgresServer
 
-START_SECONDS = 20
-STOP_SECONDS = 10
 USERS = (SUPERUSER, "relay")
-"""Who may connect, without a password."""
+"""Users that may connect without a password."""
 SETTINGS: Mapping[str, str | int] = {
     "pool_mode": "transaction",
     "default_pool_size": 5,
     "max_client_conn": 500,
-    # How soon a server that was away is tried again: a relay's calls wait for it meanwhile.
+    # Seconds until a failed connection to the server is tried again; calls of a relay wait meanwhile.
     "server_login_retry": 1,
 }
 
 
-class PgBouncer:
-    """A pooler in front of `server`, on a free port of the loopback address.
+class PgBouncer(Server):
+    """A pooler in front of `server`; `settings` are added to :data:`SETTINGS`."""
 
-    `settings` are added to :data:`SETTINGS`. As a context manager it is started, and removed at the end.
-    """
+    name = "PgBouncer"
+    start_seconds = 20
+    stop_seconds = 10
+    end_signals = (signal.SIGQUIT,)
+    on_orphan = "QUIT"
 
     def __init__(self, server: PostgresServer, settings: Mapping[str, str | int] | None = None) -> None:
-        self.port = free_port()
-        self._account = unprivileged()
+        super().__init__("outbox-pgbouncer-", "pgbouncer.log", account=unprivileged())
         self._settings = {**SETTINGS, **(settings or {})}
         self._target = server.port
-        self.directory = self._account.new_directory("outbox-pgbouncer-")
-        self._process: WatchedProcess | None = None
-
-    def __enter__(self) -> Self:
-        try:
-            self._start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def dsn(self, database: str, user: str = SUPERUSER) -> str:
-        """A connection string through the pooler."""
+        """Return a connection string through the pooler."""
         return make_conninfo(host=LOOPBACK, port=self.port, dbname=database, user=user)
 
     def ask(self, command: str) -> list[dict[str, Any]]:
-        """A command of the console, such as SHOW POOLS."""
+        """Run a command of the console, such as SHOW POOLS, and return its rows."""
         with psycopg.connect(self.dsn("pgbouncer"), autocommit=True, connect_timeout=5) as console:
             cursor = console.execute(command.encode())
             names = [column.name for column in cursor.description or ()]
             return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()] if names else []
 
     def pause(self) -> None:
-        """Let every transaction end and begin no other; clients wait and are told nothing."""
+        """Let open transactions end and begin no others; clients wait."""
         self.ask("PAUSE")
 
     def resume(self) -> None:
-        """Go on."""
+        """Begin transactions again."""
         self.ask("RESUME")
 
     def turn_to(self, server: PostgresServer) -> None:
-        """Send everything to another server from now on; connections to the one before end with their transactions."""
+        """Send new transactions to another server; connections to the previous one end with their transactions."""
         self._target = server.port
-        self._write()
+        self.prepare()
         self.ask("RELOAD")
 
-    def close(self) -> None:
-        """Stop it and remove its directory."""
-        if self._process is not None:
-            self._process.end(signal.SIGQUIT, seconds=STOP_SECONDS)
-            self._process = None
-        shutil.rmtree(self.directory, ignore_errors=True)
+    def command(self) -> Sequence[str | Path]:
+        """Return the command line of the pooler."""
+        return [_program(), self.directory / "pgbouncer.ini"]
 
-    def _start(self) -> None:
-        self._write()
-        self._process = WatchedProcess(
-            [_program(), self.directory / "pgbouncer.ini"],
-            directory=self.directory,
-            log=self.directory / "pgbouncer.log",
-            account=self._account,
-            on_orphan="QUIT",
-        )
-        self._process.wait_until(self._answers, seconds=START_SECONDS, what=f"PgBouncer answers on port {self.port}")
-
-    def _answers(self) -> bool:
+    def answers(self) -> bool:
+        """Return True if the console answers."""
         try:
             return bool(self.ask("SHOW VERSION"))
         except psycopg.OperationalError:
             return False
 
-    def _write(self) -> None:
+    def prepare(self) -> None:
+        """Write the configuration."""
         settings = {
             "listen_addr": LOOPBACK,
             "listen_port": self.port,
@@ -131,7 +103,7 @@ class PgBouncer:
 
 
 def _program() -> Path:
-    """Where it is installed. Without it a test is skipped, and fails when the environment variable CI is "true"."""
+    """Return the path of the program. If it is missing, skip the test, or fail it if the variable CI is "true"."""
     found = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
     if found is None:
         absent("PgBouncer", "pgbouncer")

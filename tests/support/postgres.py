@@ -1,4 +1,4 @@
-"""A PostgreSQL server of the tests' own: of any version, broken, restarted and asked with PostgreSQL's programs."""
+"""A PostgreSQL server for tests: of any version, to be killed and restarted, with PostgreSQL's client programs."""
 
 import os
 import subprocess
@@ -9,12 +9,12 @@ from pathlib import Path
 from psycopg import sql
 
 from outbox_relay.workbench.embedded import postgres
-from outbox_relay.workbench.embedded.postgres import STOP_SECONDS, SUPERUSER, Setting, StopMode
+from outbox_relay.workbench.embedded.postgres import SUPERUSER, Setting, StopMode
 from tests.support.programs import WHEEL_MAJOR, program, programs
 
 MEMORY = Path("/dev/shm")  # noqa: S108 - a directory with a name of its own is made in it
 MEMORY_FREE_BYTES, MACHINE_BYTES = 6 << 30, 12 << 30
-"""What must be free there, and what the machine must have, for data to be kept in memory."""
+"""Free space and memory of the machine that are required to keep data in memory."""
 TOOL_SECONDS = 120
 FIRST_WITH_STRATEGY = 15
 """The first version in which CREATE DATABASE offers a strategy; earlier ones copy files."""
@@ -22,10 +22,10 @@ SETTINGS: Mapping[str, Setting] = {"max_prepared_transactions": 20}
 
 
 class PostgresServer(postgres.PostgresServer):
-    """What the product starts for its demo, of any version and with more to do to it.
+    """The server of the demo, of any version and with further methods.
 
     `major` is the version (see :mod:`tests.support.programs`), by default that of the environment variable
-    OUTBOX_TEST_PG. Everybody may connect without a password unless :meth:`require_password` says otherwise.
+    OUTBOX_TEST_PG. All users may connect without a password, except those of :meth:`require_password`.
     """
 
     def __init__(
@@ -36,18 +36,12 @@ class PostgresServer(postgres.PostgresServer):
 
     @property
     def pid(self) -> int:
-        """The process id of the postmaster; raises RuntimeError while the server is stopped."""
+        """Return the process id of the postmaster. Raise RuntimeError while the server is stopped."""
         return self.process.pid
 
     def bin(self, name: str) -> Path:
-        """The path of one of PostgreSQL's programs; raises :class:`tests.support.programs.NoProgram`."""
+        """Return the path of a program. Raise :class:`tests.support.programs.NoProgram` if it is missing."""
         return program(programs(self.major), name)
-
-    def kill(self) -> None:
-        """End the postmaster by SIGKILL; its children notice and end too."""
-        if self._process is not None:
-            self._process.end(seconds=STOP_SECONDS)
-            self._process = None
 
     def restart(self, mode: StopMode = "fast") -> None:
         """Stop and start again, on the same port and data."""
@@ -65,21 +59,21 @@ class PostgresServer(postgres.PostgresServer):
             connection.execute(command.format(sql.Identifier(name), sql.Identifier(template), strategy))
 
     def drop_database(self, name: str) -> None:
-        """Remove a database, ending whatever connections it has; nothing happens if there is none."""
+        """Drop a database if it exists, and terminate its connections."""
         with self.connect() as connection:
             connection.execute(sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name)))
 
     def require_password(self, role: str) -> None:
-        """Ask `role` for its password (SCRAM) from now on; new connections only."""
+        """Require the password of `role` (SCRAM) for new connections."""
         rules = self.data / "pg_hba.conf"
         rules.write_text(f'host all "{role}" 127.0.0.1/32 scram-sha-256\n{rules.read_text()}')
         with self.connect() as connection:
             connection.execute("select pg_reload_conf()")
 
     def run(self, program: str, *arguments: str | Path, seconds: float = TOOL_SECONDS) -> str:
-        """Run one of PostgreSQL's programs as the server's user; return what it printed, errors included.
+        """Run one of PostgreSQL's programs as the server's user. Return its stdout and stderr.
 
-        Raises RuntimeError with that text when it fails, :class:`subprocess.TimeoutExpired` after `seconds`.
+        Raise RuntimeError with this text if it fails, :class:`subprocess.TimeoutExpired` after `seconds`.
         """
         done = subprocess.run(
             [self.bin(program), *arguments],
@@ -110,9 +104,9 @@ class PostgresServer(postgres.PostgresServer):
         options: Sequence[str] = (),
         seconds: float = TOOL_SECONDS,
     ) -> str:
-        """Run a pgbench script `transactions` times per client, prepared; return pgbench's report.
+        """Run a pgbench script `transactions` times per client with prepared statements. Return the report.
 
-        `options` go to pgbench as they stand, such as `--rate=1000` or `--define=keys=100`.
+        `options` are passed to pgbench, such as `--rate=1000` or `--define=keys=100`.
         """
         file = self.directory / f"script-{os.urandom(4).hex()}.sql"
         file.write_text(script)
@@ -125,13 +119,13 @@ class PostgresServer(postgres.PostgresServer):
 
 
 def wanted_major() -> int:
-    """The PostgreSQL version that the tests run on: OUTBOX_TEST_PG, or the wheel's."""
+    """Return the major version of PostgreSQL for the tests: OUTBOX_TEST_PG, or that of the wheel."""
     return int(os.environ.get("OUTBOX_TEST_PG") or WHEEL_MAJOR)
 
 
 @cache
 def _memory() -> Path | None:
-    """The file system in memory, where there is plenty: each test makes and removes a database of many files."""
+    """Return the file system in memory if it is large enough: each test creates and drops a database of many files."""
     if not MEMORY.is_dir():
         return None
     there = os.statvfs(MEMORY)

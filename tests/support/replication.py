@@ -51,7 +51,8 @@ class Standby(PostgresServer):
             row = connection.execute("select pg_promote(true, %s)", (PROMOTE_SECONDS,)).fetchone()
         assert row == (True,), "the standby was not promoted in time"
 
-    def _initialise(self) -> None:
+    def prepare(self) -> None:
+        """Copy the primary."""
         self.run(
             "pg_basebackup", "--pgdata", self.data, "--host", LOOPBACK, "--port", str(self._primary.port),
             "--username", SUPERUSER, "--wal-method", "stream", "--checkpoint", "fast", "--no-sync", "--no-manifest",
@@ -61,9 +62,10 @@ class Standby(PostgresServer):
         (self.data / "postgresql.auto.conf").write_text(f"primary_conninfo = '{_origin(self._primary.port)}'\n")
         (self.data / "standby.signal").touch()
 
-    def _start_on_some_port(self) -> None:
+    def start_first(self) -> None:
+        """Start on the given port, or on some free one."""
         if self._given_port is None:
-            super()._start_on_some_port()
+            super().start_first()
         else:
             self.start()
 

@@ -10,12 +10,12 @@ from uuid import UUID
 
 import pytest
 
+from tests.chaos.expected import ExpectedFile, read, reconcile
 from tests.chaos.nemesis import Strike
 from tests.chaos.oracle import Account, Arrival, Dead, judge
 from tests.chaos.recovery import NEVER, Flow, recoveries
 from tests.chaos.starved import starvations
 from tests.chaos.timeline import Committed, Logged, Restored
-from tests.chaos.truth import TruthFile, read, reconcile
 
 KILL = Strike("sigkill", 10.0, 10.0)
 
@@ -251,9 +251,9 @@ def ignore(_event: Logged) -> None:
     """Nothing is judged by it here."""
 
 
-def truths(path: Path) -> Path:
+def expected_file(path: Path) -> Path:
     """Four transactions: one of each end, and one whose end was not written down."""
-    file = TruthFile(path)
+    file = ExpectedFile(path)
     for number, end in enumerate(["ok", "rolled back", "unknown"], 1):
         file.intend(number, [(1, number, name(1, number))])
         file.end(number, end)  # type: ignore[arg-type]
@@ -262,8 +262,8 @@ def truths(path: Path) -> Path:
     return path
 
 
-def test_truth_is_read_as_it_was_written(tmp_path: Path) -> None:
-    path = truths(tmp_path / "truth")
+def test_expected_events_are_read_as_they_were_written(tmp_path: Path) -> None:
+    path = expected_file(tmp_path / "expected")
     assert [(events[0][1], end) for events, end in read(path)] == [
         (1, "ok"),
         (2, "rolled back"),
@@ -277,7 +277,7 @@ def test_truth_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 def test_the_database_decides_what_the_writer_does_not_know(tmp_path: Path) -> None:
     log = [logged(1, 1, uid(1, 1)), logged(1, 3, uid(1, 3))]
-    found = reconcile(read(truths(tmp_path / "truth")), log, ignore)
+    found = reconcile(read(expected_file(tmp_path / "expected")), log, ignore)
     assert found.sound
     assert (found.committed, found.unknown_committed) == (2, 1)
     assert found.by_end == {"ok": 1, "rolled back": 1, "unknown": 2}
@@ -285,7 +285,7 @@ def test_the_database_decides_what_the_writer_does_not_know(tmp_path: Path) -> N
 
 def test_a_log_that_is_not_what_the_writers_say_is_reported(tmp_path: Path) -> None:
     log = [logged(1, 2, uid(1, 2)), logged(1, 3, uid(1, 3)), logged(2, 7, uid(2, 7)), logged(2, 4, uid(1, 4))]
-    found = reconcile(read(truths(tmp_path / "truth")), log, ignore)
+    found = reconcile(read(expected_file(tmp_path / "expected")), log, ignore)
     assert not found.sound
     assert [event[1] for event in found.vanished] == [1]
     assert [event[1] for event in found.risen] == [2]
@@ -477,7 +477,7 @@ def test_a_dead_letter_after_a_restore_is_the_one_that_survived() -> None:
 
 
 def test_what_a_writer_committed_is_in_the_log_or_was_taken_back(tmp_path: Path) -> None:
-    path = truths(tmp_path / "truth")
+    path = expected_file(tmp_path / "expected")
     first, third = logged(1, 1, uid(1, 1)), logged(1, 3, uid(1, 3))
     found = reconcile(read(path), [third], ignore, [first])
     assert found.sound

@@ -19,21 +19,11 @@ from outbox_relay.sinks.kafka import ClientSettings, KafkaSink, RecordFormat
 from outbox_relay.sinks.kafka.producer_thread import ProducerThread
 from outbox_relay.sinks.kafka.topic_resolver import TopicResolver
 from tests.contract.harness import an_event, some_events, soon
+from tests.support.kafka import scripted
 from tests.support.kafka.scripted import SILENCE, STALL_SECONDS, ScriptedClient, SteppedClock, fails, scripted_sink
 
-
-@pytest.fixture
-def client(monkeypatch: pytest.MonkeyPatch) -> ScriptedClient:
-    found = ScriptedClient()
-    found.install(monkeypatch)
-    return found
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> SteppedClock:
-    found = SteppedClock()
-    found.install(monkeypatch)
-    return found
+client = scripted.client
+clock = scripted.clock
 
 
 @pytest.fixture

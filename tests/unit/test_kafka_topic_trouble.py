@@ -11,21 +11,11 @@ from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Refused, Unavailable
 from outbox_relay.sinks.kafka import KafkaSink
 from tests.contract.harness import an_event, soon
+from tests.support.kafka import scripted
 from tests.support.kafka.scripted import SILENCE, ScriptedClient, SteppedClock, fails, scripted_sink
 
-
-@pytest.fixture
-def client(monkeypatch: pytest.MonkeyPatch) -> ScriptedClient:
-    found = ScriptedClient()
-    found.install(monkeypatch)
-    return found
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> SteppedClock:
-    found = SteppedClock()
-    found.install(monkeypatch)
-    return found
+client = scripted.client
+clock = scripted.clock
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pytest
 
 PACKAGE = Path(__file__).parents[2] / "outbox_relay"
-UNDONE: list[str] = ["workbench"]
+UNDONE: list[str] = []
 """Rooms whose prose is not yet rewritten; none of them may be added again."""
 IMPERATIVE_SHARE = 0.8
 
@@ -31,7 +31,8 @@ NO_VERB = re.compile(
     r"Without"
 )
 """Capitalised first words that are not verbs, other than those that end in s."""
-CODE = re.compile(r"``[^`]*``|`[^`]*`")
+CODE = re.compile(r"``[^`]*``|`[^`]*`|\"\w+\"")
+"""Quoted code, and literals of one word, which are values: the user of that name is not prose."""
 
 FSTRING_MIDDLE: int = getattr(tokenize, "FSTRING_MIDDLE", -1)
 """The text of an f-string from Python 3.12 on; before, an f-string is one STRING."""

@@ -58,11 +58,6 @@ def assert_blocked(found: Verdict, *hidden: str) -> None:
     assert not any(address in (found.attempt.answer or "") for address in hidden if found.attempt)
 
 
-def of_name(receiver: Receiver, name: str = NAME) -> str:
-    """The receiver's URL by a name."""
-    return receiver.url.replace(receiver.host, name)
-
-
 @pytest.mark.parametrize("address", INSIDE.values(), ids=INSIDE.keys())
 async def test_a_name_that_stands_for_an_inner_address_is_not_dialled(names: Names, address: str) -> None:
     names.say(NAME, [address])
@@ -90,7 +85,7 @@ async def test_a_name_with_one_inner_address_among_others_is_not_dialled_at_all(
 ) -> None:
     with Receiver() as receiver:
         names.say(NAME, addresses)
-        assert_blocked(await outcome(of_name(receiver), allow_networks=ONLY_ONE), *addresses)
+        assert_blocked(await outcome(receiver.url_of(NAME), allow_networks=ONLY_ONE), *addresses)
         assert receiver.connections == 0
 
 
@@ -104,7 +99,7 @@ def two_sides() -> Generator[tuple[Receiver, Receiver]]:
 async def test_case_20_a_name_that_moves_inside_between_two_requests_is_judged_again(names: Names) -> None:
     with two_sides() as (listed, inner):
         names.in_turn(NAME, ["127.0.0.1"], ["127.0.0.2"])
-        async with sending(of_name(listed), allow_networks=ONLY_ONE) as sink:
+        async with sending(listed.url_of(NAME), allow_networks=ONLY_ONE) as sink:
             assert await verdict(sink) == DELIVERED
             found = await verdict(sink)
         assert found == DELIVERED or code(found) == "ssrf_blocked"
@@ -116,7 +111,7 @@ async def test_case_20_the_address_that_was_judged_is_the_one_that_is_dialled(na
     with two_sides() as (listed, inner):
         turns = iter(range(1_000))
         names.say(NAME, lambda: ["127.0.0.1" if next(turns) % 2 == 0 else "127.0.0.2"])
-        async with sending(of_name(listed), allow_networks=ONLY_ONE) as sink:
+        async with sending(listed.url_of(NAME), allow_networks=ONLY_ONE) as sink:
             for _ in range(5):
                 found = await verdict(sink)
                 assert found == DELIVERED or code(found) == "ssrf_blocked"
@@ -127,8 +122,8 @@ async def test_case_20_the_address_that_was_judged_is_the_one_that_is_dialled(na
 async def test_case_20_a_fresh_sink_asks_again_and_refuses(names: Names) -> None:
     with two_sides() as (listed, inner):
         names.in_turn(NAME, ["127.0.0.1"], ["127.0.0.2"])
-        assert await outcome(of_name(listed), allow_networks=ONLY_ONE) == DELIVERED
-        assert_blocked(await outcome(of_name(listed), allow_networks=ONLY_ONE), "127.0.0.2")
+        assert await outcome(listed.url_of(NAME), allow_networks=ONLY_ONE) == DELIVERED
+        assert_blocked(await outcome(listed.url_of(NAME), allow_networks=ONLY_ONE), "127.0.0.2")
         assert inner.connections == 0
 
 
@@ -185,7 +180,7 @@ async def test_a_name_is_asked_for_and_shown_although_its_address_is_dialled(
     context.sni_callback = lambda _socket, name, _context: shown.append(name)
     names.say(NAME, ["127.0.0.1"])
     with Receiver(tls=context) as receiver:
-        found = await outcome(of_name(receiver), ca_file=authority.certificate_file)
+        found = await outcome(receiver.url_of(NAME), ca_file=authority.certificate_file)
         assert found == DELIVERED
         assert receiver.requests[0].header("host") == f"{NAME}:{receiver.port}"
     assert shown == [NAME]
@@ -195,7 +190,7 @@ async def test_a_name_is_asked_for_and_shown_although_its_address_is_dialled(
 async def test_an_address_that_refuses_does_not_stop_the_next_one_of_the_name(names: Names) -> None:
     with Receiver(in_turn(say(200))) as receiver:
         names.say(NAME, ["127.0.0.9", "127.0.0.1"])
-        assert await outcome(of_name(receiver)) == DELIVERED
+        assert await outcome(receiver.url_of(NAME)) == DELIVERED
 
 
 @pytest.mark.parametrize("name", [f"{NAME}.", NAME.upper(), "Receiver.TEST."])
@@ -214,8 +209,8 @@ async def test_case_10_the_certificate_and_the_host_header_are_those_of_the_name
     context.sni_callback = lambda _socket, told, _context: shown.append(told)
     names.say(NAME, ["127.0.0.1"])
     with Receiver(tls=context) as receiver:
-        assert await outcome(of_name(receiver, name), ca_file=authority.certificate_file) == DELIVERED
-        assert await a_sink(of_name(receiver, name), ca_file=authority.certificate_file).check() is None
+        assert await outcome(receiver.url_of(name), ca_file=authority.certificate_file) == DELIVERED
+        assert await a_sink(receiver.url_of(name), ca_file=authority.certificate_file).check() is None
         assert receiver.requests[0].header("host") == f"{NAME}:{receiver.port}"
     assert shown == [NAME] * 2
     assert set(names.asked) == {f"{NAME}."}
@@ -226,10 +221,10 @@ async def test_case_24_what_is_the_relays_own_is_not_dialled(names: Names) -> No
     names.say(NAME, ["127.0.0.1"])
     with Receiver() as receiver:
         at_home = f"postgresql://relay@127.0.0.1:{receiver.port}/shop"
-        for url in (receiver.url, of_name(receiver, "localhost")):
+        for url in (receiver.url, receiver.url_of("localhost")):
             with pytest.raises(ConfigurationError, match="relay's own database"):
                 settings(url, dsn=at_home)
-        assert_blocked(await outcome(of_name(receiver), dsn=at_home))
+        assert_blocked(await outcome(receiver.url_of(NAME), dsn=at_home))
         elsewhere = settings(receiver.url)
         own_addresses = OwnAddresses(elsewhere)
         own_addresses.add("127.0.0.1", receiver.port)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Generator
-from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
 
 from outbox_relay.domain.outcomes import DELIVERED, Failed, Unavailable
-from tests.support.ports import LOOPBACK, free_port
+from tests.support.ports import LOOPBACK, free_port, unanswering_port
 from tests.support.receiver import Behaviour, Receiver
 from tests.support.receiver.answers import head, in_turn, raw, say
 from tests.support.receiver.certificates import Authority
@@ -21,20 +18,6 @@ STALLED = {"connect_timeout", "deadline"}
 BROKEN = {"disconnected", "connection_reset", "protocol_error"}
 
 
-@contextmanager
-def black_hole() -> Generator[str]:
-    """A URL whose connections are never made: the queue of its port is full, so that the system drops each SYN."""
-    with ExitStack() as sockets:
-        listening = sockets.enter_context(socket.socket())
-        listening.bind((LOOPBACK, 0))
-        listening.listen(0)
-        for _ in range(4):
-            one = sockets.enter_context(socket.socket())
-            one.setblocking(False)
-            one.connect_ex(listening.getsockname())
-        yield f"http://{LOOPBACK}:{listening.getsockname()[1]}/"
-
-
 async def test_case_30_a_refused_connection_counts_no_attempt() -> None:
     found = await outcome(f"http://{LOOPBACK}:{free_port()}/")
     assert isinstance(found, Unavailable)
@@ -42,8 +25,8 @@ async def test_case_30_a_refused_connection_counts_no_attempt() -> None:
 
 
 async def test_case_31_a_connection_that_is_never_made_counts_no_attempt() -> None:
-    with black_hole() as url:
-        found = await outcome(url, timeout_seconds=QUICK_SECONDS)
+    with unanswering_port() as port:
+        found = await outcome(f"http://{LOOPBACK}:{port}/", timeout_seconds=QUICK_SECONDS)
     assert isinstance(found, Unavailable)
     assert code(found) in STALLED
 

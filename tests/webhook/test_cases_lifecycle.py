@@ -14,9 +14,8 @@ import pytest
 from outbox_relay import outbox
 from outbox_relay.domain.outcomes import DELIVERED, Unavailable
 from tests.contract.harness import an_event, soon
-from tests.integration.test_relay import query
 from tests.support.command import inside
-from tests.support.database import Database
+from tests.support.database import Database, query
 from tests.support.receiver import Receiver, Request
 from tests.support.receiver.answers import after, say
 from tests.support.receiver.faults import hang, stall

@@ -23,11 +23,6 @@ from tests.support.webhook_sink import a_sink, code, outcome, sending, settings,
 AUTHORIZATION = "Basic Y2FuYXJ5OmNhbmFyeQ=="
 
 
-def of_name(receiver: Receiver) -> str:
-    """The receiver's URL by a name."""
-    return receiver.url.replace(receiver.host, NAME)
-
-
 async def test_a_proxy_is_asked_for_the_name_and_the_certificate_is_that_of_the_name(
     names: Names, authority: Authority
 ) -> None:
@@ -36,7 +31,7 @@ async def test_a_proxy_is_asked_for_the_name_and_the_certificate_is_that_of_the_
     with Receiver(tls=authority.good(NAME)) as receiver:
         async with proxying() as proxy:
             changes: dict[str, Any] = {"proxy": proxy.url, "allow_networks": [], "ca_file": authority.certificate_file}
-            async with sending(of_name(receiver), **changes) as sink:
+            async with sending(receiver.url_of(NAME), **changes) as sink:
                 assert [await verdict(sink) for _ in range(3)] == [DELIVERED] * 3
             target = f"{NAME}:{receiver.port}"
             assert proxy.asked == [f"CONNECT {target} HTTP/1.1"]
@@ -49,7 +44,7 @@ async def test_a_proxy_is_asked_for_the_name_and_the_certificate_is_that_of_the_
 async def test_a_wrong_certificate_behind_a_proxy_is_the_destinations_fault(authority: Authority) -> None:
     with Receiver(tls=authority.wrong_host()) as receiver:
         async with proxying() as proxy:
-            found = await outcome(of_name(receiver), proxy=proxy.url, ca_file=authority.certificate_file)
+            found = await outcome(receiver.url_of(NAME), proxy=proxy.url, ca_file=authority.certificate_file)
         assert receiver.requests == []
     assert isinstance(found, Unavailable)
     assert code(found) == "tls_error"
@@ -58,7 +53,7 @@ async def test_a_wrong_certificate_behind_a_proxy_is_the_destinations_fault(auth
 async def test_plain_http_goes_through_the_proxy_in_the_same_way() -> None:
     with Receiver() as receiver:
         async with proxying() as proxy:
-            assert await outcome(of_name(receiver), proxy=proxy.url) == DELIVERED
+            assert await outcome(receiver.url_of(NAME), proxy=proxy.url) == DELIVERED
             assert proxy.asked == [f"CONNECT {NAME}:{receiver.port} HTTP/1.1"]
         assert receiver.requests[0].target == "/hooks"
 

@@ -15,8 +15,8 @@ from outbox_relay.admin import status
 from outbox_relay.domain.outcomes import DELIVERED, Failed, Refused, Unavailable
 from outbox_relay.domain.retry import RetryPolicy
 from outbox_relay.relay import breaker
-from tests.integration.test_relay import emit, has, query
-from tests.support.database import Database
+from tests.support.database import Database, query
+from tests.support.deliveries import emit, has
 from tests.support.receiver import Behaviour, Receiver, Request
 from tests.support.receiver.answers import after, chosen, in_turn, of_each, raw, say
 from tests.support.receiver.faults import RETRY_AFTER, hang

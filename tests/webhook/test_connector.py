@@ -18,7 +18,7 @@ import pytest
 from outbox_relay.sinks.webhook import connector, resolver
 from outbox_relay.sinks.webhook.response import NoResponse, Response
 from tests.support.names import NO_SUCH_NAME, SERVER_FAILED, Names
-from tests.support.ports import LOOPBACK, free_port
+from tests.support.ports import LOOPBACK, free_port, unanswering_port
 from tests.support.receiver import Receiver
 from tests.support.receiver.answers import say
 from tests.support.receiver.certificates import NAME, Authority
@@ -41,11 +41,6 @@ one_each = then(say(200, ("connection", "close")), close)
 """An answer that ends its connection, and says so: the next request needs a new one."""
 
 
-def of_name(receiver: Receiver) -> str:
-    """The receiver's URL by its name."""
-    return receiver.url.replace(LOOPBACK, NAME)
-
-
 def only_first(address: str) -> str | None:
     """Of this machine's addresses one may be dialled."""
     return None if address == LOOPBACK else "another"
@@ -53,18 +48,8 @@ def only_first(address: str) -> str | None:
 
 @pytest.fixture
 def black_hole() -> Generator[int]:
-    """A port whose queue is full: connecting to it gets no answer."""
-    with socket.socket() as listening:
-        listening.bind((LOOPBACK, 0))
-        listening.listen(0)
-        port = int(listening.getsockname()[1])
-        waiting = [socket.socket() for _ in range(8)]
-        for each in waiting:
-            each.setblocking(False)
-            assert each.connect_ex((LOOPBACK, port)) in (0, errno.EINPROGRESS)
+    with unanswering_port() as port:
         yield port
-        for each in waiting:
-            each.close()
 
 
 # Addresses.
@@ -100,7 +85,7 @@ async def test_a_name_that_moves_inside_is_judged_again_for_the_next_connection(
     monkeypatch.setattr(resolver, "KEPT_SECONDS", 0.0)
     names.in_turn(NAME, [LOOPBACK], [SECOND])
     with Receiver(one_each, secrets=()) as receiver:
-        async with posting(of_name(receiver), judge=only_first) as client:
+        async with posting(receiver.url_of(NAME), judge=only_first) as client:
             assert a_response(await post(client)).status == 200
             no_response(await post(client), "ssrf_blocked", sent=False)
     assert names.asked[NAME] == 2
@@ -112,7 +97,7 @@ async def test_a_kept_answer_of_the_name_server_is_judged_again(names: Names) ->
     names.say(NAME, [LOOPBACK])
     with Receiver(one_each, secrets=()) as receiver:
         judge = {True: None, False: "not listed"}
-        async with posting(of_name(receiver), judge=lambda address: judge[address in allowed]) as client:
+        async with posting(receiver.url_of(NAME), judge=lambda address: judge[address in allowed]) as client:
             assert a_response(await post(client)).status == 200
             allowed.clear()
             no_response(await post(client), "ssrf_blocked", sent=False)
@@ -133,7 +118,7 @@ async def test_a_host_that_is_the_relays_own_by_name_is_not_dialled(names: Names
     names.say(NAME, [LOOPBACK])
     with Receiver(secrets=()) as receiver:
         own = [(f"{NAME.upper()}.", receiver.port)]
-        no_response(await outcome(of_name(receiver), own=own), "ssrf_blocked", sent=False)
+        no_response(await outcome(receiver.url_of(NAME), own=own), "ssrf_blocked", sent=False)
         assert receiver.connections == 0
 
 
@@ -190,7 +175,7 @@ async def test_a_failed_lookup_is_not_repeated_at_once(names: Names, monkeypatch
 async def test_one_lookup_serves_all_who_wait_for_it(names: Names) -> None:
     names.say(NAME, [LOOPBACK])
     with Receiver(secrets=()) as receiver:
-        async with posting(of_name(receiver), connections=20) as client:
+        async with posting(receiver.url_of(NAME), connections=20) as client:
             found = await asyncio.gather(*(post(client) for _ in range(20)))
             assert {a_response(each).status for each in found} == {200}
             assert [name for name, _ in a_response(found[0]).timings] == ["dns", "connect", "first_byte"]
@@ -227,7 +212,7 @@ async def test_dead_names_do_not_delay_a_healthy_one(names: Names) -> None:
             names.hang(f"dead-{n}.test")
             dead.append(asyncio.ensure_future(outcome(f"http://dead-{n}.test/", seconds=5)))
         await asyncio.sleep(0.01)
-        found = a_response(await outcome(of_name(receiver)))
+        found = a_response(await outcome(receiver.url_of(NAME)))
         assert not any(each.done() for each in dead)
         assert found.status == 200
         for each in dead:
@@ -244,7 +229,7 @@ async def test_who_stops_waiting_for_a_lookup_leaves_it_to_the_others(names: Nam
 
     names.say(NAME, late)
     with Receiver(secrets=()) as receiver:
-        async with posting(of_name(receiver)) as client:
+        async with posting(receiver.url_of(NAME)) as client:
             first, second = (asyncio.ensure_future(post(client)) for _ in range(2))
             await asyncio.to_thread(until, lambda: names.asked[NAME], seconds=5, what="the lookup has begun")
             first.cancel()
@@ -291,7 +276,7 @@ async def test_an_answer_that_comes_late_serves_the_next_request(names: Names, m
 
     names.say(NAME, late)
     with Receiver(secrets=()) as receiver:
-        async with posting(of_name(receiver)) as client:
+        async with posting(receiver.url_of(NAME)) as client:
             no_response(await post(client), "dns_timeout", sent=False)
             released.set()
             found = await post(client)
@@ -322,13 +307,13 @@ async def test_a_connection_has_a_limit_of_its_own(black_hole: int, monkeypatch:
 async def test_an_address_that_does_not_answer_does_not_stop_the_next_one(names: Names) -> None:
     names.say(NAME, ["127.0.0.9", "::1", LOOPBACK])
     with Receiver(secrets=()) as receiver:
-        assert a_response(await outcome(of_name(receiver))).status == 200
+        assert a_response(await outcome(receiver.url_of(NAME))).status == 200
 
 
 async def test_only_so_many_addresses_of_a_name_are_tried(names: Names) -> None:
     names.say(NAME, [*(f"127.0.1.{n + 1}" for n in range(connector.DIALLED)), LOOPBACK])
     with Receiver(secrets=()) as receiver:
-        no_response(await outcome(of_name(receiver)), "connection_refused", sent=False)
+        no_response(await outcome(receiver.url_of(NAME)), "connection_refused", sent=False)
         assert receiver.connections == 0
 
 
@@ -351,7 +336,7 @@ async def test_the_name_is_shown_and_its_certificate_is_accepted(names: Names, a
     context.sni_callback = lambda _socket, name, _context: shown.append(name)
     names.say(NAME, [LOOPBACK])
     with Receiver(tls=context, secrets=()) as receiver:
-        found = a_response(await outcome(of_name(receiver), tls=trusting(authority)))
+        found = a_response(await outcome(receiver.url_of(NAME), tls=trusting(authority)))
         assert receiver.requests[0].header("host") == f"{NAME}:{receiver.port}"
     assert shown == [NAME]
     assert [name for name, _ in found.timings] == ["dns", "connect", "tls", "first_byte"]
@@ -366,7 +351,7 @@ async def test_a_certificate_of_the_address_is_accepted_for_the_address(authorit
 async def test_a_certificate_or_version_that_is_not_good_enough(names: Names, authority: Authority, kind: str) -> None:
     names.say(NAME, [LOOPBACK])
     with Receiver(tls=getattr(authority, kind)(), secrets=()) as receiver:
-        no_response(await outcome(of_name(receiver), tls=trusting(authority)), "tls_error", sent=False)
+        no_response(await outcome(receiver.url_of(NAME), tls=trusting(authority)), "tls_error", sent=False)
         assert receiver.requests == []
 
 

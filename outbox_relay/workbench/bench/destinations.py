@@ -25,7 +25,7 @@ class ConsumerProcess:
         path = bench.new_path(".counter")
         self._counter = Counter(path)
         wait = EMBEDDED_FETCH_WAIT_MS if bench.embedded_broker else FETCH_WAIT_MS
-        self._part = bench.start_process(
+        self._process = bench.start_process(
             "consumer", "outbox_relay.workbench.bench.consumer", "--bootstrap", bench.bootstrap, "--topic", topic,
             "--counter", str(path), "--times", str(self._times), "--fetch-wait-ms", str(wait),
         )  # fmt: skip
@@ -37,7 +37,7 @@ class ConsumerProcess:
 
     def stop(self) -> list[float]:
         """Stop the consumer and return the latency of each event in seconds, in the order of arrival."""
-        self._bench.stop(self._part)
+        self._bench.stop(self._process)
         return consumer.read_times(self._times)
 
 
@@ -72,7 +72,7 @@ class ReceiverProcess:
         path = bench.new_path(".counter")
         self._bench = bench
         self._counter = Counter(path)
-        self._part = bench.start_process(
+        self._process = bench.start_process(
             "receiver", "outbox_relay.workbench.bench.receiver", "--port", str(self.port), "--counter", str(path),
             *(("--failing",) if failing else ()),
         )  # fmt: skip
@@ -88,4 +88,4 @@ class ReceiverProcess:
 
     def close(self) -> None:
         """Stop the receiver."""
-        self._bench.stop(self._part)
+        self._bench.stop(self._process)

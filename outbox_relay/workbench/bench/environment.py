@@ -19,7 +19,6 @@ from typing import TypeVar, cast
 import psycopg
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
 from psycopg.conninfo import make_conninfo
 
 from outbox_relay.domain.event import SHARDS
@@ -31,7 +30,7 @@ from outbox_relay.workbench.bench.figures import Progress
 from outbox_relay.workbench.bench.warmup import warm
 from outbox_relay.workbench.embedded import ports
 from outbox_relay.workbench.embedded.account import unprivileged
-from outbox_relay.workbench.embedded.broker import Broker, partitions_with_leader
+from outbox_relay.workbench.embedded.broker import Broker, partitions_with_leader, request_topic
 from outbox_relay.workbench.embedded.postgres import PostgresServer, Setting, process_environment, wheel_programs
 from outbox_relay.workbench.embedded.process import ProcessFailed
 from outbox_relay.workbench.processes import PythonProcess, RelayProcess
@@ -199,12 +198,7 @@ class BenchEnvironment:
         admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
         name = f"outbox-bench-{self._token}-{next(self._numbers)}"
         self._run.callback(_delete, admin, name)
-        wanted = [NewTopic(name, PARTITIONS, 1)]
-        made = cast("dict[str, Future[None]]", admin.create_topics(wanted, operation_timeout=REQUEST_SECONDS))  # pyright: ignore[reportUnknownMemberType] - its type leaves the futures' content open
-        try:
-            made[name].result(REQUEST_SECONDS)
-        except (KafkaException, TimeoutError) as error:
-            raise ProcessFailed(f"topic {name} could not be created: {error}") from error
+        request_topic(admin, name, PARTITIONS)
         self.wait_until(
             lambda: len(partitions_with_leader(admin, name)) == PARTITIONS, LEADERS_SECONDS, "the topic can be used"
         )

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import shutil
-import signal
-import tempfile
 from collections.abc import Sequence
 from concurrent.futures import Future
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
-from typing import Self, cast
+from typing import cast
 
 from confluent_kafka import Consumer, KafkaException
 from confluent_kafka.admin import AdminClient
@@ -18,10 +15,9 @@ from confluent_kafka.cimpl import NewTopic
 
 from outbox_relay.workbench.embedded import ports
 from outbox_relay.workbench.embedded.account import CURRENT
-from outbox_relay.workbench.embedded.process import ProcessFailed, WatchedProcess
+from outbox_relay.workbench.embedded.process import ProcessFailed
+from outbox_relay.workbench.embedded.server import Server
 
-START_SECONDS = 60
-STOP_SECONDS = 20
 REQUEST_SECONDS = 10
 LEADERS_SECONDS = 30
 PROBE_SECONDS = 2
@@ -29,76 +25,36 @@ PROBE_SECONDS = 2
 PARTITIONS = 6
 
 
-class Broker:
+class Broker(Server):
     """A broker that keeps all data in memory, on a free port of the loopback address.
 
     It replaces Apache Kafka where that is not installed. It has no topic settings, consumer groups, producer fencing or
     reliable end offsets, and loses all data when it stops.
-
-    As a context manager it is created, started and finally removed.
-    Raise :class:`ProcessFailed` if it does not start.
     """
 
+    name = "the broker"
+
     def __init__(self) -> None:
-        self.port = ports.free_port()
-        self._process: WatchedProcess | None = None
-        self.directory = Path(tempfile.mkdtemp(prefix="outbox-kafka-"))
-        self.log = self.directory / "broker.log"
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    @property
-    def process(self) -> WatchedProcess:
-        """Return the broker's process. Raise RuntimeError while it is stopped."""
-        if self._process is None:
-            raise RuntimeError("the broker is not running")
-        return self._process
+        super().__init__("outbox-kafka-", "broker.log")
 
     @property
     def bootstrap(self) -> str:
         """Return the broker's address for `bootstrap.servers`."""
         return f"{ports.LOOPBACK}:{self.port}"
 
-    def start(self) -> None:
-        """Start the broker and wait until it answers a metadata request."""
-        self._process = WatchedProcess(
-            self.command(), directory=self.directory, log=self.log, account=CURRENT, on_orphan="KILL"
-        )
-        try:
-            self._process.wait_until(self._is_up, seconds=START_SECONDS, what=f"the broker answers at {self.bootstrap}")
-        except BaseException:
-            self.kill()
-            raise
+    @property
+    def expectation(self) -> str:
+        """Return what a start waits for, as a clause for error messages."""
+        return f"the broker answers at {self.bootstrap}"
 
-    def kill(self) -> None:
-        """End the broker by SIGKILL."""
-        self._end()
-
-    def close(self) -> None:
-        """End the broker and remove its directory."""
-        self.kill()
-        shutil.rmtree(self.directory, ignore_errors=True)
+    def answers(self) -> bool:
+        """Return True if the broker answers a metadata request."""
+        return ports.is_listening(self.port) and _has_brokers(self.bootstrap)
 
     def create_topic(self, name: str, partitions: int = PARTITIONS) -> None:
         """Create a topic and wait until it can be used. Raise :class:`ProcessFailed` if that fails."""
         admin = AdminClient({"bootstrap.servers": self.bootstrap})
-        wanted = [NewTopic(name, partitions, 1)]
-        made = cast("dict[str, Future[None]]", admin.create_topics(wanted, operation_timeout=REQUEST_SECONDS))  # pyright: ignore[reportUnknownMemberType] - its type leaves the futures' content open
-        try:
-            made[name].result(REQUEST_SECONDS)
-        except (KafkaException, TimeoutError) as error:
-            raise ProcessFailed(f"topic {name} could not be created: {error}") from error
+        request_topic(admin, name, partitions)
         self.process.wait_until(
             lambda: len(partitions_with_leader(admin, name)) == partitions,
             seconds=LEADERS_SECONDS,
@@ -128,13 +84,15 @@ class Broker:
         copy.chmod(0o755)
         return copy
 
-    def _end(self, *signals: signal.Signals) -> None:
-        if self._process is not None:
-            self._process.end(*signals, seconds=STOP_SECONDS)
-            self._process = None
 
-    def _is_up(self) -> bool:
-        return ports.is_listening(self.port) and _has_brokers(self.bootstrap)
+def request_topic(admin: AdminClient, name: str, partitions: int) -> None:
+    """Create a topic, whose partitions have no leaders yet. Raise :class:`ProcessFailed` if that fails."""
+    wanted = [NewTopic(name, partitions, 1)]
+    made = cast("dict[str, Future[None]]", admin.create_topics(wanted, operation_timeout=REQUEST_SECONDS))  # pyright: ignore[reportUnknownMemberType] - its type leaves the futures' content open
+    try:
+        made[name].result(REQUEST_SECONDS)
+    except (KafkaException, TimeoutError) as error:
+        raise ProcessFailed(f"topic {name} could not be created: {error}") from error
 
 
 def partitions_with_leader(client: AdminClient | Consumer, topic: str) -> list[int]:

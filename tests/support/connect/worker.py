@@ -1,24 +1,19 @@
 """One Kafka Connect worker (ConnectStandalone) in a temporary directory, with the jars of Debezium's connector."""
 
 import json
-import shutil
-import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from outbox_relay.workbench.embedded import ports
-from outbox_relay.workbench.embedded.account import CURRENT
-from outbox_relay.workbench.embedded.process import WatchedProcess
+from outbox_relay.workbench.embedded.server import Server
 from tests.support.kafka.jars import jars
 from tests.support.wait import until
 
 POM = Path(__file__).with_name("pom.xml")
 START_SECONDS = 90
-STOP_SECONDS = 20
 REST_SECONDS = 30
 JAVA = (
     "java", "-XX:-UsePerfData", "-Xmx768m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
@@ -26,70 +21,63 @@ JAVA = (
 )  # fmt: skip
 
 
-class ConnectWorker:
-    """A worker on a free port of the loopback address; connectors are given to it while it runs.
+class ConnectWorker(Server):
+    """A worker whose own converters are Connect's defaults. Connectors are added while it runs.
 
-    Its own converters are Connect's defaults. As a context manager it is started, and removed at the end. Raises
-    :class:`tests.support.kafka.jars.NoKafka` where Java or Maven is missing.
+    Raise :class:`tests.support.kafka.jars.NoKafka` where Java or Maven is missing.
     """
+
+    name = "Kafka Connect"
+    start_seconds = START_SECONDS
 
     def __init__(self, bootstrap: str, java: Sequence[str] = JAVA) -> None:
         self._java = java
         self._libraries = jars(POM)
         self._bootstrap = bootstrap
-        self._port = ports.free_port()
-        self._process: WatchedProcess | None = None
-        self.directory = Path(tempfile.mkdtemp(prefix="outbox-connect-"))
-        self.log = self.directory / "connect.log"
+        super().__init__("outbox-connect-", "connect.log")
 
-    def __enter__(self) -> Self:
-        properties = self.directory / "worker.properties"
-        properties.write_text(
+    @property
+    def _properties(self) -> Path:
+        return self.directory / "worker.properties"
+
+    def prepare(self) -> None:
+        """Write the configuration of the worker."""
+        self._properties.write_text(
             f"bootstrap.servers={self._bootstrap}\n"
-            f"listeners=http://{ports.LOOPBACK}:{self._port}\n"
+            f"listeners=http://{ports.LOOPBACK}:{self.port}\n"
             f"offset.storage.file.filename={self.directory}/offsets\n"
             "offset.flush.interval.ms=200\n"
             "key.converter=org.apache.kafka.connect.json.JsonConverter\n"
             "value.converter=org.apache.kafka.connect.json.JsonConverter\n"
         )
-        command = [
+
+    def command(self) -> Sequence[str]:
+        """Return the command line of the worker."""
+        return [
             *self._java, "-cp", f"{self._libraries}/*",
-            "org.apache.kafka.connect.cli.ConnectStandalone", str(properties),
+            "org.apache.kafka.connect.cli.ConnectStandalone", str(self._properties),
         ]  # fmt: skip
-        self._process = WatchedProcess(
-            command, directory=self.directory, log=self.log, account=CURRENT, on_orphan="KILL"
-        )
+
+    def answers(self) -> bool:
+        """Return True if the REST interface answers."""
         try:
-            until(self._is_up, seconds=START_SECONDS, what="Kafka Connect answers")
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End the worker and remove its directory."""
-        if self._process is not None:
-            self._process.end(seconds=STOP_SECONDS)
-            self._process = None
-        shutil.rmtree(self.directory, ignore_errors=True)
+            with urllib.request.urlopen(f"http://{ports.LOOPBACK}:{self.port}/", timeout=2):
+                return True
+        except OSError:
+            return False
 
     def connect(self, name: str, config: Mapping[str, str]) -> None:
-        """Make a connector, or give it another configuration, and wait until its task runs."""
+        """Create a connector, or change its configuration, and wait until its task runs."""
         self.ask("PUT", f"/connectors/{name}/config", config)
         self.await_state(name, "RUNNING")
 
     def stop(self, name: str) -> None:
-        """Stop a connector; it keeps its place."""
+        """Stop a connector; it keeps its offsets."""
         self.ask("PUT", f"/connectors/{name}/stop")
         self.await_state(name, "STOPPED")
 
     def resume(self, name: str) -> None:
-        """Let a stopped connector go on."""
+        """Resume a stopped connector."""
         self.ask("PUT", f"/connectors/{name}/resume")
         self.await_state(name, "RUNNING")
 
@@ -98,11 +86,11 @@ class ConnectWorker:
         self.ask("DELETE", f"/connectors/{name}")
 
     def config(self, name: str) -> Mapping[str, str]:
-        """A connector's configuration, as the worker tells it."""
+        """Return the configuration of a connector as reported by the worker."""
         return self.ask("GET", f"/connectors/{name}/config")
 
     def await_state(self, name: str, state: str) -> None:
-        """Wait until a connector and its task, if it has one, are in a state. Raises AssertionError if one failed."""
+        """Wait until a connector and its task, if any, have this state. Raise AssertionError if one of them failed."""
 
         def is_so() -> bool:
             found = self.ask("GET", f"/connectors/{name}/status")
@@ -113,12 +101,12 @@ class ConnectWorker:
         until(is_so, seconds=START_SECONDS, what=f"connector {name} is {state}")
 
     def ask(self, method: str, path: str, body: object = None) -> Any:
-        """The worker's answer, from JSON; none for an empty one. A state that is not there yet is waited for."""
+        """Send a request and return the parsed answer, None if it is empty. Retry after 404 and 409."""
         answer: list[Any] = []
 
         def is_answered() -> bool:
             request = urllib.request.Request(
-                f"http://{ports.LOOPBACK}:{self._port}{path}",
+                f"http://{ports.LOOPBACK}:{self.port}{path}",
                 method=method,
                 data=None if body is None else json.dumps(body).encode(),
                 headers={"content-type": "application/json"},
@@ -138,14 +126,5 @@ class ConnectWorker:
         return answer[0]
 
     def words(self) -> str:
-        """The end of the worker's log."""
+        """Return the end of the worker's log."""
         return self.log.read_text()[-6000:]
-
-    def _is_up(self) -> bool:
-        if self._process is None or not self._process.alive:
-            raise RuntimeError(f"Kafka Connect ended while it started: {self.words()}")
-        try:
-            with urllib.request.urlopen(f"http://{ports.LOOPBACK}:{self._port}/", timeout=2):
-                return True
-        except OSError:
-            return False

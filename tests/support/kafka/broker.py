@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
-from typing import Self
 
 from outbox_relay.workbench.embedded import ports
 from outbox_relay.workbench.embedded.broker import PARTITIONS, Broker
@@ -40,15 +39,6 @@ class KafkaBroker(Broker):
         self._settings = dict(settings or {})
         self._without: tuple[str, ...] = ()
         self.java = java
-
-    def __enter__(self) -> Self:
-        try:
-            if self._libraries:
-                self.format()
-        except BaseException:
-            self.close()
-            raise
-        return super().__enter__()
 
     @property
     def real(self) -> bool:
@@ -117,8 +107,10 @@ class KafkaBroker(Broker):
         self._settings |= settings
         self._without += without
 
-    def format(self) -> None:
-        """Write the settings and prepare the data directory of Apache Kafka."""
+    def prepare(self) -> None:
+        """Write the settings and format the data directory of Apache Kafka; the substitute has neither."""
+        if self._libraries is None:
+            return
         settings = {**_kafka_settings(self.port, self.controller_port, self.directory / "data"), **self._settings}
         lines = [f"{name}={value}\n" for name, value in settings.items() if name not in self._without]
         self._properties.write_text("".join(lines))

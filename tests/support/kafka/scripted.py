@@ -223,6 +223,22 @@ class SteppedClock:
         self.ahead += STALL_SECONDS + 1
 
 
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> ScriptedClient:
+    """Return a client that takes librdkafka's place during the test."""
+    found = ScriptedClient()
+    found.install(monkeypatch)
+    return found
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SteppedClock:
+    """Return a clock that takes the place of `time` in the sink during the test."""
+    found = SteppedClock()
+    found.install(monkeypatch)
+    return found
+
+
 @contextlib.asynccontextmanager
 async def scripted_sink(client: ScriptedClient, template: str) -> AsyncGenerator[KafkaSink]:
     """Open a sink on `client`."""

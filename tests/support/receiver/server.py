@@ -71,6 +71,10 @@ class Receiver:
         """Where it listens, with a path."""
         return f"{'https' if self._tls else 'http'}://{self.host}:{self.port}/hooks"
 
+    def url_of(self, name: str) -> str:
+        """Return the URL with another host name."""
+        return self.url.replace(self.host, name)
+
     @property
     def uids(self) -> list[str]:
         """The webhook-id of every request so far, in order of arrival."""

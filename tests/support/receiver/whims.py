@@ -1,4 +1,4 @@
-"""A receiver's bad days, decided by the event's uid and how often it came: the same in every run."""
+"""Faults of a receiver, chosen by the uid of an event and its number of attempts: the same in every run."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ REFUSED_EVERY, FAILED_EVERY, HUNG_EVERY = 50, 5, 500
 
 
 def number(uid: str) -> int:
-    """A number that is spread evenly over uids."""
+    """Return a number that is distributed evenly over uids."""
     return int.from_bytes(hashlib.sha256(uid.encode()).digest()[:4])
 
 
 def is_refused(uid: str) -> bool:
-    """One event in fifty is answered 400, however often it comes."""
+    """Return True for one event in fifty, which is always answered 400."""
     return number(uid) % REFUSED_EVERY == 1
 
 
 def fails_twice(uid: str) -> bool:
-    """Every fifth is answered 500 the first two times."""
+    """Return True for every fifth event, which is answered 500 the first two times."""
     return number(uid) % FAILED_EVERY == 0
 
 
 def hangs_once(uid: str) -> bool:
-    """One in five hundred is not answered at all the first time."""
+    """Return True for one event in five hundred, which gets no answer the first time."""
     return number(uid) % HUNG_EVERY == 3
 
 
 @dataclass
 class Whims:
-    """Decides by uid and turn; `throttled_every` says after how many requests one is answered 429."""
+    """Chooses the answer to each request. Every `throttled_every`-th request is answered 429."""
 
     throttled_every: int = 2000
     retry_after: str = "1"
@@ -44,7 +44,7 @@ class Whims:
     _came: Counter[str] = field(default_factory=Counter[str])
 
     def decide(self, request: Request) -> tuple[str, Behaviour]:
-        """What happens to the request, in a word for the log, and as a behaviour."""
+        """Return a word for the log and the behaviour for the request."""
         uid = request.uid
         self.asked += 1
         if self.asked % self.throttled_every == 0:

@@ -1,4 +1,4 @@
-"""The writers' own word of what they committed, in files on disk, and how it is held against the database's log."""
+"""The events that the writers expect to be committed, in files on disk, and their comparison with the log."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from uuid import UUID
+
+import psycopg
 
 from tests.chaos.timeline import Logged
 
@@ -18,23 +20,32 @@ Intended = tuple[int, int, str]
 """Key, number within the key, uid."""
 
 
-class TruthFile:
-    """Appends to one writer's file. What is intended is on disk before COMMIT is sent."""
+class ExpectedFile:
+    """The file of one writer, which has the events of a transaction before its COMMIT is sent."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("ab", buffering=0)
 
     def intend(self, transaction: int, events: Sequence[Intended]) -> None:
-        """The transaction is about to commit these, or to roll them back; on disk when this returns."""
+        """Write the events that the transaction is about to commit or roll back, and flush them to disk."""
         self._write({"tx": transaction, "events": events})
         os.fdatasync(self._file.fileno())
 
     def end(self, transaction: int, how: End) -> None:
-        """What became of it; the next `intend` brings it to disk."""
+        """Write the outcome of the transaction; the next :meth:`intend` flushes it to disk."""
         self._write({"tx": transaction, "end": how})
 
+    def commit(self, transaction: int, connection: psycopg.Connection[Any]) -> None:
+        """Commit on `connection` and write the outcome. Raise psycopg.Error if it is unknown."""
+        try:
+            connection.commit()
+        except psycopg.Error:
+            self.end(transaction, "unknown")
+            raise
+        self.end(transaction, "ok")
+
     def close(self) -> None:
-        """The last line is on disk."""
+        """Flush the last line to disk and close the file."""
         os.fsync(self._file.fileno())
         self._file.close()
 
@@ -43,7 +54,7 @@ class TruthFile:
 
 
 def read(path: Path) -> Iterator[tuple[list[Intended], End]]:
-    """The transactions of a file: what they intended, and how they ended; unknown where the file does not say."""
+    """Yield the intended events and the outcome of each transaction; "unknown" if the file has no outcome."""
     pending: dict[int, list[Intended]] = {}
     with path.open("rb") as lines:
         for line in lines:
@@ -60,43 +71,43 @@ def read(path: Path) -> Iterator[tuple[list[Intended], End]]:
 
 @dataclass
 class Reconciled:
-    """The database's log against the writers' word, in events."""
+    """Result of comparing the log with the writers' files; numbers are events."""
 
     committed: int = 0
-    """In the log now."""
+    """Events in the log now."""
     by_end: Counter[str] = field(default_factory=Counter[str])
-    """What the writers say: end → events."""
+    """Outcome reported by the writers → events."""
     unknown_committed: int = 0
-    """Of those whose end the writer does not know: how many are in the log."""
+    """Events in the log of transactions with an unknown outcome."""
     vanished: list[Intended] = field(default_factory=list[Intended])
-    """Committed by a writer's word and not in the log: the database lost them."""
+    """Events that a writer committed and that are not in the log: the database lost them."""
     risen: list[Intended] = field(default_factory=list[Intended])
-    """Rolled back by a writer's word and in the log."""
+    """Events that a writer rolled back and that are in the log."""
     strangers: list[Intended] = field(default_factory=list[Intended])
-    """In the log and intended by nobody, or there twice, or taken back by a restore and still there."""
+    """Events in the log that no writer intended, that are there twice, or that a restore took back."""
     taken_back: int = 0
-    """Committed, and taken back by a restore: not in the log."""
+    """Committed events that a restore took back; they are not in the log."""
 
     @property
     def sound(self) -> bool:
-        """The log holds what the writers committed and nothing else."""
+        """Return True if the log has the events that the writers committed and no others."""
         return not (self.vanished or self.risen or self.strangers)
 
 
 def reconcile(
-    truths: Iterable[tuple[Sequence[Intended], End]],
+    transactions: Iterable[tuple[Sequence[Intended], End]],
     log: Iterable[Logged],
     add: Callable[[Logged], None],
     taken_back: Iterable[Logged] = (),
 ) -> Reconciled:
-    """Hold the log against the writers' word, and `add` each of its events to what is due.
+    """Compare the log with the transactions in the writers' files, and call `add` with each event of the log.
 
-    `taken_back` are the events that were in the log of a server that a restore replaced, and not in the dump. They are
-    held against the writers' word as well: what a writer committed is in the log or among these, in one of them once.
+    `taken_back` are the events that were in the log of a server that a restore replaced, but not in the dump. They are
+    compared as well: a committed event must be either in the log or among these, exactly once.
     """
     found = Reconciled()
     said: dict[bytes, tuple[End, int, int]] = {}
-    for events, end in truths:
+    for events, end in transactions:
         found.by_end[end] += len(events)
         for key, number, uid in events:
             said[UUID(uid).bytes] = (end, key, number)
@@ -113,7 +124,7 @@ def reconcile(
 
 
 def _held(found: Reconciled, event: Logged, said: tuple[End, int, int] | None) -> End | None:
-    """Note what is wrong with an event of a log; return what its writer said became of it."""
+    """Record a wrong event of a log. Return the outcome of its transaction, None if no writer intended it."""
     end, *place = said or (None, 0, 0)
     if end is None or place != [event.key, event.number]:
         found.strangers.append((event.key, event.number, event.uid.hex()))

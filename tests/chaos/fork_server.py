@@ -1,9 +1,9 @@
-"""Relay processes that start at once: forked from a process that has imported everything and done nothing yet.
+"""Relay processes that start quickly: forked from a process that has already imported all modules.
 
-A relay that is started anew spends a second on imports; where a thousand are killed within half an hour, that would
-be all that the machine does. What runs in the fork is `outbox-relay` as its command line starts it.
+A new Python process spends a second on imports. If a thousand relays are killed in half an hour, this would take all
+of the machine. The fork runs `outbox-relay` as its command line does.
 
-The process reads a line of JSON for each relay to start, and writes one when it has started and one when it ended.
+The server process reads a line of JSON for each relay to start, and writes a line when it has started and when it ends.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LOOK_SECONDS = 0.01
 
 
 class Child:
-    """A relay's process."""
+    """A relay process."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -41,16 +41,16 @@ class Child:
 
     @property
     def code(self) -> int | None:
-        """How it ended, negative for a signal; None while it runs."""
+        """Return the exit code, negative for a signal; None while the process is running."""
         return self._code
 
     def ended(self, code: int) -> None:
-        """Its end was seen."""
+        """Record the exit code."""
         self._code = code
         self._ended.set()
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal; nothing happens if it has ended."""
+        """Send a signal if the process is running."""
         if self._code is None:
             try:
                 os.kill(self.pid, number)
@@ -58,17 +58,17 @@ class Child:
                 return
 
     def wait(self, seconds: float) -> int | None:
-        """Wait until it has ended; its exit code, or None when it still runs after `seconds`."""
+        """Wait at most `seconds` for the process to exit. Return its exit code, or None if it is still running."""
         self._ended.wait(seconds)
         return self._code
 
 
-class Nursery:
-    """Starts relays. As a context manager it ends all of them at the end."""
+class ForkServer:
+    """Starts relays, and ends all of them when its context is left."""
 
     def __enter__(self) -> Self:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.chaos.nursery"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, "-m", "tests.chaos.fork_server"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         self._lock = threading.Lock()
         self._children: dict[int, Child] = {}
@@ -81,7 +81,7 @@ class Nursery:
     def start(
         self, arguments: Sequence[str | Path], log: Path, environment: Mapping[str, str], armed: Point | None = None
     ) -> Child:
-        """A new process: `outbox-relay` with these arguments, that dies at the point `armed` names."""
+        """Start `outbox-relay` with these arguments; it kills itself at the point `armed`."""
         order = {
             "arguments": [str(argument) for argument in arguments],
             "log": str(log),
@@ -122,7 +122,7 @@ def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
 
 
 def main() -> None:
-    """Start what is asked for until stdin ends, then end all that still run."""
+    """Start the requested relays until stdin ends, then kill those that are running."""
     _import_everything()
     running: set[int] = set()
     with selectors.DefaultSelector() as selector:
@@ -149,7 +149,7 @@ def _import_everything() -> None:
 
 
 def _fork(order: Mapping[str, Any]) -> int:
-    # Whoever arms a relay that has only just been forked must not end it: the signal waits until the relay listens.
+    # A signal that arms a relay right after the fork must not end it: it is blocked until the relay handles it.
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS.values())
     pid = os.fork()
     if pid:
