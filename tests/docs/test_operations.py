@@ -22,7 +22,7 @@ from tests.docs.pages import ROOT, blocks, prose, text
 from tests.docs.parsing import COMMON, options, parsers
 from tests.support.database import Database
 from tests.support.memory_sink import MemorySink
-from tests.support.rig import Rig, running, spec
+from tests.support.relay_harness import RelayHarness, running, spec
 from tests.support.wait import auntil, until
 
 SECONDS = 30
@@ -61,11 +61,11 @@ def emit(conn: psycopg.Connection[Any], key: str = "order-1", uid: str | None = 
         return str(outbox.emit(conn, "order.created", {}, key=key, uid=None if uid is None else UUID(uid)))
 
 
-async def says(rig: Rig, **wanted: object) -> None:
+async def says(harness: RelayHarness, **wanted: object) -> None:
     """Wait until `status` says so of the sink."""
 
     async def fact() -> bool:
-        found = (await status(rig.store))["sinks"]["crm"]
+        found = (await status(harness.store))["sinks"]["crm"]
         return found | wanted == found
 
     await auntil(fact, seconds=SECONDS, what=f"status says {wanted}")
@@ -77,8 +77,8 @@ def uids(sink: MemorySink) -> list[str]:
 
 
 async def test_every_statement_of_the_page_is_run(database: Database) -> None:
-    async with running(database.dsn, (spec("crm"), MemorySink())) as rig:
-        await rig.owns_all()
+    async with running(database.dsn, (spec("crm"), MemorySink())) as harness:
+        await harness.owns_all()
     with database.connect(autocommit=True) as conn:
         conn.execute("""select outbox.register_sinks('[{"name": "crm", "patterns": ["*"]}]', 0, '3:3:', 3)""")
         for sql in STATEMENTS:
@@ -97,43 +97,43 @@ async def test_dead_letters_are_listed_retried_and_given_up(database: Database) 
     with database.connect() as conn:
         emit(conn, uid=UID)
         follower = emit(conn)
-    async with running(database.dsn, (spec("crm", hold=True), sink)) as rig:
+    async with running(database.dsn, (spec("crm", hold=True), sink)) as harness:
         with database.connect(autocommit=True) as conn:
-            await says(rig, dead=1, held=1)
+            await says(harness, dead=1, held=1)
             [(name, uid, *_)] = conn.execute(statement("select sink, uid").encode()).fetchall()
             assert (name, str(uid), asked) == ("crm", UID, [UID])
             for times, retry in enumerate((f"uid = '{UID}'", "type = 'order.created'"), 2):
                 assert conn.execute(statement("set state", retry).encode()).rowcount == 1
-                await says(rig, dead=1, waiting=0)
+                await says(harness, dead=1, waiting=0)
                 assert asked == [UID] * times
             assert conn.execute(statement("delete", f"uid = '{UID}'").encode()).rowcount == 1
-            await says(rig, dead=0, backlog=0)
+            await says(harness, dead=0, backlog=0)
     assert (uids(sink), asked) == ([follower], [UID] * 3 + [follower])
 
 
 async def test_a_day_is_emptied_once_every_sink_has_settled_it(database: Database) -> None:
     sink = MemorySink()
-    async with running(database.dsn, (spec("crm"), sink), lease_seconds=3) as rig:
+    async with running(database.dsn, (spec("crm"), sink), lease_seconds=3) as harness:
         with database.connect(autocommit=True) as conn, database.connect() as late:
             late.execute("select")
             latecomer = emit(late, "order-2")
             first = emit(conn)
-            await says(rig, backlog=0)
-            await pause(rig.store, "crm")
-            await says(rig, unowned=64)
+            await says(harness, backlog=0)
+            await pause(harness.store, "crm")
+            await says(harness, unowned=64)
             late.commit()
             with pytest.raises(psycopg.errors.RaiseException, match="has not settled this day"):
                 empty(conn)
-            await resume(rig.store, "crm")
-            await says(rig, backlog=0, unowned=0)
+            await resume(harness.store, "crm")
+            await says(harness, backlog=0, unowned=0)
 
-            await pause(rig.store, "crm")
-            await says(rig, unowned=64)
+            await pause(harness.store, "crm")
+            await says(harness, unowned=64)
             second = emit(conn)
             with pytest.raises(psycopg.errors.RaiseException, match="has not settled this day"):
                 empty(conn)
-            await resume(rig.store, "crm")
-            await says(rig, backlog=0, unowned=0)
+            await resume(harness.store, "crm")
+            await says(harness, backlog=0, unowned=0)
             assert uids(sink) == [first, latecomer, second]
 
             late.execute("select from outbox.event")
@@ -146,7 +146,7 @@ async def test_a_day_is_emptied_once_every_sink_has_settled_it(database: Databas
                 conn.execute(part)
             assert conn.execute("select count(*) from outbox.event").fetchone() == (0,)
             last = emit(conn)
-            await says(rig, backlog=0)
+            await says(harness, backlog=0)
             assert uids(sink)[3:] == [last]
 
 
@@ -188,8 +188,8 @@ def test_a_day_is_not_emptied_of_what_was_committed_while_the_block_waited(datab
 
 
 async def test_a_sink_is_removed(database: Database) -> None:
-    async with running(database.dsn, (spec("crm"), MemorySink())) as rig:
-        await rig.owns_all()
+    async with running(database.dsn, (spec("crm"), MemorySink())) as harness:
+        await harness.owns_all()
     with database.connect(autocommit=True) as conn:
         for part in parts(statement("outbox.remove_sink")):
             conn.execute(part)
@@ -201,8 +201,8 @@ async def test_a_sink_is_removed(database: Database) -> None:
 
 
 async def test_every_figure_of_status_is_explained(database: Database) -> None:
-    async with running(database.dsn, (spec("crm"), MemorySink())) as rig:
-        found = await status(rig.store)
+    async with running(database.dsn, (spec("crm"), MemorySink())) as harness:
+        found = await status(harness.store)
     commands = text("docs/commands.md").split("## status")[1].split("\n## ")[0]
     watched = prose(PAGE).split("## Watch")[1].split("\n## ")[0]
     for field in {*found["sinks"]["crm"], *found} - {"sinks"}:

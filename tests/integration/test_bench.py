@@ -9,9 +9,9 @@ import psycopg
 import pytest
 from confluent_kafka.admin import AdminClient
 
+from tests.support.child_processes import END_SECONDS, ChildProcess, reachable
 from tests.support.command import inside
 from tests.support.kafka import KafkaBroker
-from tests.support.offspring import END_SECONDS, Offspring, reachable
 from tests.support.postgres import PostgresServer
 from tests.support.wait import until
 
@@ -43,7 +43,7 @@ def test_backlogs_are_drained_next_to_the_bare_loops_and_nothing_is_left(
 
 def test_signal_leaves_nothing_behind() -> None:
     with reachable() as directory:
-        bench = Offspring(directory, "bench", "--only", "idle")
+        bench = ChildProcess(directory, "bench", "--only", "idle")
         try:
             bench.says("run 1 of 3: idle")
             until(lambda: bench.descendants("relay-"), seconds=END_SECONDS, what="a relay is started")

@@ -18,7 +18,7 @@ from tests.support.proxy import Proxy
 from tests.support.receiver import Receiver
 from tests.support.receiver.received import received_bodies
 from tests.support.relay_config import webhook_with_files_config
-from tests.support.rig import LOST
+from tests.support.relay_harness import LOST
 from tests.support.service import RelayService
 from tests.support.wait import until
 

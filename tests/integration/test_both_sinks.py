@@ -17,8 +17,8 @@ from tests.support.kafka import KafkaBroker
 from tests.support.ports import free_port
 from tests.support.receiver import Receiver
 from tests.support.receiver.answers import say
+from tests.support.receiver.fault_modes import is_refused
 from tests.support.receiver.process import Arrival, ReceiverProcess
-from tests.support.receiver.whims import is_refused
 from tests.support.relay_config import kafka_and_webhook_config
 from tests.support.service import RelayService
 from tests.support.shop import Writers, compare
@@ -159,7 +159,7 @@ def test_both_sinks_get_everything_though_a_relay_is_killed_and_the_receiver_mis
     kafka.create_topic(topic, partitions=6)
     writers = Writers(database.dsn, keys=2_000, keys_per_transaction=20)
     writers.prepare()
-    with ReceiverProcess(tmp_path, "--whims") as receiver:
+    with ReceiverProcess(tmp_path, "--fault-modes") as receiver:
         text = kafka_and_webhook_config(database.dsn, kafka.bootstrap, topic, receiver.url)
         with RelayService(tmp_path, text, "one") as one, RelayService(tmp_path, text, "two") as two:
             began = time.monotonic()

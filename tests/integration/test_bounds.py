@@ -19,7 +19,7 @@ from outbox_relay.postgres.rows import ClaimedRow, NewRow
 from tests.support.database import Database, query
 from tests.support.deliveries import delivered, emit, has, ids, in_order
 from tests.support.memory_sink import BOTH, Late, MemorySink, fails
-from tests.support.rig import Rig, running, spec
+from tests.support.relay_harness import RelayHarness, running, spec
 from tests.support.wait import auntil
 
 NEVER_DEAD = RetryPolicy(attempts=10_000, base_seconds=0.02, max_seconds=0.1, jitter=0.2)
@@ -36,10 +36,12 @@ def bad_fails(event: StoredEvent, _attempt: int) -> Verdict:
 # -- rows ---------------------------------------------------------------------------------------------------------
 
 
-async def counted_again(rig: Rig) -> None:
+async def counted_again(harness: RelayHarness) -> None:
     """Wait until the rows have been counted twice more, and so at least once more since they were full."""
-    asked = rig.store.calls["count_parked"]
-    await auntil(lambda: _is(rig.store.calls["count_parked"] > asked + 2), seconds=20, what="rows are counted again")
+    asked = harness.store.calls["count_parked"]
+    await auntil(
+        lambda: _is(harness.store.calls["count_parked"] > asked + 2), seconds=20, what="rows are counted again"
+    )
 
 
 async def test_a_key_that_fails_fills_no_more_rows_than_it_may_and_then_everything_comes_in_order(
@@ -48,22 +50,22 @@ async def test_a_key_that_fails_fills_no_more_rows_than_it_may_and_then_everythi
     late = Late()
     late.script = bad_fails
     sink = MemorySink(late, keeps_order=False)
-    async with running(database.dsn, (spec("s", parked_max=MOST, retry=NEVER_DEAD), sink)) as rig:
-        await rig.owns_all()
+    async with running(database.dsn, (spec("s", parked_max=MOST, retry=NEVER_DEAD), sink)) as harness:
+        await harness.owns_all()
         others = emit(database, ["bad", *(f"good-{n}" for n in range(30))])[1:]
         await delivered(sink, others)
         wanted = emit(database, ["bad"] * 400 + [f"good-{n}" for n in range(30)])
         [(error,)] = await has(database, FULL)
         assert error.startswith(f"{MOST} events wait as rows, and no more than that may (parked_max)")
-        await counted_again(rig)
+        await counted_again(harness)
         [(rows,)] = query(database, LIVE)
         assert MOST <= rows <= MOST + sink.max_in_flight
-        found = (await status(rig.store))["sinks"]["s"]
+        found = (await status(harness.store))["sinks"]["s"]
         assert (found["last_error"], found["circuit"]) == (error, "closed")
         late.script = None
         await delivered(sink, wanted)
-        await rig.settled()
-        assert rig.ended == []
+        await harness.settled()
+        assert harness.ended == []
     assert in_order(sink.delivered)
     assert len(ids(sink)) == len(set(ids(sink)))
     assert query(database, "select count(*) from outbox.delivery") == [(0,)]
@@ -75,27 +77,27 @@ async def test_rows_that_stand_when_a_session_begins_count(database: Database) -
     emit(database, ["bad"] * 400)
     for _ in range(3):
         full = (spec("s", parked_max=MOST, retry=NEVER_DEAD), MemorySink(late, keeps_order=False))
-        rig = Rig(database.dsn, [full], expects={"handed_over"})
-        count_late(rig)
-        await rig.start()
+        harness = RelayHarness(database.dsn, [full], expects={"handed_over"})
+        count_late(harness)
+        await harness.start()
         await has(database, FULL)
         query(database, "update outbox.sink set last_error = null returning 1")
-        await rig.stop()
+        await harness.stop()
     [(rows,)] = query(database, LIVE)
     assert MOST <= rows <= MOST + 64
 
 
-def count_late(rig: Rig) -> None:
+def count_late(harness: RelayHarness) -> None:
     """Let rows be counted only once every event is in hand or a row: what may be parked before that has been."""
-    count = rig.store.count_parked
+    count = harness.store.count_parked
 
     async def standing(*arguments: Any, **options: Any) -> tuple[int, bool]:
-        await auntil(lambda: _is(rig.relays[0].in_hand > 0), seconds=20, what="events are in hand")
+        await auntil(lambda: _is(harness.relays[0].in_hand > 0), seconds=20, what="events are in hand")
         for _ in range(20):
             await asyncio.sleep(0.01)  # the turn of whoever would park them
         return await count(*arguments, **options)
 
-    rig.store.count_parked = standing  # type: ignore[method-assign]
+    harness.store.count_parked = standing  # type: ignore[method-assign]
 
 
 @BOTH
@@ -106,19 +108,19 @@ async def test_rows_behind_a_dead_letter_that_holds_its_key_count_and_status_say
     late.script = fails(1, None, Refused("never"))
     sink = MemorySink(late, keeps_order=keeps_order, holds=True)
     sink.max_batch = 20 if keeps_order else 1
-    async with running(database.dsn, (spec("s", parked_max=MOST, hold=True), sink)) as rig:
+    async with running(database.dsn, (spec("s", parked_max=MOST, hold=True), sink)) as harness:
         emit(database, ["dead"])
         await has(database, "select 1 from outbox.delivery where state = 'dead'")
         late.script = None
         wanted = emit(database, ["dead"] * 400)
         [(error,)] = await has(database, FULL)
         assert "behind a dead letter" in error
-        await counted_again(rig)
+        await counted_again(harness)
         [(rows,)] = query(database, LIVE)
         assert MOST <= rows <= MOST + sink.max_in_flight * sink.max_batch
         query(database, "delete from outbox.delivery where state = 'dead' returning 1")
         await delivered(sink, wanted)
-        await rig.settled()
+        await harness.settled()
     assert in_order(sink.delivered)
 
 
@@ -127,16 +129,16 @@ async def test_a_relay_whose_rows_are_full_gives_its_shards_up_when_it_stops(dat
     late.script = bad_fails
     sink = MemorySink(late, keeps_order=False)
     full = spec("s", parked_max=MOST, retry=NEVER_DEAD)
-    async with running(database.dsn, (full, sink), expects={"handed_over"}) as rig:
+    async with running(database.dsn, (full, sink), expects={"handed_over"}) as harness:
         *wanted, good = emit(database, ["bad"] * 400 + ["good"])
         await has(database, FULL)
-        await rig.stop()
+        await harness.stop()
     assert ids(sink) == [good]
     late.script = None
     again = MemorySink(late, keeps_order=False)
-    async with running(database.dsn, (spec("s", parked_max=MOST, retry=NEVER_DEAD), again)) as rig:
+    async with running(database.dsn, (spec("s", parked_max=MOST, retry=NEVER_DEAD), again)) as harness:
         await delivered(again, wanted)
-        await rig.settled()
+        await harness.settled()
     assert in_order(again.delivered)
 
 
@@ -152,41 +154,43 @@ async def test_relays_that_share_a_sink_fill_no_more_rows_together_than_it_may_h
         await auntil(lambda: _is(_halved(first, second)), seconds=30, what="both own half of the shards")
         emit(database, [f"k{n}" for n in range(MOST - 10)])
         await has(database, f"{LIVE} having count(*) = {MOST - 10}")
-        before = [rig.store.calls["count_parked"] for rig in (first, second)]
-        for rig, then in zip((first, second), before, strict=True):
+        before = [harness.store.calls["count_parked"] for harness in (first, second)]
+        for harness, then in zip((first, second), before, strict=True):
             await auntil(
-                lambda r=rig, b=then: _is(r.store.calls["count_parked"] > b + 1),
+                lambda r=harness, b=then: _is(r.store.calls["count_parked"] > b + 1),
                 seconds=20,
                 what="it has counted the rows",
             )
         emit(database, [f"k{n}" for n in range(1000, 1400)])
-        for rig in (first, second):
-            await auntil(lambda r=rig: _stands_still(r), seconds=20, what="both stand still")
+        for harness in (first, second):
+            await auntil(lambda r=harness: _stands_still(r), seconds=20, what="both stand still")
         [(rows,)] = query(database, LIVE)
         assert MOST <= rows <= MOST + 10 + sum(sink.max_in_flight for sink in sinks)
         assert [*first.ended, *second.ended] == []
 
 
-def _halved(*rigs: Rig) -> bool:
-    return {held for rig in rigs for held in rig.lease_manager.held.values()} == {SHARDS // 2}
+def _halved(*harnesses: RelayHarness) -> bool:
+    return {held for harness in harnesses for held in harness.lease_manager.held.values()} == {SHARDS // 2}
 
 
-async def _stands_still(rig: Rig) -> bool:
-    session = rig.relays[0].session
+async def _stands_still(harness: RelayHarness) -> bool:
+    session = harness.relays[0].session
     return session is not None and session.breaker.closed and not session.context.flows
 
 
 async def test_no_row_is_counted_while_none_stands(database: Database) -> None:
     """An idle sink asks nothing more than it did: the first row that is made begins the counting."""
     sink = MemorySink(keeps_order=False)
-    async with running(database.dsn, (spec("s"), sink)) as rig:
-        await rig.owns_all()
+    async with running(database.dsn, (spec("s"), sink)) as harness:
+        await harness.owns_all()
         await has(database, "select 1")
         for _ in range(3):
-            before = rig.store.calls["claim_rows"]
+            before = harness.store.calls["claim_rows"]
             await delivered(sink, emit(database, [None] * 10))
-            await auntil(lambda b=before: _is(rig.store.calls["claim_rows"] > b), seconds=10, what="a second passes")
-        assert rig.store.calls["count_parked"] == 1
+            await auntil(
+                lambda b=before: _is(harness.store.calls["claim_rows"] > b), seconds=10, what="a second passes"
+            )
+        assert harness.store.calls["count_parked"] == 1
 
 
 # -- log lines ----------------------------------------------------------------------------------------------------
@@ -198,12 +202,12 @@ async def test_a_destination_that_is_down_is_no_log_line_for_each_event_or_probe
     sink = MemorySink(late, keeps_order=False)
     circuit = CircuitPolicy(open_after=1, probe_seconds=0.01, probe_max_seconds=0.01)
     with capture_logs() as lines:
-        async with running(database.dsn, (spec("s", circuit=circuit), sink)) as rig:
-            await rig.owns_all()
+        async with running(database.dsn, (spec("s", circuit=circuit), sink)) as harness:
+            await harness.owns_all()
             before = len(lines)
             emit(database, [None] * 500)
             await auntil(lambda: _is(len(sink.attempts) > 60), seconds=30, what="it is probed")
-            assert rig.ended == []
+            assert harness.ended == []
             assert len(lines) - before <= 1
             assert query(database, "select count(*) from outbox.delivery") == [(0,)]
 
@@ -220,15 +224,15 @@ async def test_a_key_whose_first_event_fails_for_ever_does_not_keep_the_circuit_
     sink = MemorySink(late, keeps_order=keeps_order)
     circuit = CircuitPolicy(open_after=1, probe_seconds=0.02, probe_max_seconds=0.05)
     retry = RetryPolicy(attempts=4, base_seconds=0.05, max_seconds=0.1, jitter=0.0)
-    async with running(database.dsn, (spec("s", circuit=circuit, retry=retry), sink)) as rig:
-        await rig.owns_all()
+    async with running(database.dsn, (spec("s", circuit=circuit, retry=retry), sink)) as harness:
+        await harness.owns_all()
         wanted = emit(database, ["one"] * 20)
-        await auntil(lambda: _is(rig.relays[0].circuit != "closed"), seconds=10, what="the circuit opens")
+        await auntil(lambda: _is(harness.relays[0].circuit != "closed"), seconds=10, what="the circuit opens")
         late.script = fails(999, wanted[:1])
         await delivered(sink, wanted[1:])
         assert query(database, "select id, state, attempts from outbox.delivery") == [(wanted[0], "dead", 4)]
-        await auntil(lambda: _is(rig.relays[0].circuit == "closed"), seconds=10, what="the circuit closes")
-        assert rig.ended == []
+        await auntil(lambda: _is(harness.relays[0].circuit == "closed"), seconds=10, what="the circuit closes")
+        assert harness.ended == []
     assert ids(sink) == wanted[1:]
 
 
@@ -238,8 +242,8 @@ async def test_while_everything_is_answered_500_no_event_is_tried_before_its_del
     sink = MemorySink(late, keeps_order=False)
     circuit = CircuitPolicy(open_after=2, probe_seconds=0.01, probe_max_seconds=0.01)
     retry = RetryPolicy(attempts=10, base_seconds=600.0, max_seconds=600.0, jitter=0.0)
-    async with running(database.dsn, (spec("s", circuit=circuit, retry=retry), sink)) as rig:
-        await rig.owns_all()
+    async with running(database.dsn, (spec("s", circuit=circuit, retry=retry), sink)) as harness:
+        await harness.owns_all()
         wanted = emit(database, [None] * 200)
         await auntil(lambda: _is(len(set(sink.attempts)) == 200), seconds=30, what="each was a probe once")
         await has(database, "select 1 from outbox.delivery where state = 'waiting' having count(*) = 200")
@@ -282,10 +286,10 @@ async def test_rows_that_no_relay_can_deliver_are_dead_with_their_reason_and_the
     add(database, 6, None, deliver_at="infinity")
     add(database, 7, None)
     add(database, 8, None, None)
-    async with running(database.dsn, (spec("s", hold=hold), sink)) as rig:
+    async with running(database.dsn, (spec("s", hold=hold), sink)) as harness:
         await delivered(sink, [1, 7] if hold else [1, 3, 7])
         await has(database, "select 1 from outbox.delivery where state = 'dead' having count(*) = 5")
-        assert rig.ended == []
+        assert harness.ended == []
     assert sorted(ids(sink)) == ([1, 7] if hold else [1, 3, 7])
     assert query(database, "select id, last_error, attempts from outbox.delivery where state = 'dead' order by id") == [
         (2, "payload has 1048577 bytes, more than the ceiling of 1048576", 0),
@@ -329,20 +333,20 @@ async def test_held_rows_that_another_relay_left_behind_are_found_whatever_other
         add(database, event, f"k{event % 10}")
     query(database, "update outbox.delivery set state = 'held' returning 1")
     sink = MemorySink(keeps_order=False)
-    async with running(database.dsn, (spec("s"), sink)) as rig:
+    async with running(database.dsn, (spec("s"), sink)) as harness:
         await delivered(sink, range(1, 31))
-        await rig.settled()
+        await harness.settled()
     assert in_order(sink.delivered)
 
 
 class Slow:
     """Makes claims of more than ``most_rows`` run out of time, and whatever reads the payload of ``unreadable``."""
 
-    def __init__(self, rig: Rig, database: Database, most_rows: int, unreadable: int = 0) -> None:
+    def __init__(self, harness: RelayHarness, database: Database, most_rows: int, unreadable: int = 0) -> None:
         self.asked: list[int] = []
-        self._claim, self._payload = rig.store.claim_rows, rig.store.row_payload
+        self._claim, self._payload = harness.store.claim_rows, harness.store.row_payload
         self._database, self._most_rows, self._unreadable = database, most_rows, unreadable
-        store: Any = rig.store
+        store: Any = harness.store
         store.claim_rows, store.row_payload = self.claim_rows, self.row_payload
 
     async def claim_rows(self, *given: Any, **more: Any) -> list[ClaimedRow]:
@@ -361,13 +365,13 @@ class Slow:
 @BOTH
 async def test_claims_that_run_out_of_time_get_smaller_and_grow_again(database: Database, keeps_order: bool) -> None:
     sink = MemorySink(keeps_order=keeps_order)
-    async with running(database.dsn, (spec("s"), sink)) as rig:
-        slow = Slow(rig, database, 3)
+    async with running(database.dsn, (spec("s"), sink)) as harness:
+        slow = Slow(harness, database, 3)
         for event in range(1, 41):
             add(database, event, f"k{event % 5}")
         await delivered(sink, range(1, 41), seconds=30)
-        await rig.settled()
-        assert rig.ended == []
+        await harness.settled()
+        assert harness.ended == []
         assert max(slow.asked) > 3
         assert min(slow.asked) <= 3
     assert sorted(ids(sink)) == list(range(1, 41))
@@ -380,11 +384,11 @@ async def test_a_row_whose_payload_cannot_be_read_is_dead_with_the_reason_and_it
     sink = MemorySink()
     for event in range(1, 8):
         add(database, event, "k")
-    async with running(database.dsn, (spec("s"), sink)) as rig:
-        Slow(rig, database, 1, unreadable=4)
+    async with running(database.dsn, (spec("s"), sink)) as harness:
+        Slow(harness, database, 1, unreadable=4)
         await delivered(sink, [1, 2, 3, 5, 6, 7], seconds=60)
-        await rig.settled()
-        assert rig.ended == []
+        await harness.settled()
+        assert harness.ended == []
     assert ids(sink) == [1, 2, 3, 5, 6, 7]
     assert query(database, "select id, state, last_error from outbox.delivery") == [
         (4, "dead", "its payload could not be read: canceling statement due to statement timeout")
@@ -401,13 +405,13 @@ async def test_a_row_above_the_ceiling_that_was_claimed_without_its_payload_name
         database,
         "update outbox.delivery set payload = convert_to(repeat('x', 2000000), 'UTF8') where id = 2 returning 1",
     )
-    async with running(database.dsn, (spec("s"), sink)) as rig:
-        readable = rig.store.row_payload
-        Slow(rig, database, 1, unreadable=2)
-        rig.store.row_payload = readable  # type: ignore[method-assign]
+    async with running(database.dsn, (spec("s"), sink)) as harness:
+        readable = harness.store.row_payload
+        Slow(harness, database, 1, unreadable=2)
+        harness.store.row_payload = readable  # type: ignore[method-assign]
         await delivered(sink, [1, 3], seconds=60)
-        await rig.settled()
-        assert rig.ended == []
+        await harness.settled()
+        assert harness.ended == []
     assert query(database, "select id, state, last_error from outbox.delivery") == [
         (2, "dead", "payload has 2000000 bytes, more than the ceiling of 1048576")
     ]
@@ -420,9 +424,9 @@ async def test_settlements_that_run_out_of_time_are_written_in_smaller_ones_rows
     late.script = fails(1)
     sink = MemorySink(late)
     written: list[tuple[int, int]] = []
-    async with running(database.dsn, (spec("s", circuit=CircuitPolicy(open_after=1000)), sink)) as rig:
-        await rig.owns_all()
-        settle = rig.store.settle
+    async with running(database.dsn, (spec("s", circuit=CircuitPolicy(open_after=1000)), sink)) as harness:
+        await harness.owns_all()
+        settle = harness.store.settle
 
         async def slow(name: str, owner: Any, positions: Any, rows: Sequence[NewRow], epochs: Any, **more: Any) -> None:
             if len(rows) > 10:
@@ -430,12 +434,12 @@ async def test_settlements_that_run_out_of_time_are_written_in_smaller_ones_rows
             written.append((len(rows), len(positions)))
             await settle(name, owner, positions, rows, epochs, **more)
 
-        store: Any = rig.store
+        store: Any = harness.store
         store.settle = slow
         wanted = emit(database, [f"k{n}" for n in range(60)])
         await delivered(sink, wanted)
-        await rig.settled()
-        assert rig.ended == []
+        await harness.settled()
+        assert harness.ended == []
     first = next(place for place, (rows, _) in enumerate(written) if rows)
     assert sum(rows for rows, _ in written) == 60
     assert written[first][1] == 0, "a position before its rows"
@@ -446,8 +450,8 @@ async def test_outcomes_of_rows_are_written_again_after_a_statement_failed(datab
     sink = MemorySink()
     for event in range(1, 31):
         add(database, event, None)
-    async with running(database.dsn, (spec("s"), sink)) as rig:
-        failures, done = [1, 2, 3], rig.store.delete_rows
+    async with running(database.dsn, (spec("s"), sink)) as harness:
+        failures, done = [1, 2, 3], harness.store.delete_rows
 
         async def slow(name: str, rows: Sequence[Any]) -> set[int]:
             if failures:
@@ -455,11 +459,11 @@ async def test_outcomes_of_rows_are_written_again_after_a_statement_failed(datab
                 raise StatementFailed("canceling statement due to lock timeout", "55P03")
             return await done(name, rows)
 
-        store: Any = rig.store
+        store: Any = harness.store
         store.delete_rows = slow
         await delivered(sink, range(1, 31))
-        await rig.settled()
-        assert rig.ended == []
+        await harness.settled()
+        assert harness.ended == []
     assert sorted(ids(sink)) == list(range(1, 31))
 
 
@@ -468,16 +472,16 @@ async def test_a_settlement_copies_a_payload_above_the_ceiling(database: Databas
     large = 24 << 20
     late = Late()
     late.script = fails(1, None, Refused("never"))
-    async with running(database.dsn, (spec("s"), MemorySink(late))) as rig:
-        await rig.owns_all()
+    async with running(database.dsn, (spec("s"), MemorySink(late))) as harness:
+        await harness.owns_all()
         [event] = emit(database, [None])
         await has(database, "select 1 from outbox.delivery where state = 'dead'")
         query(database, "delete from outbox.delivery returning 1")
         query(database, "update outbox.event set payload = convert_to(repeat('x', %s), 'UTF8') returning 1", large)
         [(shard,)] = query(database, "select shard from outbox.event")
-        epochs = rig.leases("s").epochs([shard])
+        epochs = harness.leases("s").epochs([shard])
         row = NewRow(event, shard, "dead", False, error="payload has too many bytes")
-        await rig.store.settle("s", rig.relay, {}, [row], epochs)
+        await harness.store.settle("s", harness.relay, {}, [row], epochs)
     assert query(database, "select octet_length(payload) from outbox.delivery") == [(large,)]
 
 
@@ -494,9 +498,9 @@ async def test_rows_of_claims_whose_answer_is_lost_come_back_and_no_claim_is_cou
     late.script = fails(1)
     sink = MemorySink(late, keeps_order=keeps_order)
     lost: set[int] = set()
-    async with running(database.dsn, (spec("s", retry=NEVER_DEAD), sink)) as rig:
-        await rig.owns_all()
-        claim, times = rig.store.claim_rows, 0
+    async with running(database.dsn, (spec("s", retry=NEVER_DEAD), sink)) as harness:
+        await harness.owns_all()
+        claim, times = harness.store.claim_rows, 0
 
         async def claim_rows(*arguments: Any, **options: Any) -> list[ClaimedRow]:
             nonlocal times
@@ -507,10 +511,10 @@ async def test_rows_of_claims_whose_answer_is_lost_come_back_and_no_claim_is_cou
                 raise StatementFailed("the database did not answer within 10 s", "57014")
             return claimed
 
-        rig.store.claim_rows = claim_rows  # type: ignore[method-assign]
+        harness.store.claim_rows = claim_rows  # type: ignore[method-assign]
         wanted = emit(database, ["a", "b", None])
         await delivered(sink, wanted)
-        await rig.settled()
+        await harness.settled()
         assert lost == {1}
-        assert rig.ended == []
+        assert harness.ended == []
     assert query(database, "select count(*) from outbox.delivery") == [(0,)]

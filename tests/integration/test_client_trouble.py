@@ -9,7 +9,7 @@ from tests.support.database import Database, query
 from tests.support.deliveries import has
 from tests.support.kafka import KafkaBroker
 from tests.support.memory_sink import MemorySink
-from tests.support.rig import running, spec
+from tests.support.relay_harness import running, spec
 from tests.support.service import RelayService
 from tests.support.wait import auntil, until
 
@@ -73,17 +73,17 @@ def test_the_next_relay_clears_what_the_one_before_it_said(
 
 async def test_errors_of_events_and_open_circuits_are_left_alone(database: Database) -> None:
     sink, other = MemorySink(), MemorySink()
-    async with running(database.dsn, (spec("s"), sink), (spec("other"), other)) as rig:
-        await rig.owns_all()
+    async with running(database.dsn, (spec("s"), sink), (spec("other"), other)) as harness:
+        await harness.owns_all()
         sink.trouble = "refused\nfor tests"
         await has(database, f"{KNOWN} where name = 's' and last_error = 'client: refused for tests'")
         query(database, "update outbox.sink set last_error = 'answered 503' where name = 's' returning 1")
         query(database, "update outbox.sink set circuit = 'open', last_error = 'down' where name = 'other' returning 1")
-        calls = rig.store.calls["record_trouble"]
+        calls = harness.store.calls["record_trouble"]
         sink.trouble, other.trouble = None, "refused"
 
         async def recorded() -> bool:
-            return rig.store.calls["record_trouble"] >= calls + 2
+            return harness.store.calls["record_trouble"] >= calls + 2
 
         await auntil(recorded, seconds=10, what="both changes are recorded")
     assert query(database, f"{KNOWN} where name = 's'") == [("closed", "answered 503")]

@@ -20,7 +20,7 @@ from tests.support.deliveries import delivered, emit, has, ids
 from tests.support.ledger import ledger
 from tests.support.memory_sink import MemorySink
 from tests.support.ports import free_port
-from tests.support.rig import Rig, running, spec
+from tests.support.relay_harness import RelayHarness, running, spec
 from tests.support.service import RelayService
 from tests.support.wait import auntil, until
 
@@ -204,27 +204,27 @@ async def test_a_relay_whose_sink_was_removed_says_so_and_serves_it_when_it_is_b
     sink = MemorySink()
     async with running(
         database.dsn, (spec("s"), sink), lease_seconds=SHORT_LEASE, expects={"lease_lost", "reload"}
-    ) as rig:
-        await rig.owns_all()
+    ) as harness:
+        await harness.owns_all()
         do(database, REMOVALS["function"])
-        await auntil(lambda: _removed(rig), seconds=10, what="the removal is noticed")
+        await auntil(lambda: _removed(harness), seconds=10, what="the removal is noticed")
         register(database, "s", '["*"]', "beginning")
         await delivered(sink, emit(database, ["a"]))
-        assert not rig.leases("s").removed
+        assert not harness.leases("s").removed
 
 
-async def _removed(rig: Rig) -> bool:
-    return rig.leases("s").removed
+async def _removed(harness: RelayHarness) -> bool:
+    return harness.leases("s").removed
 
 
 # -- relays that come and go ----------------------------------------------------------------------------------------
 
 
-async def owns(rig: Rig, count: int, seconds: float = 20) -> None:
-    """Wait until `rig` owns `count` shards."""
+async def owns(harness: RelayHarness, count: int, seconds: float = 20) -> None:
+    """Wait until `harness` owns `count` shards."""
 
     async def fact() -> bool:
-        return rig.lease_manager.held["s"] == count
+        return harness.lease_manager.held["s"] == count
 
     await auntil(fact, seconds=seconds, what=f"{count} shards are owned")
 
@@ -234,7 +234,7 @@ async def test_the_configuration_of_relays_that_stay_wins_over_that_of_one_that_
     new = MemorySink()
     async with running(database.dsn, (WIDE, new), lease_seconds=SHORT_LEASE, expects={"reload"}) as stays:
         await owns(stays, SHARDS)
-        old = Rig(database.dsn, [(NARROW, MemorySink())], lease_seconds=SHORT_LEASE)
+        old = RelayHarness(database.dsn, [(NARROW, MemorySink())], lease_seconds=SHORT_LEASE)
         await old.start()
         await owns(old, SHARDS)
         await owns(stays, 0)
@@ -273,12 +273,12 @@ async def test_a_paused_sink_is_not_taken_for_one_that_no_relay_serves(database:
         assert config(database) == before
 
 
-async def renewals(rig: Rig, count: int) -> None:
-    """Wait until `rig` has renewed its leases so often."""
-    start = rig.store.calls["heartbeat"]
+async def renewals(harness: RelayHarness, count: int) -> None:
+    """Wait until `harness` has renewed its leases so often."""
+    start = harness.store.calls["heartbeat"]
 
     async def fact() -> bool:
-        return rig.store.calls["heartbeat"] - start >= count
+        return harness.store.calls["heartbeat"] - start >= count
 
     await auntil(fact, seconds=60, what=f"{count} renewals")
 
@@ -337,11 +337,11 @@ async def test_a_relay_does_not_serve_shards_without_a_position_until_rebase_giv
         await books.register(("s", ["*"], "beginning"))
         wanted = books.emit(*"abc")
         do(database, LOSE)
-        rig = Rig(database.dsn, [(spec("s"), sink)])
-        await rig.start()
-        await auntil(lambda: _faulty(rig), seconds=10, what="the relay finds that positions are missing")
-        assert "no position" in str(rig.relays[0].fault)
-        await rig.crash()
+        harness = RelayHarness(database.dsn, [(spec("s"), sink)])
+        await harness.start()
+        await auntil(lambda: _faulty(harness), seconds=10, what="the relay finds that positions are missing")
+        assert "no position" in str(harness.relays[0].fault)
+        await harness.crash()
         assert ids(sink) == []
         do(database, "delete from outbox.relay")
         rebase(database.dsn)
@@ -394,5 +394,5 @@ def _fault(relay: RelayService) -> str:
     return str(body and body["sinks"].get("s", {}).get("fault"))
 
 
-async def _faulty(rig: Rig) -> bool:
-    return rig.relays[0].fault is not None
+async def _faulty(harness: RelayHarness) -> bool:
+    return harness.relays[0].fault is not None

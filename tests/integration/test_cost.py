@@ -13,7 +13,7 @@ from outbox_relay.relay.log_reader import CHUNK_EVENTS
 from tests.support.database import Database
 from tests.support.memory_sink import MemorySink
 from tests.support.postgres import PostgresServer
-from tests.support.rig import running, spec
+from tests.support.relay_harness import running, spec
 from tests.support.wait import auntil
 
 SINKS = 2
@@ -38,15 +38,15 @@ async def test_a_backlog_costs_two_statements_a_chunk_and_next_to_no_wal(capsys:
         server.create_database("cost")
         database = Database(server, "cost")
         migrate(database.dsn)
-        async with running(database.dsn, *((spec(f"s{n}"), sink) for n, sink in enumerate(given))) as rig:
-            await rig.owns_all()
-            await rig.settled()
+        async with running(database.dsn, *((spec(f"s{n}"), sink) for n, sink in enumerate(given))) as harness:
+            await harness.owns_all()
+            await harness.settled()
             async with await database.aconnect() as connection:
                 await connection.execute(FILL, (EVENTS,))
-                before, calls = await written(connection), Counter(rig.store.calls)
+                before, calls = await written(connection), Counter(harness.store.calls)
             await auntil(lambda: everywhere(given), seconds=60, what="everything is delivered")
-            await rig.settled()
-            made = rig.store.calls - calls
+            await harness.settled()
+            made = harness.store.calls - calls
             async with await database.aconnect() as connection:
                 wal = await written(connection) - before
     with capsys.disabled():

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.offspring import END_SECONDS, Offspring, reachable
+from tests.support.child_processes import END_SECONDS, ChildProcess, reachable
 from tests.support.wait import until
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka]
@@ -27,15 +27,15 @@ def directory() -> Generator[Path]:
 
 
 @pytest.fixture
-def demo(directory: Path) -> Generator[Offspring]:
+def demo(directory: Path) -> Generator[ChildProcess]:
     """Provide a demo that runs longer than the test."""
-    demo = Offspring(directory, "demo", "--seconds", "120")
+    demo = ChildProcess(directory, "demo", "--seconds", "120")
     yield demo
     demo.close()
 
 
 def test_demo_delivers_everything_to_both_destinations(directory: Path) -> None:
-    demo = Offspring(directory, "demo", "--seconds", "4", "--json")
+    demo = ChildProcess(directory, "demo", "--seconds", "4", "--json")
     try:
         assert demo.process.wait(RUN_SECONDS) == 0, demo.err
         report = json.loads(demo.out)
@@ -62,7 +62,7 @@ def test_demo_delivers_everything_to_both_destinations(directory: Path) -> None:
         ("starting a Kafka-compatible broker", signal.SIGTERM, 143),
     ],
 )
-def test_signal_leaves_nothing_behind(demo: Offspring, words: str, number: signal.Signals, code: int) -> None:
+def test_signal_leaves_nothing_behind(demo: ChildProcess, words: str, number: signal.Signals, code: int) -> None:
     demo.says(words)
     demo.process.send_signal(number)
     assert demo.process.wait(END_SECONDS) == code
@@ -72,14 +72,14 @@ def test_signal_leaves_nothing_behind(demo: Offspring, words: str, number: signa
 
 
 @pytest.mark.thorough
-def test_everything_ends_when_the_demo_itself_is_killed(demo: Offspring) -> None:
+def test_everything_ends_when_the_demo_itself_is_killed(demo: ChildProcess) -> None:
     demo.says("the shop opens")
     demo.process.kill()
     demo.process.wait(END_SECONDS)
     until(lambda: not demo.left(), seconds=GONE_SECONDS, what="processes and directories are gone")
 
 
-def test_relay_that_ends_by_itself_ends_the_demo_with_its_log(demo: Offspring) -> None:
+def test_relay_that_ends_by_itself_ends_the_demo_with_its_log(demo: ChildProcess) -> None:
     demo.says("the shop opens")
     for relay in demo.descendants("relay-2.toml"):
         os.kill(relay, signal.SIGKILL)

@@ -32,8 +32,8 @@ from tests.support.memory_sink import MemorySink
 from tests.support.pgbouncer import PgBouncer
 from tests.support.postgres import PostgresServer
 from tests.support.relay_config import kafka_config
+from tests.support.relay_harness import LOST, RelayHarness, running, spec
 from tests.support.replication import NAME, Pair
-from tests.support.rig import LOST, Rig, running, spec
 from tests.support.service import RelayService
 from tests.support.shop import Report, Writers
 from tests.support.wait import auntil, until
@@ -151,11 +151,11 @@ def take_ids(database: Database, count: int) -> None:
     query(database, "select max(nextval('outbox.event_id_seq')) from generate_series(1, %s)", count)
 
 
-async def in_hand(rig: Rig, events: int) -> None:
+async def in_hand(harness: RelayHarness, events: int) -> None:
     """Wait until the relay has read this many."""
 
     async def fact() -> bool:
-        return rig.relays[0].in_hand >= events
+        return harness.relays[0].in_hand >= events
 
     await auntil(fact, seconds=20, what=f"{events} events are in hand")
 
@@ -186,8 +186,8 @@ async def test_what_was_read_from_a_server_that_is_gone_is_of_no_use_at_its_succ
     monkeypatch.setattr(settler, "FLUSH_SECONDS", 0.1 if first == "position" else 60.0)
     held = Held(asyncio.Event(), asyncio.Event())
     sink = MemorySink(held.script)
-    async with running(pooler.dsn(shop.name), (spec("s"), sink), listen=False, pooler=True, expects=LOST) as rig:
-        await rig.owns_all()
+    async with running(pooler.dsn(shop.name), (spec("s"), sink), listen=False, pooler=True, expects=LOST) as harness:
+        await harness.owns_all()
         await asyncio.to_thread(shop.forsake)
         pooler.pause()
         left = every_other_runs_on(shop.database, 2 * KEPT)
@@ -195,8 +195,8 @@ async def test_what_was_read_from_a_server_that_is_gone_is_of_no_use_at_its_succ
             take_ids(shop.database, 300)
         lost = [*emit(shop.database, ["big"], "x" * 2000), *emit(shop.database, ["a", "b", "c", "d"] * 50)]
         pooler.resume()
-        await in_hand(rig, 101)
-        settlements = rig.store.calls["settle"]
+        await in_hand(harness, 101)
+        settlements = harness.store.calls["settle"]
         await asyncio.to_thread(hidden_failover, shop.pair, pooler)
         if first == "window":
             take_ids(shop.database, 300)
@@ -204,7 +204,7 @@ async def test_what_was_read_from_a_server_that_is_gone_is_of_no_use_at_its_succ
         held.first.set()
         if first == "position":
             await auntil(
-                lambda: asyncio.sleep(0, rig.store.calls["settle"] > settlements), seconds=10, what="it settles"
+                lambda: asyncio.sleep(0, harness.store.calls["settle"] > settlements), seconds=10, what="it settles"
             )
         held.rest.set()
         await arrived(sink, kept)
@@ -230,18 +230,18 @@ async def test_a_commit_that_waits_for_a_standby_is_given_up_and_settled_once(sh
 
     sink = MemorySink(script)
     assert shop.pair.standby is not None
-    async with running(shop.dsn, (spec("s"), sink), call_seconds=1.0, expects={"statement_failed", *LOST}) as rig:
+    async with running(shop.dsn, (spec("s"), sink), call_seconds=1.0, expects={"statement_failed", *LOST}) as harness:
         await arrived(sink, emit(shop.database, ["a"]))
         await asyncio.to_thread(shop.pair.standby.stop)
         with shop.database.connect() as connection:
             connection.execute("set local synchronous_commit = local")
             events = [outbox.Event("test.event", "x", key=key) for key in ["a", "fails"] * 10]
             emitted = list(map(str, outbox.emit_many(connection, events)))
-        await auntil(lambda: asyncio.sleep(0, _given_up(rig)), seconds=20, what="the relay gives up waiting")
+        await auntil(lambda: asyncio.sleep(0, _given_up(harness)), seconds=20, what="the relay gives up waiting")
         await auntil(lambda: asyncio.sleep(0, bool(failed)), seconds=20, what="an event fails")
         await asyncio.to_thread(shop.pair.standby.start)
         await arrived(sink, emitted)
-        await rig.settled()
+        await harness.settled()
         rows = query(shop.database, "select count(*) from outbox.delivery")
         again = emit(shop.database, ["a", "fails"])
         await arrived(sink, again)
@@ -250,8 +250,8 @@ async def test_a_commit_that_waits_for_a_standby_is_given_up_and_settled_once(sh
     assert uids == [*emitted[1::2], again[1]], "the order of first deliveries"
 
 
-def _given_up(rig: Rig) -> bool:
-    return any("did not answer" in str(error) for error in rig.ended)
+def _given_up(harness: RelayHarness) -> bool:
+    return any("did not answer" in str(error) for error in harness.ended)
 
 
 # -- under load, with relays as processes ------------------------------------------------------------------------

@@ -36,7 +36,7 @@ from tests.support.proxy import Proxy
 from tests.support.receiver import Receiver, Request
 from tests.support.receiver.answers import Behaviour, after, chosen, say
 from tests.support.receiver.signatures import SECRET
-from tests.support.rig import LOST, Rig, running, spec
+from tests.support.relay_harness import LOST, RelayHarness, running, spec
 from tests.support.service import RelayService
 from tests.support.wait import auntil, until
 
@@ -46,15 +46,15 @@ STOPPED = {"lease_lost", *LOST}
 BOTH = pytest.mark.parametrize("keeps_order", [True, False], ids=["batches", "requests"])
 
 
-class Heir:
+class Successor:
     """Another relay, in a thread with an event loop of its own, so that it goes on when the test's stands still."""
 
     def __init__(self, dsn: str) -> None:
         self.sink = MemorySink()
-        self.rig = Rig(dsn, [(spec("s"), self.sink)], lease_seconds=LEASE_SECONDS)
+        self.harness = RelayHarness(dsn, [(spec("s"), self.sink)], lease_seconds=LEASE_SECONDS)
         self._stop = asyncio.Event()
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name="heir", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="successor", daemon=True)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -62,17 +62,17 @@ class Heir:
         self._loop.close()
 
     async def _serve(self) -> None:
-        await self.rig.start()
+        await self.harness.start()
         await self._stop.wait()
-        await self.rig.crash()
+        await self.harness.crash()
 
     def start(self) -> None:
         """Join."""
         self._thread.start()
 
     def owns_all(self) -> bool:
-        """Whether every shard is the heir's."""
-        return self.rig.lease_manager.held == {"s": SHARDS}
+        """Whether every shard is the successor's."""
+        return self.harness.lease_manager.held == {"s": SHARDS}
 
     def end(self) -> None:
         """Stop the thread."""
@@ -82,8 +82,8 @@ class Heir:
 
 
 @pytest.fixture
-def heir(database: Database) -> Generator[Heir]:
-    found = Heir(database.dsn)
+def successor(database: Database) -> Generator[Successor]:
+    found = Successor(database.dsn)
     try:
         yield found
     finally:
@@ -107,34 +107,34 @@ class Recorder:
         return [event_id for at, event_id in self.began if at >= moment]
 
 
-def taken_over(heir: Heir) -> None:
-    """Blocks, and with it the event loop, until the heir owns everything."""
-    heir.start()
-    until(heir.owns_all, seconds=60, what="the other relay has taken over")
+def taken_over(successor: Successor) -> None:
+    """Blocks, and with it the event loop, until the successor owns everything."""
+    successor.start()
+    until(successor.owns_all, seconds=60, what="the other relay has taken over")
 
 
 @BOTH
 async def test_a_relay_whose_event_loop_stood_still_delivers_nothing_more_under_its_old_lease(
-    database: Database, heir: Heir, keeps_order: bool
+    database: Database, successor: Successor, keeps_order: bool
 ) -> None:
     """Goes red when nothing is asked of the clock before events are handed over."""
     arrived: list[StoredEvent] = []
     script = Recorder(0.02)
     sink = MemorySink(script, keeps_order=keeps_order, max_in_flight=2)
     sink.max_batch = 5 if keeps_order else 1
-    sink.delivered = heir.sink.delivered = arrived
-    async with running(database.dsn, (spec("s"), sink), lease_seconds=LEASE_SECONDS, expects=STOPPED) as rig:
-        await rig.owns_all()
+    sink.delivered = successor.sink.delivered = arrived
+    async with running(database.dsn, (spec("s"), sink), lease_seconds=LEASE_SECONDS, expects=STOPPED) as harness:
+        await harness.owns_all()
         wanted = emit(database, [f"k{n % 30}" for n in range(400)])
         await delivered(sink, wanted[:5])
-        assert rig.relays[0].in_hand > 100, "there is more in hand"
+        assert harness.relays[0].in_hand > 100, "there is more in hand"
         began = time.monotonic()
-        taken_over(heir)
+        taken_over(successor)
         until(lambda: time.monotonic() - began > 2 * LEASE_SECONDS, seconds=60, what="twice the lease has passed")
         woke, tried = time.monotonic(), len(sink.attempts)
 
         async def noticed() -> bool:
-            return any(isinstance(error, SessionReset) for error in rig.ended)
+            return any(isinstance(error, SessionReset) for error in harness.ended)
 
         await auntil(noticed, seconds=30, what="the session ends")
         assert len(sink.attempts) == tried, "nothing was handed over after the loop went on"
@@ -179,8 +179,8 @@ async def test_a_relay_whose_database_went_silent_stops_before_its_lease_ends_th
     sink.delivered = other.delivered = arrived
     with between(database) as (proxy, dsn):
         options = {"lease_seconds": LEASE_SECONDS, "listen": False, "expects": STOPPED}
-        async with running(dsn, (spec("s"), sink), **options) as rig:
-            await rig.owns_all()
+        async with running(dsn, (spec("s"), sink), **options) as harness:
+            await harness.owns_all()
             wanted = emit(database, [f"k{n % 30}" for n in range(400)])
             await delivered(sink, wanted[:5])
             proxy.swallowing = True
@@ -189,8 +189,8 @@ async def test_a_relay_whose_database_went_silent_stops_before_its_lease_ends_th
             left = "select extract(epoch from max(lease_until) - clock_timestamp())::float from outbox.shard"
             [(seconds,)] = query(database, left)
             ends = time.monotonic() + seconds
-            async with running(database.dsn, (spec("s"), other), lease_seconds=LEASE_SECONDS) as heir:
-                await owns(heir, SHARDS, seconds=60)
+            async with running(database.dsn, (spec("s"), other), lease_seconds=LEASE_SECONDS) as successor:
+                await owns(successor, SHARDS, seconds=60)
                 took = time.monotonic()
                 await everything(arrived, wanted)
     assert script.since(silent), "while the lease held it went on"

@@ -11,7 +11,7 @@ from outbox_relay.domain.errors import StatementFailed
 from outbox_relay.domain.event import SHARDS
 from outbox_relay.relay.housekeeping import TRIM_LEAST, TRIM_ROWS, Housekeeping, LedgerTrim
 from tests.support.database import Database, query
-from tests.support.rig import CountingStore
+from tests.support.relay_harness import CountingStore
 from tests.support.wait import auntil
 
 IDLE_SINKS = 80

@@ -22,7 +22,7 @@ from tests.support.deliveries import delivered, emit
 from tests.support.logs import RecordedLog
 from tests.support.memory_sink import MemorySink
 from tests.support.postgres import PostgresServer
-from tests.support.rig import CountingStore, running, spec
+from tests.support.relay_harness import CountingStore, running, spec
 from tests.support.wait import auntil
 
 FAILING = {
@@ -38,11 +38,11 @@ FAILED = "claim of rows failed"
 async def test_a_sink_whose_statements_fail_ends_no_session(database: Database, how: str) -> None:
     """The rows of sink `ill` cannot be claimed; `well` reads the same log over the same pool."""
     ill, well = MemorySink(), MemorySink()
-    async with running(database.dsn, (spec("ill"), ill), (spec("well"), well)) as rig:
-        await rig.owns_all()
+    async with running(database.dsn, (spec("ill"), ill), (spec("well"), well)) as harness:
+        await harness.owns_all()
         wanted = emit(database, ["a", "b"])
         await delivered(well, wanted)
-        session_epoch, statements = rig.ticker.session_epoch, rig.store._sql  # pyright: ignore[reportPrivateUsage]
+        session_epoch, statements = harness.ticker.session_epoch, harness.store._sql  # pyright: ignore[reportPrivateUsage]
         claim = statements["claim_rows"]
         with database.connect() as holder, structlog.testing.capture_logs() as lines:
             holder.execute("select pg_advisory_xact_lock(77)")
@@ -58,9 +58,9 @@ async def test_a_sink_whose_statements_fail_ends_no_session(database: Database, 
         await auntil(
             lambda: asyncio.sleep(0, {e.id for e in ill.delivered} == {*wanted}), seconds=20, what="ill is well"
         )
-        assert rig.ticker.session_epoch == session_epoch, "what was read is not doubted"
-        assert [relay.restarts for relay in rig.relays] == [Counter(), Counter()]
-        assert rig.store.connection_losses == 0
+        assert harness.ticker.session_epoch == session_epoch, "what was read is not doubted"
+        assert [relay.restarts for relay in harness.relays] == [Counter(), Counter()]
+        assert harness.store.connection_losses == 0
     assert Counter(event.id for event in well.delivered) == Counter(wanted), "nothing came twice"
 
 
@@ -68,60 +68,66 @@ async def test_a_sink_whose_statements_fail_ends_no_session(database: Database, 
 async def test_a_lock_that_stops_what_all_sinks_share_ends_no_session(database: Database, table: str) -> None:
     """Nobody can say that a relay lives, or ask for the sinks, for longer than a lock is waited for."""
     sink = MemorySink()
-    async with running(database.dsn, (spec("s"), sink), lease_seconds=3.0) as rig:
+    async with running(database.dsn, (spec("s"), sink), lease_seconds=3.0) as harness:
         wanted = emit(database, ["before"])
         await delivered(sink, wanted)
-        statements = rig.store._sql  # pyright: ignore[reportPrivateUsage]
+        statements = harness.store._sql  # pyright: ignore[reportPrivateUsage]
         name = {"relay": "heartbeat", "sink": "sinks"}[table]
         statement = statements[name]
         with database.connect() as holder:
             holder.execute("select pg_advisory_xact_lock(78)")
             statements[name] = "select pg_advisory_xact_lock(78)"
-            asked = rig.store.calls[name]
-            await auntil(lambda: asyncio.sleep(0, rig.store.calls[name] > asked + 1), seconds=30, what="it asked again")
+            asked = harness.store.calls[name]
+            await auntil(
+                lambda: asyncio.sleep(0, harness.store.calls[name] > asked + 1), seconds=30, what="it asked again"
+            )
             await delivered(sink, [*wanted, *emit(database, ["a"])])
         statements[name] = statement
-        assert rig.relays[0].restarts == Counter()
-        assert rig.store.connection_losses == 0
+        assert harness.relays[0].restarts == Counter()
+        assert harness.store.connection_losses == 0
     assert len(sink.delivered) == 2
 
 
 async def test_a_change_of_the_configuration_that_cannot_be_looked_at_ends_no_session(database: Database) -> None:
     """Every sink looks at it before it reads on."""
     sink = MemorySink()
-    async with running(database.dsn, (spec("s"), sink), lease_seconds=3.0) as rig:
+    async with running(database.dsn, (spec("s"), sink), lease_seconds=3.0) as harness:
         wanted = emit(database, ["before"])
         await delivered(sink, wanted)
-        statements = rig.store._sql  # pyright: ignore[reportPrivateUsage]
-        statement, asked = statements["sinks"], rig.store.calls["sinks"]
+        statements = harness.store._sql  # pyright: ignore[reportPrivateUsage]
+        statement, asked = statements["sinks"], harness.store.calls["sinks"]
         statements["sinks"] = "select pg_cancel_backend(pg_backend_pid()), pg_sleep(600)"
-        config_versions = rig.ticker.config_versions
+        config_versions = harness.ticker.config_versions
         with database.connect(autocommit=True) as connection:
             connection.execute("select outbox.raise_config()")
         wanted += emit(database, ["a"])
         await auntil(
-            lambda: asyncio.sleep(0, rig.ticker.config_versions != config_versions), seconds=10, what="it is seen"
+            lambda: asyncio.sleep(0, harness.ticker.config_versions != config_versions), seconds=10, what="it is seen"
         )
-        asked = rig.store.calls["sinks"]
-        await auntil(lambda: asyncio.sleep(0, rig.store.calls["sinks"] > asked + 5), seconds=20, what="it asked again")
+        asked = harness.store.calls["sinks"]
+        await auntil(
+            lambda: asyncio.sleep(0, harness.store.calls["sinks"] > asked + 5), seconds=20, what="it asked again"
+        )
         assert len(sink.delivered) == 1, "nothing is read while the configuration is unknown"
         statements["sinks"] = statement
         await delivered(sink, wanted)
-        assert rig.relays[0].restarts == Counter()
+        assert harness.relays[0].restarts == Counter()
 
 
 async def test_a_tick_that_is_cancelled_is_taken_again(database: Database) -> None:
     sink = MemorySink()
-    async with running(database.dsn, (spec("s"), sink)) as rig:
+    async with running(database.dsn, (spec("s"), sink)) as harness:
         wanted = emit(database, ["before"])
         await delivered(sink, wanted)
-        session_epoch, statements = rig.ticker.session_epoch, rig.store._sql  # pyright: ignore[reportPrivateUsage]
-        tick, asked = statements["tick"], rig.store.calls["tick"]
+        session_epoch, statements = harness.ticker.session_epoch, harness.store._sql  # pyright: ignore[reportPrivateUsage]
+        tick, asked = statements["tick"], harness.store.calls["tick"]
         statements["tick"] = "select pg_cancel_backend(pg_backend_pid()), pg_sleep(600)"
-        await auntil(lambda: asyncio.sleep(0, rig.store.calls["tick"] > asked + 3), seconds=20, what="some have failed")
+        await auntil(
+            lambda: asyncio.sleep(0, harness.store.calls["tick"] > asked + 3), seconds=20, what="some have failed"
+        )
         statements["tick"] = tick
         await delivered(sink, [*wanted, *emit(database, ["a"])])
-        assert rig.ticker.session_epoch == session_epoch
+        assert harness.ticker.session_epoch == session_epoch
 
 
 async def test_a_value_that_cannot_be_loaded_and_one_that_cannot_be_sent_are_no_lost_connections(
@@ -246,14 +252,14 @@ async def test_no_connection_to_be_had_is_no_loss_of_those_that_there_are(own_po
 
 async def test_a_reset_of_statistics_is_no_other_server(database: Database) -> None:
     sink = MemorySink()
-    async with running(database.dsn, (spec("s"), sink)) as rig:
-        await rig.owns_all()
-        session_epoch, wanted = rig.ticker.session_epoch, [0][:0]
+    async with running(database.dsn, (spec("s"), sink)) as harness:
+        await harness.owns_all()
+        session_epoch, wanted = harness.ticker.session_epoch, [0][:0]
         for _ in range(4):
             wanted += emit(database, [f"k{n % 7}" for n in range(50)])
             query(database, "select pg_stat_reset_shared('wal')")
             await delivered(sink, wanted)
-        assert rig.ticker.session_epoch == session_epoch
+        assert harness.ticker.session_epoch == session_epoch
     assert Counter(event.id for event in sink.delivered) == Counter(wanted)
 
 

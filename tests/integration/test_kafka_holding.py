@@ -19,7 +19,7 @@ from tests.contract.harness import an_event, hand_over, some_events, soon
 from tests.support.database import Database, query
 from tests.support.deliveries import has
 from tests.support.kafka import KafkaBroker
-from tests.support.rig import running, spec
+from tests.support.relay_harness import running, spec
 from tests.support.wait import auntil
 
 LIMIT = 20_000
@@ -161,7 +161,7 @@ async def test_a_dead_letter_holds_its_key_or_releases_it(
                 for key in ("a", "b")
             ],
         )
-    async with running(database.dsn, (spec("s", hold=hold), sink)) as rig:
+    async with running(database.dsn, (spec("s", hold=hold), sink)) as harness:
         await arrived(b"b", list(range(10)))
         [(letter,)] = await has(database, "select id from outbox.delivery where state = 'dead'")
         if hold:
@@ -175,4 +175,4 @@ async def test_a_dead_letter_holds_its_key_or_releases_it(
             await arrived(b"a", [0, 1, 2, 4, 5, 6, 7, 8, 9, 10])
         else:
             await arrived(b"a", [0, 1, 2, 4, 5, 6, 7, 8, 9])
-        assert rig.relays[0].circuit == "closed", "a held key is not a fault of the destination"
+        assert harness.relays[0].circuit == "closed", "a held key is not a fault of the destination"

@@ -13,7 +13,7 @@ from tests.support.kafka import KafkaBroker
 from tests.support.kafka.drained import drained
 from tests.support.postgres import PostgresServer
 from tests.support.relay_config import kafka_config
-from tests.support.rig import LOST
+from tests.support.relay_harness import LOST
 from tests.support.service import RelayService
 from tests.support.shop import PGBENCH, Writers
 from tests.support.wait import until

@@ -23,7 +23,7 @@ from tests.integration.test_roles import new_role
 from tests.support.database import Database
 from tests.support.memory_sink import MemorySink
 from tests.support.postgres import PostgresServer
-from tests.support.rig import running, spec
+from tests.support.relay_harness import running, spec
 from tests.support.wait import auntil, until
 
 NEXT = SCHEMA_VERSION + 1
@@ -231,8 +231,8 @@ async def test_a_relay_works_on_the_schema_of_the_next_version(database: Databas
     async def delivered() -> bool:
         return uid in [event.uid for event in sink.delivered]
 
-    async with running(database.dsn, (spec("s"), sink)) as rig:
-        await rig.owns_all()
+    async with running(database.dsn, (spec("s"), sink)) as harness:
+        await harness.owns_all()
         await auntil(delivered, seconds=30, what="the event is delivered")
 
 

@@ -16,7 +16,7 @@ from outbox_relay.postgres.connection_slots import ConnectionSlots
 from outbox_relay.postgres.database import statements
 from tests.support.database import Database
 from tests.support.memory_sink import MemorySink
-from tests.support.rig import Rig, running, spec
+from tests.support.relay_harness import RelayHarness, running, spec
 from tests.support.wait import auntil
 
 INSERT = """
@@ -62,37 +62,37 @@ async def test_odd_event_is_dead_and_its_neighbours_flow(
 ) -> None:
     """Without the fault the event cannot be loaded, and nothing of its sink is read any more."""
     sink = MemorySink(keeps_order=batch)
-    async with running(database.dsn, (spec("s"), sink)) as rig:
+    async with running(database.dsn, (spec("s"), sink)) as harness:
         key = {"key": "k", **row}
         events = [insert(database, key="k"), insert(database, **key), insert(database, key="k"), insert(database)]
-        await settled(rig, database, 4)
+        await settled(harness, database, 4)
         assert [event.id for event in sorted(sink.delivered)] == [events[0], *events[2:]]
         assert dead(database) == [(events[1], reason, 0)]
-        assert rig.ended == []
+        assert harness.ended == []
 
 
 async def test_dead_letter_of_an_odd_event_holds_its_key(database: Database) -> None:
     sink = MemorySink()
-    async with running(database.dsn, (spec("s", hold=True), sink)) as rig:
+    async with running(database.dsn, (spec("s", hold=True), sink)) as harness:
         odd = insert(database, key="k", deliver_at="20000-01-01Z")
         behind, other = insert(database, key="k"), insert(database, key="other")
         await auntil(lambda: _states(database, {odd: "dead", behind: "held"}), seconds=10, what="the key is held")
         await auntil(lambda: _delivered(sink, [other]), seconds=10, what="the other key flows")
-        assert rig.ended == []
+        assert harness.ended == []
 
 
-async def settled(rig: Rig, database: Database, events: int) -> None:
+async def settled(harness: RelayHarness, database: Database, events: int) -> None:
     """Wait until so many ``events`` were delivered or are dead, of each sink, and everything is settled."""
-    sinks = [sink for _, sink in rig.sinks if isinstance(sink, MemorySink)]
+    sinks = [sink for _, sink in harness.sinks if isinstance(sink, MemorySink)]
 
     async def fact() -> bool:
         return all(
             len(sink.delivered) >= events - len(_dead_of(database, s.name))
-            for (s, _), sink in zip(rig.sinks, sinks, strict=True)
+            for (s, _), sink in zip(harness.sinks, sinks, strict=True)
         )
 
     await auntil(fact, seconds=20, what="every event is delivered or dead")
-    await rig.settled()
+    await harness.settled()
 
 
 def _dead_of(database: Database, sink: str) -> list[Any]:
@@ -113,28 +113,28 @@ async def _delivered(sink: MemorySink, ids: Sequence[int]) -> bool:
 
 async def test_created_at_that_clients_cannot_load_is_clamped(database: Database) -> None:
     sink = MemorySink()
-    async with running(database.dsn, (spec("s"), sink)) as rig:
+    async with running(database.dsn, (spec("s"), sink)) as harness:
         insert(database, created_at="20000-01-01Z")
         insert(database, created_at="0044-03-15 BC")
-        await settled(rig, database, 2)
+        await settled(harness, database, 2)
         assert [event.created_at.year for event in sink.delivered] == [9998, 1]
-        assert rig.ended == []
+        assert harness.ended == []
 
 
 async def test_ceiling_that_is_raised_holds_for_connections_that_read_before(database: Database) -> None:
     """The constant stands in plans that are kept: they must be made again."""
     sink = MemorySink()
-    async with running(database.dsn, (spec("s"), sink)) as rig:
+    async with running(database.dsn, (spec("s"), sink)) as harness:
         for n in range(10):
             insert(database)
-            await settled(rig, database, n + 1)
+            await settled(harness, database, n + 1)
         with database.connect(autocommit=True) as connection:
             connection.execute(
                 "create or replace function outbox.payload_ceiling() returns integer "
                 "language sql immutable parallel safe return 4194304"
             )
         event = insert(database, payload=b"x" * 2_000_000)
-        await settled(rig, database, 11)
+        await settled(harness, database, 11)
         assert sink.delivered[-1].id == event
         assert dead(database) == []
 
@@ -143,15 +143,15 @@ async def test_ceiling_that_is_raised_holds_for_connections_that_read_before(dat
 
 
 class Failing:
-    """Makes reads of a rig's store fail that find an event in ``poison`` with its payload."""
+    """Makes reads of a harness's store fail that find an event in ``poison`` with its payload."""
 
-    def __init__(self, rig: Rig, state: str | None) -> None:
+    def __init__(self, harness: RelayHarness, state: str | None) -> None:
         self._state = state
-        self._read = rig.store.read_rest
+        self._read = harness.store.read_rest
         self.poison: set[int] = set()
         self.everything = False
         self.failures = 0
-        rig.store.read_rest = self._read_rest  # type: ignore[method-assign]
+        harness.store.read_rest = self._read_rest  # type: ignore[method-assign]
 
     async def _read_rest(self, *arguments: Any, **options: Any) -> list[StoredEvent]:
         events = await self._read(*arguments, **options)
@@ -173,21 +173,21 @@ async def test_event_that_cannot_be_read_is_dead_after_smaller_steps(
     database: Database, state: str | None, size: int, reason: str
 ) -> None:
     sink, other = MemorySink(), MemorySink()
-    async with running(database.dsn, (spec("s"), sink), (spec("other"), other)) as rig:
-        await rig.owns_all()
-        failing = Failing(rig, state)
+    async with running(database.dsn, (spec("s"), sink), (spec("other"), other)) as harness:
+        await harness.owns_all()
+        failing = Failing(harness, state)
         with database.connect() as connection:
             payloads = [b"x" * size if n == 20 else b"p" for n in range(50)]
             every = [connection.execute(INSERT, _row(payload)).fetchall()[0][0] for payload in payloads]
             poison = every[20]
             failing.poison = {poison}
-        await settled(rig, database, 50)
+        await settled(harness, database, 50)
         expected = {(poison, f"reading it failed, {reason}", 0)}
         assert set(dead(database)) == expected
         for each in (sink, other):
             ids = [event.id for event in each.delivered]
             assert ids == [each for each in every if each != poison]
-        assert rig.ended == []
+        assert harness.ended == []
         assert failing.failures
 
 
@@ -198,16 +198,16 @@ def _row(payload: bytes) -> dict[str, Any]:
 async def test_small_events_are_never_dead_because_the_database_is_slow(database: Database) -> None:
     """Reads that fail whatever they ask for end the session with the reason, and kill no event."""
     sink = MemorySink()
-    async with running(database.dsn, (spec("s"), sink), expects={"statement_failed"}) as rig:
-        await rig.owns_all()
-        failing = Failing(rig, "57014")
+    async with running(database.dsn, (spec("s"), sink), expects={"statement_failed"}) as harness:
+        await harness.owns_all()
+        failing = Failing(harness, "57014")
         failing.everything = True
         events = [insert(database) for _ in range(5)]
-        await auntil(lambda: _ended(rig), seconds=20, what="the session ends")
-        assert isinstance(rig.ended[0], StatementFailed)
-        assert "cannot be read, with or without its payload" in str(rig.ended[0])
+        await auntil(lambda: _ended(harness), seconds=20, what="the session ends")
+        assert isinstance(harness.ended[0], StatementFailed)
+        assert "cannot be read, with or without its payload" in str(harness.ended[0])
         failing.everything = False
-        await settled(rig, database, 5)
+        await settled(harness, database, 5)
         assert [event.id for event in sink.delivered] == events
         assert dead(database) == []
 
@@ -215,24 +215,24 @@ async def test_small_events_are_never_dead_because_the_database_is_slow(database
 async def test_large_event_outlives_a_server_that_is_short_of_memory_for_a_moment(database: Database) -> None:
     """Reads fail at once then, so all of them are over before the moment is."""
     sink = MemorySink()
-    async with running(database.dsn, (spec("s"), sink)) as rig:
-        await rig.owns_all()
-        failing = Failing(rig, "53200")
+    async with running(database.dsn, (spec("s"), sink)) as harness:
+        await harness.owns_all()
+        failing = Failing(harness, "53200")
         failing.everything = True
         event = insert(database, payload=b"x" * 100_000)
         await auntil(lambda: _failed(failing), seconds=10, what="a read fails")
         asyncio.get_running_loop().call_later(2.0, setattr, failing, "everything", False)
-        await settled(rig, database, 1)
+        await settled(harness, database, 1)
         assert [event.id for event in sink.delivered] == [event]
-        assert rig.ended == []
+        assert harness.ended == []
 
 
 async def _failed(failing: Failing) -> bool:
     return failing.failures > 0
 
 
-async def _ended(rig: Rig) -> bool:
-    return bool(rig.ended)
+async def _ended(harness: RelayHarness) -> bool:
+    return bool(harness.ended)
 
 
 HUGE = 200_000
@@ -281,12 +281,12 @@ def _tick(connection: psycopg.Connection[Any]) -> Tick:
 async def test_a_read_that_is_cut_behind_large_keys_goes_on_there(database: Database) -> None:
     """Keys that are not returned do not count: else the database cuts a read that looks complete to the relay."""
     sink = MemorySink()
-    async with running(database.dsn, (spec("s"), sink)) as rig:
-        await rig.owns_all()
+    async with running(database.dsn, (spec("s"), sink)) as harness:
+        await harness.owns_all()
         with database.connect() as connection:
             keys = ["k" * 1_000_000] * 12 + [None] * 20
             every = [connection.execute(INSERT, {**_row(b"p"), "key": key}).fetchall()[0][0] for key in keys]
-        await settled(rig, database, len(every))
+        await settled(harness, database, len(every))
         assert [event.id for event in sink.delivered] == every[12:]
         assert [event for event, _, _ in dead(database)] == every[:12]
 
@@ -294,9 +294,9 @@ async def test_a_read_that_is_cut_behind_large_keys_goes_on_there(database: Data
 async def test_no_event_is_dead_because_its_read_waited_for_a_connection(database: Database) -> None:
     """The connections of a sink are busy with its other statements for as long as a read may wait, again and again."""
     sink = MemorySink()
-    async with running(database.dsn, (spec("s"), sink)) as rig:
-        await rig.owns_all()
-        read, slots, waited = rig.store.read_rest, ConnectionSlots(1), 0
+    async with running(database.dsn, (spec("s"), sink)) as harness:
+        await harness.owns_all()
+        read, slots, waited = harness.store.read_rest, ConnectionSlots(1), 0
 
         async def read_rest(*arguments: Any, **options: Any) -> list[StoredEvent]:
             nonlocal waited
@@ -306,9 +306,9 @@ async def test_no_event_is_dead_because_its_read_waited_for_a_connection(databas
                     pytest.fail("there is but one")
             return await read(*arguments, **options)
 
-        rig.store.read_rest = read_rest  # type: ignore[method-assign]
+        harness.store.read_rest = read_rest  # type: ignore[method-assign]
         event = insert(database)
-        await settled(rig, database, 1)
+        await settled(harness, database, 1)
         assert [event.id for event in sink.delivered] == [event]
         assert dead(database) == []
-        assert rig.ended == []
+        assert harness.ended == []

@@ -22,7 +22,7 @@ from tests.support.deliveries import delivered, emit, has, ids, in_order
 from tests.support.ledger import Ledger, ledger
 from tests.support.logs import RecordedLog
 from tests.support.memory_sink import MemorySink, fails
-from tests.support.rig import LOST, Rig, running, spec
+from tests.support.relay_harness import LOST, RelayHarness, running, spec
 from tests.support.wait import auntil
 
 SHORT_LEASE = 1.5
@@ -32,11 +32,11 @@ select pid from pg_stat_activity
    and strpos(query, 'outbox.settle(') > 0 and pid <> pg_backend_pid()"""
 
 
-async def owns(rig: Rig, count: int, seconds: float = 15) -> None:
-    """Wait until `rig` owns `count` shards of its sink."""
+async def owns(harness: RelayHarness, count: int, seconds: float = 15) -> None:
+    """Wait until `harness` owns `count` shards of its sink."""
 
     async def fact() -> bool:
-        return rig.lease_manager.held["s"] == count
+        return harness.lease_manager.held["s"] == count
 
     await auntil(fact, seconds=seconds, what=f"{count} shards are owned")
 
@@ -77,12 +77,12 @@ async def test_two_relays_share_every_shard_once_and_no_handover_repeats_an_even
 
 async def test_shards_that_are_lost_together_are_one_line(database: Database) -> None:
     """Goes red when a sink that was removed under a relay is 64 lines."""
-    rig = Rig(database.dsn, [(spec("s"), MemorySink())], lease_seconds=SHORT_LEASE)
+    harness = RelayHarness(database.dsn, [(spec("s"), MemorySink())], lease_seconds=SHORT_LEASE)
     log = RecordedLog()
-    await rig.store.open()
-    tick = (await rig.ticker.refresh()).tick
-    [generation] = (await rig.store.register_sinks([("s", ["*"], None)], tick)).values()
-    lease_manager = LeaseManager(rig.store, rig.relay, "rig", "0", SHORT_LEASE, log)
+    await harness.store.open()
+    tick = (await harness.ticker.refresh()).tick
+    [generation] = (await harness.store.register_sinks([("s", ["*"], None)], tick)).values()
+    lease_manager = LeaseManager(harness.store, harness.relay, "harness", "0", SHORT_LEASE, log)
     leases = lease_manager.add("s", generation)
     await lease_manager.round()
     await lease_manager.round()
@@ -95,7 +95,7 @@ async def test_shards_that_are_lost_together_are_one_line(database: Database) ->
         return bool(log.warnings)
 
     await auntil(lost, seconds=20, what="the loss is noticed at a renewal")
-    await rig.store.close()
+    await harness.store.close()
     assert log.warnings == [("lost shards", {"sink": "s", "shards": 50, "held": SHARDS - 50})]
 
 
@@ -116,18 +116,18 @@ async def test_the_shards_of_a_crashed_relay_are_taken_over_when_its_lease_ends(
         await asyncio.Event().wait()
         return DELIVERED
 
-    victim = Rig(database.dsn, [(spec("s"), MemorySink(script))], lease_seconds=SHORT_LEASE)
+    victim = RelayHarness(database.dsn, [(spec("s"), MemorySink(script))], lease_seconds=SHORT_LEASE)
     await victim.start()
     await victim.owns_all()
     wanted = emit(database, [f"k{n}" for n in range(100)])
     await asyncio.wait_for(blocked.wait(), 10)
     await victim.crash()
-    heir = MemorySink()
-    async with running(database.dsn, (spec("s"), heir), lease_seconds=SHORT_LEASE) as rig:
-        await delivered(heir, wanted)
-        await rig.settled()
+    successor = MemorySink()
+    async with running(database.dsn, (spec("s"), successor), lease_seconds=SHORT_LEASE) as harness:
+        await delivered(successor, wanted)
+        await harness.settled()
         await has(database, "select 1 from outbox.shard having max(crashes) = 0")
-    assert ids(heir) == wanted
+    assert ids(successor) == wanted
 
 
 async def test_positions_survive_a_crash_up_to_the_last_flush(database: Database) -> None:
@@ -140,7 +140,7 @@ async def test_positions_survive_a_crash_up_to_the_last_flush(database: Database
     slow = RetryPolicy(attempts=9, base_seconds=3600.0)
     late += emit(database, ["a", "a", "b"])
     sink = MemorySink(script)
-    victim = Rig(database.dsn, [(spec("s", retry=slow), sink)], lease_seconds=SHORT_LEASE)
+    victim = RelayHarness(database.dsn, [(spec("s", retry=slow), sink)], lease_seconds=SHORT_LEASE)
     await victim.start()
     await delivered(sink, late[2:])
     await has(database, "select 1 from outbox.delivery having count(*) = 2")
@@ -149,26 +149,26 @@ async def test_positions_survive_a_crash_up_to_the_last_flush(database: Database
     assert session is not None
     await session.settler.flush(everything=True)
     await victim.crash()
-    heir = MemorySink()
-    async with running(database.dsn, (spec("s", retry=slow), heir), lease_seconds=SHORT_LEASE):
+    successor = MemorySink()
+    async with running(database.dsn, (spec("s", retry=slow), successor), lease_seconds=SHORT_LEASE):
         more = emit(database, ["a", "b"])
-        await delivered(heir, more[1:])
+        await delivered(successor, more[1:])
         await has(database, "select 1 from outbox.delivery where state = 'held' having count(*) = 2")
         query(database, "update outbox.delivery set due_at = now() where state = 'waiting' returning 1")
-        await delivered(heir, [late[0], late[1], more[0]])
-    assert ids(heir).count(late[2]) == 0, "settled before the crash"
-    assert [event.id for event in heir.delivered if event.key == "a"] == [late[0], late[1], more[0]]
+        await delivered(successor, [late[0], late[1], more[0]])
+    assert ids(successor).count(late[2]) == 0, "settled before the crash"
+    assert [event.id for event in successor.delivered if event.key == "a"] == [late[0], late[1], more[0]]
 
 
 async def test_a_relay_that_cannot_renew_stops_before_its_lease_ends(database: Database) -> None:
     """Its own monotonic deadline, counted from before the renewal was sent: no call of the sink begins behind it."""
     sink = MemorySink()
-    rig = Rig(database.dsn, [(spec("s"), sink)], lease_seconds=SHORT_LEASE)
-    await rig.start()
-    await rig.owns_all()
+    harness = RelayHarness(database.dsn, [(spec("s"), sink)], lease_seconds=SHORT_LEASE)
+    await harness.start()
+    await harness.owns_all()
     await delivered(sink, emit(database, ["a"]))
-    rig.tasks[0].cancel()  # ownership: nothing is renewed any more
-    lease = min(lease.until for lease in rig.leases("s").held.values())
+    harness.tasks[0].cancel()  # ownership: nothing is renewed any more
+    lease = min(lease.until for lease in harness.leases("s").held.values())
 
     async def past() -> bool:
         return time.monotonic() > lease
@@ -179,25 +179,25 @@ async def test_a_relay_that_cannot_renew_stops_before_its_lease_ends(database: D
     emit(database, ["a", "b", "c"])
 
     async def noticed() -> bool:
-        return any(isinstance(error, LeaseLost) for error in rig.ended)
+        return any(isinstance(error, LeaseLost) for error in harness.ended)
 
     await auntil(noticed, seconds=5, what="the session ends")
     assert len(sink.attempts) == before, "nothing was handed over"
     assert owned == SHARDS, "the database's lease outlasts the relay's own"
-    await rig.crash()
+    await harness.crash()
 
 
-async def claimed(rig: Rig) -> dict[int, int]:
-    """shard → epoch of what `rig` holds."""
-    await rig.owns_all()
-    return {shard: lease.epoch for shard, lease in rig.leases("s").held.items()}
+async def claimed(harness: RelayHarness) -> dict[int, int]:
+    """shard → epoch of what `harness` holds."""
+    await harness.owns_all()
+    return {shard: lease.epoch for shard, lease in harness.leases("s").held.items()}
 
 
 async def test_a_settlement_with_rows_at_an_old_epoch_writes_nothing(database: Database) -> None:
     """Goes red when the fence of outbox.settle is removed: the row and the position would be written."""
     sink = MemorySink()
-    async with running(database.dsn, (spec("s"), sink)) as rig:
-        epochs = await claimed(rig)
+    async with running(database.dsn, (spec("s"), sink)) as harness:
+        epochs = await claimed(harness)
         [event] = emit(database, ["a"])
         await delivered(sink, [event])
         [(shard,)] = query(database, "select shard from outbox.event")
@@ -206,9 +206,9 @@ async def test_a_settlement_with_rows_at_an_old_epoch_writes_nothing(database: D
         position = {shard: (old[shard], Position(BEGINNING))}
         before = query(database, "select count(*) from outbox.progress where %s = any (epochs)", old[shard])
         with pytest.raises(LeaseLost):
-            await rig.store.settle("s", rig.relay, position, [row], old)
+            await harness.store.settle("s", harness.relay, position, [row], old)
         with pytest.raises(LeaseLost):
-            await rig.store.settle("s", uuid4(), position, [row], epochs)
+            await harness.store.settle("s", uuid4(), position, [row], epochs)
         assert query(database, "select count(*) from outbox.delivery") == [(0,)]
         assert query(database, "select count(*) from outbox.progress where %s = any (epochs)", old[shard]) == before
 
@@ -216,13 +216,13 @@ async def test_a_settlement_with_rows_at_an_old_epoch_writes_nothing(database: D
 async def test_nothing_is_settled_behind_a_settlement_that_failed(database: Database) -> None:
     """Goes red when whoever waited for its turn may settle: its position covers the row that was not written."""
     sink = MemorySink(fails(1))
-    async with running(database.dsn, (spec("s"), sink), expects=LOST) as rig:
-        await rig.owns_all()
+    async with running(database.dsn, (spec("s"), sink), expects=LOST) as harness:
+        await harness.owns_all()
         with database.connect() as connection:
             connection.execute("select 1 from outbox.shard for update")
             [event] = emit(database, ["a"])
             [(waits,)] = await has(database, WAITING_SETTLEMENT)
-            session = rig.relays[0].session
+            session = harness.relays[0].session
             assert session is not None
             behind = asyncio.ensure_future(session.settler.flush(everything=True))
             await asyncio.sleep(0)  # it begins, and waits for its turn
@@ -235,17 +235,17 @@ async def test_nothing_is_settled_behind_a_settlement_that_failed(database: Data
 async def test_a_late_position_of_an_old_epoch_never_outranks_the_owner(database: Database) -> None:
     """Goes red when positions are ordered by number alone."""
     sink = MemorySink()
-    async with running(database.dsn, (spec("s"), sink)) as rig:
-        epochs = await claimed(rig)
+    async with running(database.dsn, (spec("s"), sink)) as harness:
+        epochs = await claimed(harness)
         await delivered(sink, emit(database, ["a"]))
-        await rig.settled()
-        session = rig.relays[0].session
+        await harness.settled()
+        session = harness.relays[0].session
         assert session is not None
         await session.settler.flush(everything=True)
-        before = await rig.store.positions("s", range(SHARDS))
+        before = await harness.store.positions("s", range(SHARDS))
         zombie = {s: (epoch - 1, Position(BEGINNING)) for s, epoch in epochs.items()}
-        await rig.store.settle("s", uuid4(), zombie, [], {})
-        assert await rig.store.positions("s", range(SHARDS)) == before
+        await harness.store.settle("s", uuid4(), zombie, [], {})
+        assert await harness.store.positions("s", range(SHARDS)) == before
 
 
 async def test_shards_that_stand_at_one_place_share_a_row_of_the_ledger_each_at_its_epoch(database: Database) -> None:
@@ -257,10 +257,10 @@ async def test_shards_that_stand_at_one_place_share_a_row_of_the_ledger_each_at_
         await hand.own("s")
         first, second = [(await hand.tick(), hand.emit("a")) for _ in range(2)]
         await hand.place("s", Position(first[0]))
-        heir = Ledger(database, hand.store)
+        successor = Ledger(database, hand.store)
         hand.do("update outbox.shard set lease_until = clock_timestamp() - interval '1 second' where shard < 2")
-        assert len(await heir.own("s")) == 2
-        await heir.place("s", Position(second[0]), [0, 1])
+        assert len(await successor.own("s")) == 2
+        await successor.place("s", Position(second[0]), [0, 1])
         await hand.place("s", Position(BEGINNING))
         assert hand.query(rows) == [(4, 3 * SHARDS + 2)]
         await hand.store.trim_progress(1000)
@@ -273,14 +273,14 @@ async def test_an_expired_lease_of_a_row_settles_nothing(database: Database) -> 
     """Goes red when delete_rows or update_rows no longer compare the lease."""
     async with running(
         database.dsn, (spec("s", retry=RetryPolicy(base_seconds=3600.0, max_seconds=7200.0)), MemorySink(_fail))
-    ) as rig:
+    ) as harness:
         [event] = emit(database, ["a"])
         await has(database, "select 1 from outbox.delivery where attempts = 1 and lease is null")
         query(
             database, "update outbox.delivery set due_at = now() + interval '1 hour', lease = %s returning 1", uuid4()
         )
-        assert await rig.store.delete_rows("s", [(event, uuid4())]) == set()
-        assert await rig.store.update_rows("s", [RowUpdate(event, uuid4(), 7, "dead", None, "zombie")]) == set()
+        assert await harness.store.delete_rows("s", [(event, uuid4())]) == set()
+        assert await harness.store.update_rows("s", [RowUpdate(event, uuid4(), 7, "dead", None, "zombie")]) == set()
         assert query(database, "select state, attempts from outbox.delivery") == [("waiting", 1)]
 
 
@@ -290,36 +290,36 @@ def _fail(_event: StoredEvent, _attempt: int) -> Verdict:
 
 async def test_a_claim_passes_by_shards_that_a_settlement_has_locked(database: Database) -> None:
     sink = MemorySink()
-    async with running(database.dsn, (spec("s"), sink)) as rig:
-        await rig.owns_all()
-        rig.tasks[0].cancel()  # ownership: it would claim its own lapsed shards again
+    async with running(database.dsn, (spec("s"), sink)) as harness:
+        await harness.owns_all()
+        harness.tasks[0].cancel()  # ownership: it would claim its own lapsed shards again
         query(database, "update outbox.shard set lease_until = now() - interval '1 minute' returning 1")
         with database.connect() as settling:
             settling.execute("select 1 from outbox.shard where shard < 10 for share")
-            got = await rig.store.claim_shards("s", uuid4(), rig.leases("s").generation, 30.0, SHARDS)
+            got = await harness.store.claim_shards("s", uuid4(), harness.leases("s").generation, 30.0, SHARDS)
         assert {c.shard for c in got} == set(range(10, SHARDS))
 
 
 async def test_a_relay_whose_shard_was_taken_starts_again_and_loses_nothing(database: Database) -> None:
     sink = MemorySink()
-    async with running(database.dsn, (spec("s"), sink), lease_seconds=SHORT_LEASE, expects={"lease_lost"}) as rig:
-        await rig.owns_all()
+    async with running(database.dsn, (spec("s"), sink), lease_seconds=SHORT_LEASE, expects={"lease_lost"}) as harness:
+        await harness.owns_all()
         query(database, "update outbox.shard set owner = %s, epoch = epoch + 1 where shard < 32 returning 1", uuid4())
-        await auntil(lambda: _ended(rig), seconds=10, what="the session ends")
+        await auntil(lambda: _ended(harness), seconds=10, what="the session ends")
         await delivered(sink, emit(database, [f"k{n}" for n in range(100)]))
     assert in_order(sink.delivered)
 
 
-async def _ended(rig: Rig) -> bool:
-    return any(isinstance(error, SessionReset) for error in rig.ended)
+async def _ended(harness: RelayHarness) -> bool:
+    return any(isinstance(error, SessionReset) for error in harness.ended)
 
 
 async def test_a_paused_sink_is_released_by_all_and_resumed_where_it_stood(database: Database) -> None:
     sink = MemorySink()
-    async with running(database.dsn, (spec("s"), sink), lease_seconds=SHORT_LEASE) as rig:
+    async with running(database.dsn, (spec("s"), sink), lease_seconds=SHORT_LEASE) as harness:
         await delivered(sink, emit(database, ["a"]))
         query(database, "update outbox.sink set paused = true returning 1")
-        await owns(rig, 0)
+        await owns(harness, 0)
         wanted = emit(database, ["a", "b"])
         assert query(database, "select count(*) from outbox.shard where owner is not null") == [(0,)]
         query(database, "update outbox.sink set paused = false returning 1")
@@ -378,19 +378,19 @@ async def _count(sink: MemorySink, count: int) -> bool:
 
 async def test_a_stop_finishes_settles_and_releases(database: Database) -> None:
     sink = MemorySink()
-    rig = Rig(database.dsn, [(spec("s"), sink)])
-    await rig.start()
-    await rig.owns_all()
+    harness = RelayHarness(database.dsn, [(spec("s"), sink)])
+    await harness.start()
+    await harness.owns_all()
     wanted = emit(database, [f"k{n}" for n in range(1000)])
     await delivered(sink, wanted[:1])
-    await rig.stop()
+    await harness.stop()
     assert query(database, "select count(*) from outbox.shard where owner is not null") == [(0,)]
     assert query(database, "select count(*) from outbox.relay") == [(0,)]
-    heir = MemorySink()
-    async with running(database.dsn, (spec("s"), heir)) as next_rig:
-        await delivered_together(wanted, sink, heir)
-        await next_rig.settled()
-    assert not set(ids(sink)) & set(ids(heir)), "nothing twice"
+    successor = MemorySink()
+    async with running(database.dsn, (spec("s"), successor)) as next_harness:
+        await delivered_together(wanted, sink, successor)
+        await next_harness.settled()
+    assert not set(ids(sink)) & set(ids(successor)), "nothing twice"
 
 
 def test_the_helpers_of_this_file_can_tell_disorder() -> None:
@@ -424,11 +424,11 @@ async def test_shards_of_a_claim_without_an_answer_are_served_at_once_and_count_
 ) -> None:
     """Its COMMIT waits, as for a standby, and the relay has given it up."""
     sink = MemorySink()
-    rig = Rig(database.dsn, [(spec("s"), sink)], lease_seconds=30.0)
+    harness = RelayHarness(database.dsn, [(spec("s"), sink)], lease_seconds=30.0)
     async with await database.aconnect() as server:
 
         async def claim_without_answer(*given: Any) -> Any:
-            rig.store.claim_shards = claim  # type: ignore[method-assign]
+            harness.store.claim_shards = claim  # type: ignore[method-assign]
             names = ("sink", "owner", "generation", "lease", "most", "free_for")
             parameters = {**dict(zip(names, given, strict=True)), "lapsed_for": 0.0}
             cursor = await server.execute(statements()["claim_shards"], parameters)
@@ -437,16 +437,16 @@ async def test_shards_of_a_claim_without_an_answer_are_served_at_once_and_count_
                 await server.commit()
             raise StatementFailed("the database did not answer within 10 s", "57014")
 
-        claim, rig.store.claim_shards = rig.store.claim_shards, claim_without_answer  # type: ignore[method-assign]
-        await rig.start()
-        await auntil(lambda: claimed_again(rig), seconds=20, what="the relay claims again")
+        claim, harness.store.claim_shards = harness.store.claim_shards, claim_without_answer  # type: ignore[method-assign]
+        await harness.start()
+        await auntil(lambda: claimed_again(harness), seconds=20, what="the relay claims again")
         await server.commit()
-        await owns(rig, SHARDS, seconds=20)
+        await owns(harness, SHARDS, seconds=20)
         await delivered(sink, emit(database, ["a"]))
-        assert query(database, "select distinct crashes, owner from outbox.shard") == [(0, rig.relay)]
-    await rig.crash()
-    rig.judge()
+        assert query(database, "select distinct crashes, owner from outbox.shard") == [(0, harness.relay)]
+    await harness.crash()
+    harness.judge()
 
 
-async def claimed_again(rig: Rig) -> bool:
-    return rig.store.calls["release_unknown_shards"] > 1
+async def claimed_again(harness: RelayHarness) -> bool:
+    return harness.store.calls["release_unknown_shards"] > 1

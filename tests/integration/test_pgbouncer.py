@@ -12,15 +12,15 @@ import pytest
 
 from outbox_relay import outbox
 from outbox_relay.postgres.listener import LOCK
-from tests.integration.test_relay import delivered, emit, has, query
-from tests.support.database import Database
+from tests.support.database import Database, query
+from tests.support.deliveries import delivered, emit, has
 from tests.support.kafka import KafkaBroker
 from tests.support.kafka.drained import drained
 from tests.support.memory_sink import MemorySink
 from tests.support.pgbouncer import PgBouncer
 from tests.support.postgres import PostgresServer
 from tests.support.relay_config import kafka_config
-from tests.support.rig import running, spec
+from tests.support.relay_harness import running, spec
 from tests.support.service import RelayService
 from tests.support.shop import Writers
 from tests.support.wait import auntil, until
@@ -91,8 +91,8 @@ async def test_an_emit_through_the_pooler_wakes_a_relay(database: Database, pool
     """The try of the sleepers' lock leaves nothing behind in a session that serves others next."""
     sink, heard = MemorySink(), database.connect(autocommit=True)
     heard.execute("listen outbox")
-    async with running(database.dsn, (spec("s"), sink)) as rig:
-        await rig.owns_all()
+    async with running(database.dsn, (spec("s"), sink)) as harness:
+        await harness.owns_all()
         await has(database, ASLEEP, *LOCK)
         with psycopg.connect(pooler.dsn(database.name)) as connection:
             outbox.emit(connection, "test.event", 1, key="a")
@@ -108,12 +108,12 @@ async def test_a_relay_without_a_direct_connection_polls_through_the_pooler(
 ) -> None:
     sink = MemorySink()
     options = {"listen": False, "pooler": True}
-    async with running(pooler.dsn(database.name), (spec("s"), sink), **options) as rig:
-        await rig.owns_all()
+    async with running(pooler.dsn(database.name), (spec("s"), sink), **options) as harness:
+        await harness.owns_all()
         await delivered(sink, emit(database, ["a"]))
-        await rig.settled()
-        taken = rig.store.calls["tick"]
-        await rig.settled()
+        await harness.settled()
+        taken = harness.store.calls["tick"]
+        await harness.settled()
         await delivered(sink, emit(database, ["b"]))
-        assert rig.store.calls["tick"] > taken
+        assert harness.store.calls["tick"] > taken
         assert query(database, ASLEEP, *LOCK) == []

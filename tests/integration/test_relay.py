@@ -16,17 +16,17 @@ from tests.support.database import Database, query
 from tests.support.deliveries import delivered, emit, has, ids, in_order
 from tests.support.ledger import ledger
 from tests.support.memory_sink import BOTH, Late, MemorySink, fails
-from tests.support.rig import Rig, running, spec
+from tests.support.relay_harness import RelayHarness, running, spec
 from tests.support.wait import auntil
 
 
 @BOTH
 async def test_everything_is_delivered_once_and_in_order_per_key(database: Database, keeps_order: bool) -> None:
     sink = MemorySink(keeps_order=keeps_order)
-    async with running(database.dsn, (spec("s"), sink)) as rig:
+    async with running(database.dsn, (spec("s"), sink)) as harness:
         wanted = emit(database, [f"k{n % 7}" for n in range(3000)] + [None] * 50)
         await delivered(sink, wanted)
-        await rig.settled()
+        await harness.settled()
     assert sorted(ids(sink)) == wanted
     assert in_order(sink.delivered)
     assert query(database, "select count(*) from outbox.delivery") == [(0,)]
@@ -49,14 +49,14 @@ class Answering(MemorySink):
 async def test_what_comes_while_a_call_waits_for_others_is_read_together(database: Database) -> None:
     """Two calls are under way and one waits: until it is sent no window is begun, and then one takes all there is."""
     sink = Answering()
-    async with running(database.dsn, (spec("s"), sink)) as rig:
-        await rig.owns_all()
+    async with running(database.dsn, (spec("s"), sink)) as harness:
+        await harness.owns_all()
         wanted: list[int] = []
         for number in range(1, 4):
             wanted += emit(database, ["k"])
 
             async def read(number: int = number) -> bool:
-                return rig.relays[0].in_hand == number
+                return harness.relays[0].in_hand == number
 
             await auntil(read, seconds=20, what=f"{number} events are in hand")
         for _ in range(10):
@@ -72,11 +72,11 @@ async def test_followers_of_a_failing_key_are_held_and_come_after_it(database: D
     sink = MemorySink(late, keeps_order=keeps_order)
     wanted = emit(database, [f"k{n % 10}" for n in range(400)])
     late.script = fails(2, wanted[:100:11])
-    async with running(database.dsn, (spec("s"), sink)) as rig:
+    async with running(database.dsn, (spec("s"), sink)) as harness:
         await delivered(sink, wanted)
         more = emit(database, [f"k{n % 10}" for n in range(100)])
         await delivered(sink, more)
-        await rig.settled()
+        await harness.settled()
     assert sorted(set(ids(sink))) == [*wanted, *more]
     assert len(ids(sink)) == len(set(ids(sink)))
     assert in_order(sink.delivered)
@@ -90,9 +90,9 @@ async def test_followers_in_later_batches_are_held_too(database: Database) -> No
     sink.max_batch = 5
     wanted = emit(database, [f"k{n % 4}" for n in range(100)])
     late.script = fails(2, [wanted[2], wanted[41]])
-    async with running(database.dsn, (spec("s"), sink)) as rig:
+    async with running(database.dsn, (spec("s"), sink)) as harness:
         await delivered(sink, wanted)
-        await rig.settled()
+        await harness.settled()
     assert ids(sink).count(wanted[2]) == 1
     assert in_order(sink.delivered)
 
@@ -103,11 +103,11 @@ async def test_held_rows_of_one_key_are_delivered_many_at_a_time(database: Datab
     sink = MemorySink(late)
     wanted = emit(database, ["hot"] * 2000)
     late.script = fails(1, wanted[::400])
-    async with running(database.dsn, (spec("s"), sink)) as rig:
+    async with running(database.dsn, (spec("s"), sink)) as harness:
         await delivered(sink, wanted)
-        await rig.settled()
+        await harness.settled()
     assert ids(sink) == wanted
-    assert rig.store.calls["delete_rows"] + rig.store.calls["update_rows"] <= 50
+    assert harness.store.calls["delete_rows"] + harness.store.calls["update_rows"] <= 50
 
 
 async def test_what_is_claimed_with_a_row_that_is_refused_stays_behind_it_untouched(database: Database) -> None:
@@ -141,14 +141,14 @@ async def test_rows_of_a_session_that_ends_are_claimed_again_at_once_and_no_clai
         return DELIVERED
 
     sink = MemorySink(script, keeps_order=False)
-    async with running(database.dsn, (spec("s", park_after_seconds=30.0), sink), expects={"lease_lost"}) as rig:
+    async with running(database.dsn, (spec("s", park_after_seconds=30.0), sink), expects={"lease_lost"}) as harness:
         wanted = emit(database, ["a"])
         await asyncio.wait_for(stuck.wait(), 20)
         assert query(database, "select claims from outbox.delivery where lease_until > now()") == [(1,)]
-        query(database, "update outbox.shard set epoch = epoch + 1 where owner = %s returning 1", rig.relay)
-        await rig.lease_manager.round()
+        query(database, "update outbox.shard set epoch = epoch + 1 where owner = %s returning 1", harness.relay)
+        await harness.lease_manager.round()
         emit(database, ["b"])
-        await auntil(lambda: _true(bool(rig.ended)), seconds=10, what="the session ends")
+        await auntil(lambda: _true(bool(harness.ended)), seconds=10, what="the session ends")
         await delivered(sink, wanted)
 
 
@@ -180,9 +180,9 @@ async def test_a_refused_event_is_dead_with_its_reason_and_its_neighbours_are_de
     sink = MemorySink(late, keeps_order=keeps_order)
     wanted = emit(database, ["a", "a", "a", "b", None])
     late.script = fails(99, [wanted[1]], Refused("too strange", 422))
-    async with running(database.dsn, (spec("s"), sink)) as rig:
+    async with running(database.dsn, (spec("s"), sink)) as harness:
         await delivered(sink, [i for i in wanted if i != wanted[1]])
-        await rig.settled()
+        await harness.settled()
     rows = query(database, "select id, state, last_error, last_status, attempts from outbox.delivery")
     assert rows == [(wanted[1], "dead", "too strange", 422, 1)]
     assert in_order(sink.delivered)
@@ -225,17 +225,17 @@ async def test_a_destination_that_is_down_costs_no_attempt_and_no_row(database: 
 
     sink = MemorySink(script, keeps_order=keeps_order)
     circuit = CircuitPolicy(open_after=1, probe_seconds=0.05, probe_max_seconds=0.1)
-    async with running(database.dsn, (spec("s", circuit=circuit), sink)) as rig:
+    async with running(database.dsn, (spec("s", circuit=circuit), sink)) as harness:
         wanted = emit(database, [f"k{n % 5}" for n in range(200)])
         await has(database, "select 1 from outbox.sink where circuit <> 'closed' and last_error = 'down for tests'")
-        written = rig.store.calls["settle"]
+        written = harness.store.calls["settle"]
         asked = len(sink.attempts)
         await auntil(lambda: _true(len(sink.attempts) > asked + 3), seconds=10, what="probes are sent")
-        assert rig.store.calls["settle"] == written
+        assert harness.store.calls["settle"] == written
         assert query(database, "select count(*) from outbox.delivery") == [(0,)]
         down = False
         await delivered(sink, wanted)
-        await rig.settled()
+        await harness.settled()
         await has(database, "select 1 from outbox.sink where circuit = 'closed'")
     assert in_order(sink.delivered)
     assert len(ids(sink)) == len(wanted)
@@ -248,7 +248,7 @@ async def _true(value: bool) -> bool:
 @BOTH
 async def test_scheduled_events_wait_for_their_time_and_hold_nobody_back(database: Database, keeps_order: bool) -> None:
     sink = MemorySink(keeps_order=keeps_order)
-    async with running(database.dsn, (spec("s"), sink)) as rig:
+    async with running(database.dsn, (spec("s"), sink)) as harness:
         with database.connect() as connection:
             connection.execute(
                 "select outbox.emit('later', '1', key => 'a', deliver_at => clock_timestamp() + interval '4 seconds'), "
@@ -262,7 +262,7 @@ async def test_scheduled_events_wait_for_their_time_and_hold_nobody_back(databas
         rows = query(database, "select type, state, ordered, due_at = deliver_at from outbox.delivery order by id")
         assert rows == [("later", "waiting", False, True), ("much.later", "waiting", False, True)]
         await auntil(lambda: _true(len(sink.delivered) == 3), seconds=20, what="the first one is due")
-        await rig.settled()
+        await harness.settled()
     [(on_time,)] = query(
         database,
         "select bool_and(clock_timestamp() >= deliver_at) from outbox.event where type = 'later'",
@@ -274,18 +274,18 @@ async def test_scheduled_events_wait_for_their_time_and_hold_nobody_back(databas
 async def test_rows_are_claimed_while_others_are_being_delivered(database: Database) -> None:
     """A second call with rows begins beside the first, and no third one: as many as the sink takes."""
     sink = Answering()
-    async with running(database.dsn, (spec("s"), sink)) as rig:
-        await rig.owns_all()
+    async with running(database.dsn, (spec("s"), sink)) as harness:
+        await harness.owns_all()
         for calls in (1, 2):
             query(database, "select outbox.emit('later', '1', deliver_at => clock_timestamp() + interval '0.5 s')")
             await auntil(lambda calls=calls: _true(len(sink.sizes) == calls), seconds=20, what=f"{calls} calls")
         query(database, "select outbox.emit('later', '1', deliver_at => clock_timestamp() + interval '0.5 s')")
         await has(database, "select 1 from outbox.delivery where due_at < now() having count(*) = 3")
-        claims = rig.store.calls["claim_rows"]
+        claims = harness.store.calls["claim_rows"]
         assert query(database, "select count(*) from outbox.delivery where lease is null") == [(1,)]
         sink.told.set()
         await has(database, "select 1 from outbox.delivery having count(*) = 0")
-        assert rig.store.calls["claim_rows"] > claims
+        assert harness.store.calls["claim_rows"] > claims
     assert sink.sizes == [1, 1, 1]
 
 
@@ -298,7 +298,7 @@ async def test_a_slow_request_is_parked_and_does_not_hold_the_position_back(data
         return DELIVERED
 
     sink = MemorySink(script, keeps_order=False)
-    async with running(database.dsn, (spec("s", park_after_seconds=0.1), sink)) as rig:
+    async with running(database.dsn, (spec("s", park_after_seconds=0.1), sink)) as harness:
         wanted = emit(database, ["slow", *(f"k{n}" for n in range(20)), "slow"])
         [(leased, until)] = await has(
             database, "select lease is not null, lease_until > now() from outbox.delivery where state = 'waiting'"
@@ -307,56 +307,58 @@ async def test_a_slow_request_is_parked_and_does_not_hold_the_position_back(data
         await delivered(sink, wanted[1:-1])
         await has(database, "select 1 from outbox.delivery where state = 'held'")
         await auntil(
-            lambda: _true(all(reader.idle for reader in rig.relays[0].readers)), seconds=10, what="nothing is in hand"
+            lambda: _true(all(reader.idle for reader in harness.relays[0].readers)),
+            seconds=10,
+            what="nothing is in hand",
         )
         gate.set()
         await delivered(sink, wanted)
-        await rig.settled()
+        await harness.settled()
     assert len(ids(sink)) == len(wanted)
     assert in_order(sink.delivered)
 
 
 async def test_the_sinks_of_a_relay_share_its_ticks(database: Database) -> None:
     sinks = [(spec(f"s{n}"), MemorySink()) for n in range(3)]
-    async with running(database.dsn, *sinks) as rig:
-        await rig.owns_all()
+    async with running(database.dsn, *sinks) as harness:
+        await harness.owns_all()
         wanted = emit(database, ["a", "b"])
         for _, sink in sinks:
             await delivered(sink, wanted)
-        await rig.settled()
+        await harness.settled()
         at_session_start, under_way = len(sinks), 1
-        others = rig.store.calls["tick"] - rig.ticker.taken
+        others = harness.store.calls["tick"] - harness.ticker.taken
         assert at_session_start <= others <= at_session_start + under_way
     assert all(ids(sink) == wanted for _, sink in sinks)
 
 
 async def test_nothing_is_read_and_nothing_is_written_while_nothing_is_new(database: Database) -> None:
     sink = MemorySink()
-    async with running(database.dsn, (spec("s"), sink)) as rig:
-        await rig.owns_all()
+    async with running(database.dsn, (spec("s"), sink)) as harness:
+        await harness.owns_all()
         await delivered(sink, emit(database, ["a"]))
-        await rig.settled()
-        session = rig.relays[0].session
+        await harness.settled()
+        session = harness.relays[0].session
         assert session is not None
         await session.settler.flush(everything=True)
-        before = rig.store.calls.copy()
-        await auntil(lambda: _true(rig.store.calls["tick"] >= before["tick"] + 20), seconds=20, what="20 ticks")
-        after = rig.store.calls
+        before = harness.store.calls.copy()
+        await auntil(lambda: _true(harness.store.calls["tick"] >= before["tick"] + 20), seconds=20, what="20 ticks")
+        after = harness.store.calls
     for quiet in ("read_rest", "read_late", "settle"):
         assert after[quiet] == before[quiet], quiet
 
 
 async def test_shards_at_the_same_position_are_read_with_one_call(database: Database) -> None:
     sink = MemorySink()
-    async with running(database.dsn, (spec("s"), sink)) as rig:
-        await rig.owns_all()
+    async with running(database.dsn, (spec("s"), sink)) as harness:
+        await harness.owns_all()
         await delivered(sink, emit(database, [f"k{n}" for n in range(500)]))
-        await rig.settled()
-        assert len(rig.relays[0].readers) == 1
-        before = rig.store.calls["read_rest"]
+        await harness.settled()
+        assert len(harness.relays[0].readers) == 1
+        before = harness.store.calls["read_rest"]
         wanted = emit(database, [f"k{n}" for n in range(500)])
         await delivered(sink, wanted)
-        calls = rig.store.calls["read_rest"] - before
+        calls = harness.store.calls["read_rest"] - before
     assert len({event.shard for event in sink.delivered}) == SHARDS
     assert calls <= 5
 
@@ -364,27 +366,27 @@ async def test_shards_at_the_same_position_are_read_with_one_call(database: Data
 async def test_the_events_of_a_large_transaction_that_commits_late_are_found_once(database: Database) -> None:
     """Each read finds a bounded number of them by xid: goes red when most reads bring nothing."""
     sink = MemorySink()
-    async with running(database.dsn, (spec("s"), sink)) as rig:
-        await rig.owns_all()
+    async with running(database.dsn, (spec("s"), sink)) as harness:
+        await harness.owns_all()
         with database.connect() as connection:
             outbox.emit_many(connection, [outbox.Event("test.event", n, key=f"k{n % 7}") for n in range(20_000)])
             await delivered(sink, emit(database, ["while it is open"]))
-            before = rig.store.calls["read_late"]
+            before = harness.store.calls["read_late"]
         await auntil(lambda: _true(len(sink.delivered) > 20_000), seconds=60, what="all of them are delivered")
         assert len(sink.delivered) == 20_001
         assert in_order(sink.delivered)
         # One for each chunk, one to see that nothing is left, one for a window meanwhile.
         assert before <= 2
-        assert rig.store.calls["read_late"] - before <= 20_000 // CHUNK_EVENTS + 2
+        assert harness.store.calls["read_late"] - before <= 20_000 // CHUNK_EVENTS + 2
 
 
 async def test_only_routed_types_are_read(database: Database) -> None:
     sink = MemorySink()
-    async with running(database.dsn, (spec("s", patterns=("order.*",), types=("order.%",)), sink)) as rig:
+    async with running(database.dsn, (spec("s", patterns=("order.*",), types=("order.%",)), sink)) as harness:
         with database.connect() as connection:
             connection.execute("select outbox.emit('payment.done', '1'), outbox.emit('order.made', '2')")
         await auntil(lambda: _true(len(sink.delivered) == 1), seconds=10, what="one event")
-        await rig.settled()
+        await harness.settled()
     assert [(event.type, json.loads(event.payload)) for event in sink.delivered] == [("order.made", 2)]
 
 
@@ -398,8 +400,8 @@ async def test_what_may_have_killed_its_owners_is_claimed_in_turn_with_the_other
         await hand.own("s")
         await hand.park("s", *(hand.row(event, claims=3 if n >= 37 else 0) for n, event in enumerate(events)))
         await hand.store.release_shards("s", hand.relay, hand.epochs["s"])
-    async with running(database.dsn, (spec("s"), sink)) as rig:
-        await rig.settled()
+    async with running(database.dsn, (spec("s"), sink)) as harness:
+        await harness.settled()
     suspects = [n for n, event in enumerate(sink.delivered) if event.id in events[37:]]
     assert suspects == [0, 11, 22]
     assert len(sink.delivered) == 40
@@ -421,8 +423,8 @@ async def test_a_message_that_kills_its_relay_again_and_again_ends_dead(database
             return DELIVERED
 
         sink = MemorySink(script, keeps_order=False)
-        rig = Rig(database.dsn, [(spec("s", park_after_seconds=60.0), sink)], lease_seconds=1.0)
-        await rig.start()
+        harness = RelayHarness(database.dsn, [(spec("s", park_after_seconds=60.0), sink)], lease_seconds=1.0)
+        await harness.start()
         dead = "select 1 from outbox.delivery where state = 'dead'"
 
         async def over(deadly: asyncio.Event = deadly, dead: str = dead) -> bool:
@@ -430,8 +432,8 @@ async def test_a_message_that_kills_its_relay_again_and_again_ends_dead(database
 
         await auntil(over, seconds=30, what="the message is delivered or dead")
         if not deadly.is_set():
-            await rig.settled()
-        await rig.crash()
+            await harness.settled()
+        await harness.crash()
         got += ids(sink)
         # The lease of a row outlasts any request; a crashed relay's is not waited for here.
         query(database, "update outbox.delivery set lease_until = now() where lease is not null returning 1")

@@ -12,7 +12,7 @@ from outbox_relay.domain.sink_spec import SinkSpec
 from tests.support.database import Database, query
 from tests.support.deliveries import delivered, emit, has
 from tests.support.memory_sink import MemorySink
-from tests.support.rig import Rig, running, spec
+from tests.support.relay_harness import RelayHarness, running, spec
 from tests.support.wait import auntil
 
 LEASED = "select id from outbox.delivery where lease is not null"
@@ -37,22 +37,22 @@ class Slow:
         return DELIVERED
 
 
-async def reloaded(rig: Rig, newer: SinkSpec) -> None:
-    """Do with the rig's sink what SIGHUP does."""
-    look = await rig.ticker.refresh()
+async def reloaded(harness: RelayHarness, newer: SinkSpec) -> None:
+    """Do with the harness's sink what SIGHUP does."""
+    look = await harness.ticker.refresh()
     wanted = [(newer.name, newer.patterns, newer.start)]
-    generations = await rig.store.register_sinks(wanted, look.tick, server=look.incarnation)
-    rig.relays[0].reload(newer, generations[newer.name])
+    generations = await harness.store.register_sinks(wanted, look.tick, server=look.incarnation)
+    harness.relays[0].reload(newer, generations[newer.name])
 
 
-async def serves(rig: Rig, patterns: tuple[str, ...]) -> None:
-    """Wait until the rig serves its sink with these patterns, and owns all of it."""
+async def serves(harness: RelayHarness, patterns: tuple[str, ...]) -> None:
+    """Wait until the harness serves its sink with these patterns, and owns all of it."""
 
     async def fact() -> bool:
-        return rig.relays[0].spec.patterns == patterns
+        return harness.relays[0].spec.patterns == patterns
 
     await auntil(fact, seconds=30, what=f"the patterns are {patterns}")
-    await rig.owns_all()
+    await harness.owns_all()
 
 
 async def test_a_reload_waits_for_a_request_that_became_a_row(database: Database) -> None:
@@ -61,26 +61,26 @@ async def test_a_reload_waits_for_a_request_that_became_a_row(database: Database
     sink = MemorySink(script, keeps_order=False)
     older = spec("s", patterns=("test.*",), types=("test.%",), park_after_seconds=0.05)
     newer = replace(older, patterns=("test.*", "other.*"), types=("test.%", "other.%"))
-    async with running(database.dsn, (older, sink), expects={"reload"}) as rig:
-        await rig.owns_all()
+    async with running(database.dsn, (older, sink), expects={"reload"}) as harness:
+        await harness.owns_all()
         [slow] = emit(database, ["a"])
         await has(database, LEASED)
-        await reloaded(rig, newer)
+        await reloaded(harness, newer)
         await has(database, RELEASED)
-        rounds = rig.store.calls["sinks"]
+        rounds = harness.store.calls["sinks"]
 
         async def looked() -> bool:
-            return rig.store.calls["sinks"] >= rounds + 2 or bool(rig.ended)
+            return harness.store.calls["sinks"] >= rounds + 2 or bool(harness.ended)
 
         await auntil(looked, seconds=20, what="the relay has looked around with nothing in hand")
-        assert rig.ended == [], "the request is under way"
+        assert harness.ended == [], "the request is under way"
         script.answer.set()
-        await serves(rig, newer.patterns)
+        await serves(harness, newer.patterns)
         [quick] = emit(database, ["b"])
         await delivered(sink, [slow, quick])
-        await rig.settled()
+        await harness.settled()
     assert sink.attempts == [slow, quick]
-    assert [str(error) for error in rig.ended] == ["the configuration was reloaded"]
+    assert [str(error) for error in harness.ended] == ["the configuration was reloaded"]
 
 
 async def test_shards_that_are_given_up_while_the_destination_is_down_wait_for_a_request_that_became_a_row(
@@ -91,28 +91,28 @@ async def test_shards_that_are_given_up_while_the_destination_is_down_wait_for_a
     sink = MemorySink(script, keeps_order=False)
     older = spec("s", patterns=("test.*",), types=("test.%",), park_after_seconds=0.05)
     newer = replace(older, patterns=("*",), types=None)
-    async with running(database.dsn, (older, sink), expects={"reload", "handed_over"}) as rig:
-        await rig.owns_all()
+    async with running(database.dsn, (older, sink), expects={"reload", "handed_over"}) as harness:
+        await harness.owns_all()
         [slow] = emit(database, ["a"])
         await has(database, LEASED)
         script.others = Unavailable("down")
         emit(database, [f"k{n}" for n in range(60)])
 
         async def is_open() -> bool:
-            return rig.relays[0].circuit != "closed"
+            return harness.relays[0].circuit != "closed"
 
         await auntil(is_open, seconds=20, what="the circuit is open")
-        await reloaded(rig, newer)
-        rounds = rig.store.calls["sinks"]
+        await reloaded(harness, newer)
+        rounds = harness.store.calls["sinks"]
 
         async def looked() -> bool:
-            return rig.store.calls["sinks"] >= rounds + 3 or bool(rig.ended)
+            return harness.store.calls["sinks"] >= rounds + 3 or bool(harness.ended)
 
         await auntil(looked, seconds=20, what="the relay has been told to give its shards up")
-        assert rig.ended == [], "the request is under way"
+        assert harness.ended == [], "the request is under way"
         script.answer.set()
         script.others = DELIVERED
-        await serves(rig, newer.patterns)
-        await rig.settled()
+        await serves(harness, newer.patterns)
+        await harness.settled()
     assert sink.attempts.count(slow) == 1
     assert query(database, "select count(*) from outbox.delivery") == [(0,)]

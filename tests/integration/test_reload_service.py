@@ -24,7 +24,7 @@ from tests.support.receiver.certificates import Authority
 from tests.support.receiver.received import received_types
 from tests.support.receiver.signatures import SECRET
 from tests.support.relay_config import webhook_config
-from tests.support.rig import LOST
+from tests.support.relay_harness import LOST
 from tests.support.service import RelayService
 from tests.support.wait import becomes, until
 

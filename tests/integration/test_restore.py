@@ -17,7 +17,7 @@ from tests.support.database import Database
 from tests.support.ledger import ledger
 from tests.support.memory_sink import MemorySink
 from tests.support.postgres import PostgresServer
-from tests.support.rig import CountingStore, running, spec
+from tests.support.relay_harness import CountingStore, running, spec
 from tests.support.wait import auntil, until
 
 AHEAD = 3000
@@ -51,14 +51,14 @@ def do(database: Database, statement: str) -> None:
 async def relayed(database: Database, wanted: list[str], *, start: str = "beginning", name: str = "s") -> list[str]:
     """Run a relay until all of `wanted` was delivered and every shard stands at the end; returns the uids delivered."""
     sink = MemorySink()
-    async with running(database.dsn, (spec(name, start=start), sink), lease_seconds=3) as rig:
+    async with running(database.dsn, (spec(name, start=start), sink), lease_seconds=3) as harness:
 
         async def fact() -> bool:
             return not set(wanted) - {event.uid for event in sink.delivered}
 
         await auntil(fact, seconds=30, what=f"{len(wanted)} events are delivered")
-        await rig.settled()
-        await rig.stop()
+        await harness.settled()
+        await harness.stop()
     return [event.uid for event in sink.delivered]
 
 
@@ -214,10 +214,10 @@ async def test_rebase_of_a_log_that_is_settled_repeats_nothing(own_postgres: Pos
 
 async def test_rebase_names_the_relays_that_run(own_postgres: PostgresServer) -> None:
     with shop(own_postgres) as database:
-        async with running(database.dsn, (spec("s"), MemorySink())) as rig:
-            await rig.owns_all()
+        async with running(database.dsn, (spec("s"), MemorySink())) as harness:
+            await harness.owns_all()
             with pytest.raises(
-                DatabaseUnusable, match=r"relays are running: rig \(seen \d+ s ago\); stop every relay first"
+                DatabaseUnusable, match=r"relays are running: harness \(seen \d+ s ago\); stop every relay first"
             ):
                 await asyncio.to_thread(rebase, database.dsn)
 

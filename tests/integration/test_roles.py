@@ -20,7 +20,7 @@ from outbox_relay.postgres.migrations import migrate
 from outbox_relay.postgres.schema_script import script
 from tests.support.database import Database
 from tests.support.memory_sink import MemorySink
-from tests.support.rig import CountingStore, running, spec
+from tests.support.relay_harness import CountingStore, running, spec
 from tests.support.wait import auntil
 
 LOG = ("event", "event_default")
@@ -267,8 +267,8 @@ async def test_a_relay_works_with_its_grants_alone(database: Database, relay: st
             states = conn.execute("select state, count(*) from outbox.delivery group by state").fetchall()
         return {event.uid for event in sink.delivered} == wanted and states == [("dead", 10)]
 
-    async with running(database.dsn_as(relay), (spec("s"), sink)) as rig:
-        await rig.owns_all()
+    async with running(database.dsn_as(relay), (spec("s"), sink)) as harness:
+        await harness.owns_all()
         await auntil(settled, seconds=30, what="40 events are delivered and 10 are dead")
 
 
@@ -307,13 +307,15 @@ async def test_a_relay_that_loses_its_rights_on_the_id_sequence_loses_no_event(d
     sink = MemorySink()
 
     async def refused() -> bool:
-        return any(re.search(SEQUENCE_DENIED, str(error)) for error in rig.ended)
+        return any(re.search(SEQUENCE_DENIED, str(error)) for error in harness.ended)
 
     async def arrived() -> bool:
         return [event.uid for event in sink.delivered] == [uid]
 
-    async with running(database.dsn_as(relay), (spec("s"), sink), expects={"database_refused", "incarnation"}) as rig:
-        await rig.owns_all()
+    async with running(
+        database.dsn_as(relay), (spec("s"), sink), expects={"database_refused", "incarnation"}
+    ) as harness:
+        await harness.owns_all()
         forbid_sequence(database, relay)
         with database.connect() as conn:
             uid = str(outbox.emit(conn, "t", 1))

@@ -16,7 +16,7 @@ from tests.support.database import Database, query
 from tests.support.kafka import KafkaBroker
 from tests.support.postgres import PostgresServer
 from tests.support.relay_config import kafka_config
-from tests.support.rig import CountingStore
+from tests.support.relay_harness import CountingStore
 from tests.support.service import RelayService
 from tests.support.wait import until
 

@@ -22,7 +22,7 @@ from tests.support import pgbouncer
 from tests.support.database import Database
 from tests.support.deliveries import delivered, emit
 from tests.support.memory_sink import MemorySink
-from tests.support.rig import CountingStore, running, spec
+from tests.support.relay_harness import CountingStore, running, spec
 from tests.support.wait import auntil
 
 HOSTILE = {
@@ -95,12 +95,12 @@ def poison(database: Database, role: str, name: str) -> None:
 async def test_a_relay_delivers_whatever_the_default_of_its_role_is(database: Database, relay: str, name: str) -> None:
     poison(database, relay, name)
     sink = MemorySink()
-    async with running(database.dsn_as(relay), (spec("s"), sink)) as rig:
+    async with running(database.dsn_as(relay), (spec("s"), sink)) as harness:
         await delivered(sink, emit(database, ["a", None, "ключ"]))
-        await rig.settled()
-        await auntil(lambda: asyncio.sleep(0, rig.ticker._wakeup.listening), seconds=10, what="it listens")  # pyright: ignore[reportPrivateUsage]
+        await harness.settled()
+        await auntil(lambda: asyncio.sleep(0, harness.ticker._wakeup.listening), seconds=10, what="it listens")  # pyright: ignore[reportPrivateUsage]
         await delivered(sink, emit(database, ["b"]))
-        assert rig.ended == []
+        assert harness.ended == []
 
 
 async def test_the_settings_of_a_connection_outrank_those_of_its_dsn_and_of_the_environment(
@@ -139,9 +139,11 @@ async def test_behind_a_pooler_a_default_is_harmless_or_named_with_its_fix(
     with pgbouncer.PgBouncer(database.server) as pooler:
         sink = MemorySink()
         try:
-            async with running(pooler.dsn(database.name, relay), (spec("s"), sink), listen=False, pooler=True) as rig:
+            async with running(
+                pooler.dsn(database.name, relay), (spec("s"), sink), listen=False, pooler=True
+            ) as harness:
                 await delivered(sink, emit(database, ["a", None, "ключ"]))
-                await rig.settled()
+                await harness.settled()
         except DatabaseUnusable as error:
             refused = error
     if name in HARMLESS_BEHIND_A_POOLER:

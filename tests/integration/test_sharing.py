@@ -25,7 +25,7 @@ from tests.support.deliveries import delivered, emit, first_deliveries, in_order
 from tests.support.kafka import KafkaBroker
 from tests.support.memory_sink import MemorySink
 from tests.support.relay_config import kafka_config
-from tests.support.rig import Rig, spec
+from tests.support.relay_harness import RelayHarness, spec
 from tests.support.service import RelayService
 from tests.support.wait import auntil, until
 
@@ -48,36 +48,36 @@ def report(capsys: pytest.CaptureFixture[str]) -> Callable[[str], None]:
 @asynccontextmanager
 async def party(dsn: str, expects: Collection[str] = ()) -> AsyncGenerator[Callable[..., Any]]:
     """Relays that are still there at the end of the block crash."""
-    rigs: list[Rig] = []
+    harnesses: list[RelayHarness] = []
 
-    async def join(*sinks: tuple[SinkSpec, Sink]) -> Rig:
-        rigs.append(Rig(dsn, list(sinks), lease_seconds=LEASE_SECONDS, expects=expects))
-        await rigs[-1].start()
-        return rigs[-1]
+    async def join(*sinks: tuple[SinkSpec, Sink]) -> RelayHarness:
+        harnesses.append(RelayHarness(dsn, list(sinks), lease_seconds=LEASE_SECONDS, expects=expects))
+        await harnesses[-1].start()
+        return harnesses[-1]
 
     try:
         yield join
     finally:
-        for rig in rigs:
-            if any(not task.done() for task in rig.tasks):
-                await rig.crash()
-    for rig in rigs:
-        rig.judge()
+        for harness in harnesses:
+            if any(not task.done() for task in harness.tasks):
+                await harness.crash()
+    for harness in harnesses:
+        harness.judge()
 
 
-def shares(rigs: Sequence[Rig], sink: str) -> list[int]:
+def shares(harnesses: Sequence[RelayHarness], sink: str) -> list[int]:
     """How many shards of `sink` each relay that serves it owns, by what the relays themselves believe."""
-    return [rig.lease_manager.held[sink] for rig in rigs if sink in rig.lease_manager.held]
+    return [harness.lease_manager.held[sink] for harness in harnesses if sink in harness.lease_manager.held]
 
 
-async def even(rigs: Sequence[Rig], *sinks: str) -> None:
+async def even(harnesses: Sequence[RelayHarness], *sinks: str) -> None:
     """Wait until every shard of each sink is owned, and no relay owns two more than another."""
 
     async def fact() -> bool:
-        found = [shares(rigs, sink) for sink in sinks]
+        found = [shares(harnesses, sink) for sink in sinks]
         return all(sum(held) == SHARDS and max(held) - min(held) <= 1 for held in found)
 
-    await auntil(fact, seconds=60, what=f"{sinks} are shared evenly by {len(rigs)}")
+    await auntil(fact, seconds=60, what=f"{sinks} are shared evenly by {len(harnesses)}")
 
 
 def two_sinks() -> list[tuple[SinkSpec, Sink]]:
@@ -88,15 +88,15 @@ def two_sinks() -> list[tuple[SinkSpec, Sink]]:
 async def test_after_a_join_every_sink_is_shared_evenly_within_two_renewals(database: Database) -> None:
     """Three relays join one after another, the third for one sink only. Goes red when a surplus is not released."""
     async with party(database.dsn) as join:
-        rigs: list[Rig] = []
+        harnesses: list[RelayHarness] = []
         for sinks in (two_sinks(), two_sinks(), two_sinks()[:1]):
-            before = [rig.store.calls["renew_shards"] for rig in rigs]
-            rigs.append(await join(*sinks))
-            await even(rigs, "s", "t")
-            renewals = [rig.store.calls["renew_shards"] - b for rig, b in zip(rigs, before, strict=False)]
+            before = [harness.store.calls["renew_shards"] for harness in harnesses]
+            harnesses.append(await join(*sinks))
+            await even(harnesses, "s", "t")
+            renewals = [harness.store.calls["renew_shards"] - b for harness, b in zip(harnesses, before, strict=False)]
             assert all(count <= 2 for count in renewals), "within two renewals of each that was there"
-        assert sorted(shares(rigs, "s")) == [21, 21, 22]
-        assert shares(rigs, "t") == [32, 32], "a relay that does not serve a sink has no share of it"
+        assert sorted(shares(harnesses, "s")) == [21, 21, 22]
+        assert shares(harnesses, "t") == [32, 32], "a relay that does not serve a sink has no share of it"
         owners = query(database, "select sink, count(distinct owner), count(*) from outbox.shard group by sink")
         assert sorted(owners) == [("s", 3, SHARDS), ("t", 2, SHARDS)], "and the database says so"
 
@@ -104,14 +104,14 @@ async def test_after_a_join_every_sink_is_shared_evenly_within_two_renewals(data
 async def test_after_a_clean_leave_the_others_share_at_once(database: Database) -> None:
     """At their next look: no lease is waited for. Goes red when a leaving relay does not release or say good-bye."""
     async with party(database.dsn) as join:
-        rigs = [await join(*two_sinks()) for _ in range(3)]
-        await even(rigs, "s", "t")
-        left = rigs.pop()
-        looks = [rig.store.calls["sinks"] for rig in rigs]
+        harnesses = [await join(*two_sinks()) for _ in range(3)]
+        await even(harnesses, "s", "t")
+        left = harnesses.pop()
+        looks = [harness.store.calls["sinks"] for harness in harnesses]
         await left.stop()
         assert query(database, "select count(*) from outbox.shard where owner = %s", left.relay) == [(0,)]
-        await even(rigs, "s", "t")
-        assert all(rig.store.calls["sinks"] - before <= 3 for rig, before in zip(rigs, looks, strict=True))
+        await even(harnesses, "s", "t")
+        assert all(harness.store.calls["sinks"] - before <= 3 for harness, before in zip(harnesses, looks, strict=True))
         [(crashes, latest)] = query(
             database, "select max(crashes), max(lease_until) < now() + interval '1 hour' from outbox.shard"
         )
@@ -120,27 +120,27 @@ async def test_after_a_clean_leave_the_others_share_at_once(database: Database) 
 
 async def test_a_relay_that_is_told_to_stop_while_it_claims_keeps_nothing(database: Database) -> None:
     """Goes red when what was claimed meanwhile stays with a relay that nobody drains any more."""
-    rig = Rig(database.dsn, [(spec("s"), MemorySink())], lease_seconds=LEASE_SECONDS)
-    claim = rig.store.claim_shards
+    harness = RelayHarness(database.dsn, [(spec("s"), MemorySink())], lease_seconds=LEASE_SECONDS)
+    claim = harness.store.claim_shards
 
     async def claim_and_be_told(*arguments: Any) -> Any:
         found = await claim(*arguments)
-        rig.stopping.set()
-        await rig.lease_manager.stop()
-        await asyncio.wait({rig.tasks[2]}, timeout=30)
+        harness.stopping.set()
+        await harness.lease_manager.stop()
+        await asyncio.wait({harness.tasks[2]}, timeout=30)
         return found
 
-    rig.store.claim_shards = claim_and_be_told  # type: ignore[method-assign]
-    await rig.start()
-    await asyncio.wait_for(rig.tasks[2], 30)
+    harness.store.claim_shards = claim_and_be_told  # type: ignore[method-assign]
+    await harness.start()
+    await asyncio.wait_for(harness.tasks[2], 30)
 
     async def released() -> bool:
         return query(database, "select count(*) from outbox.shard where owner is not null") == [(0,)]
 
     await auntil(released, seconds=10, what="nothing is owned")
-    assert rig.store.calls["claim_shards"] == 1
-    assert rig.lease_manager.held == {"s": 0}
-    await rig.crash()
+    assert harness.store.calls["claim_shards"] == 1
+    assert harness.lease_manager.held == {"s": 0}
+    await harness.crash()
 
 
 async def test_shards_that_are_given_up_while_the_destination_is_down_repeat_nothing_that_was_delivered(
@@ -169,23 +169,23 @@ async def test_shards_that_are_given_up_while_the_destination_is_down_repeat_not
         await auntil(lambda: gives_up(leaver), seconds=10, what="it gives its shards up")
         answer.set()
         await stopped
-        heir = MemorySink()
-        await join((spec("s"), heir))
-        await delivered(heir, [stuck, behind])
+        successor = MemorySink()
+        await join((spec("s"), successor))
+        await delivered(successor, [stuck, behind])
         assert [event.id for event in sink.delivered] == [a, b, slow]
-        assert [event.id for event in heir.delivered] == [stuck, behind]
+        assert [event.id for event in successor.delivered] == [stuck, behind]
 
 
-async def gives_up(rig: Rig) -> bool:
+async def gives_up(harness: RelayHarness) -> bool:
     """Whether it sends nothing any more: it waits for what is under way, or has ended its session."""
-    session = rig.relays[0].session
+    session = harness.relays[0].session
     assert session is not None
-    return session.breaker.handing_over or not rig.leases("s").held
+    return session.breaker.handing_over or not harness.leases("s").held
 
 
-async def is_open(rig: Rig) -> bool:
+async def is_open(harness: RelayHarness) -> bool:
     """Whether the circuit of its first sink is not closed."""
-    return rig.relays[0].circuit != "closed"
+    return harness.relays[0].circuit != "closed"
 
 
 async def test_a_crashed_relays_shards_are_claimed_at_the_first_look_after_their_lease(
@@ -193,9 +193,9 @@ async def test_a_crashed_relays_shards_are_claimed_at_the_first_look_after_their
 ) -> None:
     """Measured by the database: from the end of the leases to the claim."""
     async with party(database.dsn) as join:
-        rigs = [await join(*two_sinks()), await join(*two_sinks())]
-        await even(rigs, "s", "t")
-        survivor, victim = rigs
+        harnesses = [await join(*two_sinks()), await join(*two_sinks())]
+        await even(harnesses, "s", "t")
+        survivor, victim = harnesses
         await victim.crash()
         lapsing = query(database, "select sink, shard, lease_until from outbox.shard where owner = %s", victim.relay)
         assert len(lapsing) == SHARDS
@@ -260,23 +260,23 @@ async def test_joins_and_leaves_under_load_repeat_and_reorder_nothing(
     deliverers = 0
     try:
         async with party(database.dsn) as join:
-            rigs: list[Rig] = []
+            harnesses: list[RelayHarness] = []
             for _ in range(7):
-                if len(rigs) < 2 or (len(rigs) < 3 and rng.random() < 0.5):
+                if len(harnesses) < 2 or (len(harnesses) < 3 and rng.random() < 0.5):
                     sink = MemorySink(slowly(rng, fails=fails), keeps_order=keeps_order)
                     sink.delivered = arrived
-                    rigs.append(await join((spec("s"), sink)))
+                    harnesses.append(await join((spec("s"), sink)))
                     deliverers += 1
                 else:
-                    await rigs.pop(rng.randrange(len(rigs))).stop()
-                await even(rigs, "s")
+                    await harnesses.pop(rng.randrange(len(harnesses))).stop()
+                await even(harnesses, "s")
                 await _grows(arrived)
             shop.close()
             await selling
             await _all_there(arrived, shop.ids)
-            for rig in rigs:
-                await rig.stop()
-            assert not any(rig.ended for rig in rigs), "no session ended by an error"
+            for harness in harnesses:
+                await harness.stop()
+            assert not any(harness.ended for harness in harnesses), "no session ended by an error"
     finally:
         shop.close()
     ids = [event.id for event in arrived]

@@ -18,7 +18,7 @@ from tests.support.database import Database, query
 from tests.support.deliveries import delivered, emit, ids, in_order
 from tests.support.memory_sink import BOTH, Late, MemorySink, fails
 from tests.support.pgbouncer import PgBouncer
-from tests.support.rig import Rig, running, spec
+from tests.support.relay_harness import RelayHarness, running, spec
 from tests.support.short_statements import short_statements
 
 LIMIT_MS = 1000
@@ -59,42 +59,42 @@ def make(database: Database, statements: str) -> None:
         connection.execute(statements.encode())
 
 
-async def all_arrive(rig: Rig, sink: MemorySink, wanted: list[int], statement: str) -> None:
+async def all_arrive(harness: RelayHarness, sink: MemorySink, wanted: list[int], statement: str) -> None:
     """Wait until all is delivered, once and in order; statements of this name were ended by the server."""
     await delivered(sink, wanted, seconds=60)
-    await rig.settled(seconds=60)
+    await harness.settled(seconds=60)
     assert sorted(ids(sink)) == wanted
     assert in_order(sink.delivered)
-    assert rig.store.timed_out[statement] >= 1
-    assert rig.ended == []
+    assert harness.store.timed_out[statement] >= 1
+    assert harness.ended == []
 
 
 async def test_reads_of_the_log_that_run_out_of_time_get_smaller(database: Database) -> None:
     make(database, SLOW_READS.format(seconds=0.001))
     sink = MemorySink()
-    async with running(database.dsn, (spec("s"), sink)) as rig:
-        await rig.owns_all()
-        await all_arrive(rig, sink, emit(database, [f"k{n % 7}" for n in range(EVENTS)]), "read_rest")
-        assert rig.store.timed_out.keys() == {"read_rest"}
+    async with running(database.dsn, (spec("s"), sink)) as harness:
+        await harness.owns_all()
+        await all_arrive(harness, sink, emit(database, [f"k{n % 7}" for n in range(EVENTS)]), "read_rest")
+        assert harness.store.timed_out.keys() == {"read_rest"}
 
 
-async def late(database: Database, rig: Rig, sink: MemorySink) -> list[int]:
+async def late(database: Database, harness: RelayHarness, sink: MemorySink) -> list[int]:
     """Emit a large transaction that commits behind an event that is delivered meanwhile; all ids."""
     with database.connect() as connection:
         large = "select outbox.emit_raw('t', 'p', key => 'k' || g %% 7) from generate_series(1, %s) g"
         connection.execute(large, (EVENTS,))
         [overtaking] = emit(database, ["other"])
         await delivered(sink, [overtaking])
-        await rig.settled()
+        await harness.settled()
     return [event for (event,) in query(database, "select id from outbox.event order by id")]
 
 
 async def test_reads_of_a_large_transaction_that_is_late_get_smaller(database: Database) -> None:
     make(database, SLOW_READS.format(seconds=0.001))
     sink = MemorySink()
-    async with running(database.dsn, (spec("s"), sink)) as rig:
-        await rig.owns_all()
-        await all_arrive(rig, sink, await late(database, rig, sink), "read_late")
+    async with running(database.dsn, (spec("s"), sink)) as harness:
+        await harness.owns_all()
+        await all_arrive(harness, sink, await late(database, harness, sink), "read_late")
 
 
 async def test_reads_get_smaller_where_a_limit_behind_a_pooler_gets_shorter(database: Database) -> None:
@@ -103,11 +103,11 @@ async def test_reads_get_smaller_where_a_limit_behind_a_pooler_gets_shorter(data
     sink = MemorySink()
     with PgBouncer(database.server) as pooler:
         through = pooler.dsn(database.name)
-        async with running(through, (spec("s"), sink), listen=False, pooler=True) as rig:
-            await rig.owns_all()
+        async with running(through, (spec("s"), sink), listen=False, pooler=True) as harness:
+            await harness.owns_all()
             make(database, f"alter database {database.name} set statement_timeout = {LIMIT_MS}")
             pooler.ask("RECONNECT")
-            await all_arrive(rig, sink, emit(database, [f"k{n % 7}" for n in range(EVENTS)]), "read_rest")
+            await all_arrive(harness, sink, emit(database, [f"k{n % 7}" for n in range(EVENTS)]), "read_rest")
 
 
 async def test_a_large_payload_that_is_never_read_in_time_is_dead_and_its_neighbours_flow(
@@ -119,17 +119,17 @@ async def test_a_large_payload_that_is_never_read_in_time_is_dead_and_its_neighb
     )
     make(database, slow_payload)
     sink = MemorySink()
-    async with running(database.dsn, (spec("s"), sink)) as rig:
-        await rig.owns_all()
+    async with running(database.dsn, (spec("s"), sink)) as harness:
+        await harness.owns_all()
         with database.connect() as connection:
             each = "select outbox.emit_raw('t', %s, key => 'k')"
             for n in range(40):
                 connection.execute(each, (b"x" * (100_000 if n == 20 else 1),))
         every = [event for (event,) in query(database, "select id from outbox.event order by id")]
         await delivered(sink, every[:20] + every[21:], seconds=90)
-        await rig.settled()
-        assert rig.ended == []
-        assert rig.store.timed_out["read_rest"] >= 9
+        await harness.settled()
+        assert harness.ended == []
+        assert harness.store.timed_out["read_rest"] >= 9
     reason = "reading it failed, it ran out of time: payload has 100000 bytes"
     assert dead(database) == [(every[20], reason, 0)]
     assert ids(sink) == every[:20] + every[21:]
@@ -141,9 +141,9 @@ async def test_claims_that_run_out_of_time_get_smaller(database: Database, keeps
     sink = MemorySink(keeps_order=keeps_order)
     for event in range(1, 41):
         add(database, event, f"k{event}")
-    async with running(database.dsn, (spec("s"), sink)) as rig:
-        await all_arrive(rig, sink, list(range(1, 41)), "claim_rows")
-        assert rig.store.timed_out.keys() == {"claim_rows"}
+    async with running(database.dsn, (spec("s"), sink)) as harness:
+        await all_arrive(harness, sink, list(range(1, 41)), "claim_rows")
+        assert harness.store.timed_out.keys() == {"claim_rows"}
 
 
 async def test_settlements_that_run_out_of_time_get_smaller(database: Database) -> None:
@@ -151,10 +151,10 @@ async def test_settlements_that_run_out_of_time_get_smaller(database: Database) 
     script = Late()
     script.script = fails(1)
     sink = MemorySink(script)
-    async with running(database.dsn, (spec("s", circuit=UNHURRIED), sink)) as rig:
-        await rig.owns_all()
-        await all_arrive(rig, sink, emit(database, [f"k{n}" for n in range(60)]), "settle")
-        assert rig.store.timed_out.keys() == {"settle"}
+    async with running(database.dsn, (spec("s", circuit=UNHURRIED), sink)) as harness:
+        await harness.owns_all()
+        await all_arrive(harness, sink, emit(database, [f"k{n}" for n in range(60)]), "settle")
+        assert harness.store.timed_out.keys() == {"settle"}
 
 
 async def test_settlements_get_smaller_down_to_one_row(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,9 +164,9 @@ async def test_settlements_get_smaller_down_to_one_row(database: Database, monke
     script = Late()
     script.script = fails(1)
     sink = MemorySink(script)
-    async with running(database.dsn, (spec("s", circuit=UNHURRIED), sink)) as rig:
-        await rig.owns_all()
-        await all_arrive(rig, sink, emit(database, [f"k{n}" for n in range(17)]), "settle")
+    async with running(database.dsn, (spec("s", circuit=UNHURRIED), sink)) as harness:
+        await harness.owns_all()
+        await all_arrive(harness, sink, emit(database, [f"k{n}" for n in range(17)]), "settle")
 
 
 @pytest.mark.parametrize(
@@ -181,9 +181,9 @@ async def test_outcomes_of_rows_that_run_out_of_time_are_written_in_smaller_port
     sink = MemorySink(script)
     for event in range(1, 41):
         add(database, event, f"k{event}")
-    async with running(database.dsn, (spec("s", circuit=UNHURRIED), sink)) as rig:
-        await all_arrive(rig, sink, list(range(1, 41)), statement)
-        assert rig.store.timed_out.keys() == {statement}
+    async with running(database.dsn, (spec("s", circuit=UNHURRIED), sink)) as harness:
+        await all_arrive(harness, sink, list(range(1, 41)), statement)
+        assert harness.store.timed_out.keys() == {statement}
 
 
 def test_the_limit_is_shorter_than_the_time_that_a_client_waits() -> None:

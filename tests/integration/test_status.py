@@ -17,7 +17,7 @@ from outbox_relay.postgres.rows import NewRow
 from tests.support.database import Database
 from tests.support.ledger import ALL, Ledger, emit, ledger
 from tests.support.memory_sink import MemorySink
-from tests.support.rig import running, spec
+from tests.support.relay_harness import running, spec
 from tests.support.wait import auntil
 
 BULK = """insert into outbox.event (uid, type, key, payload, content_type)

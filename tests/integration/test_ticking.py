@@ -22,7 +22,7 @@ from tests.support.database import Database, query
 from tests.support.deliveries import delivered, emit, has, ids
 from tests.support.memory_sink import MemorySink
 from tests.support.postgres import PostgresServer
-from tests.support.rig import LOST, CountingStore, Rig, running, spec
+from tests.support.relay_harness import LOST, CountingStore, RelayHarness, running, spec
 from tests.support.wait import auntil
 
 ASLEEP = "select 1 from pg_locks where locktype = 'advisory' and classid = %s and objid = %s and mode = 'ExclusiveLock'"
@@ -55,8 +55,8 @@ async def test_an_emit_wakes_a_sleeping_relay_and_notifies_nobody_while_it_is_aw
     emit(database, ["nobody is there"])
     assert heard.count() == 0
     sink = MemorySink()
-    async with running(database.dsn, (spec("s"), sink)) as rig:
-        await rig.owns_all()
+    async with running(database.dsn, (spec("s"), sink)) as harness:
+        await harness.owns_all()
         await asleep(database)
         wanted = emit(database, ["a"])
         assert heard.count() == 1
@@ -66,23 +66,23 @@ async def test_an_emit_wakes_a_sleeping_relay_and_notifies_nobody_while_it_is_aw
 
 async def test_the_lock_of_a_sleeper_is_given_back_when_there_is_work(database: Database) -> None:
     sink = MemorySink()
-    async with running(database.dsn, (spec("s"), sink)) as rig:
-        await rig.owns_all()
+    async with running(database.dsn, (spec("s"), sink)) as harness:
+        await harness.owns_all()
         await asleep(database)
-        taken = rig.ticker.taken
+        taken = harness.ticker.taken
         with database.connect() as held_open:
             held_open.execute("select outbox.emit('a', '1')")
-        await auntil(lambda: _true(rig.ticker.taken > taken and len(sink.delivered) == 1), seconds=10, what="awake")
+        await auntil(lambda: _true(harness.ticker.taken > taken and len(sink.delivered) == 1), seconds=10, what="awake")
         await asleep(database)
 
 
 async def test_without_a_direct_connection_a_relay_polls(database: Database) -> None:
     heard = Notified(database)
     sink = MemorySink()
-    async with running(database.dsn, (spec("s"), sink), listen=False) as rig:
-        await rig.owns_all()
+    async with running(database.dsn, (spec("s"), sink), listen=False) as harness:
+        await harness.owns_all()
         await delivered(sink, emit(database, ["a"]))
-        await rig.settled()
+        await harness.settled()
         assert query(database, ASLEEP, *LOCK) == []
         await delivered(sink, emit(database, ["b"]))
     assert heard.count() == 0
@@ -91,8 +91,8 @@ async def test_without_a_direct_connection_a_relay_polls(database: Database) -> 
 
 async def test_a_wakeup_connection_that_breaks_is_made_again(database: Database) -> None:
     sink = MemorySink()
-    async with running(database.dsn, (spec("s"), sink)) as rig:
-        await rig.owns_all()
+    async with running(database.dsn, (spec("s"), sink)) as harness:
+        await harness.owns_all()
         await asleep(database)
         query(
             database,
@@ -211,9 +211,9 @@ async def test_what_speaks_of_ticks_is_refused_by_every_server_but_theirs(databa
 
 async def test_a_lost_connection_anywhere_makes_what_was_read_doubtful(database: Database) -> None:
     sink = MemorySink()
-    async with running(database.dsn, (spec("s"), sink), expects=LOST) as rig:
-        await rig.owns_all()
-        session_epoch = rig.ticker.session_epoch
+    async with running(database.dsn, (spec("s"), sink), expects=LOST) as harness:
+        await harness.owns_all()
+        session_epoch = harness.ticker.session_epoch
         query(
             database,
             "select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() "
@@ -221,14 +221,14 @@ async def test_a_lost_connection_anywhere_makes_what_was_read_doubtful(database:
         )
         wanted = emit(database, ["a", "b"])
         await delivered(sink, wanted)
-        assert rig.ticker.session_epoch > session_epoch
+        assert harness.ticker.session_epoch > session_epoch
 
 
 async def test_a_statement_that_is_refused_for_a_lock_makes_nothing_doubtful(database: Database) -> None:
     sink = MemorySink()
-    async with running(database.dsn, (spec("s"), sink)) as rig:
+    async with running(database.dsn, (spec("s"), sink)) as harness:
         await delivered(sink, emit(database, ["a"]))
-        session_epoch = rig.ticker.session_epoch
+        session_epoch = harness.ticker.session_epoch
         with database.connect() as dropping:
             [(newest,)] = dropping.execute(
                 "select max(relname) from pg_class where relkind = 'r' and relname ~ '^event_2'"
@@ -237,10 +237,10 @@ async def test_a_statement_that_is_refused_for_a_lock_makes_nothing_doubtful(dat
         with database.connect() as holder:
             holder.execute("lock table outbox.event_default in access exclusive mode")
             with pytest.raises(StatementFailed, match="55P03"):
-                await rig.store.make_partitions()
+                await harness.store.make_partitions()
             holder.rollback()
         await delivered(sink, emit(database, ["b"]))
-        assert rig.ticker.session_epoch == session_epoch
+        assert harness.ticker.session_epoch == session_epoch
 
 
 @pytest.mark.parametrize("mode", ["fast", "immediate"])
@@ -249,15 +249,15 @@ async def test_a_restart_of_the_database_is_survived_and_noticed(own_postgres: P
     migrate(own_postgres.dsn("shop"))
     database = Database(own_postgres, "shop")
     sink = MemorySink()
-    async with running(database.dsn, (spec("s"), sink), expects=LOST) as rig:
+    async with running(database.dsn, (spec("s"), sink), expects=LOST) as harness:
         first = emit(database, [f"k{n}" for n in range(50)])
         await delivered(sink, first)
-        session_epoch = rig.ticker.session_epoch
+        session_epoch = harness.ticker.session_epoch
         await asyncio.to_thread(own_postgres.restart, mode)
         second = emit(database, [f"k{n}" for n in range(50)])
         await delivered(sink, second)
-        assert rig.ticker.session_epoch > session_epoch
-        await rig.settled()
+        assert harness.ticker.session_epoch > session_epoch
+        await harness.settled()
     assert set(ids(sink)) == {*first, *second}
 
 
@@ -265,11 +265,11 @@ async def test_a_log_whose_numbers_are_not_the_servers_is_not_relayed_until_it_i
     """As after a restore into another cluster: xids that are stored lie ahead, the sequence lies behind."""
     sink = MemorySink()
     done = emit(database, ["a", "b"])
-    rig = Rig(database.dsn, [(spec("s"), sink)])
-    await rig.start()
+    harness = RelayHarness(database.dsn, [(spec("s"), sink)])
+    await harness.start()
     await delivered(sink, done)
-    await rig.settled()
-    await rig.stop()
+    await harness.settled()
+    await harness.stop()
     waiting = emit(database, ["a", "b", "a"])
     with database.connect() as connection:
         connection.execute("update outbox.event set xid = (xid::text::bigint + 1000000000)::text::xid8")
@@ -287,17 +287,17 @@ async def test_a_log_whose_numbers_are_not_the_servers_is_not_relayed_until_it_i
     assert floor == waiting[-1]
     assert await store.floor() == floor
     await store.close()
-    heir = MemorySink()
-    async with running(database.dsn, (spec("s"), heir)) as again:
-        await delivered(heir, waiting)
+    successor = MemorySink()
+    async with running(database.dsn, (spec("s"), successor)) as again:
+        await delivered(successor, waiting)
         after = emit(database, ["a", "b"])
         assert min(after) > floor
-        await delivered(heir, after)
+        await delivered(successor, after)
         await again.settled()
         await again.lease_manager.round()
         more = emit(database, ["a"])
-        await delivered(heir, more)
-    assert ids(heir) == [*waiting, *after, *more], "what was delivered before is not read again"
+        await delivered(successor, more)
+    assert ids(successor) == [*waiting, *after, *more], "what was delivered before is not read again"
     newcomer = MemorySink()
     async with running(database.dsn, (spec("later"), newcomer)) as last:
         await delivered(newcomer, [*done, *waiting, *after, *more])

@@ -15,7 +15,7 @@ from outbox_relay.domain.retry import RetryPolicy
 from tests.support.database import Database, query
 from tests.support.deliveries import delivered, emit, has, ids, in_order
 from tests.support.memory_sink import Late, MemorySink, fails
-from tests.support.rig import running, spec
+from tests.support.relay_harness import running, spec
 from tests.support.wait import auntil
 
 TOPIC = "topic orders"
@@ -25,24 +25,24 @@ async def test_one_that_asks_for_less_is_left_alone_at_once_and_then_gets_half(d
     late = Late()
     late.script = fails(99, None, Unavailable("slow down", 429, 0.2, throttled=True))
     sink = MemorySink(late, keeps_order=False, max_in_flight=64)
-    async with running(database.dsn, (spec("s"), sink)) as rig:
-        await rig.owns_all()
+    async with running(database.dsn, (spec("s"), sink)) as harness:
+        await harness.owns_all()
         wanted = emit(database, [None] * 40)
-        await auntil(lambda: _is(rig.relays[0].circuit == "open"), seconds=10, what="the circuit opens")
-        assert rig.relays[0].in_flight_limit <= 32
+        await auntil(lambda: _is(harness.relays[0].circuit == "open"), seconds=10, what="the circuit opens")
+        assert harness.relays[0].in_flight_limit <= 32
         late.script = None
         await delivered(sink, wanted)
-        await rig.settled()
-        assert 0 < rig.relays[0].in_flight_limit < 64
+        await harness.settled()
+        assert 0 < harness.relays[0].in_flight_limit < 64
     assert query(database, "select count(*) from outbox.delivery") == [(0,)]
 
 
 async def test_what_a_relay_that_is_gone_said_of_fewer_requests_is_forgotten(database: Database) -> None:
     sink = MemorySink(keeps_order=False)
-    async with running(database.dsn, (spec("s"), sink)) as rig:
-        await rig.owns_all()
+    async with running(database.dsn, (spec("s"), sink)) as harness:
+        await harness.owns_all()
         query(database, "update outbox.sink set in_flight_limit = 8 returning 1")
-        await auntil(lambda: _is(rig.leases("s").in_flight_limit == 8), seconds=10, what="it is known")
+        await auntil(lambda: _is(harness.leases("s").in_flight_limit == 8), seconds=10, what="it is known")
         await delivered(sink, emit(database, [None]))
         await has(database, "select 1 from outbox.sink where in_flight_limit is null")
 
@@ -51,19 +51,19 @@ async def test_one_that_is_gone_is_paused_with_its_reason_and_nothing_is_lost(da
     late = Late()
     sink = MemorySink(late, keeps_order=False)
     late.script = fails(99, None, Unavailable("410 Gone", 410, gone=True))
-    async with running(database.dsn, (spec("s"), sink), lease_seconds=3, expects={"handed_over"}) as rig:
+    async with running(database.dsn, (spec("s"), sink), lease_seconds=3, expects={"handed_over"}) as harness:
         wanted = emit(database, ["a", "a", "b", None])
         await has(database, "select 1 from outbox.sink where paused and paused_reason = '410 Gone'")
         await has(database, "select 1 from outbox.shard where owner is not null having count(*) = 0")
-        found = (await status(rig.store))["sinks"]["s"]
+        found = (await status(harness.store))["sinks"]["s"]
         assert (found["paused"], found["paused_reason"], found["backlog"]) == (True, "410 Gone", 4)
         asked = len(sink.attempts)
         more = emit(database, ["c"])
         late.script = None
-        assert await resume(rig.store, "s")
+        assert await resume(harness.store, "s")
         await delivered(sink, [*wanted, *more])
-        await rig.settled()
-        assert (await status(rig.store))["sinks"]["s"]["paused_reason"] is None
+        await harness.settled()
+        assert (await status(harness.store))["sinks"]["s"]["paused_reason"] is None
     assert asked <= 4
     assert in_order(sink.delivered)
     assert query(database, "select count(*) from outbox.delivery") == [(0,)]
@@ -76,13 +76,13 @@ async def test_one_that_is_down_for_too_long_is_paused_and_resumed_it_gets_its_w
     sink = MemorySink(late)
     late.script = fails(999, None, Unavailable("connection refused"))
     circuit = CircuitPolicy(open_after=1, probe_seconds=0.05, probe_max_seconds=0.05, pause_after_seconds=10)
-    async with running(database.dsn, (spec("s", circuit=circuit), sink), lease_seconds=3) as rig:
+    async with running(database.dsn, (spec("s", circuit=circuit), sink), lease_seconds=3) as harness:
         wanted = emit(database, ["a"])
         await has(database, "select 1 from outbox.sink where circuit_since is not null and not paused")
         query(database, "update outbox.sink set circuit_since = now() - interval '2 hours' returning 1")
         [(reason,)] = await has(database, "select paused_reason from outbox.sink where paused")
         assert reason == "the destination was down for 10 seconds: connection refused"
-        assert await resume(rig.store, "s")
+        assert await resume(harness.store, "s")
         assert query(database, "select paused, paused_reason, circuit_since is null from outbox.sink") != [
             (True, reason, False)
         ]
@@ -91,8 +91,8 @@ async def test_one_that_is_down_for_too_long_is_paused_and_resumed_it_gets_its_w
 
 
 async def test_a_person_who_pauses_is_not_given_a_reason_of_ours(database: Database) -> None:
-    async with running(database.dsn, (spec("s"), MemorySink())) as rig:
-        assert await pause(rig.store, "s")
+    async with running(database.dsn, (spec("s"), MemorySink())) as harness:
+        assert await pause(harness.store, "s")
         assert query(database, "select paused, paused_reason from outbox.sink") == [(True, None)]
 
 
@@ -107,7 +107,7 @@ async def test_trouble_of_one_part_makes_rows_without_attempts_and_the_others_fl
     late = Late()
     late.script = _trouble
     sink = MemorySink(late)
-    async with running(database.dsn, (spec("s"), sink)) as rig:
+    async with running(database.dsn, (spec("s"), sink)) as harness:
         wanted = emit(database, [f"{'orders' if n % 2 else 'users'}-{n % 6}" for n in range(60)])
         await delivered(sink, wanted[::2])
         await has(database, "select 1 from outbox.delivery having count(*) = 30")
@@ -115,7 +115,7 @@ async def test_trouble_of_one_part_makes_rows_without_attempts_and_the_others_fl
         await has(database, "select 1 from outbox.sink where circuit = 'closed' and last_error like 'topic orders:%%'")
         late.script = None
         await delivered(sink, wanted)
-        await rig.settled()
+        await harness.settled()
     assert sorted(ids(sink)) == wanted
     assert in_order(sink.delivered)
 
@@ -128,11 +128,13 @@ async def test_probe_that_meets_the_trouble_of_a_part_leaves_the_next_to_another
     late = Late()
     late.script = _trouble
     sink = MemorySink(late, keeps_order=keeps_order)
-    async with running(database.dsn, (spec("s", circuit=CircuitPolicy(open_after=1, probe_seconds=0.05)), sink)) as rig:
+    async with running(
+        database.dsn, (spec("s", circuit=CircuitPolicy(open_after=1, probe_seconds=0.05)), sink)
+    ) as harness:
         emit(database, ["orders"])
         await has(database, "select 1 from outbox.delivery where state = 'waiting'")
         late.script = fails(999, None, Unavailable("connection refused"))
-        await auntil(lambda: _is(rig.relays[0].circuit != "closed"), seconds=10, what="the circuit opens")
+        await auntil(lambda: _is(harness.relays[0].circuit != "closed"), seconds=10, what="the circuit opens")
         late.script, asked = _trouble, len(sink.attempts)
         await auntil(lambda: _is(len(sink.attempts) > asked), seconds=10, what="a probe is sent")
         await delivered(sink, emit(database, ["users"]))
@@ -145,16 +147,16 @@ async def test_when_enough_rows_stand_for_a_part_the_position_stands_still_and_s
     late.script = _trouble
     sink = MemorySink(late)
     sink.max_batch = 20
-    async with running(database.dsn, (spec("s", parked_max=40), sink)) as rig:
+    async with running(database.dsn, (spec("s", parked_max=40), sink)) as harness:
         wanted = emit(database, [f"orders-{n}" for n in range(400)])
         [(error,)] = await has(database, "select last_error from outbox.sink where last_error like '%%no more%%'")
         assert error.startswith("topic orders: unknown topic; ")
         [(rows,)] = query(database, "select count(*) from outbox.delivery")
         assert 40 <= rows <= 40 + sink.max_in_flight * sink.max_batch
-        assert (await status(rig.store))["sinks"]["s"]["backlog"] == 400
+        assert (await status(harness.store))["sinks"]["s"]["backlog"] == 400
         late.script = None
         await delivered(sink, wanted)
-        await rig.settled()
+        await harness.settled()
     assert sorted(ids(sink)) == wanted
 
 
@@ -168,7 +170,7 @@ async def test_a_part_that_answers_again_is_forgotten_whatever_events_are_schedu
     late = Late()
     sink = MemorySink(late)
     sink.max_batch = 20
-    async with running(database.dsn, (spec("s", parked_max=40), sink)) as rig:
+    async with running(database.dsn, (spec("s", parked_max=40), sink)) as harness:
         emit(database, [None] * 60, deliver_at=datetime.now(UTC) + timedelta(hours=1))
         await has(database, "select 1 from outbox.delivery having count(*) = 60")
         late.script = _trouble
@@ -179,7 +181,7 @@ async def test_a_part_that_answers_again_is_forgotten_whatever_events_are_schedu
         for _ in range(3):
             more = emit(database, [f"users-{n}" for n in range(30)])
             await delivered(sink, more)
-        assert rig.ended == []
+        assert harness.ended == []
 
 
 async def test_the_last_attempt_is_kept_with_its_row_and_why_shows_it(database: Database) -> None:
@@ -189,12 +191,12 @@ async def test_the_last_attempt_is_kept_with_its_row_and_why_shows_it(database: 
         sink = MemorySink(late, keeps_order=keeps_order)
         name = f"s{int(keeps_order)}"
         late.script = fails(99, None, Failed("status 500", 500, None, kept))
-        async with running(database.dsn, (spec(name), sink)) as rig:
+        async with running(database.dsn, (spec(name), sink)) as harness:
             [wanted] = emit(database, ["a"])
             for minimum in (1, 2, 5):
                 sql = "select uid from outbox.delivery where sink = %s and id = %s and attempts >= %s"
                 [(uid,)] = await has(database, sql, name, wanted, minimum)
-                found = (await why(rig.store, UUID(str(uid))))["sinks"][name]["last_attempt"]
+                found = (await why(harness.store, UUID(str(uid))))["sinks"][name]["last_attempt"]
                 ago = found.pop("seconds_ago")
                 assert 0 <= ago < 30
                 assert found == {
@@ -212,9 +214,9 @@ async def test_events_that_fail_again_neither_open_the_circuit_nor_keep_it_open(
     together = RetryPolicy(attempts=5, base_seconds=1.0, max_seconds=1.0, jitter=0.0)
     wanted = emit(database, [None] * 500)
     late.script = fails(2, wanted[::5])
-    async with running(database.dsn, (spec("s", circuit=circuit, retry=together), sink)) as rig:
+    async with running(database.dsn, (spec("s", circuit=circuit, retry=together), sink)) as harness:
         await delivered(sink, wanted)
-        await rig.settled()
+        await harness.settled()
     assert sorted(ids(sink)) == wanted
 
 
@@ -224,10 +226,10 @@ async def test_whoever_has_the_probe_never_waits_for_a_slot(database: Database) 
         fails(25, None, Unavailable("busy", 429, None, throttled=True)), keeps_order=False, max_in_flight=1
     )
     circuit = CircuitPolicy(open_after=1, probe_seconds=0.02, probe_max_seconds=0.02)
-    async with running(database.dsn, (spec("s", circuit=circuit), sink)) as rig:
+    async with running(database.dsn, (spec("s", circuit=circuit), sink)) as harness:
         wanted = emit(database, ["a", "b", None])
         await delivered(sink, wanted, seconds=30)
-        await rig.settled()
+        await harness.settled()
     assert sorted(ids(sink)) == wanted
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.support.database import Database
 from tests.support.memory_sink import MemorySink
-from tests.support.rig import running, spec
+from tests.support.relay_harness import running, spec
 from tests.support.wait import auntil
 
 EMIT: LiteralString = """
@@ -87,12 +87,12 @@ def test_every_event_that_is_accepted_is_delivered_or_dead(database: Database, d
 async def relayed(database: Database, accepted: set[int]) -> None:
     """Relay everything to two kinds of sinks; whatever came before in this database is done."""
     sinks = {"batches": MemorySink(), "singles": MemorySink(keeps_order=False)}
-    async with running(database.dsn, *((spec(name), sink) for name, sink in sinks.items())) as rig:
+    async with running(database.dsn, *((spec(name), sink) for name, sink in sinks.items())) as harness:
         await auntil(
             lambda: _settled_everywhere(database, sinks, accepted), seconds=15, what="all is delivered or dead"
         )
-        await rig.stop()
-        assert rig.ended == []
+        await harness.stop()
+        assert harness.ended == []
     for name, sink in sinks.items():
         assert set(Counter(event.id for event in sink.delivered).values()) <= {1}, name
         assert not {event.id for event in sink.delivered} & {*await _rows(database, name)}

@@ -34,8 +34,8 @@ from psycopg import AsyncConnection
 from outbox_relay.domain.circuit import CircuitPolicy
 from outbox_relay.domain.retry import RetryPolicy
 from outbox_relay.domain.sink_spec import SinkSpec
-from tests.property.truth import Truth, Written
-from tests.property.turns import Bench, SteppedStore, Turns, connected
+from tests.property.expected import Expected, Written
+from tests.property.scheduler import Bench, Scheduler, SteppedStore, connected
 from tests.property.worker import Worker, in_steps
 from tests.support.database import Database
 
@@ -116,7 +116,7 @@ class Outbox(RuleBasedStateMachine):
         """Run ``what``, and judge what it has done."""
         self.ground.runner.run(what)
         assert not self.bench.broken, self.bench.broken
-        assert not self.truth.broken, self.truth.broken
+        assert not self.expected.broken, self.expected.broken
         for worker in self.workers:
             for error in worker.errors:
                 raise error
@@ -131,11 +131,11 @@ class Outbox(RuleBasedStateMachine):
             name, ("*",), None, hold=hold, park_after_seconds=park_after, retry=AT_ONCE, circuit=CIRCUIT, start="now"
         )
         self.keeps_order = keeps_order
-        self.truth = Truth(hold)
+        self.expected = Expected(hold)
         self.run(self._prepare())
 
     async def _prepare(self) -> None:
-        store = SteppedStore(self.bench, self.spec.name, Turns(free=True))
+        store = SteppedStore(self.bench, self.spec.name, Scheduler(free=True))
         await self.bench.ask("delete from outbox.relay returning 1")
         await self.bench.ask("delete from outbox.uid returning 1")
         tick = (await store.tick()).tick
@@ -144,7 +144,7 @@ class Outbox(RuleBasedStateMachine):
 
     def _new_worker(self) -> Worker:
         self.started += 1
-        return Worker(self.bench, self.started, self.spec, self.generation, self.truth, keeps_order=self.keeps_order)
+        return Worker(self.bench, self.started, self.spec, self.generation, self.expected, keeps_order=self.keeps_order)
 
     # -- writers ------------------------------------------------------------------------------------------------
 
@@ -181,7 +181,7 @@ class Outbox(RuleBasedStateMachine):
     async def _end(self, writer: Writer, *, committed: bool) -> None:
         events, writer.open = writer.open, []
         if committed:
-            self.truth.committed.update((written.n, written) for written in events)
+            self.expected.committed.update((written.n, written) for written in events)
             await writer.connection.commit()
         else:
             await writer.connection.rollback()
@@ -251,15 +251,15 @@ class Outbox(RuleBasedStateMachine):
         self.faults += 1
         self.run(self.workers[worker].lose_leases(hours))
 
-    @rule(worker=WORKER, heir=WORKER)
-    def take_over(self, worker: int, heir: int) -> None:
+    @rule(worker=WORKER, successor=WORKER)
+    def take_over(self, worker: int, successor: int) -> None:
         """The same, and another claims."""
         self.faults += 1
-        self.run(self._take_over(worker, heir))
+        self.run(self._take_over(worker, successor))
 
-    async def _take_over(self, worker: int, heir: int) -> None:
+    async def _take_over(self, worker: int, successor: int) -> None:
         await self.workers[worker].lose_leases(24)
-        await self._work(heir, "own")
+        await self._work(successor, "own")
 
     @rule(worker=WORKER)
     def lose_row_leases(self, worker: int) -> None:
@@ -308,7 +308,7 @@ class Outbox(RuleBasedStateMachine):
     def no_duplicate_without_a_fault(self) -> None:
         """What is delivered twice was in flight at a fault."""
         faults = self.faults + sum(worker.sessions_ended for worker in self.workers)
-        assert faults or not self.truth.twice, f"events {self.truth.twice} were delivered twice"
+        assert faults or not self.expected.twice, f"events {self.expected.twice} were delivered twice"
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
@@ -317,7 +317,7 @@ class Outbox(RuleBasedStateMachine):
         if not self.workers:
             return
         try:
-            if not (self.bench.broken or self.truth.broken or any(worker.errors for worker in self.workers)):
+            if not (self.bench.broken or self.expected.broken or any(worker.errors for worker in self.workers)):
                 self.run(self._come_to_rest())
         finally:
             self.ground.statements_refused += self.bench.refused
@@ -345,9 +345,9 @@ class Outbox(RuleBasedStateMachine):
         while missing and rounds < AT_REST_ROUNDS:
             rounds += 1
             await self._round(share=rounds < 3 or rounds % 4 == 0)
-            missing = self.truth.missing(await self.bench.ask(ROWS, self.spec.name))
+            missing = self.expected.missing(await self.bench.ask(ROWS, self.spec.name))
         assert not missing, missing
-        disorder = self.truth.disorder(await self.bench.ask(ROWS, self.spec.name))
+        disorder = self.expected.disorder(await self.bench.ask(ROWS, self.spec.name))
         assert not disorder, disorder
 
     async def _round(self, *, share: bool) -> None:

@@ -1,6 +1,6 @@
 """A relay process in steps: the product's own parts and sessions, without their loops.
 
-What the loops would do at some time is done when the test says so, a statement at a time (see ``turns``). Its
+What the loops would do at some time is done when the test says so, a statement at a time (see ``scheduler``). Its
 destination answers when the test says so. Time passes when the test says so: a lease ends for the worker before it
 ends in the database, and what the worker had not handed over by then is not handed over any more.
 """
@@ -34,8 +34,8 @@ from outbox_relay.relay.session import Session, SinkRelay
 from outbox_relay.relay.settler import Settler
 from outbox_relay.relay.sink_report import SinkReport
 from outbox_relay.relay.ticker import Ticker
-from tests.property.truth import Truth
-from tests.property.turns import LANE, Bench, SteppedStore, Turns
+from tests.property.expected import Expected
+from tests.property.scheduler import LANE, Bench, Scheduler, SteppedStore
 from tests.support.memory_sink import MemorySink
 
 LEASE_SECONDS = 7200.0
@@ -176,17 +176,17 @@ def in_steps() -> Generator[None]:
 
 
 class Worker:
-    """One relay process. ``number`` makes its id; ``truth`` is asked for what its destination answers."""
+    """One relay process. ``number`` makes its id; ``expected`` is asked for what its destination answers."""
 
     def __init__(
-        self, bench: Bench, number: int, spec: SinkSpec, generation: int, truth: Truth, *, keeps_order: bool
+        self, bench: Bench, number: int, spec: SinkSpec, generation: int, expected: Expected, *, keeps_order: bool
     ) -> None:
         self._bench = bench
         self._sink_name = spec.name
-        self._truth = truth
+        self._expected = expected
         self.id = UUID(int=number)
-        self.turns = Turns()
-        self.store = store = SteppedStore(bench, spec.name, self.turns)
+        self.scheduler = Scheduler()
+        self.store = store = SteppedStore(bench, spec.name, self.scheduler)
         self.ticker = ticker = Ticker(store, CommitListener(None), LEASE_SECONDS, SILENT)
         self.lease_manager = lease_manager = SteppedLeaseManager(store, self.id, "worker", "0", LEASE_SECONDS, SILENT)
         self.leases = lease_manager.add(spec.name, generation)
@@ -207,7 +207,7 @@ class Worker:
     async def _asked(self, event: StoredEvent) -> Verdict:
         """The destination is asked to take ``event``: it answers when the test says what."""
         if self._wish is not None:
-            return self._truth.answer(event, self._wish)
+            return self._expected.answer(event, self._wish)
         answer: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
         self._requests.append((event, answer))
         try:
@@ -220,8 +220,8 @@ class Worker:
         if not self._requests:
             return False
         event, answer = self._requests[place % len(self._requests)]
-        answer.set_result(self._truth.answer(event, wish))
-        await self.turns.still()
+        answer.set_result(self._expected.answer(event, wish))
+        await self.scheduler.still()
         return True
 
     async def end_requests(self) -> None:
@@ -230,7 +230,7 @@ class Worker:
         for _, answer in list(self._requests):
             if not answer.done():
                 answer.set_result(Unavailable("not handed over in time") if keeps_order else Failed("timed out"))
-            await self.turns.still()
+            await self.scheduler.still()
 
     # -- in steps ------------------------------------------------------------------------------------------------
 
@@ -286,9 +286,9 @@ class Worker:
 
     async def go_on(self, lane: str, turns: int | None = None) -> None:
         """Give ``lane`` so many turns, or as many as it wants."""
-        await self.turns.still()
+        await self.scheduler.still()
         given = 0
-        while given != turns and await self.turns.give(lane):
+        while given != turns and await self.scheduler.give(lane):
             given += 1
         self._collect()
 
@@ -342,18 +342,18 @@ class Worker:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self.turns.still()
+        await self.scheduler.still()
         self._lanes.clear()
 
     async def run_freely(self) -> None:
         """From now on nothing waits for a turn, and the destination takes what comes."""
-        self.turns.free = True
+        self.scheduler.free = True
         self._wish = "taken"
-        for turn in list(self.turns.waiting.values()):
+        for turn in list(self.scheduler.waiting.values()):
             turn.set_result(None)
         while self._requests:
             await self.answer("taken", 0)
-        await self.turns.still()
+        await self.scheduler.still()
         self._collect()
 
     async def finish(self, what: str) -> None:
@@ -362,7 +362,7 @@ class Worker:
         if self.busy(what):
             await asyncio.wait({self._lanes[what]}, timeout=5)
             assert not self.busy(what), f"{what} does not end"
-        await self.turns.still()
+        await self.scheduler.still()
         self._collect()
 
     @property

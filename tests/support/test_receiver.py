@@ -15,10 +15,10 @@ from standardwebhooks import Webhook
 from tests.support.receiver import Behaviour, Receiver, Request
 from tests.support.receiver.answers import in_turn, raw, say
 from tests.support.receiver.certificates import Authority
+from tests.support.receiver.fault_modes import hangs_once
 from tests.support.receiver.faults import close, half_handshake, hang, reset
 from tests.support.receiver.process import ReceiverProcess
 from tests.support.receiver.signatures import SECRET, problem
-from tests.support.receiver.whims import hangs_once
 from tests.support.wait import until
 
 
@@ -134,7 +134,7 @@ async def _all(url: str, uids: Sequence[str]) -> list[int]:
 
 def test_the_process_writes_a_line_per_request_and_has_the_same_whims_each_time(tmp_path: Path) -> None:
     uids = [uid for uid in (f"uid-{n}" for n in range(140)) if not hangs_once(uid)][:120]
-    with ReceiverProcess(tmp_path, "--whims") as receiver:
+    with ReceiverProcess(tmp_path, "--fault-modes") as receiver:
         statuses = asyncio.run(_all(receiver.url, uids))
         until(lambda: len(list(receiver.arrivals())) == 120, seconds=5, what="everything is in the log")
     arrivals = list(receiver.arrivals())

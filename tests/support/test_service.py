@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.database import Database
 from tests.support.ports import free_port
-from tests.support.rig import LOST
+from tests.support.relay_harness import LOST
 from tests.support.service import RelayService
 from tests.support.wait import until
 

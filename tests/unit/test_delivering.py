@@ -33,7 +33,7 @@ from outbox_relay.relay.sink_report import SinkReport
 from outbox_relay.relay.slow_requests import SlowRequests
 from tests.contract.harness import an_event
 from tests.support.memory_sink import MemorySink
-from tests.support.rig import spec
+from tests.support.relay_harness import spec
 from tests.support.wait import auntil
 
 NOWHERE = Position(Tick(0, "3:3:", 3), None, 0)

@@ -22,7 +22,7 @@ from outbox_relay.relay.sink_leases import Lease, SinkLeases
 from outbox_relay.relay.ticker import Ticker
 from tests.contract.harness import an_event
 from tests.support.memory_sink import MemorySink
-from tests.support.rig import spec
+from tests.support.relay_harness import spec
 
 NO_STORE = cast("Store", None)
 """Nothing is written here."""

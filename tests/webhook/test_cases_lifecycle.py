@@ -20,7 +20,7 @@ from tests.support.receiver import Receiver, Request
 from tests.support.receiver.answers import after, say
 from tests.support.receiver.faults import hang, stall
 from tests.support.receiver.signatures import SECRET
-from tests.support.rig import running, spec
+from tests.support.relay_harness import running, spec
 from tests.support.service import RelayService
 from tests.support.wait import until
 from tests.support.webhook_sink import a_sink, many, sending, verdict
@@ -196,12 +196,12 @@ PAYLOADS = {
 async def test_case_64_bytes_sent_are_bytes_signed_are_bytes_stored(database: Database, mode: str) -> None:
     with Receiver() as receiver:
         sink = a_sink(receiver.url, cloudevents=mode)
-        async with running(database.dsn, (spec("crm"), sink)) as rig:
+        async with running(database.dsn, (spec("crm"), sink)) as harness:
             with database.connect() as connection:
                 uids = {name: str(_emit(connection, payload)) for name, payload in PAYLOADS.items()}
                 uids["JSON of a mapping"] = str(outbox.emit(connection, "test.event", {"z": "é\u2028", "a": 1.0}))
             await asyncio.to_thread(until, lambda: len(receiver.uids) >= len(uids), seconds=60, what="all came")
-            await rig.settled(60)
+            await harness.settled(60)
     sent = {request.uid: request.body for request in receiver.requests}
     stored = dict(query(database, "select uid::text, payload from outbox.event"))
     assert sent == {uid: bytes(payload) for uid, payload in stored.items()}

@@ -21,7 +21,7 @@ from tests.support.receiver import Behaviour, Receiver, Request
 from tests.support.receiver.answers import after, chosen, in_turn, of_each, raw, say
 from tests.support.receiver.faults import RETRY_AFTER, hang
 from tests.support.receiver.signatures import SECRET
-from tests.support.rig import running, spec
+from tests.support.relay_harness import running, spec
 from tests.support.wait import auntil, until
 from tests.support.webhook_sink import QUICK_SECONDS, a_sink, code, outcome, sending, verdict
 
@@ -123,10 +123,10 @@ async def test_case_57_a_throttling_receiver_is_left_alone_and_others_are_not_to
 
 async def test_case_57_after_the_wait_everything_comes(database: Database) -> None:
     with Receiver(in_turn(say(429, ("retry-after", "1")), say(200))) as receiver:
-        async with running(database.dsn, (spec("crm"), a_sink(receiver.url))) as rig:
+        async with running(database.dsn, (spec("crm"), a_sink(receiver.url))) as harness:
             emit(database, [f"k{n % 20}" for n in range(200)])
             await has_all(receiver, 200)
-            await rig.settled(60)
+            await harness.settled(60)
         first, *rest = receiver.requests
         assert rest
         at_once = [request for request in rest if request.arrived - first.arrived < 0.9]
@@ -166,7 +166,7 @@ async def test_case_57_the_first_requests_after_a_429_are_half_as_many_and_statu
     throttle = Throttle(32)
     with Receiver(throttle) as receiver:
         crm = spec("crm", park_after_seconds=0.5)
-        async with running(database.dsn, (crm, a_sink(receiver.url, max_in_flight=throttle.width))) as rig:
+        async with running(database.dsn, (crm, a_sink(receiver.url, max_in_flight=throttle.width))) as harness:
             emit(database, [f"k{n}" for n in range(500)])
             leased = "select 1 from outbox.delivery where lease is not null having count(*) >= 16"
             await has(database, leased)
@@ -174,12 +174,12 @@ async def test_case_57_the_first_requests_after_a_429_are_half_as_many_and_statu
             assert throttle.now == 16
             assert query(database, "select count(*) from outbox.delivery where lease is not null") == [(16,)]
             await has(database, "select 1 from outbox.sink where in_flight_limit = 16")
-            assert (await status(rig.store))["sinks"]["crm"]["in_flight_limit"] == 16
+            assert (await status(harness.store))["sinks"]["crm"]["in_flight_limit"] == 16
             throttle.is_open = True
             await has_all(receiver, 500)
-            await rig.settled(60)
+            await harness.settled(60)
             await has(database, "select 1 from outbox.sink where in_flight_limit is null")
-            assert rig.store.calls["record_circuit"] <= 10
+            assert harness.store.calls["record_circuit"] <= 10
 
 
 async def test_case_58_after_a_410_the_sink_pauses_and_when_resumed_nothing_is_lost(
@@ -187,7 +187,7 @@ async def test_case_58_after_a_410_the_sink_pauses_and_when_resumed_nothing_is_l
 ) -> None:
     monkeypatch.setattr(breaker, "GONE_SECONDS", 3.0)
     with Receiver(in_turn(say(410), say(200))) as receiver:
-        async with running(database.dsn, (spec("crm"), a_sink(receiver.url, max_in_flight=1))) as rig:
+        async with running(database.dsn, (spec("crm"), a_sink(receiver.url, max_in_flight=1))) as harness:
             emit(database, [f"k{n % 10}" for n in range(100)])
             rows = await has(database, "select paused, last_error from outbox.sink where paused")
             assert "410" in str(rows[0])
@@ -199,16 +199,16 @@ async def test_case_58_after_a_410_the_sink_pauses_and_when_resumed_nothing_is_l
             ]
             query(database, "update outbox.sink set paused = false returning 1")
             await has_all(receiver, 200)
-            await rig.settled(60)
+            await harness.settled(60)
         assert receiver.unverified == []
 
 
 async def test_case_59_an_event_that_is_always_400_stops_nobody_but_itself(database: Database) -> None:
     with Receiver(chosen(_dislikes(b'{"n":3}', say(400, body=b"no")))) as receiver:
-        async with running(database.dsn, (spec("crm"), a_sink(receiver.url))) as rig:
+        async with running(database.dsn, (spec("crm"), a_sink(receiver.url))) as harness:
             emit(database, [f"k{n % 3}" for n in range(30)])
             await has_all(receiver, 30)
-            await rig.settled(60)
+            await harness.settled(60)
         dead = query(database, "select key, last_status, attempts, last_error from outbox.delivery")
         assert [row[:3] for row in dead] == [("k0", 400, 1)]
         assert "400" in dead[0][3]
@@ -219,10 +219,10 @@ async def test_case_59_an_event_that_always_fails_holds_only_its_key_and_dies(da
     policy = RetryPolicy(attempts=3, base_seconds=0.05, max_seconds=0.1, jitter=0.0)
     sick = b'{"n":3}'
     with Receiver(chosen(_dislikes(sick, say(422)))) as receiver:
-        async with running(database.dsn, (spec("crm", retry=policy), a_sink(receiver.url))) as rig:
+        async with running(database.dsn, (spec("crm", retry=policy), a_sink(receiver.url))) as harness:
             emit(database, [f"k{n % 3}" for n in range(30)])
             await has_all(receiver, 30)
-            await rig.settled(60)
+            await harness.settled(60)
         dead = query(database, "select key, last_status, attempts from outbox.delivery where state = 'dead'")
         assert dead == [("k0", 422, 3)]
         tries = [place for place, request in enumerate(receiver.requests) if request.body == sick]
@@ -257,8 +257,8 @@ async def test_case_60_after_a_crash_between_2xx_and_commit_the_same_id_comes_wi
     """The settlement is held up by a lock, the relay dies, the next one delivers again: a consumer can tell."""
     with Receiver() as receiver:
         with database.connect() as blocker:
-            async with running(database.dsn, (spec("crm"), a_sink(receiver.url)), lease_seconds=2) as rig:
-                await rig.owns_all()
+            async with running(database.dsn, (spec("crm"), a_sink(receiver.url)), lease_seconds=2) as harness:
+                await harness.owns_all()
                 blocker.execute("lock table outbox.progress in exclusive mode")
                 emit(database, ["k"])
                 await has_all(receiver, 1)
@@ -364,14 +364,14 @@ async def test_what_goes_comes_back_with_its_words() -> None:
 
 async def test_every_attempt_of_an_event_has_the_same_id_and_its_own_number(database: Database) -> None:
     with Receiver(of_each(say(500), hang, say(200))) as receiver:
-        async with running(database.dsn, (spec("crm"), a_sink(receiver.url, timeout_seconds=QUICK_SECONDS))) as rig:
+        async with running(database.dsn, (spec("crm"), a_sink(receiver.url, timeout_seconds=QUICK_SECONDS))) as harness:
             emit(database, ["k"])
 
             async def thrice() -> bool:
                 return len(receiver.requests) >= 3
 
             await auntil(thrice, seconds=60, what="it came three times")
-            await rig.settled(60)
+            await harness.settled(60)
     assert len(set(receiver.uids)) == 1
     assert [request.header("outbox-attempt") for request in receiver.requests] == ["1", "2", "3"]
     assert {request.header("idempotency-key") for request in receiver.requests} == set(receiver.uids)

@@ -10,19 +10,19 @@ from pathlib import Path
 from typing import TextIO
 
 from tests.support.receiver.answers import Behaviour, after, chosen, say
+from tests.support.receiver.fault_modes import FaultModes
 from tests.support.receiver.request import Request
 from tests.support.receiver.server import Receiver
 from tests.support.receiver.signatures import SECRET
-from tests.support.receiver.whims import Whims
 
 FLUSH_SECONDS = 0.05
 
 
-def answering(log: TextIO, whims: Whims | None, delay_seconds: float, receiver: Receiver) -> Behaviour:
+def answering(log: TextIO, fault_modes: FaultModes | None, delay_seconds: float, receiver: Receiver) -> Behaviour:
     """A behaviour that writes a line for each request, before its answer, and keeps no request in memory."""
 
     def choose(request: Request) -> Behaviour:
-        answer, behaviour = whims.decide(request) if whims else ("200", say(200))
+        answer, behaviour = fault_modes.decide(request) if fault_modes else ("200", say(200))
         receiver.requests.clear()
         body = base64.b64encode(request.body).decode()
         log.write(
@@ -46,7 +46,9 @@ def main() -> None:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--log", type=Path, required=True, help="a line per request is appended here")
     parser.add_argument("--secret", action="append", help="verifies with these; without any, with the tests' own")
-    parser.add_argument("--whims", action="store_true", help="fail, refuse, throttle and hang as whims.py says")
+    parser.add_argument(
+        "--fault-modes", action="store_true", help="fail, refuse, throttle and hang as fault_modes.py says"
+    )
     parser.add_argument("--delay", type=float, default=0.0, help="seconds before each answer")
     options = parser.parse_args()
     asyncio.run(_receive(options))
@@ -58,7 +60,7 @@ async def _receive(options: argparse.Namespace) -> None:
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
     with options.log.open("a") as log:
         receiver = Receiver(secrets=options.secret or (SECRET,), port=options.port)
-        receiver.answer = answering(log, Whims() if options.whims else None, options.delay, receiver)
+        receiver.answer = answering(log, FaultModes() if options.fault_modes else None, options.delay, receiver)
         with receiver:
             await _flush(log, ended)
 

@@ -30,7 +30,7 @@ def reachable() -> Generator[Path]:
     shutil.rmtree(directory, ignore_errors=True)
 
 
-class Offspring:
+class ChildProcess:
     """An `outbox-relay` with these arguments, in a directory `place` created by :func:`reachable`."""
 
     def __init__(self, place: Path, *arguments: str) -> None:

@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from outbox_relay.postgres.rows import RowUpdate
-from tests.property.turns import LANE, Bench, SteppedStore, Turns, connected
+from tests.property.scheduler import LANE, Bench, Scheduler, SteppedStore, connected
 from tests.support.database import Database
 
 OWN, ENDED, OTHERS = uuid4(), uuid4(), uuid4()
@@ -33,7 +33,7 @@ async def worker(database: Database, leases: list[UUID]) -> AsyncGenerator[tuple
     LANE.set("settle rows")
     try:
         await bench.ask(LEASED, list(range(1, len(leases) + 1)), leases)
-        yield bench, SteppedStore(bench, "s", Turns(free=True))
+        yield bench, SteppedStore(bench, "s", Scheduler(free=True))
     finally:
         await bench.close()
 

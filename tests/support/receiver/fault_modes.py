@@ -35,7 +35,7 @@ def hangs_once(uid: str) -> bool:
 
 
 @dataclass
-class Whims:
+class FaultModes:
     """Chooses the answer to each request. Every `throttled_every`-th request is answered 429."""
 
     throttled_every: int = 2000

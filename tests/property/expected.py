@@ -22,7 +22,7 @@ class Written:
 
 
 @dataclass
-class Truth:
+class Expected:
     """Both sides, and ``broken``: what went wrong between them. With ``hold`` a dead letter stops its key."""
 
     hold: bool

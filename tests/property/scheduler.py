@@ -65,7 +65,7 @@ async def stillness() -> None:
 
 
 @dataclass
-class Turns:
+class Scheduler:
     """Who waits to send a statement, by lane. While ``free``, nobody waits."""
 
     free: bool = False
@@ -187,11 +187,11 @@ async def connected(dsn: str, *, autocommit: bool = True) -> AsyncConnection[Any
 class SteppedStore(Store):
     """The store of one worker on the bench's connections; every fenced write is checked against what it changed."""
 
-    def __init__(self, bench: Bench, sink: str, turns: Turns) -> None:
+    def __init__(self, bench: Bench, sink: str, scheduler: Scheduler) -> None:
         super().__init__(lambda: bench.dsn, pooler=False, connections=1)
         self._bench = bench
         self._sink = sink
-        self._turns = turns
+        self._scheduler = scheduler
         self.commits_are_lost = False
         """Whether a COMMIT under way when the worker ends becomes a ROLLBACK."""
 
@@ -222,8 +222,8 @@ class SteppedStore(Store):
     @asynccontextmanager
     async def _turn(self, name: str, parameters: Mapping[str, Any]) -> AsyncGenerator[None]:
         """Wait for the turn; the statement in the block must not change what its fence keeps from this worker."""
-        await self._turns.turn()
-        async with self._turns.sent():
+        await self._scheduler.turn()
+        async with self._scheduler.sent():
             if name in WAITS_FOR_SHARDS:
                 await self._bench.end_held()
             query = await self._of_others(name, parameters)
@@ -258,18 +258,18 @@ class SteppedStore(Store):
     # -- a settlement in two turns ----------------------------------------------------------------------------
 
     async def _settle(self, parameters: Mapping[str, Any]) -> list[Any]:
-        await self._turns.turn()
-        async with self._turns.sent():
+        await self._scheduler.turn()
+        async with self._scheduler.sent():
             standing = await self._outranked(parameters)
             held, answer = await self._begin_settling(parameters)
         try:
-            await self._turns.turn()
+            await self._scheduler.turn()
         except asyncio.CancelledError:
             if self.commits_are_lost:
                 await held.end(committed=False)
             raise
         finally:
-            async with self._turns.sent():
+            async with self._scheduler.sent():
                 await self._end_settling(held)
                 if standing and await self._positions(standing) != standing:
                     self._bench.broken.append(f"a late position of shards {sorted(standing)} outranks the new owner's")

@@ -86,11 +86,11 @@ def spec(name: str, **changes: Any) -> SinkSpec:
 
 
 @dataclass
-class Rig:
+class RelayHarness:
     """One relay process' worth of parts, run in this event loop.
 
-    `expects` are the reasons (:attr:`RelayError.reason`) for which the test makes parts end. At the end of the rig any
-    other that was met is an error.
+    `expects` are the reasons (:attr:`RelayError.reason`) for which the test makes parts end. At its end any other
+    is an error.
     """
 
     dsn: str
@@ -104,11 +104,11 @@ class Rig:
     ended: list[RelayError] = field(default_factory=list[RelayError])
 
     def __post_init__(self) -> None:
-        log = structlog.get_logger("rig")
+        log = structlog.get_logger("harness")
         self.store = CountingStore(self.dsn, call_seconds=self.call_seconds, pooler=self.pooler)
         wakeup = CommitListener((lambda: self.dsn) if self.listen else None, self.store.database_identity, log)
         self.ticker = Ticker(self.store, wakeup, self.lease_seconds, log)
-        self.lease_manager = LeaseManager(self.store, self.relay, "rig", "0", self.lease_seconds, log)
+        self.lease_manager = LeaseManager(self.store, self.relay, "harness", "0", self.lease_seconds, log)
         self.stopping = asyncio.Event()
         self.relays: list[SinkRelay] = []
         self._log = log
@@ -213,12 +213,12 @@ def _broke(task: asyncio.Task[None]) -> BaseException | None:
 
 
 @asynccontextmanager
-async def running(dsn: str, *sinks: tuple[SinkSpec, Sink], **options: Any) -> AsyncGenerator[Rig]:
-    """A rig that works inside the block and ends with it."""
-    rig = Rig(dsn, list(sinks), **options)
-    await rig.start()
+async def running(dsn: str, *sinks: tuple[SinkSpec, Sink], **options: Any) -> AsyncGenerator[RelayHarness]:
+    """A harness that works inside the block and ends with it."""
+    harness = RelayHarness(dsn, list(sinks), **options)
+    await harness.start()
     try:
-        yield rig
+        yield harness
     finally:
-        await rig.crash()
-    rig.judge()
+        await harness.crash()
+    harness.judge()
