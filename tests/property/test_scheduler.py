@@ -62,7 +62,7 @@ async def test_settlement_behind_its_fence_breaks_nothing(
 ) -> None:
     async with worker(database, leases) as (bench, store):
         assert await settle(store, statement, named) == settled
-        assert (bench.broken, bench.refused) == ([], refused)
+        assert (bench.broken, bench.refused[statement]) == ([], refused)
 
 
 @STATEMENTS
