@@ -265,11 +265,10 @@ class SinkRelay:
     # -- refusals of the database -----------------------------------------------------------------------------
 
     def _refuse(self, error: RelayError) -> None:
-        """Keep a refusal of the database as the reason of the fault."""
-        if isinstance(error, DatabaseUnusable):
+        """Keep a refusal of the database as the reason of the fault. Missing positions outlast any other one."""
+        self._forget_refusal()
+        if isinstance(error, DatabaseUnusable) and (self._refusal is None or isinstance(error, PositionsMissing)):
             self._refusal = error
-        else:
-            self._forget_refusal()
 
     def _forget_refusal(self) -> None:
         """Forget a refusal, except missing positions.

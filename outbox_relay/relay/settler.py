@@ -73,7 +73,7 @@ class Settler:
     def done(self, chunk: Chunk, index: int | None = None) -> None:
         """Record that the event at ``index``, or every event of ``chunk``, was delivered."""
         self._in_flight.settle(chunk, index)
-        self._progress()
+        self._progress(chunk)
 
     def park(self, chunk: Chunk, index: int, row: NewRow, *, blocks: bool) -> int:
         """Make the event at ``index`` a row.
@@ -84,13 +84,14 @@ class Settler:
         """
         number = self._in_flight.park(chunk, index, blocks=blocks)
         self._rows.append(row)
-        self._progress()
+        self._progress(chunk)
         self._urgent.set()
         return number
 
-    def _progress(self) -> None:
+    def _progress(self, chunk: Chunk) -> None:
+        """Record progress. Only a chunk that is finished gives the reader capacity."""
         self._changed.set()
-        if self._reader_waits and self.has_capacity():
+        if self._reader_waits and chunk.finished and self.has_capacity():
             self._leases.wake.set()
 
     # -- settlements ------------------------------------------------------------------------------------------

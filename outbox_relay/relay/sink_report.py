@@ -92,10 +92,11 @@ class SinkReport:
         error = self._parked_limit.notice if state == "closed" else self._breaker.last_error
         report = (state, error, limit)
         if self._must_record(report):
-            self._troubles_over = self._parked_limit.troubles_over
+            troubles_over = self._parked_limit.troubles_over
             await self._store.record_circuit(self._spec.name, *report, self._spec.circuit.pause_after_seconds)
             self._leases.record_report(state, limit)
             self._recorded, self._recorded_at = report, time.monotonic()
+            self._troubles_over = troubles_over
         if self._breaker.gone is not None:
             await self._store.pause_sink(self._spec.name, self._breaker.gone)
             self._breaker.forget_gone()

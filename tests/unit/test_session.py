@@ -119,6 +119,7 @@ async def test_missing_positions_are_the_fault_until_those_of_owned_shards_are_k
     await session(relay, adopted=PositionsMissing("no position"))
     await session(relay)
     await session(relay, LeaseLost("meanwhile"))
+    await session(relay, DatabaseUnusable("password refused"))
     assert relay.fault == "no position"
     relay.leases.grant({0: Lease(1, 0.0, 0)})
     await session(relay)
