@@ -289,6 +289,26 @@ class Outbox(RuleBasedStateMachine):
         await self._work(heir, "sweep")
         await self._work(worker, "settle rows")
 
+    @rule(worker=WORKER, heir=WORKER, key=KEY, wishes=WISHES, sent=st.sampled_from([0, 1]))
+    def overtake_settlement(
+        self, worker: int, heir: int, key: str | None, wishes: list[tuple[str, int]], sent: int
+    ) -> None:
+        """A worker's leases end before its settlement is sent, or before its COMMIT, and another claims and settles."""
+        self.faults += 1
+        self.run(self._overtake_settlement(worker, heir, key, wishes, sent))
+
+    async def _overtake_settlement(
+        self, worker: int, heir: int, key: str | None, wishes: list[tuple[str, int]], sent: int
+    ) -> None:
+        await self._emit_and_commit(key, "plain")
+        await self._begin(worker)
+        await self._answer(worker, wishes)
+        await self._work(worker, "settle", 0)
+        await self.workers[worker].lose_leases(24)
+        await self._work(worker, "settle", sent)
+        await self._deliver(heir, [("taken", 0)], None)
+        await self._work(worker, "settle")
+
     @rule(worker=WORKER, commits_are_lost=st.booleans())
     def crash(self, worker: int, commits_are_lost: bool) -> None:
         """A process ends; another starts."""
