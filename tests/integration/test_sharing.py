@@ -234,6 +234,10 @@ class Shop:
         self._open = False
 
 
+SLOW_BATCH = 400
+"""Events in one call of a slow sink: 0.2 s on average. Two calls of 4,000 would outlast the lease of 3 s."""
+
+
 def slowly(rng: random.Random, *, fails: bool) -> Any:
     """A script: some deliveries take a moment, and with `fails` some events fail at their first attempt."""
 
@@ -264,6 +268,7 @@ async def test_joins_and_leaves_under_load_repeat_and_reorder_nothing(
             for _ in range(7):
                 if len(harnesses) < 2 or (len(harnesses) < 3 and rng.random() < 0.5):
                     sink = MemorySink(slowly(rng, fails=fails), keeps_order=keeps_order)
+                    sink.max_batch = min(sink.max_batch, SLOW_BATCH)
                     sink.delivered = arrived
                     harnesses.append(await join((spec("s"), sink)))
                     deliverers += 1

@@ -48,9 +48,9 @@ def trade(stack: Stack, receiver: Running, relay: Running) -> None:
     assert receiver.lines("refused") == []
     assert len(receiver.lines("new order.")) == stack.emitted("order.%")
     for topic in ("order.created", "order.paid", "payment.captured"):
-        # A session that restarts on a busy machine may repeat records: each event counts once.
-        uids = {record.headers["id"] for record in read_all(stack.kafka.bootstrap, f"shop.{topic}")}
-        assert len(uids) == stack.emitted(topic), topic
+        # Other tests may use a topic of this name on the same broker, and a session that restarts repeats records.
+        arrived = {record.headers["id"] for record in read_all(stack.kafka.bootstrap, f"shop.{topic}")}
+        assert not stack.uids(topic) - arrived, topic
 
 
 def close(stack: Stack, receiver: Running, relay: Running) -> None:

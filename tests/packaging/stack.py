@@ -162,6 +162,13 @@ class Stack:
         assert row is not None
         return row[0]
 
+    def uids(self, kind: str) -> set[bytes]:
+        """Return the uids of the events of this type in the log, as headers of records have them."""
+        with psycopg.connect(self._server.dsn(DATABASE)) as connection:
+            rows = connection.execute("select uid::text from outbox.event where type = %s", (kind,)).fetchall()
+        assert rows
+        return {str(uid).encode() for (uid,) in rows}
+
     def _fitted(self, name: str) -> tuple[Service, list[str], dict[str, str]]:
         """A service, what it runs if that is its own, and its environment, with the addresses of the test's servers."""
         service = compose.service(name)
