@@ -43,7 +43,7 @@ class Parts(NamedTuple):
     sinks: Mapping[str, Sink]
     relays: SinkRelays
     background: Mapping[str, Callable[[], Awaitable[None]]]
-    """What runs beside the relays of the sinks until it is cancelled, by the names in the log."""
+    """Parts that run beside the relays of the sinks until they are cancelled, by their names in the log."""
 
 
 def build(settings: Settings, log: BoundLogger, stopping: asyncio.Event) -> Parts:

@@ -71,7 +71,7 @@ class Successor:
         self._thread.start()
 
     def owns_all(self) -> bool:
-        """Whether every shard is the successor's."""
+        """Return True if the successor owns every shard."""
         return self.harness.lease_manager.held == {"s": SHARDS}
 
     def end(self) -> None:

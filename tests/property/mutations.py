@@ -24,7 +24,7 @@ SEQUENCES = 2_000
 LONGEST_SECONDS = 700.0
 """Longer than pytest's own limit for the test."""
 TIMED_OUT = "from pytest-timeout"
-"""What pytest prints of a test that exceeded its limit."""
+"""Text of pytest for a test that exceeded its time limit."""
 SCHEMA = "schema/0001_outbox.sql"
 
 
@@ -66,7 +66,7 @@ MUTATIONS = (
 
 
 class Outcome(NamedTuple):
-    """How the state machine ended without a rule. `found` is true only if it judged the product to be wrong."""
+    """The end of the state machine without a rule. `found` is true only if it judged the product to be wrong."""
 
     found: bool
     text: str

@@ -52,7 +52,7 @@ FIXED_SEED = 20
 """What a run of CI draws from, so that it is the same every time; elsewhere every run draws anew."""
 AT_REST_ROUNDS = 40
 PHASES = [Phase.generate] if os.environ.get("OUTBOX_TEST_SHRINK") == "no" else list(Phase)
-"""What is done with a sequence that fails: without `Phase.shrink` it is shown as it was drawn."""
+"""Phases of Hypothesis. Without `Phase.shrink` a sequence that fails is shown as it was drawn."""
 SETTINGS = settings(
     stateful_step_count=STEPS,
     deadline=None,

@@ -106,7 +106,7 @@ class SteppedParkedClaims(ParkedClaims):
 
 
 class SteppedParkedDeliveries(ParkedDeliveries):
-    """What the loops of ``ParkedDeliveries`` do, once and when told."""
+    """Steps of the loops of ``ParkedDeliveries``, each done once by a call."""
 
     _claims: SteppedParkedClaims
     _tasks: asyncio.TaskGroup | None = None

@@ -1,4 +1,4 @@
-"""How many requests a sink may have under way, and how that follows what the destination says."""
+"""The limit of concurrent requests, and how the destination changes it."""
 
 from __future__ import annotations
 
