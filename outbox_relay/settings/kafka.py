@@ -46,13 +46,13 @@ class KafkaSettings(SinkSettings):
     type_header: Annotated[str, _IS_HEADER] = ""
     """The event's own header whose value becomes the header "type" of the record; empty: the event's type."""
     tombstones: bool = False
-    """Whether an event with an empty payload becomes a tombstone: a record with a key and a null value."""
+    """Send an event with an empty payload as a tombstone: a record with a key and a null value."""
     partitions: Count | None = Field(default=None, ge=1, le=10_000)
     """Partitions of a topic that the relay creates, 1 to 10000."""
     replication_factor: Count | None = Field(default=None, ge=1, le=100)
     """Copies of each partition of a topic that the relay creates, 1 to 100."""
     create_topics: bool = False
-    """Whether the relay creates topics that are missing; needs partitions and replication_factor."""
+    """Create missing topics; needs partitions and replication_factor."""
     producer: dict[str, Scalar] = Field(default_factory=dict, repr=False, validate_default=True)
     """librdkafka's settings, passed unchanged, "bootstrap.servers" at least."""
     producer_files: dict[str, Path] = Field(default_factory=dict, repr=False)

@@ -110,9 +110,9 @@ class RelaySettings(Section):
     ] = Field(default_factory=lambda: f"{socket.gethostname()}:{os.getpid()}", min_length=1, max_length=200)
     """A label for people, 1 to 200 characters without blanks; by default host name and process id."""
     lease_seconds: Number = Field(default=15.0, ge=1, le=600)
-    """How long a relay owns its shards without renewing, in seconds, 1 to 600."""
+    """Time for which a relay owns its shards without renewing their leases, in seconds, 1 to 600."""
     park_after_seconds: Number = Field(default=1.0, gt=0, le=60)
-    """How long one event in flight may delay its shard until it is parked, in seconds, above 0 and at most 60."""
+    """Time for which an event in flight may delay its shard before it is parked, in seconds, above 0 and up to 60."""
     stop_after_seconds: Number = Field(default=20.0, gt=0, le=3600)
     """Time to finish the work in hand after SIGTERM, in seconds, above 0 and at most 3600."""
 
@@ -121,7 +121,7 @@ class HttpSettings(Section):
     """The listener for health checks."""
 
     listen: Annotated[str | None, BeforeValidator(_blank_is_none)] = None
-    """Where to listen, "HOST:PORT", "[IPV6]:PORT"; port 0 is any free one; empty or left out: no listener."""
+    """The address to listen at, "HOST:PORT" or "[IPV6]:PORT"; port 0 is any free port; empty or left out: none."""
 
     @field_validator("listen")
     @classmethod

@@ -17,7 +17,7 @@ SettingPath: TypeAlias = tuple[str | int, ...]
 """The place of a setting: names of tables and keys, numbers of list items from 0."""
 
 PREFIX = "OUTBOX_RELAY_"
-"""How every variable of the relay begins."""
+"""Prefix of all environment variables of the relay."""
 NAMED = 12
 """Most valid names listed in a message."""
 NAME_CHARS = 80

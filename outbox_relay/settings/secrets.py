@@ -42,7 +42,7 @@ class SigningSecret(Section):
     secret: Annotated[SecretStr, AfterValidator(_checked_secret)]
     """"whsec_" and the base64 of 24 to 64 random bytes, or "whsk_" and that of an Ed25519 seed."""
     until: AwareDatetime | None = None
-    """When it stops signing, a date and time with an offset; by default never."""
+    """Date and time with an offset from which on it does not sign; by default it always signs."""
 
     @model_validator(mode="before")
     @classmethod

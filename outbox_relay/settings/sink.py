@@ -36,22 +36,22 @@ class CircuitSettings(Section):
     )
     """Longest time between probes, in seconds, probe_seconds to 86400."""
     pause_after_seconds: Number = Field(default=432_000.0, ge=0, le=31_536_000)
-    """How long a destination may be down until the sink is paused and a person resumes it, in seconds; 0: never."""
+    """Time for which a destination may be down before its sink is paused until `resume`, in seconds; 0: never."""
 
 
 class SinkSettings(Section):
     """The settings of every sink."""
 
     order: Literal["key", "none"] = "key"
-    """Whether events of one key arrive in the order of their commits ("key") or as they come ("none")."""
+    """Order of events: of one key, as they were committed ("key"), or as they come ("none")."""
     start: Literal["beginning", "now"] | None = None
-    """Where a sink that is new to the database begins; by default "now", for the first sinks "beginning"."""
+    """Start of a sink that is new to the database; by default "now", for the first sinks "beginning"."""
     when_dead: Literal["skip", "hold"] = "skip"
-    """Whether later events of a key continue after a dead letter of it ("skip") or wait for a person ("hold")."""
+    """After a dead letter, later events of its key continue ("skip") or wait for a person ("hold")."""
     parked_max: Count = Field(default=100_000, ge=1, le=10_000_000)
     """Events that wait as rows before the sink pauses, 1 to 10000000; scheduled events do not count."""
     cloudevents: Literal["none", "binary", "structured"] = "none"
-    """Whether events are sent as CloudEvents: attributes in headers ("binary") or around the payload ("structured")."""
+    """Send events as CloudEvents, with attributes in headers ("binary") or around the payload ("structured")."""
     cloudevents_source: Annotated[
         str,
         matching(

@@ -67,13 +67,13 @@ class WebhookSettings(SinkSettings):
     type: Literal["webhook"]
     """The kind of sink."""
     allow_http: bool = False
-    """Whether a plain http:// URL is accepted."""
+    """Accept a plain http:// URL."""
     allow_networks: Networks = ()
     """Private networks that may be addressed, such as "10.1.0.0/16"."""
     deny_networks: Networks = ()
     """Further networks that are never addressed; they take precedence over allow_networks."""
     url: str = Field(repr=False)
-    """Where events are posted to: https, without credentials."""
+    """The URL that events are posted to: https, without credentials."""
     secrets: tuple[SigningSecret, ...] = Field(default=(), max_length=SECRETS)
     """Secrets, 1 to 16: all sign until their end, so that receivers can change over one after the other."""
     secrets_file: Annotated[Path | None, excludes("secrets")] = Field(default=None, validate_default=True)

@@ -111,6 +111,12 @@ def test_no_docstring_begins_with_a_headless_clause(room: str) -> None:
 
 
 @pytest.mark.parametrize("room", done())
+def test_no_description_of_a_variable_begins_with_a_headless_clause(room: str) -> None:
+    descriptions = [text for text in written(room) if text.text.startswith('"""') and text.text.strip('"').strip()]
+    assert [text for text in descriptions if first_word(text.text.strip('"')) in HEADLESS] == []
+
+
+@pytest.mark.parametrize("room", done())
 def test_no_phrase_reads_as_a_translation(room: str) -> None:
     found = [(text.where, phrase[0]) for text in written(room) for phrase in PHRASES.finditer(CODE.sub("", text.text))]
     assert found == []

@@ -80,7 +80,7 @@ WRONG: list[tuple[str, str, str, str]] = [
         "lease_seconds = 15",
         "lease_seconds = 0.5",
         "relay.lease_seconds",
-        "greater than or equal to 1 (how long a relay",
+        "greater than or equal to 1 (time for which a relay",
     ),
     ("lease_seconds = 15", "lease_seconds = 601", "relay.lease_seconds", "less than or equal to 600"),
     ("lease_seconds = 15", "lease_seconds = nan", "relay.lease_seconds", "should be a finite number"),

@@ -148,7 +148,7 @@ class DeliverCall:
     """Takes the verdicts, exactly once, in the producer thread."""
     reports: DeliveryReports
     refusal_blocks: KeyBlocks | None = None
-    """Where to block the keys of refused events, or None if those do not hold their keys."""
+    """The keys of refused events, which are blocked; None if refused events do not hold their keys."""
     pending: Sequence[int] = ()
     """Indexes of the events that are still to be handed over, in order."""
     topics: list[str | None] = field(default_factory=list[str | None])

@@ -24,7 +24,7 @@ from outbox_relay.sinks.webhook.response import NoResponse, Response
 
 _OWN_HEADERS = frozenset(("host", "content-length"))
 _SENT_RAW = "!#$%&'()*+,-./:;=?@[]^_|~"
-"""What remains as it is in a path and a query, letters and digits aside."""
+"""Characters of a path and a query that are not escaped, besides letters and digits."""
 
 
 class HttpClient:

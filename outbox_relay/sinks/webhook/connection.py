@@ -9,7 +9,7 @@ import ssl
 from outbox_relay.sinks.webhook.exchange import ConnectionLost, Exchange, ExchangeFailed, NotConnected
 
 BODY_SECONDS = 1.0
-"""How long a body is read after its head, at most: the head has decided already."""
+"""Maximum time for reading a body after its head, which has decided the result already."""
 LOOKS = 16
 """Turns of the event loop in which unread bytes are read before a request is sent, at most."""
 

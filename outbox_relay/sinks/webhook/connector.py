@@ -22,7 +22,7 @@ CONNECT_SECONDS = 5.0
 DIALLED = 8
 """Addresses of a name that are tried for one connection, at most."""
 NEXT_SECONDS = 0.25
-"""How long an address has to answer before the next one is tried at the same time (RFC 8305, section 5)."""
+"""Time for which an address may answer before the next one is tried too (RFC 8305, section 5)."""
 _UNREACHED = frozenset(("dns_error", "dns_timeout", "connection_refused", "connect_timeout"))
 _EXHAUSTED = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 

@@ -11,7 +11,7 @@ from outbox_relay.sinks.webhook.connector import Connector
 from outbox_relay.sinks.webhook.exchange import Exchange
 
 KEPT_SECONDS = 4.0
-"""How long a connection is kept without a request: many servers close theirs after 5 s."""
+"""Time for which a connection without a request is kept. Many servers close theirs after 5 s."""
 
 
 class ConnectionPool:

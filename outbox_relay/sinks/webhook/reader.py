@@ -48,7 +48,7 @@ class ResponseReader:
         self.prefix = bytearray()
         self.whole = False
         self.ended = False
-        """Whether nothing more is to be read."""
+        """True if the whole response has been read."""
         self._parser = h11.Connection(h11.CLIENT, HEAD_BYTES)
         self._parser.send(_REQUEST)
         self._parser.send(_END_OF_REQUEST)

@@ -14,9 +14,9 @@ from outbox_relay.sinks.webhook.exchange import NotConnected
 LOOKUP_SECONDS = 5.0
 """Longest wait for a lookup."""
 KEPT_SECONDS = 2.0
-"""How long addresses serve further connections, which judge them each time."""
+"""Time for which addresses serve further connections. Each connection checks them again."""
 FAILED_SECONDS = 5.0
-"""How long a lookup that failed is not repeated."""
+"""Time for which a failed lookup is not repeated."""
 LOOKUPS = 2
 """Lookups under way at once, at most, those included that timed out."""
 ADDRESSES = 1000

@@ -24,7 +24,7 @@ from outbox_relay.sinks.webhook.results import ResponsePolicy, verdict
 CHECK_SECONDS = 15.0
 """Longest wait of ``check``: for the name, the connection and the TLS handshake together."""
 LISTEN_SECONDS = 1.0
-"""How long ``check`` listens after the handshake: with TLS 1.3 a server says only then that it wants a certificate."""
+"""Time for which ``check`` listens after the handshake, when a server with TLS 1.3 asks for a certificate."""
 ALL_ENDED = "every signing secret of this sink has ended: nothing is sent unsigned"
 
 
