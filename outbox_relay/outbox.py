@@ -25,8 +25,8 @@ REFUSED: Final = re.compile(r"outbox\.emit: (?P<said>(?:event (?P<index>[0-9]+):
 """The message of the database for an event that it refuses (SQLSTATE 22023)."""
 
 JSON_ERROR: Final = re.compile(
-    r"Object of type \w+ is not JSON serializable|keys must be [\w, ]+, not \w+|Circular reference detected"
-    r"|Out of range float values are not JSON compliant|maximum recursion depth exceeded"
+    r"Object of type \w+ is not JSON serializable|keys must be str, int, float, bool or None, not \w+"
+    r"|Circular reference detected|Out of range float values are not JSON compliant|maximum recursion depth exceeded"
 )
 """The messages of ``json.dumps`` for values that it refuses. They name types, and nothing of the payload."""
 

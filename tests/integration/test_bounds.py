@@ -94,7 +94,7 @@ def count_late(harness: RelayHarness) -> None:
     async def standing(*arguments: Any, **options: Any) -> tuple[int, bool]:
         await auntil(lambda: _is(harness.relays[0].in_hand > 0), seconds=20, what="events are in hand")
         for _ in range(20):
-            await asyncio.sleep(0.01)  # the turn of whoever would park them
+            await asyncio.sleep(0.01)  # a turn of the event loop, in which they would be parked
         return await count(*arguments, **options)
 
     harness.store.count_parked = standing  # type: ignore[method-assign]

@@ -62,7 +62,7 @@ def migrating(database: Database, folder: Path) -> Generator[Future[Any]]:
 
 
 def waiting(database: Database, whose: str) -> bool:
-    """Whether a server process waits for a lock."""
+    """Return True if a server process waits for a lock."""
     with database.connect() as connection:
         query = f"select from pg_stat_activity where {whose} and wait_event_type = 'Lock'"
         return connection.execute(query.encode()).fetchone() is not None

@@ -449,13 +449,20 @@ def test_what_is_no_json_is_refused_with_its_type(conn: psycopg.Connection[Any],
 class Raising(dict[str, object]):
     """A mapping whose own error quotes its content."""
 
+    def __init__(self, error: Exception) -> None:
+        super().__init__(card="SECRET")
+        self._error = error
+
     def items(self) -> Any:
-        raise ValueError("SECRET")
+        raise self._error
 
 
-def test_an_error_of_the_payload_itself_is_not_quoted(conn: psycopg.Connection[Any]) -> None:
-    said = refused(conn, payload=Raising(card="SECRET"))
-    assert said == "payload is not serialisable: json.dumps raised ValueError; dumps= takes another encoder"
+@pytest.mark.parametrize("error", [ValueError("SECRET"), TypeError("keys must be SECRET, not int")])
+def test_an_error_of_the_payload_itself_is_not_quoted(conn: psycopg.Connection[Any], error: Exception) -> None:
+    """Goes red when messages are recognised by less than the whole wording of json.dumps."""
+    reason = f"json.dumps raised {type(error).__name__}"
+    said = refused(conn, payload=Raising(error))
+    assert said == f"payload is not serialisable: {reason}; dumps= takes another encoder"
 
 
 def test_a_batch_of_something_else_than_events_is_refused(conn: psycopg.Connection[Any]) -> None:

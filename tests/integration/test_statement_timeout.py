@@ -35,7 +35,7 @@ begin
         'payload has ' || octet_length(payload)::text || ' bytes, more than the ceiling of ' || ceiling::text end;
 end $$
 """
-"""What the reading functions ask for each event that they return."""
+"""The function that the reading functions call for each event that they return."""
 SLOW_ROWS = """
 create function public.slow() returns trigger language plpgsql as $$
 begin

@@ -128,7 +128,7 @@ class Pair:
             self.wait_for_standby("sync")
 
     def fail_over(self) -> None:
-        """Kill the primary and promote the standby. Commits wait for nobody until there is a standby again."""
+        """Kill the primary and promote the standby. Commits are not synchronous until there is a standby again."""
         assert self.standby is not None, "there is no standby"
         self._fallen, self.primary, self.standby = self.primary, self.standby, None
         self._fallen.kill()
@@ -155,8 +155,8 @@ class Pair:
     def take_over(self, successor: PostgresServer) -> PostgresServer:
         """Put another cluster in the place of the primary that was lost, at its port; return that primary.
 
-        The old primary is left with the other one's port, and is to be removed. Commits wait for nobody until
-        :meth:`replace` makes a standby.
+        The old primary is left with the other one's port, and is to be removed. Commits are not synchronous
+        until :meth:`replace` makes a standby.
         """
         old = self.primary
         if self.standby is not None:

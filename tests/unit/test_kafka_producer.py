@@ -1,4 +1,4 @@
-"""What is put on a producer: an event that cannot be a record is refused, and ends nothing else."""
+"""Events that are handed to a producer. One that cannot be a record is refused, and the others are delivered."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ async def test_the_loop_is_woken_when_there_is_room_again_and_not_before(monkeyp
         assert settling.has_capacity()
         in_flight.take(in_flight.readable[0], chunk)
     settling.done(chunks[1], 0)
-    assert not leases.wake.is_set(), "nobody waits"
+    assert not leases.wake.is_set(), "no reader waits"
     assert not settling.has_capacity()
     settling.done(chunks[0], 0)
     assert not leases.wake.is_set(), "there is no room"
