@@ -2,12 +2,15 @@
 -- every role but the owner. `migrate` runs it each time; it can be run again at any time.
 --
 -- An application (kind `emit`) may call the two functions and nothing else. A relay may read everything, write its
--- positions and exceptions, and never change the log. UPDATE of any column is what row locks ask for.
+-- positions and exceptions, and never change the log. UPDATE of any column is what row locks ask for. Every other action
+-- is a function that an operator's role may call.
 
 -- Who may do what. A function, table or sequence that is not listed here belongs to the owner alone. Functions of kind
 -- `owner` are called by nobody else: a test compares this list with the schema.
+--
+-- Who acts or may see payloads may look at all that kind `read` lists, where payloads and headers are left out.
 create or replace view outbox.privilege (kind, object_type, name, columns, privilege) as
-select l.kind, l.object_type, n.name, l.columns, l.privilege
+select k.kind, l.object_type, n.name, l.columns, l.privilege
   from (values
     ('emit', 'schema', '{outbox}'::text[], null::text[], 'USAGE'),
     ('emit', 'function', '{emit, emit_raw}', null, 'EXECUTE'),
@@ -20,19 +23,110 @@ select l.kind, l.object_type, n.name, l.columns, l.privilege
     ('relay', 'table', '{delivery, event, event_default, grantee, meta, progress, relay, shard, sink, standing, uid}',
      null, 'SELECT'),
     ('relay', 'table', '{foreign_default_privilege, foreign_privilege}', null, 'SELECT'),
+    ('relay', 'table', '{discarded}', null, 'SELECT'),
+    ('relay', 'table', '{sink}', '{last_error_mended_at}', 'UPDATE'),
     ('relay', 'sequence', '{event_id_seq, server_mark}', null, 'SELECT'),
     ('relay', 'table', '{sink}', '{circuit, circuit_since, in_flight_limit, last_error, last_error_at, paused, '
                                  'paused_reason}', 'UPDATE'),
     ('relay', 'table', '{shard}', '{owner, epoch, lease_until, crashes}', 'UPDATE'),
-    ('relay', 'table', '{progress, delivery, relay}', null, 'INSERT'),
-    ('relay', 'table', '{delivery, relay}', null, 'UPDATE'),
+    ('relay', 'table', '{progress, delivery}', null, 'INSERT'),
+    ('relay', 'table', '{delivery}', null, 'UPDATE'),
+    -- Not `retention`: outbox.state_retention checks it.
+    ('relay', 'table', '{relay}', '{id, name, version, sinks, started_at, seen_at, config}', 'INSERT'),
+    ('relay', 'table', '{relay}', '{id, name, version, sinks, started_at, seen_at, config}', 'UPDATE'),
     ('relay', 'table', '{progress, delivery, relay}', null, 'DELETE'),
+    ('relay', 'function', '{attempts_of, last_attempt_of, make_attempt_partitions, record_attempts}', null, 'EXECUTE'),
+    ('relay', 'table', '{attempt}', null, 'SELECT'),
+
+    ('relay', 'function', '{as_time, count_deliveries, deliveries, delivery_state, delivery_summary, loadable_time, position_passed, '
+                          'set_paused}', null, 'EXECUTE'),
+    ('relay', 'table', '{audit, discarded}', null, 'SELECT'),
+
+    ('read', 'schema', '{outbox}', null, 'USAGE'),
+    ('read', 'function', '{as_time, backlog, count_deliveries, deliveries, delivery_state, delivery_summary, loadable_time, '
+                         'position_passed}', null, 'EXECUTE'),
+    ('read', 'table', '{audit, discarded, meta, progress, shard, sink, standing}', null, 'SELECT'),
+    -- Not `config` and `retention`: outbox.relay_configs and outbox.retention_status show them.
+    ('read', 'table', '{relay}', '{id, name, version, sinks, started_at, seen_at}', 'SELECT'),
+    ('read', 'table', '{event}', '{xid, id, shard, uid, type, key, content_type, deliver_at, created_at, emitter}', 'SELECT'),
+    ('read', 'table', '{event_default}', '{id}', 'SELECT'),
+    ('read', 'table', '{delivery}',
+     '{sink, id, shard, state, ordered, due_at, priority, attempts, claims, suspect, lease, lease_until, owner, last_error, '
+     'last_status, last_attempt_at, since, uid, type, key, content_type, deliver_at, created_at, replay}', 'SELECT'),
+    ('read', 'table', '{attempt}', '{at, uid, sink, id, number, relay, outcome, status, milliseconds, error}', 'SELECT'),
+    ('read', 'function', '{attempts_of, last_attempt_of}', null, 'EXECUTE'),
+    ('payloads', 'table', '{event, delivery}', '{payload, headers}', 'SELECT'),
+    -- The answer of a destination may repeat the payload.
+    ('payloads', 'table', '{delivery}', '{last_attempt}', 'SELECT'),
+    ('payloads', 'table', '{attempt}', '{detail}', 'SELECT'),
+    ('operate', 'function', '{discard_deliveries, retry_deliveries, set_paused}', null, 'EXECUTE'),
+
+    ('owner', 'function', '{discard_rows, hashed_filter, is_meant, keyed_hash, lock_shards_of, marks_deleted, '
+                          'next_deliveries, past_time, read_filter, record_action, require_read_committed, require_sink, '
+                          'row_died, short_text, sink_paused, was_before}', null, 'EXECUTE'),
+
+    -- Sinks and configurations.
+    ('relay', 'function', '{list_former_sinks, list_sinks, relay_configs}', null, 'EXECUTE'),
+    ('relay', 'table', '{config_key, former_sink}', null, 'SELECT'),
+    ('read', 'function', '{list_former_sinks, list_sinks}', null, 'EXECUTE'),
+    ('read', 'table', '{former_sink}', null, 'SELECT'),
+    ('operate', 'table', '{config_key}', null, 'SELECT'),
+    ('operate', 'function', '{action_tick, drop_sink, preview_removal, preview_seek, relay_configs, rename_sink, seek_sink}',
+     null, 'EXECUTE'),
+    ('owner', 'function', '{sees_payloads, shown_detail}', null, 'EXECUTE'),
+    ('owner', 'function', '{bounded_count, bounded_seconds, count_backlog, delete_rows, end_when_idle}', null, 'EXECUTE'),
+    ('owner', 'function', '{alive_interval, check_action_tick, check_sink_name, count_seek, count_unsettled, first_id_since, move_rows, '
+                          'refuse_sink, relays_of, seek_place, types_of}',
+     null, 'EXECUTE'),
+
+    -- Replays.
+    ('relay', 'function', '{attempt_detail, read_replay, replay_of, replays, settle_replay, sink_of, '
+                          'spend_replay, tend_replay}', null, 'EXECUTE'),
+    ('relay', 'table', '{replay, replay_progress}', null, 'SELECT'),
+    ('read', 'function', '{replays}', null, 'EXECUTE'),
+    ('operate', 'function', '{preview_replay, set_replay, start_replay}', null, 'EXECUTE'),
+    ('owner', 'function', '{adopt_rebase, at_its_end, clear_replay, count_matches, follow_rename, id_behind, move_dead, place_replay, '
+                          'plan_replay, replay_delivered, replay_keepers, replay_means, replay_places, replay_rows, replays_of, '
+                          'replay_shards, replays_cancelled, require_days, trim_replay}', null, 'EXECUTE'),
+
+    -- Retention: done by relays, and by roles that operate; roles that read see the days.
+    ('relay', 'function', '{begin_archive, begin_retention, check_day, count_day, discard_expired, drop_day, due_days, '
+                          'empty_day, end_retention, read_day, record_archive, renew_retention, retention_status, '
+                           'state_retention, trim_attempts, trim_uids, unfinished_archives}', null, 'EXECUTE'),
+    ('operate', 'schema', '{outbox}', null, 'USAGE'),
+    ('operate', 'table', '{meta}', null, 'SELECT'),
+    ('operate', 'function', '{begin_retention, check_day, count_day, discard_expired, drop_day, due_days, empty_day, '
+                            'end_retention, renew_retention, retention_status, trim_attempts, trim_uids}', null, 'EXECUTE'),
+    ('read', 'schema', '{outbox}', null, 'USAGE'),
+    ('read', 'table', '{meta}', null, 'SELECT'),
+    ('read', 'function', '{retention_status}', null, 'EXECUTE'),
+    -- Who cannot read a day cannot say that an archive has it.
+    ('payloads', 'function', '{begin_archive, read_day, record_archive, unfinished_archives}', null, 'EXECUTE'),
+    ('owner', 'function', '{acts_as, asks_less, at_home, came_since, checked_day, day_holders, day_keepers, died_before, '
+                          'keep_archive_names, keeper_names, kept_since, lease_interval, mark_clock, more_days, part_of, partitions, past_days, '
+                          'require_day, weigh_retention}', null, 'EXECUTE'),
+
+    -- Passes.
+    ('relay', 'function', '{trim_passes, why}', null, 'EXECUTE'),
+    ('read', 'function', '{event_states, why}', null, 'EXECUTE'),
+    ('owner', 'function', '{begin_claimed, begin_passes, end_passes, in_seconds, keep_late, keep_patterns, keep_rows_ahead, '
+                          'mark_generation, move_passes, newest_xid, pass_spans, passage, passes_deleted, recorded_deliveries, '
+                          'type_matches}', null, 'EXECUTE'),
+    -- Erase.
+    ('operate', 'function', '{erase}', null, 'EXECUTE'),
+    -- Called by functions that read the log, with the rights of their caller.
+    ('relay', 'function', '{is_erased}', null, 'EXECUTE'),
+    ('owner', 'function', '{archives_of_subject, change_events, check_erasable, content_columns, content_statistics, '
+                          'erase_in_audit, erase_in_sinks, fill_shard, filter_of_subject, keep_no_statistics, look_again, '
+                          'next_of_subject, open_erasure, read_subject, renew_key_statistics, shard_of, '
+                          'supersede_archives, undelivered, undelivered_of_subject}', null, 'EXECUTE'),
 
     ('owner', 'function', '{asleep, claim_uid, emitter, event_fault, header_fault, is_usual, keep_positions, raise_config, '
                           'rebase, remove_sink, renumber, settled_upto, shown, sink_changed, sink_deleted, uuid7}',
      null, 'EXECUTE')
   ) l (kind, object_type, names, columns, privilege)
- cross join lateral unnest(l.names) n (name);
+ cross join lateral unnest(l.names) n (name)
+ cross join lateral unnest(case l.kind when 'read' then '{read, operate, payloads}' else array[l.kind] end) k (kind);
 
 -- Privileges in the schema that nobody should have: those of roles other than the owner that are not listed above for
 -- a kind that the role was granted, or that the role may pass on. `role_name` is null for PUBLIC.
@@ -87,8 +181,14 @@ begin
                c.oid::regclass::text as name
           from pg_class c join pg_namespace n on n.oid = c.relnamespace
          where n.nspname = 'outbox' and c.relowner <> n.nspowner and c.relkind in ('r', 'p', 'v', 'S')
-           and not exists (select from pg_depend d where d.classid = 'pg_class'::regclass and d.objid = c.oid
-                                                     and d.refclassid = 'pg_class'::regclass and d.deptype in ('a', 'i'))
+           -- A sequence of a column follows its table. Partitions depend on theirs too, and do not.
+           and not (c.relkind = 'S' and exists (
+                    select from pg_depend d where d.classid = 'pg_class'::regclass and d.objid = c.oid
+                                              and d.refclassid = 'pg_class'::regclass and d.deptype in ('a', 'i')))
+        union all
+        select 'type', c.reltype::regtype::text
+          from pg_class c join pg_namespace n on n.oid = c.relnamespace
+         where n.nspname = 'outbox' and c.relowner <> n.nspowner and c.relkind = 'c'
         union all
         select 'function', p.oid::regprocedure::text
           from pg_proc p join pg_namespace n on n.oid = p.pronamespace

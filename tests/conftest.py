@@ -1,6 +1,7 @@
 """Fixtures for all tests: servers once per run, databases and topics once per test."""
 
 import os
+import sys
 from collections.abc import Generator
 from contextlib import contextmanager
 from uuid import uuid4
@@ -20,9 +21,14 @@ ON_REQUEST = ("debezium", "image", "thorough")
 
 
 def pytest_configure() -> None:
-    """Forget settings of the shell that would reach libpq or the relay."""
-    for name in [name for name in os.environ if name.startswith(("PG", "OUTBOX_RELAY_"))]:
+    """Forget settings of the shell that would reach libpq or the relay, and let Python keep compiled modules.
+
+    Images of Python often forbid the latter. Then each process of the tests compiles all modules again, and so does
+    each relay that a test starts.
+    """
+    for name in [name for name in os.environ if name.startswith(("PG", "OUTBOX_RELAY_", "PYTHONDONTWRITEBYTECODE"))]:
         del os.environ[name]
+    sys.dont_write_bytecode = False
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -107,6 +113,13 @@ def empty_database(postgres: PostgresServer) -> Generator[Database]:
 @pytest.fixture
 def database(postgres: PostgresServer, template: str) -> Generator[Database]:
     """A new database with the schema."""
+    with _database(postgres, template) as database:
+        yield database
+
+
+@pytest.fixture(scope="module")
+def shared_database(postgres: PostgresServer, template: str) -> Generator[Database]:
+    """A database with the schema, for tests of a module that leave it as it is."""
     with _database(postgres, template) as database:
         yield database
 

@@ -1,4 +1,4 @@
-"""Manual actions: pause or resume a sink, emit an event."""
+"""Manual actions on sinks and events: pause or resume a sink, emit an event."""
 
 from __future__ import annotations
 
@@ -11,31 +11,39 @@ from outbox_relay.domain.errors import ConfigurationError, NotFound
 from outbox_relay.postgres.store import Store
 
 
-async def pause(store: Store, sink: str) -> bool:
+async def pause(store: Store, sink: str, *, actor: str | None = None, reason: str | None = None) -> bool:
     """Pause ``sink`` on all relays; return False if it was already paused.
 
     Every relay stops its deliveries within seconds and settles the events in flight. The sink is paused until
-    ``resume``.
+    ``resume``. ``actor`` and ``reason`` are recorded in the audit, and ``status`` shows the reason.
 
-    Raises ``NotFound``, which names the existing sinks, ``DatabaseUnusable`` or ``DatabaseUnavailable``.
+    Raises ``NotFound``, which names the existing sinks, ``ConfigurationError``, ``DatabaseUnusable`` or
+    ``DatabaseUnavailable``.
     """
-    return await _set_paused(store, sink, paused=True)
+    return await _set_paused(store, sink, paused=True, actor=actor, reason=reason)
 
 
-async def resume(store: Store, sink: str) -> bool:
+async def resume(store: Store, sink: str, *, actor: str | None = None, reason: str | None = None) -> bool:
     """Resume a paused ``sink`` from its position; return False if it was not paused.
 
     Raises as ``pause``.
     """
-    return await _set_paused(store, sink, paused=False)
+    return await _set_paused(store, sink, paused=False, actor=actor, reason=reason)
 
 
-async def _set_paused(store: Store, sink: str, *, paused: bool) -> bool:
-    found = await store.named("set_paused", {"sink": sink, "paused": paused})
-    if not found:
-        names = [row.name for row in await store.named("sink_names", {})]
-        raise NotFound(f"there is no sink {sink!r} in this database; {_meant(sink, names)}")
-    return found[0].paused != paused
+async def _set_paused(store: Store, sink: str, *, paused: bool, actor: str | None, reason: str | None) -> bool:
+    parameters = {"sink": sink, "paused": paused, "actor": actor, "reason": reason}
+    try:
+        [row] = await store.call("set_paused", parameters, "operate")
+    except NotFound:
+        raise NotFound(await unknown_sink(store, sink)) from None
+    return row.changed
+
+
+async def unknown_sink(store: Store, sink: str) -> str:
+    """Return the message for a sink that does not exist, with the nearest name or all names."""
+    names = [row.name for row in await store.named("sink_names", {})]
+    return f"there is no sink {sink!r} in this database; {_meant(sink, names)}"
 
 
 def _meant(name: str, names: list[str]) -> str:

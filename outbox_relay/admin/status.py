@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
+from outbox_relay.admin.alive import ALIVE_SECONDS
+from outbox_relay.admin.replays import replays
 from outbox_relay.domain.routing import Routes, like_pattern
 from outbox_relay.postgres.store import Store
 
@@ -13,8 +16,6 @@ SEARCH_SECONDS = 10.0
 """Time limit for counting the events of the log for one sink; the rest is estimated."""
 ANSWER_SECONDS = 30.0
 """Time limit of the statement that counts, for one sink."""
-ALIVE_SECONDS = 45.0
-"""Maximum age of the heartbeat of a live relay: three default leases. A relay that owns a shard is also alive."""
 NEWEST_EVENTS = 10_000
 """Number of newest events that are searched for types without a route."""
 
@@ -35,6 +36,9 @@ async def status(store: Store) -> dict[str, Any]:
     - ``in_flight_limit``: the concurrency of a relay after the destination requested less; None means the configured
       maximum.
     - ``paused_reason``: the reason for which a relay paused the sink, or None.
+    - ``last_error``: the last error of the destination; None if there is none, or if it is over: the circuit is closed,
+      and an event was delivered after the error. ``last_error_at`` and ``last_error_mended_at`` are the times of the
+      error and of its end by the database's clock, each with its age in seconds.
     - ``unowned``: the number of shards without an owner.
     - ``missing_positions``: the number of shards without a position, which no relay serves. The whole log counts as
       their backlog.
@@ -42,6 +46,10 @@ async def status(store: Store) -> dict[str, Any]:
     ``relays`` are those seen within ``ALIVE_SECONDS`` or owning a shard, with the number of their shards per sink.
     ``unrouted`` are types of the newest ``NEWEST_EVENTS`` events that match no pattern. ``in_default_partition`` is the
     number of events, up to ``EXACT_EVENTS``, in the DEFAULT partition.
+
+    ``retention`` has ``keep_days`` (0 means for all time), ``hold_until`` (None, or the time until which no day is
+    emptied because the clock has jumped), and ``blocked``: the days that are past keep_days and still hold events,
+    with ``kept_by`` as of the last pass, and ``since``. ``replays`` are those that have not ended: see ``replays``.
 
     Raises ``DatabaseUnusable`` or ``DatabaseUnavailable``.
     """
@@ -55,6 +63,8 @@ async def status(store: Store) -> dict[str, Any]:
         },
         "unrouted": await _unrouted(store, sinks),
         "in_default_partition": await _in_default_partition(store),
+        "retention": await _retention(store),
+        "replays": await replays(store, unfinished=True),
     }
 
 
@@ -96,13 +106,32 @@ async def _sink(store: Store, sink: Any) -> dict[str, Any]:
         "dead": found.dead,
         "scheduled": found.scheduled,
         "circuit": sink.circuit,
-        "circuit_seconds": None if sink.circuit_seconds is None else round(sink.circuit_seconds, 3),
+        "circuit_seconds": _seconds(sink.circuit_seconds),
         "in_flight_limit": sink.in_flight_limit,
         "paused": sink.paused,
         "paused_reason": sink.paused_reason,
-        "last_error": sink.last_error,
+        **_last_error(sink),
         "unowned": sink.unowned,
     }
+
+
+def _last_error(sink: Any) -> dict[str, Any]:
+    """Return the last error, which is None if it is over, and its times."""
+    return {
+        "last_error": sink.last_error,
+        "last_error_at": _time(sink.last_error_at),
+        "last_error_seconds_ago": _seconds(sink.error_seconds if sink.last_error_at else None),
+        "last_error_mended_at": _time(sink.last_error_mended_at),
+        "last_error_mended_seconds_ago": _seconds(sink.mended_seconds),
+    }
+
+
+def _time(at: datetime | None) -> str | None:
+    return None if at is None else at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _seconds(seconds: float | None) -> float | None:
+    return None if seconds is None else round(max(0.0, seconds), 3)
 
 
 def _types(patterns: list[str]) -> list[str] | None:
@@ -114,6 +143,22 @@ async def _unrouted(store: Store, sinks: list[Any]) -> list[str]:
     routes = Routes({pattern: ("some",) for sink in sinks for pattern in sink.patterns})
     types = await store.named("status_types", {"most": NEWEST_EVENTS})
     return [row.type for row in types if not routes.routed(row.type)]
+
+
+async def _retention(store: Store) -> dict[str, Any]:
+    found = await store.retention_status(live=False)
+    if found["idle"]:  # what keeps a day may have changed since the last pass
+        found = await store.retention_status(live=True)
+    blocked = [
+        {
+            "day": day["day"],
+            "kept_by": day["kept_by"],
+            "since": min((keeper["since"] for keeper in day["kept_by"]), default=None),
+        }
+        for day in found["days"]
+        if day["due"]
+    ]
+    return {"keep_days": found["keep_days"], "hold_until": found["hold_until"], "blocked": blocked}
 
 
 async def _in_default_partition(store: Store) -> int:

@@ -11,20 +11,26 @@ from uuid import UUID
 
 from outbox_relay.cli.arguments import PAYLOAD_BYTES, header, text, uid
 from outbox_relay.cli.command import add_command, query
+from outbox_relay.cli.confirmation import actor
 from outbox_relay.cli.output import DONE
 from outbox_relay.domain.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from outbox_relay.postgres.store import Store
 
+OBEYED = "paused; relays begin no more deliveries after about 2 s, and finish those under way"
+"""Relays look for a pause every second."""
+
 
 def add(commands: Any) -> None:
     """Add the commands of this module."""
-    for name, do, description in (
-        ("pause", _pause, "pause a sink on all relays, until resume"),
-        ("resume", _resume, "resume a paused sink"),
+    for name, do, description, reason in (
+        ("pause", _pause, "pause a sink on all relays, until resume", "recorded in the audit, and shown by status"),
+        ("resume", _resume, "resume a paused sink", "recorded in the audit"),
     ):
-        add_command(commands, name, do, description).add_argument("sink", type=text, metavar="SINK", help="its name")
+        parser = add_command(commands, name, do, description)
+        parser.add_argument("sink", type=text, metavar="SINK", help="its name")
+        parser.add_argument("--reason", type=text, metavar="TEXT", help=reason)
     emit = add_command(commands, "emit", _emit, "emit one event in a transaction of its own, and print its uid")
     emit.add_argument("type", type=text, metavar="TYPE", help="the event's type, such as order.created")
     emit.add_argument("--key", type=text, help="events of one key are delivered in order")
@@ -37,15 +43,17 @@ def add(commands: Any) -> None:
 def _pause(arguments: argparse.Namespace) -> int:
     from outbox_relay import admin
 
-    changed = query(arguments, lambda store: admin.pause(store, arguments.sink))
-    print(f"sink {arguments.sink} is {'paused' if changed else 'already paused'}")
+    given = {"actor": actor(), "reason": arguments.reason}
+    changed = query(arguments, lambda store: admin.pause(store, arguments.sink, **given))
+    print(f"sink {arguments.sink} is {OBEYED if changed else 'already paused'}")
     return DONE
 
 
 def _resume(arguments: argparse.Namespace) -> int:
     from outbox_relay import admin
 
-    changed = query(arguments, lambda store: admin.resume(store, arguments.sink))
+    given = {"actor": actor(), "reason": arguments.reason}
+    changed = query(arguments, lambda store: admin.resume(store, arguments.sink, **given))
     print(f"sink {arguments.sink} {'is resumed' if changed else 'was not paused'}")
     return DONE
 

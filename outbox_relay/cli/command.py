@@ -46,6 +46,14 @@ def add_command(
     return parser
 
 
+def add_group(commands: Any, name: str, text: str) -> Any:
+    """Add the group of commands ``name`` with ``--config`` and ``--dsn``; return the action to add its commands to."""
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+    add_config(parser)
+    add_dsn(parser)
+    return parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+
+
 def load_settings(arguments: argparse.Namespace) -> Settings:
     """Return the settings from file, environment and options. Raises ``ConfigurationError``."""
     from outbox_relay import settings

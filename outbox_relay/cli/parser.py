@@ -8,7 +8,20 @@ from difflib import get_close_matches
 from typing import NoReturn
 
 from outbox_relay import __version__
-from outbox_relay.cli import actions, queries, schema, service, workbench
+from outbox_relay.cli import (
+    actions,
+    attempts,
+    config,
+    dead,
+    erase,
+    queries,
+    replay,
+    retention,
+    schema,
+    service,
+    sinks,
+    workbench,
+)
 from outbox_relay.cli.command import add_config, add_dsn
 
 _SECRETS = re.compile(r"(?<=://)\S*@|(?<=password=)('[^']*'?|\S+)", re.IGNORECASE)
@@ -38,6 +51,19 @@ def build() -> argparse.ArgumentParser:
     add_dsn(parser)
     parser.set_defaults(config=None, dsn=None, extra="relay")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for group in (schema, service, workbench, queries, actions):
+    for group in (
+        schema,
+        service,
+        workbench,
+        queries,
+        attempts,
+        dead,
+        actions,
+        sinks,
+        replay,
+        retention,
+        erase,
+        config,
+    ):
         group.add(commands)
     return parser

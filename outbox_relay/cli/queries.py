@@ -1,4 +1,4 @@
-"""Commands that ask the database: status, why."""
+"""Commands that ask the database: status, why, audit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import Any
 
-from outbox_relay.cli.arguments import seconds, uid
+from outbox_relay.cli.arguments import integer_between, moment, seconds, uid
 from outbox_relay.cli.command import add_command, query
 from outbox_relay.cli.output import DONE, FAILED, say
 
@@ -22,6 +22,10 @@ def add(commands: Any) -> None:
     why = add_command(commands, "why", _why, "show the delivery state of an event, sink by sink")
     why.add_argument("uid", type=uid, metavar="UID", help="the uid returned by emit")
     why.add_argument("--json", action="store_true", help="print JSON")
+    audit = add_command(commands, "audit", _audit, "list what people and relays changed, newest first")
+    audit.add_argument("--since", type=moment, metavar="TIME", help="only since a time or an age, such as 2h")
+    audit.add_argument("--limit", type=integer_between(1, 10_000), metavar="N", default=50, help="at most; default: 50")
+    audit.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _status(arguments: argparse.Namespace) -> int:
@@ -40,4 +44,12 @@ def _why(arguments: argparse.Namespace) -> int:
 
     found = query(arguments, lambda store: admin.why(store, arguments.uid))
     print(json.dumps(found) if arguments.json else admin.why_text(found))
+    return DONE
+
+
+def _audit(arguments: argparse.Namespace) -> int:
+    from outbox_relay import admin
+
+    found = query(arguments, lambda store: admin.audit(store, arguments.since, arguments.limit))
+    print(json.dumps({"audit": found}) if arguments.json else admin.audit_text(found))
     return DONE

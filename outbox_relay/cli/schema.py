@@ -9,13 +9,22 @@ from outbox_relay.cli.arguments import PAYLOAD_BYTES, PAYLOAD_LEAST, integer_bet
 from outbox_relay.cli.command import add_command, load_settings
 from outbox_relay.cli.output import DONE
 
+_GRANTS = {
+    "emit": "grant a role of an application what it needs",
+    "relay": "grant the role of the relay what it needs",
+    "read": "let a role see status, why, audit and lists, without payloads",
+    "operate": "let a role see the same, and take every action of the commands",
+    "payloads": "let a role see the same, and payloads and headers",
+}
+"""Kinds of grants, with their help."""
+
 
 def add(commands: Any) -> None:
     """Add the commands of this module."""
     migrate = add_command(commands, "migrate", _migrate, "create or upgrade the schema outbox")
     migrate.add_argument("--sql", action="store_true", help="print the SQL instead of running it")
-    for option, role in (("--grant-emit", "a role of an application"), ("--grant-relay", "the role of the relay")):
-        migrate.add_argument(option, metavar="ROLE", action="append", default=[], help=f"grant {role} what it needs")
+    for kind, help_text in _GRANTS.items():
+        migrate.add_argument(f"--grant-{kind}", metavar="ROLE", action="append", default=[], help=help_text)
     migrate.add_argument(
         "--max-payload-bytes", type=integer_between(PAYLOAD_LEAST, PAYLOAD_BYTES, "number of bytes"), metavar="N",
         help=f"the largest payload that can be emitted, {PAYLOAD_LEAST} to {PAYLOAD_BYTES}; kept until set again",
@@ -28,12 +37,12 @@ def add(commands: Any) -> None:
 def _migrate(arguments: argparse.Namespace) -> int:
     from outbox_relay.postgres import migrations, schema_script
 
-    grants = {"grant_emit": arguments.grant_emit, "grant_relay": arguments.grant_relay}
+    grants = {kind: getattr(arguments, f"grant_{kind}") for kind in _GRANTS}
     options = {"debezium": arguments.debezium, "max_payload_bytes": arguments.max_payload_bytes}
     if arguments.sql:
-        print(schema_script.script(**grants, **options), end="")
+        print(schema_script.script(grants=grants, **options), end="")
         return DONE
-    print(migrations.migrate(_owner_dsn(arguments), **grants, **options))
+    print(migrations.migrate(_owner_dsn(arguments), grants=grants, **options))
     return DONE
 
 

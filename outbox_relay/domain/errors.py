@@ -5,6 +5,7 @@
       DatabaseUnusable       the database refuses the relay: password, rights, schema; exit code 2
         PositionsMissing     shards of a sink have no position, so it is unknown what was delivered
       NotFound               the named object does not exist; exit code 3
+      ArchiveFailed          an archive was not written or not verified; nothing is emptied
       DatabaseUnavailable    the database did not answer; the relay waits and starts a new session
       StatementFailed        one statement failed and its connection did not; only its caller is affected
       SessionReset           the state in memory may be wrong: drop it and start from the stored positions
@@ -51,6 +52,13 @@ class PositionsMissing(DatabaseUnusable):
 
 class NotFound(RelayError):
     """The object that the command names does not exist."""
+
+
+class ArchiveFailed(RelayError):
+    """An archive that was not written, or that did not hold what was read.
+
+    The message names the address without its query, and the class of the error.
+    """
 
 
 class DatabaseUnavailable(RelayError):

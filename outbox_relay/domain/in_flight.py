@@ -139,9 +139,9 @@ class ShardGroup:
         """Add the shards of ``other``, which ``can_join`` this group."""
         self.shards |= other.shards
 
-    def can_join(self, other: ShardGroup) -> bool:
-        """Return True if both groups are idle at the same position between two windows."""
-        return self.position == other.position and self.position.b is None and self.idle and other.idle
+    def can_join(self, other: ShardGroup, *, inside: bool = False) -> bool:
+        """Return True if both groups are idle at the same position, between two windows or, if ``inside``, anywhere."""
+        return self.position == other.position and (inside or self.position.b is None) and self.idle and other.idle
 
 
 class BlockedKeys:
@@ -224,7 +224,7 @@ class InFlight:
     its positions are written until it is dropped.
     """
 
-    __slots__ = ("_chunks", "_leaving", "_progressed", "_readable", "_written", "blocked")
+    __slots__ = ("_chunks", "_inherited", "_leaving", "_progressed", "_readable", "_written", "blocked")
 
     def __init__(self) -> None:
         self.blocked = BlockedKeys()
@@ -233,6 +233,7 @@ class InFlight:
         self._chunks: deque[Chunk] = deque()
         self._progressed: dict[int, Chunk] = {}
         self._written: dict[int, Position] = {}
+        self._inherited: set[int] = set()
 
     # -- shards -----------------------------------------------------------------------------------------------
 
@@ -257,9 +258,10 @@ class InFlight:
         return {shard for group in self.groups for shard in group.shards}
 
     def take_over(self, shards: Collection[int], position: Position) -> None:
-        """Add shards whose stored position is ``position``."""
+        """Add shards whose stored position is ``position``, which an earlier owner wrote."""
         self._readable.append(ShardGroup(shards, position))
         self._written.update(dict.fromkeys(shards, position))
+        self._inherited.update(shards)
 
     def drain(self, shards: Collection[int]) -> None:
         """Read no further events of ``shards``."""
@@ -276,16 +278,21 @@ class InFlight:
         self.blocked.forget(group.shards)
         for shard in group.shards:
             self._written.pop(shard, None)
+        self._inherited.difference_update(group.shards)
 
     def begin_round(self, tick: Tick) -> None:
         """Join readable groups that are idle at the same position, and open their windows up to ``tick``."""
-        for group in self.readable:
-            other = next((each for each in self._readable if each is not group and each.can_join(group)), None)
-            if other is not None:
-                other.join(group)
-                self._readable.remove(group)
+        self.join()
         for group in self._readable:
             group.follow(tick)
+
+    def join(self, *, inside: bool = False) -> None:
+        """Join readable groups that are idle at the same position, with ``inside`` also within a window."""
+        for group in self.readable:
+            others = (each for each in self._readable if each is not group and each.can_join(group, inside=inside))
+            if (other := next(others, None)) is not None:
+                other.join(group)
+                self._readable.remove(group)
 
     # -- events -----------------------------------------------------------------------------------------------
 
@@ -343,7 +350,8 @@ class InFlight:
         """Close the settlement being collected. Return its number and the positions to write.
 
         Those are the positions of shards with events that are done since the last settlement, or of all shards with
-        ``everything``, as far as they differ from the written ones.
+        ``everything``, as far as they differ from the written ones. Inherited positions are written too, with
+        ``everything``: a position of an earlier epoch does not say where this owner began to read.
         """
         progressed, self._progressed = self._progressed, {}
         moved = {event.shard for chunk in progressed.values() for event in chunk.events}
@@ -351,10 +359,13 @@ class InFlight:
         for group in self.groups:
             settled = group.settled
             for shard in group.shards if everything else group.shards & moved:
-                if self._written.get(shard) != settled:
+                if self._written.get(shard) != settled or (everything and shard in self._inherited):
                     positions[shard] = settled
         return self.blocked.begin(), positions
 
-    def record_written(self, positions: Mapping[int, Position]) -> None:
-        """Record that ``positions`` are in the database."""
+    def record_written(self, positions: Mapping[int, Position]) -> set[int]:
+        """Record that ``positions`` are in the database; return the shards whose position has advanced."""
+        advanced = {shard for shard, position in positions.items() if self._written.get(shard) != position}
         self._written.update(positions)
+        self._inherited.difference_update(positions)
+        return advanced

@@ -5,7 +5,8 @@ A sink returns one verdict per event. :func:`decide` turns it into a settlement.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from outbox_relay.domain.retry import RetryPolicy, requested_delay
@@ -16,7 +17,16 @@ LAST_ERROR_CHARS = 500
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """The destination acknowledged the event."""
+    """The destination acknowledged the event.
+
+    The fields are for the record of the attempt: the ``status`` of the response, the duration in ``seconds``, and the
+    ``detail`` of the acknowledgement, such as partition and offset. A sink sets them only for deliveries that are
+    recorded. Comparisons ignore them.
+    """
+
+    status: int | None = field(default=None, compare=False)
+    seconds: float | None = field(default=None, compare=False)
+    detail: Mapping[str, str | int] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +111,16 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class Dead:
-    """The event is a dead letter after ``attempts``; only a person releases it."""
+    """The event is a dead letter after ``attempts``; only a person releases it.
+
+    ``refused``: the destination will never accept it. Otherwise it failed once too often.
+    """
 
     attempts: int
     error: str
     status: int | None = None
     attempt: Attempt | None = None
+    refused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +149,7 @@ def decide(attempts: int, verdict: Verdict, policy: RetryPolicy, noise: float) -
         case Unavailable():
             return _wait(attempts, verdict, policy, noise)
         case Refused(reason, status, attempt):
-            return Dead(attempts + 1, clip(reason), status, attempt)
+            return Dead(attempts + 1, clip(reason), status, attempt, refused=True)
         case Failed(reason, status, retry_after, attempt):
             counted = attempts + 1
             if counted >= policy.attempts:
@@ -163,4 +177,4 @@ def clip(reason: str) -> str:
 
 def printable(text: str) -> str:
     """Replace unprintable characters, such as line breaks and NUL, with spaces."""
-    return "".join(c if c.isprintable() else " " for c in text)
+    return text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text)

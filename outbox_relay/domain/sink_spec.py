@@ -4,8 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from outbox_relay.domain.attempts import RecordAttempts
 from outbox_relay.domain.circuit import CircuitPolicy
 from outbox_relay.domain.retry import RetryPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaySpec:
+    """A replay that is delivered as a sink is.
+
+    ``named`` is True if its events were named by their uids. ``rate`` is the limit in events per second across all
+    relays, or None.
+    """
+
+    id: int
+    named: bool = False
+    rate: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +29,8 @@ class SinkSpec:
     ``patterns`` are event-type patterns. ``types`` are the same as SQL LIKE patterns, or None if every type is routed.
     ``ordered`` is ``order = "key"``, ``hold`` is ``when_dead = "hold"``, and ``start`` is the beginning of a sink that
     the database does not know. ``parked_max`` bounds the rows to be delivered, excluding scheduled events; at that
-    bound the positions of the sink wait.
+    bound the positions of the sink wait. ``record_attempts`` names the attempts that are recorded. With ``replay`` the
+    events are those of a replay, and ``name`` is its internal name.
     """
 
     name: str
@@ -26,5 +41,7 @@ class SinkSpec:
     start: str | None = None
     park_after_seconds: float = 1.0
     parked_max: int = 100_000
+    record_attempts: RecordAttempts = "failures"
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     circuit: CircuitPolicy = field(default_factory=CircuitPolicy)
+    replay: ReplaySpec | None = None

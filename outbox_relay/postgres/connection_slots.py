@@ -22,6 +22,8 @@ CHORES: Final = "chores"
 ALONE: Final = frozenset({TICKS, LEASES, CHORES})
 """Callers with a connection of their own, if there are at least ``FEWEST``."""
 OTHER: Final = "other"
+REPLAYS: Final = ":~"
+"""The replays of a process. Together they have one connection, and take none of the share of a sink."""
 FEWEST: Final = len(ALONE) + 2
 """Smallest number of connections at which callers are distinguished."""
 
@@ -49,7 +51,7 @@ class ConnectionSlots:
 
         Raises ``StatementFailed`` if ``who`` gets none for its statement ``name`` within ``seconds``.
         """
-        if who.startswith(":"):
+        if who.startswith(":") and who != REPLAYS:
             self._sinks.add(who)
         if self._waiting or not self._free(who):
             await self._wait_for_slot(who, name, seconds)
@@ -99,4 +101,6 @@ class ConnectionSlots:
         shared = self._connections - len(ALONE)
         if sum(count for name, count in self._taken.items() if name not in ALONE) >= shared:
             return False
+        if who == REPLAYS:
+            return self._taken[who] < 1
         return not who.startswith(":") or self._taken[who] < max(1, (shared - 1) // len(self._sinks))

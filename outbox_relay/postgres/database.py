@@ -22,7 +22,7 @@ from outbox_relay.domain.cancellation import propagate_cancellation
 from outbox_relay.domain.errors import DatabaseUnavailable, DatabaseUnusable, IncarnationChanged, StatementFailed
 from outbox_relay.postgres.connection import Connection, database_identity, direct, fix_settings
 from outbox_relay.postgres.connection_slots import TICKS, ConnectionSlots, caller
-from outbox_relay.postgres.errors import encoding_fault, explain, explain_statement
+from outbox_relay.postgres.errors import action_refusals, encoding_fault, explain, explain_statement
 from outbox_relay.postgres.session_settings import WrongSetting, settings_of, wrong_settings, wrong_settings_message
 
 T = TypeVar("T")
@@ -33,6 +33,8 @@ CONNECT_SECONDS = 5
 CALL_SECONDS = 10.0
 """Longest wait for the answer to a statement, COMMIT included: no setting of the server limits a COMMIT that waits for
 a synchronous standby."""
+ACTION_SECONDS = 600.0
+"""Longest duration of an action that a person waits for."""
 OUT_OF_TIME = "57014"
 """The SQLSTATE of a cancelled statement. The server's timeout cancels too."""
 NEWEST_SERVER = 1_000_000
@@ -157,6 +159,35 @@ class Database:
     async def named(self, name: str, parameters: Mapping[str, Any], deadline: float | None = None) -> list[Any]:
         """Return the rows of a statement file as named tuples, for queries outside the data path."""
         return await self._rows(name, parameters, cast(Any, namedtuple_row), deadline)
+
+    async def call(
+        self, name: str, parameters: Mapping[str, Any], grant: str, deadline: float | None = None
+    ) -> list[Any]:
+        """Return the rows of a statement that operators run, as ``named`` does.
+
+        Raises ``NotFound`` or ``ConfigurationError``, in the words of the schema, if it refuses a parameter. Raises
+        ``DatabaseUnusable``, which names the kind ``grant``, if the role has no right to it.
+        """
+        async with self._connection(deadline or self._call_seconds, name) as connection:
+            cursor = connection.cursor(binary=True, row_factory=cast(Any, namedtuple_row))
+            try:
+                with action_refusals(grant):
+                    await cursor.execute(self._sql[name], parameters)
+                    return await cursor.fetchall()
+            except (MemoryError, ValueError, ArithmeticError) as error:  # a value that cannot be loaded
+                raise explain_statement(error, name) from None
+
+    async def action(self, name: str, parameters: Mapping[str, Any], seconds: float = ACTION_SECONDS) -> list[Any]:
+        """Return the rows of a statement file that acts for a person, as named tuples, after at most ``seconds``.
+
+        Raises as ``errors.action_refusals``, too.
+        """
+        async with self.transaction(seconds) as connection:
+            await connection.execute("select set_config('statement_timeout', %s, true)", (str(int(seconds * 1000)),))
+            with action_refusals("operate"):
+                cursor = connection.cursor(row_factory=cast(Any, namedtuple_row))
+                await cursor.execute(self._sql[name], parameters)
+                return await cursor.fetchall()
 
     @asynccontextmanager
     async def transaction(self, deadline: float = CALL_SECONDS) -> AsyncGenerator[AsyncConnection[Any]]:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
+from outbox_relay.domain.attempts import AttemptRecord
 from outbox_relay.domain.errors import LeaseLost
 from outbox_relay.domain.event import StoredEvent
-from outbox_relay.domain.outcomes import Attempt, printable
 from outbox_relay.domain.window import MAX_ID, Position
+from outbox_relay.postgres.attempt_values import attempt_json, record_columns, recorded_events
 from outbox_relay.postgres.database import Database
-from outbox_relay.postgres.rows import MOST_PAYLOAD, ClaimedRow, NewRow, RowUpdate
+from outbox_relay.postgres.rows import MOST_PAYLOAD, ClaimedRow, DeliveredRow, NewRow, RowUpdate
 
 
 class DeliveryStatements(Database):
@@ -26,16 +26,31 @@ class DeliveryStatements(Database):
         rows: Sequence[NewRow],
         epochs: Mapping[int, int],
         *,
+        records: Sequence[AttemptRecord] = (),
+        relay: str | None = "",
         server: str | None = None,
     ) -> None:
         """Write ``positions`` (shard → epoch, position) and ``rows``, all or none.
 
-        The rows are fenced: ``owner`` must still own each of their shards at its epoch of ``epochs``.
+        The rows are fenced: ``owner`` must still own each of their shards at its epoch of ``epochs``. The records of
+        the rows and ``records``, of events without a row, are written with them under the name of the ``relay``; none
+        of them if that is None.
 
         Raises ``LeaseLost``, with nothing written, if it does not.
         """
-        parameters = {"sink": sink, "owner": owner, **_positions(positions), **_new_rows(rows, epochs)}
-        [(mine,)] = await self._rows("settle", {**parameters, "server": server})
+        kept = [*(row.record for row in rows if row.record is not None), *records]
+        recorded = kept if relay is not None else []
+        parameters = {
+            "sink": sink,
+            "owner": owner,
+            "relay": relay,
+            "server": server,
+            **_positions(positions),
+            **new_row_columns(rows, epochs),
+            **recorded_events(recorded),
+            **record_columns(recorded),
+        }
+        [(mine,)] = await self._rows("settle", parameters)
         if not mine:
             raise LeaseLost(f"sink {sink}: a shard with rows to settle has another owner")
 
@@ -43,10 +58,16 @@ class DeliveryStatements(Database):
 
     async def blocked_keys(
         self, sink: str, shards: Iterable[int], hold: bool, *, server: str | None = None
-    ) -> list[tuple[str, int]]:
-        """Return the keys of these shards, as (key, shard), with rows that take part in their order."""
+    ) -> tuple[list[tuple[str, int]], bool]:
+        """Return the keys of these shards, as (key, shard), with rows that are to be delivered in order.
+
+        With ``hold``, also return True if the sink has dead rows that block their keys. Those keys are not listed, and
+        the rows may be of any shard.
+        """
         parameters = {"sink": sink, "shards": list(shards), "hold": hold, "server": server}
-        return await self._rows("blocked_keys", parameters)
+        found = await self._rows("blocked_keys", parameters)
+        keys = [(key, shard) for key, shard in found if key is not None]
+        return keys, len(keys) < len(found)
 
     async def still_blocked(self, sink: str, keys: Sequence[str], hold: bool, *, server: str | None = None) -> set[str]:
         """Return those of ``keys`` that still have such rows."""
@@ -56,6 +77,18 @@ class DeliveryStatements(Database):
     async def held_keys(self, sink: str, after: str | None, most: int) -> list[str]:
         """Return the next keys with held rows after ``after`` (None: from the first one), at most ``most``."""
         return [key for (key,) in await self._rows("held_keys", {"sink": sink, "after": after, "most": most})]
+
+    # -- discard marks ----------------------------------------------------------------------------------------
+
+    async def highest_discarded(self, sink: str, *, server: str | None = None) -> int | None:
+        """Return the highest id of an event that was discarded; None if there is none."""
+        [(highest,)] = await self._rows("highest_discarded", {"sink": sink, "server": server})
+        return highest
+
+    async def discarded(self, sink: str, events: Sequence[tuple[int, UUID]], *, server: str | None = None) -> set[int]:
+        """Return the ids of those events, each an id and a uid, that were discarded."""
+        parameters = {"sink": sink, "ids": [e[0] for e in events], "uids": [e[1] for e in events], "server": server}
+        return {event_id for (event_id,) in await self._rows("discarded", parameters)}
 
     # -- claims of rows ---------------------------------------------------------------------------------------
 
@@ -122,19 +155,37 @@ class DeliveryStatements(Database):
 
     # -- outcomes of rows -------------------------------------------------------------------------------------
 
-    async def delete_rows(self, sink: str, done: Sequence[tuple[int, UUID]]) -> set[int]:
-        """Delete delivered rows (id, lease); return the ids of those whose lease was still valid."""
-        parameters = {"sink": sink, "ids": [d[0] for d in done], "leases": [d[1] for d in done]}
-        return {row_id for (row_id,) in await self._rows("delete_rows", parameters)}
+    async def delete_rows(
+        self, sink: str, done: Sequence[DeliveredRow], *, relay: str | None = "", only_tried: bool = False
+    ) -> set[int]:
+        """Delete delivered rows; return the ids of those whose lease was still valid.
 
-    async def update_rows(self, sink: str, updates: Sequence[RowUpdate]) -> set[int]:
-        """Update rows that were not delivered and end their leases; return the ids of those that were still leased."""
+        Their records are written under the name of the ``relay``, none if that is None; with ``only_tried``, only of
+        events tried before.
+        """
         parameters = {
             "sink": sink,
+            "relay": relay,
+            "ids": [d.id for d in done],
+            "leases": [d.lease for d in done],
+            "only_tried": only_tried,
+            **record_columns([d.record if relay is not None else None for d in done]),
+        }
+        return {row_id for (row_id,) in await self._rows("delete_rows", parameters)}
+
+    async def update_rows(self, sink: str, updates: Sequence[RowUpdate], *, relay: str | None = "") -> set[int]:
+        """Update rows that were not delivered and end their leases; return the ids of those that were still leased.
+
+        Their records are written under the name of the ``relay``, none if that is None.
+        """
+        parameters = {
+            "sink": sink,
+            "relay": relay,
             "ids": [r.id for r in updates],
             "leases": [r.lease for r in updates],
             "states": [r.state for r in updates],
             **_outcomes(updates),
+            **record_columns([r.record if relay is not None else None for r in updates]),
         }
         return {row_id for (row_id,) in await self._rows("update_rows", parameters)}
 
@@ -157,7 +208,8 @@ def _positions(positions: Mapping[int, tuple[int, Position]]) -> dict[str, Any]:
     }
 
 
-def _new_rows(rows: Sequence[NewRow], epochs: Mapping[int, int]) -> dict[str, Any]:
+def new_row_columns(rows: Sequence[NewRow], epochs: Mapping[int, int]) -> dict[str, Any]:
+    """Return the columns of new rows, and the epochs that fence them."""
     fence = sorted({row.shard for row in rows})
     return {
         "ids": [r.id for r in rows],
@@ -179,14 +231,5 @@ def _outcomes(rows: Sequence[NewRow] | Sequence[RowUpdate]) -> dict[str, Any]:
         "attempts": [r.attempts for r in rows],
         "errors": [r.error for r in rows],
         "statuses": [r.status for r in rows],
-        "last_attempts": [_attempt(r.attempt) for r in rows],
+        "last_attempts": [attempt_json(r.attempt) for r in rows],
     }
-
-
-def _attempt(attempt: Attempt | None) -> str | None:
-    """Return an attempt as a JSON object without its unknown values, or None."""
-    if attempt is None:
-        return None
-    answer = None if attempt.answer is None else printable(attempt.answer)
-    known = {"code": attempt.code, "seconds": attempt.seconds, "answer": answer, "steps": dict(attempt.steps)}
-    return json.dumps({name: value for name, value in known.items() if value not in (None, {})})

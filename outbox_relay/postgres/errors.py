@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Final
 
 import psycopg
 
 from outbox_relay.domain.errors import (
+    ConfigurationError,
     DatabaseUnavailable,
     DatabaseUnusable,
     IncarnationChanged,
+    NotFound,
     RelayError,
     StatementFailed,
 )
@@ -130,6 +134,38 @@ def explain_statement(error: Exception, name: str) -> RelayError:
         quoted = "" if state.startswith(QUOTING) else f": {said}"
         return StatementFailed(f"the database ended statement {name} ({state}){quoted}", state)
     return explained
+
+
+def explain_refusal(error: psycopg.Error, grant: str) -> RelayError | None:
+    """Return the error for what a function of the schema refuses in words of its own, or None.
+
+    ``grant`` is the kind of grant that a role without the right needs.
+    """
+    said = error.diag.message_primary or ""
+    match error.sqlstate:
+        case "P0002":
+            hint = (error.diag.message_hint or "").rstrip(".")
+            return NotFound(f"{said}; {hint[:1].lower()}{hint[1:]}" if hint else said)
+        case "22023":
+            return ConfigurationError(said)
+        case "42501":
+            return DatabaseUnusable(f"the database says: {said} (42501): run outbox-relay migrate --grant-{grant} ROLE")
+        case _:
+            return None
+
+
+@contextmanager
+def action_refusals(grant: str) -> Generator[None]:
+    """Raise what a function of the schema refuses to a person in the block, as ``explain_refusal`` does.
+
+    Other errors are left as they are.
+    """
+    try:
+        yield
+    except psycopg.Error as error:
+        if (refusal := explain_refusal(error, grant)) is None:
+            raise
+        raise refusal from None
 
 
 def _answered(state: str, said: str) -> RelayError:

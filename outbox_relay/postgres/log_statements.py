@@ -147,3 +147,8 @@ class LogStatements(Database):
         """Create the missing partitions of the coming days; return their number."""
         [(made,)] = await self._rows("make_partitions", {})
         return made
+
+    async def make_attempt_partitions(self) -> int:
+        """Create the missing partitions of recorded attempts of the coming days; return their number."""
+        [(made,)] = await self._rows("make_attempt_partitions", {})
+        return made

@@ -6,7 +6,7 @@ of exactly one version.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -74,21 +74,23 @@ def migrate(
     *,
     grant_emit: Iterable[str] = (),
     grant_relay: Iterable[str] = (),
+    grants: Mapping[str, Iterable[str]] | None = None,
     debezium: bool = False,
     max_payload_bytes: int | None = None,
     folder: Path = SCHEMA_FOLDER,
 ) -> Outcome:
     """Create the schema or upgrade it to the newest version in ``folder``, and grant roles what they need.
 
-    With ``debezium`` the functions that adopt an outbox table of Debezium's are created or replaced.
-    ``max_payload_bytes`` sets the payload ceiling. All of it happens in one transaction, and none of it on a newer
-    schema. Roles that were granted before keep what they need. All other privileges in the schema are revoked and
-    named in the notes.
+    ``grants`` maps further kinds of ``GRANT_KINDS`` to roles. With ``debezium`` the functions that adopt an outbox
+    table of Debezium's are created or replaced. ``max_payload_bytes`` sets the payload ceiling. All of it happens in
+    one transaction, and none of it on a newer schema. Roles that were granted before keep what they need. All
+    other privileges in the schema are revoked and named in the notes.
 
     Raises ``DatabaseUnusable`` for problems to fix first, such as missing rights or roles or the database's encoding.
     Raises ``DatabaseUnavailable`` if the database does not answer or a lock is held for too long.
     """
-    options = schema_options(grant_emit, grant_relay, debezium=debezium, max_payload_bytes=max_payload_bytes)
+    roles = {"emit": grant_emit, "relay": grant_relay, **(grants or {})}
+    options = schema_options(roles, debezium=debezium, max_payload_bytes=max_payload_bytes)
     steps = migrations(folder)
     try:
         with _connect(dsn) as connection:

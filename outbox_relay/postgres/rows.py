@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
+from outbox_relay.domain.attempts import AttemptRecord
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import Attempt
 from outbox_relay.domain.window import Tick
@@ -46,6 +47,7 @@ class SinkRow(NamedTuple):
 
     ``patterns`` are those of ``generation``. ``in_flight_limit`` is the concurrency of a relay after the destination
     requested less; None means the configured maximum. ``unowned`` is the number of shards without an owner.
+    ``last_error_open`` is False if there is no last error, or if it is recorded that it is over.
     """
 
     name: str
@@ -55,6 +57,7 @@ class SinkRow(NamedTuple):
     in_flight_limit: int | None
     unowned: int
     patterns: Sequence[str]
+    last_error_open: bool = False
 
 
 class RelayRank(NamedTuple):
@@ -70,7 +73,8 @@ class NewRow:
     """A row of ``delivery`` to be created from an event of the log.
 
     ``due_in`` is in seconds from now. None means the event's ``deliver_at``, or now if it has none. A row that is
-    created leased, because its request is in flight, has ``lease`` and ``lease_for`` seconds.
+    created leased, because its request is in flight, has ``lease`` and ``lease_for`` seconds. ``record`` is the
+    attempt to be recorded, if any.
     """
 
     id: int
@@ -85,6 +89,7 @@ class NewRow:
     error: str | None = None
     status: int | None = None
     attempt: Attempt | None = None
+    record: AttemptRecord | None = None
 
 
 class ClaimedRow(NamedTuple):
@@ -100,11 +105,20 @@ class ClaimedRow(NamedTuple):
     lease: UUID
 
 
+class DeliveredRow(NamedTuple):
+    """A leased row that was delivered, and the attempt to be recorded, if any."""
+
+    id: int
+    lease: UUID
+    record: AttemptRecord | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class RowUpdate:
     """The update of a leased row that was not delivered.
 
-    ``attempts`` is the new count. ``state`` and ``due_in`` (seconds) are left unchanged if they are None.
+    ``attempts`` is the new count. ``state`` and ``due_in`` (seconds) are left unchanged if they are None. ``record`` is
+    the attempt to be recorded, if any.
     """
 
     id: int
@@ -115,3 +129,4 @@ class RowUpdate:
     error: str | None = None
     status: int | None = None
     attempt: Attempt | None = None
+    record: AttemptRecord | None = None

@@ -6,7 +6,7 @@ replaced each time they are requested.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -21,6 +21,8 @@ LOCK_SECONDS: Final = 5
 MIN_PAYLOAD_CEILING, MAX_PAYLOAD_CEILING = 1 << 10, 64 << 20
 """Limits of the payload ceiling, in bytes."""
 
+GRANT_KINDS: Final = ("emit", "relay", "read", "operate", "payloads")
+"""Kinds of roles that ``migrate`` grants privileges to, as in the view outbox.privilege."""
 DEBEZIUM: Final = "debezium.sql"
 """The file with the functions that adopt an outbox table of Debezium's."""
 
@@ -35,22 +37,25 @@ class SchemaOptions:
 
 
 def schema_options(
-    grant_emit: Iterable[str], grant_relay: Iterable[str], *, debezium: bool, max_payload_bytes: int | None
+    grants: Mapping[str, Iterable[str]], *, debezium: bool, max_payload_bytes: int | None
 ) -> SchemaOptions:
-    """Return the options with each role once. Raise ``DatabaseUnusable`` for a ceiling outside its limits."""
+    """Return the options with each role of a kind once. ``grants`` maps kinds to roles.
+
+    Raises ``DatabaseUnusable`` for a ceiling outside its limits.
+    """
     if max_payload_bytes is not None and not MIN_PAYLOAD_CEILING <= max_payload_bytes <= MAX_PAYLOAD_CEILING:
         raise DatabaseUnusable(
             f"the ceiling of payloads must be {MIN_PAYLOAD_CEILING} to {MAX_PAYLOAD_CEILING} bytes: {max_payload_bytes}"
         )
-    roles = {"emit": dict.fromkeys(grant_emit), "relay": dict.fromkeys(grant_relay)}
-    grants = tuple((kind, role) for kind, granted in roles.items() for role in granted)
-    return SchemaOptions(grants, debezium, max_payload_bytes)
+    pairs = tuple((kind, role) for kind, roles in grants.items() for role in dict.fromkeys(roles))
+    return SchemaOptions(pairs, debezium, max_payload_bytes)
 
 
 def script(
     grant_emit: Iterable[str] = (),
     grant_relay: Iterable[str] = (),
     *,
+    grants: Mapping[str, Iterable[str]] | None = None,
     debezium: bool = False,
     max_payload_bytes: int | None = None,
     have: int = 0,
@@ -58,9 +63,11 @@ def script(
 ) -> str:
     """Return the SQL that ``migrate`` runs on a schema of version ``have``, for use with other tools.
 
-    Run all of it in one transaction, as the role that is to own the schema.
+    ``grants`` maps further kinds of ``GRANT_KINDS`` to roles. Run all of it in one transaction, as the
+    role that is to own the schema.
     """
-    options = schema_options(grant_emit, grant_relay, debezium=debezium, max_payload_bytes=max_payload_bytes)
+    roles = {"emit": grant_emit, "relay": grant_relay, **(grants or {})}
+    options = schema_options(roles, debezium=debezium, max_payload_bytes=max_payload_bytes)
     steps = [step for step in migrations(folder) if step.version > have]
     ceiling = options.max_payload_bytes
     return "\n".join(
@@ -126,7 +133,8 @@ $$;
 def step_sql(step: Migration) -> str:
     """Return the SQL of a migration, which fails unless the schema has the version before it."""
     guard = _GUARD.format(before=step.version - 1, after=step.version)
-    done = f"update outbox.meta set schema_version = {step.version}, min_relay = {step.min_relay};\n"  # noqa: S608 - two numbers
+    min_relay = f"greatest(min_relay, {step.min_relay})"
+    done = f"update outbox.meta set schema_version = {step.version}, min_relay = {min_relay};\n"  # noqa: S608 - two numbers
     return f"-- {step.name}\n{guard}\n{step.text}\n{done}"
 
 

@@ -87,12 +87,31 @@ class ShardStatements(Database):
         """Delete outranked rows among the ``most`` oldest rows of each sink in the ledger; return their number."""
         return await self._do("trim_progress", {"most": most})
 
+    async def trim_passes(self) -> int:
+        """Remove passes that no event of the log can need, a bounded number for each shard; return how many."""
+        [(removed,)] = await self._rows("trim_passes", {})
+        return removed
+
+    async def trim_former_positions(self, most: int) -> int:
+        """Delete up to ``most`` positions of names that no sink has; return their number."""
+        return await self._do("trim_former_positions", {"most": most})
+
     # -- relays -----------------------------------------------------------------------------------------------
 
-    async def heartbeat(self, relay: UUID, name: str, version: str, sinks: Sequence[str], deadline: float) -> None:
-        """Record that this relay is alive and serves ``sinks``."""
+    async def heartbeat(self, relay: UUID, name: str, version: str, sinks: Sequence[str], deadline: float) -> bool:
+        """Record that this relay is alive and serves ``sinks``. Return False if its settings are not recorded."""
         parameters = {"id": relay, "name": name, "version": version, "sinks": list(sinks)}
-        await self._do("heartbeat", parameters, deadline)
+        [(unrecorded,)] = await self._rows("heartbeat", parameters, deadline=deadline)
+        return not unrecorded
+
+    async def config_key(self) -> bytes:
+        """Return the key under which the secrets of recorded settings are hashed."""
+        [(key,)] = await self._rows("config_key", {})
+        return bytes(key)
+
+    async def record_config(self, relay: UUID, config: str) -> None:
+        """Record the settings, a JSON object, that this relay runs with."""
+        await self._do("record_config", {"id": relay, "config": config})
 
     async def relay_ranks(self, relay: UUID, sinks: Sequence[str], lease_seconds: float) -> list[RelayRank]:
         """Return how the live relays share these sinks. A relay is live for ``lease_seconds`` after its heartbeat."""

@@ -19,7 +19,7 @@ class SinkStatements(Database):
     ) -> dict[str, int]:
         """Register sinks (name, patterns, start); return the generations under which this relay serves them.
 
-        A new sink may begin at ``tick``.
+        A new sink may begin at ``tick``. The generation is 0 for the former name of a sink, which is not registered.
         """
         sinks = [{"name": name, "patterns": list(patterns), "start": start} for name, patterns, start in wanted]
         return dict(await self._rows("register_sinks", {**_registration(sinks, tick), "server": server}))
@@ -40,24 +40,40 @@ class SinkStatements(Database):
         """Return the state of these sinks; unknown names are left out."""
         return [SinkRow(*row) for row in await self._rows("sinks", {"sinks": list(names)}, deadline=deadline)]
 
+    async def former_sinks(self, names: Iterable[str], deadline: float | None = None) -> dict[str, str | None]:
+        """Return those of ``names`` that sinks had, with their new names; None for a sink that was removed."""
+        return dict(await self._rows("former_sinks", {"sinks": list(names)}, deadline=deadline))
+
     async def record_circuit(
         self, sink: str, circuit: str, error: str | None, in_flight_limit: int | None, pause_after_seconds: float
-    ) -> None:
+    ) -> str | None:
         """Record the circuit and the last error of a sink, for people.
 
         ``in_flight_limit`` is the concurrency after the destination requested less; None means the configured maximum.
-        The sink is paused if it has been down for ``pause_after_seconds``; 0 means never.
+        The sink is paused if it has been down for ``pause_after_seconds``; 0 means never. Return the reason if this
+        paused it, otherwise None.
         """
         found = {"sink": sink, "circuit": circuit, "error": error, "in_flight_limit": in_flight_limit}
-        await self._do("record_circuit", found | {"pause_after": int(pause_after_seconds)})
+        rows = await self._rows("record_circuit", found | {"pause_after": int(pause_after_seconds)})
+        return rows[0][0] if rows else None
+
+    async def record_mended(self, sink: str, *, own: bool) -> None:
+        """Record that the last error of a sink is over, if its circuit is closed.
+
+        An error that is not the caller's ``own`` must be three minutes old.
+        """
+        await self._do("record_mended", {"sink": sink, "own": own})
 
     async def record_trouble(self, sink: str, error: str | None) -> None:
         """Record an error that the sink's client met without an event; None clears such an error."""
         await self._do("record_trouble", {"sink": sink, "error": error})
 
-    async def pause_sink(self, sink: str, reason: str) -> None:
-        """Pause a sink whose destination is gone for good, and record the ``reason``."""
-        await self._do("pause_sink", {"sink": sink, "reason": reason})
+    async def pause_sink(self, sink: str, reason: str) -> bool:
+        """Pause a sink whose destination is gone for good, and record the ``reason``.
+
+        Return False if it was paused already.
+        """
+        return await self._do("pause_sink", {"sink": sink, "reason": reason}) > 0
 
 
 def _registration(sinks: Sequence[dict[str, Any]], tick: Tick) -> dict[str, Any]:

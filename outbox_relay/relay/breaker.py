@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 from outbox_relay.domain.circuit import Circuit, CircuitPolicy
 from outbox_relay.domain.outcomes import Unavailable
 
-HANDOVER_POLL_SECONDS = 1.0
-"""Interval at which waiting tasks check the circuit during a handover, which ends their session."""
+BLOCKED_POLL_SECONDS = 1.0
+"""Interval at which waiting tasks check the circuit while nothing may be sent, for example during a handover."""
 
 GONE_SECONDS = 10.0
 """Minimum pause after a destination reports that it is gone. By then every relay knows that the sink is paused."""
@@ -26,12 +27,15 @@ class Permit(NamedTuple):
 class CircuitBreaker:
     """One circuit, shared by everything that sends to the sink.
 
-    ``changed`` is set when its state may have changed.
+    ``changed`` is set when its state may have changed. Nothing is sent while ``may_send`` returns False.
     """
 
-    def __init__(self, policy: CircuitPolicy, changed: asyncio.Event) -> None:
+    def __init__(
+        self, policy: CircuitPolicy, changed: asyncio.Event, may_send: Callable[[], bool] = lambda: True
+    ) -> None:
         self._circuit = Circuit(policy)
         self._changed = changed
+        self._may_send = may_send
         self._state_changed = asyncio.Event()
         self.gone: str | None = None
         """The reason given by a destination that reported that it is gone, until the sink is paused."""
@@ -46,7 +50,7 @@ class CircuitBreaker:
     @property
     def closed(self) -> bool:
         """True while events flow."""
-        return self._circuit.state == "closed"
+        return self._circuit.state == "closed" and self._may_send()
 
     @property
     def last_error(self) -> str | None:
@@ -68,7 +72,9 @@ class CircuitBreaker:
         return Permit(self._circuit.term, not self.closed)
 
     def _admission_delay(self) -> float:
-        return HANDOVER_POLL_SECONDS if self.handing_over else self._circuit.admission_delay(time.monotonic())
+        if self.handing_over or not self._may_send():
+            return BLOCKED_POLL_SECONDS
+        return self._circuit.admission_delay(time.monotonic())
 
     def begin_handover(self) -> None:
         """Admit no call any more, since the session ends."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
+from outbox_relay.domain.attempts import AttemptRecord, failure_record
 from outbox_relay.domain.errors import LeaseLost
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.in_flight import BlockedKeys, Chunk
@@ -55,6 +57,7 @@ class _Tried(NamedTuple):
     error: str | None = None
     status: int | None = None
     attempt: Attempt | None = None
+    record: AttemptRecord | None = None
 
 
 NOT_TRIED = _Tried()
@@ -135,9 +138,9 @@ class DeliveryContext:
                 self.breaker.unused(permit)
             case Unavailable(part=None):
                 self._unavailable(event, verdict, permit)
-            case Unavailable():
+            case Unavailable(part=str(part)):
                 self.breaker.unused(permit)
-                self.parked_limit.report_trouble(verdict.reason)
+                self.parked_limit.report_trouble(part, verdict.reason)
             case _:
                 self.delivered(permit)
                 self.limiter.increase()
@@ -162,16 +165,31 @@ class DeliveryContext:
         Return False if it stays in flight.
         """
         event = chunk.events[index]
-        match decide(0, self.judged(event, verdict, permit), self.spec.retry, self.noise()):
+        settlement = decide(0, self.judged(event, verdict, permit), self.spec.retry, self.noise())
+        record = failure_record(self.spec.record_attempts, event, settlement, 0, time.monotonic())
+        match settlement:
             case Done():
-                self.settler.done(chunk, index)
+                self.done(chunk, index, verdict)
             case Retry(delay, attempts, error, status, attempt):
-                self.park(chunk, index, "waiting", due_in=delay, tried=_Tried(attempts, error, status, attempt))
+                self.park(chunk, index, "waiting", due_in=delay, tried=_Tried(attempts, error, status, attempt, record))
             case Dead(attempts, error, status, attempt):
-                self.park(chunk, index, "dead", tried=_Tried(attempts, error, status, attempt))
+                self.park(chunk, index, "dead", tried=_Tried(attempts, error, status, attempt, record))
             case StandStill():
                 return False
         return True
+
+    def done(self, chunk: Chunk, index: int, verdict: Verdict) -> None:
+        """Settle the event at ``index``, which was delivered."""
+        self.record_delivered((chunk.events[index],), (verdict,))
+        self.settler.done(chunk, index)
+
+    def record_delivered(self, events: Sequence[StoredEvent], verdicts: Sequence[Verdict]) -> None:
+        """Record the delivery of events at their first attempt, if the sink records all attempts.
+
+        To be called before they are settled, so that no position covers a delivery without its record.
+        """
+        if self.spec.record_attempts == "all":
+            self.settler.record(events, verdicts)
 
     def park_unless_deliverable(self, chunk: Chunk, index: int) -> bool:
         """Park the event at ``index`` if it must not be delivered now.
@@ -228,8 +246,10 @@ class DeliveryContext:
         takes_part = self.keyed(event) if ordered is None else ordered
         row = NewRow(
             *(event.id, event.shard, state, takes_part, due_in, tried.attempts, claims, lease, lease_for),
-            *(tried.error, tried.status, tried.attempt),
+            *(tried.error, tried.status, tried.attempt, tried.record),
         )
+        if state == "dead":
+            self.report.dead(event.uid, tried.status, tried.attempt)
         scheduled = state == "waiting" and due_in is None
         if state != "dead" and not scheduled:
             self.parked_limit.add()

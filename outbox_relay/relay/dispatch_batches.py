@@ -141,6 +141,7 @@ class BatchDispatcher:
         verdicts = await self._context.deliver(events)
         if verdicts.count(DELIVERED) == len(events):
             self._context.delivered(permit)
+            self._context.record_delivered(events, verdicts)
             for batch in batches:
                 self._done(batch)
             return
@@ -175,7 +176,7 @@ class BatchDispatcher:
         for index, verdict in zip(batch.indexes, verdicts, strict=True):
             event = chunk.events[index]
             if isinstance(verdict, Delivered):
-                context.settler.done(chunk, index)
+                context.done(chunk, index, verdict)
             elif event.key in context.blocked and context.keyed(event):
                 context.park(chunk, index, "held")
             elif not context.apply(chunk, index, verdict, permit):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from uuid import uuid4
+from datetime import timedelta
 
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.in_flight import Chunk
@@ -13,6 +13,7 @@ from outbox_relay.domain.outcomes import Verdict
 from outbox_relay.postgres.rows import ClaimedRow
 from outbox_relay.relay.breaker import Permit
 from outbox_relay.relay.context import LEASE_MARGIN_SECONDS, DeliveryContext
+from outbox_relay.relay.row_leases import new_row_lease
 from outbox_relay.relay.slow_requests import SlowRequest, SlowRequests
 
 
@@ -60,6 +61,7 @@ class RequestDispatcher:
                     self._filled.clear()
                     await self._filled.wait()
                 await self._context.parked_limit.wait_for_capacity()
+                self._context.limiter.log_flows()
                 await self._context.limiter.acquire()
                 was_saturated = self.saturated
                 if not self._start(requests):
@@ -182,8 +184,9 @@ class RequestDispatcher:
 
         Raises ``SessionReset`` if the session is ending.
         """
-        context, lease, event = self._context, uuid4(), chunk.events[index]
-        left = max(0.0, context.sink.timeout_seconds - (time.monotonic() - began)) + LEASE_MARGIN_SECONDS
+        context, event, waited = self._context, chunk.events[index], time.monotonic() - began
+        lease = new_row_lease(context.now() - timedelta(seconds=waited))
+        left = max(0.0, context.sink.timeout_seconds - waited) + LEASE_MARGIN_SECONDS
         number = context.park(chunk, index, "waiting", due_in=0.0, claims=1, lease=lease, lease_for=left)
         row = ClaimedRow(event, context.keyed(event), 0, 1, lease)
         self._slow_requests.adopt_slow_request(SlowRequest(row, permit, number, request))

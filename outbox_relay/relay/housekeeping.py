@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 
 from structlog.stdlib import BoundLogger
 
@@ -95,8 +96,11 @@ class Housekeeping:
         ledger = LedgerTrim(store)
         self._chores = [
             Chore("make partitions", store.make_partitions, 60.0, 2.0),
+            Chore("make partitions of attempts", store.make_attempt_partitions, 60.0, 2.0),
             Chore("trim the ledger", ledger.trim, 5.0, 15.0, ledger.is_behind),
+            Chore("trim positions of former sinks", partial(store.trim_former_positions, TRIM_ROWS), 600.0, 60.0, bool),
             Chore("trim relays", store.trim_relays, 600.0, 60.0),
+            Chore("trim passes", store.trim_passes, 600.0, 60.0, bool),
         ]
 
     async def run(self) -> None:

@@ -44,7 +44,7 @@ class LeaseManager:
     ) -> None:
         self._store = store
         self.relay = relay
-        self._name = name
+        self.name = name
         self._version = version
         self.lease_seconds = lease_seconds
         self._believed = lease_seconds - min(1.0, lease_seconds / 10)
@@ -53,20 +53,26 @@ class LeaseManager:
         self._sinks: dict[str, SinkLeases] = {}
         self._renewed_at = float("-inf")
         self._stopping = False
+        self.unrecorded = asyncio.Event()
+        """Set when a heartbeat finds that the settings of this relay are not recorded."""
         self.answered_at = float("-inf")
         """The ``time.monotonic()`` value of the last complete round."""
 
-    def add(self, sink: str, generation: int) -> SinkLeases:
+    def add(self, sink: str, generation: int, configured: str | None = None) -> SinkLeases:
         """Serve ``sink`` under ``generation``.
 
-        Return its leases, which come as shards are claimed.
+        The settings call it ``configured``, by default the same. Return its leases, which come as shards are claimed.
         """
-        self._sinks[sink] = leases = SinkLeases(sink, generation)
+        self._sinks[configured or sink] = leases = SinkLeases(sink, generation)
         return leases
+
+    def discard(self, configured: str) -> None:
+        """Forget the leases of a replay that this relay no longer serves."""
+        self._sinks.pop(configured, None)
 
     @property
     def held(self) -> Mapping[str, int]:
-        """The number of owned shards, by sink."""
+        """The number of owned shards, by the sinks' names in the settings."""
         return {sink: len(leases.held) for sink, leases in self._sinks.items()}
 
     # -- rounds -----------------------------------------------------------------------------------------------
@@ -100,7 +106,7 @@ class LeaseManager:
             await self._renew()
         if failed is not None:
             raise failed
-        for leases in self._sinks.values():
+        for leases in list(self._sinks.values()):
             await self.give_doubtful_back(leases)
         unowned = [leases for leases in self._sinks.values() if leases.serving and leases.unowned]
         if renew or unowned:
@@ -111,53 +117,90 @@ class LeaseManager:
 
     async def refresh(self) -> None:
         """Apply what people and newer configurations have changed in the database."""
-        await self._observe(await self._store.sinks(self._sinks, self.lease_seconds / 6))
+        asked = {leases.sink: leases for leases in self._sinks.values()}
+        rows = await self._store.sinks(asked, self.lease_seconds / 6)
+        missing = {sink: leases for sink, leases in asked.items() if sink not in {row.name for row in rows}}
+        if missing:
+            await self._remove(missing)
+        await self._observe(rows, asked)
 
-    async def _observe(self, rows: Collection[SinkRow]) -> None:
-        changed = self._remove_all_but({row.name for row in rows})
+    async def _observe(self, rows: Collection[SinkRow], asked: Mapping[str, SinkLeases]) -> None:
+        changed = False
         for row in rows:
-            leases = self._sinks[row.name]
-            was_superseded = leases.superseded
-            changed |= leases.observe(row, stopping=self._stopping)
-            if leases.superseded and not was_superseded:
-                self._log.warning("another configuration of this sink is in force; draining", sink=row.name)
+            leases = asked[row.name]
+            if leases.sink == row.name:
+                changed |= self._apply(row, leases)
         if changed:
             await self._beat()
 
-    def _remove_all_but(self, known: Collection[str]) -> bool:
-        """Stop serving the sinks that are not in the database.
+    def _apply(self, row: SinkRow, leases: SinkLeases) -> bool:
+        was_superseded = leases.superseded
+        changed = leases.observe(row, stopping=self._stopping)
+        if leases.superseded and not was_superseded:
+            self._log.warning("another configuration of this sink is in force; draining", sink=row.name)
+        return changed
 
-        Return True if this is new of one of them.
-        """
-        removed = [sink for sink, leases in self._sinks.items() if sink not in known and leases.remove()]
-        for sink in removed:
-            self._log.warning("this sink was removed from the database; a restart adds it again", sink=sink)
-        return bool(removed)
+    async def _remove(self, missing: Mapping[str, SinkLeases]) -> None:
+        """Stop serving sinks that are not in the database, and find the new names of those that were renamed."""
+        former = await self._store.former_sinks(missing, self.lease_seconds / 6)
+        for sink, leases in missing.items():
+            if leases.sink != sink:
+                continue
+            renamed_to = self._unserved_name(former.get(sink), leases)
+            if leases.remove(former=sink in former, renamed_to=renamed_to):
+                self._log_removal(leases, renamed_to)
+
+    def _unserved_name(self, sink: str | None, leases: SinkLeases) -> str | None:
+        """Return ``sink`` unless this relay serves it already under another name of its settings."""
+        others = (each for each in self._sinks.values() if each is not leases)
+        return None if any(sink in (each.sink, each.renamed_to) for each in others) else sink
+
+    def _log_removal(self, leases: SinkLeases, renamed_to: str | None) -> None:
+        if leases.sink.startswith("~"):
+            return
+        if renamed_to is not None:
+            self._log.warning("this sink was renamed", sink=leases.sink, renamed_to=renamed_to)
+        elif leases.former:
+            self._log.warning("this sink was removed; its name is not registered again", sink=leases.sink)
+        else:
+            self._log.warning("this sink was removed from the database; a restart adds it again", sink=leases.sink)
 
     async def _beat(self) -> None:
-        serving = [sink for sink, leases in self._sinks.items() if leases.serving and not self._stopping]
-        await self._store.heartbeat(self.relay, self._name, self._version, serving, self.lease_seconds / 3)
+        serving = [leases.sink for leases in self._sinks.values() if leases.serving and not self._stopping]
+        if not await self._store.heartbeat(self.relay, self.name, self._version, serving, self.lease_seconds / 3):
+            self.unrecorded.set()
 
     async def _renew(self) -> None:
+        """Renew the leases of the sinks, then those of replays: settlements of a replay hold up only its own."""
         sent = lease_clock()
-        asked = [(s.sink, shard, lease.epoch) for s in self._sinks.values() for shard, lease in s.held.items()]
-        kept: set[tuple[str, int, int]] = set()
-        if asked:
-            kept = await self._store.renew_shards(self.relay, asked, self.lease_seconds, self.lease_seconds / 3)
-        lost: Counter[str] = Counter()
-        for sink, shard, epoch in asked:
-            if (sink, shard, epoch) in kept:
-                self._sinks[sink].confirm(shard, epoch, sent + self._believed)
-            else:
-                lost[sink] += self._sinks[sink].lose(shard, epoch)
-        for sink, shards in (+lost).items():
-            self._log.warning("lost shards", sink=sink, shards=shards, held=len(self._sinks[sink].held))
+        sinks = {leases.sink: leases for leases in self._sinks.values()}
+        await self._renew_leases({name: each for name, each in sinks.items() if not name.startswith("~")}, sent, 3)
+        try:
+            await self._renew_leases({name: each for name, each in sinks.items() if name.startswith("~")}, sent, 6)
+        except StatementFailed as error:
+            self._seldom.warning("leases of replays were not renewed", reason=str(error))
         await self._beat()
         self._renewed_at = sent
 
+    async def _renew_leases(self, sinks: Mapping[str, SinkLeases], sent: float, part: int) -> None:
+        """Renew leases within one ``part`` of their time."""
+        asked = [(sink, shard, lease.epoch) for sink, each in sinks.items() for shard, lease in each.held.items()]
+        if not asked:
+            return
+        kept = await self._store.renew_shards(self.relay, asked, self.lease_seconds, self.lease_seconds / part)
+        lost: Counter[str] = Counter()
+        for sink, shard, epoch in asked:
+            if (sink, shard, epoch) in kept:
+                sinks[sink].confirm(shard, epoch, sent + self._believed)
+            else:
+                lost[sink] += sinks[sink].lose(shard, epoch)
+        for sink, shards in (+lost).items():
+            self._log.warning("lost shards", sink=sink, shards=shards, held=len(sinks[sink].held))
+
     async def _share(self, *, renewed: bool) -> None:
-        for share in await self._store.relay_ranks(self.relay, list(self._sinks), self.lease_seconds):
-            leases = self._sinks[share.sink]
+        sinks = {leases.sink: leases for leases in self._sinks.values()}
+        for share in await self._store.relay_ranks(self.relay, list(sinks), self.lease_seconds):
+            leases = sinks[share.sink]
             leases.observe_relays(share.relays, renewed=renewed)
             leases.set_quota(fair_quota(share.relays, share.before))
 
@@ -215,8 +258,8 @@ class LeaseManager:
 
         The next owner reads events in flight again.
         """
-        await self._store.release_shards(leases.sink, self.relay, leases.epochs(shards))
-        leases.drop(shards)
+        with leases.releasing(shards) as epochs:
+            await self._store.release_shards(leases.sink, self.relay, epochs)
         left = {"undone": undone} if undone else {}
         self._log.info("released shards", sink=leases.sink, shards=len(shards), held=len(leases.held), **left)
 

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
+
+PARKED_SHARE = 4
+"""Parked deliveries take one slot in this number while the log flows. A wave of their requests delays new events."""
+FLOW_SECONDS = 1.0
+"""Time after the last event of the log during which the log counts as flowing."""
 
 
 class ConcurrencyLimiter:
@@ -19,6 +25,7 @@ class ConcurrencyLimiter:
         self._changed = changed
         self._taken = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
+        self._flowed_at = float("-inf")
 
     @property
     def limit(self) -> int:
@@ -40,6 +47,15 @@ class ConcurrencyLimiter:
         A request that has not begun should then release its slot.
         """
         return self._taken > self.limit
+
+    def log_flows(self) -> None:
+        """Record that an event of the log asks for a slot."""
+        self._flowed_at = time.monotonic()
+
+    def parked_share(self) -> int:
+        """Return the number of slots that parked deliveries may take now."""
+        flows = time.monotonic() - self._flowed_at < FLOW_SECONDS
+        return max(1, self.limit // PARKED_SHARE) if flows else self.limit
 
     async def acquire(self) -> None:
         """Wait for a slot. The caller releases it."""

@@ -23,6 +23,7 @@ from outbox_relay.postgres.rows import MOST_PAYLOAD
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.context import SUSPECT_CRASHES, DeliveryContext
 from outbox_relay.relay.dispatcher import Dispatcher
+from outbox_relay.relay.earlier_outcomes import EarlierOutcomes
 from outbox_relay.relay.leases import LeaseManager
 from outbox_relay.relay.ticker import Ticker
 
@@ -74,6 +75,7 @@ class LogReader:
         in_flight: InFlight,
         dispatcher: Dispatcher,
         parked: Parked,
+        earlier_outcomes: EarlierOutcomes,
         floor: int,
         session_epoch: int,
     ) -> None:
@@ -88,6 +90,7 @@ class LogReader:
         self._in_flight = in_flight
         self._dispatcher = dispatcher
         self._parked = parked
+        self._earlier_outcomes = earlier_outcomes
         self._floor = floor
         self._session_epoch = session_epoch
         self._server = context.settler.server
@@ -103,7 +106,7 @@ class LogReader:
         Raises ``LeaseLost`` if a shard was lost.
         """
         known = self._in_flight.shards
-        if known - self._leases.held.keys():
+        if self._leases.lost or known - self._leases.held.keys():
             raise LeaseLost(f"sink {self._spec.name}: a shard was lost")
         if gained := self._leases.held.keys() - known:
             await self._take_over(gained)
@@ -111,13 +114,11 @@ class LogReader:
         await self._release()
 
     async def _take_over(self, gained: Collection[int]) -> None:
-        """Load blocked keys and then positions.
+        """Load outcomes of earlier owners and then positions.
 
         No event of these shards has been read before.
         """
-        if self._spec.ordered:
-            sink, hold = self._spec.name, self._spec.hold
-            self._in_flight.blocked.load(await self._store.blocked_keys(sink, gained, hold, server=self._server))
+        await self._earlier_outcomes.take_over(gained)
         together: defaultdict[Position, list[int]] = defaultdict(list)
         for shard, position in (await self._positions(gained)).items():
             together[position].append(shard)
@@ -231,27 +232,44 @@ class LogReader:
         start = group.position
         if start.b is None:
             return
-        newest = self._ticker.latest
-        piece = next_slice(start, self._steps.limit(self._max_ids), self._floor, newest.seq if newest else 0)
+        piece = self._next_slice(start)
         try:
-            events, upto = await self._ask(group, piece)
+            answer = await self._ask_in_steps(group, piece)
+            if answer is None:
+                return
+            events, upto = answer
+            deliverable = await self._earlier_outcomes.screen(events)
         except StatementFailed as error:
             if error.sqlstate == StatementFailed.NO_CONNECTION:  # its turn comes; no event is the reason
                 return
-            if _reason(error) is None:
-                raise
-            self._steps.failed()
-            self._max_ids = IDS_PER_READ
-            if not self._steps.exhausted:
-                if self._steps.limit(CHUNK_EVENTS) == 1:
-                    await asyncio.sleep(AGAIN_SECONDS)
-                return
-            events, upto = await self._ask_without_payload(group, piece, error)
+            raise
         self._steps.succeeded()
         self._ticker.since(self._session_epoch)
         end = position_after(start, piece) if upto is None else start.at(upto)
         self._max_ids = IDS_PER_READ if events else min(self._max_ids * 2, MOST_IDS_PER_READ)
-        self._hand_over(group, Chunk(events, start, end))
+        self._hand_over(group, Chunk(deliverable, start, end))
+
+    def _next_slice(self, start: Position) -> WindowSlice:
+        newest = self._ticker.latest
+        return next_slice(start, self._steps.limit(self._max_ids), self._floor, newest.seq if newest else 0)
+
+    async def _ask_in_steps(self, group: ShardGroup, piece: WindowSlice) -> tuple[list[StoredEvent], int | None] | None:
+        """Return the answer of one read; None if it failed and a smaller one is to be tried.
+
+        Raises ``StatementFailed`` for any other reason.
+        """
+        try:
+            return await self._ask(group, piece)
+        except StatementFailed as error:
+            if _reason(error) is None:
+                raise
+            self._steps.failed()
+            self._max_ids = IDS_PER_READ
+            if self._steps.exhausted:
+                return await self._ask_without_payload(group, piece, error)
+            if self._steps.limit(CHUNK_EVENTS) == 1:
+                await asyncio.sleep(AGAIN_SECONDS)
+            return None
 
     async def _ask(
         self, group: ShardGroup, piece: WindowSlice, most_payload: int = MOST_PAYLOAD
@@ -260,23 +278,31 @@ class LogReader:
 
         The id is None if the read covers all of ``piece``.
         """
-        a, b, _ = group.position
-        if b is None:
-            raise ValueError("there is no window to read")
-        most = self._steps.limit(SUSPECT_EVENTS if self._is_suspect(group) else CHUNK_EVENTS)
+        most = self._steps.limit(self._most_events(group))
         most_bytes = self._steps.limit(CHUNK_BYTES)
-        ask = self._store.read_late if piece.late else self._store.read_rest
-        events = await ask(
-            sorted(group.shards),
-            *(self._spec.types, a, b, piece.after, piece.upto, most, most_bytes),
-            most_payload=most_payload,
-            server=self._server,
-        )
+        events = await self._fetch(group, piece, most, most_bytes, most_payload)
         upto = pop_scan_end(events)
         # A read that just reaches the limit of bytes may be complete. The next read then finds no more events.
         if len(events) >= most or max_wire_bytes(events) >= most_bytes:
             upto = events[-1].id
         return events, upto
+
+    def _most_events(self, group: ShardGroup) -> int:
+        return SUSPECT_EVENTS if self._is_suspect(group) else CHUNK_EVENTS
+
+    async def _fetch(
+        self, group: ShardGroup, piece: WindowSlice, most: int, most_bytes: int, most_payload: int
+    ) -> list[StoredEvent]:
+        a, b, _ = group.position
+        if b is None:
+            raise ValueError("there is no window to read")
+        ask = self._store.read_late if piece.late else self._store.read_rest
+        return await ask(
+            sorted(group.shards),
+            *(self._spec.types, a, b, piece.after, piece.upto, most, most_bytes),
+            most_payload=most_payload,
+            server=self._server,
+        )
 
     async def _ask_without_payload(
         self, group: ShardGroup, piece: WindowSlice, error: StatementFailed

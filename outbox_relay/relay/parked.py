@@ -17,6 +17,7 @@ from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.outcomes import DELIVERED, Delivered, Unavailable, Verdict
 from outbox_relay.postgres.rows import ClaimedRow, RowUpdate
 from outbox_relay.postgres.store import Store
+from outbox_relay.relay.attempt_recorder import AttemptRecorder
 from outbox_relay.relay.breaker import Permit
 from outbox_relay.relay.context import LEASE_MARGIN_SECONDS, DeliveryContext
 from outbox_relay.relay.parked_claims import BUSY_POLL_SECONDS, MOST_ROWS, ParkedClaims
@@ -31,13 +32,22 @@ class ParkedDeliveries:
     """Claims, delivers and settles the rows of one sink, those of slow requests too."""
 
     def __init__(
-        self, context: DeliveryContext, store: Store, relay: UUID, log: BoundLogger, slow_requests: SlowRequests
+        self,
+        context: DeliveryContext,
+        store: Store,
+        relay: UUID,
+        log: BoundLogger,
+        slow_requests: SlowRequests,
+        recorder: AttemptRecorder,
     ) -> None:
         self._context = context
         self._slow_requests = slow_requests
         self._claims = ParkedClaims(context, store, relay, log)
-        self._settler = ParkedSettler(context, store, self._claims, log)
+        self._settler = ParkedSettler(context, store, self._claims, log, recorder)
         self._delivering = 0
+        self._slots = 0
+        """The slots that claims and calls hold, those of slow requests excepted."""
+        self._released = asyncio.Event()
 
     @property
     def under_way(self) -> int:
@@ -95,7 +105,10 @@ class ParkedDeliveries:
         """
         context = self._context
         await self._settler.wait_for_capacity()
-        await context.limiter.acquire()
+        while self._slots >= context.limiter.parked_share():
+            self._released.clear()
+            await self._released.wait()
+        await self._take_slot()
         permit = await context.breaker.admit()
         slots, most = await self._take_slots(1 if permit.probe else MOST_ROWS)
         sent = lease_clock()
@@ -120,14 +133,20 @@ class ParkedDeliveries:
         context, taken = self._context, 1
         if context.sink.keeps_order:
             return taken, min(most, context.sink.max_batch)
-        while taken < most and not context.limiter.full():
-            await context.limiter.acquire()
+        while taken < most and self._slots < context.limiter.parked_share() and not context.limiter.full():
+            await self._take_slot()
             taken += 1
         return taken, taken
 
+    async def _take_slot(self) -> None:
+        await self._context.limiter.acquire()
+        self._slots += 1
+
     def _release_slots(self, count: int) -> None:
         for _ in range(count):
+            self._slots -= 1
             self._context.limiter.release()
+        self._released.set()
 
     def _deliverable(self, claimed: list[ClaimedRow]) -> list[ClaimedRow]:
         """Return the rows that may be sent.
@@ -168,7 +187,7 @@ class ParkedDeliveries:
             self._apply(rows, verdicts, permit)
         finally:
             self._delivering -= len(rows)
-            self._context.limiter.release()
+            self._release_slots(1)
 
     def _apply(self, rows: list[ClaimedRow], verdicts: Sequence[Verdict], permit: Permit) -> None:
         """Settle the rows of a call.
@@ -178,7 +197,8 @@ class ParkedDeliveries:
         if verdicts.count(DELIVERED) == len(rows):
             self._context.delivered(permit)
             self._context.limiter.increase()
-            self._settler.delivered(rows)
+            for row, verdict in zip(rows, verdicts, strict=True):
+                self._settler.delivered(row, verdict)
             return
         stopped: set[str] = set()
         for row, verdict in zip(rows, verdicts, strict=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from structlog.stdlib import BoundLogger
 
@@ -14,6 +14,7 @@ from outbox_relay.postgres.rows import MOST_PAYLOAD, ClaimedRow
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.context import LEASE_MARGIN_SECONDS, DeliveryContext
 from outbox_relay.relay.portions import FIRST_PAUSE_SECONDS, MOST_TRIES, SHRINK, is_for_its_size, pause
+from outbox_relay.relay.row_leases import new_row_lease
 
 POLL_SECONDS = 1.0
 """Interval between claims for rows whose due time this relay does not know, and between sweeps while keys are held."""
@@ -156,7 +157,8 @@ class ParkedClaims:
         These are fewer after a claim that failed, and none if this one fails.
         """
         context, size, bare = self._context, self._size, self._size.bare
-        lease, lease_seconds = uuid4(), context.sink.timeout_seconds + 2 * LEASE_MARGIN_SECONDS
+        lease = new_row_lease(context.now())
+        lease_seconds = context.sink.timeout_seconds + 2 * LEASE_MARGIN_SECONDS
         try:
             await self._give_doubtful_back()
             self._doubtful.append(lease)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 
 from outbox_relay.domain.errors import StatementFailed
 from outbox_relay.domain.sink_spec import SinkSpec
+from outbox_relay.domain.troubles import Troubles
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.settler import Settler
 
@@ -18,6 +20,12 @@ COUNT_SHARE = 20
 
 TROUBLE_SECONDS = 5.0
 """Minimum duration of trouble with a part of the destination. By then the rows of its events are in the database."""
+
+FORGET_SECONDS = 150.0
+"""Time after which a part is no longer in trouble if it was not reported again, while others are.
+
+A topic in trouble is tried again within 126 s: see ``TopicBreakers.verdict``.
+"""
 
 
 class ParkedLimit:
@@ -32,7 +40,7 @@ class ParkedLimit:
         self._spec = spec
         self._settler = settler
         self._changed = changed
-        self._trouble: str | None = None
+        self._troubles = Troubles()
         self._troubled_at = float("-inf")
         self._added = 0
         self._parked_count = 0
@@ -55,11 +63,18 @@ class ParkedLimit:
         self._parked_count += 1
         self._count_due.set()
 
-    def report_trouble(self, reason: str) -> None:
+    @property
+    def troubles(self) -> Mapping[str, str]:
+        """The parts of the destination in trouble, with their reasons."""
+        return self._troubles.reasons
+
+    def report_trouble(self, part: str, reason: str) -> None:
         """Record that a part of the destination is in trouble."""
-        self._trouble, self._troubled_at = reason, time.monotonic()
+        self._troubled_at = time.monotonic()
+        self._troubles.report(part, reason, self._troubled_at)
         self._count_due.set()
-        self._set_notice(reason)
+        self.notice = self._troubles.text
+        self._changed.set()
 
     async def wait_for_capacity(self) -> None:
         """Wait until more events may be parked, from whatever cause.
@@ -74,12 +89,12 @@ class ParkedLimit:
             self._counted.clear()
             await self._counted.wait()
         if was_full:
-            self.notice = self._trouble
+            self.notice = self._troubles.text
 
     def _fullness(self) -> str:
         most = self._spec.parked_max
-        if self._trouble is not None:
-            return f"{self._trouble}; no more than {most} events may wait for it as rows"
+        if self._troubles:
+            return f"{self._troubles.text}; no more than {most} events may wait for it as rows"
         behind = "; those behind a dead letter wait until it is retried or discarded" if self._spec.hold else ""
         return f"{most} events wait as rows, and no more than that may (parked_max): the sink waits for them{behind}"
 
@@ -98,25 +113,34 @@ class ParkedLimit:
             self._uncounted = False
             self._counted.set()
             await asyncio.sleep(max(COUNT_SECONDS, COUNT_SHARE * (time.monotonic() - asked_at)))
-            if not self._parked_count and self._trouble is None:
+            if not self._parked_count and not self._troubles:
                 await self._count_due.wait()
 
     async def _count(self, asked_at: float) -> None:
-        """Count the rows in the database and those that are not yet in it.
-
-        The trouble is over once no row waits for it.
-        """
-        added, unsettled, troubled = self._added, self._settler.unsettled, self._trouble is not None
+        """Count the rows in the database and those that are not yet in it."""
+        added, unsettled, troubled = self._added, self._settler.unsettled, bool(self._troubles)
         try:
             count, waiting = await self._store.count_parked(self._spec.name, self._spec.parked_max, trouble=troubled)
         except StatementFailed:  # the next count may have more time; until then the count of this process is used
             return
         self._parked_count = count + unsettled + self._added - added
-        if troubled and not waiting and asked_at - self._troubled_at > TROUBLE_SECONDS:
-            self._trouble = self.notice = None
-            self.troubles_over += 1
+        if troubled:
+            self._forget_troubles(asked_at, waiting=waiting)
 
-    def _set_notice(self, reason: str) -> None:
+    def _forget_troubles(self, asked_at: float, *, waiting: bool) -> None:
+        """End the troubles once no row waits for them, and before that each one that is no longer reported."""
+        if not waiting and asked_at - self._troubled_at > TROUBLE_SECONDS:
+            self._troubles = Troubles()
+            self.notice = None
+            self.troubles_over += 1
+            self._changed.set()
+            return
+        known = len(self._troubles)
+        self._troubles.forget(asked_at - FORGET_SECONDS)
+        if len(self._troubles) < known:
+            self._set_notice(self._troubles.text)
+
+    def _set_notice(self, reason: str | None) -> None:
         if reason != self.notice:
             self.notice = reason
             self._changed.set()

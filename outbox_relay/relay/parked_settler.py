@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import time
+from collections.abc import Awaitable
 
 from structlog.stdlib import BoundLogger
 
+from outbox_relay.domain.attempts import AttemptRecord, delivery_record, failure_record
 from outbox_relay.domain.errors import StatementFailed
-from outbox_relay.domain.outcomes import Dead, Done, Retry, StandStill, Verdict, decide
-from outbox_relay.postgres.rows import ClaimedRow, RowUpdate
+from outbox_relay.domain.outcomes import Dead, Delivered, Done, Retry, StandStill, Verdict, decide
+from outbox_relay.postgres.rows import ClaimedRow, DeliveredRow, RowUpdate
 from outbox_relay.postgres.store import Store
+from outbox_relay.relay.attempt_recorder import AttemptRecorder
 from outbox_relay.relay.breaker import Permit
 from outbox_relay.relay.context import DeliveryContext
 from outbox_relay.relay.parked_claims import BUSY_POLL_SECONDS, MOST_KEYS, MOST_PAUSE_SECONDS, MOST_ROWS, ParkedClaims
@@ -23,12 +26,15 @@ MOST_UNSETTLED = 4 * MOST_ROWS
 class ParkedSettler:
     """Decides what becomes of claimed rows, and writes it."""
 
-    def __init__(self, context: DeliveryContext, store: Store, claims: ParkedClaims, log: BoundLogger) -> None:
+    def __init__(
+        self, context: DeliveryContext, store: Store, claims: ParkedClaims, log: BoundLogger, recorder: AttemptRecorder
+    ) -> None:
         self._context = context
         self._store = store
         self._claims = claims
         self._log = log
-        self._done: list[ClaimedRow] = []
+        self._recorder = recorder
+        self._done: list[tuple[ClaimedRow, AttemptRecord | None]] = []
         self._back: list[tuple[ClaimedRow, RowUpdate]] = []
         self._due = asyncio.Event()
         self._settled = asyncio.Event()
@@ -46,13 +52,19 @@ class ParkedSettler:
 
     # -- outcomes ---------------------------------------------------------------------------------------------
 
-    def delivered(self, rows: Sequence[ClaimedRow]) -> None:
-        """Settle rows that were delivered."""
-        self._done += rows
+    def delivered(self, row: ClaimedRow, verdict: Verdict) -> None:
+        """Settle a row that was delivered."""
+        record = None
+        if isinstance(verdict, Delivered):
+            mode = self._context.spec.record_attempts
+            record = delivery_record(mode, row.event, verdict, row.attempts, time.monotonic())
+        self._done.append((row, record))
         self._due.set()
 
     def send_back(self, row: ClaimedRow, back: RowUpdate) -> None:
         """Settle a row that was not delivered, and stays as ``back`` states."""
+        if back.state == "dead":
+            self._context.report.dead(row.event.uid, back.status, back.attempt)
         self._back.append((row, back))
         self._due.set()
 
@@ -60,16 +72,20 @@ class ParkedSettler:
         """Settle a row by its verdict."""
         context, event = self._context, row.event
         judged = context.judged(event, verdict, permit, failed_before=row.attempts > 0)
-        match decide(row.attempts, judged, context.spec.retry, context.noise()):
+        settlement = decide(row.attempts, judged, context.spec.retry, context.noise())
+        record = failure_record(context.spec.record_attempts, event, settlement, row.attempts, time.monotonic())
+        match settlement:
             case Done():
-                self.delivered([row])
+                self.delivered(row, judged)
+                return
             case Retry(delay, attempts, error, status, attempt):
-                self.send_back(row, RowUpdate(event.id, row.lease, attempts, "waiting", delay, error, status, attempt))
+                state = "waiting"
             case Dead(attempts, error, status, attempt):
-                self.send_back(row, RowUpdate(event.id, row.lease, attempts, "dead", None, error, status, attempt))
+                state, delay = "dead", None
             case StandStill(error, status, retry_after, attempt):
+                state, attempts = None, row.attempts
                 delay = max(context.spec.circuit.probe_seconds, retry_after or 0.0)
-                self.send_back(row, RowUpdate(event.id, row.lease, row.attempts, None, delay, error, status, attempt))
+        self.send_back(row, RowUpdate(event.id, row.lease, attempts, state, delay, error, status, attempt, record))
 
     # -- settlements ------------------------------------------------------------------------------------------
 
@@ -99,15 +115,28 @@ class ParkedSettler:
 
     async def _write_done(self, count: int) -> int:
         done = self._done[:count]
-        ours = await self._store.delete_rows(self._context.spec.name, [(row.event.id, row.lease) for row in done])
+        deleted = [DeliveredRow(row.event.id, row.lease, record) for row, record in done]
+        spec = self._context.spec
+        only_tried = spec.record_attempts == "failures"
+
+        def delete(name: str | None) -> Awaitable[set[int]]:
+            return self._store.delete_rows(spec.name, deleted, relay=name, only_tried=only_tried)
+
+        ours = await self._recorder.settle(sum(d.record is not None for d in deleted), delete)
         del self._done[:count]
-        self._written(done, ours)
-        self._claims.follow(done)
+        rows = [row for row, _ in done]
+        self._written(rows, ours)
+        self._claims.follow(rows)
         return count
 
     async def _write_back(self, count: int) -> int:
         back, hold = self._back[:count], self._context.spec.hold
-        ours = await self._store.update_rows(self._context.spec.name, [b for _, b in back])
+        updates = [update for _, update in back]
+
+        def update(name: str | None) -> Awaitable[set[int]]:
+            return self._store.update_rows(self._context.spec.name, updates, relay=name)
+
+        ours = await self._recorder.settle(sum(u.record is not None for u in updates), update)
         del self._back[:count]
         self._written([row for row, _ in back], ours)
         for _, b in back:

@@ -8,27 +8,31 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, cast
 
 from structlog.stdlib import BoundLogger
 
 from outbox_relay.domain.errors import DatabaseUnusable, PositionsMissing, RelayError, Reloaded
-from outbox_relay.domain.in_flight import InFlight, ShardGroup
+from outbox_relay.domain.in_flight import InFlight
 from outbox_relay.domain.sink_spec import SinkSpec
-from outbox_relay.postgres.connection_slots import caller, sink_caller
+from outbox_relay.postgres.connection_slots import REPLAYS, caller, sink_caller
 from outbox_relay.postgres.store import Store
+from outbox_relay.relay.attempt_recorder import AttemptRecorder
 from outbox_relay.relay.breaker import CircuitBreaker
 from outbox_relay.relay.context import DeliveryContext
 from outbox_relay.relay.dispatcher import dispatcher_for
 from outbox_relay.relay.due_timer import DueTimer
+from outbox_relay.relay.earlier_outcomes import EarlierOutcomes
 from outbox_relay.relay.leases import LeaseManager
 from outbox_relay.relay.limiter import ConcurrencyLimiter
 from outbox_relay.relay.log_reader import LogReader
 from outbox_relay.relay.parked import ParkedDeliveries
 from outbox_relay.relay.parked_limit import ParkedLimit
-from outbox_relay.relay.settler import Settler
+from outbox_relay.relay.replay_log import ReplayLog
+from outbox_relay.relay.replay_reader import ReplayReader
+from outbox_relay.relay.settler import FLUSH_SECONDS, FORWARD_SECONDS, Settler
 from outbox_relay.relay.sink_leases import SinkLeases
 from outbox_relay.relay.sink_report import ClientTrouble, SinkReport
 from outbox_relay.relay.slow_requests import SlowRequests
@@ -39,6 +43,17 @@ LOOK_SECONDS = 1.0
 """Maximum wait of the loop if no event wakes it."""
 DRAIN_SECONDS = 0.01
 """Maximum wait of the loop while shards are drained."""
+REPLAY_FLUSH_SECONDS = 0.5
+"""Interval between two settlements of a replay. Each locks the shards whose positions it writes."""
+FORMER = (
+    "the sink was removed or renamed: take its name out of the settings, or run outbox-relay sinks remove NAME --forget"
+)
+"""The fault of a sink whose name is not registered again."""
+
+
+def always() -> bool:
+    """Return True."""
+    return True
 
 
 class Start(NamedTuple):
@@ -68,15 +83,22 @@ class Session:
         leases: SinkLeases,
         log: BoundLogger,
         noise: Callable[[], float],
+        recorder: AttemptRecorder,
         start: Start,
+        may_send: Callable[[], bool] = always,
     ) -> None:
         report_due = asyncio.Event()
         self.in_flight = InFlight()
-        self.settler = Settler(store, leases, lease_manager.relay, self.in_flight, start.server)
-        self.breaker = CircuitBreaker(spec.circuit, report_due)
+        replay_log = None if spec.replay is None else ReplayLog(store, spec.replay)
+        self.settler = Settler(
+            *(replay_log or store, leases, lease_manager.relay, self.in_flight, recorder, start.server),
+            forward_seconds=FORWARD_SECONDS if replay_log is None else 0.0,
+            flush_seconds=FLUSH_SECONDS if replay_log is None else REPLAY_FLUSH_SECONDS,
+        )
+        self.breaker = CircuitBreaker(spec.circuit, report_due, may_send)
         self.limiter = ConcurrencyLimiter(sink.max_in_flight, report_due)
         self._parked_limit = ParkedLimit(store, spec, self.settler, report_due)
-        self._report = SinkReport(store, spec, leases, self.breaker, self.limiter, self._parked_limit, report_due)
+        self._report = SinkReport(store, spec, leases, self.breaker, self.limiter, self._parked_limit, report_due, log)
         self._client_trouble = ClientTrouble(store, spec.name, sink)
         self._slow_requests = SlowRequests(spec.name, sink.max_in_flight)
         self.context = DeliveryContext(
@@ -84,11 +106,15 @@ class Session:
             *(self._parked_limit, self._report, DueTimer(), ticker.now, noise),
         )
         self._dispatcher = dispatcher_for(self.context, leases.wake, self._slow_requests)
-        self.parked = ParkedDeliveries(self.context, store, lease_manager.relay, log, self._slow_requests)
-        self.log_reader = LogReader(
+        self.parked = ParkedDeliveries(self.context, store, lease_manager.relay, log, self._slow_requests, recorder)
+        parts = (
             *(self.context, store, ticker, lease_manager, self.in_flight, self._dispatcher, self.parked),
-            *(start.floor, start.session_epoch),
+            *(EarlierOutcomes(store, spec, self.in_flight, start.server), start.floor, start.session_epoch),
         )
+        if spec.replay is None or replay_log is None:
+            self.log_reader = LogReader(*parts)
+        else:
+            self.log_reader = ReplayReader(spec.replay, replay_log, *parts)
 
     async def run(self, loop: Callable[[Session], Awaitable[None]]) -> None:
         """Run every part until ``loop`` ends, or until a part fails.
@@ -111,6 +137,15 @@ class Session:
             self._slow_requests.close()
 
 
+class NextConfiguration(NamedTuple):
+    """The configuration of the next session."""
+
+    spec: SinkSpec
+    generation: int
+    sink: Sink | None
+    """The sink that was made again, open; None if the present one stays."""
+
+
 @dataclass(slots=True)
 class SinkRelay:
     """One sink, served in one session after another until the relay stops."""
@@ -124,13 +159,23 @@ class SinkRelay:
     log: BoundLogger
     stopping: asyncio.Event
     noise: Callable[[], float] = lambda: random.uniform(-1.0, 1.0)  # noqa: S311 - jitter is no secret
+    may_send: Callable[[], bool] = always
+    """False while nothing may be sent, whatever the circuit says."""
     session: Session | None = None
     """The current session, or the last one until the next begins."""
     restarts: Counter[str] = field(default_factory=Counter[str])
     """The number of sessions that ended other than by the relay's stop, by ``RelayError.reason``."""
-    _next: tuple[SinkSpec, int] | None = None
+    recorder: AttemptRecorder = field(init=False)
+    _next: NextConfiguration | None = None
+    _retired: list[Sink] = field(default_factory=list[Sink])
     _drained: bool = True
     _refusal: DatabaseUnusable | None = None
+    _caller: str = ""
+
+    def __post_init__(self) -> None:
+        """Take connections as one caller, whatever the sink is renamed to."""
+        self._caller = sink_caller(self.spec.name) if self.spec.replay is None else REPLAYS
+        self.recorder = AttemptRecorder(self.lease_manager.name, self.log)
 
     @property
     def circuit(self) -> str:
@@ -151,24 +196,32 @@ class SinkRelay:
         return self.session.in_flight.undone if self.session else 0
 
     @property
-    def readers(self) -> Sequence[ShardGroup]:
-        """The shard groups of the session, with their positions."""
-        return self.session.in_flight.groups if self.session else ()
-
-    @property
     def fault(self) -> str | None:
         """The reason why this process cannot serve the sink; None if it can."""
         if self.leases.removed:
-            return "the sink was removed from the database"
+            return FORMER if self.leases.former else "the sink was removed from the database"
         return str(self._refusal) if self._refusal else None
 
-    def reload(self, spec: SinkSpec, generation: int) -> None:
-        """Use the routes of ``spec`` once every shard is drained and released.
+    @property
+    def sinks(self) -> list[Sink]:
+        """The sinks that are open: the present one, earlier ones to be closed, and the one of the next session."""
+        following = self._next.sink if self._next else None
+        return [self.sink, *self._retired, *([] if following is None else [following])]
 
-        ``generation`` is already in the database. Until then this relay counts as one with an older configuration.
+    def reload(self, spec: SinkSpec, generation: int, sink: Sink | None = None) -> None:
+        """Use ``spec``, and ``sink`` if it was made again, once every shard is drained and released.
+
+        ``generation`` is already in the database. Until then this relay counts as one with an older configuration, or
+        as one that does not serve the sink.
         """
-        if generation != self.leases.generation:
-            self._next = (replace(self.spec, patterns=spec.patterns, types=spec.types), generation)
+        newer = replace(spec, name=self.spec.name, start=self.spec.start)
+        if self._next is None and sink is None and generation == self.leases.generation and newer == self.spec:
+            return
+        pending = self._next.sink if self._next else None
+        if sink is not None and pending is not None:
+            self._retired.append(pending)
+        self._next = NextConfiguration(newer, generation, sink or pending)
+        self.leases.reconfigure()
 
     async def run(self) -> None:
         """Run one session, until the relay has stopped and drained its shards.
@@ -176,7 +229,7 @@ class SinkRelay:
         Raises, and counts, ``SessionReset``, ``DatabaseUnavailable``, ``StatementFailed`` or ``DatabaseUnusable``. The
         next session then starts from the stored positions.
         """
-        caller.set(sink_caller(self.spec.name))
+        caller.set(self._caller)
         try:
             await self._run_session()
         except RelayError as error:
@@ -191,7 +244,7 @@ class SinkRelay:
         self._forget_refusal()
         self.session = Session(
             *(self.spec, self.sink, self.store, self.ticker, self.lease_manager, self.leases, self.log, self.noise),
-            start,
+            *(self.recorder, start, self.may_send),
         )
         await self.session.run(self._claim_deliver_settle)
         self._drained = True
@@ -201,12 +254,26 @@ class SinkRelay:
 
         These are requests in the client, epochs of shards, and leases of rows.
         """
+        await self._close_retired()
         await self.sink.reset()
+        self._adopt_name()
         await self.store.check_session()
         server, session_epoch = (await self.ticker.refresh()).incarnation, self.ticker.session_epoch
         await self.lease_manager.reclaim(self.leases)
         await self.store.give_rows_back(self.spec.name, self.lease_manager.relay)
         return Start(server, session_epoch, await self.store.floor())
+
+    async def _close_retired(self) -> None:
+        while self._retired:
+            await self._retired.pop().close()
+
+    def _adopt_name(self) -> None:
+        """Serve the sink under its new name if it was renamed. The epochs of the old one are invalid."""
+        if (name := self.leases.rename()) is not None:
+            self.log.info("serving a sink under its new name", renamed_to=name)
+            self.spec = replace(self.spec, name=name)
+            self.log = self.log.bind(sink=name)
+            self.recorder.use_log(self.log)
 
     async def _claim_deliver_settle(self, session: Session) -> None:
         """Read the log for the dispatcher, until the relay has stopped.
@@ -228,14 +295,22 @@ class SinkRelay:
                 await _within(DRAIN_SECONDS if draining else LOOK_SECONDS, wake)
 
     def _adopt_reload(self, parked: ParkedDeliveries) -> None:
-        """End the session for one with the new configuration.
+        """End the session for one with the new configuration, or under the new name of the sink.
 
         It must have no shards and no rows under way.
         """
-        if self._next is None or self.leases.held or parked.under_way:
+        if self.leases.held or parked.under_way:
             return
-        (self.spec, generation), self._next = self._next, None
-        self.leases.serve(generation)
+        if self.leases.renamed_to is not None:
+            raise Reloaded("the sink was renamed")
+        if self._next is None:
+            return
+        following, self._next = self._next, None
+        self.spec = replace(following.spec, name=self.spec.name)
+        if following.sink is not None:
+            self._retired.append(self.sink)
+            self.sink = following.sink
+        self.leases.serve(following.generation)
         raise Reloaded("the configuration was reloaded")
 
     async def _serve_again(self) -> None:

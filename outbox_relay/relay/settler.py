@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Collection, Mapping, Sequence
+from typing import Protocol
 from uuid import UUID
 
-from outbox_relay.domain.errors import SessionReset
-from outbox_relay.domain.event import SHARDS
+from outbox_relay.domain.attempts import AttemptRecord, delivery_record
+from outbox_relay.domain.errors import LeaseLost, SessionReset
+from outbox_relay.domain.event import SHARDS, StoredEvent
 from outbox_relay.domain.in_flight import Chunk, InFlight
+from outbox_relay.domain.outcomes import Delivered, Verdict
 from outbox_relay.domain.window import Position
 from outbox_relay.postgres.rows import NewRow
-from outbox_relay.postgres.store import Store
+from outbox_relay.relay.attempt_recorder import AttemptRecorder
 from outbox_relay.relay.portions import write_in_portions
 from outbox_relay.relay.sink_leases import SinkLeases
 
@@ -27,25 +31,62 @@ MOST_EVENTS = 20_000
 """Maximum number of events of one sink in chunks that are not settled."""
 MOST_CHUNKS = 64
 """Maximum number of chunks of one sink that are not settled."""
+MOST_RECORDED = 4_000
+"""Maximum number of recorded deliveries in one statement, so that the event loop is not held up by their parameters."""
 MOST_BYTES = 64 << 20
 """Maximum size in memory of the chunks of one sink that are not settled."""
+
+
+class SettlementStore(Protocol):
+    """The statements of a settlement: those of the ``Store``, or of a replay."""
+
+    async def settle(
+        self,
+        sink: str,
+        owner: UUID,
+        positions: Mapping[int, tuple[int, Position]],
+        rows: Sequence[NewRow],
+        epochs: Mapping[int, int],
+        *,
+        records: Sequence[AttemptRecord] = (),
+        relay: str | None = "",
+        server: str | None = None,
+    ) -> None:
+        """Write positions (shard → epoch, position) and rows, all or none."""
+        ...
+
+    async def reset_crashes(self, sink: str, owner: UUID, held: Mapping[int, int]) -> None:
+        """Reset the crash count of shards (shard → epoch)."""
+        ...
 
 
 class Settler:
     """Writes what became of the events in flight to the server they were read from.
 
-    ``server`` is the incarnation of that server.
+    ``server`` is the incarnation of that server. Settlements are ``flush_seconds`` apart while events are delivered,
+    and positions of shards without events are written every ``forward_seconds``.
     """
 
     def __init__(
-        self, store: Store, leases: SinkLeases, relay: UUID, in_flight: InFlight, server: str | None = None
+        self,
+        store: SettlementStore,
+        leases: SinkLeases,
+        relay: UUID,
+        in_flight: InFlight,
+        recorder: AttemptRecorder,
+        server: str | None = None,
+        forward_seconds: float = FORWARD_SECONDS,
+        flush_seconds: float = FLUSH_SECONDS,
     ) -> None:
         self._store = store
         self._leases = leases
         self._relay = relay
         self._in_flight = in_flight
         self.server = server
+        self._recorder = recorder
         self._rows: list[NewRow] = []
+        self._records: list[AttemptRecord] = []
+        self._recording = 0
         self._writing = 0
         self._changed = asyncio.Event()
         self._urgent = asyncio.Event()
@@ -53,6 +94,8 @@ class Settler:
         self._commits = asyncio.Condition()
         self._one_at_a_time = asyncio.Lock()
         self._in_doubt = False
+        self._forward_seconds = forward_seconds
+        self._flush_seconds = flush_seconds
         self._flushed_at = self._forwarded_at = time.monotonic()
 
     @property
@@ -65,7 +108,9 @@ class Settler:
 
         If not, the wake event of the sink is set once one may.
         """
-        self._reader_waits = not self._in_flight.has_capacity(MOST_CHUNKS, MOST_EVENTS, MOST_BYTES)
+        unrecorded = len(self._records) + self._recording
+        has_capacity = unrecorded < MOST_EVENTS and self._in_flight.has_capacity(MOST_CHUNKS, MOST_EVENTS, MOST_BYTES)
+        self._reader_waits = not has_capacity
         return not self._reader_waits
 
     # -- outcomes of events -----------------------------------------------------------------------------------
@@ -74,6 +119,13 @@ class Settler:
         """Record that the event at ``index``, or every event of ``chunk``, was delivered."""
         self._in_flight.settle(chunk, index)
         self._progress(chunk)
+
+    def record(self, events: Sequence[StoredEvent], verdicts: Sequence[Verdict]) -> None:
+        """Record the deliveries among ``verdicts`` with the next settlement."""
+        now = time.monotonic()
+        for event, verdict in zip(events, verdicts, strict=True):
+            if isinstance(verdict, Delivered) and (record := delivery_record("all", event, verdict, 0, now)):
+                self._records.append(record)
 
     def park(self, chunk: Chunk, index: int, row: NewRow, *, blocks: bool) -> int:
         """Make the event at ``index`` a row.
@@ -94,6 +146,10 @@ class Settler:
         if self._reader_waits and chunk.finished and self.has_capacity():
             self._leases.wake.set()
 
+    def moved(self) -> None:
+        """Make a settlement due, since a position moved without an event."""
+        self._changed.set()
+
     # -- settlements ------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
@@ -104,8 +160,8 @@ class Settler:
         while True:
             await _within(FORWARD_SECONDS, self._changed)
             if not self._rows:
-                await _within(self._flushed_at + FLUSH_SECONDS - time.monotonic(), self._urgent)
-            await self.flush(everything=time.monotonic() - self._forwarded_at >= FORWARD_SECONDS)
+                await _within(self._flushed_at + self._flush_seconds - time.monotonic(), self._urgent)
+            await self.flush(everything=time.monotonic() - self._forwarded_at >= self._forward_seconds)
 
     async def flush(self, *, everything: bool = False) -> None:
         """Write the new rows, and the positions of shards with settled events.
@@ -121,49 +177,65 @@ class Settler:
             self._urgent.clear()
             rows, self._rows = self._rows, []
             self._writing = len(rows)
+            records, self._records = self._records, []
+            self._recording = len(records)
             if everything:
                 self._forwarded_at = time.monotonic()
             number, positions = self._in_flight.begin_settlement(everything=everything)
-            if rows or positions:
-                await self._write(positions, rows)
-                self._in_flight.record_written(positions)
-                await self._forget_crashes(positions)
+            if rows or positions or records:
+                await self._write(positions, rows, records)
+                await self._forget_crashes(self._in_flight.record_written(positions))
             self._flushed_at = time.monotonic()
             self._in_flight.blocked.commit(number)
             self._in_doubt = False
             self._writing = 0
+            self._recording = 0
+        if records and self._reader_waits and self.has_capacity():
+            self._leases.wake.set()
         async with self._commits:
             self._commits.notify_all()
 
-    async def _write(self, positions: dict[int, Position], rows: list[NewRow]) -> None:
+    async def _write(self, positions: dict[int, Position], rows: list[NewRow], records: list[AttemptRecord]) -> None:
         """Write a settlement.
 
-        If the database fails with it, write smaller ones, the positions with the last rows.
+        If the database fails with it, write smaller ones: rows, then ``records``, the positions with the last of them.
 
-        Raises ``StatementFailed`` when even single rows fail repeatedly.
+        Raises ``StatementFailed`` when even single rows fail repeatedly, and ``LeaseLost`` if a shard was lost: claimed
+        again, its new epoch would pass the fence.
         """
-        sink, left = self._leases.sink, rows
+        sink, left, unrecorded = self._leases.sink, rows, records
+        if self._leases.lost:
+            raise LeaseLost(f"sink {sink}: a shard was lost")
         epochs = self._leases.epochs(range(SHARDS))
         fenced = {shard: (epochs[shard], position) for shard, position in positions.items() if shard in epochs}
 
         async def write(most: int) -> bool:
-            nonlocal left
+            nonlocal left, unrecorded
             portion, behind = left[:most], left[most:]
-            covered = {} if behind else fenced
-            await self._store.settle(sink, self._relay, covered, portion, epochs, server=self.server)
-            left = behind
-            self._writing = len(left)
-            return bool(left)
+            recorded, later = unrecorded[: most - len(portion)], unrecorded[most - len(portion) :]
+            covered = {} if behind or later else fenced
 
-        await write_in_portions(len(rows), write)
+            async def settle(name: str | None) -> None:
+                await self._store.settle(
+                    *(sink, self._relay, covered, portion, epochs), records=recorded, relay=name, server=self.server
+                )
+
+            carried = len(recorded) + sum(row.record is not None for row in portion)
+            await self._recorder.settle(carried, settle)
+            left, unrecorded = behind, later
+            self._writing, self._recording = len(left), len(unrecorded)
+            return bool(left or unrecorded)
+
+        most = min(len(rows) + len(records), max(len(rows), MOST_RECORDED))
+        await write_in_portions(most, write)
 
     async def committed(self, number: int) -> None:
         """Wait until the settlement with this number is in the database."""
         async with self._commits:
             await self._commits.wait_for(lambda: self._in_flight.blocked.committed >= number)
 
-    async def _forget_crashes(self, moved: dict[int, Position]) -> None:
-        crashed = [s for s, lease in self._leases.held.items() if lease.crashes and s in moved]
+    async def _forget_crashes(self, advanced: Collection[int]) -> None:
+        crashed = [s for s, lease in self._leases.held.items() if lease.crashes and s in advanced]
         if crashed:
             epochs = self._leases.epochs(crashed)
             self._leases.forget_crashes(crashed)

@@ -8,7 +8,8 @@ was stopped or its machine suspended.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Generator, Mapping
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from outbox_relay.domain.event import SHARDS
@@ -41,6 +42,7 @@ class SinkLeases:
 
     def __init__(self, sink: str, generation: int) -> None:
         self.sink = sink
+        """The name of the sink in the database."""
         self.generation = generation
         """The generation of the sink's routes that this relay serves."""
         self.wake = asyncio.Event()
@@ -51,10 +53,16 @@ class SinkLeases:
         """
         self.serving = True
         """False while the sink is paused, removed, or served by relays with a newer configuration."""
+        self.reconfiguring = False
+        """True from a reload until the session that uses its settings."""
         self.superseded = False
         """True while relays with another configuration serve the sink."""
         self.removed = False
         """True if the sink is no longer in the database."""
+        self.former = False
+        """True if the sink was removed or renamed for good, so that its name is not registered again."""
+        self.renamed_to: str | None = None
+        """The new name of a renamed sink, to be served once the session under the old one has ended."""
         self.patterns: tuple[str, ...] = ()
         """The patterns of the newest generation."""
         self.newest = 0
@@ -69,9 +77,14 @@ class SinkLeases:
         """The state of the sink's circuit in the database."""
         self.in_flight_limit: int | None = None
         """The current limit of concurrent requests in the database; None means the configured maximum."""
+        self.last_error_open = False
+        """True if the database has a last error of the sink that is not known to be over."""
         self.doubtful_until = 0.0
         """The ``lease_clock()`` value until which a claim without an answer may have taken effect."""
         self._held: dict[int, Lease] = {}
+        self._releasing: dict[int, int] = {}
+        """The epochs of shards whose release has no answer yet, by shard."""
+        self._lost = False
         self._unserved = 0
         self._behind = 0
 
@@ -79,6 +92,14 @@ class SinkLeases:
     def held(self) -> Mapping[int, Lease]:
         """The leases of the owned shards, by shard."""
         return self._held
+
+    @property
+    def lost(self) -> bool:
+        """True if a shard was lost in this session, even if it was claimed again.
+
+        Another relay may have owned it meanwhile, so the positions and blocked keys in memory may be wrong.
+        """
+        return self._lost
 
     @property
     def abandoned(self) -> bool:
@@ -92,8 +113,10 @@ class SinkLeases:
     def until(self, shards: Collection[int]) -> float:
         """Return the ``lease_clock()`` value at which the first of the leases ends.
 
-        It is 0.0 if one of ``shards`` is not owned.
+        It is 0.0 if one of ``shards`` is not owned, or if any shard was lost.
         """
+        if self.lost:
+            return 0.0
         return min((self._held[s].until if s in self._held else 0.0 for s in shards), default=0.0)
 
     def leaving(self) -> set[int]:
@@ -115,6 +138,7 @@ class SinkLeases:
     def replace(self, leases: Mapping[int, Lease]) -> None:
         """Replace all leases with those that were reclaimed."""
         self._held = dict(leases)
+        self._lost = False
 
     def confirm(self, shard: int, epoch: int, until: float) -> None:
         """Extend a renewed lease.
@@ -128,20 +152,33 @@ class SinkLeases:
     def lose(self, shard: int, epoch: int) -> bool:
         """Remove a lease that was not renewed.
 
-        Return False, and remove none, if the shard has another epoch by now.
+        Return False, and remove none, if the shard has another epoch by now or is being released: a renewal finds no
+        lease of it once the release is in effect.
         """
         lease = self._held.get(shard)
-        if lease is None or lease.epoch != epoch:
+        if lease is None or lease.epoch != epoch or self._releasing.get(shard) == epoch:
             return False
         del self._held[shard]
+        self._lost = True
         self.wake.set()
         return True
 
-    def drop(self, shards: Collection[int]) -> None:
-        """Remove the leases of released shards."""
-        for shard in shards:
-            self._held.pop(shard, None)
-        self.excess = max(0, len(self._held) - self.quota)
+    @contextmanager
+    def releasing(self, shards: Collection[int]) -> Generator[dict[int, int]]:
+        """Give the epochs of ``shards``, which the block releases, and remove their leases after it.
+
+        A lease that was claimed meanwhile stays.
+        """
+        epochs = self.epochs(shards)
+        self._releasing |= epochs
+        try:
+            yield epochs
+            released = epochs.items()
+            self._held = {shard: each for shard, each in self._held.items() if (shard, each.epoch) not in released}
+            self.excess = max(0, len(self._held) - self.quota)
+        finally:
+            for shard in epochs:
+                self._releasing.pop(shard, None)
 
     def forget_crashes(self, shards: Collection[int]) -> None:
         """Count no more crashes of ``shards``, which are owned."""
@@ -168,6 +205,7 @@ class SinkLeases:
         too late: until then the relay would take the sink back from itself.
         """
         self.generation = generation
+        self.reconfiguring = False
         self._unserved = 0
         self.superseded = self.newest > generation
 
@@ -179,30 +217,49 @@ class SinkLeases:
         A generation below this relay's is that of a restored database, unless the answer is older than the generation.
         It counts the second time.
         """
-        self.removed = False
+        self.removed = self.former = False
+        self.renamed_to = None
         self.circuit, self.in_flight_limit, self.unowned = row.circuit, row.in_flight_limit, row.unowned
-        self.newest, self.patterns = row.generation, tuple(row.patterns)
+        self.newest, self.patterns, self.last_error_open = row.generation, tuple(row.patterns), row.last_error_open
         if row.paused:
             self._unserved = 0
         self._behind = self._behind + 1 if row.generation < self.generation else 0
         self.superseded = row.generation > self.generation or self._behind > 1
-        serving = not (row.paused or self.superseded or stopping)
+        serving = not (row.paused or self.superseded or self.reconfiguring or stopping)
         changed = serving != self.serving
         if changed:
             self.serving = serving
             self.wake.set()
         return changed
 
-    def remove(self) -> bool:
+    def remove(self, *, former: bool = False, renamed_to: str | None = None) -> bool:
         """Stop serving the sink, which is no longer in the database.
 
-        Return False if that is known.
+        ``former`` and ``renamed_to`` are as the attributes. Return False if that is known.
         """
+        self.former, self.renamed_to = former, renamed_to
         if self.removed:
             return False
         self.removed = True
         self.stop()
         return True
+
+    def rename(self) -> str | None:
+        """Serve the sink under its new name; return this, or None if there is none.
+
+        To be called between two sessions. The state in the database is that of the next answer.
+        """
+        new, self.renamed_to = self.renamed_to, None
+        if new is not None:
+            self.sink = new
+            self.removed = self.former = False
+            self._held.clear()
+        return new
+
+    def reconfigure(self) -> None:
+        """Drain every shard, until a session serves the sink with new settings."""
+        self.reconfiguring = True
+        self.stop()
 
     def stop(self) -> None:
         """Drain every shard."""

@@ -6,30 +6,36 @@ import asyncio
 import contextlib
 import time
 
+from structlog.stdlib import BoundLogger
+
 from outbox_relay.domain.errors import StatementFailed
-from outbox_relay.domain.outcomes import clip
+from outbox_relay.domain.outcomes import Attempt, clip
 from outbox_relay.domain.sink_spec import SinkSpec
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.breaker import CircuitBreaker
 from outbox_relay.relay.limiter import ConcurrencyLimiter
 from outbox_relay.relay.parked_limit import ParkedLimit
 from outbox_relay.relay.sink_leases import SinkLeases
+from outbox_relay.relay.sink_log import SinkLog
 from outbox_relay.sinks import Sink
 
 RECORD_SECONDS = 1.0
 """Minimum interval between two reports."""
 REMIND_SECONDS = 60.0
-"""Maximum interval between two reports while the circuit is not closed.
+"""Maximum interval between two reports while the circuit is not closed, or a part of the destination is in trouble.
 
-The database measures how long a destination is down by them.
+The database measures how long a destination is down by them. An error that is not recorded again for three minutes may
+be over.
 """
+MEND_SECONDS = 30.0
+"""Minimum interval between two statements that record that errors of other relays are over."""
 
 CLIENT = "client: "
 """Prefix of errors that the sink's client found without an event. ``record_trouble.sql`` clears only these."""
 
 
 class SinkReport:
-    """The report of a sink's circuit, last error and limit of requests.
+    """The report of a sink's circuit, last error and limit of requests, to the database and the log.
 
     A report is due when ``due`` is set, which the breaker, the limiter and the parked limit do.
     """
@@ -43,6 +49,7 @@ class SinkReport:
         limiter: ConcurrencyLimiter,
         parked_limit: ParkedLimit,
         due: asyncio.Event,
+        log: BoundLogger,
     ) -> None:
         self._store = store
         self._spec = spec
@@ -51,14 +58,22 @@ class SinkReport:
         self._limiter = limiter
         self._parked_limit = parked_limit
         self._due = due
+        self._log = SinkLog(log, spec.name)
         self._recorded: tuple[str, str | None, int | None] | None = None
-        self._recorded_at = float("-inf")
+        self._recorded_at = self._mended_at = float("-inf")
         self._troubles_over = 0
+        self._own_error = False
+        self._delivers = False
 
     def delivered(self) -> None:
         """Make a report due if a delivery disproves the state in the database."""
-        if self._breaker.closed and self._is_stale():
+        self._delivers = True
+        if self._breaker.closed and (self._is_stale() or self._may_be_mended()):
             self._due.set()
+
+    def dead(self, uid: str, status: int | None, attempt: Attempt | None) -> None:
+        """Log that an event is dead."""
+        self._log.dead(uid, status, attempt)
 
     def _is_stale(self) -> bool:
         """Return True if the database has the state of another or an earlier relay.
@@ -71,6 +86,16 @@ class SinkReport:
         patience = REMIND_SECONDS if limit is None else 0.0
         return self._leases.in_flight_limit != limit and time.monotonic() - self._recorded_at > patience
 
+    def _may_be_mended(self) -> bool:
+        """Return True if the last error in the database may be over, as far as this relay knows.
+
+        Errors of other relays are looked at once per interval.
+        """
+        if self._parked_limit.notice is not None:
+            return False
+        others = self._leases.last_error_open and time.monotonic() - self._mended_at > MEND_SECONDS
+        return self._own_error or others
+
     async def run(self) -> None:
         """Report the sink's state when it changes, until cancelled.
 
@@ -82,10 +107,17 @@ class SinkReport:
             try:
                 await self._due.wait()
                 self._due.clear()
+                self._write_log()
                 await self._record()
+                await self._record_mended()
             except StatementFailed:
                 self._due.set()
             await asyncio.sleep(RECORD_SECONDS)
+
+    def _write_log(self) -> None:
+        self._log.circuit(self._breaker.state, self._breaker.last_error)
+        self._log.limit(self._limiter.reduced_limit)
+        self._log.troubles(self._parked_limit.troubles)
 
     async def _record(self) -> None:
         state, limit = self._breaker.state, self._limiter.reduced_limit
@@ -93,27 +125,42 @@ class SinkReport:
         report = (state, error, limit)
         if self._must_record(report):
             troubles_over = self._parked_limit.troubles_over
-            await self._store.record_circuit(self._spec.name, *report, self._spec.circuit.pause_after_seconds)
+            if error is not None:
+                self._own_error, self._delivers = True, False
+            paused = await self._store.record_circuit(self._spec.name, *report, self._spec.circuit.pause_after_seconds)
             self._leases.record_report(state, limit)
             self._recorded, self._recorded_at = report, time.monotonic()
             self._troubles_over = troubles_over
-        if self._breaker.gone is not None:
-            await self._store.pause_sink(self._spec.name, self._breaker.gone)
+            if paused is not None:
+                self._log.paused(paused)
+        await self._pause_if_gone()
+
+    async def _pause_if_gone(self) -> None:
+        reason = self._breaker.gone
+        if reason is not None:
+            if await self._store.pause_sink(self._spec.name, reason):
+                self._log.paused(reason)
             self._breaker.forget_gone()
 
+    async def _record_mended(self) -> None:
+        """Record that the last error is over if an event was delivered after it."""
+        if self._delivers and self._breaker.closed and self._may_be_mended():
+            await self._store.record_mended(self._spec.name, own=self._own_error)
+            self._own_error, self._mended_at = False, time.monotonic()
+
     def _must_record(self, report: tuple[str, str | None, int | None]) -> bool:
-        """Return True if the report is news, or a reminder that the circuit is not closed.
+        """Return True if the report is news, or a reminder of an error that is not over.
 
         The end of trouble is news even if the report is the same as before it.
         """
-        state, _, limit = report
+        state, error, limit = report
         if report != self._recorded or self._troubles_over != self._parked_limit.troubles_over:
             return True
         if (state, limit) != (self._leases.circuit, self._leases.in_flight_limit):
             return True
         pause_after = self._spec.circuit.pause_after_seconds
         remind = min(REMIND_SECONDS, pause_after / 10 or REMIND_SECONDS)
-        return state != "closed" and time.monotonic() - self._recorded_at > remind
+        return (state != "closed" or error is not None) and time.monotonic() - self._recorded_at > remind
 
 
 class ClientTrouble:

@@ -22,10 +22,14 @@ from outbox_relay.postgres.listener import CommitListener
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.housekeeping import Housekeeping
 from outbox_relay.relay.leases import LeaseManager
+from outbox_relay.relay.retention import Retention
 from outbox_relay.relay.ticker import Ticker
+from outbox_relay.retention.archiver import ProcessArchiver, archiver_for
 from outbox_relay.service.kafka import kafka_sink
 from outbox_relay.service.own_addresses import OwnAddresses
+from outbox_relay.service.recorded_config import RecordedConfig
 from outbox_relay.service.relays import SinkRelays
+from outbox_relay.service.replays import ReplayRelays
 from outbox_relay.service.webhooks import Webhooks
 from outbox_relay.settings import KafkaSettings, Settings, WebhookSettings
 from outbox_relay.sinks import Sink
@@ -40,8 +44,11 @@ class Parts(NamedTuple):
     store: Store
     own_addresses: OwnAddresses
     webhooks: Webhooks
-    sinks: Mapping[str, Sink]
+    sinks: dict[str, Sink]
     relays: SinkRelays
+    replays: ReplayRelays
+    replay_clients: ReplayClients
+    recorded_config: RecordedConfig
     background: Mapping[str, Callable[[], Awaitable[None]]]
     """Parts that run beside the relays of the sinks until they are cancelled, by their names in the log."""
 
@@ -57,18 +64,28 @@ def build(settings: Settings, log: BoundLogger, stopping: asyncio.Event) -> Part
     store = build_store(settings, connections_for(len(sinks)))
     lease_seconds, name = settings.relay.lease_seconds, settings.relay.name
     ticker = Ticker(store, CommitListener(wakeup_dsn(settings), store.database_identity, log), lease_seconds, log)
-    lease_manager = LeaseManager(store, uuid4(), name, __version__, lease_seconds, log)
+    relay = uuid4()
+    lease_manager = LeaseManager(store, relay, name, __version__, lease_seconds, log)
+    recorded_config = RecordedConfig(store, lease_manager, settings, log)
+    retention = Retention(store, relay, name, settings.stated_retention(), build_archiver(settings), log)
+    relays = SinkRelays(build_specs(settings), sinks, store, ticker, lease_manager, log, stopping)
+    clients = ReplayClients(settings, webhooks)
     return Parts(
         store,
         own_addresses,
         webhooks,
         sinks,
-        SinkRelays(build_specs(settings), sinks, store, ticker, lease_manager, log, stopping),
+        relays,
+        ReplayRelays(store, ticker, lease_manager, relays, clients.make, log, stopping),
+        clients,
+        recorded_config,
         {
             "ownership": lease_manager.run,
             "ticking": ticker.run,
             "housekeeping": Housekeeping(store, log).run,
+            "retention": retention.run,
             "own addresses": own_addresses.run,
+            "recorded settings": recorded_config.run,
         },
     )
 
@@ -82,6 +99,13 @@ def build_store(settings: Settings, connections: int) -> Store:
     """Return a store, not yet open, with at most ``connections`` connections."""
     database = settings.database
     return Store(database.dsn, pooler=database.pooler == "transaction", connections=connections)
+
+
+def build_archiver(settings: Settings) -> ProcessArchiver | None:
+    """Return the archiver of days, or None without an archive. Raises ``ConfigurationError`` without pyarrow."""
+    database, retention = settings.database, settings.retention
+    pooler = database.pooler == "transaction"
+    return archiver_for(retention.archive, retention.archive_format, database.dsn, pooler=pooler)
 
 
 def wakeup_dsn(settings: Settings) -> Callable[[], str] | None:
@@ -107,6 +131,7 @@ def _spec(name: str, settings: Settings) -> SinkSpec:
         start=sink.start,
         park_after_seconds=settings.relay.park_after_seconds,
         parked_max=sink.parked_max,
+        record_attempts=sink.record_attempts,
         retry=RetryPolicy(**sink.retry.model_dump()),
         circuit=CircuitPolicy(**sink.circuit.model_dump()),
     )
@@ -119,3 +144,23 @@ def build_sink(name: str, settings: Settings, webhooks: Webhooks) -> Sink:
             return kafka_sink(name, kafka, settings.relay.lease_seconds)
         case WebhookSettings():
             return webhooks.make(name)
+
+
+class ReplayClients:
+    """Makes clients for replays from the settings in force."""
+
+    def __init__(self, settings: Settings, webhooks: Webhooks) -> None:
+        self._settings = settings
+        self._webhooks = webhooks
+
+    def use(self, settings: Settings) -> None:
+        """Use the settings of a reload."""
+        self._settings = settings
+
+    def make(self, name: str, replay: int, slots: int) -> Sink:
+        """Return a client of the sink ``name`` for a replay, not yet open. Blocks and raises as ``build``."""
+        match self._settings.sinks[name]:
+            case KafkaSettings() as kafka:
+                return kafka_sink(name, kafka, self._settings.relay.lease_seconds, replay)
+            case WebhookSettings():
+                return self._webhooks.make_for_replay(name, replay, slots)

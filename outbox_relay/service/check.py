@@ -10,6 +10,7 @@ from outbox_relay.postgres.listener import WRONG_DATABASE, dsn_identity
 from outbox_relay.postgres.shard_statements import missing_positions
 from outbox_relay.postgres.store import Store
 from outbox_relay.service.build import build_sink, build_store, wakeup_dsn
+from outbox_relay.service.check_names import changed_names, removed_names
 from outbox_relay.service.own_addresses import OwnAddresses
 from outbox_relay.service.webhooks import Webhooks
 from outbox_relay.settings import Settings
@@ -66,6 +67,10 @@ async def _check_database(settings: Settings, findings: Findings) -> int | None:
         findings.problems.extend(await _check_listening(settings, store))
         missing = await store.missing_positions()
         findings.problems.extend(missing_positions(sink, shards) for sink, shards in missing.items())
+        known, former = await store.named("sink_names", {}), await store.former_sinks(settings.sinks)
+        names = {row.name for row in known}
+        findings.problems.extend(removed_names(settings, names, former))
+        findings.warnings.extend(changed_names(settings, names, former))
         foreign = await store.named("foreign_privileges", {})
         findings.warnings.extend(f"database: {row.said}" for row in foreign)
     except (*DATABASE_ERRORS, ConfigurationError) as error:

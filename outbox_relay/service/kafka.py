@@ -12,29 +12,31 @@ STALL_MIN_SECONDS = 3.0
 """Minimum silence of a broker that counts as a stall; with a longer lease, a third of that."""
 
 
-def kafka_sink(name: str, settings: KafkaSettings, lease_seconds: float) -> KafkaSink:
-    """Return the Kafka sink ``name``, not yet open."""
+def kafka_sink(name: str, settings: KafkaSettings, lease_seconds: float, replay: int | None = None) -> KafkaSink:
+    """Return the Kafka sink ``name``, or its client for a ``replay``, not yet open."""
     return KafkaSink(
         name,
         settings.topic_template(),
         settings.producer,
         max(STALL_MIN_SECONDS, lease_seconds / 3),
-        record_format=_record_format(settings),
+        record_format=_record_format(settings, replay),
         creation=_topic_creation(settings),
         files=settings.producer_files,
-        hold_keys=settings.when_dead == "hold" and settings.order == "key",
+        hold_keys=replay is None and settings.when_dead == "hold" and settings.order == "key",
         topics=settings.topics,
         topics_max=settings.topics_max,
+        delivery_details=settings.record_attempts == "all",
     )
 
 
-def _record_format(settings: KafkaSettings) -> RecordFormat:
+def _record_format(settings: KafkaSettings, replay: int | None) -> RecordFormat:
     return RecordFormat(
         settings.partition_header or None,
         settings.tombstones,
         None if settings.cloudevents == "none" else settings.cloudevents,
         settings.cloudevents_source,
         settings.type_header or None,
+        replay,
     )
 
 

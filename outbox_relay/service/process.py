@@ -75,8 +75,10 @@ class Service:
         parts = build(settings, self._log, self._stopping)
         self._store, self._sinks, self._relays = parts.store, parts.sinks, parts.relays
         self._own_addresses = parts.own_addresses
-        reload = Reload(settings, read_settings, parts.sinks, parts.webhooks, parts.relays)
-        self._reload_loop = ReloadLoop(reload.read, reload.apply, self._log)
+        self._replays = parts.replays
+        relay_parts = parts.own_addresses, parts.relays, parts.recorded_config, parts.replays, parts.replay_clients
+        self._reload = reload = Reload(settings, read_settings, parts.sinks, parts.webhooks, *relay_parts)
+        self._reload_loop = ReloadLoop(reload.read, reload.apply, self._log, reload.describe)
         self._background = {**parts.background, "reload": self._reload_loop.run}
         self._readiness = Readiness(self._relays, lambda: self._reload_loop.last_successful, self._stopping)
         self._supervisor = Supervisor(self._store.replace_lost_connections, self._stopping, self._log)
@@ -164,6 +166,7 @@ class Service:
                 return group.create_task(self._supervisor.supervise(name, part))
 
             background = [supervise(name, part) for name, part in self._background.items()]
+            background.append(group.create_task(self._replays.run(self._supervisor.supervise)))
             relays = [supervise(f"sink {name}", relay.run) for name, relay in self._relays.items()]
             await self._stopping.wait()
             await self._stop(relays)
@@ -175,6 +178,7 @@ class Service:
         try:
             async with asyncio.timeout(self._stop_after_seconds):
                 await self._relays.stop()
+                await self._replays.stop()
                 if relays:
                     await asyncio.wait(relays)
         except (TimeoutError, *SURVIVED) as error:
@@ -192,6 +196,7 @@ class Service:
         while a relay is registered.
         """
         await asyncio.gather(*(self._last_step(f"sink {name}", each.leave) for name, each in self._relays.items()))
+        await self._last_step("replays", self._replays.leave)
         await self._last_step("this relay's row", self._relays.unregister)
 
     async def _last_step(self, what: str, step: Callable[[], Awaitable[None]]) -> None:
@@ -202,6 +207,9 @@ class Service:
             self._log.warning("left behind until its lease ends", what=what, reason=str(error) or "out of time")
 
     async def _close(self) -> None:
-        for sink in self._sinks.values():
+        await self._reload.close()
+        await self._replays.close()
+        served = (sink for relay in self._relays.values() for sink in relay.sinks)
+        for sink in {id(sink): sink for sink in (*self._sinks.values(), *served)}.values():
             await sink.close()
         await self._store.close()

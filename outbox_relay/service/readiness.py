@@ -45,4 +45,5 @@ def _sink(relay: SinkRelay, shards: int) -> dict[str, object]:
         "circuit": relay.circuit,
         "fault": relay.fault,
         "restarts": dict(relay.restarts),
+        "attempts_not_recorded": relay.recorder.dropped,
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 
 from structlog.stdlib import BoundLogger
 
@@ -15,7 +16,7 @@ from outbox_relay.relay.ticker import Ticker
 from outbox_relay.sinks import Sink
 
 REMOVED = "was removed from the database; restart the relay to begin it again, or take it out of the file"
-"""Reason for refusing a reload while a served sink is missing from the database."""
+"""Reason for applying no setting of a sink that is missing from the database."""
 
 
 class SinkRelays(Mapping[str, SinkRelay]):
@@ -57,30 +58,49 @@ class SinkRelays(Mapping[str, SinkRelay]):
     @property
     def shards(self) -> Mapping[str, int]:
         """Number of owned shards by sink."""
-        return self._lease_manager.held
+        held = self._lease_manager.held
+        return {name: held[name] for name in self._relays}
 
     async def register(self) -> None:
         """Register the sinks in the database and build their relays.
 
         Raises ``DatabaseUnavailable``, ``StatementFailed``, ``SessionReset`` or ``DatabaseUnusable``.
         """
-        generations = await self._register(self._specs.values())
-        self._relays = {name: self._relay(spec, generations[name]) for name, spec in self._specs.items()}
+        names = await self._current_names(self._specs)
+        specs = {name: replace(spec, name=names[name]) for name, spec in self._specs.items()}
+        generations = await self._register(specs.values())
+        self._relays = {name: self._relay(name, spec, generations[spec.name]) for name, spec in specs.items()}
 
-    async def reload(self, specs: Mapping[str, SinkSpec]) -> str | None:
-        """Register the routes of ``specs`` and give them to the relays.
+    async def reload(self, specs: Mapping[str, SinkSpec], remade: Mapping[str, Sink]) -> list[str]:
+        """Register the routes of ``specs`` and give them, and the sinks that were made again, to the relays.
 
-        Return the reason for refusing them, before anything has changed, or None.
+        Return the sinks that are missing from the database. Nothing of them changes, and they are not registered.
 
         Raises as ``register``. The database may then have the routes; repeat the call.
         """
-        known = {row.name for row in await self._store.sinks(specs)}
-        if removed := sorted(specs.keys() - known):
-            return "; ".join(f"sinks.{name}: {REMOVED}" for name in removed)
-        generations = await self._register(specs.values())
+        names = await self._current_names(specs)
+        known = {row.name for row in await self._store.sinks(names.values())}
+        wanted = [replace(spec, name=names[name]) for name, spec in specs.items() if names[name] in known]
+        generations = await self._register(wanted) if wanted else {}
+        missing = sorted(name for name in specs if not generations.get(names[name]))
         for name, relay in self._relays.items():
-            relay.reload(specs[name], generations[name])
-        return None
+            if name not in missing:
+                relay.reload(specs[name], generations[names[name]], remade.get(name))
+        return missing
+
+    async def _current_names(self, names: Collection[str]) -> dict[str, str]:
+        """Return the names of sinks in the database by their names in the settings.
+
+        A former name leads to the new one, unless another of ``names`` is or leads to that.
+        """
+        former = await self._store.former_sinks(names)
+        current: dict[str, str] = {}
+        for name in names:
+            new = former.get(name)
+            current[name] = name if new is None or new in names or new in current.values() else new
+            if current[name] != name:
+                self._log.warning("this sink was renamed", sink=name, renamed_to=new)
+        return current
 
     async def stop(self) -> None:
         """Claim no more shards and let every relay drain those that it owns."""
@@ -95,14 +115,14 @@ class SinkRelays(Mapping[str, SinkRelay]):
         wanted = [(spec.name, spec.patterns, spec.start) for spec in specs]
         return await self._store.register_sinks(wanted, result.tick, server=result.incarnation)
 
-    def _relay(self, spec: SinkSpec, generation: int) -> SinkRelay:
+    def _relay(self, name: str, spec: SinkSpec, generation: int) -> SinkRelay:
         return SinkRelay(
             spec,
-            self._sinks[spec.name],
+            self._sinks[name],
             self._store,
             self._ticker,
             self._lease_manager,
-            self._lease_manager.add(spec.name, generation),
+            self._lease_manager.add(spec.name, generation, name),
             self._log.bind(sink=spec.name),
             self._stopping,
         )

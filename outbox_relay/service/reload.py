@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, MutableMapping
 from typing import NamedTuple
 
 from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.domain.sink_spec import SinkSpec
-from outbox_relay.service.build import build_specs
+from outbox_relay.service.build import ReplayClients, build_sink, build_specs
 from outbox_relay.service.kafka import read_producers
-from outbox_relay.service.relays import SinkRelays
+from outbox_relay.service.own_addresses import OwnAddresses
+from outbox_relay.service.recorded_config import RecordedConfig
+from outbox_relay.service.relays import REMOVED, SinkRelays
+from outbox_relay.service.replays import ReplayRelays
 from outbox_relay.service.webhooks import Renewal, Webhooks
-from outbox_relay.settings import Settings, restart_needed
+from outbox_relay.settings import Settings, applied, merged, not_applied, remade_sinks, restart_needed
+from outbox_relay.settings.problems import dotted
 from outbox_relay.sinks import Sink
 from outbox_relay.sinks.kafka import ClientSettings, KafkaSink
 
@@ -21,9 +25,25 @@ class NewConfiguration(NamedTuple):
     """A configuration that was read, and passed every check that does not need the database."""
 
     settings: Settings
+    """The settings after the reload: those that need a restart are as before."""
+    applied: list[str]
+    needs_restart: list[str]
     specs: Mapping[str, SinkSpec]
-    webhooks: Renewal
+    renewal: Renewal
+    remade: Mapping[str, Sink]
+    """The sinks that are made again, which are open."""
+    webhooks: Webhooks
+    """The maker of those that are webhooks."""
     producers: list[tuple[KafkaSink, ClientSettings]]
+
+
+async def _close(sinks: list[Sink]) -> None:
+    while sinks:
+        await sinks.pop().close()
+
+
+def _is_of(setting: str, sinks: Collection[str]) -> bool:
+    return any(setting.startswith(f"{dotted(('sinks', name))}.") for name in sinks)
 
 
 class Reload:
@@ -33,43 +53,101 @@ class Reload:
         self,
         settings: Settings,
         read_settings: Callable[[], Settings],
-        sinks: Mapping[str, Sink],
+        sinks: MutableMapping[str, Sink],
         webhooks: Webhooks,
+        own_addresses: OwnAddresses,
         relays: SinkRelays,
+        recorded_config: RecordedConfig,
+        replays: ReplayRelays,
+        replay_clients: ReplayClients,
     ) -> None:
         self._settings = settings
         self._read_settings = read_settings
         self._sinks = sinks
         self._webhooks = webhooks
+        self._own_addresses = own_addresses
         self._relays = relays
+        self._recorded_config = recorded_config
+        self._replays = replays
+        self._replay_clients = replay_clients
+        self._unused: list[Sink] = []
+        self._missing: list[str] = []
+
+    def describe(self, new: NewConfiguration) -> dict[str, object]:
+        """Return, for the log, the settings of ``new`` that were applied just now, and the others with the reason."""
+        removed = [f"{dotted(('sinks', name))}: {REMOVED}" for name in self._missing]
+        return {
+            "applied": [setting for setting in new.applied if not _is_of(setting, self._missing)],
+            "needs_restart": new.needs_restart,
+            **({"not_applied": removed} if removed else {}),
+        }
 
     async def read(self) -> NewConfiguration:
-        """Read the settings and every file that they name. Apply none of them.
+        """Read the settings and every file that they name, and make the sinks that change. Apply none of it.
 
-        Raises ``ConfigurationError`` for a wrong setting, and for a change that needs a restart.
+        Raises ``ConfigurationError`` for a wrong setting, and if every change needs a restart.
         """
-        return await asyncio.to_thread(self._read)
+        new = await asyncio.to_thread(self._read)
+        remade = list(new.remade.values())
+        try:
+            for sink in remade:
+                await sink.open()
+        except BaseException:  # also if the relay stops meanwhile
+            await _close(remade)
+            raise
+        unused = len(self._unused)
+        self._unused += remade
+        for _ in range(unused):
+            await self._unused.pop(0).close()
+        return new
+
+    async def close(self) -> None:
+        """Close the sinks that were made for a configuration that is not applied."""
+        await _close(self._unused)
 
     def _read(self) -> NewConfiguration:
-        settings = self._read_settings()
-        if refused := restart_needed(self._settings, settings):
-            raise ConfigurationError("; ".join(refused))
+        old, wanted = self._settings, self._read_settings()
+        taken = [dotted(path) for path in applied(old, wanted)]
+        left = [dotted(path) for path in not_applied(old, wanted)]
+        if left and not taken:
+            raise ConfigurationError("; ".join(restart_needed(old, wanted)))
+        settings = merged(old, wanted)
+        webhooks = Webhooks(settings, self._own_addresses)
+        remade = {name: build_sink(name, settings, webhooks) for name in remade_sinks(old, wanted)}
+        kept = {name: sink for name, sink in self._sinks.items() if name not in remade}
+        renewal, producers = self._webhooks.read(settings), read_producers(kept, settings)
         return NewConfiguration(
-            settings, build_specs(settings), self._webhooks.read(settings), read_producers(self._sinks, settings)
-        )
+            settings, taken, left, build_specs(settings), renewal, remade, webhooks, producers
+        )  # fmt: skip
 
     async def apply(self, new: NewConfiguration) -> str | None:
         """Apply ``new``, in the database first: no event may be read by routes that the database does not have.
 
-        Return the reason for refusing it, or None. The steps after the database read no file and cannot fail.
-        Otherwise this relay would stop serving its sinks in favour of a configuration that it does not have.
+        Sinks that are missing from the database keep their settings. If every sink is missing, return this reason for
+        refusing ``new``, otherwise None. The steps after the database read no file and cannot fail, or else this relay
+        would stop serving its sinks in favour of a configuration that it does not have.
 
         Raises as ``SinkRelays.reload``; repeat the call with the same ``new``.
         """
-        if refusal := await self._relays.reload(new.specs):
-            return refusal
-        self._webhooks.renew(new.webhooks)
-        for sink, producer in new.producers:
-            sink.use_settings(producer)
-        self._settings = new.settings
+        self._missing = await self._relays.reload(new.specs, new.remade)
+        taken = {name: sink for name, sink in new.remade.items() if name not in self._missing}
+        self._unused = [sink for sink in self._unused if sink not in taken.values()]
+        if len(self._missing) < len(new.specs):
+            self._take(new, taken)
+        if len(self._missing) == len(new.specs):
+            return "; ".join(f"{dotted(('sinks', name))}: {REMOVED}" for name in self._missing)
         return None
+
+    def _take(self, new: NewConfiguration, remade: Mapping[str, Sink]) -> None:
+        """Use the settings of ``new``, and the sinks ``remade``, except for sinks that are missing."""
+        kept = {name: self._settings.sinks[name] for name in self._missing}
+        self._sinks.update(remade)
+        self._webhooks.replace(new.webhooks, self._missing)
+        self._webhooks.renew(new.renewal, self._missing)
+        for sink, producer in new.producers:
+            if all(self._sinks[name] is not sink for name in self._missing):
+                sink.use_settings(producer)
+        self._settings = new.settings.model_copy(update={"sinks": {**new.settings.sinks, **kept}})
+        self._recorded_config.use(self._settings)
+        self._replay_clients.use(self._settings)
+        self._replays.reloaded()

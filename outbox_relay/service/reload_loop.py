@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Generic, TypeVar
 
 from structlog.stdlib import BoundLogger
@@ -28,13 +28,20 @@ class ReloadLoop(Generic[T]):
 
     ``apply`` applies the configuration, and returns the reason for refusing it, or None. After an exception it is
     unknown whether the configuration was applied. ``apply`` is then called again, so it must be idempotent.
+
+    ``describe`` returns the fields of the log line about an applied configuration.
     """
 
     def __init__(
-        self, read: Callable[[], Awaitable[T]], apply: Callable[[T], Awaitable[str | None]], log: BoundLogger
+        self,
+        read: Callable[[], Awaitable[T]],
+        apply: Callable[[T], Awaitable[str | None]],
+        log: BoundLogger,
+        describe: Callable[[T], Mapping[str, object]] = lambda _: {},
     ) -> None:
         self._read = read
         self._apply = apply
+        self._describe = describe
         self._log = log
         self._requested = asyncio.Event()
         self._pending: T | None = None
@@ -96,7 +103,7 @@ class ReloadLoop(Generic[T]):
             self._log_refusal(refusal)
             return
         self._last_successful = not self._newest_refused
-        self._log.info("configuration reloaded")
+        self._log.info("configuration reloaded", **self._describe(new))
 
     def _postpone(self, error: Exception) -> None:
         self._last_successful = False

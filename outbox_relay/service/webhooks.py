@@ -38,27 +38,48 @@ class Webhooks:
         Raises ``ConfigurationError``, with the place and without any secret, if a file or variable named by the
         settings cannot be used.
         """
+        sink = self._sinks[name] = self._make(name)
+        return sink
+
+    def make_for_replay(self, name: str, replay: int, slots: int) -> WebhookSink:
+        """Return a client of the sink ``name`` for a replay, with at most ``slots`` requests at once.
+
+        It keeps its credentials. Blocks and raises as ``make``.
+        """
+        return self._make(name, replay, slots)
+
+    def _make(self, name: str, replay: int | None = None, slots: int | None = None) -> WebhookSink:
         settings = dict(_webhooks(self._settings))[name]
         credentials = _credentials(self._settings, name, settings)
         context = self._context(name, _tls(settings))
-        sink = self._sinks[name] = WebhookSink(
+        return WebhookSink(
             name,
             Endpoint(settings.url, settings.denied, self._own_addresses, context, settings.proxy_endpoint()),
             credentials,
             request_format=RequestFormat(
-                settings.cloudevents, settings.cloudevents_source, frozenset(settings.forward_headers)
+                settings.cloudevents, settings.cloudevents_source, frozenset(settings.forward_headers), replay
             ),
             policy=ResponsePolicy(frozenset(settings.permanent_statuses), settings.retry_after_max_seconds),
             timeout_seconds=settings.timeout_seconds,
-            max_in_flight=settings.max_in_flight,
+            max_in_flight=slots or settings.max_in_flight,
+            delivery_details=settings.record_attempts == "all",
         )
-        return sink
 
     def _context(self, name: str, tls: Tls) -> ssl.SSLContext:
         """Return the context for ``tls``, which sinks share because loading the system's authorities takes a while."""
         if tls not in self._contexts:
             self._contexts[tls] = _load(tls, self._settings, name)
         return self._contexts[tls]
+
+    def replace(self, other: Webhooks, kept: Collection[str]) -> None:
+        """Take over the settings of ``other``, and the sinks that it has made in place of those of their names.
+
+        The sinks ``kept`` stay as they are.
+        """
+        ours = {name: self._settings.sinks[name] for name in kept}
+        self._settings = other._settings.model_copy(update={"sinks": {**other._settings.sinks, **ours}})
+        self._sinks.update((name, sink) for name, sink in other._sinks.items() if name not in kept)
+        self._contexts.update(other._contexts)
 
     def read(self, settings: Settings) -> Renewal:
         """Read what ``renew`` applies of ``settings``, and change no sink.
@@ -72,15 +93,16 @@ class Webhooks:
         credentials = {name: _credentials(settings, name, sink) for name, sink in _webhooks(settings)}
         return Renewal(credentials, contexts)
 
-    def renew(self, renewal: Renewal) -> None:
+    def renew(self, renewal: Renewal, kept: Collection[str] = ()) -> None:
         """Use new secrets and headers from the next request on, new certificates from the next connection on.
 
         No file is read, so this cannot fail. A sink keeps its certificate if its settings name other files than at
-        start.
+        start. The sinks ``kept`` stay as they are.
         """
         files = {name: _tls(sink) for name, sink in _webhooks(self._settings)}
         for name, credentials in renewal.credentials.items():
-            self._sinks[name].renew(credentials, renewal.contexts.get(files[name]))
+            if name not in kept:
+                self._sinks[name].renew(credentials, renewal.contexts.get(files[name]))
         self._contexts.update((tls, new) for tls, new in renewal.contexts.items() if tls in self._contexts)
 
 

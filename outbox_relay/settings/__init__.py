@@ -4,7 +4,7 @@
 reported at once, in one :class:`outbox_relay.domain.errors.ConfigurationError`, without any value that may be secret.
 """
 
-from outbox_relay.settings.changes import restart_needed
+from outbox_relay.settings.changes import applied, merged, not_applied, remade_sinks, restart_needed
 from outbox_relay.settings.exposure import exposures, warnings
 from outbox_relay.settings.kafka import KafkaSettings
 from outbox_relay.settings.loading import load
@@ -16,9 +16,13 @@ __all__ = [
     "KafkaSettings",
     "Settings",
     "WebhookSettings",
+    "applied",
     "exposures",
     "load",
     "log_settings",
+    "merged",
+    "not_applied",
+    "remade_sinks",
     "restart_needed",
     "warnings",
 ]

@@ -1,4 +1,9 @@
-"""The settings that differ between two configurations, and those that a reload applies. No value appears here."""
+"""The settings that differ between two configurations, and those that a reload applies. No value appears here.
+
+A reload applies routes and every setting of a sink. The process itself, its connection to the database and its set of
+sinks need a restart. Routes are applied only with the same set of sinks: events that another sink is to receive must
+not be passed by before this exists.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +19,9 @@ from outbox_relay.settings.problems import SettingPath, dotted
 APPLIED_TO_SINKS = frozenset(
     ["start", "secrets", "secrets_file", "headers", "proxy_authorization_file", "producer", "producer_files"]
 )
-"""Settings of a sink that a reload applies, as it applies the routes."""
+"""Settings of a sink that are applied to the sink as it is. For any other it is made again, between two sessions."""
+APPLIED_TO_RELAY = frozenset(["park_after_seconds"])
+"""Settings of the process that a reload applies."""
 
 
 def differing(old: Settings, new: Settings) -> list[SettingPath]:
@@ -24,11 +31,52 @@ def differing(old: Settings, new: Settings) -> list[SettingPath]:
 
 def restart_needed(old: Settings, new: Settings) -> list[str]:
     """Return a line, without its value, for each setting that differs and that a reload does not apply."""
-    return [_line(old, new, path) for path in differing(old, new) if not _is_applied(path)]
+    return [_line(old, new, path) for path in not_applied(old, new)]
 
 
-def _is_applied(path: SettingPath) -> bool:
-    return path[0] == "routes" or (path[0] == "sinks" and len(path) > 2 and path[2] in APPLIED_TO_SINKS)
+def applied(old: Settings, new: Settings) -> list[SettingPath]:
+    """Return the paths of the settings that differ and that a reload applies."""
+    same_sinks = old.sinks.keys() == new.sinks.keys()
+    return [path for path in differing(old, new) if _is_applied(path, same_sinks=same_sinks)]
+
+
+def not_applied(old: Settings, new: Settings) -> list[SettingPath]:
+    """Return the paths of the settings that differ and that need a restart."""
+    same_sinks = old.sinks.keys() == new.sinks.keys()
+    return [path for path in differing(old, new) if not _is_applied(path, same_sinks=same_sinks)]
+
+
+def _is_applied(path: SettingPath, *, same_sinks: bool) -> bool:
+    match path:
+        case ("routes", *_):
+            return same_sinks
+        case ("sinks", _, *rest):
+            return bool(rest)
+        case ("relay", name):
+            return name in APPLIED_TO_RELAY
+        case _:
+            return False
+
+
+def merged(old: Settings, new: Settings) -> Settings:
+    """Return the settings that are in effect after a reload from ``old`` to ``new``."""
+    same_sinks = old.sinks.keys() == new.sinks.keys()
+    kept = {name: getattr(new.relay, name) for name in APPLIED_TO_RELAY}
+    return new.model_copy(
+        update={
+            "database": old.database,
+            "relay": old.relay.model_copy(update=kept),
+            "http": old.http,
+            "retention": old.retention,
+            "sinks": {name: new.sinks.get(name, sink) for name, sink in old.sinks.items()},
+            "routes": new.routes if same_sinks else old.routes,
+        }
+    )
+
+
+def remade_sinks(old: Settings, new: Settings) -> set[str]:
+    """Return the sinks that a reload makes again."""
+    return {str(path[1]) for path in applied(old, new) if path[0] == "sinks" and path[2] not in APPLIED_TO_SINKS}
 
 
 def _line(old: Settings, new: Settings, path: SettingPath) -> str:

@@ -37,6 +37,7 @@ from outbox_relay.settings.fields import (
 )
 from outbox_relay.settings.kafka import KafkaSettings
 from outbox_relay.settings.problems import NAME_CHARS, InvalidSetting, Origins, Problem, SettingPath, suggestion
+from outbox_relay.settings.retention import RetentionSettings
 from outbox_relay.settings.webhook import WebhookSettings
 
 NO_DSN = (
@@ -185,6 +186,7 @@ class Settings(BaseSettings):
     database: DatabaseSettings = Field(default_factory=DatabaseSettings)
     relay: RelaySettings = Field(default_factory=RelaySettings)
     http: HttpSettings = Field(default_factory=HttpSettings)
+    retention: RetentionSettings = Field(default_factory=RetentionSettings)
     sinks: dict[SinkName, Sink] = Field(default_factory=dict)
     routes: Annotated[Routes, PlainValidator(_routes)] = Field(default_factory=lambda: Routes({}))
     """Event type or pattern → names of sinks; an event goes to the union of all that match."""
@@ -206,6 +208,10 @@ class Settings(BaseSettings):
     @classmethod
     def _routes_know_sinks(cls, data: dict[str, Any]) -> dict[str, Any]:
         return data | {"routes": (data.get("routes", {}), as_table(data.get("sinks")))}
+
+    def stated_retention(self) -> dict[str, Any] | None:
+        """Return the values of ``[retention]``, or None if neither the file nor a variable has that table."""
+        return self.retention.stated() if "retention" in self.model_fields_set else None
 
     def remember(self, origins: Origins) -> None:
         """Keep where each setting was given, for :meth:`at`."""

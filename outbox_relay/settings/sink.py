@@ -50,6 +50,8 @@ class SinkSettings(Section):
     """After a dead letter, later events of its key continue ("skip") or wait for a person ("hold")."""
     parked_max: Count = Field(default=100_000, ge=1, le=10_000_000)
     """Events that wait as rows before the sink pauses, 1 to 10000000; scheduled events do not count."""
+    record_attempts: Literal["failures", "none", "all"] = "failures"
+    """Attempts that are recorded: failed ones and the delivery that follows them ("failures"), "none", or "all"."""
     cloudevents: Literal["none", "binary", "structured"] = "none"
     """Send events as CloudEvents, with attributes in headers ("binary") or around the payload ("structured")."""
     cloudevents_source: Annotated[

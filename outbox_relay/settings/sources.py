@@ -12,6 +12,7 @@ import json
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, get_origin
 
@@ -60,6 +61,10 @@ class EnvironmentSource(EnvSettingsSource):
 
     def __call__(self) -> dict[str, Any]:
         """Return the tables; an unknown one is empty."""
+        return self._tables
+
+    @cached_property
+    def _tables(self) -> dict[str, Any]:
         unknown = {str(path[0]): dict[str, Any]() for path in self.given if path[0] not in Settings.model_fields}
         return {**super().__call__(), **unknown}
 
@@ -83,7 +88,7 @@ class EnvironmentSource(EnvSettingsSource):
     def problems(self) -> Iterator[Problem]:
         """Yield paths that variables cannot set, and settings that are taken from the file only."""
         yield from (Problem(path, reason) for path in self.given if (reason := _refusal(path)) is not None)
-        for sink, settings in as_table(self().get("sinks")).items():
+        for sink, settings in as_table(self._tables.get("sinks")).items():
             for name in ("producer", "producer_files"):
                 for key, value in as_table(as_table(settings).get(name)).items():
                     if reason := refused_from_environment(key, value):
@@ -147,18 +152,21 @@ def _misspelt(environ: Iterable[str], sinks: Iterable[str]) -> dict[str, str]:
 
 def _settings(sinks: Iterable[str]) -> Iterator[SettingPath]:
     """Yield the paths of all settings and tables; those of ``sinks`` as if they had any type."""
-    yield from _paths((), Settings)
+    yield from _paths(Settings)
     for sink in sinks:
         for model in SINKS.values():
-            yield from _paths(("sinks", sink), model)
+            yield from (("sinks", sink, *path) for path in _paths(model))
         yield from (("sinks", sink, "producer", name) for name in PROPERTIES)
 
 
-def _paths(around: SettingPath, model: type[BaseModel]) -> Iterator[SettingPath]:
+@cache
+def _paths(model: type[BaseModel]) -> tuple[SettingPath, ...]:
+    """Return the paths of the settings and tables of ``model``."""
+    found: list[SettingPath] = []
     for name, field in fields(model).items():
-        yield (*around, name)
-        if inner := table(field):
-            yield from _paths((*around, name), inner)
+        inner = table(field)
+        found += [(name,), *((name, *path) for path in (_paths(inner) if inner else ()))]
+    return tuple(found)
 
 
 def _parsed_json(text: str) -> Any:

@@ -27,6 +27,7 @@ from outbox_relay.postgres.database import statements
 from outbox_relay.postgres.migrations import migrate
 from outbox_relay.relay.log_reader import CHUNK_BYTES, CHUNK_EVENTS
 from outbox_relay.workbench.embedded.postgres import PostgresServer
+from tests.support.recording import settled_unrecorded
 
 PARTITIONS = 30
 FIRST_EVENTS = 10_000
@@ -210,6 +211,7 @@ def _settling(ids: list[int]) -> dict[str, Any]:
         "ordereds": [False] * len(ids), "due_in": [60.0] * len(ids), "attempts": [0] * len(ids),
         "claims": [0] * len(ids), "leases": none, "lease_for": none, "errors": none, "statuses": none,
         "last_attempts": none, "fence_shards": list(range(SHARDS)), "fence_epochs": [1] * SHARDS,
+        **settled_unrecorded(),
     }  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,21 +22,37 @@ LEADERS_SECONDS = 30.0
 NO_UID = bytes(16)
 
 
-def from_topic(bootstrap: str, topic: str) -> Iterator[Arrival]:
-    """Yield the records of a topic; those of each key are in the order of the broker."""
+Replayed = MutableMapping[tuple[str, int], set[bytes]]
+"""Sink and number of a replay → the uids that arrived with it."""
+
+
+def from_topic(bootstrap: str, topic: str, replayed: Replayed) -> Iterator[Arrival]:
+    """Yield the records of a topic; those of each key are in the order of the broker.
+
+    Those of replays are added to `replayed` instead.
+    """
     to_monotonic = time.monotonic() - time.time()
     for message in _messages(bootstrap, topic):
         headers = dict(cast("list[tuple[str, bytes]]", message.headers() or []))
         arrived = message.timestamp()[1] / 1000 + to_monotonic
+        if number := headers.get("outbox-replay"):
+            _replay(replayed, "kafka", number, headers["id"])
+            continue
         yield _arrival(message.value() or b"", headers.get("id", b"").decode(), arrived)
 
 
-def from_journal(path: Path) -> Iterator[Arrival]:
-    """Yield the accepted requests in the order of arrival."""
+def _replay(replayed: Replayed, sink: str, number: bytes, uid: bytes) -> None:
+    replayed.setdefault((sink, int(number)), set()).add(bytes.fromhex(uid.decode().replace("-", "")))
+
+
+def from_journal(path: Path, replayed: Replayed) -> Iterator[Arrival]:
+    """Yield the accepted requests in the order of arrival. Those of replays are added to `replayed` instead."""
     with path.open("rb") as lines:
         for line in lines:
-            arrived, uid, _mode, problem, body = line.rstrip(b"\n").split(b"\t", 4)
-            if not problem:
+            arrived, uid, _mode, problem, number, body = line.rstrip(b"\n").split(b"\t", 5)
+            if number:
+                _replay(replayed, "webhook", number, uid)
+            elif not problem:
                 yield _arrival(body, uid.decode(), float(arrived))
 
 

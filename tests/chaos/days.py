@@ -10,11 +10,34 @@ import psycopg
 from psycopg import sql
 
 from tests.chaos.nemesis import Strike
-from tests.docs.pages import blocks
 
-PAGE = "docs/operations.md"
 EXAMPLE = "event_20260101"
-"""Name of the partition in the example of the page."""
+"""Name of the partition in the block."""
+BLOCK = """begin isolation level read committed;
+do $$
+begin
+    if current_setting('transaction_isolation') <> 'read committed' then
+        raise exception 'this must see what was committed just now';
+    end if;
+    set local lock_timeout = '50ms';
+    lock table outbox.event_20260101 in access exclusive mode;
+    if outbox.replay_keepers('outbox.event_20260101', 'infinity') <> '[]' or exists (
+        select from outbox.sink k
+         cross join lateral outbox.unsettled(k.name) u
+         cross join lateral (
+            select from outbox.event_20260101 e
+             where e.xid >= pg_snapshot_xmin(u.a) and not pg_visible_in_snapshot(e.xid, u.a)
+               and e.id > u.after_id and e.id <= u.upto_id and e.shard = any (u.shards)
+             limit 1
+         ) left_over
+    ) then
+        raise exception 'a sink or a replay has not settled this day: see outbox-relay status';
+    end if;
+    truncate outbox.event_20260101;
+end
+$$;
+commit;"""
+"""Empties one partition by the rules of `outbox.empty_day`, whose days are longer than a run."""
 KEPT = "chaos_emptied"
 """Table with the events of emptied partitions, which the judge reads together with the log."""
 DAYS = 20
@@ -41,6 +64,8 @@ def prepare(dsn: str, seconds: float) -> None:
     """Replace the daily partitions by :data:`DAYS` partitions of `seconds` each."""
     with psycopg.connect(dsn) as connection:
         connection.execute(KEEP.encode())
+        # Relays would remove the daily partitions, which have moved to a range of the past.
+        connection.execute("update outbox.retention set unset_days = 0, keep_days = 0")
         days = [str(name) for (name,) in connection.execute(PARTS)]
         for number, name in enumerate(days):
             # They keep their names, so that no relay creates them again, and move to a range without events.
@@ -73,18 +98,18 @@ def _attach(connection: psycopg.Connection, name: str, begins: str, ends: str) -
 
 @dataclass
 class Retention:
-    """Runs the page's block on the oldest partition with events, which may be the current one."""
+    """Runs the block on the oldest partition with events, which may be the current one."""
 
     dsn: str
     fault: str = "retention"
 
     def strike(self, rng: random.Random) -> Strike:  # noqa: ARG002 - there is nothing to choose
-        """Try until a partition is emptied, as the page says. The strike is of another kind if it is always refused."""
+        """Try until a partition is emptied. The strike is of another kind if it is always refused."""
         began = time.monotonic()
         for _ in range(TRIES):
             if emptied := self._emptied():
                 return Strike(self.fault, began, time.monotonic(), emptied)
-            time.sleep(AGAIN_SECONDS)  # "then run it again later"
+            time.sleep(AGAIN_SECONDS)
         return Strike("day not settled", began, time.monotonic())
 
     def _emptied(self) -> str | None:
@@ -92,13 +117,7 @@ class Retention:
             with psycopg.connect(self.dsn, connect_timeout=5, autocommit=True) as connection:
                 day = connection.execute(OVER).fetchone()
                 if day:
-                    connection.execute(block().replace(EXAMPLE, str(day[0])).encode())
+                    connection.execute(BLOCK.replace(EXAMPLE, str(day[0])).encode())
                 return str(day[0]) if day else None
         except (psycopg.errors.RaiseException, psycopg.OperationalError):
             return None  # not settled yet, in use, or a server is restarting
-
-
-def block() -> str:
-    """Return the page's block that empties a partition."""
-    [found] = [found.text for found in blocks(PAGE) if found.language == "sql" and "truncate" in found.text]
-    return found

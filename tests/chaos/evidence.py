@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psycopg
 
-from tests.chaos import arrivals, eventlog, expected
+from tests.chaos import arrivals, eventlog, expected, replays
 from tests.chaos.inputs import ODD, POISON
 from tests.chaos.oracle import Arrival, Dead, Place, judge
 from tests.chaos.outcome import Outcome
@@ -50,18 +51,23 @@ class Evidence:
         outcome.reconciled = expected.reconcile(transactions, self._log(log), add, lost)
         outcome.refused = arrivals.refused(self.journal)
         dead = self._dead(log)
+        replayed: dict[tuple[str, int], set[bytes]] = {}
         for sink in SINKS:
             flow = outcome.flows[sink] = Flow()
-            came = _watched(self._arrivals(sink), flow, log.shards)
+            came = _watched(self._arrivals(sink, replayed), flow, log.shards)
             outcome.accounts[sink] = judge(
                 sink, committed[sink], came, outcome.record.strikes, dead[sink], backlog.get(sink, 0)
             )
             flow.close()
+        last = max((restored.rebased for restored in self.restores), default=0.0)
+        since = time.time() - (time.monotonic() - last)
+        outcome.replays = list(replays.violations(self.dsn, replayed, since))
+        outcome.replayed = sum(map(len, replayed.values()))
 
-    def _arrivals(self, sink: str) -> Iterator[Arrival]:
+    def _arrivals(self, sink: str, replayed: arrivals.Replayed) -> Iterator[Arrival]:
         if sink == "webhook":
-            return arrivals.from_journal(self.journal)
-        return arrivals.from_topic(self.bootstrap, self.topic)
+            return arrivals.from_journal(self.journal, replayed)
+        return arrivals.from_topic(self.bootstrap, self.topic, replayed)
 
     def _take_back(self, committed: Mapping[str, Committed]) -> None:
         """Add the events that restores took back, except poison, which may not arrive."""

@@ -52,6 +52,7 @@ SHORT = Form(
         "relays replaced": {"sigterm": 6, "join and leave": 2},
         "relays asked": {"reload": 5, "health flood": 3},
         "inputs": {"poison": 6, "retention": 3},
+        "replays": {"replay": 8},
         "transactions": {"huge transaction": 2, "long transaction": 2, "held snapshot": 2},
         "database": {
             "backend killed": 18,
@@ -80,6 +81,7 @@ SHORT = Form(
         "huge transaction": 2,
         "hostile role defaults": 2,
         "restore": 1,
+        "replay": 4,
     },
     least_events=100_000,
     extra_seconds=240.0,
@@ -102,6 +104,7 @@ LONG = Form(
         "relays replaced": {"sigterm": 60},
         "relays asked": {"reload": 60, "health flood": 40},
         "inputs": {"poison": 100, "retention": 15},
+        "replays": {"replay": 60},
         "transactions": {"huge transaction": 25, "long transaction": 25, "held snapshot": 25},
         "database": {
             "backend killed": 120,

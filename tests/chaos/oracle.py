@@ -51,6 +51,8 @@ HARMLESS = frozenset(
         "reload",
         "retention",
         "day not settled",
+        "replay",
+        "no replay",
         "health flood",
         "held snapshot",
         "long transaction",

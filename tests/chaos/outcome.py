@@ -27,6 +27,10 @@ class Outcome:
     accounts: dict[str, Account] = field(default_factory=dict[str, Account])
     flows: dict[str, Flow] = field(default_factory=dict[str, Flow])
     last_emit: float = 0.0
+    replays: list[str] = field(default_factory=list[str])
+    """A line for each replay that did not deliver what it should."""
+    replayed: int = 0
+    """Number of events that arrived by replays."""
     refused: int = 0
     """Number of requests with an invalid signature."""
 
@@ -34,6 +38,9 @@ class Outcome:
 def violations(outcome: Outcome) -> Iterator[str]:
     """Yield a line for each broken promise and for each required count that was not reached."""
     yield from _of_sinks(outcome)
+    yield from outcome.replays
+    if outcome.form.least.get("replay") and not outcome.replayed:
+        yield "no event arrived by a replay"
     yield from _of_expected(outcome.reconciled)
     yield from _of_recovery(outcome)
     yield from _of_counts(outcome)

@@ -40,7 +40,9 @@ class Journal:
         if self.receiver is not None:
             self.receiver.requests.clear()
         problem = request.problem or ""
-        line = f"{request.arrived:.4f}\t{request.uid}\t{self.mode}\t{problem}\t".encode() + request.body + b"\n"
+        number = request.header("outbox-replay") or ""
+        line = f"{request.arrived:.4f}\t{request.uid}\t{self.mode}\t{problem}\t{number}\t".encode() + request.body
+        line += b"\n"
         os.write(self._file, line)
         return self._answer(problem, self.mode, request, reader, writer)
 

@@ -28,6 +28,7 @@ from tests.chaos.nemesis import Nemesis
 from tests.chaos.outcome import Outcome, violations
 from tests.chaos.receiver import ReceiverProcess
 from tests.chaos.relayfaults import JoinAndLeave, Kill, KillAfterClaim, KillAt, Replace, ShiftedClock, Zombie
+from tests.chaos.replays import Replay
 from tests.chaos.restore import Restore
 from tests.chaos.servicefaults import ROUTE, HealthFlood, Reload
 from tests.chaos.starved import starvations
@@ -146,6 +147,7 @@ class Run:
             Reload(fleet),
             HealthFlood(fleet),
             Retention(self._database.dsn),
+            Replay(self._database.dsn, self._form.keys),
             Restore(self._database, fleet, self._restored),
             Restore(self._database, fleet, self._restored, times=2),
         ]
@@ -228,12 +230,16 @@ class Run:
 
     def _at_rest(self) -> bool:
         time.sleep(REST_LOOK_SECONDS)  # `status` takes a second of processor time
-        return all(sink["backlog"] == 0 for sink in self._status().values())
+        found = self._asked()
+        return not found["replays"] and all(sink["backlog"] == 0 for sink in found["sinks"].values())
 
     def _status(self) -> dict[str, Any]:
+        return cast("dict[str, Any]", self._asked()["sinks"])
+
+    def _asked(self) -> dict[str, Any]:
         ended = outbox_relay("status", "--json", "-c", self._fleet.relays[0].config)
         assert ended.code == 0, ended.err
-        return cast("dict[str, Any]", ended.json["sinks"])
+        return cast("dict[str, Any]", ended.json)
 
     def _stop(self) -> None:
         for relay in self._fleet.relays:

@@ -1,4 +1,4 @@
-"""What a sink's harness offers to the scenarios, and how they hand events over as the relay does."""
+"""The interface of a sink's harness for the scenarios, and the hand-over of events as in a relay."""
 
 import asyncio
 import itertools
@@ -18,7 +18,7 @@ PLENTY_SECONDS = 60.0
 
 
 class Received(NamedTuple):
-    """What a destination got, in the words of the event."""
+    """A record that arrived at a destination, in the terms of the event."""
 
     key: str | None
     uid: str
@@ -140,7 +140,7 @@ def by_key(events: Iterable[StoredEvent | Received]) -> dict[str | None, list[st
 
 
 def assert_prefix_per_key(events: Sequence[StoredEvent], verdicts: Sequence[Verdict]) -> None:
-    """What was delivered of a key is a prefix of what was handed over of it."""
+    """Assert that the delivered events of a key are a prefix of those that were handed over."""
     ended: set[str] = set()
     for event, verdict in zip(events, verdicts, strict=True):
         assert isinstance(verdict, Delivered | Unavailable)

@@ -1,4 +1,4 @@
-"""What every sink keeps, whatever its destination: see `outbox_relay.sinks.Sink`."""
+"""The contract of every sink, whatever its destination: see `outbox_relay.sinks.Sink`."""
 
 import asyncio
 import time

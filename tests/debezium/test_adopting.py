@@ -66,7 +66,7 @@ def insert(conn: psycopg.Connection[Any], uid: UUID | None = None, kind: str | N
 
 
 def emitted(shop: Database, columns: str = "uid") -> Sequence[Any]:
-    """What the log has, in order; a bare value where one column is asked for."""
+    """Return columns of the log in order; bare values for a single column."""
     with shop.connect() as conn:
         rows = conn.execute(f"select {columns} from outbox.event order by id".encode()).fetchall()
     return [row[0] if len(row) == 1 else row for row in rows]

@@ -247,13 +247,13 @@ def back_by_the_table(page: Page, producers: Producers, config: str) -> None:
 
 
 def backlog(page: Page) -> int:
-    """What the relay's sink has not delivered."""
+    """Return the number of events that the relay's sink has not delivered."""
     done = outbox_relay("status", "--json", "--dsn", page.shop.dsn)
     return done.json["sinks"]["events"]["backlog"]
 
 
 def unowned(page: Page) -> int:
-    """How many shards of the relay's sink no relay owns."""
+    """Return the number of shards of the relay's sink without an owner."""
     done = outbox_relay("status", "--json", "--dsn", page.shop.dsn)
     return done.json["sinks"]["events"]["unowned"]
 
@@ -283,7 +283,7 @@ def back_by_the_log(page: Page, stack: ExitStack) -> None:
 
 
 def assert_all(kafka: KafkaBroker, producers: Producers) -> None:
-    """What was committed has arrived, and key by key each for the first time in its order."""
+    """Assert that every committed event has arrived, for the first time in the order of its key."""
     wanted = {key: list(uids) for key, uids in producers.committed.items()}
 
     def found() -> Mapping[bytes, Sequence[bytes]]:
@@ -304,6 +304,6 @@ def assert_all(kafka: KafkaBroker, producers: Producers) -> None:
 def first_difference(
     arrived: Sequence[bytes], committed: Sequence[bytes]
 ) -> tuple[int, Sequence[bytes], Sequence[bytes]]:
-    """Where two orders part, and the next few of each."""
+    """Return the place at which two orders differ, with the next few of each."""
     place = next(n for n, (one, other) in enumerate(zip(arrived, committed, strict=True)) if one != other)
     return place, arrived[place : place + 3], committed[place : place + 3]

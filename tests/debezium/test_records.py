@@ -48,7 +48,7 @@ class Case:
 
     @property
     def settings(self) -> dict[str, str]:
-        """What the connector is told of its records, and the adapter too."""
+        """The settings that connector and adapter share."""
         return {
             "key.converter": self.key,
             "key.converter.schemas.enable": "false",

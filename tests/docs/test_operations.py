@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
-import threading
-from datetime import UTC, datetime
+import shlex
 from typing import Any
 from uuid import UUID
 
@@ -13,46 +13,34 @@ import psycopg
 import pytest
 
 from outbox_relay import outbox
-from outbox_relay.admin import pause, resume, status
+from outbox_relay.admin import status
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Refused, Verdict
 from outbox_relay.relay import settler
 from outbox_relay.service.build import CONNECTIONS, CONNECTIONS_MAX, CONNECTIONS_PER_SINK, connections_for
-from tests.docs.pages import ROOT, blocks, prose, text
+from tests.docs.pages import ROOT, blocks, commands, prose, text
 from tests.docs.parsing import COMMON, options, parsers
+from tests.support.command import inside, outbox_relay
 from tests.support.database import Database
 from tests.support.memory_sink import MemorySink
 from tests.support.relay_harness import RelayHarness, running, spec
-from tests.support.wait import auntil, until
+from tests.support.wait import auntil, becomes
 
 SECONDS = 30
 UID = "01a1fe9a-d7b3-795c-8af1-aa7f5518f66b"
 PAGE = "docs/operations.md"
-STATEMENTS = [block.text for block in blocks(PAGE) if block.language == "sql"]
 
 
-def statement(*words: str) -> str:
-    """The only block of the page with all these words."""
-    [found] = [found for found in STATEMENTS if all(word in found for word in words)]
-    return found
-
-
-def parts(sql: str) -> list[bytes]:
-    """The statements of a block; what it says of the page's day is said of today."""
-    sql = sql.replace("event_20260101", f"event_{datetime.now(UTC):%Y%m%d}")
-    return [part.encode() for part in re.findall(r"(?:\$\$.*?\$\$|[^$])+?(?:;\n|\Z)", sql, re.DOTALL)]
-
-
-def empty(conn: psycopg.Connection[Any]) -> None:
-    """Run the block that empties today; where it is refused, roll back."""
-    begin, check_and_truncate, commit = parts(statement("truncate"))
-    conn.execute(begin)
-    try:
-        conn.execute(check_and_truncate)
-    except psycopg.Error:
-        conn.execute("rollback")
-        raise
-    conn.execute(commit)
+_SECTION = text(PAGE).split("### Dead letters\n")[1].split("\n## ")[0]
+ASKED = [
+    [UID if word == "UID" else word for word in shlex.split(line)]
+    for line in re.findall(r"\| `outbox-relay (.+?)` \|", _SECTION)
+    if "audit" not in line
+]
+"""The questions about dead letters."""
+SHOWN = [shlex.split(line)[1:] for block in blocks(PAGE) if block.language == "sh" for line in commands(block)]
+ACTED = [words for words in SHOWN if words[0] != "erase"]
+"""The actions on dead letters."""
 
 
 def emit(conn: psycopg.Connection[Any], key: str = "order-1", uid: str | None = None) -> str:
@@ -72,127 +60,61 @@ async def says(harness: RelayHarness, **wanted: object) -> None:
 
 
 def uids(sink: MemorySink) -> list[str]:
-    """What was delivered, in order."""
+    """Return the delivered events in order."""
     return [event.uid for event in sink.delivered]
 
 
-async def test_every_statement_of_the_page_is_run(database: Database) -> None:
-    async with running(database.dsn, (spec("crm"), MemorySink())) as harness:
-        await harness.owns_all()
-    with database.connect(autocommit=True) as conn:
-        conn.execute("""select outbox.register_sinks('[{"name": "crm", "patterns": ["*"]}]', 0, '3:3:', 3)""")
-        for sql in STATEMENTS:
-            for part in parts(sql):
-                conn.execute(part)
+def test_the_page_needs_no_sql_by_hand() -> None:
+    assert not [block for block in blocks(PAGE) if block.language == "sql"]
 
 
-async def test_dead_letters_are_listed_retried_and_given_up(database: Database) -> None:
+def test_events_are_erased_as_the_page_shows(database: Database) -> None:
+    [words] = [words for words in SHOWN if words[0] == "erase"]
+    with database.connect() as conn:
+        emit(conn, words[words.index("--key") + 1])
+    ended = inside(*words, "--yes", "--dsn", database.dsn)
+    assert (ended.code, ended.out, ended.err) == (0, "1 event erased\n", "")
+
+
+async def test_dead_letters_are_listed_retried_and_discarded(database: Database) -> None:
     asked: list[str] = []
 
     def script(event: StoredEvent, _attempt: int) -> Verdict:
         asked.append(event.uid)
         return Refused("no", 400) if event.uid == UID else DELIVERED
 
+    async def command(words: list[str]) -> str:
+        ended = await asyncio.to_thread(outbox_relay, *words, "--dsn", database.dsn)
+        assert (ended.code, ended.err) == (0, ""), words
+        return ended.out
+
     sink = MemorySink(script, keeps_order=False)
     with database.connect() as conn:
         emit(conn, uid=UID)
         follower = emit(conn)
     async with running(database.dsn, (spec("crm", hold=True), sink)) as harness:
-        with database.connect(autocommit=True) as conn:
-            await says(harness, dead=1, held=1)
-            [(name, uid, *_)] = conn.execute(statement("select sink, uid").encode()).fetchall()
-            assert (name, str(uid), asked) == ("crm", UID, [UID])
-            for times, retry in enumerate((f"uid = '{UID}'", "type = 'order.created'"), 2):
-                assert conn.execute(statement("set state", retry).encode()).rowcount == 1
-                await says(harness, dead=1, waiting=0)
-                assert asked == [UID] * times
-            assert conn.execute(statement("delete", f"uid = '{UID}'").encode()).rowcount == 1
-            await says(harness, dead=0, backlog=0)
+        await says(harness, dead=1, held=1)
+        for words in ASKED:
+            assert "no delivery matches" not in await command(words), words
+        one, dry_run, many, discard = ACTED
+        assert await command(dry_run) == "1 dead delivery matches\n"
+        for times, words in enumerate((one, many), 2):
+            assert await command(words) == "retried 1 delivery\n"
+            await becomes(lambda times=times: len(asked) == times, "the event is tried again")
+            await says(harness, dead=1, waiting=0)
+            assert asked == [UID] * times
+        assert await command(discard) == "discarded 1 delivery\n"
+        await says(harness, dead=0, backlog=0)
+        assert "discarded at" in await command(["why", UID])
+        assert "customer was deleted" in await command(["audit"])
     assert (uids(sink), asked) == ([follower], [UID] * 3 + [follower])
-
-
-async def test_a_day_is_emptied_once_every_sink_has_settled_it(database: Database) -> None:
-    sink = MemorySink()
-    async with running(database.dsn, (spec("crm"), sink), lease_seconds=3) as harness:
-        with database.connect(autocommit=True) as conn, database.connect() as late:
-            late.execute("select")
-            latecomer = emit(late, "order-2")
-            first = emit(conn)
-            await says(harness, backlog=0)
-            await pause(harness.store, "crm")
-            await says(harness, unowned=64)
-            late.commit()
-            with pytest.raises(psycopg.errors.RaiseException, match="has not settled this day"):
-                empty(conn)
-            await resume(harness.store, "crm")
-            await says(harness, backlog=0, unowned=0)
-
-            await pause(harness.store, "crm")
-            await says(harness, unowned=64)
-            second = emit(conn)
-            with pytest.raises(psycopg.errors.RaiseException, match="has not settled this day"):
-                empty(conn)
-            await resume(harness.store, "crm")
-            await says(harness, backlog=0, unowned=0)
-            assert uids(sink) == [first, latecomer, second]
-
-            late.execute("select from outbox.event")
-            with pytest.raises(psycopg.errors.LockNotAvailable):
-                empty(conn)
-            late.rollback()
-            assert conn.execute("select count(*) from outbox.event").fetchone() == (3,)
-            empty(conn)
-            for part in parts(statement("detach")):
-                conn.execute(part)
-            assert conn.execute("select count(*) from outbox.event").fetchone() == (0,)
-            last = emit(conn)
-            await says(harness, backlog=0)
-            assert uids(sink)[3:] == [last]
-
-
-@pytest.mark.parametrize("default", ["read committed", "repeatable read", "serializable"])
-def test_a_day_is_not_emptied_of_what_was_committed_while_the_block_waited(database: Database, default: str) -> None:
-    """Under another isolation level the snapshot is from before the lock; the block sets its own."""
-    with database.connect(autocommit=True) as conn:
-        conn.execute(f"alter database {database.name} set default_transaction_isolation = '{default}'".encode())
-    register = """select outbox.register_sinks('[{"name": "s", "patterns": ["*"]}]', 0, '3:3:', 3)"""
-    begin, check_and_truncate, _ = parts(statement("truncate"))
-    check_and_truncate = check_and_truncate.replace(b"'50ms'", b"'20s'")
-    with database.connect() as conn, database.connect() as late, database.connect(autocommit=True) as watcher:
-        watcher.execute(register)
-        late.execute("select outbox.emit('t', '1')")
-        conn.execute("rollback")
-        conn.autocommit = True
-        refused: list[str] = []
-
-        def run() -> None:
-            conn.execute(begin)
-            try:
-                conn.execute(check_and_truncate)
-            except psycopg.errors.RaiseException as error:
-                refused.append(str(error))
-
-        thread = threading.Thread(target=run)
-        thread.start()
-        waiting = "select 1 from pg_stat_activity where pid = %s and wait_event_type = 'Lock'"
-        pid = conn.info.backend_pid
-        until(lambda: watcher.execute(waiting, [pid]).fetchone(), seconds=20, what="the block waits for its lock")
-        late.commit()
-        thread.join(timeout=20)
-        conn.execute("rollback")
-        assert "has not settled this day" in refused[0]
-        conn.execute("begin isolation level repeatable read")
-        with pytest.raises(psycopg.errors.RaiseException, match="must run in a transaction that is read committed"):
-            conn.execute(check_and_truncate)
-        conn.execute("rollback")
 
 
 async def test_a_sink_is_removed(database: Database) -> None:
     async with running(database.dsn, (spec("crm"), MemorySink())) as harness:
         await harness.owns_all()
+    await asyncio.to_thread(inside, "sinks", "remove", "crm", "--yes", "--dsn", database.dsn)
     with database.connect(autocommit=True) as conn:
-        for part in parts(statement("outbox.remove_sink")):
-            conn.execute(part)
         for table in ("sink", "shard", "progress", "delivery"):
             assert conn.execute(f"select count(*) from outbox.{table}".encode()).fetchone() == (0,), table
 
@@ -203,10 +125,10 @@ async def test_a_sink_is_removed(database: Database) -> None:
 async def test_every_figure_of_status_is_explained(database: Database) -> None:
     async with running(database.dsn, (spec("crm"), MemorySink())) as harness:
         found = await status(harness.store)
-    commands = text("docs/commands.md").split("## status")[1].split("\n## ")[0]
+    described = text("docs/commands.md").split("## status")[1].split("\n## ")[0]
     watched = prose(PAGE).split("## Watch")[1].split("\n## ")[0]
     for field in {*found["sinks"]["crm"], *found} - {"sinks"}:
-        assert f"`{field}`" in commands, field
+        assert f"`{field}`" in described, field
         assert f"`{field}`" in watched, field
     [ready] = re.findall(r'^\{"ready.*', text("docs/commands.md"), re.MULTILINE)
     for field in {*json.loads(ready), *json.loads(ready)["sinks"]["events"]} - {"ready", "sinks"}:
@@ -245,7 +167,8 @@ def test_the_page_has_a_section_for_every_command() -> None:
 def test_the_page_names_every_option(section: str) -> None:
     command = section.partition("\n")[0]
     [synopsis] = re.findall(rf"^    (outbox-relay {command}\b.*)$", section, re.MULTILINE)
-    rows = re.findall(r"^\| `(--[\w-]+)", section, re.MULTILINE)
+    cells = re.findall(r"^\| (`--[^|]*)\|", section, re.MULTILINE)
+    rows = [option for cell in cells for option in re.findall(r"--[\w-]+", cell)]
     assert set(re.findall(r"--[\w-]+", synopsis)) == options(command)
     assert set(rows) == options(command)
     assert not set(rows) & COMMON

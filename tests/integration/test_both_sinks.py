@@ -40,7 +40,7 @@ def emit(database: Database, count: int = 1) -> list[str]:
 
 
 def in_order(uids: Sequence[str], arrived: Sequence[str]) -> bool:
-    """Whether all arrived, nothing else did, and those of each key first in their order."""
+    """Return True if exactly these events arrived, for the first time in the order of each key."""
     first = list(dict.fromkeys(arrived))
     keys = {uid: n % 50 for n, uid in enumerate(uids)}
     return set(first) == set(uids) and all(

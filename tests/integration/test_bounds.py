@@ -1,4 +1,4 @@
-"""What is bounded while a destination is down or a key fails: rows, log lines, statements that are too large."""
+"""Bounds while a destination is down or a key fails: of rows, log lines and the size of statements."""
 
 from __future__ import annotations
 
@@ -453,11 +453,11 @@ async def test_outcomes_of_rows_are_written_again_after_a_statement_failed(datab
     async with running(database.dsn, (spec("s"), sink)) as harness:
         failures, done = [1, 2, 3], harness.store.delete_rows
 
-        async def slow(name: str, rows: Sequence[Any]) -> set[int]:
+        async def slow(name: str, rows: Sequence[Any], **more: Any) -> set[int]:
             if failures:
                 failures.pop()
                 raise StatementFailed("canceling statement due to lock timeout", "55P03")
-            return await done(name, rows)
+            return await done(name, rows, **more)
 
         store: Any = harness.store
         store.delete_rows = slow
@@ -468,7 +468,7 @@ async def test_outcomes_of_rows_are_written_again_after_a_statement_failed(datab
 
 
 async def test_a_settlement_copies_a_payload_above_the_ceiling(database: Database) -> None:
-    """What is too large to be delivered keeps its copy as a dead letter: the log may be emptied."""
+    """An event that is too large to be delivered keeps its copy as a dead letter: the log may be emptied."""
     large = 24 << 20
     late = Late()
     late.script = fails(1, None, Refused("never"))

@@ -10,13 +10,16 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import UUID, uuid4
 
 import pytest
 from psycopg.conninfo import make_conninfo
 
+from outbox_relay.relay.row_leases import new_row_lease
 from outbox_relay.workbench.embedded.ports import free_port
+from tests.docs.parsing import parsers
 from tests.support.command import Ended, inside, outbox_relay
 from tests.support.database import Database
 from tests.support.kafka import KafkaBroker
@@ -25,7 +28,10 @@ from tests.support.service import RelayService
 from tests.support.wait import until
 
 NOWHERE = "01900000-0000-7000-8000-000000000000"
-QUESTIONS: list[tuple[str, ...]] = [("status",), ("why", NOWHERE), ("pause", "s"), ("resume", "s")]
+QUESTIONS: list[tuple[str, ...]] = [
+    *(("status",), ("why", NOWHERE), ("attempts", NOWHERE), ("running",), ("pause", "s"), ("resume", "s")),
+]
+OPERATIONS: list[tuple[str, ...]] = [("dead", "list"), ("dead", "summary"), ("audit",)]
 CONFIG = """
 [database]
 dsn = "{dsn}"
@@ -112,7 +118,7 @@ def test_emit_prints_the_uid_and_why_finds_it(database: Database) -> None:
     uid = ended.out.strip()
     assert str(UUID(uid)) == uid
     ended = ask(database, "why", uid, "--json")
-    assert (ended.code, ended.err, ended.json["sinks"]["events"]["state"]) == (0, "", "in-log")
+    assert (ended.code, ended.err, ended.json["sinks"]["events"]["state"]) == (0, "", "pending")
     ended = ask(database, "why", uid.upper())
     assert (ended.code, ended.err) == (0, "")
     assert "events  in the log, not yet reached by shard" in ended.out
@@ -163,7 +169,7 @@ def test_pause_and_resume_are_stored_and_may_be_repeated(database: Database) -> 
         paused = ask(database, "status", "--json").json["sinks"]["events"]["paused"]
         assert paused == (command == "pause")
     assert said == [
-        "sink events is paused",
+        "sink events is paused; relays begin no more deliveries after about 2 s, and finish those under way",
         "sink events is already paused",
         "sink events is resumed",
         "sink events was not paused",
@@ -190,7 +196,7 @@ def test_a_reader_that_goes_away_is_no_traceback(database: Database) -> None:
 # -- a user's mistakes --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", QUESTIONS, ids=" ".join)
+@pytest.mark.parametrize("command", [*QUESTIONS, *OPERATIONS], ids=" ".join)
 def test_a_database_without_the_schema_says_what_to_run(empty_database: Database, command: tuple[str, ...]) -> None:
     refused(ask(empty_database, *command), 2, "outbox-relay migrate")
 
@@ -234,7 +240,7 @@ def test_missing_rights_say_how_they_are_granted(database: Database, guarded: st
     refused(ended, 2, "outbox-relay migrate --grant-relay ROLE")
 
 
-@pytest.mark.parametrize("command", QUESTIONS, ids=" ".join)
+@pytest.mark.parametrize("command", [*QUESTIONS, *OPERATIONS], ids=" ".join)
 def test_a_newer_schema_is_refused(database: Database, command: tuple[str, ...]) -> None:
     with database.connect() as connection:
         connection.execute("update outbox.meta set schema_version = 9999, min_relay = 9998")
@@ -332,7 +338,7 @@ def test_health_check_online_and_status_of_a_running_relay(
         ended = outbox_relay("check", "--online", "-c", service.config)
         assert (ended.code, ended.err) == (0, "")
         uid = outbox_relay("emit", "order.created", "-c", service.config).out.strip()
-        until(lambda: _state(service, uid) == "delivered", seconds=30, what="the event is delivered")
+        until(lambda: _state(service, uid) == "settled", seconds=30, what="the event is settled")
         [relay] = outbox_relay("status", "--json", "-c", service.config).json["relays"]
         assert relay["shards"] == {"events": 64}
         assert relay["version"]
@@ -360,19 +366,19 @@ PAGE = (Path(__file__).parents[2] / "docs" / "commands.md").read_text()
 
 
 def test_the_page_has_every_command_and_every_option() -> None:
-    commands = re.findall(r"^    (\w+) +\S", inside("--help").out, re.MULTILINE)
+    commands = list(parsers())
     assert len(commands) >= 9
     for command in commands:
         heading = f"## {command}\n"
         assert heading in PAGE
         section = PAGE.split(heading)[1].split("\n## ")[0]
-        for option in re.findall(r"(--[a-z-]+)", inside(command, "--help").out):
+        for option in re.findall(r"(--[a-z-]+)", inside(*command.split(), "--help").out):
             assert option in section or option in ("--help", "--config", "--dsn"), f"{command} {option}"
 
 
 @pytest.fixture
 def shop(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Database:
-    """What the page's examples were run on: two sinks, one relay, and the working directory with its files."""
+    """The environment of the page's examples: two sinks, one relay, and the working directory with its files."""
     text = CONFIG.format(dsn=database.dsn, topic="t", bootstrap="localhost:1")
     crm = text[text.index("[sinks.events]") : text.index("[routes]")].replace("events", "crm")
     (tmp_path / "relay.toml").write_text(f'{text}"user.*" = ["crm"]\n{crm}')
@@ -392,21 +398,39 @@ def shop(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     return database
 
 
-@pytest.mark.usefixtures("shop")
-def test_the_examples_of_the_page_answer_as_they_stand() -> None:
+ATTEMPTED = """
+insert into outbox.attempt (at, uid, sink, id, number, relay, outcome, status, milliseconds, error, detail)
+select now() - interval '1 s' * (3 - n), e.uid, 'crm', e.id, n, 'relay-1:40213',
+       case n when 1 then 'failed' else 'delivered' end, 500, n * 18.4,
+       case n when 1 then 'answered 500 Internal Server Error' end,
+       case n when 1 then '{"code": "http_500", "steps": {"first_byte": 0.017}}'::jsonb end
+  from outbox.event e cross join generate_series(1, 2) n where e.uid = %s::uuid"""
+RUNS = """
+insert into outbox.delivery (sink, id, shard, state, ordered, due_at, owner, lease, lease_until, uid, type, key,
+                             content_type, created_at)
+select 'crm', e.id, e.shard, 'waiting', true, now(), r.id, %s, now() + interval '12.8 s', e.uid, e.type, e.key,
+       e.content_type, e.created_at
+  from outbox.event e cross join outbox.relay r where e.uid = %s::uuid"""
+
+
+def test_the_examples_of_the_page_answer_as_they_stand(shop: Database) -> None:
     examples = [
         example for block in re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL) for example in block.split("$ ")[1:]
     ]
     emits = [example for example in examples if "relay emit" in example]
     assert len(emits) == 1
-    uid = _answer(emits[0], "").out.strip()
+    uid = answer(emits[0], "").out.strip()
     for example in examples:
+        if "relay attempts" in example and "--json" not in example:
+            with shop.connect() as connection:
+                connection.execute(ATTEMPTED, (uid,))
+                connection.execute(RUNS, (new_row_lease(datetime.now(UTC) - timedelta(seconds=7)), uid))
         if example not in emits:
-            assert _same(_answer(example, uid).out) == _same(example.partition("\n")[2]), example
+            assert same(answer(example, uid).out) == same(example.partition("\n")[2]), example
 
 
-def _answer(example: str, uid: str) -> Ended:
-    """What the command of an example says; the event that it names is `uid`."""
+def answer(example: str, uid: str) -> Ended:
+    """Return the output of an example's command; the event that it names is `uid`."""
     command = re.sub(r"[0-9a-f]{8}-[0-9a-f-]{27}", uid, example.partition("\n")[0])
     program, *arguments = shlex.split(command)
     ended = inside(*arguments)
@@ -414,7 +438,7 @@ def _answer(example: str, uid: str) -> Ended:
     return ended
 
 
-def _same(text: str) -> str:
+def same(text: str) -> str:
     """`text` without what differs from run to run: uids, numbers and the width of columns."""
     text = re.sub(r"[0-9a-f]{8}-[0-9a-f-]{27}", "UID", text)
     return re.sub(r" +", " ", re.sub(r"\d[\d.:T+-]*", "0", text))

@@ -1,4 +1,4 @@
-"""What a sink's client finds out without an event: `status` shows it until the destination answers."""
+"""Troubles that a sink's client finds without an event: `status` shows them until the destination answers."""
 
 from pathlib import Path
 from typing import Any

@@ -26,7 +26,7 @@ def reads(times: int) -> Generator[Wait, Ready | int, list[Ready | int]]:
 
 
 def turns(taking: Generator[Wait, Ready | int, list[Ready | int]]) -> tuple[int, list[Ready | int]]:
-    """How often it goes back to the event loop, and what it returns."""
+    """Return the number of times that it yields to the event loop, and its result."""
     count = 1
     next(taking)
     try:

@@ -1,4 +1,4 @@
-"""What a relay costs the database: its statements and its WAL for the events that it relays, counted, never timed."""
+"""The cost of a relay for the database: its statements and its WAL for relayed events, counted, never timed."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from collections import Counter
 import psycopg
 import pytest
 
+from outbox_relay.domain.attempts import RecordAttempts
 from outbox_relay.postgres.migrations import migrate
 from outbox_relay.relay.log_reader import CHUNK_EVENTS
-from tests.support.database import Database
+from tests.support.database import Database, query
 from tests.support.memory_sink import MemorySink
 from tests.support.postgres import PostgresServer
 from tests.support.relay_harness import running, spec
@@ -56,7 +57,39 @@ async def test_a_backlog_costs_two_statements_a_chunk_and_next_to_no_wal(capsys:
     assert made["read_rest"] + made["read_late"] <= SINKS * (CHUNKS + 20)
     assert made["settle"] <= SINKS * (CHUNKS + 20)
     assert made["tick"] <= 20
+    assert not made["blocked_keys"] + made["still_blocked"] + made["highest_discarded"] + made["discarded"]
     assert wal <= made["settle"] * POSITION_BYTES + AROUND_BYTES
+
+
+@pytest.mark.parametrize(("mode", "most_bytes"), [("none", 0), ("failures", 0), ("all", 350)])
+async def test_only_all_attempts_cost_wal_for_a_delivered_event(
+    mode: RecordAttempts, most_bytes: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Settlements differ by nothing but the records of deliveries, a row for each."""
+    sink = MemorySink()
+    with PostgresServer(ONLY_THE_RELAY) as server:
+        server.create_database("cost")
+        database = Database(server, "cost")
+        migrate(database.dsn)
+        async with running(database.dsn, (spec("s", record_attempts=mode), sink)) as harness:
+            await harness.owns_all()
+            await harness.settled()
+            async with await database.aconnect() as connection:
+                await connection.execute(FILL, (EVENTS,))
+                before, calls = await written(connection), Counter(harness.store.calls)
+            await auntil(lambda: everywhere([sink]), seconds=60, what="everything is delivered")
+            await harness.settled()
+            await harness.stop()
+            made = harness.store.calls - calls
+            async with await database.aconnect() as connection:
+                wal = await written(connection) - before
+        recorded = query(
+            database, "select count(*), count(distinct id) from outbox.attempt where outcome = 'delivered'"
+        )
+    with capsys.disabled():
+        sys.stdout.write(f"\n{EVENTS} events, attempts recorded: {mode}: {wal / EVENTS:.2f} bytes of WAL an event\n")
+    assert recorded == ([(EVENTS, EVENTS)] if mode == "all" else [(0, 0)])
+    assert wal <= made["settle"] * POSITION_BYTES + AROUND_BYTES + EVENTS * most_bytes
 
 
 async def written(connection: psycopg.AsyncConnection) -> int:
@@ -66,5 +99,5 @@ async def written(connection: psycopg.AsyncConnection) -> int:
 
 
 async def everywhere(sinks: list[MemorySink]) -> bool:
-    """Whether each sink has all events."""
+    """Return True if each sink has all events."""
     return all(len(sink.delivered) >= EVENTS for sink in sinks)

@@ -5,6 +5,7 @@ Each test holds one lock in between, so that the statements meet where they woul
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -206,6 +207,24 @@ def test_rows_are_settled_while_a_schema_of_version_1_waits_to_be_migrated(
     assert meta(empty_database) == (SCHEMA_VERSION, 1)
 
 
+def test_a_migration_that_waits_for_relays_does_not_keep_the_sinks_locked(
+    empty_database: Database, tmp_path: Path
+) -> None:
+    """A reader has read the relays, and not yet the sinks, when these are locked."""
+    folder = tmp_path / "second"
+    shutil.copytree(SCHEMA_FOLDER, folder)
+    for path in folder.glob("000[3-9]*.sql"):
+        path.unlink()
+    migrate(empty_database.dsn, folder=folder)
+    with empty_database.connect() as reader:
+        reader.execute("select from outbox.relay")
+        with migrating(empty_database, SCHEMA_FOLDER) as migrated:
+            reader.execute("set local lock_timeout = '500ms'")
+            reader.execute("select from outbox.sink")
+            reader.commit()
+            assert migrated.result(SECONDS).after == SCHEMA_VERSION
+
+
 def test_an_application_that_chooses_uids_is_no_victim_of_a_migration(empty_database: Database, first: Path) -> None:
     """It has written a uid, and not yet its event, when the log is locked."""
     migrate(empty_database.dsn, folder=first)
@@ -237,4 +256,5 @@ def settle(connection: Connection, event: int, shard: int) -> list[tuple[bool]]:
         **shards(), **{name: [] for name in moved}, "ids": [event], **row, **dict.fromkeys(unset, none),
         "fence_shards": [shard], "fence_epochs": [1],
     }  # fmt: skip
-    return connection.execute(SQL["settle"], parameters).fetchall()
+    [call] = re.findall(r"select outbox\.settle\(.*?\)(?= as mine)", SQL["settle"], re.DOTALL)
+    return connection.execute(call.encode(), parameters).fetchall()

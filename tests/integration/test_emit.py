@@ -33,7 +33,7 @@ def conn(database: Database) -> Iterator[psycopg.Connection[Any]]:
 
 
 def events(database: Database, columns: str = COLUMNS) -> list[tuple[Any, ...]]:
-    """What is committed in the log, in the order of ids."""
+    """Return the committed events of the log in the order of ids."""
     with database.connect() as connection:
         return connection.execute(f"select {columns} from outbox.event order by id".encode()).fetchall()
 
@@ -178,7 +178,7 @@ def test_any_kind_of_cursor_and_any_adapters_will_do(
 
 
 def round_trips(connection: psycopg.Connection[Any], action: Callable[[], object]) -> int:
-    """How often the client waited for the server: each query or sync is answered by one ReadyForQuery."""
+    """Return the number of waits for the server: each query or sync is answered by one ReadyForQuery."""
     with tempfile.TemporaryFile() as log:
         connection.pgconn.trace(log.fileno())
         try:
@@ -373,7 +373,7 @@ def test_of_two_at_once_the_second_waits_for_the_first(database: Database, end: 
 
 
 def refused(conn: psycopg.Connection[Any], **fields: Any) -> str:
-    """What is said of an event with these fields, which is refused before anything is sent."""
+    """Return the error for an event with these fields, which is refused before anything is sent."""
     arguments: dict[str, Any] = {"type": "t", "payload": 1, **fields}
     with pytest.raises(InvalidEvent) as caught:
         outbox.emit(conn, arguments.pop("type"), arguments.pop("payload"), **arguments)

@@ -1,4 +1,4 @@
-"""Who emitted: the role of the session, which nothing can forge, and to which a uid of its own belongs."""
+"""The emitter of an event: the role of the session, which cannot be forged and owns the uids that it chose."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def emitters(database: Database) -> list[str | None]:
 
 
 def types(database: Database) -> list[str]:
-    """What is in the log."""
+    """Return the events of the log."""
     with database.connect() as conn:
         return [type_ for (type_,) in conn.execute("select type from outbox.event order by id")]
 
@@ -177,7 +177,7 @@ def test_an_open_uid_blocks_another_role_until_its_transaction_ends(
 
 
 def test_a_uid_of_the_callers_locks_no_day_but_its_own(database: Database, roles: tuple[str, str]) -> None:
-    """Emptying an old day waits for whoever uses its partition: a uid that is looked for must not."""
+    """Look for a uid without touching an old day: emptying it waits for every transaction that uses its partition."""
     one, other = roles
     with database.connect(user=other) as conn:
         uid = outbox.emit(conn, "a", 1)

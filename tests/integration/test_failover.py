@@ -147,7 +147,7 @@ def every_other_runs_on(database: Database, begun: int) -> list[psycopg.Connecti
 
 
 def take_ids(database: Database, count: int) -> None:
-    """What is emitted next has ids that are higher by `count`."""
+    """Skip `count` ids, so that the next events have higher ones."""
     query(database, "select max(nextval('outbox.event_id_seq')) from generate_series(1, %s)", count)
 
 
@@ -216,7 +216,7 @@ async def test_what_was_read_from_a_server_that_is_gone_is_of_no_use_at_its_succ
 
 
 async def test_a_commit_that_waits_for_a_standby_is_given_up_and_settled_once(shop: Shop) -> None:
-    """The standby is gone: what a relay settles is committed, and nobody says so before its deadline.
+    """The standby is gone: a settlement is committed, but not confirmed before its deadline.
 
     An event that fails meanwhile has one row, whatever became of the settlement that made it.
     """
@@ -259,7 +259,7 @@ def _given_up(harness: RelayHarness) -> bool:
 
 @dataclass(frozen=True)
 class Verdicts:
-    """What arrived in a topic, judged by what the surviving server has."""
+    """The judgement of a topic's records by the log of the surviving server."""
 
     report: Report
     phantoms: int
@@ -347,7 +347,7 @@ def test_the_synchronous_standby_is_promoted_under_load(
 def test_the_standby_that_is_promoted_lacks_the_last_commits(
     shop: Shop, pooler: PgBouncer, kafka: KafkaBroker, topic: str, tmp_path: Path, writers: Writers, *, hidden: bool
 ) -> None:
-    """What survives is delivered in order; what was delivered and is gone is a phantom, and counted."""
+    """Surviving events are delivered in order; delivered events that are gone are phantoms, and counted."""
     kafka.create_topic(topic, partitions=3)
     text = kafka_config(pooler.dsn(shop.name) if hidden else shop.dsn, kafka, topic, lease_seconds=5)
     with RelayService(tmp_path, pooled(text) if hidden else text, expects=LOST) as relay:

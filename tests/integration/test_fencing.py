@@ -103,7 +103,7 @@ class Recorder:
         return DELIVERED
 
     def since(self, moment: float) -> list[int]:
-        """What was begun from then on."""
+        """Return the deliveries that were begun from then on."""
         return [event_id for at, event_id in self.began if at >= moment]
 
 
@@ -154,7 +154,7 @@ async def everything(arrived: list[StoredEvent], wanted: list[int]) -> None:
 
 
 def repeated(arrived: list[StoredEvent]) -> set[int]:
-    """What came twice."""
+    """Return the events that came twice."""
     return {event_id for event_id, count in Counter(event.id for event in arrived).items() if count > 1}
 
 

@@ -200,14 +200,14 @@ def test_what_was_granted_by_hand_is_taken_back_and_named(
 
 
 def said_of(database: Database, role: str) -> list[str]:
-    """What `check --online` says of a role, or of all."""
+    """Return the lines of `check --online` about a role, or about all."""
     text = (STATEMENTS / "foreign_privileges.sql").read_text(encoding="utf-8")
     with database.connect() as conn:
         return [said for (said,) in conn.execute(text.encode(), {}) if role in said]
 
 
 def test_what_a_superuser_migrates_belongs_to_the_owner(empty_database: Database, owned: str, tmp_path: Path) -> None:
-    """Functions of the owner could not use what somebody else owns, and every emit would fail."""
+    """Functions of the owner could not use objects of another role, and every emit would fail."""
     first = tmp_path / "schema"
     shutil.copytree(SCHEMA_FOLDER, first)
     for path in first.glob("000[2-9]*.sql"):

@@ -56,7 +56,7 @@ def flood(port: int) -> Generator[list[socket.socket]]:
 
 
 def answers_within_a_second(port: int) -> bool:
-    """Whether /livez answers a client that waits for a second."""
+    """Return True if /livez answers a client that waits for a second."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=1)
     try:
         connection.request("GET", "/livez")

@@ -11,6 +11,7 @@ from outbox_relay.domain.errors import StatementFailed
 from outbox_relay.domain.event import SHARDS
 from outbox_relay.relay.housekeeping import TRIM_LEAST, TRIM_ROWS, Housekeeping, LedgerTrim
 from tests.support.database import Database, query
+from tests.support.ledger import ledger
 from tests.support.relay_harness import CountingStore
 from tests.support.wait import auntil
 
@@ -70,3 +71,23 @@ async def test_a_trim_that_fails_is_followed_by_smaller_ones() -> None:
     for _ in range(3):
         await ledger.trim()
     assert asked == [TRIM_ROWS, TRIM_LEAST, 2 * TRIM_LEAST, 3 * TRIM_LEAST]
+
+
+async def test_positions_of_names_that_are_gone_are_removed_and_no_others(database: Database) -> None:
+    """Goes red when the ledger is trimmed by the names of sinks only: the rest would stay for good."""
+    query(database, SINKS, 3)
+    query(database, "select outbox.remove_sink('idle-1')")
+    query(database, "select outbox.rename_sink('idle-2', 'other', null, null)")
+    late = """
+insert into outbox.progress (sink, shards, epochs, a_seq, a_snapshot, a_next, last_id)
+select s, '{0}', '{1}', n, '3:3:', 3, 0
+  from unnest('{a, idle-1, idle-2, zz}'::text[]) s, generate_series(1, 2) n
+returning 1"""
+    query(database, late)
+    async with ledger(database) as books:
+        assert await books.store.trim_former_positions(5) == 5
+        assert await books.store.trim_former_positions(1000) == 3
+        assert await books.store.trim_former_positions(1000) == 0
+    names = query(database, "select distinct sink from outbox.progress order by sink")
+    assert names == [("idle-3",), ("other",)]
+    assert query(database, "select count(*) from outbox.standing where sink in ('idle-3', 'other')") == [(128,)]

@@ -6,6 +6,8 @@ import asyncio
 import os
 import signal
 from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import psycopg
 import pytest
@@ -24,6 +26,8 @@ from tests.support.memory_sink import MemorySink
 from tests.support.postgres import PostgresServer
 from tests.support.relay_harness import CountingStore, running, spec
 from tests.support.wait import auntil
+
+T = TypeVar("T")
 
 FAILING = {
     "cancelled": "select pg_cancel_backend(pg_backend_pid()), pg_sleep(600) where %(sink)s = 'ill'",
@@ -66,7 +70,7 @@ async def test_a_sink_whose_statements_fail_ends_no_session(database: Database, 
 
 @pytest.mark.parametrize("table", ["relay", "sink"])
 async def test_a_lock_that_stops_what_all_sinks_share_ends_no_session(database: Database, table: str) -> None:
-    """Nobody can say that a relay lives, or ask for the sinks, for longer than a lock is waited for."""
+    """Block heartbeats and questions about sinks for longer than the time limit for locks."""
     sink = MemorySink()
     async with running(database.dsn, (spec("s"), sink), lease_seconds=3.0) as harness:
         wanted = emit(database, ["before"])
@@ -270,30 +274,59 @@ async def test_a_crash_of_one_process_of_the_server_takes_its_mark_away(own_post
     if own_postgres.major < 15:
         pytest.skip("before PostgreSQL 15 nothing tells such a crash")
     store = CountingStore(own_postgres.dsn("shop"))
-    await store.open()
-    before = (await store.tick()).incarnation
-    victim = own_postgres.connect("shop")
-    os.kill(victim.info.backend_pid, signal.SIGKILL)
-    with pytest.raises(psycopg.OperationalError):
-        victim.execute("select 1")
-    victim.close()
-    await auntil(lambda: _answers(store), seconds=30, what="the server has recovered")
-    crashed = (await store.tick()).incarnation
-    await store.arm()
-    armed = (await store.tick()).incarnation
-    await store.arm()
-    assert (await store.tick()).incarnation == armed
-    assert len({before, crashed, armed}) == 3
-    await store.close()
-
-
-async def _answers(store: CountingStore) -> bool:
     try:
-        await store.tick()
-    except DatabaseUnavailable:
-        await store.replace_lost_connections()
-        return False
-    return True
+        await store.open()
+        before = (await store.tick()).incarnation
+        victim = own_postgres.connect("shop")
+        os.kill(victim.info.backend_pid, signal.SIGKILL)
+        with pytest.raises(psycopg.OperationalError):
+            victim.execute("select 1")
+        victim.close()
+        # For a moment the other processes of the server answer as before.
+        crashed = await _incarnation(store, other_than=before)
+        await _arm(store)
+        armed = await _incarnation(store)
+        await _arm(store)
+        assert await _incarnation(store) == armed
+        assert len({before, crashed, armed}) == 3
+    finally:
+        await store.close()
+
+
+async def _incarnation(store: CountingStore, *, other_than: str = "") -> str:
+    """Return the first incarnation other than that one with which the server answers."""
+
+    async def tick() -> str | None:
+        found = (await store.tick()).incarnation
+        return found if found != other_than else None
+
+    return await _until_answered(store, tick)
+
+
+async def _arm(store: CountingStore) -> None:
+    async def arm() -> bool:
+        await store.arm()
+        return True
+
+    await _until_answered(store, arm)
+
+
+async def _until_answered(store: CountingStore, call: Callable[[], Awaitable[T | None]]) -> T:
+    """Repeat ``call`` until it is answered, and not with None.
+
+    The pool may have several connections that the crash has closed.
+    """
+
+    async def answer() -> T | None:
+        try:
+            return await call()
+        except DatabaseUnavailable:
+            await store.replace_lost_connections()
+            return None
+
+    answered = await auntil(answer, seconds=30, what="the server has recovered")
+    assert answered is not None
+    return answered
 
 
 async def test_a_listening_connection_that_leads_elsewhere_is_named_once_and_not_used(

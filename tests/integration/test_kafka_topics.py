@@ -221,3 +221,32 @@ async def test_compressed_records_arrive(real_kafka: KafkaBroker, topic: str, si
     events = [an_event("k", b"x" * 1_500_000), an_event("k", b"y" * 10)]
     assert await hand_over(sink, events) == [DELIVERED] * 2
     assert [record.value for record in real_kafka.read_all(topic)] == [event.payload for event in events]
+
+
+# -- details of deliveries ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("delivery_details", "attempt"), [(True, 1), (False, 2)], ids=["all", "after a failure"])
+async def test_a_recorded_delivery_tells_topic_partition_and_offset(
+    kafka: KafkaBroker, topic: str, sink_on: Any, delivery_details: bool, attempt: int
+) -> None:
+    for region in ("a", "b"):
+        kafka.create_topic(f"{topic}.{region}", 3)
+    sink = await sink_on(kafka, f"{topic}.{{headers.to}}", delivery_details=delivery_details)
+    events = [to(region, f"k{number}") for number in range(20) for region in ("a", "b")]
+    verdicts = await sink.deliver(events, soon(), attempt)
+    assert list(verdicts) == [DELIVERED] * 40
+    records = [record for region in ("a", "b") for record in kafka.read_all(f"{topic}.{region}")]
+    places = {(record.headers["id"] or b"").decode(): record for record in records}
+    for event, verdict in zip(events, verdicts, strict=True):
+        record = places[event.uid]
+        assert verdict.detail == {"topic": record.topic, "partition": record.partition, "offset": record.offset}
+        assert 0 <= verdict.seconds < 60
+
+
+async def test_a_delivery_that_is_not_recorded_has_no_details(kafka: KafkaBroker, topic: str, sink_on: Any) -> None:
+    kafka.create_topic(topic)
+    sink = await sink_on(kafka, topic)
+    for _ in range(2):
+        assert all(verdict is DELIVERED for verdict in await sink.deliver([to("a"), to("b")], soon()))
+        assert [verdict.detail is None for verdict in await sink.deliver([to("a")], soon(), 2)] == [False]

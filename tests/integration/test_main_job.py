@@ -57,7 +57,7 @@ def test_nothing_is_lost_or_reordered_while_a_relay_is_killed_and_the_database_r
 
 
 def _survives(writers: Writers) -> int:
-    """What is committed; 0 while the server restarts."""
+    """Return the number of committed events; 0 while the server restarts."""
     import psycopg
 
     try:

@@ -33,7 +33,7 @@ SECRET = "s3cr#t/p@ss"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """What the next release might ship: this one's migrations, and one more that old relays can live with."""
+    """The migrations of a possible next release: those of this one, and one more that suits old relays."""
     copy = tmp_path / "schema"
     shutil.copytree(SCHEMA_FOLDER, copy)
     add(copy, "create function outbox.extra() returns integer language sql return 1;\n")
@@ -372,7 +372,7 @@ def test_the_script_runs_in_alembic(empty_database: Database) -> None:
 
 
 def refused(dsn: str) -> RelayError:
-    """What is said; a line, without the password."""
+    """Return the error, which is one line without the password."""
     with pytest.raises(RelayError) as caught:
         migrate(dsn)
     shown: Any = caught.value

@@ -82,7 +82,7 @@ async def test_dead_letter_of_an_odd_event_holds_its_key(database: Database) -> 
 
 
 async def settled(harness: RelayHarness, database: Database, events: int) -> None:
-    """Wait until so many ``events`` were delivered or are dead, of each sink, and everything is settled."""
+    """Wait until ``events`` events of each sink are delivered or dead, and everything is settled."""
     sinks = [sink for _, sink in harness.sinks if isinstance(sink, MemorySink)]
 
     async def fact() -> bool:

@@ -44,7 +44,7 @@ def text(database: Database, pooler: PgBouncer, kafka: KafkaBroker, topic: str, 
 
 
 def shards(*relays: RelayService) -> list[int]:
-    """How many shards each of them has."""
+    """Return the number of shards that each of them owns."""
     bodies = [relay.ask("/readyz")[1] for relay in relays]
     return [body["sinks"]["events"]["shards"] if body else 0 for body in bodies]
 

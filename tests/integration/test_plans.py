@@ -21,6 +21,7 @@ from outbox_relay.postgres.database import statements
 from outbox_relay.relay.log_reader import CHUNK_EVENTS
 from tests.support.database import Database
 from tests.support.postgres import PostgresServer
+from tests.support.recording import settled_unrecorded, unrecorded
 
 pytestmark = pytest.mark.xdist_group("plans")
 
@@ -508,7 +509,7 @@ def settlement(ids: list[int]) -> dict[str, Any]:
         "ordereds": [True] * len(ids), "due_in": none, "attempts": [0] * len(ids), "claims": [0] * len(ids),
         "leases": none, "lease_for": none, "errors": none, "statuses": none,
         "last_attempts": none,
-        "fence_shards": list(range(64)), "fence_epochs": [1] * 64,
+        "fence_shards": list(range(64)), "fence_epochs": [1] * 64, **settled_unrecorded(),
     }  # fmt: skip
 
 
@@ -562,14 +563,14 @@ def given_back(ids: list[int]) -> dict[str, Any]:
     none = [None] * len(ids)
     return {
         "sink": SINK, "ids": ids, "leases": [OWNER] * len(ids), "states": none, "due_in": none,
-        "attempts": [1] * len(ids), "errors": none, "statuses": none, "last_attempts": none,
+        "attempts": [1] * len(ids), "errors": none, "statuses": none, "last_attempts": none, **unrecorded(len(ids)),
     }  # fmt: skip
 
 
 WITH_ROWS: dict[str, Callable[[list[int]], dict[str, Any]]] = {
     "claim_rows": claiming,
     "settle": lambda ids: settlement([PLANNED_EMPTY - number for number in ids]),
-    "delete_rows": lambda ids: {"sink": SINK, "ids": ids, "leases": [OWNER] * len(ids)},
+    "delete_rows": lambda ids: {"sink": SINK, "ids": ids, "leases": [OWNER] * len(ids), **unrecorded(len(ids))},
     "update_rows": given_back,
 }
 NO_ROWS = {"settle": settlement([])}

@@ -23,6 +23,7 @@ from psycopg.types.json import Jsonb
 from outbox_relay.postgres.database import statements
 from tests.support.database import Database
 from tests.support.postgres import PostgresServer
+from tests.support.recording import settled_unrecorded, unrecorded
 from tests.support.wait import until
 
 pytestmark = pytest.mark.xdist_group("reading functions")
@@ -64,7 +65,8 @@ def sink(connection: Connection) -> str:
 
 def call(connection: Connection, statement: str, **parameters: Any) -> list[tuple[Any, ...]]:
     """The rows of one of the store's statements."""
-    return connection.execute(SQL[statement], {"server": None, **parameters}).fetchall()
+    given = {"server": None, **unrecorded(len(parameters.get("ids", ()))), **parameters}
+    return connection.execute(SQL[statement], given).fetchall()
 
 
 @contextmanager
@@ -78,7 +80,7 @@ def in_background(database: Database, work: Callable[[Connection], Any]) -> Gene
 
 
 def waits(database: Database, pid: int) -> bool:
-    """Whether a server process waits for a lock."""
+    """Return True if a server process waits for a lock."""
     with database.connect() as connection:
         query = "select from pg_stat_activity where pid = %s and wait_event_type = 'Lock'"
         return connection.execute(query, (pid,)).fetchone() is not None
@@ -131,11 +133,12 @@ class Settlement:
             **{name: [value] * len(self.events) for name, value in row.items()},
             "fence_shards": [*fence],
             "fence_epochs": [*fence.values()],
+            **settled_unrecorded(),
         }
 
 
 def written(connection: Connection, sink: str) -> tuple[int, int]:
-    """How many rows and how many positions a sink has."""
+    """Return the numbers of rows and of positions of a sink."""
     return connection.execute(
         "select (select count(*) from outbox.delivery where sink = %s), "
         "(select coalesce(sum(cardinality(shards)), 0) from outbox.progress where sink = %s)",
@@ -405,7 +408,7 @@ IN_THE_WAY: dict[str, tuple[dict[str, Any], bool, bool]] = {
     "dead and scheduled": ({"ordered": False, "state": "dead"}, False, False),
     "of another key": ({"key": "other", "due_in": 3600.0}, False, False),
 }
-"""What an earlier row is → the row, and whether later rows of its key wait behind it: with "skip", with "hold"."""
+"""The kind of an earlier row → the row, and whether later rows of its key wait behind it: with "skip", with "hold"."""
 
 
 @pytest.mark.parametrize("later", ["waiting", "held"])
@@ -627,7 +630,7 @@ PAUSE = 77_001
 
 
 BEHIND, CHOSEN = "if with_followers", "chosen := array(\n            select c.id"
-"""What of a claim comes after the pause, from the rows behind the first ones of their keys on."""
+"""The part of a claim after the pause, from the rows behind the first ones of their keys on."""
 
 
 @contextmanager
@@ -695,7 +698,7 @@ def given_back(connection: Connection, sink: str, lease: UUID, state: str | None
 
 
 def row_state(connection: Connection, sink: str) -> tuple[Any, ...]:
-    """What a settlement of row 1 changes."""
+    """Return the changes of a settlement of row 1."""
     return connection.execute(
         "select state, due_at > now() + interval '50 min', attempts, claims, lease, lease_until, owner, last_error, "
         "last_status, last_attempt_at is not null from outbox.delivery where sink = %s and id = 1",

@@ -307,7 +307,7 @@ async def test_a_slow_request_is_parked_and_does_not_hold_the_position_back(data
         await delivered(sink, wanted[1:-1])
         await has(database, "select 1 from outbox.delivery where state = 'held'")
         await auntil(
-            lambda: _true(all(reader.idle for reader in harness.relays[0].readers)),
+            lambda: _true(all(group.idle for group in harness.groups[0])),
             seconds=10,
             what="nothing is in hand",
         )
@@ -354,7 +354,7 @@ async def test_shards_at_the_same_position_are_read_with_one_call(database: Data
         await harness.owns_all()
         await delivered(sink, emit(database, [f"k{n}" for n in range(500)]))
         await harness.settled()
-        assert len(harness.relays[0].readers) == 1
+        assert len(harness.groups[0]) == 1
         before = harness.store.calls["read_rest"]
         wanted = emit(database, [f"k{n}" for n in range(500)])
         await delivered(sink, wanted)

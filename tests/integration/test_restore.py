@@ -200,6 +200,42 @@ async def test_a_transaction_that_was_late_for_a_position_is_read_after_a_restor
         assert set(await relayed(new, [row[0], *between])) >= {row[0], *between}
 
 
+def mark_as_discarded(database: Database, uid: str) -> None:
+    """Discard an event of sink ``s``, whose position has passed it."""
+    do(database, "insert into outbox.discarded (sink, id, uid, reason) "
+                 f"select 's', id, uid, 'test' from outbox.event where uid = '{uid}'")  # fmt: skip
+
+
+async def test_what_was_discarded_is_not_delivered_after_a_restore(own_postgres: PostgresServer) -> None:
+    """The position goes back before an event that was late for it, and so before what was settled behind that."""
+    with shop(own_postgres) as old, PostgresServer() as server:
+        with old.connect() as late:
+            row = late.execute("select outbox.emit('t', '{}', key => 'k1')::text").fetchone()
+            assert row
+            seen = emit(old) + emit(old)
+            assert await relayed(old, seen) == seen
+            mark_as_discarded(old, seen[1])
+            late.commit()
+        new = dump_and_restore(old, server)
+        rebase(new.dsn)
+        again = [row[0], seen[0], *seen[2:]]
+        assert await relayed(new, again) == again, "all but the discarded event is delivered again"
+
+
+async def test_marks_of_discarded_events_follow_them_to_new_ids(own_postgres: PostgresServer) -> None:
+    """Copied events look as if this cluster had emitted them if its transaction numbers are ahead."""
+    with shop(own_postgres) as old, PostgresServer() as server:
+        before = emit(old, 6)
+        assert await relayed(old, before) == before
+        mark_as_discarded(old, before[2])
+        burn(Database(server, "postgres"), AHEAD)
+        new = dump_and_restore(old, server)
+        do(new, "select setval('outbox.event_id_seq', 4)")
+        rebase(new.dsn)
+        again = [before[0], before[1], before[3]]
+        assert await relayed(new, again) == again
+
+
 async def test_rebase_of_a_log_that_is_settled_repeats_nothing(own_postgres: PostgresServer) -> None:
     with shop(own_postgres) as database:
         before = emit(database, 30)

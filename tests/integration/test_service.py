@@ -124,7 +124,7 @@ def _patterns(database: Database) -> list[str]:
 def test_it_stops_within_its_limit_while_the_destination_is_down(
     database: Database, kafka: KafkaBroker, tmp_path: Path
 ) -> None:
-    """What is in hand is dropped, the shards are released: the next relay begins where this one stood."""
+    """Events in hand are dropped, the shards are released: the next relay begins at the stored positions."""
     text = kafka_config(database.dsn, kafka, "nowhere").replace(kafka.bootstrap, "127.0.0.1:1")
     with RelayService(tmp_path, text) as relay:
         emit(database, "order.made")

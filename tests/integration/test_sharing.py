@@ -31,7 +31,7 @@ from tests.support.wait import auntil, until
 
 LEASE_SECONDS = 3.0
 POLL_SECONDS = LEASE_SECONDS / 6
-"""How often a relay looks for shards that nobody owns, with this lease."""
+"""The interval at which a relay looks for shards without an owner, with this lease."""
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ async def party(dsn: str, expects: Collection[str] = ()) -> AsyncGenerator[Calla
 
 
 def shares(harnesses: Sequence[RelayHarness], sink: str) -> list[int]:
-    """How many shards of `sink` each relay that serves it owns, by what the relays themselves believe."""
+    """Return the number of shards of `sink` that each relay that serves it owns, by its own account."""
     return [harness.lease_manager.held[sink] for harness in harnesses if sink in harness.lease_manager.held]
 
 
@@ -119,7 +119,7 @@ async def test_after_a_clean_leave_the_others_share_at_once(database: Database) 
 
 
 async def test_a_relay_that_is_told_to_stop_while_it_claims_keeps_nothing(database: Database) -> None:
-    """Goes red when what was claimed meanwhile stays with a relay that nobody drains any more."""
+    """Goes red when shards that were claimed meanwhile stay with a relay that is not drained any more."""
     harness = RelayHarness(database.dsn, [(spec("s"), MemorySink())], lease_seconds=LEASE_SECONDS)
     claim = harness.store.claim_shards
 
@@ -146,7 +146,7 @@ async def test_a_relay_that_is_told_to_stop_while_it_claims_keeps_nothing(databa
 async def test_shards_that_are_given_up_while_the_destination_is_down_repeat_nothing_that_was_delivered(
     database: Database,
 ) -> None:
-    """What precedes something delivered becomes a row, once all that is under way was answered: red without either."""
+    """An event that precedes a delivered one becomes a row, once all requests are answered: red without either."""
     delivered_behind, answer = asyncio.Event(), asyncio.Event()
 
     async def script(event: StoredEvent, _attempt: int) -> Verdict:
@@ -177,14 +177,14 @@ async def test_shards_that_are_given_up_while_the_destination_is_down_repeat_not
 
 
 async def gives_up(harness: RelayHarness) -> bool:
-    """Whether it sends nothing any more: it waits for what is under way, or has ended its session."""
+    """Return True if it sends no more: it waits for requests under way, or has ended its session."""
     session = harness.relays[0].session
     assert session is not None
     return session.breaker.handing_over or not harness.leases("s").held
 
 
 async def is_open(harness: RelayHarness) -> bool:
-    """Whether the circuit of its first sink is not closed."""
+    """Return True if the circuit of its first sink is not closed."""
     return harness.relays[0].circuit != "closed"
 
 

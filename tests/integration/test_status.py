@@ -33,12 +33,15 @@ async def books(database: Database) -> AsyncGenerator[Ledger]:
 
 
 async def sink(books: Ledger, name: str = "s") -> dict[str, Any]:
-    """What status says of one sink."""
+    """Return the status of one sink."""
     return (await admin.status(books.store))["sinks"][name]
 
 
 async def test_a_new_database_has_no_sinks_and_no_relays(books: Ledger) -> None:
+    retention: dict[str, Any] = {"keep_days": 30, "hold_until": None, "blocked": []}
     nothing: dict[str, Any] = {"relays": [], "sinks": {}, "unrouted": [], "in_default_partition": 0}
+    nothing["retention"] = retention
+    nothing["replays"] = []
     assert await admin.status(books.store) == nothing
 
 
@@ -103,7 +106,7 @@ class Writers:
 
 
 def visible(xid: int, tick: Tick) -> bool:
-    """What pg_visible_in_snapshot says."""
+    """Return the result of pg_visible_in_snapshot."""
     return xid < tick.xmax and xid not in tick.running
 
 
@@ -356,6 +359,53 @@ async def test_pause_circuit_last_error_and_shards_without_an_owner_are_shown(bo
         "in_flight_limit": 8,
         "last_error": "broker away",
     }
+
+
+async def test_an_error_that_is_over_is_null_and_has_its_times(books: Ledger) -> None:
+    await books.register(("s", ["*"], "beginning"))
+    assert await last_error(books) == (None, None, None)
+    await books.store.record_mended("s", own=True)
+    assert await last_error(books) == (None, None, None)
+    await books.store.record_circuit("s", "open", "broker away", None, 0)
+    await books.store.record_mended("s", own=True)
+    error, at, mended = await last_error(books)
+    assert (error, mended) == ("broker away", None), "the circuit is open"
+    await books.store.record_circuit("s", "closed", None, None, 0)
+    [row] = await books.store.sinks(["s"])
+    assert row.last_error_open
+    await books.store.record_mended("s", own=False)
+    assert (await last_error(books))[0] == "broker away", "a relay may still meet it"
+    await books.store.record_mended("s", own=True)
+    error, at_then, mended = await last_error(books)
+    assert (error, at_then) == (None, at)
+    assert mended is not None
+    assert mended >= str(at)
+    assert (await sink(books))["last_error_mended_seconds_ago"] < 30
+    [row] = await books.store.sinks(["s"])
+    assert not row.last_error_open
+    await books.store.record_circuit("s", "closed", "topic a: unknown", None, 0)
+    assert (await last_error(books))[::2] == ("topic a: unknown", None)
+    books.do("update outbox.sink set last_error_at = last_error_at - interval '4 minutes'")
+    books.do("update outbox.sink set last_error_mended_at = last_error_mended_at - interval '5 minutes'")
+    await books.store.record_mended("s", own=False)
+    assert (await last_error(books))[0] is None, "no relay has met it for minutes"
+
+
+async def test_an_error_of_a_client_is_not_over_because_events_are_delivered(books: Ledger) -> None:
+    await books.register(("s", ["*"], "beginning"))
+    await books.store.record_trouble("s", "client: no broker answers")
+    [row] = await books.store.sinks(["s"])
+    assert not row.last_error_open
+    await books.store.record_mended("s", own=True)
+    assert (await last_error(books))[0] == "client: no broker answers"
+    await books.store.record_trouble("s", None)
+    assert await last_error(books) == (None, None, None)
+
+
+async def last_error(books: Ledger) -> tuple[str | None, str | None, str | None]:
+    """Return the last error of sink s, its time and the time of its end."""
+    found = await sink(books)
+    return found["last_error"], found["last_error_at"], found["last_error_mended_at"]
 
 
 async def test_relays_that_are_alive_are_listed_with_their_shards(books: Ledger) -> None:

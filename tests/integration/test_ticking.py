@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import psycopg
 import pytest
@@ -41,7 +41,7 @@ class Notified:
         self._connection.execute("listen outbox")
 
     def count(self) -> int:
-        """How many have come since the last look."""
+        """Return the number that came since the last call."""
         self._connection.execute("select 1")
         return len(list(self._connection.notifies(timeout=0.2)))
 
@@ -189,6 +189,8 @@ SPEAK_OF_TICKS: dict[str, Callable[[Store, str], Awaitable[object]]] = {
     "positions": lambda store, server: store.positions("s", [0], server=server),
     "blocked_keys": lambda store, server: store.blocked_keys("s", [0], hold=False, server=server),
     "still_blocked": lambda store, server: store.still_blocked("s", ["a"], hold=False, server=server),
+    "highest_discarded": lambda store, server: store.highest_discarded("s", server=server),
+    "discarded": lambda store, server: store.discarded("s", [(1, UUID(int=1))], server=server),
     "register_sinks": lambda store, server: store.register_sinks([("t", ["*"], None)], BEGINNING, server=server),
 }
 

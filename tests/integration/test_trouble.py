@@ -120,11 +120,42 @@ async def test_trouble_of_one_part_makes_rows_without_attempts_and_the_others_fl
     assert in_order(sink.delivered)
 
 
+async def test_all_parts_in_trouble_are_shown_until_they_recover(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outbox_relay.relay.parked_limit.TROUBLE_SECONDS", 0.5)
+    monkeypatch.setattr("outbox_relay.relay.parked_limit.COUNT_SECONDS", 0.1)
+    monkeypatch.setattr("outbox_relay.relay.sink_report.RECORD_SECONDS", 0.1)
+
+    def troubles(event: StoredEvent, _attempt: int) -> Verdict:
+        topic = f"topic {event.key}"
+        return DELIVERED if event.key == "c" else Unavailable(f"{topic}: unknown", None, 0.05, part=topic)
+
+    late = Late()
+    late.script = troubles
+    sink = MemorySink(late)
+    async with running(database.dsn, (spec("s"), sink)) as harness:
+        wanted = emit(database, ["a", "b", "c"])
+        [(error,)] = await has(database, "select last_error from outbox.sink where last_error like '%%; %%'")
+        assert sorted(error.split("; ")) == ["topic a: unknown", "topic b: unknown"]
+        await delivered(sink, emit(database, ["c"]))
+        assert (await status(harness.store))["sinks"]["s"]["last_error"], "other parts take events"
+        late.script = None
+        await delivered(sink, wanted)
+
+        async def mended() -> bool:
+            emit(database, ["c"])
+            found = (await status(harness.store))["sinks"]["s"]
+            return found["last_error"] is None and found["last_error_mended_at"] is not None
+
+        await auntil(mended, seconds=20, what="the error is over")
+
+
 @pytest.mark.parametrize("keeps_order", [True, False])
 async def test_probe_that_meets_the_trouble_of_a_part_leaves_the_next_to_another(
     database: Database, keeps_order: bool
 ) -> None:
-    """Else the circuit waits for ever for an outcome of a probe that nobody sends any more."""
+    """Otherwise the circuit waits without end for the outcome of a probe that is not sent any more."""
     late = Late()
     late.script = _trouble
     sink = MemorySink(late, keeps_order=keeps_order)

@@ -1,1 +1,1 @@
-"""What is shipped: the wheel, the lock files, the image, compose.yaml and its example shop."""
+"""The shipped artefacts: the wheel, the lock files, the image, compose.yaml and its example shop."""

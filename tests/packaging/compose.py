@@ -34,7 +34,7 @@ class Service:
     mounts: Sequence[Mount]
 
     def arguments(self, entrypoint: Sequence[str], command: Sequence[str]) -> list[str]:
-        """What runs in an image with this entry point and command; an entry point of its own drops both."""
+        """Return the arguments in an image with this entry point and command; an entry point of its own drops both."""
         if self.entrypoint is not None:
             return [*self.entrypoint, *(self.command or ())]
         return [*entrypoint, *(command if self.command is None else self.command)]

@@ -17,7 +17,7 @@ SECONDS = 120
 
 
 def buildah(*arguments: str | Path) -> str:
-    """What buildah printed. Raises AssertionError with what it said when it fails."""
+    """Return the output of buildah. Raises AssertionError with its error when it fails."""
     done = subprocess.run([BUILDAH, *arguments], capture_output=True, check=False, text=True, timeout=SECONDS)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
@@ -43,7 +43,7 @@ class Image:
 
     @property
     def config(self) -> dict[str, Any]:
-        """What the image says of itself, in Docker's words."""
+        """Return the image's configuration in Docker's terms."""
         return json.loads(buildah("inspect", "--type", "image", NAME))["Docker"]["config"]
 
     def root(self) -> Path:
@@ -51,7 +51,7 @@ class Image:
         return Path(buildah("mount", self._container))
 
     def shell(self, script: str) -> str:
-        """What a shell script printed that ran inside."""
+        """Run a shell script inside, and return its output."""
         return buildah("run", self._container, "--", "sh", "-euc", script)
 
     def command(

@@ -1,4 +1,4 @@
-"""What the shop of compose.yaml has to do, however its services are run."""
+"""The requirements for the shop of compose.yaml, however its services are run."""
 
 from tests.packaging.stack import READY_SECONDS, Running, Stack
 from tests.support.kafka.records import read_all

@@ -35,12 +35,12 @@ SECRET = f"{compose.SECRETS}/webhook-secrets"
 
 
 class Runner(Protocol):
-    """How a service becomes a process: in the image, or beside it."""
+    """The way in which a service becomes a process: in the image, or beside it."""
 
     def command(
         self, service: Service, arguments: Sequence[str], environment: Mapping[str, str]
     ) -> tuple[list[str | Path], dict[str, str]]:
-        """What is to be started, with its environment, so that ``arguments`` run as the service would."""
+        """Return the command and the environment with which ``arguments`` run as the service would."""
         ...
 
     def process(self, started: int) -> int:
@@ -66,7 +66,7 @@ class Beside:
         return [sys.executable, *run, *rest], {**os.environ, **own}
 
     def process(self, started: int) -> int:
-        """What was started is the service."""
+        """Return the process of the service, which is the one that was started."""
         return started
 
 
@@ -80,7 +80,7 @@ class Running:
         self._runner = runner
 
     def lines(self, beginning: str = "") -> list[str]:
-        """What it has written so far, of that the lines that begin so."""
+        """Return the lines of its output so far that begin with this text."""
         return [line for line in self.log.read_text().splitlines() if line.startswith(beginning)]
 
     def pid(self) -> int:
@@ -150,7 +150,7 @@ class Stack:
         return running
 
     def status(self) -> dict[str, Any]:
-        """What `outbox-relay status` says."""
+        """Return the answer of `outbox-relay status`."""
         done = self.run("relay", "outbox-relay", "status", "--json")
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)

@@ -21,7 +21,7 @@ OURS = sorted(name for name, service in SERVICES.items() if service["image"].sta
 
 
 def relay_settings() -> settings.Settings:
-    """What the relay of the file is set to."""
+    """Return the settings of the file's relay."""
     (config,) = SERVICES["relay"]["configs"]
     assert config["target"] == "/etc/outbox-relay/relay.toml", "which is where the image looks"
     return settings.load(ROOT / WHOLE["configs"][config["source"]]["file"], SERVICES["relay"]["environment"])

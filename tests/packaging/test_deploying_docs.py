@@ -43,7 +43,7 @@ def pod(kind: str) -> dict[str, Any]:
 
 
 def relay_settings(tmp_path: Path) -> settings.Settings:
-    """What the manifest's relay is set to."""
+    """Return the settings of the manifest's relay."""
     file = tmp_path / "relay.toml"
     file.write_text(manifests()["ConfigMap"]["data"]["relay.toml"])
     return settings.load(file, {})

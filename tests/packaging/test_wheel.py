@@ -77,7 +77,7 @@ class Environment:
         )
 
     def distributions(self) -> set[str]:
-        """What is installed."""
+        """Return the installed files."""
         return {entry["name"] for entry in json.loads(self.pip("list", "--format=json"))}
 
 
@@ -142,7 +142,7 @@ def test_its_metadata(wheel: Path) -> None:
         said = Parser().parsestr(archive.read(f"outbox_relay-{__version__}.dist-info/METADATA").decode())
     assert said["License-Expression"] == "Apache-2.0"
     assert said["Requires-Python"] == ">=3.11"
-    assert set(said.get_all("Provides-Extra", [])) == {"relay", "demo"}
+    assert set(said.get_all("Provides-Extra", [])) == {"archive", "demo", "relay"}
     always = [r for r in map(Requirement, said.get_all("Requires-Dist", [])) if r.marker is None]
     (psycopg,) = always
     assert OLDEST_PSYCOPG.replace("==", ">=") == str(psycopg)

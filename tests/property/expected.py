@@ -1,4 +1,4 @@
-"""What writers committed and what destinations took, and what may not be true of the two."""
+"""Events that writers committed and destinations took, and the contradictions between the two."""
 
 from __future__ import annotations
 
@@ -30,6 +30,10 @@ class Expected:
     """In the order of the commits, which is the order of ids of a key: its writers exclude each other."""
     asked: set[int] = field(default_factory=set[int])
     taken: Counter[int] = field(default_factory=Counter[int])
+    retried: set[int] = field(default_factory=set[int])
+    """Dead events that were made due again."""
+    discarded: set[int] = field(default_factory=set[int])
+    """Dead events that were discarded, after the position of their shard had passed them."""
     broken: list[str] = field(default_factory=list[str])
     early: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     """(event, earlier event of its key that had not been delivered): right only if that one is dead by then."""
@@ -41,6 +45,8 @@ class Expected:
         if written is None:
             self.broken.append(f"phantom: event {n} was delivered and is not committed")
             return DELIVERED
+        if n in self.discarded:
+            self.broken.append(f"event {n} was delivered after it was discarded")
         match wish:
             case "failed":
                 return Failed("as the test wishes")
@@ -68,13 +74,13 @@ class Expected:
         for earlier in self.committed.values():
             if earlier.n == written.n:
                 return
-            if earlier.key != written.key or earlier.scheduled or self.taken[earlier.n]:
+            if earlier.key != written.key or earlier.scheduled or self.taken[earlier.n] or earlier.n in self.discarded:
                 continue
             if self.hold or not (earlier.poison and earlier.n in self.asked):
                 self.early.append((written.n, earlier.n))
 
     def missing(self, rows: Iterable[tuple[str, str]]) -> list[str]:
-        """What is not at rest, given the ``rows`` (number, state) of delivery.
+        """Return the events that are not at rest, given the ``rows`` (number, state) of delivery.
 
         Everything is delivered or dead, with ``hold`` also held behind a dead one of its key, and no other row is left.
         """
@@ -83,7 +89,9 @@ class Expected:
         stopped: set[str | None] = set()
         for written in self.committed.values():
             state = states.pop(written.n, None)
-            if state == "dead":
+            if written.n in self.discarded:
+                found += [f"there is a row of event {written.n}, which was discarded"] if state else []
+            elif state == "dead":
                 stopped |= {written.key} if self.hold and written.key and not written.scheduled else set()
             elif written.key in stopped and not written.scheduled:
                 found += [] if state else [f"event {written.n} does not stand behind the dead one of its key"]
@@ -92,8 +100,8 @@ class Expected:
         return [*found, *(f"there is a row of event {n}, which was not committed" for n in states)]
 
     def disorder(self, rows: Iterable[tuple[str, str]]) -> list[str]:
-        """First deliveries that came before an earlier event of their key that is not dead."""
-        dead = {int(n) for n, state in rows if state == "dead"}
+        """First deliveries that came before an earlier event of their key that is not dead, and was not."""
+        dead = {int(n) for n, state in rows if state == "dead"} | self.retried | self.discarded
         return [f"event {n} came before {m} of its key" for n, m in self.early if self.hold or m not in dead]
 
     @property

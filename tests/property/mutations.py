@@ -9,6 +9,7 @@ not end in time: a timeout shows nothing of the rule.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -20,28 +21,61 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[2]
 COPIED = ("outbox_relay", "schema", "tests", "pyproject.toml")
 SEQUENCES = 2_000
-"""How many sequences it gets to find one."""
+"""Maximum number of sequences to find one."""
 LONGEST_SECONDS = 700.0
 """Longer than pytest's own limit for the test."""
 TIMED_OUT = "from pytest-timeout"
 """Text of pytest for a test that exceeded its time limit."""
 SCHEMA = "schema/0001_outbox.sql"
+CLAIM = "outbox.claim_rows"
+SETTLE = "outbox.settle"
+EARLIER = "outbox_relay/relay/earlier_outcomes.py"
 
 
 class Mutation(NamedTuple):
-    """A rule, and the text that is replaced to take it out, which stands in `file` once."""
+    """A rule, and the text that is replaced to take it out, which is in `place` once.
+
+    `place` is a file, or a function of the database: that means its newest definition, the only one that counts.
+    """
 
     left_out: str
-    file: str
+    place: str
     text: str
     instead: str = ""
 
+    def found_in(self, root: Path) -> tuple[Path, int, int]:
+        """Return the file of `place` below `root`, and the offsets at which `place` begins and ends."""
+        if not self.place.startswith("outbox."):
+            file = root / self.place
+            return file, 0, len(file.read_text(encoding="utf-8"))
+        return newest_definition(self.place, root)
+
+    def take_out(self, root: Path) -> None:
+        """Replace the text in the project below `root`. Raise RuntimeError unless it is there once."""
+        file, start, end = self.found_in(root)
+        text = file.read_text(encoding="utf-8")
+        if text.count(self.text, start, end) != 1:
+            raise RuntimeError(f"{self.place} does not hold once what is to be taken out: {self.left_out}")
+        mutated = text[start:end].replace(self.text, self.instead)
+        file.write_text(text[:start] + mutated + text[end:], encoding="utf-8")
+
+
+def newest_definition(function: str, root: Path) -> tuple[Path, int, int]:
+    """Return the migration that defines `function` last, and the offsets of the definition."""
+    created = re.compile(
+        rf"^create (?:or replace )?function {re.escape(function)}\(.*?^\$\$;$", re.MULTILINE | re.DOTALL
+    )
+    for file in sorted((root / "schema").glob("[0-9]*.sql"), reverse=True):
+        if found := [*created.finditer(file.read_text(encoding="utf-8"))]:
+            return file, found[-1].start(), found[-1].end()
+    raise RuntimeError(f"no migration defines {function}")
+
 
 MUTATIONS = (
-    Mutation("a settlement with rows compares epoch and owner", SCHEMA,
+    Mutation("a settlement with rows compares epoch and owner", SETTLE,
              " and s.epoch = f.epoch and s.owner = owner_id\n"
              "             order", "\n             order"),
-    Mutation("it keeps its shards locked until it commits", SCHEMA, "               for share of s\n"),
+    Mutation("it keeps its shards locked until it commits", SETTLE, "               for share of s\n"),
     Mutation("of the ledger's rows the highest epoch counts", SCHEMA,
              "order by p.sink, u.shard, u.epoch desc, p.seq desc",
              "order by p.sink, u.shard, p.seq desc"),
@@ -49,17 +83,29 @@ MUTATIONS = (
              " and d.lease = r.lease"),
     Mutation("a row goes back only under its lease", "outbox_relay/postgres/sql/update_rows.sql",
              " and d.lease = r.lease"),
-    Mutation("no row is claimed before an earlier one of its key", SCHEMA,
+    Mutation("no row is claimed before an earlier one of its key", CLAIM,
              " and not d.suspect\n"
-             "               and (not d.ordered or not exists (\n"
-             "                    select from outbox.delivery f\n"
-             "                     where f.sink = sink_name and f.key = d.key and f.id < d.id and f.ordered\n"
-             "                       and (f.state <> 'dead' or hold)))\n",
-             " and not d.suspect\n"),
-    Mutation("rows of a key that are claimed together have none before them that is not", SCHEMA,
-             "    if behind <> '{}' then", "    if false then"),
-    Mutation("blocked keys are known before anything is read", "outbox_relay/relay/log_reader.py",
-             "        if self._spec.ordered:\n            sink, hold", "        if False:\n            sink, hold"),
+             "               and (not d.ordered or (\n"
+             "                    not exists (\n"
+             "                        select from outbox.delivery f\n"
+             "                         where f.sink = sink_name and f.key = d.key and f.id < d.id and f.ordered"
+             " and f.state <> 'dead')\n"
+             "                    and not",
+             " and not d.suspect\n"
+             "               and (not d.ordered or (\n"
+             "                    not"),
+    Mutation("rows of a key that are claimed together have none before them that is not", CLAIM,
+             "(other.id is null or i.id < other.id) and (dead.id is null or i.id < dead.id)", "true"),
+    Mutation("blocked keys are known before anything is read", EARLIER,
+             "if self._spec.ordered and await self._load_keys(shards):", "if False:"),
+    Mutation("a session ends when it lost a shard, even if it claimed it again", "outbox_relay/relay/sink_leases.py",
+             "        return self._lost\n", "        return False\n"),
+    Mutation("the keys of dead rows are asked for before a read is handed over", EARLIER,
+             "if events and self._dead_rows:", "if False:"),
+    Mutation("the keys of retried rows are known when no dead row is left", EARLIER,
+             " or await self._load_keys(self._in_flight.shards)"),
+    Mutation("what is read again is compared with the marks of discarded events", EARLIER,
+             "if events and events[0].id <= self._highest_discarded:", "if False:"),
     Mutation("a key is free only by an answer asked for after its last settlement", "outbox_relay/domain/in_flight.py",
              " and self._keys.get(key, (asked_at + 1, 0))[0] <= asked_at]", " and key in self._keys]"),
 )  # fmt: skip
@@ -90,7 +136,7 @@ def tried(mutation: Mutation) -> Outcome:
         copy = Path(directory)
         for name in COPIED:
             (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, copy / name)
-        _take_out(mutation, copy / mutation.file)
+        mutation.take_out(copy)
         environment = {
             **os.environ,
             "OUTBOX_TEST_SEQUENCES": str(SEQUENCES),
@@ -107,13 +153,6 @@ def tried(mutation: Mutation) -> Outcome:
         except subprocess.TimeoutExpired:
             return Outcome(False, "TIMED OUT")
     return outcome(run.returncode, run.stdout)
-
-
-def _take_out(mutation: Mutation, file: Path) -> None:
-    text = file.read_text(encoding="utf-8")
-    if text.count(mutation.text) != 1:
-        raise RuntimeError(f"{mutation.file} does not hold once what is to be taken out: {mutation.left_out}")
-    file.write_text(text.replace(mutation.text, mutation.instead), encoding="utf-8")
 
 
 def main(arguments: list[str]) -> int:

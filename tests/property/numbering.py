@@ -9,7 +9,7 @@ from tests.support.postgres import PostgresServer
 from tests.support.programs import NoProgram
 
 WRAP = 2**32
-"""Where the 32-bit counter of transactions begins again."""
+"""The number at which the 32-bit counter of transactions begins again."""
 SEGMENT = 2**20
 """Transactions whose states share one file of pg_xact; a number that begins one needs no file that is not there."""
 PAGE = 2**15

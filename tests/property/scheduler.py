@@ -26,8 +26,8 @@ from outbox_relay.postgres.store import Store
 LANE: ContextVar[str] = ContextVar("LANE")
 """The lane of the task that runs."""
 STILL_ROUNDS = 20
-"""Rounds of the event loop in which whatever can go on without a statement or an answer has gone on: those who wait
-for another's probe look again for ever."""
+"""Rounds of the event loop after which every task waits for a statement or an answer. Tasks that wait for a probe of
+another one poll without end."""
 LOCK_TIMEOUT = "set lock_timeout = '2s'"
 """No statement here ever waits for a lock. One that does, because a rule was broken, fails."""
 OWNERS_CHANGE = frozenset({"claim_shards", "reclaim_shards", "release_shards", "release_unknown_shards"})
@@ -46,6 +46,14 @@ select d.id from outbox.delivery d
 """Rows that a statement names under no lease that they have. One may be named twice, also under a lease that ended: its
 worker has claimed it again before the outcome of the first time was written."""
 ROWS = "select d::text from outbox.delivery d where d.sink = %s and d.id = any (%s::bigint[]) order by d.id"
+OVERTAKING = """
+select d.id from outbox.delivery d
+ where d.sink = %(sink)s and d.lease = %(lease)s and d.ordered and exists (
+    select from outbox.delivery f
+     where f.sink = d.sink and f.key = d.key and f.id < d.id and f.ordered and (f.state <> 'dead' or %(hold)s)
+       and (f.lease is distinct from d.lease or not %(with_followers)s))"""
+"""Rows of a claim that come after another of their key: one that was not claimed with them or, if the rows of a key are
+not delivered in order, any."""
 WRITTEN = """
 select (select count(*) from outbox.progress p where p.sink = %s),
        (select string_agg(d::text, ',' order by d.id) from outbox.delivery d where d.sink = %s)"""
@@ -67,7 +75,7 @@ async def stillness() -> None:
 
 @dataclass
 class Scheduler:
-    """Who waits to send a statement, by lane. While ``free``, nobody waits."""
+    """The tasks that wait to send a statement, by lane. While ``free``, none waits."""
 
     free: bool = False
     waiting: dict[str, asyncio.Future[None]] = field(default_factory=dict[str, "asyncio.Future[None]"])
@@ -131,7 +139,7 @@ class Held:
 
 @dataclass
 class Bench:
-    """What all workers share: a database, and the connections that their statements take in turn."""
+    """The parts that all workers share: a database, and the connections that their statements take in turn."""
 
     dsn: str
     shared: AsyncConnection[Any]
@@ -139,7 +147,7 @@ class Bench:
     spare: list[AsyncConnection[Any]] = field(default_factory=list[AsyncConnection[Any]])
     held: list[Held] = field(default_factory=list[Held])
     broken: list[str] = field(default_factory=list[str])
-    """What a statement did that its fence forbids."""
+    """Changes by statements that their fences forbid."""
     refused: Counter[str] = field(default_factory=Counter[str])
     """Writes behind their fence, which changed nothing, by statement."""
     _owners: dict[str, dict[int, tuple[UUID | None, int]]] = field(default_factory=dict[str, Any])
@@ -153,9 +161,9 @@ class Bench:
         for held in list(self.held):
             await held.end(committed=True)
 
-    async def ask(self, query: str, *parameters: Any) -> list[Any]:
+    async def ask(self, query: str, *parameters: Any, **named: Any) -> list[Any]:
         """The rows of a query that the test asks for itself."""
-        return await (await self.watching.execute(query.encode(), parameters)).fetchall()
+        return await (await self.watching.execute(query.encode(), named or parameters)).fetchall()
 
     async def owners(self, sink: str) -> dict[int, tuple[UUID | None, int]]:
         """shard → (owner, epoch), as committed."""
@@ -168,7 +176,7 @@ class Bench:
         self._owners.clear()
 
     def owners_are_known(self) -> bool:
-        """Whether no statement may have changed who owns what since that was asked."""
+        """Return True if no statement may have changed the owners since they were asked for."""
         return bool(self._owners)
 
     async def close(self) -> None:
@@ -194,7 +202,7 @@ class SteppedStore(Store):
         self._sink = sink
         self._scheduler = scheduler
         self.commits_are_lost = False
-        """Whether a COMMIT under way when the worker ends becomes a ROLLBACK."""
+        """Return True if a COMMIT under way when the worker ends becomes a ROLLBACK."""
 
     @asynccontextmanager
     async def _connection(self, deadline: float, name: str = "") -> AsyncGenerator[AsyncConnection[Any]]:
@@ -232,13 +240,20 @@ class SteppedStore(Store):
             if name in OWNERS_CHANGE:
                 self._bench.owners_changed()
             yield
+            if name == "claim_rows" and not self._scheduler.free:
+                await self._judge_claim(parameters)
             if before:
                 self._bench.refused[name] += 1
                 if await self._bench.ask(*query) != before:
                     self._bench.broken.append(f"{name} changed what is another's")
 
+    async def _judge_claim(self, parameters: Mapping[str, Any]) -> None:
+        """Record rows that were claimed although an earlier one of their key is not done."""
+        if early := await self._bench.ask(OVERTAKING, **parameters):
+            self._bench.broken.append(f"rows {early} were claimed before earlier ones of their keys")
+
     async def _of_others(self, name: str, parameters: Mapping[str, Any]) -> tuple[Any, ...]:
-        """What ``name`` is asked to change though it is another's, as a query; nothing when it has no fence."""
+        """Return the changes that ``name`` is asked to make on rows of others, as a query; none without a fence."""
         if name in {"delete_rows", "update_rows"}:
             ids = await self._rows_of_others(parameters["ids"], parameters["leases"])
             return (ROWS, self._sink, ids) if ids else ()
@@ -310,7 +325,7 @@ class SteppedStore(Store):
         bench.spare.append(held.connection)
 
     async def _outranked(self, parameters: Mapping[str, Any]) -> dict[int, Any]:
-        """Where those of the shards to be settled stand for which a newer epoch has settled already."""
+        """Return the positions of shards to be settled for which a newer epoch has settled already."""
         epochs = dict(zip(parameters["shards"], parameters["epochs"], strict=True))
         newest = await self._bench.ask(NEWEST_EPOCHS, self._sink, list(epochs)) if epochs else []
         late = [shard for shard, epoch in newest if epoch > epochs[shard]]

@@ -99,7 +99,7 @@ async def relayed(database: Database, accepted: set[int]) -> None:
 
 
 async def _settled_everywhere(database: Database, sinks: dict[str, MemorySink], accepted: set[int]) -> bool:
-    """Whether each event was delivered, now or by an earlier relay, or is a row that is dead or due later."""
+    """Return True if each event was delivered, now or by an earlier relay, or is a row that is dead or due later."""
     for name, sink in sinks.items():
         rows = await _rows(database, name)
         done = _DELIVERED.setdefault((database.name, name), set())

@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from outbox_relay.postgres.rows import RowUpdate
+from outbox_relay.postgres.rows import DeliveredRow, RowUpdate
 from tests.property.scheduler import LANE, Bench, Scheduler, SteppedStore, connected
 from tests.support.database import Database
 
@@ -41,7 +41,7 @@ async def worker(database: Database, leases: list[UUID]) -> AsyncGenerator[tuple
 async def settle(store: SteppedStore, statement: str, named: Named) -> set[int]:
     """Settle the rows ``named`` under these leases."""
     if statement == "delete_rows":
-        return await store.delete_rows("s", named)
+        return await store.delete_rows("s", [DeliveredRow(row, lease) for row, lease in named])
     return await store.update_rows("s", [RowUpdate(row, lease, 1, "waiting", 0.0, "no") for row, lease in named])
 
 

@@ -7,6 +7,7 @@ between a statement and its COMMIT, writers commit late or never. Whatever was d
 - the first deliveries of a key come in the order of its commits;
 - without a crash or a lost lease nothing is delivered twice;
 - a write behind its fence changes nothing, and no position goes back for one;
+- nothing that was discarded is delivered, wherever the positions are set back to;
 - a shard has one owner, who alone believes to be it, and its epoch only rises;
 - in the end everything comes to rest by itself.
 """
@@ -14,6 +15,7 @@ between a statement and its COMMIT, writers commit late or never. Whatever was d
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import os
@@ -42,14 +44,14 @@ from tests.support.database import Database
 
 log = logging.getLogger(__name__)
 SEQUENCES = int(os.environ.get("OUTBOX_TEST_SEQUENCES") or 100)
-"""How many sequences are drawn among the quick tests."""
+"""Number of sequences that are drawn among the quick tests."""
 MANY_SEQUENCES = 500
 """And among the thorough ones."""
 STEPS = 30
 WORKERS = 3
 WRITERS = 2
 FIXED_SEED = 20
-"""What a run of CI draws from, so that it is the same every time; elsewhere every run draws anew."""
+"""The seed of a run of CI, so that all of them are the same; elsewhere every run has another one."""
 AT_REST_ROUNDS = 40
 PHASES = [Phase.generate] if os.environ.get("OUTBOX_TEST_SHRINK") == "no" else list(Phase)
 """Phases of Hypothesis. Without `Phase.shrink` a sequence that fails is shown as it was drawn."""
@@ -67,6 +69,27 @@ EMIT = """
 select outbox.emit('test', %s::jsonb, key => %s, uid => %s,
                    deliver_at => case when %s then now() + interval '1 hour' end)"""
 DUE = "update outbox.delivery set due_at = now() where sink = %s and due_at > now() returning 1"
+RETRY = """
+update outbox.delivery set state = 'waiting', due_at = now(), attempts = 0, claims = 0, last_error = null
+ where sink = %s and state = 'dead' and (key = %s) is not false returning uid"""
+DISCARD = """
+with gone as (
+    delete from outbox.delivery d using outbox.event e, outbox.standing p
+     where d.sink = %s and d.state = 'dead' and (d.key = %s) is not false
+       and e.id = d.id and p.sink = d.sink and p.shard = d.shard
+       and (pg_visible_in_snapshot(e.xid, p.a_snapshot)
+            or pg_visible_in_snapshot(e.xid, p.b_snapshot) and e.id <= p.last_id)
+    returning d.sink, d.id, d.uid)
+insert into outbox.discarded (sink, id, uid, reason) select g.*, 'test' from gone g returning uid"""
+"""Only dead events that the position of their shard has passed, as everything that discards events."""
+FENCE = """
+update outbox.shard set owner = null, epoch = epoch + 1, lease_until = clock_timestamp() - interval '1 day'
+ where sink = %s returning 1"""
+GO_BACK = """
+insert into outbox.progress (sink, shards, epochs, a_seq, a_snapshot, a_next, b_seq, b_snapshot, b_next, last_id)
+select sink, array_agg(shard order by shard), array_agg(epoch order by shard), %s, '3:3:', 3, %s, %s, %s, 0
+  from outbox.shard where sink = %s group by sink returning 1"""
+"""To a position with nothing before it but what is older than the sequence, and a window up to a tick."""
 ROWS = "select convert_from(payload, 'UTF8')::json ->> 'n', state from outbox.delivery where sink = %s"
 ALL_SILENT = "update outbox.relay set seen_at = clock_timestamp() - interval '1 day' returning 1"
 ORPHANED = """
@@ -80,7 +103,7 @@ KEY = st.sampled_from(["a", "b", "c", None])
 WISH = st.sampled_from(["taken", "taken", "taken", "failed", "later", "down"])
 WISHES = st.lists(st.tuples(WISH, st.integers(0, 3)), min_size=1, max_size=6)
 TURNS = st.sampled_from([None, None, None, 0, 1, 2, 3])
-"""How many statements something gets to do before it stands still; None: as many as it wants."""
+"""Maximum number of statements before a lane is stopped; None means no limit."""
 
 
 @dataclass
@@ -93,7 +116,7 @@ class Writer:
 
 @dataclass
 class Ground:
-    """What every sequence uses again: the event loop, the bench, the writers. A sequence has a sink of its own."""
+    """The parts that all sequences share: the event loop, the bench, the writers. Each has a sink of its own."""
 
     runner: asyncio.Runner
     bench: Bench
@@ -115,6 +138,7 @@ class Outbox(RuleBasedStateMachine):
         self.written = 0
         self.faults = 0
         self.epochs: dict[int, int] = {}
+        self.first_id = 0
 
     def run(self, what: Coroutine[Any, Any, Any]) -> Any:
         """Run ``what``, and judge what it has done."""
@@ -139,10 +163,11 @@ class Outbox(RuleBasedStateMachine):
         self.run(self._prepare())
 
     async def _prepare(self) -> None:
-        store = SteppedStore(self.bench, self.spec.name, Scheduler(free=True))
+        self.store = store = SteppedStore(self.bench, self.spec.name, Scheduler(free=True))
         await self.bench.ask("delete from outbox.relay returning 1")
         await self.bench.ask("delete from outbox.uid returning 1")
         tick = (await store.tick()).tick
+        self.first_id = tick.seq
         self.generation = (await store.register_sinks([(self.spec.name, ("*",), "now")], tick))[self.spec.name]
         self.workers = [self._new_worker() for _ in range(WORKERS)]
 
@@ -321,6 +346,79 @@ class Outbox(RuleBasedStateMachine):
         """A worker is told to stop: it drains, releases and leaves as it goes on."""
         self.run(self._work(worker, "stop"))
 
+    @rule(worker=WORKER, successor=WORKER)
+    def go_back(self, worker: int, successor: int) -> None:
+        """The positions are set back, as after a restore: behind whatever an owner still does. One relay ends."""
+        self.faults += 1
+        self.run(self._go_back(worker, successor))
+
+    async def _go_back(self, worker: int, successor: int) -> None:
+        for each in self.workers:
+            await each.lose_leases(24)
+        await self.workers[worker].crash()
+        self._replace(worker)
+        tick = (await self.store.tick()).tick
+        await self.bench.ask(FENCE, self.spec.name)
+        self.bench.owners_changed()
+        await self.bench.ask(GO_BACK, self.first_id, *tick, self.spec.name)
+        await self._work(successor, "own")
+
+    # -- operators --------------------------------------------------------------------------------------------------
+
+    @rule(key=KEY)
+    def retry(self, key: str | None) -> None:
+        """Retry the dead events of a key, or all of them. Any worker may own their shards."""
+        self.run(self._act(RETRY, key, self.expected.retried))
+
+    @rule(key=KEY)
+    def discard(self, key: str | None) -> None:
+        """Dead events of a key, or all of them, are discarded, if the positions have passed them."""
+        self.run(self._act(DISCARD, key, self.expected.discarded))
+
+    async def _act(self, action: str, key: str | None, done: set[int]) -> None:
+        done.update(uid.int for (uid,) in await self.bench.ask(action, self.spec.name, key))
+
+    @rule(worker=WORKER, heir=WORKER, key=KEY, action=st.sampled_from([None, RETRY, DISCARD]))
+    def succeed_to_dead(self, worker: int, heir: int, key: str | None, action: str | None) -> None:
+        """An event dies, another relay takes over, dead events are acted on, and a later event of its key is read.
+
+        Drawn step by step, these hardly ever follow one another.
+        """
+        self.faults += 1
+        self.run(self._succeed_to_dead(worker, heir, key, action))
+
+    async def _succeed_to_dead(self, worker: int, heir: int, key: str | None, action: str | None) -> None:
+        await self._begin(worker)
+        await self._emit_and_commit(key, "poison")
+        await self._deliver(worker, [("taken", 0)], None)
+        await self._take_over(worker, heir)
+        await self._emit_and_commit(key, "plain")
+        await self._work(heir, "read", 2)
+        if action:
+            await self._act(action, None, self.expected.retried if action == RETRY else self.expected.discarded)
+        await self._work(heir, "read")
+        await self._emit_and_commit(key, "plain")
+        await self._deliver(heir, [("taken", 0), ("taken", 0)], None)
+
+    @rule(worker=WORKER, key=KEY, wishes=WISHES)
+    def retry_before_waiting(self, worker: int, key: str | None, wishes: list[tuple[str, int]]) -> None:
+        """An event dies, one behind it fails, a third is held behind that, and the first is retried and claimed.
+
+        Drawn step by step, there is hardly ever a row before one that waits.
+        """
+        self.run(self._retry_before_waiting(worker, key, wishes))
+
+    async def _retry_before_waiting(self, worker: int, key: str | None, wishes: list[tuple[str, int]]) -> None:
+        await self._begin(worker)
+        for kind, wish in (("poison", "taken"), ("plain", "failed"), ("plain", "taken")):
+            await self._emit_and_commit(key, kind)
+            await self._deliver(worker, [(wish, 0)], None)
+            await self._work(worker, "settle rows")
+        await self._act(RETRY, key, self.expected.retried)
+        await self._work(worker, "sweep")
+        await self._answer(worker, wishes)
+        await self._work(worker, "settle rows")
+
     @rule()
     def wait(self) -> None:
         """Whatever waits for its time is due."""
@@ -348,7 +446,7 @@ class Outbox(RuleBasedStateMachine):
 
     @invariant()
     def no_duplicate_without_a_fault(self) -> None:
-        """What is delivered twice was in flight at a fault."""
+        """Assert that events that were delivered twice were in flight at a fault."""
         faults = self.faults + sum(worker.sessions_ended for worker in self.workers)
         assert faults or not self.expected.twice, f"events {self.expected.twice} were delivered twice"
 
@@ -393,7 +491,7 @@ class Outbox(RuleBasedStateMachine):
         assert not disorder, disorder
 
     async def _round(self, *, share: bool) -> None:
-        """What every loop of every worker that has begun would do."""
+        """Return the possible steps of every loop of every worker that has begun."""
         await self.bench.ask(DUE, self.spec.name)
         for number in range(WORKERS):
             if number and not self.workers[number].begun:
@@ -431,7 +529,9 @@ async def closed(ground: Ground) -> None:
 def test_ownership_positions_and_rows(database: Database, sequences: int) -> None:
     drawn_from = seed() + sequences
     log.warning("OUTBOX_TEST_SEED=%s", drawn_from - sequences)
+    unretrieved: list[Any] = []
     with asyncio.Runner() as runner, in_steps():
+        runner.get_loop().set_exception_handler(lambda _, context: unretrieved.append(context))
         ground = Ground(runner, *runner.run(prepared(database.dsn)))
         try:
             machine: Any = hypothesis.seed(drawn_from)(partial(Outbox, ground))
@@ -439,5 +539,7 @@ def test_ownership_positions_and_rows(database: Database, sequences: int) -> Non
         finally:
             runner.run(closed(ground))
     log.warning("%s sequences, writes behind their fence: %s", ground.sequences, dict(ground.refused))
+    gc.collect()
+    assert not unretrieved, f"tasks ended unnoticed: {unretrieved[:3]}"
     assert ground.sequences >= sequences
     assert ground.refused.total() > 0

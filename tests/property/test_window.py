@@ -76,7 +76,7 @@ def prepared(server: PostgresServer) -> str:
 
 @pytest.fixture
 def seed() -> int:
-    """What the writers and the chunks are drawn from: OUTBOX_TEST_SEED, or a new one, which a failure shows."""
+    """The seed of the writers and the chunks: OUTBOX_TEST_SEED, or a new one, which a failure shows."""
     seed = int(os.environ.get("OUTBOX_TEST_SEED") or random.randrange(2**31))
     log.warning("OUTBOX_TEST_SEED=%s", seed)
     return seed

@@ -354,7 +354,7 @@ async def test_every_way_to_emit_takes_its_xid_before_its_id(database: Database)
 
 @pytest.fixture(scope="module")
 def roles(database: Database) -> Generator[Mapping[str, str]]:
-    """What a role was granted for → its name."""
+    """The kind of a grant → the name of the role."""
     names = {kind: f"{database.name}_{kind}" for kind in ("emit", "relay")}
     everyone = ", ".join(names.values())
     with database.connect(autocommit=True) as connection:

@@ -41,7 +41,7 @@ from tests.support.memory_sink import MemorySink
 LEASE_SECONDS = 7200.0
 """So long that no lease ends by itself."""
 OF_THE_PROCESS = frozenset({"own", "stop", "leave"})
-"""What is done outside of sessions."""
+"""The lanes of work outside of sessions."""
 NEVER, ALWAYS = float("-inf"), float("inf")
 
 LAPSED = """
@@ -171,6 +171,7 @@ def in_steps() -> Generator[None]:
     with (
         patch.multiple("outbox_relay.relay.session", **parts),
         patch("outbox_relay.relay.parked.ParkedClaims", SteppedParkedClaims),
+        patch("outbox_relay.relay.earlier_outcomes.LOOK_SECONDS", 0.0),
     ):
         yield
 
@@ -195,7 +196,7 @@ class Worker:
             *(spec, sink, store, ticker, lease_manager, self.leases, SILENT, asyncio.Event()), noise=lambda: 0.0
         )
         self.stopped = False
-        """Whether it was told to stop: it drains, and leaves when it holds nothing."""
+        """Return True if it is stopping: it drains, and leaves when it owns no shard."""
         self.sessions_ended = 0
         self.errors: list[BaseException] = []
         self._lanes: dict[str, asyncio.Task[None]] = {}
@@ -281,11 +282,11 @@ class Worker:
         }[what]
 
     def busy(self, lane: str) -> bool:
-        """Whether something was begun in ``lane`` and is not done."""
+        """Return True if work was begun in ``lane`` and is not done."""
         return lane in self._lanes and not self._lanes[lane].done()
 
     async def go_on(self, lane: str, turns: int | None = None) -> None:
-        """Give ``lane`` so many turns, or as many as it wants."""
+        """Give ``lane`` this number of turns, or as many as it takes."""
         await self.scheduler.still()
         given = 0
         while given != turns and await self.scheduler.give(lane):
@@ -293,13 +294,14 @@ class Worker:
         self._collect()
 
     def _begin(self, lane: str, what: Coroutine[Any, Any, None], parts: asyncio.TaskGroup | None = None) -> None:
+        self._collect()
         context = copy_context()
         context.run(LANE.set, lane)
         create: Any = parts.create_task if parts else asyncio.get_running_loop().create_task
         self._lanes[lane] = create(what, context=context)
 
     def _collect(self) -> None:
-        """What went wrong in lanes that are done."""
+        """Return the errors of lanes that are done."""
         for lane, task in list(self._lanes.items()):
             if task.done():
                 del self._lanes[lane]
@@ -314,7 +316,7 @@ class Worker:
 
     @property
     def session(self) -> Steps | None:
-        """What it has in memory, while a session is under way."""
+        """Return its state in memory while a session is under way."""
         return self.relay.steps
 
     # -- what happens to a process ------------------------------------------------------------------------------
@@ -367,12 +369,12 @@ class Worker:
 
     @property
     def begun(self) -> bool:
-        """Whether it has done anything."""
+        """Return True if it has begun any work."""
         return self.session is not None or self.sessions_ended > 0 or bool(self._lanes) or bool(self.leases.held)
 
     @property
     def serves_rows(self) -> bool:
-        """Whether rows are being delivered here."""
+        """Return True while rows are being delivered here."""
         return self.session is not None and self.session.parked.under_way > 0
 
     @property

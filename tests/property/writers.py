@@ -70,7 +70,7 @@ class Writers:
     dsn: str
     seed: int
     done: Counter[str] = field(default_factory=Counter[str])
-    """How many transactions of each kind there were."""
+    """Number of transactions of each kind."""
     _stop: threading.Event = field(default_factory=threading.Event)
     _failures: list[BaseException] = field(default_factory=list[BaseException])
 
@@ -155,7 +155,7 @@ class Writers:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was read against what was committed; the numbers are events, ``disordered`` are keys."""
+    """The events that were read, compared with those committed; numbers are of events, ``disordered`` of keys."""
 
     lost: int
     extra: int

@@ -1,1 +1,1 @@
-"""What tests stand on: real servers that end with the run, and waiting for facts."""
+"""The foundation of the tests: real servers that end with the run, and waits for facts."""

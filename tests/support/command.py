@@ -20,7 +20,7 @@ SECONDS = 60
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended."""
+    """The end of a command."""
 
     code: int
     out: str
@@ -28,7 +28,7 @@ class Ended:
 
     @property
     def json(self) -> Any:
-        """What was printed, as JSON."""
+        """The output as JSON."""
         return json.loads(self.out)
 
 

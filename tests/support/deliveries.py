@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from typing import Any
 
 from outbox_relay import outbox
 from outbox_relay.domain.event import StoredEvent
-from tests.support.database import Database, query
+from tests.support.database import Asker, Database
 from tests.support.memory_sink import MemorySink
 from tests.support.wait import auntil
 
@@ -56,7 +57,10 @@ async def delivered(sink: MemorySink, wanted: Iterable[int], seconds: float = 20
 async def has(database: Database, text: str, *parameters: Any, seconds: float = 20) -> list[tuple[Any, ...]]:
     """Wait until a query has rows and return them."""
 
-    async def fact() -> list[tuple[Any, ...]]:
-        return await asyncio.to_thread(query, database, text, *parameters)
+    asker = Asker(database)
 
-    return await auntil(fact, seconds=seconds, what=text)
+    async def fact() -> list[tuple[Any, ...]]:
+        return await asyncio.to_thread(asker.ask, text, *parameters)
+
+    with closing(asker):
+        return await auntil(fact, seconds=seconds, what=text)

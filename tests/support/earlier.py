@@ -10,8 +10,10 @@ from pathlib import Path
 from tests.support.command import SECONDS, Ended
 
 ROOT = Path(__file__).parents[2]
-LAST_OF = {1: "9e29e01152e287ea1d15b00344c487eb7b3fdd36"}
+LAST_OF = {1: "9e29e01152e287ea1d15b00344c487eb7b3fdd36", 2: "a279329e970ce255453a04c1be4a38fa61f8422c"}
 """The last commit of each earlier version of the schema."""
+VERSION_IN = {1: "outbox_relay.migrate", 2: "outbox_relay.postgres.migrations"}
+"""The module of each that knows the version of its schema."""
 PARTS = ("outbox_relay", "schema")
 ARCHIVE_SECONDS = 60
 
@@ -35,7 +37,7 @@ class Earlier:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What makes `python -m outbox_relay` this package: the current directory does not come before it."""
+        """Variables with which `python -m outbox_relay` runs this package, not that of the current directory."""
         return {"PYTHONPATH": str(self._place), "PYTHONSAFEPATH": "1"}
 
     def run(self, *arguments: str) -> Ended:
@@ -53,11 +55,12 @@ class Earlier:
 
     def is_what_runs(self) -> bool:
         """Does Python, in that environment, import this package and no other?"""
-        command = [sys.executable, "-c", "import outbox_relay.migrate as m; print(m.__file__, m.SCHEMA_VERSION)"]
+        module = VERSION_IN[self.version]
+        command = [sys.executable, "-c", f"import {module} as m; print(m.__file__, m.SCHEMA_VERSION)"]
         done = subprocess.run(
             command, capture_output=True, check=True, text=True, timeout=SECONDS, env={**os.environ, **self.environment}
         )
-        return done.stdout.split() == [str(self._place / "outbox_relay" / "migrate.py"), str(self.version)]
+        return done.stdout.split() == [f"{self._place / module.replace('.', '/')}.py", str(self.version)]
 
 
 def _archive(commit: str) -> bytes:

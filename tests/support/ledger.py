@@ -26,6 +26,7 @@ class Ledger:
     relay: UUID = field(default_factory=uuid4)
     epochs: dict[str, dict[int, int]] = field(default_factory=dict[str, dict[int, int]])
     generations: dict[str, int] = field(default_factory=dict[str, int])
+    _shards: dict[int, int] = field(default_factory=dict[int, int])
 
     async def register(self, *sinks: tuple[str, list[str], str]) -> None:
         """Make sinks (name, patterns, start) known."""
@@ -72,8 +73,9 @@ class Ledger:
 
     def row(self, event_id: int, state: str = "waiting", **values: Any) -> NewRow:
         """A row to park, of an event of the log."""
-        [(shard,)] = self.query("select shard from outbox.event where id = %s", event_id)
-        return NewRow(event_id, shard, state, values.pop("ordered", True), **values)
+        if event_id not in self._shards:
+            self._shards.update(self.query("select id, shard from outbox.event"))
+        return NewRow(event_id, self._shards[event_id], state, values.pop("ordered", True), **values)
 
     def uid(self, event_id: int) -> str:
         """An event's uid."""

@@ -1,4 +1,4 @@
-"""What Maven fetches for the tests: into the checkout's cache, once, whole or not at all."""
+"""Artefacts that Maven fetches for the tests: into the checkout's cache, once, whole or not at all."""
 
 import fcntl
 import hashlib

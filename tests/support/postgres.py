@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
+import psycopg
 from psycopg import sql
+from psycopg.rows import TupleRow
 
 from outbox_relay.workbench.embedded import postgres
 from outbox_relay.workbench.embedded.postgres import SUPERUSER, Setting, StopMode
@@ -33,6 +35,7 @@ class PostgresServer(postgres.PostgresServer):
     ) -> None:
         self.major = wanted_major() if major is None else major
         super().__init__({**SETTINGS, **(settings or {})}, fsync=fsync, parent=_memory())
+        self._admin: psycopg.Connection[TupleRow] | None = None
 
     @property
     def pid(self) -> int:
@@ -55,13 +58,33 @@ class PostgresServer(postgres.PostgresServer):
         """
         strategy = sql.SQL("strategy file_copy" if self.major >= FIRST_WITH_STRATEGY else "")
         command = sql.SQL("create database {} template {} {}")
-        with self.connect() as connection:
-            connection.execute(command.format(sql.Identifier(name), sql.Identifier(template), strategy))
+        self._administer(command.format(sql.Identifier(name), sql.Identifier(template), strategy))
 
     def drop_database(self, name: str) -> None:
         """Drop a database if it exists, and terminate its connections."""
-        with self.connect() as connection:
-            connection.execute(sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name)))
+        self._administer(sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name)))
+
+    def _administer(self, command: sql.Composed) -> None:
+        """Run a command on a connection that is kept until the server stops."""
+        if self._admin is None:
+            self._admin = self.connect()
+        try:
+            self._admin.execute(command)
+        except psycopg.OperationalError:
+            if not self._admin.broken:
+                raise
+            self._leave()  # the server has been restarted by another way than stop
+            self._administer(command)
+
+    def stop(self, mode: StopMode = "fast") -> None:
+        """Close the connection of this object, and stop the server if it is running."""
+        self._leave()
+        super().stop(mode)
+
+    def _leave(self) -> None:
+        if self._admin is not None:
+            self._admin.close()
+        self._admin = None
 
     def require_password(self, role: str) -> None:
         """Require the password of `role` (SCRAM) for new connections."""

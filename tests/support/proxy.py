@@ -44,7 +44,7 @@ class Proxy:
 
     @property
     def address(self) -> str:
-        """Where clients find it."""
+        """Host and port for clients."""
         return f"{ports.LOOPBACK}:{self.port}"
 
     def cut(self) -> None:

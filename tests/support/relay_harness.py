@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Collection, Generator, Mapping
+from collections.abc import AsyncGenerator, Collection, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +17,7 @@ from psycopg.rows import AsyncRowFactory
 from outbox_relay.domain.circuit import CircuitPolicy
 from outbox_relay.domain.errors import DatabaseUnavailable, DatabaseUnusable, RelayError, SessionReset, StatementFailed
 from outbox_relay.domain.event import SHARDS
+from outbox_relay.domain.in_flight import ShardGroup
 from outbox_relay.domain.retry import RetryPolicy
 from outbox_relay.domain.sink_spec import SinkSpec
 from outbox_relay.postgres.connection import direct
@@ -27,6 +28,7 @@ from outbox_relay.relay.leases import LeaseManager
 from outbox_relay.relay.session import SinkRelay
 from outbox_relay.relay.sink_leases import SinkLeases
 from outbox_relay.relay.ticker import Ticker
+from outbox_relay.service.replays import MakeClient, ReplayRelays
 from outbox_relay.sinks import Sink
 from tests.support.wait import auntil
 
@@ -46,6 +48,8 @@ class CountingStore(Store):
     ) -> None:
         super().__init__(lambda: dsn, pooler=pooler, connections=connections, call_seconds=call_seconds)
         self.calls: Counter[str] = Counter()
+        self.returned: Counter[str] = Counter()
+        """The number of rows that statements returned, by name."""
         self.timed_out: Counter[str] = Counter()
 
     async def _rows(
@@ -57,7 +61,9 @@ class CountingStore(Store):
     ) -> list[Any]:
         self.calls[name] += 1
         with self._counting(name):
-            return await super()._rows(name, parameters, row_factory, deadline)
+            rows = await super()._rows(name, parameters, row_factory, deadline)
+        self.returned[name] += len(rows)
+        return rows
 
     async def _do(self, name: str, parameters: Mapping[str, Any], deadline: float | None = None) -> int:
         self.calls[name] += 1
@@ -101,6 +107,8 @@ class RelayHarness:
     call_seconds: float = CALL_SECONDS
     relay: UUID = field(default_factory=uuid4)
     expects: Collection[str] = ()
+    replay_client: MakeClient | None = None
+    """Makes the clients of replays; None if this relay serves none."""
     ended: list[RelayError] = field(default_factory=list[RelayError])
 
     def __post_init__(self) -> None:
@@ -111,15 +119,26 @@ class RelayHarness:
         self.lease_manager = LeaseManager(self.store, self.relay, "harness", "0", self.lease_seconds, log)
         self.stopping = asyncio.Event()
         self.relays: list[SinkRelay] = []
+        self._targets: dict[str, SinkRelay] = {}
+        self.replays: ReplayRelays | None = None
+        if self.replay_client is not None:
+            self.replays = ReplayRelays(
+                *(self.store, self.ticker, self.lease_manager, self._targets, self.replay_client, log, self.stopping)
+            )
         self._log = log
         self._crashed = False
         self._broken: list[BaseException] = []
         self.tasks: list[asyncio.Task[None]] = []
-        """The lease manager, the ticker, then one per sink."""
+        """The lease manager, the ticker, one per sink, then the replays, if any."""
 
     def leases(self, sink: str) -> SinkLeases:
-        """What this relay has of `sink`."""
+        """Return the leases of `sink` in this relay."""
         return next(relay.leases for relay in self.relays if relay.spec.name == sink)
+
+    @property
+    def groups(self) -> list[Sequence[ShardGroup]]:
+        """The shard groups of each sink's session, with their positions; none without a session."""
+        return [relay.session.in_flight.groups if relay.session else () for relay in self.relays]
 
     async def start(self) -> None:
         """Register the sinks and begin to work."""
@@ -134,8 +153,14 @@ class RelayHarness:
                     sink_spec, sink, self.store, self.ticker, self.lease_manager, leases, self._log, self.stopping
                 )
             )
+        self._targets.update((relay.spec.name, relay) for relay in self.relays)
         parts = [self.lease_manager.run, self.ticker.run, *(relay.run for relay in self.relays)]
         self.tasks = [asyncio.create_task(self._keep(part)) for part in parts]
+        if self.replays is not None:
+            self.tasks.append(asyncio.create_task(self.replays.run(self._supervise)))
+
+    async def _supervise(self, _name: str, part: Any) -> None:
+        await self._keep(part)
 
     async def _keep(self, part: Any) -> None:
         while True:
@@ -161,7 +186,7 @@ class RelayHarness:
     def _at_end(self) -> bool:
         """Return True if every shard stands at the end of the log."""
         end = self.ticker.latest.seq if self.ticker.latest else 0
-        return all(reader.idle and reader.position.a.seq >= end for relay in self.relays for reader in relay.readers)
+        return all(group.idle and group.position.a.seq >= end for groups in self.groups for group in groups)
 
     async def _rows_wait(self) -> bool:
         """Return True if a row is due within a minute."""
@@ -184,7 +209,10 @@ class RelayHarness:
         """SIGTERM: finish, settle, release, say good-bye."""
         await self.lease_manager.stop()
         self.stopping.set()
-        await asyncio.wait_for(asyncio.gather(*self.tasks[2:]), seconds)
+        if self.replays is not None:
+            await asyncio.wait_for(self.replays.stop(), seconds)
+            await self.replays.leave()
+        await asyncio.wait_for(asyncio.gather(*self.tasks[2 : 2 + len(self.relays)]), seconds)
         await self.lease_manager.leave()
         await self.crash()
         self.judge()

@@ -71,7 +71,7 @@ class Standby(PostgresServer):
 
 
 class Pair:
-    """A primary and its standby, on two ports that stay the same whoever of them is which.
+    """A primary and its standby, on two ports that stay the same when the roles change.
 
     `mode` is "synchronous", a commit waits for the standby to have flushed it, or "asynchronous". As a context manager
     both are made, started, and removed at the end. With `volume_megabytes` each has a file system of its own, which
@@ -178,7 +178,7 @@ class Pair:
         return self._volumes[self.primary]
 
     def set_synchronous(self, names: str) -> None:
-        """What commits wait for from now on, as synchronous_standby_names has it; nothing: they do not."""
+        """Set synchronous_standby_names, for which commits wait from now on; if empty, they do not wait."""
         with self.primary.connect() as connection:
             connection.execute(f"alter system set synchronous_standby_names = '{names}'".encode())
             connection.execute("select pg_reload_conf()")

@@ -135,7 +135,7 @@ class RelayService:
             self._counted |= Counter(restarts)
 
     def lines(self) -> list[dict[str, Any]]:
-        """What it has logged so far."""
+        """Return its log lines so far."""
         found: list[dict[str, Any]] = []
         for line in self.log.read_text().splitlines():
             with contextlib.suppress(json.JSONDecodeError):

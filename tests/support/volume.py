@@ -10,7 +10,7 @@ from pathlib import Path
 
 COMMAND_SECONDS = 20
 LEFT_BYTES = 64 * 1024
-"""What stays free of a full one: a tmpfs cannot be made smaller than what is in it."""
+"""Free space of a full one: a tmpfs cannot be made smaller than its content."""
 FILL_TRIES = 20
 """More may be written between looking and resizing than was to stay free; then it is looked again."""
 

@@ -16,7 +16,7 @@ hundred times a second while other processes need the processor."""
 
 
 class NotInTime(AssertionError):
-    """What a test waited for had not become true by its deadline."""
+    """A fact that had not become true by its deadline."""
 
 
 def until(fact: Callable[[], T], *, seconds: float, what: str) -> T:

@@ -24,7 +24,7 @@ PLENTY_SECONDS = 20.0
 QUICK_SECONDS = 1.0
 """Time limit of a request that is meant to meet it."""
 LATE_SECONDS = 5.0
-"""How much later than its limit a busy machine may notice it."""
+"""Delay after a limit within which a busy machine may notice it."""
 LOOPBACK_NETWORKS = ["127.0.0.0/8", "::1/128"]
 
 

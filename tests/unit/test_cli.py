@@ -27,6 +27,9 @@ DATABASE_COMMANDS: list[tuple[str, ...]] = [
     ("why", "01a1fe9a-cd39-7f81-9032-e812a3369897"),
     ("pause", "s"),
     ("resume", "s"),
+    ("dead", "list"),
+    ("dead", "retry", "--yes"),
+    ("audit",),
     ("emit", "order.created"),
     ("migrate",),
     ("rebase",),
@@ -224,7 +227,7 @@ def test_the_command_line_itself_loads_nothing_of_the_relay() -> None:
 
 
 HEEDS_CTRL_C = ["env", "--default-signal=INT"]
-"""Who runs the tests in the background of a shell ignores SIGINT, and so would the command."""
+"""Tests in the background of a shell ignore SIGINT, and so would the command."""
 
 
 def test_ctrl_c_ends_with_130_and_without_a_traceback(tmp_path: Path) -> None:

@@ -32,7 +32,9 @@ from outbox_relay.relay.sink_leases import Lease, SinkLeases
 from outbox_relay.relay.sink_report import SinkReport
 from outbox_relay.relay.slow_requests import SlowRequests
 from tests.contract.harness import an_event
+from tests.support.logs import RecordedLog
 from tests.support.memory_sink import MemorySink
+from tests.support.recording import a_recorder
 from tests.support.relay_harness import spec
 from tests.support.wait import auntil
 
@@ -69,12 +71,12 @@ class Held(MemorySink):
 def a_context(sink: Held) -> DeliveryContext:
     leases, in_flight, changed = SinkLeases("s", 1), InFlight(), asyncio.Event()
     leases.grant(dict.fromkeys(range(64), Lease(1, lease_clock() + 60, 0)))
-    settler = Settler(NO_STORE, leases, UUID(int=1), in_flight)
+    settler = Settler(NO_STORE, leases, UUID(int=1), in_flight, a_recorder())
     breaker, limiter = CircuitBreaker(spec("s").circuit, changed), ConcurrencyLimiter(sink.max_in_flight, changed)
     parked_limit = ParkedLimit(NO_STORE, spec("s"), settler, changed)
     return DeliveryContext(
         spec("s"), sink, leases, in_flight.blocked, settler, breaker, limiter, parked_limit,
-        SinkReport(NO_STORE, spec("s"), leases, breaker, limiter, parked_limit, changed),
+        SinkReport(NO_STORE, spec("s"), leases, breaker, limiter, parked_limit, changed, RecordedLog()),
         DueTimer(), lambda: datetime.now(UTC), lambda: 0.0,
     )  # fmt: skip
 
@@ -163,7 +165,7 @@ async def test_a_call_of_several_chunks_holds_no_more_than_its_bytes(monkeypatch
 
 
 async def test_of_a_call_that_comes_back_in_part_each_chunk_knows_its_own() -> None:
-    """What is unavailable, the first of its chunk, is sent again alone; the rest is delivered."""
+    """An unavailable event, the first of its chunk, is sent again alone; the rest is delivered."""
     sink = Held()
     sink.answering.set()
     dispatcher, read = a_batch_dispatcher(sink), chunks(2, 3, 2)
@@ -252,7 +254,7 @@ async def test_a_probe_that_was_not_answered_stays_where_it_is() -> None:
 
 
 async def test_requests_wait_before_they_are_begun_while_too_many_rows_stand() -> None:
-    """What is in hand stays there; it goes on once rows have gone."""
+    """Events in hand stay there, and are delivered once rows have gone."""
     sink = Held(keeps_order=False)
     context = a_context(sink)
     for _ in range(context.spec.parked_max):

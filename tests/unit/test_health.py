@@ -1,4 +1,4 @@
-"""The listener: what it answers, what it refuses, and that nobody makes it keep more than its bounds."""
+"""The listener: its answers, its refusals, and its bounds, which no client can exceed."""
 
 from __future__ import annotations
 

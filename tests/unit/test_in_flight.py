@@ -422,6 +422,20 @@ def test_positions_are_written_again_only_when_they_differ() -> None:
     assert in_flight.begin_settlement(everything=True) == (2, {})
 
 
+def test_an_inherited_position_is_written_once_and_has_not_advanced() -> None:
+    """Goes red when a take-over counts the position as written: it is that of an earlier epoch."""
+    in_flight = InFlight()
+    in_flight.take_over([1, 2], Position(A))
+    assert in_flight.begin_settlement(everything=False) == (1, {})
+    assert in_flight.begin_settlement(everything=True) == (2, {1: Position(A), 2: Position(A)})
+    assert in_flight.record_written({1: Position(A), 2: Position(B)}) == {2}
+    assert in_flight.begin_settlement(everything=True)[1] == {2: Position(A)}
+    in_flight.drain([1])
+    in_flight.drop(in_flight.leaving[0])
+    in_flight.take_over([1], Position(A))
+    assert in_flight.begin_settlement(everything=True)[1].keys() == {1, 2}
+
+
 def test_leaving_shards_are_not_read_and_join_no_others() -> None:
     in_flight = InFlight()
     in_flight.take_over([1, 2, 3], Position(A))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from outbox_relay.relay.limiter import ConcurrencyLimiter
 
 
@@ -98,3 +100,17 @@ async def test_one_that_has_not_begun_gives_its_place_back_only_while_there_are_
         limiter.release()
     assert limiter.full()
     assert not limiter.over_limit()
+
+
+async def test_parked_deliveries_take_a_part_of_the_slots_while_the_log_flows(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("outbox_relay.relay.limiter.time.monotonic", lambda: now[0])
+    limiter = ConcurrencyLimiter(64, asyncio.Event())
+    assert limiter.parked_share() == 64
+    limiter.log_flows()
+    assert limiter.parked_share() == 16
+    for _ in range(6):
+        limiter.decrease()
+    assert limiter.parked_share() == 1
+    now[0] += 1.0
+    assert limiter.parked_share() == limiter.limit == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.property.mutations import MUTATIONS, ROOT, Mutation, outcome
@@ -9,7 +11,20 @@ from tests.property.mutations import MUTATIONS, ROOT, Mutation, outcome
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.left_out)
 def test_what_a_mutation_takes_out_stands_in_the_code_once(mutation: Mutation) -> None:
-    assert (ROOT / mutation.file).read_text(encoding="utf-8").count(mutation.text) == 1
+    file, start, end = mutation.found_in(ROOT)
+    assert file.read_text(encoding="utf-8").count(mutation.text, start, end) == 1
+
+
+def test_a_function_is_mutated_where_it_is_defined_last(tmp_path: Path) -> None:
+    (tmp_path / "schema").mkdir()
+    for number in (1, 2):
+        body = "create function outbox.f(n int) returns int\nlanguage plpgsql\nas $$\n  rule\n$$;\n"
+        (tmp_path / "schema" / f"000{number}_f.sql").write_text(f"-- rule\n{body}-- rule\n")
+    Mutation("the rule", "outbox.f", "rule", "gone").take_out(tmp_path)
+    first, last = ((tmp_path / "schema" / f"000{number}_f.sql").read_text() for number in (1, 2))
+    assert first.count("rule") == 3
+    assert last.count("rule") == 2
+    assert "  gone\n" in last
 
 
 @pytest.mark.parametrize(

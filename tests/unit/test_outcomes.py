@@ -50,7 +50,7 @@ def test_last_attempt_that_fails_is_dead(before: int, dead: bool) -> None:
 
 
 def test_refused_is_dead_at_once() -> None:
-    assert decide(0, Refused("too large", 413), POLICY, 0.0) == Dead(1, "too large", 413)
+    assert decide(0, Refused("too large", 413), POLICY, 0.0) == Dead(1, "too large", 413, refused=True)
 
 
 @given(st.integers(0, 10_000), POLICIES, NOISE)

@@ -6,27 +6,39 @@ The store is a stand-in: two answers of a database cannot be made to arrive in a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, cast
 from uuid import uuid4
 
+import pytest
 import structlog
 
+from outbox_relay.domain.errors import LeaseLost
 from outbox_relay.domain.event import SHARDS
-from outbox_relay.postgres.rows import Claimed, SinkRow
+from outbox_relay.domain.in_flight import Chunk, InFlight
+from outbox_relay.domain.window import Position, Tick
+from outbox_relay.postgres.rows import Claimed, NewRow, SinkRow
+from outbox_relay.postgres.store import Store
 from outbox_relay.relay.leases import LeaseManager
+from outbox_relay.relay.settler import Settler
 from outbox_relay.relay.sink_leases import Lease, SinkLeases
+from tests.contract.harness import an_event
+from tests.support.recording import a_recorder
 
 
 class Answers:
-    """A store in which every shard is free; the answer to ``reclaim_shards`` comes when ``late`` is set."""
+    """A store in which every shard is free at first.
+
+    The answers to ``reclaim_shards`` and ``release_shards`` come when ``late`` is set.
+    """
 
     def __init__(self) -> None:
         self.asked, self.late = asyncio.Event(), asyncio.Event()
         self.owned: list[Claimed] = []
+        self.epoch = 0
 
     async def reclaim_shards(self, _sink: str, _owner: object, _lease: float) -> list[Claimed]:
-        """What was owned when this was asked."""
+        """Return the shards that were owned at the time of the question."""
         owned = [claimed._replace(epoch=claimed.epoch + 1) for claimed in self.owned]
         self.asked.set()
         await self.late.wait()
@@ -35,13 +47,31 @@ class Answers:
     async def claim_shards(self, *_: object) -> list[Claimed]:
         """All that are free."""
         owned = {claimed.shard for claimed in self.owned}
-        claimed = [Claimed(shard, 1, 0) for shard in range(SHARDS) if shard not in owned]
+        self.epoch += 1
+        claimed = [Claimed(shard, self.epoch, 0) for shard in range(SHARDS) if shard not in owned]
         self.owned += claimed
         return claimed
 
+    async def release_shards(self, _sink: str, _owner: object, epochs: Mapping[int, int]) -> None:
+        """Free shards."""
+        self.owned = [claimed for claimed in self.owned if claimed.epoch != epochs.get(claimed.shard)]
+        self.asked.set()
+        await self.late.wait()
+
+    async def renew_shards(
+        self, _owner: object, asked: Collection[tuple[str, int, int]], *_: object
+    ) -> set[tuple[str, int, int]]:
+        """Return those that are owned."""
+        owned = {(claimed.shard, claimed.epoch) for claimed in self.owned}
+        return {(sink, shard, epoch) for sink, shard, epoch in asked if (shard, epoch) in owned}
+
+    async def heartbeat(self, *_: object) -> bool:
+        """Return True."""
+        return True
+
 
 async def test_what_is_claimed_while_a_session_begins_is_not_forgotten() -> None:
-    """Without the lock shards are owned that this relay knows nothing of: for a lease nobody delivers them."""
+    """Without the lock this relay owns shards without knowing it: for a lease they are not delivered."""
     answers: Any = Answers()
     lease_manager = LeaseManager(answers, uuid4(), "test", "1", 15.0, structlog.get_logger())
     leases = lease_manager.add("s", 1)
@@ -53,6 +83,25 @@ async def test_what_is_claimed_while_a_session_begins_is_not_forgotten() -> None
             await asyncio.sleep(0)
         answers.late.set()
     assert len(leases.held) == SHARDS == len(answers.owned)
+
+
+@pytest.mark.parametrize("claimed_again", [False, True])
+async def test_a_renewal_or_a_claim_during_a_release_loses_no_shard(claimed_again: bool) -> None:
+    """Goes red when such a renewal counts as a loss, which ends the session, or the release forgets the new claim."""
+    answers: Any = Answers()
+    lease_manager = LeaseManager(answers, uuid4(), "test", "1", 15.0, structlog.get_logger())
+    leases = lease_manager.add("s", 1)
+    await lease_manager._claim(leases)  # pyright: ignore[reportPrivateUsage]
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(lease_manager.release(leases, range(SHARDS)))
+        await answers.asked.wait()
+        await lease_manager._renew()  # pyright: ignore[reportPrivateUsage]
+        if claimed_again:
+            leases.grant({claimed.shard: Lease(claimed.epoch, 9e9, 0) for claimed in await answers.claim_shards()})
+        answers.late.set()
+    assert not leases.lost
+    assert leases.epochs(range(SHARDS)) == {claimed.shard: claimed.epoch for claimed in answers.owned}
+    assert len(answers.owned) == (SHARDS if claimed_again else 0)
 
 
 async def test_the_late_answer_to_a_renewal_changes_no_lease_of_a_later_epoch() -> None:
@@ -67,6 +116,26 @@ async def test_the_late_answer_to_a_renewal_changes_no_lease_of_a_later_epoch() 
     assert not leases.wake.is_set()
 
 
+async def test_a_shard_that_was_lost_and_claimed_again_is_not_delivered_for_before_the_next_session() -> None:
+    """Another relay may have owned it in between: goes red when the new lease stands for the old one."""
+    leases = SinkLeases("s", 1)
+    leases.grant({7: Lease(5, 10.0, 0)})
+    assert not leases.lost
+    assert leases.lose(7, 5)
+    leases.grant({7: Lease(9, 99.0, 0)})
+    assert leases.lost
+    assert leases.until([7]) == 0.0
+    settling = Settler(cast("Store", None), leases, uuid4(), InFlight(), a_recorder())
+    event = an_event()._replace(shard=7)
+    start = Position(Tick(0, "3:3:", 3))
+    settling.park(Chunk([event], start, start), 0, NewRow(event.id, 7, "waiting", True), blocks=True)
+    with pytest.raises(LeaseLost):
+        await settling.flush()
+    leases.replace({7: Lease(10, 99.0, 0)})
+    assert not leases.lost
+    assert leases.until([7]) == 99.0
+
+
 async def test_the_answer_to_a_renewal_keeps_no_crashes_that_were_forgotten_meanwhile() -> None:
     leases = SinkLeases("s", 1)
     leases.grant({7: Lease(5, 10.0, 3)})
@@ -78,6 +147,10 @@ async def test_the_answer_to_a_renewal_keeps_no_crashes_that_were_forgotten_mean
 async def test_the_loop_is_woken_by_what_changes_its_shards_and_by_nothing_else() -> None:
     leases = SinkLeases("s", 1)
     row = SinkRow("s", 1, paused=False, circuit="open", in_flight_limit=3, unowned=0, patterns=("*",))
+
+    def release() -> None:
+        with leases.releasing([3]):
+            pass
 
     def wakes(change: Callable[[], object]) -> bool:
         leases.wake.clear()
@@ -91,7 +164,7 @@ async def test_the_loop_is_woken_by_what_changes_its_shards_and_by_nothing_else(
     assert not wakes(lambda: leases.record_report("closed", None))
     assert wakes(lambda: leases.set_quota(2))
     assert not wakes(lambda: leases.set_quota(2))
-    assert not wakes(lambda: leases.drop([3]))
+    assert not wakes(release)
     assert wakes(lambda: leases.lose(0, 1))
     assert wakes(lambda: leases.observe(row._replace(paused=True), stopping=False))
     assert wakes(leases.remove)

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+from uuid import UUID
+
 import pytest
 
+from outbox_relay.domain.attempts import AttemptRecord
 from outbox_relay.domain.errors import StatementFailed
+from outbox_relay.domain.in_flight import Chunk, InFlight
+from outbox_relay.domain.lease_clock import lease_clock
+from outbox_relay.domain.outcomes import DELIVERED, Unavailable
+from outbox_relay.domain.window import Position, Tick
+from outbox_relay.postgres.rows import NewRow
+from outbox_relay.postgres.store import Store
 from outbox_relay.relay.portions import MOST_TRIES, write_in_portions
-from outbox_relay.relay.settler import MOST_EVENTS
+from outbox_relay.relay.settler import MOST_EVENTS, MOST_RECORDED, Settler
+from outbox_relay.relay.sink_leases import Lease, SinkLeases
+from tests.contract.harness import an_event
+from tests.support.recording import a_recorder
 
 TIMEOUT, DEADLOCK = "57014", "40P01"
+NOWHERE = Position(Tick(0, "3:3:", 3), Tick(10**9, "9:9:", 9), 0)
 
 
 @pytest.fixture(autouse=True)
@@ -49,3 +64,86 @@ async def test_what_is_left_follows_in_portions_of_the_size_that_succeeded() -> 
     writes = Writes(20, [TIMEOUT])
     await write_in_portions(64, writes)
     assert writes.asked == [64, 8, 8, 8]
+
+
+class Settlements:
+    """A store that takes settlements of at most ``largest`` rows and records, and notes their sizes."""
+
+    def __init__(self, largest: int) -> None:
+        self.largest = largest
+        self.written: list[tuple[int, int, bool]] = []
+        """Rows, records, and whether the positions came with them."""
+
+    async def settle(
+        self,
+        _sink: str,
+        _owner: UUID,
+        positions: Mapping[int, Any],
+        rows: Sequence[NewRow],
+        _epochs: Mapping[int, int],
+        *,
+        records: Sequence[AttemptRecord],
+        relay: str | None,
+        server: str | None,
+    ) -> None:
+        assert (relay, server) == ("here" if records else None, "server")
+        if len(rows) + len(records) > self.largest:
+            raise StatementFailed("canceling statement due to statement timeout", TIMEOUT)
+        self.written.append((len(rows), len(records), bool(positions)))
+
+
+def a_settler(store: Settlements) -> tuple[Settler, SinkLeases, InFlight]:
+    """Return a settler of a sink whose shards are owned."""
+    leases, in_flight = SinkLeases("s", 1), InFlight()
+    leases.grant(dict.fromkeys(range(64), Lease(1, lease_clock() + 60, 0)))
+    in_flight.take_over(range(64), NOWHERE)
+    return Settler(cast("Store", store), leases, UUID(int=1), in_flight, a_recorder(), "server"), leases, in_flight
+
+
+def read(in_flight: InFlight, count: int) -> Chunk:
+    """Return a chunk of ``count`` events that was read."""
+    events = [an_event() for _ in range(count)]
+    chunk = Chunk(events, NOWHERE, NOWHERE.at(events[-1].id))
+    in_flight.take(in_flight.readable[0], chunk)
+    return chunk
+
+
+async def test_a_settlement_that_is_too_large_is_written_in_parts_rows_then_records_and_positions_last() -> None:
+    store = Settlements(5)
+    settler, _, in_flight = a_settler(store)
+    chunk = read(in_flight, 40)
+    for index, event in enumerate(chunk.events[:8]):
+        settler.park(chunk, index, NewRow(event.id, 0, "waiting", False), blocks=False)
+    settler.record(chunk.events[8:], [DELIVERED] * 32)
+    for index in range(8, 40):
+        settler.done(chunk, index)
+    await settler.flush()
+    assert store.written == [(5, 0, False), (3, 2, False), *[(0, 5, False)] * 5, (0, 5, True)]
+
+
+async def test_only_deliveries_are_recorded_and_without_records_a_settlement_has_none() -> None:
+    store = Settlements(5)
+    settler, _, in_flight = a_settler(store)
+    chunk = read(in_flight, 2)
+    settler.record(chunk.events, [Unavailable("down"), DELIVERED])
+    settler.done(chunk)
+    await settler.flush()
+    chunk = read(in_flight, 2)
+    settler.done(chunk)
+    await settler.flush()
+    assert store.written == [(0, 1, True), (0, 0, True)]
+
+
+async def test_nothing_is_read_while_many_deliveries_are_to_be_recorded() -> None:
+    store = Settlements(MOST_RECORDED)
+    settler, leases, in_flight = a_settler(store)
+    leases.wake.clear()
+    chunk = read(in_flight, 1)
+    settler.record([chunk.events[0]] * MOST_EVENTS, [DELIVERED] * MOST_EVENTS)
+    settler.done(chunk)
+    assert not settler.has_capacity()
+    assert not leases.wake.is_set()
+    await settler.flush()
+    assert leases.wake.is_set()
+    assert settler.has_capacity()
+    assert store.written == [(0, MOST_RECORDED, False)] * 4 + [(0, MOST_RECORDED, True)]

@@ -6,7 +6,8 @@ import ast
 import io
 import re
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -64,21 +65,27 @@ def done() -> list[str]:
     return [room for room in rooms() if room not in UNDONE]
 
 
-def docstrings(room: str) -> Iterator[tuple[Documented, Text]]:
-    """Yield every docstring of a room with the node it belongs to."""
+@cache
+def docstrings(room: str) -> Sequence[tuple[Documented, Text]]:
+    """Return every docstring of a room with the node it belongs to."""
+    found: list[tuple[Documented, Text]] = []
     for path in modules(room):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, Documented) and (text := ast.get_docstring(node)):
                 line = getattr(node, "lineno", 1)
-                yield node, Text(f"{path.relative_to(PACKAGE.parent)}:{line}", text)
+                found.append((node, Text(f"{path.relative_to(PACKAGE.parent)}:{line}", text)))
+    return found
 
 
-def written(room: str) -> Iterator[Text]:
-    """Yield every comment and string literal of a room, docstrings included."""
-    for path in modules(room):
-        for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
-            if token.type in (tokenize.COMMENT, tokenize.STRING) or token.type == FSTRING_MIDDLE:
-                yield Text(f"{path.relative_to(PACKAGE.parent)}:{token.start[0]}", token.string)
+@cache
+def written(room: str) -> Sequence[Text]:
+    """Return every comment and string literal of a room, docstrings included."""
+    return [
+        Text(f"{path.relative_to(PACKAGE.parent)}:{token.start[0]}", token.string)
+        for path in modules(room)
+        for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline)
+        if token.type in (tokenize.COMMENT, tokenize.STRING) or token.type == FSTRING_MIDDLE
+    ]
 
 
 def first_word(text: str) -> str:
@@ -131,6 +138,35 @@ def test_docstrings_of_functions_are_imperative(room: str) -> None:
     ]
     others = [text for text in functions if not is_imperative(text.text)]
     assert len(others) <= (1 - IMPERATIVE_SHARE) * len(functions), others
+
+
+TESTS = Path(__file__).parents[1]
+FOLDERS = sorted(path.name for path in TESTS.iterdir() if (path / "__init__.py").exists() or path.name == "unit")
+TEST_PHRASES = re.compile(r"\b(anew|for ever|forever|whoever|somebody|nobody|so many)\b", re.IGNORECASE)
+HEADLESS_TESTS = HEADLESS - {"When", "Which", "Whatever"}
+
+
+def texts_of_tests(folder: str) -> Iterator[Text]:
+    """Yield every docstring, description of a variable and comment of the tests in a folder."""
+    for path in sorted((TESTS / folder).rglob("*.py")):
+        source = path.read_text()
+        for node in ast.walk(ast.parse(source)):
+            if (
+                isinstance(node, ast.Expr)
+                and isinstance(node.value, ast.Constant)
+                and isinstance(node.value.value, str)
+            ):
+                yield Text(f"{path.relative_to(TESTS)}:{node.lineno}", node.value.value)
+        for token in tokenize.generate_tokens(io.StringIO(source).readline):
+            if token.type == tokenize.COMMENT:
+                yield Text(f"{path.relative_to(TESTS)}:{token.start[0]}", token.string)
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_no_text_of_the_tests_reads_as_a_translation(folder: str) -> None:
+    texts = [text for text in texts_of_tests(folder) if text.text.strip()]
+    assert [text for text in texts if first_word(text.text) in HEADLESS_TESTS] == []
+    assert [text for text in texts if TEST_PHRASES.search(CODE.sub("", text.text))] == []
 
 
 def test_undone_rooms_exist() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from outbox_relay import admin
-from outbox_relay.admin.render import duration, replace_unprintable, table
+from outbox_relay.admin.text import duration, replace_unprintable, table
 
 SINK: dict[str, Any] = {
     "backlog": 3,
@@ -23,6 +23,10 @@ SINK: dict[str, Any] = {
     "paused": False,
     "paused_reason": None,
     "last_error": None,
+    "last_error_at": None,
+    "last_error_seconds_ago": None,
+    "last_error_mended_at": None,
+    "last_error_mended_seconds_ago": None,
     "unowned": 0,
     "missing_positions": 0,
 }
@@ -58,6 +62,26 @@ def test_control_characters_are_replaced() -> None:
     assert replace_unprintable("a\x1b[2Jb\u202ec\nd") == "a?[2Jb?c?d"
 
 
+RETENTION: dict[str, Any] = {"keep_days": 30, "hold_until": None, "blocked": []}
+
+
+def test_days_that_are_kept_are_grouped_by_their_reason() -> None:
+    crm = [{"kind": "sink", "name": "crm", "paused": True, "shards": 12, "since": "2026-11-02T08:00:00+00:00"}]
+    blocked = [{"day": f"2026-10-0{n}", "kept_by": crm if n < 3 else [], "since": None} for n in (1, 2, 3)]
+    found: dict[str, Any] = {
+        "relays": [],
+        "sinks": {},
+        "unrouted": [],
+        "in_default_partition": 0,
+        "retention": {"keep_days": 30, "hold_until": None, "blocked": blocked},
+    }
+    assert admin.status_text(found).splitlines()[4:] == [
+        "days past keep_days (30) that are not emptied: 3",
+        "  2026-10-01 to 2026-10-02: kept by sink crm (paused) with 12 shards since 2026-11-02T08:00:00+00:00",
+        "  2026-10-03: due at the next pass of a relay",
+    ]
+
+
 def test_status_of_two_sinks() -> None:
     slow = {**SINK, "backlog": 812000, "backlog_exact": False, "circuit": "open", "paused": True, "last_error": "away"}
     found = {
@@ -65,6 +89,7 @@ def test_status_of_two_sinks() -> None:
         "sinks": {"crm": SINK, "events": slow},
         "unrouted": ["a.b", "c"],
         "in_default_partition": 7,
+        "retention": RETENTION,
     }
     assert admin.status_text(found).splitlines() == [
         "SINK    BACKLOG  OLDEST      WAITING  HELD  DEAD  SCHEDULED  CIRCUIT  PAUSED  UNOWNED",
@@ -81,18 +106,41 @@ def test_status_of_two_sinks() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"last_error": "away", "last_error_seconds_ago": 185.0}, "last error of crm, 3 min 5 s ago: away"),
+        ({"last_error": "away"}, "last error of crm: away"),
+        ({"last_error_seconds_ago": 185.0, "last_error_mended_seconds_ago": 120.4},
+         "last error of crm, 3 min 5 s ago: mended 2 min 0 s ago"),
+        ({"last_error_seconds_ago": 5000.0, "last_error_mended_seconds_ago": 3600.0}, None),
+        ({}, None),
+    ],
+    ids=["open", "of an unknown time", "mended", "mended long ago", "none"],
+)  # fmt: skip
+def test_the_last_error_has_a_line_until_an_hour_after_its_end(changes: dict[str, Any], line: str | None) -> None:
+    sinks = {"crm": {**SINK, **changes}}
+    text = admin.status_text(
+        {"relays": [], "sinks": sinks, "unrouted": [], "in_default_partition": 0, "retention": RETENTION}
+    )
+    assert [each for each in text.splitlines() if each.startswith("last error")] == ([line] if line else [])
+
+
 def test_a_throttled_sink_has_a_line() -> None:
     found: dict[str, Any] = {
         "relays": [],
         "sinks": {"crm": {**SINK, "in_flight_limit": 8}},
         "unrouted": [],
         "in_default_partition": 0,
+        "retention": RETENTION,
     }
     assert "crm throttles: at most 8 requests at once per relay, for now" in admin.status_text(found).splitlines()
 
 
 def test_status_of_an_empty_database_says_what_to_do() -> None:
-    text = admin.status_text({"relays": [], "sinks": {}, "unrouted": [], "in_default_partition": 0})
+    text = admin.status_text(
+        {"relays": [], "sinks": {}, "unrouted": [], "in_default_partition": 0, "retention": RETENTION}
+    )
     assert text.splitlines() == [
         "no sink is known yet: a relay registers its sinks when it starts",
         "",

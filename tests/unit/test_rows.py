@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Callable, Coroutine
+from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 from uuid import UUID, uuid4
@@ -16,7 +17,7 @@ from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.in_flight import Chunk
 from outbox_relay.domain.outcomes import DELIVERED, Verdict
 from outbox_relay.domain.window import BEGINNING, Position
-from outbox_relay.postgres.rows import ClaimedRow
+from outbox_relay.postgres.rows import ClaimedRow, DeliveredRow
 from outbox_relay.relay.breaker import Permit
 from outbox_relay.relay.dispatch_requests import RequestDispatcher
 from outbox_relay.relay.due_timer import DueTimer
@@ -26,6 +27,7 @@ from outbox_relay.relay.parked_claims import MOST_BYTES, MOST_ROWS, ClaimSize, P
 from outbox_relay.relay.parked_settler import MOST_UNSETTLED, ParkedSettler
 from outbox_relay.relay.slow_requests import SlowRequest, SlowRequests
 from tests.contract.harness import an_event
+from tests.support.recording import a_recorder
 
 
 def park(*_: object, **__: object) -> int:
@@ -53,11 +55,12 @@ class Slow(NamedTuple):
 def a_slow_sink(slots: int) -> Slow:
     """Make the parts of a sink with ``slots``, all of which are taken by requests."""
     parts: Any = SimpleNamespace(
-        spec=SimpleNamespace(name="s"), sink=SimpleNamespace(timeout_seconds=15.0), park=park, keyed=bool
-    )
+        spec=SimpleNamespace(name="s"), sink=SimpleNamespace(timeout_seconds=15.0), park=park, keyed=bool,
+        now=lambda: datetime.now(UTC),
+    )  # fmt: skip
     parts.limiter = ConcurrencyLimiter(slots, asyncio.Event())
     requests = SlowRequests("s", slots)
-    deliveries = ParkedDeliveries(parts, parts, uuid4(), parts, requests)
+    deliveries = ParkedDeliveries(parts, parts, uuid4(), parts, requests, a_recorder())
     return Slow(requests, RequestDispatcher(parts, asyncio.Event(), requests), deliveries)
 
 
@@ -171,8 +174,9 @@ async def _claiming() -> None:
     raise Claiming
 
 
-async def _done(_sink: str, rows: list[tuple[int, UUID]]) -> set[int]:
-    return {event for event, _ in rows}
+async def _done(_sink: str, rows: list[DeliveredRow], *, relay: str | None, only_tried: bool) -> set[int]:
+    assert (relay, only_tried) == ("here", True)
+    return {row.id for row in rows}
 
 
 class Parked(NamedTuple):
@@ -187,13 +191,13 @@ class Parked(NamedTuple):
 def _parked() -> Parked:
     """Make the deliveries of a sink that delivers every event; each row was ours when it is settled."""
     parts: Any = SimpleNamespace(
-        spec=SimpleNamespace(name="s", hold=False),
+        spec=SimpleNamespace(name="s", hold=False, record_attempts="failures"),
         delivered=bool,
-        limiter=SimpleNamespace(increase=int, acquire=_claiming),
+        limiter=SimpleNamespace(increase=int, acquire=_claiming, parked_share=lambda: 1),
         due_timer=DueTimer(),
         delete_rows=_done,
     )
-    deliveries = ParkedDeliveries(parts, parts, uuid4(), parts, SlowRequests("s", 1))
+    deliveries = ParkedDeliveries(parts, parts, uuid4(), parts, SlowRequests("s", 1), a_recorder())
     claims, settler = deliveries._claims, deliveries._settler  # pyright: ignore[reportPrivateUsage]
     return Parked(deliveries, claims, settler, parts)
 
@@ -257,10 +261,12 @@ async def test_outcomes_that_cannot_be_written_stay_and_the_session_ends_in_the_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("outbox_relay.relay.portions.FIRST_PAUSE_SECONDS", 0.0)
-    asked: list[int] = []
+    asked, names = list[int](), list[str | None]()
 
-    async def fails(_sink: str, rows: list[tuple[int, UUID]]) -> set[int]:
+    async def fails(_sink: str, rows: list[DeliveredRow], *, relay: str, only_tried: bool) -> set[int]:
         asked.append(len(rows))
+        names.append(relay)
+        assert only_tried
         raise StatementFailed("canceling statement due to statement timeout", "57014")
 
     parked = _parked()
@@ -268,7 +274,8 @@ async def test_outcomes_that_cannot_be_written_stay_and_the_session_ends_in_the_
     parked.deliveries._apply([_row(key=None, ordered=False)] * 100, [DELIVERED] * 100, Permit(0, probe=False))  # pyright: ignore[reportPrivateUsage]
     with pytest.raises(StatementFailed):
         await parked.settler.settle()
-    assert (asked[0], asked[-1], len(asked)) == (100, 1, 6)
+    assert (asked[0], asked[-1], len(asked)) == (100, 1, 8)
+    assert names == [*["here"] * 5, None, "here", None], "in the end without the records of attempts"
     assert parked.deliveries.under_way == 100
 
 

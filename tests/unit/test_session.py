@@ -22,6 +22,7 @@ from outbox_relay.relay.sink_leases import Lease, SinkLeases
 from outbox_relay.relay.ticker import Ticker
 from tests.contract.harness import an_event
 from tests.support.memory_sink import MemorySink
+from tests.support.recording import a_recorder
 from tests.support.relay_harness import spec
 
 NO_STORE = cast("Store", None)
@@ -34,7 +35,7 @@ async def test_the_loop_is_woken_when_there_is_room_again_and_not_before(monkeyp
     """Goes red when the reader is not told: it would read on after a second, or never."""
     monkeypatch.setattr(settler, "MOST_CHUNKS", 2)
     leases, in_flight = SinkLeases("s", 1), InFlight()
-    settling = Settler(NO_STORE, leases, UUID(int=1), in_flight)
+    settling = Settler(NO_STORE, leases, UUID(int=1), in_flight, a_recorder())
     in_flight.take_over([0], START)
     chunks = [Chunk([an_event(), an_event()], START, START) for _ in range(2)]
     for chunk in chunks:

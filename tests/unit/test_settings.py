@@ -35,7 +35,7 @@ def webhook(settings: Settings, name: str = "crm") -> WebhookSettings:
 
 
 def hmac_of(key: bytes) -> bytes:
-    """What a symmetric key makes of nothing."""
+    """Return the signature of an empty message by a symmetric key."""
     return hmac.digest(key, b"", "sha256")
 
 
@@ -387,7 +387,7 @@ class TestHeaders:
 
 
 class TestAddresses:
-    """What a webhook sink connects to, asked for each address that its host resolves to."""
+    """The addresses to which a webhook sink connects: each that its host resolves to is checked."""
 
     @pytest.mark.parametrize(
         "address",
@@ -492,7 +492,7 @@ def test_harmless_producer_settings_are_handed_on(tmp_path: Path, name: str, val
 
 
 class TestWarnings:
-    """What is allowed but probably not meant."""
+    """Settings that are allowed but probably not meant."""
 
     def test_sink_without_a_route_is_named_with_its_line(self, tmp_path: Path) -> None:
         settings = load_text(tmp_path, FILE.replace('["events", "crm"]', '["events"]'))

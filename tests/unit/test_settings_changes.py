@@ -1,4 +1,4 @@
-"""What a reload can change: every other setting that differs is named, and no value is."""
+"""Settings that a reload can change: every other one that differs is named, without its value."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from outbox_relay.settings import Settings, load, restart_needed
+from outbox_relay.settings import Settings, applied, load, merged, remade_sinks, restart_needed
 from outbox_relay.settings.changes import APPLIED_TO_SINKS, differing
 from outbox_relay.settings.fields import fields, table
 from outbox_relay.settings.model import SINKS
@@ -61,9 +61,23 @@ def test_what_a_reload_applies(tmp_path: Path, replaced: tuple[str, str]) -> Non
         (('url = "https', 'timeout_seconds = 9\nurl = "https'), "sinks.crm.timeout_seconds"),
         (('url = "https', 'ca_file = "/etc/ssl/ca.pem"\nurl = "https'), "sinks.crm.ca_file"),
         (("shop.{type}", "other.{type}"), "sinks.events.topic"),
+    ],
+)
+def test_a_sink_with_other_settings_is_made_again(tmp_path: Path, replaced: tuple[str, str], named: str) -> None:
+    old, new = changed(tmp_path, replaced, ('"payment.captured"', '"payment.made"'))
+    assert named in [dotted(path) for path in applied(old, new)]
+    assert restart_needed(old, new) == []
+    assert remade_sinks(old, new) == {named.split(".")[1]}
+    assert differing(merged(old, new), new) == []
+
+
+@pytest.mark.parametrize(
+    ("replaced", "named"),
+    [
         (("localhost/shop", "localhost/other"), "database.dsn"),
         (("127.0.0.1:8080", "127.0.0.1:8081"), "http.listen"),
         (("[http]", "[relay]\nlease_seconds = 5\n[http]"), "relay.lease_seconds"),
+        (("[http]", "[retention]\nkeep_days = 5\n[http]"), "retention.keep_days"),
     ],
 )
 def test_what_takes_a_restart_is_named_with_its_place(tmp_path: Path, replaced: tuple[str, str], named: str) -> None:
@@ -72,17 +86,36 @@ def test_what_takes_a_restart_is_named_with_its_place(tmp_path: Path, replaced: 
     assert line.startswith(str(tmp_path / "relay.toml"))
     assert line.endswith(f": {named}: needs a restart")
     assert not any(secret in line for secret in (SECRET, OTHER, "localhost", "hooks"))
+    assert [dotted(path) for path in differing(merged(old, new), new)] == [named]
+    assert remade_sinks(old, new) == set()
 
 
-def test_sinks_that_come_go_or_become_others(tmp_path: Path) -> None:
+def test_the_time_after_which_events_are_parked_is_applied(tmp_path: Path) -> None:
+    old, new = changed(tmp_path, ("[http]", "[relay]\npark_after_seconds = 5\n[http]"))
+    assert restart_needed(old, new) == []
+    assert merged(old, new).relay.park_after_seconds == 5
+
+
+def test_sinks_that_come_or_go_keep_the_routes_as_they_are(tmp_path: Path) -> None:
     webhook = FILE[FILE.index("[sinks.crm]") : FILE.index("[routes]")]
     other = webhook.replace("sinks.crm", "sinks.erp")
-    old, added = changed(tmp_path, ("[routes]", f"{other}\n[routes]"), ('["events"]', '["events", "erp"]'))
-    assert [line.partition(": ")[2] for line in restart_needed(old, added)] == ["sinks.erp: was added: needs a restart"]
-    assert restart_needed(added, old) == ["sinks.erp: was removed: needs a restart"]
+    old, added = changed(
+        tmp_path,
+        ("[routes]", f"{other}\n[routes]"),
+        ('["events"]', '["events", "erp"]'),
+        ("attempts = 12", "attempts = 13"),
+    )
+    assert [line.partition(": ")[2] for line in restart_needed(old, added)] == [
+        "sinks.erp: was added: needs a restart",
+        "routes: needs a restart",
+    ]
+    assert [dotted(path) for path in applied(old, added)] == ["sinks.crm.retry.attempts"]
+    after = merged(old, added)
+    assert (after.routes, after.sinks.keys()) == (old.routes, old.sinks.keys())
+    assert "sinks.erp: was removed: needs a restart" in restart_needed(added, old)
     kafka = '[sinks.crm]\ntype = "kafka"\ntopic = "t"\nproducer = { "bootstrap.servers" = "b:1" }\n'
     old, other_type = changed(tmp_path, (webhook, kafka))
-    assert [line.partition(": ")[2] for line in restart_needed(old, other_type)] == ["sinks.crm.type: needs a restart"]
+    assert remade_sinks(old, other_type) == {"crm"}
 
 
 def test_every_setting_is_compared() -> None:

@@ -1,4 +1,4 @@
-"""What `check` warns of: clear text, verification that is switched off, secrets that others can read, code to run."""
+"""Warnings of `check`: clear text, verification that is switched off, secrets that others can read, code to run."""
 
 from __future__ import annotations
 

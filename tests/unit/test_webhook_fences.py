@@ -39,7 +39,7 @@ TRANSITIONS = {
     "ISATAP, global": "2606:4700::200:5efe:{high}:{low4}",
     "ISATAP, link-local": "fe80::5efe:{high}:{low4}",
 }
-"""How an IPv4 address is written into one of IPv6, by the mechanism."""
+"""The form of an IPv4 address within one of IPv6, by the mechanism."""
 FORBIDDEN = [
     *("host", "connection", "content-type", "content-length", "content-encoding", "transfer-encoding", "te", "trailer"),
     *("upgrade", "expect", "keep-alive", "proxy-authorization", "proxy-connection", "cookie", "user-agent"),

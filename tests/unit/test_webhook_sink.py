@@ -20,7 +20,7 @@ from urllib.parse import quote, quote_plus
 import pytest
 
 from outbox_relay.domain.event import StoredEvent
-from outbox_relay.domain.outcomes import DELIVERED, Attempt, Failed, Refused, Unavailable, Verdict
+from outbox_relay.domain.outcomes import DELIVERED, Attempt, Delivered, Failed, Refused, Unavailable, Verdict
 from outbox_relay.formats.signatures import parse_key
 from outbox_relay.settings.addresses import denied
 from outbox_relay.sinks.webhook import Credentials, Endpoint, RequestFormat, ResponsePolicy, Tls, WebhookSink
@@ -71,12 +71,26 @@ async def delivered(sink: WebhookSink, event: StoredEvent | None = None, *, atte
 
 
 async def test_an_event_arrives_signed_with_the_number_of_the_attempt(receiver: Receiver) -> None:
-    assert await delivered(sink_to(receiver.url), attempt=7) is DELIVERED
+    assert await delivered(sink_to(receiver.url), attempt=7) == DELIVERED
     [request] = receiver.requests
     assert (request.problem, request.header("outbox-attempt"), request.body) == (None, "7", b'{"id": 1}')
     assert request.header("host") == f"127.0.0.1:{receiver.port}"
     assert request.header("content-length") == "9"
     assert len(request.headers) == len({name.lower() for name, _ in request.headers})
+
+
+@pytest.mark.parametrize(
+    ("delivery_details", "attempt", "status"), [(False, 1, None), (False, 2, 200), (True, 1, 200), (True, 2, 200)]
+)
+async def test_a_delivery_has_status_and_duration_if_its_attempt_is_recorded(
+    receiver: Receiver, delivery_details: bool, attempt: int, status: int | None
+) -> None:
+    endpoint = Endpoint(receiver.url, lambda _: None)
+    sink = WebhookSink("crm", endpoint, CREDENTIALS, delivery_details=delivery_details)
+    found = await delivered(sink, attempt=attempt)
+    assert isinstance(found, Delivered)
+    assert (found is DELIVERED) == (status is None)
+    assert (found.status, found.seconds is None, found.detail) == (status, status is None, None)
 
 
 async def test_the_connection_adds_no_header_of_its_own(receiver: Receiver) -> None:

@@ -162,7 +162,7 @@ class Throttle:
 
 
 async def test_case_57_the_first_requests_after_a_429_are_half_as_many_and_status_says_so(database: Database) -> None:
-    """What was under way at the 429 and waits to be sent again keeps to the new limit; what outlasts becomes a row."""
+    """Requests under way at the 429 are sent again within the new limit; one that takes too long becomes a row."""
     throttle = Throttle(32)
     with Receiver(throttle) as receiver:
         crm = spec("crm", park_after_seconds=0.5)

@@ -10,8 +10,11 @@ update outbox.shard s
      where c.sink = %(sink)s
        and c.lease_until <= clock_timestamp() - case when c.owner is null then %(free_for)s::double precision
                                                      else %(lapsed_for)s::double precision end * interval '1 second'
-       and exists (select from outbox.sink k
-                    where k.name = %(sink)s and not k.paused and k.generation = %(generation)s::bigint)
+       and (exists (select from outbox.sink k
+                     where k.name = %(sink)s and not k.paused and k.generation = %(generation)s::bigint)
+            or exists (select from outbox.replay r join outbox.sink k on k.name = r.target
+                        where r.id = outbox.replay_of(%(sink)s) and r.state = 'running' and not k.paused
+                          and k.generation = %(generation)s::bigint))
      order by c.shard
      limit %(most)s::integer
        for update skip locked

@@ -1,5 +1,20 @@
--- Delete delivered rows if their leases are still valid.
-delete from outbox.delivery d
- using unnest(%(ids)s::bigint[], %(leases)s::uuid[]) r (id, lease)
- where d.sink = %(sink)s and d.id = any (%(ids)s::bigint[]) and d.id = r.id and d.lease = r.lease
-returning d.id
+-- Delete delivered rows if their leases are still valid, and record their deliveries: with `only_tried`, those of events
+-- that were tried before, also before a retry by an operator, after which attempts are counted from 1 again.
+with deleted as (
+    delete from outbox.delivery d
+     using unnest(%(ids)s::bigint[], %(leases)s::uuid[], %(record_numbers)s::integer[], %(record_outcomes)s::text[],
+                  %(record_ages)s::double precision[], %(record_milliseconds)s::double precision[],
+                  %(record_statuses)s::integer[], %(record_errors)s::text[], %(record_details)s::text[])
+           r (id, lease, number, outcome, age, milliseconds, status, error, detail)
+     where d.sink = %(sink)s and d.id = any (%(ids)s::bigint[]) and d.id = r.id and d.lease = r.lease
+    returning d.id, d.uid, d.last_attempt_at, r.number, r.outcome, r.age, r.milliseconds, r.status, r.error, r.detail
+), recorded as materialized (
+    select outbox.record_attempts(
+               %(sink)s::text, %(relay)s::text, array_agg(r.id), array_agg(r.uid), array_agg(r.number),
+               array_agg(r.outcome), array_agg(r.age), array_agg(r.milliseconds), array_agg(r.status),
+               array_agg(r.error), array_agg(r.detail)) as attempts
+      from deleted r
+     where r.outcome is not null and (not %(only_tried)s or r.last_attempt_at is not null)
+    having count(*) > 0
+)
+select r.id from deleted r left join recorded on true  -- which records them

@@ -3,9 +3,9 @@ select r.id, r.name, r.version, extract(epoch from now() - r.seen_at)::double pr
        k.sink, count(s.shard)::integer as shards
   from outbox.relay r
   left join lateral (
-    select unnest(r.sinks) as sink
+    select u.sink from unnest(r.sinks) u (sink) where u.sink < '~' collate "C"
     union
-    select o.sink from outbox.shard o where o.owner = r.id and o.lease_until > now()
+    select o.sink from outbox.shard o where o.owner = r.id and o.lease_until > now() and o.sink < '~'
   ) k on true
   left join outbox.shard s on s.sink = k.sink and s.owner = r.id and s.lease_until > now()
  where r.seen_at > now() - %(seconds)s::double precision * interval '1 second'

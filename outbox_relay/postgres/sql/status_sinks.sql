@@ -1,7 +1,15 @@
--- All sinks of the database, and the number of their shards without an owner.
-select k.name, k.patterns, k.paused, k.paused_reason, k.circuit, k.in_flight_limit, k.last_error,
+-- All sinks of the database, and the number of their shards without an owner. An error that is over has only its times.
+select k.name, k.patterns, k.paused, k.paused_reason, k.circuit, k.in_flight_limit,
+       case when n.mended_at is null then k.last_error end as last_error,
+       case when k.last_error is not null then k.last_error_at end as last_error_at, n.mended_at as last_error_mended_at,
+       extract(epoch from clock_timestamp() - k.last_error_at)::double precision as error_seconds,
+       extract(epoch from clock_timestamp() - n.mended_at)::double precision as mended_seconds,
        extract(epoch from clock_timestamp() - k.circuit_since)::double precision as circuit_seconds,
        (select count(*) from outbox.shard s
          where s.sink = k.name and (s.owner is null or s.lease_until <= now()))::integer as unowned
   from outbox.sink k
+ cross join lateral (
+    select case when k.last_error is not null and k.last_error_mended_at >= k.last_error_at and k.circuit = 'closed'
+                then k.last_error_mended_at end as mended_at
+ ) n
  order by k.name

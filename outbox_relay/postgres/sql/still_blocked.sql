@@ -1,9 +1,12 @@
--- Those of these keys that still have rows that take part in their order.
+-- Those of these keys that still have rows that take part in their order. Each key is looked up by itself: as EXISTS, the
+-- condition could be answered by a hash of all dead rows.
 select k.key
   from unnest(%(keys)s::text[]) k (key)
- where (exists (select from outbox.delivery d
-                 where d.sink = %(sink)s and d.key = k.key and d.ordered and d.state <> 'dead')
+ where (coalesce((select true from outbox.delivery d
+                   where d.sink = %(sink)s and d.key = k.key and d.ordered and d.state <> 'dead'
+                   order by d.id limit 1), false)
         or (%(hold)s::boolean
-            and exists (select from outbox.delivery d
-                         where d.sink = %(sink)s and d.key = k.key and d.ordered and d.state = 'dead')))
+            and coalesce((select true from outbox.delivery d
+                           where d.sink = %(sink)s and d.key = k.key and d.ordered and d.state = 'dead'
+                           order by d.id limit 1), false)))
    and outbox.only_at(%(server)s::text)

@@ -1,18 +1,34 @@
--- Update rows that were not delivered, so that they wait again or are dead, if their leases are still valid.
-update outbox.delivery d
-   set state = coalesce(r.state, d.state),
-       due_at = case when r.due_in is null then d.due_at else clock_timestamp() + r.due_in * interval '1 second' end,
-       attempts = r.attempts,
-       claims = 0,
-       lease = null, lease_until = null, owner = null,
-       last_error = coalesce(r.error, d.last_error),
-       last_status = case when r.error is null then d.last_status else r.status end,
-       last_attempt_at = case when r.attempts > d.attempts or r.last_attempt is not null then clock_timestamp()
-                              else d.last_attempt_at end,
-       last_attempt = case when r.attempts > d.attempts or r.last_attempt is not null then r.last_attempt::jsonb
-                           else d.last_attempt end
-  from unnest(%(ids)s::bigint[], %(leases)s::uuid[], %(states)s::text[], %(due_in)s::double precision[],
-              %(attempts)s::integer[], %(errors)s::text[], %(statuses)s::integer[], %(last_attempts)s::text[])
-       r (id, lease, state, due_in, attempts, error, status, last_attempt)
- where d.sink = %(sink)s and d.id = any (%(ids)s::bigint[]) and d.id = r.id and d.lease = r.lease
-returning d.id
+-- Update rows that were not delivered, so that they wait again or are dead, if their leases are still valid, and record
+-- their attempts.
+with updated as (
+    update outbox.delivery d
+       set state = coalesce(r.state, d.state),
+           due_at = case when r.due_in is null then d.due_at else clock_timestamp() + r.due_in * interval '1 second' end,
+           attempts = r.attempts,
+           claims = 0,
+           lease = null, lease_until = null, owner = null,
+           last_error = coalesce(r.error, d.last_error),
+           last_status = case when r.error is null then d.last_status else r.status end,
+           last_attempt_at = case when r.attempts > d.attempts or r.last_attempt is not null then clock_timestamp()
+                                  else d.last_attempt_at end,
+           last_attempt = case when r.attempts > d.attempts or r.last_attempt is not null then r.last_attempt::jsonb
+                               else d.last_attempt end
+      from unnest(%(ids)s::bigint[], %(leases)s::uuid[], %(states)s::text[], %(due_in)s::double precision[],
+                  %(attempts)s::integer[], %(errors)s::text[], %(statuses)s::integer[], %(last_attempts)s::text[],
+                  %(record_numbers)s::integer[], %(record_outcomes)s::text[], %(record_ages)s::double precision[],
+                  %(record_milliseconds)s::double precision[], %(record_statuses)s::integer[],
+                  %(record_errors)s::text[], %(record_details)s::text[])
+           r (id, lease, state, due_in, attempts, error, status, last_attempt, number, outcome, age, milliseconds,
+              attempt_status, attempt_error, detail)
+     where d.sink = %(sink)s and d.id = any (%(ids)s::bigint[]) and d.id = r.id and d.lease = r.lease
+    returning d.id, d.uid, r.number, r.outcome, r.age, r.milliseconds, r.attempt_status, r.attempt_error, r.detail
+), recorded as materialized (
+    select outbox.record_attempts(
+               %(sink)s::text, %(relay)s::text, array_agg(r.id), array_agg(r.uid), array_agg(r.number),
+               array_agg(r.outcome), array_agg(r.age), array_agg(r.milliseconds), array_agg(r.attempt_status),
+               array_agg(r.attempt_error), array_agg(r.detail)) as attempts
+      from updated r
+     where r.outcome is not null
+    having count(*) > 0
+)
+select r.id from updated r left join recorded on true  -- which records them

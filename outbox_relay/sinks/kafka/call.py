@@ -12,7 +12,7 @@ from typing import cast
 from confluent_kafka import KafkaError, Message
 
 from outbox_relay.domain.event import StoredEvent
-from outbox_relay.domain.outcomes import DELIVERED, Refused, Unavailable, Verdict
+from outbox_relay.domain.outcomes import DELIVERED, Delivered, Refused, Unavailable, Verdict
 
 BEHIND = Unavailable("an earlier event of its key was refused, and dead letters hold their key", behind=True)
 """The verdict on events that are not sent for that reason."""
@@ -101,15 +101,19 @@ class KeyBlocks:
 class DeliveryReports:
     """Counts the delivery reports of one call and keeps the failures by index; reused by later calls.
 
-    There is one callback per index, created once: nothing is allocated per event.
+    There is one callback per index, created once: nothing is allocated per event, unless acknowledgements are
+    collected.
     """
 
-    __slots__ = ("_partitions", "callbacks", "count", "failures")
+    __slots__ = ("_collects", "_partitions", "acknowledgements", "callbacks", "count", "failures")
 
     def __init__(self, max_batch: int) -> None:
         self.count = 0
         self.failures: dict[int, KafkaError] = {}
+        self.acknowledgements: dict[int, Delivered] | None = None
+        """Verdicts with partition and offset by index; None unless they are collected."""
         self._partitions: set[tuple[str, int]] | None = None
+        self._collects = False
         self.callbacks: Sequence[Callable[[KafkaError | None, object], None]] = [
             partial(self._report, index) for index in range(max_batch)
         ]
@@ -118,19 +122,34 @@ class DeliveryReports:
         """Prepare for another call, once every report of the last one was served."""
         self.count = 0
         self.failures = {}
+        self.acknowledgements = None
         self._partitions = None
+        self._collects = False
+
+    def collect_acknowledgements(self) -> None:
+        """Keep topic, partition, offset and latency of every acknowledged record."""
+        self.acknowledgements = {}
+        self._collects = True
 
     def collect_partitions(self, partitions: set[tuple[str, int]]) -> None:
         """Add topic and partition of every acknowledged record to ``partitions`` from now on."""
         self._partitions = partitions
+        self._collects = True
 
     def _report(self, index: int, error: KafkaError | None, record: object) -> None:
         self.count += 1
         if error is not None:
             self.failures[index] = error
-        elif self._partitions is not None:
-            message = cast("Message", record)
-            self._partitions.add((message.topic() or "", message.partition() or 0))
+        elif self._collects:
+            self._collect(index, cast("Message", record))
+
+    def _collect(self, index: int, message: Message) -> None:
+        topic, partition = message.topic() or "", message.partition() or 0
+        if self._partitions is not None:
+            self._partitions.add((topic, partition))
+        if self.acknowledgements is not None:
+            detail = {"topic": topic, "partition": partition, "offset": message.offset() or 0}
+            self.acknowledgements[index] = Delivered(seconds=message.latency(), detail=detail)
 
 
 @dataclass(slots=True, eq=False)
@@ -245,6 +264,13 @@ class DeliverCall:
         That holds even for acknowledged records. After a refused event that holds its key, acknowledged records of
         other topics stay delivered.
         """
+        verdicts = self._verdicts(blocks)
+        acknowledgements = self.reports.acknowledgements
+        if acknowledgements is None:
+            return verdicts
+        return [acknowledgements.get(i, each) if each is DELIVERED else each for i, each in enumerate(verdicts)]
+
+    def _verdicts(self, blocks: KeyBlocks) -> Sequence[Verdict]:
         verdicts: list[Verdict] = [DELIVERED] * len(self.batch)
         if self.round.end_reason is None and not self.decided and not len(blocks):
             return verdicts

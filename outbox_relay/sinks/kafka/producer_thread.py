@@ -126,9 +126,16 @@ class ProducerThread:
         deadline: float,
         delivery_round: DeliveryRound,
         answer: Callable[[Sequence[Verdict]], None],
+        *,
+        with_details: bool = False,
     ) -> DeliverCall:
-        """Return a new call, to be passed to ``take``."""
+        """Return a new call, to be passed to ``take``.
+
+        The verdicts of delivered events have partition and offset with ``with_details``.
+        """
         reports = self._spare_reports.pop() if self._spare_reports else DeliveryReports(self._max_batch)
+        if with_details:
+            reports.collect_acknowledgements()
         return DeliverCall(number, batch, until, deadline, delivery_round, answer, reports, self._refusal_blocks)
 
     @property

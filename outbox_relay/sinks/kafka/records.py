@@ -12,8 +12,10 @@ from outbox_relay.formats.headers import own_headers
 ANY_PARTITION = -1
 """Lets the client choose the partition by the key."""
 MAX_PARTITION_DIGITS = 9
-RESERVED = frozenset(("id", "type", "content-type"))
-"""The headers that every record has."""
+REPLAY = "outbox-replay"
+"""The header with the number of the replay that delivers an event again."""
+RESERVED = frozenset(("id", "type", "content-type", REPLAY))
+"""The headers that every record has, and that of replays."""
 RESERVED_PREFIX = "ce_"
 """The prefix of CloudEvents headers."""
 
@@ -46,6 +48,9 @@ class RecordFormat(NamedTuple):
     type_header: str | None = None
     """The event header whose value replaces the event's type in the header ``type``, or None."""
 
+    replay: int | None = None
+    """The number of the replay whose events these are, or None."""
+
     @property
     def plain(self) -> bool:
         """Return True if the value is the payload, the key chooses the partition, and no header is special."""
@@ -75,6 +80,8 @@ class RecordFormat(NamedTuple):
         elif self.cloudevents is not None:
             # A tombstone has no value to wrap: its attributes are headers in both modes.
             headers += [(f"ce_{name}", text) for name, text in cloudevents.attributes(event, self.source).items()]
+        if self.replay is not None:
+            headers.append((REPLAY, str(self.replay)))
         return value, partition, [*headers, *without_reserved(own)]
 
     def partition(self, own: Sequence[tuple[str, str]]) -> int:

@@ -55,6 +55,9 @@ class KafkaSink:
     ``hold_keys`` no event of a key is sent after a refused one, in this and in all concurrent calls: such events are
     ``Unavailable`` with ``behind``. ``topics`` are patterns of the topics that events may name, and ``topics_max``
     limits their number. Events beyond either are ``Refused``.
+
+    With ``delivery_details`` the verdict of every delivered event has topic, partition and offset. Otherwise only that
+    of an event that failed before has them.
     """
 
     max_batch = MAX_BATCH
@@ -74,6 +77,7 @@ class KafkaSink:
         hold_keys: bool = False,
         topics: Sequence[str] = (),
         topics_max: int = TOPICS_MAX,
+        delivery_details: bool = False,
     ) -> None:
         self.timeout_seconds = CALL_STALLS * stall_seconds
         self._name = name
@@ -83,6 +87,7 @@ class KafkaSink:
         self._creation = creation
         self._stall_seconds = stall_seconds
         self._hold_keys = hold_keys
+        self._delivery_details = delivery_details
         self._thread: ProducerThread | None = None
         self._round = DeliveryRound()
         self._number = 0
@@ -142,7 +147,7 @@ class KafkaSink:
     def _misconfigured(self, reason: object, prefix: str = "") -> ConfigurationError:
         return ConfigurationError(f"sinks.{self._name}.{prefix}{reason}")
 
-    async def deliver(self, batch: Sequence[StoredEvent], until: float, _attempt: int = 1, /) -> Sequence[Verdict]:
+    async def deliver(self, batch: Sequence[StoredEvent], until: float, attempt: int = 1, /) -> Sequence[Verdict]:
         """Deliver at most ``max_batch`` events as ``Sink.deliver`` does. Raise RuntimeError if the sink is closed."""
         thread = self._open_thread()
         delivery_round = self._round = self._current_round()
@@ -151,7 +156,8 @@ class KafkaSink:
         verdicts: asyncio.Future[Sequence[Verdict]] = asyncio.get_running_loop().create_future()
         answer = partial(_set_result, verdicts)
         self._number += 1
-        call = thread.new_call(self._number, batch, until, deadline, delivery_round, answer)
+        with_details = self._delivery_details or attempt > 1
+        call = thread.new_call(self._number, batch, until, deadline, delivery_round, answer, with_details=with_details)
         delivery_round.begin_call()
         try:
             thread.put(partial(thread.take, call))

@@ -15,6 +15,8 @@ from outbox_relay.formats.headers import own_headers
 
 Mode: TypeAlias = Literal["none", "binary", "structured"]
 
+REPLAY = "outbox-replay"
+"""The header with the number of the replay that delivers an event again."""
 TRACEPARENT = "traceparent"
 """The one header of an event that is always forwarded."""
 
@@ -37,11 +39,16 @@ class Request(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RequestFormat:
-    """The form of a sink's requests. ``forward`` names, in lower case, the event's own headers that are forwarded."""
+    """The form of a sink's requests.
+
+    ``forward`` names, in lower case, the event's own headers that are forwarded. ``replay`` is the number of the replay
+    whose events these are, or None.
+    """
 
     cloudevents: Mode = "none"
     source: str = "/outbox-relay"
     forward: frozenset[str] = frozenset()
+    replay: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +86,8 @@ def make_request(
         ("outbox-type", event.type),
         ("outbox-attempt", str(attempt)),
     ]
+    if request_format.replay is not None:
+        headers.append((REPLAY, str(request_format.replay)))
     of_event = [] if event.key is None else [("outbox-key", quote(event.key, safe=""))]
     of_event.extend(_forwarded(event, request_format.forward))
     if request_format.cloudevents == "binary":
@@ -103,6 +112,6 @@ def _forwarded(event: StoredEvent, forward: frozenset[str]) -> Iterator[tuple[st
     passed: set[str] = set()
     for name, value in own_headers(event.headers):
         lower = name.lower()
-        if (lower == TRACEPARENT or lower in forward) and lower not in passed:
+        if (lower == TRACEPARENT or (lower in forward and lower != REPLAY)) and lower not in passed:
             passed.add(lower)
             yield lower, (value if _VALUE.fullmatch(value) else quote(value, safe=_VALUE_SAFE)).strip(" \t")

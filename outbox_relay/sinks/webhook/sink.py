@@ -11,14 +11,14 @@ from functools import partial
 
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.lease_clock import lease_clock
-from outbox_relay.domain.outcomes import Attempt, Refused, Unavailable, Verdict
+from outbox_relay.domain.outcomes import DELIVERED, Attempt, Delivered, Refused, Unavailable, Verdict
 from outbox_relay.formats import signatures
 from outbox_relay.sinks.webhook.client import HttpClient
 from outbox_relay.sinks.webhook.exchange import NotConnected
 from outbox_relay.sinks.webhook.proxy import Proxy
 from outbox_relay.sinks.webhook.redaction import readable, secrets_of_url
 from outbox_relay.sinks.webhook.request import Credentials, Request, RequestFormat, make_request
-from outbox_relay.sinks.webhook.response import NoResponse
+from outbox_relay.sinks.webhook.response import NoResponse, Response
 from outbox_relay.sinks.webhook.results import ResponsePolicy, verdict
 
 CHECK_SECONDS = 15.0
@@ -48,6 +48,9 @@ class WebhookSink:
     """A sink that posts each event in one signed request, with the payload's own bytes as its body.
 
     ``results`` turns responses into verdicts. Nothing is sent without a key that still signs.
+
+    With ``delivery_details`` the verdict of every delivered event has the status and the duration. Otherwise only that
+    of an event that failed before has them.
     """
 
     max_batch = 1
@@ -65,10 +68,12 @@ class WebhookSink:
         policy: ResponsePolicy | None = None,
         timeout_seconds: float = 15.0,
         max_in_flight: int = 64,
+        delivery_details: bool = False,
     ) -> None:
         self.timeout_seconds = timeout_seconds
         self.max_in_flight = max_in_flight
         self._name = name
+        self._delivery_details = delivery_details
         self._endpoint = endpoint
         self._credentials = credentials
         self._format = request_format or RequestFormat()
@@ -127,7 +132,10 @@ class WebhookSink:
             return Unavailable("the sink was reset")
         if isinstance(outcome, NoResponse) and outcome.code == "withdrawn":
             return Unavailable("not delivered in time")
-        return verdict(outcome, self._policy, partial(self._readable, made, credentials), time.time())
+        found = verdict(outcome, self._policy, partial(self._readable, made, credentials), time.time())
+        if found is DELIVERED and isinstance(outcome, Response) and (self._delivery_details or attempt > 1):
+            return Delivered(outcome.status, outcome.seconds)
+        return found
 
     def _readable(self, made: Request, credentials: Credentials, prefix: bytes) -> str | None:
         signatures = made.signature.split(" ")

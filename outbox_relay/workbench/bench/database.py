@@ -18,9 +18,10 @@ KEYS = 5_000
 TYPE = "order.created"
 PAYLOAD = '{"order_id": 123456, "customer": "c-1234", "total": "12.34", "note": "' + "x" * 180 + '"}'
 """About 250 bytes."""
-FILL = """insert into outbox.event (uid, type, key, payload, content_type, deliver_at)
-select outbox.uuid7(), %s, 'k' || (g %% %s), convert_to(%s, 'UTF8'), 'application/json', %s
-  from generate_series(%s::bigint, %s::bigint) g"""
+FILL = """insert into outbox.event (shard, uid, type, key, payload, content_type, deliver_at)
+select outbox.shard_of(k.key, null), outbox.uuid7(), %s, k.key, convert_to(%s, 'UTF8'), 'application/json', %s
+  from generate_series(%s::bigint, %s::bigint) g
+ cross join lateral (select 'k' || (g %% %s)) k (key)"""
 
 
 class BenchDatabase:
@@ -69,7 +70,7 @@ class BenchDatabase:
             for first in range(1, events + 1, CHUNK):
                 check()
                 last = min(first + CHUNK - 1, events)
-                self.run(FILL, TYPE, keys, payload, due, first, last)
+                self.run(FILL, TYPE, payload, due, first, last, keys)
 
     def settle(self) -> None:
         """Vacuum, analyse and write out the log, as if the backlog had been there for a while."""

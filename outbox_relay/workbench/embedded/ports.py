@@ -7,12 +7,14 @@ LOOPBACK = "127.0.0.1"
 FIRST, LAST = 20_000, 32_000
 """Below the range of outgoing connections, so that a restarted server finds its port free."""
 TRIES = 100
+_RANDOM = random.SystemRandom()
+"""A source that no test can have seeded alike in two processes."""
 
 
 def free_port() -> int:
     """Return a port of the loopback address that is free now. Raise RuntimeError if none is found."""
     for _ in range(TRIES):
-        port = random.randint(FIRST, LAST)  # noqa: S311 - only has to make collisions rare
+        port = _RANDOM.randint(FIRST, LAST)
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:

@@ -1,4 +1,4 @@
-"""Where PostgreSQL's programs of each version are: 18 in a wheel, 15 of Debian, 14, 16 and 17 fetched by Maven."""
+"""The places of PostgreSQL's programs of each version: 18 in a wheel, 15 of Debian, 14, 16 and 17 fetched by Maven."""
 
 import atexit
 import fcntl

@@ -11,9 +11,9 @@ from typing import TypeAlias
 from tests.support.receiver.request import Request
 
 Behaviour: TypeAlias = Callable[[Request, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-"""What is done at one point of an exchange, with the bytes in its own hands.
+"""An action at one point of an exchange, which handles the bytes itself.
 
-When it returns and has not closed the writer, the exchange goes on, after an answer with the next request.
+When it returns and has not closed the writer, the exchange continues, after an answer with the next request.
 """
 
 Headers = Iterable[tuple[str, str]]
@@ -62,7 +62,7 @@ def after(seconds: float, then: Behaviour) -> Behaviour:
 
 
 def in_turn(*behaviours: Behaviour) -> Behaviour:
-    """One after the other, whatever is asked; the last one for ever."""
+    """Return these answers in turn, for any request; the last one is repeated."""
     left = list(behaviours)
 
     async def behave(request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -72,7 +72,7 @@ def in_turn(*behaviours: Behaviour) -> Behaviour:
 
 
 def of_each(*behaviours: Behaviour) -> Behaviour:
-    """One after the other for each webhook-id; the last one for ever."""
+    """Return these answers in turn for each webhook-id; the last one is repeated."""
     seen: Counter[str] = Counter()
 
     async def behave(request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -84,7 +84,7 @@ def of_each(*behaviours: Behaviour) -> Behaviour:
 
 
 def chosen(choose: Callable[[Request], Behaviour]) -> Behaviour:
-    """What `choose` says for the request."""
+    """Answer as `choose` returns for the request."""
 
     def behave(request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Awaitable[None]:
         return choose(request)(request, reader, writer)

@@ -33,11 +33,11 @@ class Authority:
         return _context(self._ca.issue_cert(LOOPBACK, NAME, not_before=LONG_AGO, not_after=LONG_AGO))
 
     def wrong_host(self) -> ssl.SSLContext:
-        """One for somebody else."""
+        """Return a context with a certificate for another host."""
         return self.good("elsewhere.test")
 
     def self_signed(self) -> ssl.SSLContext:
-        """One of an authority that nobody knows."""
+        """Return a context with a certificate of an unknown authority."""
         return _context(trustme.CA().issue_cert(LOOPBACK, NAME))
 
     def tls_1_0(self) -> ssl.SSLContext:

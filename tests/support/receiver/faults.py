@@ -1,4 +1,4 @@
-"""What a receiver can do wrong, each as a small behaviour over the raw bytes."""
+"""Faults of a receiver, each as a small behaviour over the raw bytes."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ early_hints = Flood(b"", head(103, [("link", "</x>; rel=preload")]))
 endless_chunks = Flood(head(200, [CHUNKED]), b"10000\r\n" + b"x" * 0x10000 + b"\r\n")
 """A 200 whose chunked body never ends, as fast as it is taken."""
 switching = raw(head(101, [("upgrade", "h2c"), ("connection", "upgrade")]))
-"""An upgrade nobody asked for."""
+"""Answer with an upgrade that was not requested."""
 stale = then(say(200), close)
 """A 200 that promises to keep the connection, and closes it behind the answer."""
 
@@ -138,7 +138,7 @@ BODIES = {
     "line breaks": b'one\r\ntwo\n{"level": "fatal"}\n',
     "right to left": "\u202egnp.exe".encode(),
 }
-"""What somebody may put into a body to disturb those who read a log or a page."""
+"""Text of a hostile body, meant to disturb readers of a log or a page."""
 
 RETRY_AFTER = {
     "negative": "-1",

@@ -38,7 +38,7 @@ class ReceiverProcess:
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """The address at which it listens."""
         return f"http://{LOOPBACK}:{self.port}/hooks"
 
     def start(self) -> Self:

@@ -12,7 +12,7 @@ HEAD_BYTES = 1 << 20
 
 @dataclass(slots=True)
 class Request:
-    """What was received: the head in its order and spelling, the exact body, and when on which connection.
+    """A received request: the head in its order and spelling, the exact body, its time and its connection.
 
     `arrived` is a `time.monotonic()` value taken when the body was complete. `connection` numbers connections from 1,
     `turn` the requests of one connection. `problem` says why the signature did not verify, nothing when it did or when

@@ -20,7 +20,7 @@ from tests.support.receiver.signatures import SECRET, problem
 START_SECONDS = 10
 BACKLOG = 1024
 GONE = (ConnectionError, asyncio.IncompleteReadError, ssl.SSLError, TimeoutError)
-"""What a client that leaves early looks like; anything else is an error of the receiver's own."""
+"""The errors of a client that leaves early; any other is an error of the receiver itself."""
 
 
 async def _go_on(_request: Request, _reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
@@ -68,7 +68,7 @@ class Receiver:
 
     @property
     def url(self) -> str:
-        """Where it listens, with a path."""
+        """The URL at which it listens, with a path."""
         return f"{'https' if self._tls else 'http'}://{self.host}:{self.port}/hooks"
 
     def url_of(self, name: str) -> str:

@@ -1,0 +1,189 @@
+"""Deliveries that a filter selects: list, number, summary, and the rows of one event."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from outbox_relay.admin.actions import unknown_sink
+from outbox_relay.domain.errors import NotFound
+from outbox_relay.postgres.store import Store
+
+Filter = Mapping[str, Any]
+"""A filter of deliveries, as ``outbox.read_filter`` in the schema reads it."""
+STATES = ("dead", "waiting", "held", "scheduled")
+"""The states of deliveries, as people see them."""
+SEARCH_SECONDS = 60.0
+"""Time limit of a statement that searches the deliveries."""
+EXPORT_ROWS, EXPORT_BYTES = 500, 8 << 20
+"""Maximum number of deliveries that an export reads at once, and the bytes of payload after which a read ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """The number of matching deliveries. It is a lower bound unless it is ``exact``."""
+
+    count: int
+    exact: bool
+
+    def __str__(self) -> str:
+        """Return the number for people."""
+        return f"{self.count:,}" if self.exact else f"at least {self.count:,}"
+
+
+async def count_deliveries(store: Store, wanted: Filter) -> Matched:
+    """Count the deliveries that ``wanted`` selects, exactly up to 10,000.
+
+    Raises ``ConfigurationError`` for a filter that the schema refuses, ``NotFound`` for an unknown sink,
+    ``DatabaseUnusable`` or ``DatabaseUnavailable``.
+    """
+    [row] = await _search(store, "dead_count", wanted)
+    return Matched(row.matched, row.exact)
+
+
+async def list_deliveries(store: Store, wanted: Filter, most: int) -> list[dict[str, Any]]:
+    """Return up to ``most`` deliveries that ``wanted`` selects, newest event first, for ``dead list --json``.
+
+    Raises as ``count_deliveries``.
+    """
+    rows = await _page(store, "dead_list", wanted, {"most": most})
+    return [_listed(row) for row in rows]
+
+
+async def summarize(store: Store, wanted: Filter) -> dict[str, Any]:
+    """Return the deliveries that ``wanted`` selects, grouped by sink, type and kind of error.
+
+    ``exact`` is False if there are more than were looked at. Raises as ``count_deliveries``.
+    """
+    rows = await _search(store, "dead_summary", wanted)
+    return {"groups": [_group(row) for row in rows], "exact": all(row.exact for row in rows)}
+
+
+async def show_deliveries(store: Store, uid: UUID, sink: str | None, *, payload: bool) -> dict[str, Any]:
+    """Return the event ``uid`` and its deliveries to ``sink``, or to all sinks, for ``dead show --json``.
+
+    With ``payload``, the event's payload and headers are included.
+
+    Raises ``NotFound`` if it has no such delivery, otherwise as ``count_deliveries``.
+    """
+    rows = await store.call("dead_show", {"uid": uid, "sink": sink}, "read")
+    if not rows:
+        raise NotFound(
+            f"event {uid} has no delivery of its own{'' if sink is None else f' to sink {sink}'}: "
+            f"outbox-relay why {uid} shows its state"
+        )
+    event = rows[0]
+    return {
+        "uid": event.uid,
+        "type": event.type,
+        "key": event.key,
+        "id": event.id,
+        "shard": event.shard,
+        "content_type": event.content_type,
+        "created_at": event.created_at.isoformat(),
+        "deliver_at": _time(event.deliver_at),
+        **(await _content(store, uid) if payload else {}),
+        "deliveries": [_shown(row) for row in rows],
+    }
+
+
+async def export(store: Store, wanted: Filter) -> AsyncGenerator[dict[str, Any]]:
+    """Yield the deliveries that ``wanted`` selects with their events, newest event first.
+
+    They are read in steps of bounded size, each in a transaction of its own. Raises as ``count_deliveries``.
+    """
+    before: tuple[int | None, str | None] = (None, None)
+    limits = {"most": EXPORT_ROWS, "most_bytes": EXPORT_BYTES}
+    while rows := await _page(store, "dead_export", wanted, limits, before, grant="payloads"):
+        for row in rows:
+            yield _exported(row)
+        before = (rows[-1].id, rows[-1].sink)
+
+
+async def _page(
+    store: Store,
+    name: str,
+    wanted: Filter,
+    limits: Mapping[str, int],
+    before: tuple[int | None, str | None] = (None, None),
+    grant: str = "read",
+) -> list[Any]:
+    place = {"before_id": before[0], "before_sink": before[1]}
+    return await _search(store, name, wanted, {**limits, **place}, grant)
+
+
+async def _search(
+    store: Store, name: str, wanted: Filter, parameters: Mapping[str, Any] | None = None, grant: str = "read"
+) -> list[Any]:
+    given = {"filter": json.dumps(wanted), **(parameters or {})}
+    try:
+        return await store.call(name, given, grant, SEARCH_SECONDS)
+    except NotFound:
+        raise NotFound(await unknown_sink(store, wanted["sink"])) from None
+
+
+async def _content(store: Store, uid: UUID) -> dict[str, Any]:
+    rows = await store.call("dead_payload", {"uid": uid}, "payloads")
+    if not rows:
+        raise NotFound(f"event {uid} has no delivery of its own any more")
+    return {"headers": rows[0].headers, **encoded(rows[0].payload)}
+
+
+def encoded(payload: bytes | None) -> dict[str, Any]:
+    """Return a payload as text if it is UTF-8, otherwise as base64, with the name of its encoding."""
+    if payload is None:
+        return {"payload": None, "payload_encoding": None}
+    try:
+        return {"payload": payload.decode(), "payload_encoding": "utf-8"}
+    except UnicodeDecodeError:
+        return {"payload": b64encode(payload).decode(), "payload_encoding": "base64"}
+
+
+def _listed(row: Any) -> dict[str, Any]:
+    names: Sequence[str] = ("sink", "type", "key", "state", "attempts", "error", "status")
+    return {
+        "uid": str(row.uid),
+        **{name: getattr(row, name) for name in names},
+        "since": _time(row.since),
+        "due_at": _time(row.due_at),
+    }
+
+
+def _group(row: Any) -> dict[str, Any]:
+    names = ("sink", "type", "state", "error", "status", "example", "count")
+    return {**{name: getattr(row, name) for name in names}, "first": _time(row.first), "last": _time(row.last)}
+
+
+def _shown(row: Any) -> dict[str, Any]:
+    return {
+        "sink": row.sink,
+        "state": row.state,
+        "attempts": row.attempts,
+        "error": row.error,
+        "status": row.status,
+        "last_attempt": row.last_attempt and {**row.last_attempt, "seconds_ago": round(max(0.0, row.tried_seconds), 3)},
+        "since": _time(row.since),
+        "due_at": _time(row.due_at),
+        "relay": row.relay,
+    }
+
+
+def _exported(row: Any) -> dict[str, Any]:
+    names = ("sink", "type", "key", "state", "attempts", "error", "status", "content_type")
+    times = ("since", "created_at", "deliver_at")
+    return {
+        "uid": str(row.uid),
+        **{name: getattr(row, name) for name in names},
+        **{name: _time(getattr(row, name)) for name in times},
+        "headers": row.headers,
+        **encoded(row.payload),
+    }
+
+
+def _time(value: datetime | None) -> str | None:
+    return None if value is None else value.isoformat()

@@ -1,0 +1,206 @@
+"""Retries and discards of deliveries, in steps that are transactions of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from outbox_relay.admin.deliveries import STATES, Filter, list_deliveries
+from outbox_relay.postgres.store import Store
+
+STEP_ROWS = 1_000
+"""Maximum number of deliveries that one step looks at."""
+FULL_PAUSE_SECONDS = 0.05
+"""Pause before the next step while the sinks have enough deliveries that are due."""
+FULL_SECONDS = 60.0
+"""Time after which a retry ends if no delivery that is due is delivered."""
+UNSETTLED_SECONDS = 10.0
+"""Time for which a discard is repeated for deliveries whose events the position of their shard has not passed."""
+UNSETTLED_PAUSE_SECONDS = 0.25
+UNSETTLED_MOST = 10_000
+"""Maximum number of such deliveries that are remembered."""
+NAMED_UIDS = 100
+"""Maximum number of uids that messages are looked up for."""
+
+Report = Callable[[int], None]
+"""A function that is called with the number of deliveries that were changed so far."""
+
+
+@dataclass(slots=True)
+class Result:
+    """The number of deliveries that an action changed, and why others are left.
+
+    ``under_way`` are being delivered or locked. ``unsettled`` would be read again and delivered. ``stalled``: the
+    action ended early because the sinks deliver none of those that are due.
+    """
+
+    done: int = 0
+    under_way: int = 0
+    unsettled: int = 0
+    stalled: bool = False
+
+    @property
+    def left(self) -> int:
+        """The number of matching deliveries that were not changed, as far as they were looked at."""
+        return self.under_way + self.unsettled
+
+
+@dataclass(slots=True)
+class _Steps:
+    """An action in progress: its parameters for each step, and where the next step begins."""
+
+    store: Store
+    name: str
+    parameters: dict[str, Any]
+    after: tuple[int, str] | None = (0, "")
+    audit_id: int | None = None
+
+    async def take(self, **changes: Any) -> Any:
+        """Run the next step and return its row."""
+        after_id, after_sink = self.after or (0, "")
+        place = {"after_id": after_id, "after_sink": after_sink, "most": STEP_ROWS, "audit_id": self.audit_id}
+        [row] = await self.store.call(self.name, {**self.parameters, **place, **changes}, "operate")
+        self.audit_id = row.audit_id
+        self.after = None if row.next_id is None else (row.next_id, row.next_sink)
+        return row
+
+
+async def retry_deliveries(
+    store: Store, wanted: Filter, *, actor: str, report: Report, rate: float | None = None
+) -> Result:
+    """Make the deliveries that ``wanted`` selects due now, with their attempts beginning again.
+
+    At most ``rate`` of them become due per second. A step waits until those of earlier steps have been delivered, so
+    that they do not fill the sink.
+
+    Raises ``ConfigurationError``, ``NotFound``, ``DatabaseUnusable`` or ``DatabaseUnavailable``.
+    """
+    parameters = {"filter": json.dumps(wanted), "actor": actor, "reason": None}
+    steps, result, pace = _Steps(store, "dead_retry", parameters), Result(), _Pace(rate)
+    seen, seen_at = None, time.monotonic()
+    while steps.after is not None:
+        row = await steps.take(most_done=await pace.allowed())
+        if row.is_full:
+            if row.due_mark != seen:
+                seen, seen_at = row.due_mark, time.monotonic()
+            elif time.monotonic() - seen_at > FULL_SECONDS:
+                result.stalled = True
+                break
+            await asyncio.sleep(FULL_PAUSE_SECONDS)
+            continue
+        pace.spend(row.done)
+        result.done += row.done
+        result.under_way += row.under_way
+        report(result.done)
+    return result
+
+
+class _Pace:
+    """A rate per second; None means no limit."""
+
+    def __init__(self, rate: float | None) -> None:
+        self._rate = rate
+        self._began = time.monotonic()
+        self._spent = 0
+
+    async def allowed(self) -> int:
+        """Return the number of deliveries that the next step may change, after a wait if it would be 0."""
+        if self._rate is None:
+            return STEP_ROWS
+        wait = (self._spent + 1) / self._rate - (time.monotonic() - self._began)
+        if wait > 0:
+            await asyncio.sleep(wait)
+        allowed = int((time.monotonic() - self._began) * self._rate) - self._spent
+        return min(max(allowed, 1), STEP_ROWS)
+
+    def spend(self, count: int) -> None:
+        """Count changed deliveries. Time in which there was none to change is not made up for."""
+        self._spent += count
+        if self._rate is not None:
+            self._spent = max(self._spent, int((time.monotonic() - self._began - 1.0) * self._rate))
+
+
+async def discard_deliveries(store: Store, wanted: Filter, *, actor: str, reason: str, report: Report) -> Result:
+    """Delete the deliveries that ``wanted`` selects, and record that they were discarded for ``reason``.
+
+    Those whose events the position of their shard has not passed yet are tried again for ``UNSETTLED_SECONDS``.
+
+    Raises as ``retry_deliveries``.
+    """
+    parameters = {"filter": json.dumps(wanted), "actor": actor, "reason": reason, "among": None}
+    steps, result, unsettled = _Steps(store, "dead_discard", parameters), Result(), list[UUID]()
+    while steps.after is not None:
+        row = await steps.take()
+        result.done += row.done
+        result.under_way += row.under_way
+        result.unsettled += row.unsettled
+        unsettled += (row.unsettled_uids or [])[: UNSETTLED_MOST - len(unsettled)]
+        report(result.done)
+    await _discard_unsettled(steps, result, unsettled, report)
+    return result
+
+
+async def _discard_unsettled(steps: _Steps, result: Result, uids: list[UUID], report: Report) -> None:
+    """Try these deliveries again until they are discarded or ``UNSETTLED_SECONDS`` have passed."""
+    deadline = time.monotonic() + UNSETTLED_SECONDS
+    while uids and time.monotonic() < deadline:
+        await asyncio.sleep(UNSETTLED_PAUSE_SECONDS)
+        still = list[UUID]()
+        for first in range(0, len(uids), STEP_ROWS):
+            portion = uids[first : first + STEP_ROWS]
+            steps.after = (0, "")
+            row = await steps.take(among=portion)
+            result.done += row.done
+            result.unsettled = max(0, result.unsettled - row.done)
+            still += row.unsettled_uids or []
+            report(result.done)
+        uids = still
+
+
+async def positions_behind(store: Store, wanted: Filter) -> str:
+    """Return the sinks of the deliveries that ``wanted`` selects, with the states that keep their positions back."""
+    sinks = {found["sink"] for found in await list_deliveries(store, wanted, STEP_ROWS)}
+    states = {row.name: row for row in await store.named("status_sinks", {})}
+    return ", ".join(f"{name}{_state(states.get(name))}" for name in sorted(sinks))
+
+
+def _state(sink: Any) -> str:
+    if sink is None:
+        return ""
+    reasons = ["paused"] * sink.paused + [f"circuit {sink.circuit}"] * (sink.circuit != "closed")
+    reasons += ["no relay owns its shards"] * (sink.unowned > 0 and not sink.paused)
+    return f" ({', '.join(reasons)})" if reasons else ""
+
+
+async def missing(store: Store, wanted: Filter) -> tuple[list[str], bool]:
+    """Explain, a line for each of up to ``NAMED_UIDS`` uids, why ``wanted`` selects no delivery of it.
+
+    Return also True if one of them is the uid of a known event. Without uids there is no line.
+    """
+    uids: list[str] = list(wanted.get("uids", ()))[:NAMED_UIDS]
+    if not uids:
+        return [], True
+    sink = {"sink": wanted["sink"]} if "sink" in wanted else {}
+    rows = await list_deliveries(store, {"uids": uids, "states": list(STATES), **sink}, STEP_ROWS)
+    places = {uid: [f"{r['state']} for sink {r['sink']}" for r in rows if r["uid"] == uid] for uid in uids}
+    known = {(str(row.uid), row.discarded) for row in await store.call("known_uids", {"uids": uids}, "read")}
+    lines = [_missing(uid, places[uid], known) for uid in uids]
+    return lines, any(places.values()) or bool(known)
+
+
+def _missing(uid: str, places: list[str], known: set[tuple[str, bool]]) -> str:
+    if places:
+        return f"event {uid} is {', '.join(places)}"
+    if (uid, True) in known:
+        return f"event {uid} was discarded"
+    if (uid, False) in known:
+        return (
+            f"event {uid} has no delivery of its own: it was delivered, or is still to be read from the log "
+            f"(outbox-relay why {uid})"
+        )
+    return f"no event {uid} is known"

@@ -1,0 +1,70 @@
+"""The results of the command retention as text. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from outbox_relay.admin.render import replace_unprintable, table
+from outbox_relay.postgres.retention_statements import Pass
+from outbox_relay.retention.passes import Outcome
+from outbox_relay.retention.wording import keepers_text
+
+DAY_HEADER = ("DAY", "EVENTS", "BYTES", "ARCHIVED", "EMPTIED", "KEPT BY")
+FOR_ALL_TIME = (
+    "events are kept for all time: to empty old days, write [retention] with keep_days in the file of every relay"
+)
+NOTHING_DUE = "no day is past keep_days"
+
+
+def retention_text(found: dict[str, Any]) -> str:
+    """Render the result of ``retention_status`` as a table."""
+    days = [_day(day) for day in found["days"]]
+    lines = [*_policy(found), *(table([DAY_HEADER, *days]) if days else ["the log has no events"])]
+    return "\n".join(map(replace_unprintable, lines))
+
+
+def _policy(found: dict[str, Any]) -> list[str]:
+    if not found["keep_days"]:
+        return [FOR_ALL_TIME]
+    archived = ", archived before they are emptied" if found["archive"] else ""
+    lines = [f"days are kept for {found['keep_days']} days after their end{archived}"]
+    if found["lower_since"]:
+        lines.append(f"the files of the relays ask for less since {found['lower_since']}; it counts a day after that")
+    if found["hold_until"]:
+        lines.append(f"the clock has jumped: no day is emptied before {found['hold_until']}")
+    if found["idle"]:
+        since = f"since {found['last_pass'][:19]}" if found["last_pass"] else "yet"
+        lines.append(f"no pass {since}: nothing is emptied until a relay does one, or retention run")
+    return lines
+
+
+def _day(day: dict[str, Any]) -> tuple[str, ...]:
+    kept = keepers_text(day["kept_by"]) or ("due" if day["due"] else "")
+    numbers = ("" if day[name] is None else str(day[name]) for name in ("events", "bytes"))
+    return day["day"], *numbers, day["archived"] or "", (day["emptied"] or "")[:19], kept
+
+
+def preview_text(found: dict[str, Any]) -> str:
+    """Render the result of ``preview_retention``."""
+    lines = [
+        f"{day['day']}: {'kept by ' + keepers_text(day['kept_by']) if day['kept_by'] else 'would be emptied'}"
+        for day in found["days"]
+    ]
+    if found["hold_until"]:
+        lines.append(f"the clock has jumped: no day is emptied before {found['hold_until']}")
+    return "\n".join(map(replace_unprintable, lines or [NOTHING_DUE]))
+
+
+def outcome_text(policy: Pass, outcome: Outcome) -> str:
+    """Render the outcome of a pass."""
+    lines = [f"{day}: emptied" for day in outcome.emptied]
+    lines += [f"{day}: left: {reason}" for day, reason in outcome.left.items()]
+    lines += [f"{day}: its empty partition was removed" for day in outcome.dropped]
+    lines += [f"uids removed: {outcome.uids}"] if outcome.uids else []
+    lines += [f"dead letters discarded: {outcome.dead}"] if outcome.dead else []
+    lines += [f"partitions and rows of old attempts removed: {outcome.attempts}"] if outcome.attempts else []
+    if policy.hold_until is not None:
+        lines.append(f"the clock has jumped: no day is emptied before {policy.hold_until.isoformat()}")
+    if not policy.keep_days:
+        lines.append(FOR_ALL_TIME)
+    return "\n".join(map(replace_unprintable, lines or [NOTHING_DUE]))

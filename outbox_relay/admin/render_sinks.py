@@ -1,0 +1,49 @@
+"""The lists of sinks and of differing settings as text. Pure."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from outbox_relay.admin.render import NO_SINKS, replace_unprintable, table
+
+HEADER = ("SINK", "GENERATION", "START", "SINCE", "PAUSED", "PATTERNS", "RELAYS")
+FORMER_HEADER = ("FORMER NAME", "SINCE", "BY", "NOW")
+DIFFERENCE_HEADER = ("SETTING", "FILE", "RUNNING", "RELAYS")
+
+
+def sinks_text(found: dict[str, Any]) -> str:
+    """Render the result of ``sinks`` as tables."""
+    lines = table([HEADER, *map(_sink, found["sinks"])]) if found["sinks"] else [NO_SINKS]
+    if found["former"]:
+        lines += ["", *table([FORMER_HEADER, *map(_former, found["former"])])]
+    return "\n".join(map(replace_unprintable, lines))
+
+
+def _sink(sink: dict[str, Any]) -> tuple[str, ...]:
+    relays = [relay["name"] + ("" if relay["serves"] else " (does not serve it)") for relay in sink["relays"]]
+    return (
+        sink["name"],
+        str(sink["generation"]),
+        sink["start"],
+        sink["since"][:19],
+        "yes" if sink["paused"] else "no",
+        " ".join(sink["patterns"]) or "none",
+        ", ".join(relays) or "none",
+    )
+
+
+def _former(former: dict[str, Any]) -> tuple[str, ...]:
+    by = former["actor"] or former["role_name"]
+    return former["name"], former["removed_at"][:19], by, former["renamed_to"] or "removed"
+
+
+def differences_text(differences: list[dict[str, Any]]) -> str:
+    """Render the differences between file and relays as a table."""
+    rows = [
+        (each["setting"], json.dumps(each["file"], ensure_ascii=False), json.dumps(each["running"], ensure_ascii=False),
+         ", ".join(each["relays"]))
+        for each in differences
+    ]  # fmt: skip
+    lines = table([DIFFERENCE_HEADER, *rows]) if rows else ["no difference"]
+    return "\n".join(map(replace_unprintable, lines))

@@ -1,0 +1,155 @@
+"""Replays: start, list, pause, resume and cancel. Each action is a function of the schema."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from outbox_relay.admin.actions import unknown_sink
+from outbox_relay.admin.alive import ALIVE_SECONDS
+from outbox_relay.domain.errors import NotFound, StatementFailed
+from outbox_relay.postgres.store import Store
+
+EXACT_EVENTS = 10_000
+"""Largest number of events that is counted before a replay."""
+SEARCH_SECONDS = 10.0
+"""Time limit for counting them."""
+SETTLE_SECONDS = 0.3
+"""Pause before a replay is planned. Positions are stored up to 0.1 s after the deliveries that they cover."""
+MOST_LISTED = 1000
+"""Maximum number of replays in a list."""
+TICK_TRIES = 3
+"""Attempts to start a replay while the configuration changes."""
+SERIALIZATION_FAILURE = "40001"
+"""The SQLSTATE of a start whose tick is older than the configuration."""
+
+
+class Preview(NamedTuple):
+    """The events that a replay would deliver.
+
+    ``unknown`` are uids that the log does not have, and ``oldest`` is the time of its oldest event if the range has no
+    beginning. ``paused`` is True if the target is paused, and ``relays`` is the number of live relays that serve it.
+    """
+
+    matched: int
+    exact: bool
+    unknown: list[str]
+    oldest: datetime | None
+    paused: bool
+    relays: int
+
+
+async def preview(store: Store, wanted: Mapping[str, Any], to: str | None) -> Preview:
+    """Return what a replay would deliver. ``wanted`` has sink, type, key, since, until and uids, as far as given.
+
+    Raises ``NotFound``, which names the nearest sink, ``ConfigurationError``, ``DatabaseUnusable`` or
+    ``DatabaseUnavailable``.
+    """
+    await asyncio.sleep(SETTLE_SECONDS)
+    [tick] = await store.action("action_tick", {})
+    limits = {"most": EXACT_EVENTS, "seconds": SEARCH_SECONDS, "alive": ALIVE_SECONDS}
+    [found] = await _act(store, "preview_replay", {**_filter(wanted, to), **limits, **tick._asdict()})
+    return Preview(*found)
+
+
+async def start(store: Store, wanted: Mapping[str, Any], to: str | None, rate: int | None, *, actor: str) -> int:
+    """Start a replay, and return its number. Raises as ``preview``."""
+    parameters = {**_filter(wanted, to), "rate": rate, "actor": actor, "reason": None}
+    for attempt in range(1, TICK_TRIES + 1):
+        [tick] = await store.action("action_tick", {})
+        try:
+            [found] = await _act(store, "start_replay", parameters | tick._asdict())
+        except StatementFailed as error:
+            if error.sqlstate != SERIALIZATION_FAILURE or attempt == TICK_TRIES:
+                raise
+        else:
+            return found.id
+    raise AssertionError("unreachable")
+
+
+async def change(store: Store, replay: int, action: str, *, actor: str) -> bool:
+    """Pause, resume or cancel a replay; return False if that changed nothing.
+
+    Raises ``NotFound``, and ``ConfigurationError`` if the replay has ended.
+    """
+    parameters = {"replay": replay, "action": action, "actor": actor, "reason": None}
+    [found] = await store.action("set_replay", parameters)
+    return found.changed
+
+
+async def replays(store: Store, *, unfinished: bool = False) -> list[dict[str, Any]]:
+    """Return the replays, newest first, for ``replay list --json``; with ``unfinished``, those that have not ended.
+
+    ``total`` is the number of events that the filter matches, so far until ``total_exact``. Each of them is delivered,
+    ``failed`` (a dead letter of the target), ``waiting`` (a row), ``dropped`` (a row of a cancelled replay), or, at the
+    end, ``passed_by``: it had a row or a discard mark in the target, or was erased. ``waits_for`` says why a running
+    replay does not advance, or is None.
+    """
+    found = await store.named("replays", {"replay": None, "unfinished": unfinished, "most": MOST_LISTED})
+    return [_plain(row) for row in found]
+
+
+async def replay(store: Store, number: int) -> dict[str, Any]:
+    """Return one replay as ``replays`` does. Raises ``NotFound``."""
+    found = await store.named("replays", {"replay": number, "unfinished": False, "most": 1})
+    if not found:
+        raise NotFound(f"there is no replay {number}; outbox-relay replay list shows them")
+    return _plain(found[0])
+
+
+def _plain(row: Any) -> dict[str, Any]:
+    return {
+        "id": row.id,
+        "sink": row.sink,
+        "to": row.target if row.redirected else None,
+        "state": row.state,
+        "total": row.total,
+        "total_exact": row.total_exact,
+        "delivered": row.delivered,
+        "failed": row.failed,
+        "waiting": row.waiting,
+        "dropped": row.dropped,
+        "passed_by": row.passed_by,
+        "waits_for": _waits_for(row),
+        "rate": row.rate,
+        "type": row.type,
+        "key": row.key,
+        "since": _time(row.since),
+        "until": _time(row.until),
+        "uids": row.uids,
+        "started_at": _time(row.created_at),
+        "ended_at": _time(row.ended_at),
+        "actor": row.actor or row.role_name,
+        "reason": row.reason,
+    }
+
+
+def _waits_for(row: Any) -> str | None:
+    if row.state != "running":
+        return None
+    if row.target_paused:
+        return f"sink {row.target} is paused"
+    if not row.relays:
+        return f"no relay of this version serves sink {row.target}, or this is not its turn"
+    return None
+
+
+def _time(at: datetime | None) -> str | None:
+    return None if at is None else at.isoformat()
+
+
+def _filter(wanted: Mapping[str, Any], to: str | None) -> dict[str, Any]:
+    return {"filter": json.dumps(wanted), "to": to}
+
+
+async def _act(store: Store, name: str, parameters: Mapping[str, Any]) -> list[Any]:
+    try:
+        return await store.action(name, parameters)
+    except NotFound as error:
+        sinks = [parameters["to"], json.loads(parameters["filter"])["sink"]]
+        known = {row.name for row in await store.named("sink_names", {})}
+        missing = [sink for sink in sinks if sink is not None and sink not in known]
+        raise NotFound(await unknown_sink(store, missing[0]) if missing else str(error)) from None

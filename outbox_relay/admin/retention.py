@@ -1,0 +1,84 @@
+"""Retention by hand: the days and what keeps them, and one pass."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+from uuid import uuid4
+
+from outbox_relay.domain.errors import DatabaseUnavailable, DatabaseUnusable
+from outbox_relay.postgres.retention_statements import Pass
+from outbox_relay.postgres.store import Store
+from outbox_relay.retention.passes import Archiver, Outcome, RetentionPass, run_pass
+from outbox_relay.retention.wording import day_name
+
+BUSY_SECONDS, BUSY_PAUSE_SECONDS = 30.0, 0.5
+"""Longest wait for the pass of another process, and the pause between two questions."""
+BUSY = "another process does the retention now, such as a relay that writes an archive: run this again later"
+
+
+async def retention_status(store: Store) -> dict[str, Any]:
+    """Return the policy, and each day that holds events or was emptied, for ``retention status --json``.
+
+    - ``day``: the first day of a partition (UTC), or "default" for events without a partition of their own.
+    - ``events``: exact for an emptied or archived day, otherwise an estimate.
+    - ``archived``: the address of the verified archive, or None. ``emptied``: the time, or None.
+    - ``kept_by``: what keeps a day that is past keep_days, now. ``due`` is True for such a day.
+
+    ``idle`` is True if no pass runs or has begun in the last 15 minutes; ``last_pass`` is the time of the newest one.
+
+    Raises ``DatabaseUnusable`` or ``DatabaseUnavailable``.
+    """
+    async with _granted("read"):
+        return await store.retention_status(live=True)
+
+
+async def preview_retention(store: Store) -> dict[str, Any]:
+    """Return what a pass would empty, and change nothing: ``matched`` days, and each due day with its keepers.
+
+    Raises as ``retention_status``.
+    """
+    async with _granted("operate"):
+        checks = {day_name(day): await store.check_day(day, None) for day in await store.due_days()}
+        policy = await store.retention_status(live=False)
+    held = policy["hold_until"] is not None
+    free = [day for day, check in checks.items() if not check.kept_by and not held]
+    days = [{"day": day, "kept_by": check.kept_by} for day, check in checks.items()]
+    return {"matched": len(free), "exact": True, "days": days, "hold_until": policy["hold_until"]}
+
+
+async def run_retention(
+    store: Store, archiver: Archiver | None, actor: str, progress: Callable[[str], None]
+) -> tuple[Pass, Outcome]:
+    """Do one pass, and return the policy and the outcome. A lower policy of all relays counts from now on.
+
+    Raises ``DatabaseUnavailable`` if another process does not end its pass, and as ``retention_status``.
+    """
+
+    async def do(granted: Pass) -> Outcome:
+        return await RetentionPass(store, granted, archiver, None, progress).run()
+
+    until = time.monotonic() + BUSY_SECONDS
+    async with _granted("operate"):
+        owner = uuid4()
+        while (result := await run_pass(store, owner, actor, do, at_once=True)) is None:
+            if time.monotonic() > until:
+                raise DatabaseUnavailable(BUSY)
+            await asyncio.sleep(BUSY_PAUSE_SECONDS)
+    return result
+
+
+@asynccontextmanager
+async def _granted(kind: str) -> AsyncGenerator[None]:
+    """Name the grant that is missing if the block is refused."""
+    try:
+        yield
+    except DatabaseUnusable as error:
+        if "(42501)" not in str(error):
+            raise
+        reason = str(error).partition(": run outbox-relay")[0]
+        fix = f"run outbox-relay migrate --grant-{kind} ROLE as the owner of the schema"
+        raise DatabaseUnusable(f"{reason}: {fix}") from None

@@ -1,0 +1,182 @@
+"""Actions on sinks: list, remove, rename and seek. Each is a function of the schema that leaves a row of the audit."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from outbox_relay.admin.actions import pause, resume, unknown_sink
+from outbox_relay.admin.alive import ALIVE_SECONDS
+from outbox_relay.domain.errors import NotFound, StatementFailed
+from outbox_relay.postgres.store import Store
+
+EXACT_EVENTS = 10_000
+"""Largest number of events that is counted."""
+SEARCH_SECONDS = 10.0
+"""Time limit for counting events before an action; more are not counted."""
+STEP_ROWS = 1_000
+"""Largest number of rows that are deleted in one transaction."""
+TICK_TRIES = 3
+"""Attempts of a seek while the configuration changes."""
+SERIALIZATION_FAILURE = "40001"
+"""The SQLSTATE of a seek whose tick is older than the configuration."""
+OBJECT_IN_USE = "55006"
+"""The SQLSTATE of a rename that must wait until no relay serves the sink."""
+RELEASE_SECONDS, RELEASE_PAUSE_SECONDS = 60.0, 0.25
+"""Longest wait for the relays to release a paused sink, and the pause between two attempts."""
+
+
+class Removal(NamedTuple):
+    """The losses of removing a sink: its rows, its events that are not settled, and the relays that have it."""
+
+    deliveries: int
+    undelivered: int
+    exact: bool
+    relays: list[str]
+
+
+class Removed(NamedTuple):
+    """The result of removing a sink. Neither ``removed`` nor ``forgotten``: it was removed before."""
+
+    removed: bool
+    forgotten: bool
+    deliveries: int
+
+
+class Seek(NamedTuple):
+    """The events that come again or are passed over, and the dead and the discarded ones behind the new place."""
+
+    again: int
+    passed_over: int
+    dead: int
+    discarded: int
+    exact: bool
+
+
+async def sinks(store: Store) -> dict[str, Any]:
+    """Return all sinks and the names that sinks had, for ``sinks list --json``.
+
+    Raises ``DatabaseUnusable`` or ``DatabaseUnavailable``.
+    """
+    found = await store.named("list_sinks", {"seconds": ALIVE_SECONDS})
+    former = await store.named("list_former_sinks", {})
+    return {"sinks": [_plain(row) for row in found], "former": [_plain(row) for row in former]}
+
+
+def _plain(row: Any) -> dict[str, Any]:
+    values: Mapping[str, Any] = row._asdict()
+    return {name: value.isoformat() if isinstance(value, datetime) else value for name, value in values.items()}
+
+
+async def removal(store: Store, sink: str) -> Removal | None:
+    """Return what is lost if ``sink`` is removed; None if it was removed before.
+
+    Raises ``NotFound``, which names the nearest sink, ``DatabaseUnusable`` or ``DatabaseUnavailable``.
+    """
+    if any(row.name == sink and row.renamed_to is None for row in await store.named("list_former_sinks", {})):
+        return None
+    limits = {"most": EXACT_EVENTS, "seconds": SEARCH_SECONDS, "alive": ALIVE_SECONDS}
+    [found] = await _act(store, "preview_removal", {"sink": sink, **limits})
+    return Removal(*found)
+
+
+async def remove(
+    store: Store, sink: str, *, forget: bool, actor: str, progress: Callable[[int], None] = lambda _: None
+) -> Removed:
+    """Remove ``sink``, or, with ``forget``, the name of a sink that was removed or renamed.
+
+    A sink with many rows is paused, and loses them in steps, of which ``progress`` is called with the number of rows
+    so far. After an interruption it stays paused; repeat the call.
+
+    Raises as ``removal``.
+    """
+    audit, deleted = None, 0
+    while True:
+        parameters = {"sink": sink, "forget": forget, "most": STEP_ROWS, "actor": actor, "reason": None, "audit": audit}
+        [found] = await _act(store, "drop_sink", parameters)
+        audit = found.audit if audit is None else audit
+        deleted += found.deliveries
+        if found.removed or found.forgotten or not found.deliveries:
+            return Removed(found.removed, found.forgotten, deleted)
+        progress(deleted)
+
+
+async def rename(store: Store, sink: str, new: str, *, actor: str) -> int:
+    """Rename ``sink`` to ``new``; return the number of rows that it has.
+
+    A sink with many rows is paused until its relays have released it and its rows have moved. After an interruption it
+    stays paused; repeat the call and resume it, or only resume it.
+
+    Raises ``ConfigurationError`` if ``new`` is no name, or is taken; otherwise as ``removal``.
+    """
+    parameters = {"sink": sink, "new": new, "actor": actor, "reason": None}
+    try:
+        [found] = await _act(store, "rename_sink", parameters)
+    except StatementFailed as error:
+        if error.sqlstate != OBJECT_IN_USE:
+            raise
+        return await _rename_paused(store, parameters)
+    return found.deliveries
+
+
+async def _rename_paused(store: Store, parameters: dict[str, Any]) -> int:
+    """Rename a sink while it is paused, and resume it unless it was paused before."""
+    sink, new, actor = parameters["sink"], parameters["new"], parameters["actor"]
+    paused = await pause(store, sink, actor=actor, reason=f"it is being renamed to {new}")
+    name = sink
+    try:
+        rows = await _rename_released(store, parameters)
+        name = new
+    finally:
+        if paused:
+            await resume(store, name, actor=actor)
+    return rows
+
+
+async def _rename_released(store: Store, parameters: dict[str, Any]) -> int:
+    """Rename a sink once no relay serves it, and return the number of its rows."""
+    until = time.monotonic() + RELEASE_SECONDS
+    while True:
+        try:
+            [found] = await _act(store, "rename_sink", parameters)
+        except StatementFailed as error:
+            if error.sqlstate != OBJECT_IN_USE or time.monotonic() > until:
+                raise
+            await asyncio.sleep(RELEASE_PAUSE_SECONDS)
+        else:
+            return found.deliveries
+
+
+async def preview_seek(store: Store, sink: str, to: str) -> Seek:
+    """Return what a seek of ``sink`` to ``to`` would do: "now", "beginning", a time, or an age as ISO duration.
+
+    Raises ``ConfigurationError`` for a time that lies in the future; otherwise as ``removal``.
+    """
+    limits = {"most": EXACT_EVENTS, "seconds": SEARCH_SECONDS}
+    [found] = await _act(store, "preview_seek", {"sink": sink, "to": to, **limits})
+    return Seek(*found)
+
+
+async def seek(store: Store, sink: str, to: str, *, actor: str) -> None:
+    """Put ``sink`` at another place of the log. Raises as ``preview_seek``."""
+    for attempt in range(1, TICK_TRIES + 1):
+        [tick] = await _act(store, "action_tick", {})
+        try:
+            await _act(store, "seek_sink", {"sink": sink, "to": to, "actor": actor, "reason": None, **tick._asdict()})
+        except StatementFailed as error:
+            if error.sqlstate != SERIALIZATION_FAILURE or attempt == TICK_TRIES:
+                raise
+        else:
+            return
+
+
+async def _act(store: Store, name: str, parameters: Mapping[str, Any]) -> list[Any]:
+    try:
+        return await store.action(name, parameters)
+    except NotFound as error:
+        if "in this database" not in str(error):
+            raise
+        raise NotFound(await unknown_sink(store, str(parameters["sink"]))) from None

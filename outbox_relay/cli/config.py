@@ -1,0 +1,48 @@
+"""Commands on settings: config show, config diff."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from typing import Any
+
+from outbox_relay.cli.command import add_command, load_settings, query
+from outbox_relay.cli.output import DONE, say
+
+
+def add(commands: Any) -> None:
+    """Add the commands of this module."""
+    description = "show the settings in effect, and how those of the relays differ"
+    group = commands.add_parser("config", help=description, description=description, allow_abbrev=False)
+    actions = group.add_subparsers(dest="action", metavar="ACTION", required=True)
+    shown = add_command(actions, "show", _show, "show every setting in effect; secrets as …")
+    diff = add_command(actions, "diff", _diff, "show the settings in which the live relays differ from the file")
+    for parser in (shown, diff):
+        parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    from outbox_relay.settings import effective
+
+    found = effective.shown(load_settings(arguments))
+    if arguments.json:
+        print(json.dumps(found))
+    else:
+        print("\n".join(f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in found.items()))
+    return DONE
+
+
+def _diff(arguments: argparse.Namespace) -> int:
+    from outbox_relay import settings
+    from outbox_relay.admin import config, render_sinks
+
+    ours = settings.load(arguments.config, os.environ)
+    found = query(arguments, lambda store: config.diff(store, ours))
+    if found.unknown:
+        say(f"these relays have not recorded their settings: {', '.join(found.unknown)}")
+    if not found.relays:
+        say("no relay is alive")
+    shown = {"differences": found.differences}
+    print(json.dumps(shown) if arguments.json else render_sinks.differences_text(found.differences))
+    return DONE

@@ -1,0 +1,92 @@
+"""Commands on deliveries: dead list, summary, show, retry, discard, export."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+from outbox_relay.cli import dead_actions
+from outbox_relay.cli.arguments import integer_between, text, uid
+from outbox_relay.cli.command import add_command, add_group, query
+from outbox_relay.cli.delivery_filter import add_filter, add_state, read_filter
+from outbox_relay.cli.output import DONE, say
+
+if TYPE_CHECKING:
+    from outbox_relay.admin import Matched
+    from outbox_relay.postgres.store import Store
+
+STATES = ("dead", "waiting", "held", "scheduled")
+
+
+def add(commands: Any) -> None:
+    """Add the group ``dead``."""
+    group = add_group(commands, "dead", "list, retry and discard dead letters and other deliveries")
+    listing = add_command(group, "list", _list, "list dead letters, newest first")
+    listing.add_argument("--limit", type=integer_between(1, 1000), metavar="N", default=50, help="at most; default: 50")
+    summary = add_command(group, "summary", _summary, "count dead letters by sink, type and kind of error")
+    for parser in (listing, summary):
+        add_filter(parser)
+        add_state(parser, STATES)
+        parser.add_argument("--json", action="store_true", help="print JSON")
+    show = add_command(group, "show", _show, "show an event and its deliveries")
+    show.add_argument("uid", type=uid, metavar="UID", help="the uid returned by emit")
+    show.add_argument("--sink", type=text, metavar="SINK", help="only the delivery to this sink")
+    show.add_argument("--payload", action="store_true", help="show payload and headers too")
+    show.add_argument("--json", action="store_true", help="print JSON")
+    dead_actions.add(group, STATES)
+    export = add_command(group, "export", _export, "print dead letters with their payloads, a JSON object per line")
+    add_filter(export)
+    add_state(export, STATES)
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    from outbox_relay import admin
+
+    wanted = read_filter(arguments)
+
+    async def ask(store: Store) -> tuple[list[dict[str, Any]], Matched]:
+        found = await admin.list_deliveries(store, wanted, arguments.limit)
+        return found, await admin.count_deliveries(store, wanted)
+
+    found, matched = query(arguments, ask)
+    if arguments.json:
+        print(json.dumps({"deliveries": found, "total": matched.count, "exact": matched.exact}))
+    else:
+        print(admin.deliveries_text(found, matched))
+    return DONE
+
+
+def _summary(arguments: argparse.Namespace) -> int:
+    from outbox_relay import admin
+
+    found = query(arguments, lambda store: admin.summarize(store, read_filter(arguments)))
+    print(json.dumps(found) if arguments.json else admin.summary_text(found))
+    return DONE
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    from outbox_relay import admin
+
+    found = query(
+        arguments,
+        lambda store: admin.show_deliveries(store, arguments.uid, arguments.sink, payload=arguments.payload),
+    )
+    print(json.dumps(found) if arguments.json else admin.show_text(found))
+    return DONE
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    from outbox_relay import admin
+
+    async def write(store: Store) -> int:
+        written = 0
+        async for found in admin.export(store, read_filter(arguments)):
+            sys.stdout.write(json.dumps(found) + "\n")
+            written += 1
+        return written
+
+    if not query(arguments, write):
+        say("no delivery matches")
+    return DONE

@@ -1,0 +1,156 @@
+"""Commands that change deliveries: dead retry, dead discard."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from outbox_relay.cli.arguments import number_between, text, uid
+from outbox_relay.cli.command import add_command, query
+from outbox_relay.cli.confirmation import actor, add_yes, confirmed
+from outbox_relay.cli.delivery_filter import add_filter, add_state, read_filter
+from outbox_relay.cli.output import DONE, FAILED, NOT_FOUND, say
+
+if TYPE_CHECKING:
+    from outbox_relay.admin import Filter, Matched, Report, Result
+    from outbox_relay.postgres.store import Store
+
+    Act = Callable[[Store, Filter, Report], Awaitable[Result]]
+
+
+def add(group: Any, states: Sequence[str]) -> None:
+    """Add the commands of this module."""
+    retry = add_command(group, "retry", _retry, "make dead letters due now, with their attempts beginning again")
+    _add_selection(retry, ("dead", "waiting"))
+    retry.add_argument(
+        "--rate", type=number_between(0.01, 100_000), metavar="N", help="at most N deliveries per second become due"
+    )
+    discard = add_command(group, "discard", _discard, "delete dead letters or other deliveries, and record that")
+    _add_selection(discard, states)
+    discard.add_argument("--reason", type=text, metavar="TEXT", required=True, help="recorded, and shown by why")
+
+
+def _add_selection(parser: argparse.ArgumentParser, states: Sequence[str]) -> None:
+    parser.add_argument("uids", type=uid, nargs="*", metavar="UID", help="only these events")
+    add_filter(parser)
+    add_state(parser, states)
+    parser.add_argument("--dry-run", action="store_true", help="only count")
+    add_yes(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _retry(arguments: argparse.Namespace) -> int:
+    from outbox_relay import admin
+
+    def act(store: Store, wanted: Filter, report: Report) -> Awaitable[Result]:
+        return admin.retry_deliveries(store, wanted, actor=actor(), rate=arguments.rate, report=report)
+
+    return _run(arguments, "retry", "retried", act)
+
+
+def _discard(arguments: argparse.Namespace) -> int:
+    from outbox_relay import admin
+
+    def act(store: Store, wanted: Filter, report: Report) -> Awaitable[Result]:
+        return admin.discard_deliveries(store, wanted, actor=actor(), reason=arguments.reason, report=report)
+
+    return _run(arguments, "discard", "discarded", act)
+
+
+def _run(arguments: argparse.Namespace, verb: str, done: str, act: Act) -> int:
+    """Count what matches, ask, act and report."""
+    from outbox_relay import admin
+
+    wanted = read_filter(arguments)
+    matched = query(arguments, lambda store: admin.count_deliveries(store, wanted))
+    if arguments.dry_run:
+        said = {"matched": matched.count, "exact": matched.exact}
+        matches = "matches" if matched.count == 1 else "match"
+        print(
+            json.dumps(said)
+            if arguments.json
+            else f"{matched} {arguments.state} {_deliveries(matched.count)} {matches}"
+        )
+        return DONE
+    if not matched.count and matched.exact:
+        return _none(arguments, wanted)
+    question = f"{verb} {matched} {arguments.state} {_deliveries(matched.count)}?"
+    if not arguments.uids and not confirmed(arguments, question):
+        say("no delivery was changed")
+        return FAILED
+    progress = _Progress(matched, done)
+    try:
+        result = query(arguments, lambda store: act(store, wanted, progress.report))
+    except KeyboardInterrupt:
+        progress.end()
+        say(f"interrupted; {done} so far: {progress.count:,}. Run the command again for the others")
+        raise
+    progress.end()
+    return _report(arguments, wanted, done, result)
+
+
+def _none(arguments: argparse.Namespace, wanted: Filter) -> int:
+    """Report that no delivery matches, and where the named events are."""
+    from outbox_relay import admin
+
+    lines, known = query(arguments, lambda store: admin.missing(store, wanted))
+    for line in lines:
+        say(line)
+    if not known:
+        return NOT_FOUND
+    if arguments.json:
+        print(json.dumps({"done": 0, "left": 0}))
+    else:
+        print(f"no {arguments.state} delivery matches")
+    return DONE
+
+
+def _report(arguments: argparse.Namespace, wanted: Filter, done: str, result: Result) -> int:
+    if arguments.json:
+        print(json.dumps({"done": result.done, "left": result.left}))
+    else:
+        print(f"{done} {result.done:,} {_deliveries(result.done)}")
+    if result.under_way:
+        say(f"{result.under_way:,} are left because they are being delivered now")
+    if result.unsettled:
+        from outbox_relay import admin
+
+        sinks = query(arguments, lambda store: admin.positions_behind(store, wanted))
+        say(
+            f"{result.unsettled:,} are left because the position of their shard has not passed their events: a relay "
+            f"would read and deliver them again. Discard them when it has ({sinks})"
+        )
+    if result.stalled:
+        say(
+            "the others are left because none of those that are due is delivered: see outbox-relay status, and run the "
+            "command again"
+        )
+    return FAILED if result.unsettled or result.stalled else DONE
+
+
+def _deliveries(count: int) -> str:
+    return "delivery" if count == 1 else "deliveries"
+
+
+class _Progress:
+    """A line on stderr, if that is a terminal."""
+
+    def __init__(self, matched: Matched, done: str) -> None:
+        self.count = 0
+        self._matched = matched
+        self._done = done
+        self._shown = sys.stderr.isatty()
+
+    def report(self, count: int) -> None:
+        """Show the number of deliveries that were changed so far."""
+        self.count = count
+        if self._shown:
+            print(f"\r{self._done} {count:,} of {self._matched} ", end="", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        """End the line."""
+        if self._shown and self.count:
+            print(file=sys.stderr)

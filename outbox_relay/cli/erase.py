@@ -1,0 +1,157 @@
+"""The command erase: events of a key, or one event, without payload, headers and key."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from outbox_relay.cli.arguments import text, uid
+from outbox_relay.cli.command import add_command, load_settings, query
+from outbox_relay.cli.confirmation import actor, add_yes, confirmed
+from outbox_relay.cli.output import DONE, FAILED, say
+
+if TYPE_CHECKING:
+    from outbox_relay.admin import Erased
+
+MANIFEST_SECONDS = 60.0
+"""Time after which no more manifests of archives are read."""
+NAMED_ARCHIVES = 50
+"""Number of archives that a message names. JSON names all."""
+
+
+def add(commands: Any) -> None:
+    """Add the commands of this module."""
+    parser = add_command(commands, "erase", _erase, "remove payload, headers and key of events that were delivered")
+    subject = parser.add_mutually_exclusive_group(required=True)
+    subject.add_argument("--key", type=text, metavar="K", help="all events with this key")
+    subject.add_argument("--uid", type=uid, metavar="U", help="this event")
+    parser.add_argument("--reason", type=text, metavar="TEXT", required=True, help="recorded in the audit")
+    parser.add_argument("--dry-run", action="store_true", help="only count, and find out whether all are delivered")
+    add_yes(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _erase(arguments: argparse.Namespace) -> int:
+    if arguments.dry_run or not arguments.yes:
+        found = _run(arguments, dry_run=True)
+        if found.undelivered:
+            return _refused(arguments, found)
+        if arguments.dry_run:
+            return _counted(arguments, found)
+        if found.matched and not confirmed(arguments, _question(found.matched)):
+            say("nothing was erased")
+            return FAILED
+    result = _run(arguments, dry_run=False)
+    return _refused(arguments, result) if result.undelivered else _done(arguments, result)
+
+
+def _run(arguments: argparse.Namespace, *, dry_run: bool) -> Erased:
+    from outbox_relay import admin
+
+    subject = {"uid": str(arguments.uid)} if arguments.key is None else {"key": arguments.key}
+    progress = _Progress()
+    given: dict[str, Any] = {"actor": actor(), "reason": arguments.reason, "report": progress.report}
+    try:
+        return query(arguments, lambda store: admin.erase(store, subject, dry_run=dry_run, **given))
+    except KeyboardInterrupt:
+        say("interrupted; run the command again: it begins with the events that are not erased yet")
+        raise
+    finally:
+        progress.end()
+
+
+def _question(matched: int) -> str:
+    return f"Erase payload, headers and key of {_events(matched)}? They cannot be restored."
+
+
+def _counted(arguments: argparse.Namespace, found: Erased) -> int:
+    said = {"matched": found.matched, "exact": True}
+    print(json.dumps(said) if arguments.json else f"{_events(found.matched)} can be erased")
+    return DONE
+
+
+def _refused(arguments: argparse.Namespace, result: Erased) -> int:
+    """Report which events are undelivered."""
+    undelivered = [dict(each) for each in result.undelivered]
+    archives = _archives(arguments, result) if result.done else []
+    if arguments.json:
+        said = {"done": result.done, "left": len(undelivered), "undelivered": undelivered, "archives": archives}
+        print(json.dumps(said))
+    if result.done:
+        _say_what_is_left(archives, result)
+    for each in undelivered:
+        place = f"replay {each['sink'][1:]}" if each["sink"].startswith("~") else f"sink {each['sink']}"
+        say(f"event {each['uid']} is {each['state']} in {place}")
+    erased = f"{_events(result.done)} erased, then stopped" if result.done else "nothing was erased"
+    say(
+        f"{erased}: only events that every sink has settled are erased. Have these delivered, or discard their rows "
+        "(outbox-relay dead discard), and run the command again"
+    )
+    return FAILED
+
+
+def _done(arguments: argparse.Namespace, result: Erased) -> int:
+    archives = _archives(arguments, result)
+    if arguments.json:
+        print(json.dumps({"done": result.done, "left": result.left, "archives": archives}))
+    else:
+        print(f"{_events(result.done)} erased")
+    if result.left:
+        say(f"{_events(result.left)} committed meanwhile: run the command again when they have been delivered")
+    _say_what_is_left(archives, result)
+    return DONE
+
+
+def _say_what_is_left(archives: Sequence[Mapping[str, Any]], result: Erased) -> None:
+    """Name what the database does not reach, as far as it is known."""
+    for holds, words in ((True, "hold"), (None, "may hold")):
+        named = [each["address"] for each in archives if each["holds"] is holds]
+        if named:
+            more = f" and {len(named) - NAMED_ARCHIVES} more" if len(named) > NAMED_ARCHIVES else ""
+            say(f"archives that {words} these events: {', '.join(named[:NAMED_ARCHIVES])}{more}")
+    if result.statistics:
+        say(f"the server keeps statistics of {', '.join(result.statistics)}, which hold values: see docs/operations.md")
+
+
+def _archives(arguments: argparse.Namespace, result: Erased) -> list[dict[str, Any]]:
+    """Return the archives that hold the events, or may, as their manifests say."""
+    configured = load_settings(arguments).retention.archive
+    until = time.monotonic() + MANIFEST_SECONDS
+    found = [{"address": address, "holds": _holds(address, result, configured, until)} for address in result.archives]
+    return [each for each in found if each["holds"] is not False]
+
+
+def _holds(address: str, result: Erased, configured: str, until: float) -> bool | None:
+    """Return whether an archive holds the key; None if its manifest does not say, or there is no time to read it."""
+    from outbox_relay.retention.manifests import holds_key
+
+    if result.key_hash is None or time.monotonic() > until:
+        return None
+    return holds_key(address, result.key_hash, configured)
+
+
+def _events(count: int) -> str:
+    return f"{count:,} event{'' if count == 1 else 's'}"
+
+
+class _Progress:
+    """A line on stderr, if that is a terminal."""
+
+    def __init__(self) -> None:
+        self._shown = sys.stderr.isatty()
+        self._begun = False
+
+    def report(self, phase: str, place: int, upto: int) -> None:
+        """Show how far the log was looked at, or changed."""
+        if self._shown and phase in {"looking", "erasing"}:
+            self._begun = True
+            print(f"\r{phase}: {place:,} of {upto:,} ids ", end="", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        """End the line."""
+        if self._begun:
+            print(file=sys.stderr)

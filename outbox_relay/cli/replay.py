@@ -1,0 +1,156 @@
+"""Commands on replays: start, list, show, pause, resume, cancel."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING, Any
+
+from outbox_relay.cli.arguments import integer_between, moment, text, uid
+from outbox_relay.cli.command import add_command, add_group, query
+from outbox_relay.cli.confirmation import actor, add_yes, confirmed
+from outbox_relay.cli.output import DONE, FAILED, NOT_FOUND, say
+
+if TYPE_CHECKING:
+    from outbox_relay.admin.replays import Preview
+
+MOST_RATE = 1_000_000
+MOST_ID = 10**18 - 1
+"""Largest number of a replay."""
+
+
+def add(commands: Any) -> None:
+    """Add the commands of this module."""
+    actions = add_group(commands, "replay", "deliver events of a sink again")
+    _add_start(actions)
+    listed = add_command(actions, "list", _list, "list the replays, newest first")
+    listed.add_argument("--json", action="store_true", help="print JSON")
+    show = add_command(actions, "show", _show, "show a replay: state, counts, and what it waits for")
+    pause = add_command(actions, "pause", _change, "pause a replay on all relays")
+    resume = add_command(actions, "resume", _change, "resume a paused replay")
+    cancel = add_command(actions, "cancel", _change, "end a replay; what was delivered stays so")
+    for parser in (show, pause, resume, cancel):
+        parser.add_argument("id", type=integer_between(1, MOST_ID), metavar="ID", help="its number")
+        parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _add_start(actions: Any) -> None:
+    start = add_command(
+        actions, "start", _start, "deliver events that a sink has passed again, and print the replay's id"
+    )
+    start.add_argument(
+        "--sink", type=text, metavar="SINK", required=True, help="the sink whose events are delivered again"
+    )
+    start.add_argument("--since", type=moment, metavar="TIME", help="only events emitted since a time or an age, 2h")
+    start.add_argument("--until", type=moment, metavar="TIME", help="only events emitted before a time or an age, 2h")
+    start.add_argument("--type", type=text, metavar="PATTERN", help="only this event type; * is any run of characters")
+    start.add_argument("--key", type=text, metavar="KEY", help="only events with this key")
+    start.add_argument(
+        "--uid",
+        type=uid,
+        action="append",
+        default=[],
+        metavar="UID",
+        dest="uids",
+        help="only this event; may be repeated",
+    )
+    start.add_argument("--to", type=text, metavar="SINK", help="deliver to this sink instead")
+    start.add_argument(
+        "--rate",
+        type=integer_between(1, MOST_RATE),
+        metavar="N",
+        help="maximum number of events per second, on all relays together",
+    )
+    start.add_argument("--dry-run", action="store_true", help="only count the events")
+    add_yes(start)
+    start.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _wanted(arguments: argparse.Namespace) -> dict[str, Any]:
+    names = ("sink", "type", "key", "since", "until")
+    wanted: dict[str, Any] = {name: value for name in names if (value := getattr(arguments, name)) is not None}
+    if arguments.uids:
+        wanted["uids"] = list(dict.fromkeys(map(str, arguments.uids)))
+    return wanted
+
+
+def _start(arguments: argparse.Namespace) -> int:
+    """Count the events, ask, start the replay and print its number."""
+    from outbox_relay.admin import replays
+
+    wanted = _wanted(arguments)
+    found = query(arguments, lambda store: replays.preview(store, wanted, arguments.to))
+    _say_what_is_missing(found)
+    if arguments.dry_run:
+        print(_matched_json(found) if arguments.json else f"{_count(found)} match{'es' if found.matched == 1 else ''}")
+        return DONE
+    if found.unknown and len(found.unknown) == len(wanted["uids"]):
+        return NOT_FOUND
+    if not found.matched and found.exact:
+        return _none(arguments)
+    target = arguments.to or arguments.sink
+    if not arguments.uids and not confirmed(arguments, f"deliver {_count(found)} to sink {target} again?"):
+        say("no replay was started")
+        return FAILED
+    number = query(arguments, lambda store: replays.start(store, wanted, arguments.to, arguments.rate, actor=actor()))
+    print(json.dumps({"id": number, "matched": found.matched, "exact": found.exact}) if arguments.json else number)
+    _say_what_it_waits_for(target, found)
+    return DONE
+
+
+def _say_what_is_missing(found: Preview) -> None:
+    for unknown in found.unknown:
+        say(f"there is no event {unknown} in the log")
+    if found.oldest is not None:
+        say(f"the log begins at {found.oldest.isoformat(timespec='seconds')}: earlier events are not in it")
+
+
+def _none(arguments: argparse.Namespace) -> int:
+    if arguments.json:
+        print(json.dumps({"id": None, "matched": 0, "exact": True}))
+    say("no event matches that the sink has passed: nothing was started")
+    return DONE
+
+
+def _say_what_it_waits_for(target: str, found: Preview) -> None:
+    if found.paused:
+        say(f"sink {target} is paused: the replay waits until it is resumed")
+    elif not found.relays:
+        say(f"no relay serves sink {target}: the replay waits for one")
+
+
+def _matched_json(found: Preview) -> str:
+    return json.dumps({"matched": found.matched, "exact": found.exact})
+
+
+def _count(found: Preview) -> str:
+    return f"{'' if found.exact else 'at least '}{found.matched:,} event{'' if found.matched == 1 else 's'}"
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    from outbox_relay.admin import render_replays, replays
+
+    found = query(arguments, replays.replays)
+    print(json.dumps({"replays": found}) if arguments.json else render_replays.replays_text(found))
+    return DONE
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    from outbox_relay.admin import render_replays, replays
+
+    found = query(arguments, lambda store: replays.replay(store, arguments.id))
+    print(json.dumps(found) if arguments.json else render_replays.replay_text(found))
+    return DONE
+
+
+def _change(arguments: argparse.Namespace) -> int:
+    from outbox_relay.admin import replays
+
+    number, action = arguments.id, arguments.action
+    changed = query(arguments, lambda store: replays.change(store, number, action, actor=actor()))
+    if arguments.json:
+        print(json.dumps({"done": int(changed), "left": 0}))
+    else:
+        done = {"pause": "paused", "resume": "running", "cancel": "cancelled"}[action]
+        print(f"replay {number} is {done}" if changed else f"replay {number} was {done} already")
+    return DONE

@@ -1,0 +1,123 @@
+"""Statements on replays: their events, positions, settlements and rates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from outbox_relay.domain.attempts import AttemptRecord
+from outbox_relay.domain.event import StoredEvent
+from outbox_relay.postgres.attempt_values import record_columns, recorded_events
+from outbox_relay.postgres.database import Database
+from outbox_relay.postgres.delivery_statements import new_row_columns
+from outbox_relay.postgres.log_statements import event_row
+from outbox_relay.postgres.rows import NewRow
+
+
+class ReplayRow(NamedTuple):
+    """A replay that is not cleared.
+
+    ``named`` is True if its uids were given. ``rate`` is in events per second. ``walking`` is False if only rows are
+    left of it.
+    """
+
+    id: int
+    target: str
+    running: bool
+    named: bool
+    rate: int | None
+    walking: bool
+
+
+class ReplayPosition(NamedTuple):
+    """The last id that is settled of a shard of a replay, whose ids are in (``from_id``, ``upto_id``]."""
+
+    last_id: int
+    from_id: int
+    upto_id: int
+
+
+class ReplayStatements(Database):
+    """Replays. ``server`` as in ``LogStatements``."""
+
+    async def replays(self) -> list[ReplayRow]:
+        """Return the replays that are not cleared, the oldest first."""
+        return [ReplayRow(*row) for row in await self._rows("running_replays", {})]
+
+    async def tend_replay(self, replay: int) -> None:
+        """Count events of a replay, move its dead letters, and end or clear it, a step of each."""
+        await self._rows("tend_replay", {"replay": replay})
+
+    async def spend_replay(self, replay: int, spent: int) -> float:
+        """Pay for ``spent`` events of a replay that has a rate; return the number that may be read now.
+
+        It is 0.0 if the replay was cleared.
+        """
+        [(tokens,)] = await self._rows("spend_replay", {"replay": replay, "spent": spent})
+        return tokens or 0.0
+
+    async def read_replay(
+        self,
+        replay: int,
+        shards: Sequence[int],
+        bounds: tuple[int, int],
+        rows: int,
+        payload_bytes: int,
+        most_payload: int,
+        server: str | None,
+    ) -> list[StoredEvent]:
+        """Return the events of a replay with ids in (after, upto], the ``bounds``, as ``LogStatements.read_rest``."""
+        parameters = {
+            "replay": replay,
+            "shards": shards,
+            "after": bounds[0],
+            "upto": bounds[1],
+            "rows": rows,
+            "bytes": payload_bytes,
+            "most_payload": most_payload,
+            "server": server,
+        }
+        return await self._rows("read_replay", parameters, event_row)
+
+    async def replay_positions(
+        self, replay: int, shards: Iterable[int], *, server: str | None = None
+    ) -> dict[int, ReplayPosition]:
+        """Return the positions of these shards; none if the replay was cleared."""
+        parameters = {"replay": replay, "shards": list(shards), "server": server}
+        return {row[0]: ReplayPosition(*row[1:]) for row in await self._rows("replay_positions", parameters)}
+
+    async def settle_replay(
+        self,
+        replay: int,
+        owner: UUID,
+        places: Mapping[int, tuple[int, int]],
+        seen: int,
+        rows: Sequence[NewRow],
+        epochs: Mapping[int, int],
+        *,
+        records: Sequence[AttemptRecord] = (),
+        relay: str | None = "",
+        server: str | None = None,
+    ) -> bool:
+        """Write ``places`` (shard → epoch, last id), with ``seen`` events settled since, and ``rows``, all or none.
+
+        Return False, with nothing written, if ``owner`` does not own one of their shards at its epoch.
+        """
+        kept = [*(row.record for row in rows if row.record is not None), *records]
+        recorded = kept if relay is not None else []
+        parameters: dict[str, Any] = {
+            "replay": replay,
+            "owner": owner,
+            "relay": relay,
+            "server": server,
+            "shards": list(places),
+            "epochs": [epoch for epoch, _ in places.values()],
+            "lasts": [last for _, last in places.values()],
+            "seen": seen,
+            **new_row_columns(rows, epochs),
+            **recorded_events(recorded),
+            **record_columns(recorded),
+        }
+        [(mine,)] = await self._rows("settle_replay", parameters)
+        return bool(mine)

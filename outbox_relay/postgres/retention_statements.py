@@ -1,0 +1,156 @@
+"""Statements on days of the log: what keeps them, their archives, and how they are emptied."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, LiteralString, NamedTuple
+from uuid import UUID
+
+import psycopg
+
+from outbox_relay.postgres.database import Database
+
+FIRST = (-(1 << 63), UUID(int=0))
+"""The place before the first event of a day: an id and a uid."""
+_LIMIT: LiteralString = "set local statement_timeout = '300ms'; "
+"""Time limit of a statement that locks a partition, including the wait for the lock."""
+
+
+class Pass(NamedTuple):
+    """A pass of the retention that has the lease, with the policy. Days of 0 are for all time."""
+
+    lease: int
+    keep_days: int
+    keep_uids_days: int
+    keep_dead_days: int
+    archive: bool
+    hold_until: Any
+
+
+class DayCheck(NamedTuple):
+    """The result of a check: what keeps a day, and its archive if a verified one has all of its events."""
+
+    kept_by: list[dict[str, Any]]
+    changed: bool
+    archived: bool
+    writing_to: str | None
+
+
+class DayEvent(NamedTuple):
+    """An event as it is archived. Times and headers are text in the form of PostgreSQL."""
+
+    id: int
+    xid: str
+    shard: int
+    uid: str
+    type: str
+    key: str | None
+    content_type: str
+    headers: str | None
+    deliver_at: str | None
+    created_at: str
+    emitter: str | None
+    payload: bytes | None
+    key_hash: str | None
+
+
+class RetentionStatements(Database):
+    """Steps of the retention. Each names its lease, and raises ``StatementFailed`` if another process has it."""
+
+    async def state_retention(self, relay: UUID, said: Mapping[str, Any] | None) -> bool:
+        """Record the table ``[retention]`` of a relay, None without one. Return False before its first heartbeat."""
+        parameters = {"relay": relay, "said": None if said is None else json.dumps(said)}
+        [(found,)] = await self._rows("state_retention", parameters)
+        return found
+
+    async def begin_retention(self, owner: UUID, actor: str, seconds: float, *, at_once: bool) -> Pass | None:
+        """Claim the lease for ``seconds``; return None while another process has it."""
+        parameters = {"owner": owner, "actor": actor, "seconds": seconds, "at_once": at_once}
+        [row] = await self._rows("begin_retention", parameters)
+        return None if row[0] is None else Pass(*row)
+
+    async def renew_retention(self, lease: int) -> None:
+        """Renew the lease."""
+        await self._rows("renew_retention", {"lease": lease})
+
+    async def end_retention(self, lease: int) -> None:
+        """Release the lease."""
+        await self._rows("end_retention", {"lease": lease})
+
+    async def due_days(self) -> list[str]:
+        """Return the days that are past keep_days and hold events; -infinity is the DEFAULT partition."""
+        return [day for (day,) in await self._rows("due_days", {})]
+
+    async def check_day(self, day: str, lease: int | None) -> DayCheck:
+        """Return what keeps a day, and record the check; without a lease only look."""
+        [row] = await self._rows("check_day", {"day": day, "lease": lease})
+        return DayCheck(*row)
+
+    async def count_day(self, day: str, lease: int, after: tuple[int, UUID], most: int) -> tuple[int, int, UUID]:
+        """Return the number of the next events of a checked day, at most ``most``, and id and uid of the last one."""
+        parameters = {"day": day, "lease": lease, "after_id": after[0], "after_uid": after[1], "most": most}
+        [row] = await self._rows("count_day", parameters)
+        return row
+
+    async def read_day(
+        self, day: str, lease: int, after: tuple[int, str], most: int, payload_bytes: int
+    ) -> list[DayEvent]:
+        """Return the next events of a checked day by id and uid; the one that exceeds ``payload_bytes`` is the last."""
+        place = {"after_id": after[0], "after_uid": after[1]}
+        parameters = {"day": day, "lease": lease, **place, "most": most, "bytes": payload_bytes}
+        return [DayEvent(*row) for row in await self._rows("read_day", parameters)]
+
+    async def unfinished_archives(self, day: str, lease: int) -> list[str]:
+        """Return the addresses of archives of a day that were given up or superseded, and can be removed."""
+        [(found,)] = await self._rows("unfinished_archives", {"day": day, "lease": lease})
+        return found or []
+
+    async def begin_archive(self, day: str, lease: int, address: str, removed: Sequence[str] = ()) -> None:
+        """Record the address of an archive before its first byte is written, and forget those ``removed``."""
+        parameters = {"day": day, "lease": lease, "address": address, "removed": list(removed)}
+        await self._rows("begin_archive", parameters)
+
+    async def record_archive(self, day: str, lease: int, address: str, sha256: str, events: int) -> None:
+        """Record a verified archive of what the newest check saw."""
+        parameters = {"day": day, "lease": lease, "address": address, "hash": sha256, "events": events}
+        await self._rows("record_archive", parameters)
+
+    async def empty_day(self, day: str, lease: int, events: int) -> str:
+        """Empty a checked day; return "emptied", "more", "again", "locked" or "archive" (see ``outbox.empty_day``)."""
+        return await self._message("empty_day", {"day": day, "lease": lease, "events": events})
+
+    async def drop_day(self, lease: int) -> str | None:
+        """Remove an empty partition that is past keep_days; return its day, or None."""
+        return await self._message("drop_day", {"lease": lease})
+
+    async def trim_uids(self, lease: int, most: int) -> tuple[int, bool]:
+        """Remove old uids among the next ``most``; return their number, and whether more are to be examined."""
+        [(removed, left_over)] = await self._rows("trim_uids", {"lease": lease, "most": most})
+        return removed, left_over
+
+    async def discard_expired(self, lease: int, most: int) -> tuple[int, bool]:
+        """Discard old dead rows among the next ``most``; return their number, and whether more are to be examined."""
+        [(removed, left_over)] = await self._rows("discard_expired", {"lease": lease, "most": most})
+        return removed, left_over
+
+    async def trim_attempts(self, lease: int) -> int:
+        """Remove old recorded attempts, one step; return the number of partitions or rows, 0 if none is left."""
+        return await self._message("trim_attempts", {"lease": lease})
+
+    async def retention_status(self, *, live: bool) -> dict[str, Any]:
+        """Return the policy and the days; with ``live``, what keeps them now."""
+        [(found,)] = await self._rows("retention_status", {"live": live})
+        return found
+
+    async def _message(self, name: str, parameters: Mapping[str, Any]) -> Any:
+        """Return the value of a statement that locks, which is sent as one message with its own time limit.
+
+        A transaction of several messages would keep its lock while this process is stopped or cut off.
+        """
+        async with self._connection(self._call_seconds, name) as connection:
+            cursor = psycopg.AsyncClientCursor(connection)
+            await cursor.execute(_LIMIT + self._sql[name], parameters)
+            cursor.nextset()
+            [(value,)] = await cursor.fetchall()
+            return value

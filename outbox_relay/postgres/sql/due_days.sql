@@ -1,0 +1,2 @@
+-- The days that are past keep_days and hold events.
+select day from outbox.due_days()

@@ -1,0 +1,2 @@
+-- Give the lease of the retention back.
+select outbox.end_retention(%(lease)s::bigint)

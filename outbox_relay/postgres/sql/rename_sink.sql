@@ -1,0 +1,2 @@
+-- Give a sink another name, and return the number of its rows.
+select outbox.rename_sink(%(sink)s, %(new)s, %(actor)s, %(reason)s) as deliveries

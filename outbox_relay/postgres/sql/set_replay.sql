@@ -1,0 +1,2 @@
+-- Pause, resume or cancel a replay.
+select outbox.set_replay(%(replay)s::bigint, %(action)s, %(actor)s, %(reason)s) as changed

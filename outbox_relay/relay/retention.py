@@ -1,0 +1,75 @@
+"""The retention of one relay process: passes over the days of the log, one relay at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+from uuid import UUID
+
+from structlog.stdlib import BoundLogger
+
+from outbox_relay.domain.errors import RelayError
+from outbox_relay.domain.rate_limited_log import RateLimitedLog
+from outbox_relay.postgres.retention_statements import Pass
+from outbox_relay.postgres.store import Store
+from outbox_relay.retention.passes import Archiver, Outcome, RetentionPass, run_pass
+
+PASS_SECONDS = 60.0
+"""Interval between two passes."""
+SOON_SECONDS = 1.0
+"""Time after which a pass that could not begin is tried again, before the first one."""
+PAUSES_MAX = 8
+"""Longest interval between two passes while a lock is not granted or an archive fails, as a multiple. It doubles."""
+DROP_EVERY = 10
+"""Number of passes of which one removes an empty partition: emits wait up to 50 ms behind each attempt."""
+
+
+class Retention:
+    """The passes of one relay. ``stated`` is the table ``[retention]`` of its file, None without one."""
+
+    def __init__(
+        self,
+        store: Store,
+        relay: UUID,
+        name: str,
+        stated: Mapping[str, Any] | None,
+        archiver: Archiver | None,
+        log: BoundLogger,
+        *,
+        pass_seconds: float = PASS_SECONDS,
+    ) -> None:
+        self._store = store
+        self._relay = relay
+        self._name = name
+        self._stated = stated
+        self._archiver = archiver
+        self._log = log
+        self._seldom = RateLimitedLog(log)
+        self._pass_seconds = pass_seconds
+        self._held = False
+        self._passes = 0
+        self._pauses = 1
+
+    async def run(self) -> None:
+        """Do a pass from time to time, until cancelled. A pass that fails is repeated later."""
+        while True:
+            began = False
+            try:
+                began = await self._store.state_retention(self._relay, self._stated)
+                if began:
+                    await run_pass(self._store, self._relay, f"relay {self._name}", self._pass)
+            except RelayError as error:
+                began = True
+                self._seldom.warning("retention will try again", reason=str(error))
+            await asyncio.sleep(self._pass_seconds * self._pauses if began else SOON_SECONDS)
+
+    async def _pass(self, granted: Pass) -> Outcome:
+        if granted.hold_until is not None and not self._held:
+            self._log.warning("retention waits: the clock has jumped", until=granted.hold_until.isoformat())
+        self._held = granted.hold_until is not None
+        self._passes += 1
+        retention = RetentionPass(self._store, granted, self._archiver, self._log)
+        outcome = await retention.run(drop=self._passes % DROP_EVERY == 1)
+        self._pauses = min(PAUSES_MAX, 2 * self._pauses) if outcome.locked or outcome.failed else 1
+        return outcome

@@ -1,0 +1,167 @@
+"""Objects of an archive: written, made durable and read back through the file systems of pyarrow."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+from urllib.parse import urlsplit
+
+from outbox_relay.postgres.retention_statements import DayEvent
+from outbox_relay.retention.rows import COLUMNS, decode, encode
+
+READ_BYTES = 1 << 20
+"""Bytes that are decompressed at a time."""
+BATCH_ROWS = 256
+"""Rows of a Parquet file that are in memory at a time, when it is read."""
+T = TypeVar("T")
+
+
+def without_query(address: str) -> str:
+    """Return an address without its options and without a slash at its end."""
+    return address.partition("?")[0].rstrip("/")
+
+
+def remove(address: str, name: str) -> None:
+    """Remove the folder ``name`` below ``address`` with everything in it, if it exists.
+
+    Raises ``ValueError`` for a name that is not that of one folder, and as the file system.
+    """
+    if not re.fullmatch(r"[0-9a-z-]+", name):
+        raise ValueError("not the name of a folder of an archive")
+    fs, root = _file_system(address)
+    with suppress(FileNotFoundError):
+        fs.delete_dir(f"{root.rstrip('/')}/{name}")
+
+
+class Writer(Protocol):
+    """An object of an archive that is being written."""
+
+    def write(self, events: Sequence[DayEvent]) -> None:
+        """Append events."""
+        ...
+
+
+class Folder:
+    """One folder of an archive, at ``name`` below ``address``: a directory, or a prefix of a bucket.
+
+    A directory is made unless it is said to be ``existing``.
+    """
+
+    def __init__(self, address: str, name: str, *, existing: bool = False) -> None:
+        self._fs, root = _file_system(address)
+        self._local = address.startswith("/")
+        self._path = f"{root.rstrip('/')}/{name}"
+        if self._local and not existing:
+            self._fs.create_dir(self._path, recursive=True)
+
+    @contextmanager
+    def writing(self, name: str, form: str) -> Generator[Writer]:
+        """Open an object for events during the block, after which it is durable."""
+        with self._stream(name) as stream:
+            if form == "parquet":
+                with _ParquetWriter(stream) as writer:
+                    yield writer
+            else:
+                with _pyarrow("pyarrow").CompressedOutputStream(stream, "zstd") as compressed:
+                    yield _LineWriter(compressed)
+        self._make_durable(name)
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a durable object."""
+        with self._stream(name) as stream:
+            stream.write(content)
+        self._make_durable(name)
+
+    def read(self, name: str) -> bytes:
+        """Return the content of a small object."""
+        with self._fs.open_input_stream(f"{self._path}/{name}") as stream:
+            return bytes(stream.read())
+
+    def events(self, name: str, form: str) -> Iterator[DayEvent]:
+        """Yield the events of an object, with bounded memory."""
+        path = f"{self._path}/{name}"
+        if form == "parquet":
+            with self._fs.open_input_file(path) as file:
+                for batch in _pyarrow("pyarrow.parquet").ParquetFile(file).iter_batches(batch_size=BATCH_ROWS):
+                    yield from (_event(row) for row in batch.to_pylist())
+        else:
+            with self._fs.open_input_stream(path, compression=None) as raw:
+                yield from map(decode, _lines(_pyarrow("pyarrow").CompressedInputStream(raw, "zstd")))
+
+    def size(self, name: str) -> int:
+        """Return the size of an object in bytes."""
+        return int(self._fs.get_file_info(f"{self._path}/{name}").size)
+
+    def _stream(self, name: str) -> Any:
+        return self._fs.open_output_stream(f"{self._path}/{name}", compression=None)
+
+    def _make_durable(self, name: str) -> None:
+        """Write a local file and the directories above it to the disk."""
+        if not self._local:
+            return
+        for path in (Path(self._path) / name, Path(self._path), Path(self._path).parent):
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+
+class _LineWriter:
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, events: Sequence[DayEvent]) -> None:
+        self._stream.write(b"".join(map(encode, events)))
+
+
+class _ParquetWriter:
+    def __init__(self, stream: Any) -> None:
+        arrow = _pyarrow("pyarrow")
+        types = {"id": arrow.int64(), "shard": arrow.int16(), "payload": arrow.binary()}
+        self._schema = arrow.schema([(name, types.get(name, arrow.string())) for name in (*COLUMNS, "payload")])
+        self._writer = _pyarrow("pyarrow.parquet").ParquetWriter(stream, self._schema, compression="zstd")
+        self._table = arrow.Table
+
+    def __enter__(self) -> _ParquetWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._writer.close()
+
+    def write(self, events: Sequence[DayEvent]) -> None:
+        rows = [{name: getattr(event, name) for name in self._schema.names} for event in events]
+        self._writer.write_table(self._table.from_pylist(rows, schema=self._schema))
+
+
+def _event(row: dict[str, Any]) -> DayEvent:
+    return DayEvent(**row, key_hash=None)
+
+
+def _lines(stream: Any) -> Iterable[bytes]:
+    """Yield the lines of a stream, with their ends."""
+    rest = b""
+    while block := stream.read(READ_BYTES):
+        *lines, rest = (rest + bytes(block)).split(b"\n")
+        yield from (line + b"\n" for line in lines)
+    if rest:
+        raise ValueError("the last line has no end")
+
+
+def _file_system(address: str) -> tuple[Any, str]:
+    """Return the file system of an address, and the path in it."""
+    fs = _pyarrow("pyarrow.fs")
+    if address.startswith("/"):
+        return fs.LocalFileSystem(), address
+    if not urlsplit(address).query:
+        address = without_query(address)
+    return fs.FileSystem.from_uri(address)
+
+
+def _pyarrow(name: str) -> Any:
+    return import_module(name)

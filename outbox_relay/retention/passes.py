@@ -1,0 +1,233 @@
+"""One pass: each day that is past keep_days is checked, archived if required, and emptied."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+from uuid import UUID
+
+from structlog.stdlib import BoundLogger
+
+from outbox_relay.domain.errors import ArchiveFailed, RelayError, StatementFailed
+from outbox_relay.postgres.retention_statements import FIRST, DayCheck, Pass
+from outbox_relay.postgres.store import Store
+from outbox_relay.retention.wording import day_name, keepers_text
+
+LEASE_SECONDS = 120.0
+"""Time for which a pass has the lease of the retention without renewing it."""
+END_SECONDS = 2.0
+"""Time limit for releasing the lease. Without a release it ends by itself."""
+TOO_LONG = frozenset({"57014", "55P03"})
+"""SQLSTATEs of a statement that ran out of time or did not get a lock: only its day is left."""
+COUNT_EVENTS = 100_000
+"""Number of events that one statement counts."""
+STEP_ROWS = 1_000
+"""Number of uids or dead rows that one statement examines."""
+STEPS = 100
+"""Limit of the steps over uids, over dead rows and over attempts, in one pass."""
+
+
+class Archiver(Protocol):
+    """Writes the archive of a checked day, and verifies it."""
+
+    async def archive(self, store: Store, day: str, lease: int) -> int:
+        """Return the number of events in the archive, which is recorded in the database.
+
+        The objects of earlier archives of the day that are not verified are removed.
+
+        Raises ``ArchiveFailed``, and as the store.
+        """
+        ...
+
+
+@dataclass(slots=True)
+class Outcome:
+    """The result of a pass: its days, and the numbers of uids, dead rows and attempts that it removed."""
+
+    emptied: list[str] = field(default_factory=list[str])
+    left: dict[str, str] = field(default_factory=dict[str, str])
+    """Days that are left, with the reason."""
+    dropped: list[str] = field(default_factory=list[str])
+    uids: int = 0
+    dead: int = 0
+    attempts: int = 0
+    """Partitions and rows of recorded attempts."""
+    failed: bool = False
+    """True if an archive could not be written."""
+    locked: bool = False
+    """True if a lock was not granted. No other one is then asked for in this pass."""
+
+
+class RetentionPass:
+    """The steps of one pass, under one lease. ``progress`` is called before each day; a command has no log."""
+
+    def __init__(
+        self,
+        store: Store,
+        granted: Pass,
+        archiver: Archiver | None,
+        log: BoundLogger | None,
+        progress: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._store = store
+        self._granted = granted
+        self._lease = granted.lease
+        self._archiver = archiver
+        self._log = log
+        self._progress = progress
+        self.outcome = Outcome()
+
+    async def run(self, *, drop: bool = True) -> Outcome:
+        """Do all steps, and return the outcome. ``drop`` removes one empty partition too.
+
+        Raises ``StatementFailed`` if another process has the lease by now, and as the store.
+        """
+        if self._granted.hold_until is None:
+            await self._try("the list of days", self._do_days)
+            if drop:
+                await self._try("empty partitions", self._drop)
+            await self._try("uids", self._trim_uids)
+            await self._try("dead letters", self._discard_dead)
+            await self._try("attempts", self._trim_attempts)
+        return self.outcome
+
+    async def _do_days(self) -> None:
+        for day in await self._store.due_days():
+            self._progress(day_name(day))
+            await self._try(day_name(day), partial(self._do, day))
+
+    async def _try(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
+        """Do a day or a step. One whose statements take too long is left, and does not stop the others."""
+        try:
+            await work()
+        except StatementFailed as error:
+            if error.sqlstate not in TOO_LONG:
+                raise
+            self.outcome.left[name] = str(error)
+
+    async def _do(self, day: str) -> None:
+        """Empty a day, or record the reason for which it is left."""
+        check = await self._store.check_day(day, self._lease)
+        if check.kept_by:
+            self._leave(day, keepers_text(check.kept_by), check.kept_by if check.changed else None)
+            return
+        try:
+            events = await self._prepare(day, check)
+        except ArchiveFailed as error:
+            self._leave(day, str(error), None)
+            self.outcome.failed = True
+            if self._log:
+                self._log.warning("archive failed", day=day_name(day), reason=str(error))
+            return
+        if events is None:
+            self._leave(day, "it must be archived first, and no archive is configured here", None)
+        elif self.outcome.locked:
+            self._leave(day, "a lock was not granted; the next pass tries again", None)
+        else:
+            await self._empty(day, events)
+
+    async def _prepare(self, day: str, check: DayCheck) -> int | None:
+        """Return the number of events of a day, after archiving it if required; None if that is impossible here."""
+        if not self._granted.archive or check.archived:
+            return await self._count(day)
+        if self._archiver is None:
+            return None
+        async with self._renewing():
+            return await self._archiver.archive(self._store, day, self._lease)
+
+    @asynccontextmanager
+    async def _renewing(self) -> AsyncGenerator[None]:
+        """Renew the lease during the block."""
+        renewal = asyncio.create_task(self._renew())
+        try:
+            yield
+        finally:
+            renewal.cancel()
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(LEASE_SECONDS / 4)
+            with suppress(RelayError):
+                await self._store.renew_retention(self._lease)
+
+    async def _count(self, day: str) -> int:
+        events, after = 0, FIRST
+        while True:
+            counted, last_id, last_uid = await self._store.count_day(day, self._lease, after, COUNT_EVENTS)
+            events += counted
+            if counted < COUNT_EVENTS:
+                return events
+            after = (last_id, last_uid)
+            await self._store.renew_retention(self._lease)
+
+    async def _empty(self, day: str, events: int) -> None:
+        while (answer := await self._store.empty_day(day, self._lease, events)) == "more":
+            pass
+        if answer == "emptied":
+            self.outcome.emptied.append(day_name(day))
+            if self._log:
+                self._log.info("day emptied", day=day_name(day), events=events, archived=self._granted.archive)
+            return
+        self.outcome.locked = answer == "locked"
+        reasons = {
+            "locked": "a lock was not granted; the next pass tries again",
+            "archive": "it must be archived first",
+        }
+        self._leave(day, reasons.get(answer, "it changed while it was checked; the next pass tries again"), None)
+
+    def _leave(self, day: str, reason: str, news: list[dict[str, Any]] | None) -> None:
+        self.outcome.left[day_name(day)] = reason
+        if news and self._log:
+            self._log.warning("retention blocked", day=day_name(day), reason=reason)
+
+    async def _drop(self) -> None:
+        """Remove one empty partition."""
+        if (day := await self._store.drop_day(self._lease)) is not None:
+            self.outcome.dropped.append(day)
+            if self._log:
+                self._log.info("partition removed", day=day)
+
+    async def _trim_uids(self) -> None:
+        for _ in range(STEPS):
+            removed, left_over = await self._store.trim_uids(self._lease, STEP_ROWS)
+            self.outcome.uids += removed
+            if not left_over:
+                return
+
+    async def _discard_dead(self) -> None:
+        for _ in range(STEPS):
+            removed, left_over = await self._store.discard_expired(self._lease, STEP_ROWS)
+            self.outcome.dead += removed
+            if not left_over:
+                return
+
+    async def _trim_attempts(self) -> None:
+        for _ in range(STEPS):
+            removed = await self._store.trim_attempts(self._lease)
+            self.outcome.attempts += removed
+            if not removed:
+                return
+
+
+async def run_pass(
+    store: Store,
+    owner: UUID,
+    actor: str,
+    do: Callable[[Pass], Awaitable[Outcome]],
+    *,
+    at_once: bool = False,
+) -> tuple[Pass, Outcome] | None:
+    """Begin a pass, call ``do`` with it, and release the lease; return None while another process does a pass."""
+    granted = await store.begin_retention(owner, actor, LEASE_SECONDS, at_once=at_once)
+    if granted is None:
+        return None
+    try:
+        return granted, await do(granted)
+    finally:
+        with suppress(RelayError, TimeoutError):
+            async with asyncio.timeout(END_SECONDS):
+                await store.end_retention(granted.lease)

@@ -1,0 +1,24 @@
+"""Days and what keeps them, as text. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+def day_name(day: str) -> str:
+    """Return the name of a day for people: -infinity means the DEFAULT partition."""
+    return "default" if day == "-infinity" else day
+
+
+def keepers_text(kept_by: Sequence[dict[str, Any]]) -> str:
+    """Return what keeps a day as text."""
+    return "; ".join(map(_keeper, kept_by))
+
+
+def _keeper(keeper: dict[str, Any]) -> str:
+    since = f" since {keeper['since']}" if keeper.get("since") else ""
+    if keeper["kind"] != "sink":
+        return f"{keeper['kind']} {keeper['name']}{since}"
+    paused = " (paused)" if keeper.get("paused") else ""
+    return f"sink {keeper['name']}{paused} with {keeper['shards']} shards{since}"

@@ -1,0 +1,212 @@
+"""The process that writes the archive of one day, reads it back, and reports its hash."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import sys
+import threading
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from outbox_relay.domain.errors import RelayError
+from outbox_relay.postgres.retention_statements import FIRST, DayEvent
+from outbox_relay.postgres.store import Store
+from outbox_relay.retention.files import Folder, remove
+from outbox_relay.retention.rows import encode
+from outbox_relay.retention.wording import day_name
+
+CHUNK_ROWS, CHUNK_BYTES = 1_000, 8 << 20
+"""Events, and bytes of payload, that are read at a time."""
+PART_EVENTS, PART_BYTES = 1_000_000, 1 << 30
+"""Events of one object, and its bytes before compression, after which another one is begun."""
+KEYS_MAX = 100_000
+"""Number of different keys whose hashes a manifest lists."""
+NICENESS = 19
+"""Priority of the process, the lowest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """The archive to write, or the folders to remove. ``dsn`` may contain a password: the task comes through stdin."""
+
+    dsn: str
+    pooler: bool
+    address: str
+    form: str
+    day: str
+    lease: int
+    folder: str
+    removed: Sequence[str] = ()
+
+
+@dataclass(slots=True)
+class Part:
+    """One object of an archive."""
+
+    name: str
+    events: int = 0
+    bytes: int = 0
+    first_id: int | None = None
+    last_id: int | None = None
+    sha256: str = ""
+
+
+@dataclass(slots=True)
+class Contents:
+    """The events that were read, as far as the manifest describes them."""
+
+    parts: list[Part] = field(default_factory=list[Part])
+    hash: Any = field(default_factory=hashlib.sha256)
+    keys: set[str] = field(default_factory=set[str])
+    keys_complete: bool = True
+
+    def add_key(self, key_hash: str | None) -> None:
+        """Record the keyed hash of a key, up to ``KEYS_MAX`` of them."""
+        if key_hash is None or key_hash in self.keys:
+            return
+        self.keys_complete = self.keys_complete and len(self.keys) < KEYS_MAX
+        if self.keys_complete:
+            self.keys.add(key_hash)
+
+    def manifest(self, task: Task) -> dict[str, Any]:
+        """Return the description of the archive, which is written beside it."""
+        ids = [part.first_id for part in self.parts] + [part.last_id for part in self.parts]
+        known = [each for each in ids if each is not None]
+        return {
+            "version": 1,
+            "day": day_name(task.day),
+            "format": task.form,
+            "written_at": datetime.now(UTC).isoformat(),
+            "events": sum(part.events for part in self.parts),
+            "first_id": min(known, default=None),
+            "last_id": max(known, default=None),
+            "sha256": self.hash.hexdigest(),
+            "parts": [asdict(part) for part in self.parts],
+            "key_hashes": sorted(self.keys) if self.keys_complete else [],
+            "key_hashes_complete": self.keys_complete,
+        }
+
+
+class NotVerified(RelayError):
+    """An archive whose content, read back, is not what was written."""
+
+
+async def write_archive(task: Task) -> dict[str, Any]:
+    """Write the parts and the manifest of an archive, verify them, and return the manifest.
+
+    Raises ``NotVerified``, ``RelayError`` of the database, and as the file system.
+    """
+    folder = Folder(task.address, task.folder)
+    store = Store(lambda: task.dsn, pooler=task.pooler, connections=1)
+    try:
+        await store.open()
+        contents = await _write_parts(task, folder, store)
+    finally:
+        await store.close()
+    manifest = contents.manifest(task)
+    text = json.dumps(manifest, indent=1).encode()
+    folder.write("manifest.json", text)
+    if folder.read("manifest.json") != text:
+        raise NotVerified("the manifest that was read back is another")
+    return manifest
+
+
+def remove_folders(task: Task) -> list[str]:
+    """Remove the folders of a task, and return those that are gone."""
+    gone: list[str] = []
+    for name in task.removed:
+        with suppress(Exception):  # the others can be removed nevertheless
+            remove(task.address, name)
+            gone.append(name)
+    return gone
+
+
+async def _write_parts(task: Task, folder: Folder, store: Store) -> Contents:
+    contents = Contents()
+    async with aclosing(_chunks(task, store)) as chunks:
+        chunk = await anext(chunks, None)
+        while chunk:
+            part = Part(f"part-{len(contents.parts):05}.{task.form}")
+            hashed = hashlib.sha256()
+            with folder.writing(part.name, task.form) as writer:
+                while chunk and part.events < PART_EVENTS and part.bytes < PART_BYTES:
+                    writer.write(chunk)
+                    _count(chunk, part, hashed, contents)
+                    chunk = await anext(chunks, None)
+            part.sha256 = hashed.hexdigest()
+            verify(folder, part, task.form)
+            contents.parts.append(part)
+    return contents
+
+
+def _count(chunk: list[DayEvent], part: Part, hashed: Any, contents: Contents) -> None:
+    """Add the events of a chunk to the description of its part."""
+    for event in chunk:
+        line = encode(event)
+        hashed.update(line)
+        contents.hash.update(line)
+        part.bytes += len(line)
+        contents.add_key(event.key_hash)
+    part.events += len(chunk)
+    part.first_id = chunk[0].id if part.first_id is None else part.first_id
+    part.last_id = chunk[-1].id
+
+
+async def _chunks(task: Task, store: Store) -> AsyncGenerator[list[DayEvent]]:
+    after = (FIRST[0], str(FIRST[1]))
+    while chunk := await store.read_day(task.day, task.lease, after, CHUNK_ROWS, CHUNK_BYTES):
+        yield chunk
+        after = (chunk[-1].id, chunk[-1].uid)
+
+
+def verify(folder: Folder, part: Part, form: str) -> None:
+    """Read a part back, and compare count and hash. Raises ``NotVerified``."""
+    events, hashed = 0, hashlib.sha256()
+    for event in folder.events(part.name, form):
+        events += 1
+        hashed.update(encode(event))
+    if (events, hashed.hexdigest()) != (part.events, part.sha256):
+        raise NotVerified(f"{part.name}, read back, has {events} events of {part.events} or other contents")
+
+
+def main() -> None:
+    """Run the task that stdin names, print the manifest's counts or an error as JSON, and end the process."""
+    os.nice(NICENESS)
+    os.umask(0o077)
+    task = Task(**json.loads(sys.stdin.readline()))
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    sys.stdout.write(json.dumps(_answer(task)) + "\n")
+    sys.stdout.flush()
+    os._exit(0)  # without waiting for the thread that reads stdin
+
+
+def _answer(task: Task) -> dict[str, Any]:
+    if task.removed:
+        return {"removed": remove_folders(task)}
+    try:
+        manifest = asyncio.run(write_archive(task))
+    except RelayError as error:
+        return {"error": str(error)}
+    except Exception as error:  # the text of a library may contain values of events, or credentials
+        return {"error": _class_of(error)}
+    return {name: manifest[name] for name in ("events", "sha256")}
+
+
+def _class_of(error: Exception) -> str:
+    """Return the kind of an error, with the system's words for a failed call."""
+    if isinstance(error, OSError) and error.errno:
+        return os.strerror(error.errno)
+    return type(error).__name__
+
+
+def _end_with_parent() -> None:
+    """End this process when stdin is closed, as it is when the parent ends."""
+    while os.read(0, 1):
+        pass
+    os._exit(1)

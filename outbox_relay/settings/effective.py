@@ -1,0 +1,149 @@
+"""The settings in effect as a flat mapping, in which secrets are hidden but can be compared.
+
+Only values that cannot be secret are shown. Everything else is hidden: strings that a model marks with ``repr=False``,
+and producer settings that are not in a list. A hidden value is compared by an HMAC under a key of the database.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, cast
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, SecretStr
+from pydantic.fields import FieldInfo
+
+from outbox_relay.domain.routing import Routes
+from outbox_relay.settings.fields import as_table, fields
+from outbox_relay.settings.model import Settings
+from outbox_relay.settings.problems import SettingPath, dotted
+from outbox_relay.settings.producer import SERVERS, holds_secret
+from outbox_relay.settings.secrets import HeaderValue
+
+HIDDEN = "…"
+"""The text in place of a hidden value."""
+HASH = " hmac:"
+"""The separator between the visible part of a hidden value and its hash in recorded settings."""
+HASH_CHARS = 32
+"""Number of hexadecimal characters of a hash."""
+_RECORDED_HASH = re.compile(rf"(?<={HIDDEN}){HASH}[0-9a-f]{{{HASH_CHARS}}}\Z")
+PER_PROCESS = frozenset({"relay.name", "http.listen"})
+"""Settings that differ between the processes of one deployment."""
+SHOWN_TEXT = frozenset(
+    (
+        *SERVERS,
+        *("acks", "client.id", "client.rack", "compression.codec", "compression.type", "partitioner"),
+        *("sasl.mechanism", "sasl.mechanisms", "security.protocol", "ssl.endpoint.identification.algorithm"),
+        *("ssl.ca.location", "ssl.certificate.location", "ssl.key.location", "ssl.keystore.location"),
+    )
+)
+"""Producer settings whose text is shown."""
+
+Plain: TypeAlias = str | int | float | bool | list[str | int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """A value that may be secret, and the text that is shown for it."""
+
+    secret: str = field(repr=False)
+    shown: str = HIDDEN
+
+
+def effective(settings: Settings) -> dict[str, Plain | Hidden]:
+    """Return every setting by its dotted path."""
+    return {dotted(path): value for path, value in _flat((), settings, None)}
+
+
+def shown(settings: Settings) -> dict[str, Plain]:
+    """Return every setting by its dotted path, for people."""
+    return {name: value.shown if isinstance(value, Hidden) else value for name, value in effective(settings).items()}
+
+
+def recorded(settings: Settings, key: bytes) -> dict[str, Plain]:
+    """Return every setting that all processes share by its dotted path, with hashes of hidden values under ``key``."""
+    return {
+        name: _hashed(name, value, key) if isinstance(value, Hidden) else value
+        for name, value in effective(settings).items()
+        if name not in PER_PROCESS
+    }
+
+
+def _hashed(name: str, value: Hidden, key: bytes) -> str:
+    digest = hmac.new(key, f"{name}\0{value.secret}".encode(), "sha256").hexdigest()
+    return f"{value.shown}{HASH}{digest[:HASH_CHARS]}"
+
+
+def without_hash(value: Plain) -> Plain:
+    """Return a recorded value as it is shown."""
+    return _RECORDED_HASH.sub("", value) if isinstance(value, str) else value
+
+
+def _flat(path: SettingPath, value: Any, info: FieldInfo | None) -> Iterator[tuple[SettingPath, Plain | Hidden]]:
+    match value:
+        case HeaderValue():
+            yield path, Hidden(_header(value))
+        case BaseModel():
+            for name, each in fields(type(value)).items():
+                yield from _flat((*path, name), _get(value, name), each)
+        case Routes():
+            yield from (((*path, pattern), _leaf(sinks, hidden=False)) for pattern, sinks in value.table.items())
+        case dict():
+            yield from _table(path, as_table(cast("object", value)))
+        case tuple() if any(isinstance(each, BaseModel) for each in _items(value)):
+            for n, each in enumerate(_items(value)):
+                yield from _flat((*path, n), each, None)
+        case _:
+            yield path, _leaf(value, hidden=info is not None and not info.repr)
+
+
+def _get(model: BaseModel, name: str) -> object:
+    return next(getattr(model, own) for own, info in type(model).model_fields.items() if name in (own, info.alias))
+
+
+def _header(value: HeaderValue) -> str:
+    text = None if value.text is None else value.text.get_secret_value()
+    return json.dumps([text, value.env, None if value.file is None else str(value.file)])
+
+
+def _table(path: SettingPath, values: Mapping[str, Any]) -> Iterator[tuple[SettingPath, Plain | Hidden]]:
+    for name, value in values.items():
+        if path[-1:] == ("producer",):
+            visible = not holds_secret(name) and (name in SHOWN_TEXT or not isinstance(value, str))
+            yield (*path, name), value if visible else Hidden(str(value))
+        else:
+            yield from _flat((*path, name), value, None)
+
+
+def _items(value: Any) -> tuple[object, ...]:
+    return cast("tuple[object, ...]", value)
+
+
+def _leaf(value: Any, *, hidden: bool) -> Plain | Hidden:
+    match value:
+        case SecretStr():
+            return Hidden(value.get_secret_value())
+        case None | bool() | int() | float():
+            return value
+        case str() if hidden:
+            return Hidden(value, _origin(value))
+        case tuple() if hidden:
+            return Hidden(json.dumps([str(each) for each in _items(value)]))
+        case tuple():
+            return [each if isinstance(each, int) else str(each) for each in _items(value)]
+        case _:
+            return str(value)
+
+
+def _origin(text: str) -> str:
+    """Return scheme, host and port of a URL, whose other parts may be secret."""
+    try:
+        parts = urlsplit(text)
+        port = f":{parts.port}" if parts.port else ""
+    except ValueError:
+        return HIDDEN
+    return f"{parts.scheme}://{parts.hostname}{port}/{HIDDEN}" if parts.scheme and parts.hostname else HIDDEN

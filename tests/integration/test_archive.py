@@ -1,0 +1,280 @@
+"""Days that are archived before they are emptied: verified, never lost, and never emptied without."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+from uuid import uuid4
+
+import pytest
+from psycopg import sql
+
+from outbox_relay.postgres.retention_statements import DayEvent
+from outbox_relay.postgres.store import Store
+from outbox_relay.retention import worker
+from outbox_relay.retention.files import Folder
+from outbox_relay.retention.rows import COLUMNS
+from tests.docs.pages import blocks
+from tests.support.command import Ended, inside
+from tests.support.database import Database
+from tests.support.days import Connection, date_ago, emit_ago, events_of, fill_days, keep, register, table_ago
+from tests.support.power_cut import PARENT, POINTS
+from tests.support.wait import until
+
+ENDLESS = {"half": "printf '{\"sha256\": '", "slow": "exec sleep 3600"}
+"""Programs in place of the one that writes an archive."""
+FORMS = ["jsonl.zst", "parquet"]
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def owner(database: Database) -> Iterator[Connection]:
+    """A connection of the schema's owner, in autocommit mode."""
+    with database.connect(autocommit=True) as connection:
+        yield connection
+
+
+@pytest.fixture
+def config(database: Database, tmp_path: Path) -> Path:
+    """A file with an archive in a directory."""
+    return write_config(database, tmp_path, str(tmp_path / "archive"))
+
+
+def write_config(database: Database, folder: Path, address: str, form: str = "jsonl.zst") -> Path:
+    """Write a file with an archive."""
+    file = folder / "relay.toml"
+    file.write_text(
+        f'[database]\ndsn = "{database.dsn}"\n[retention]\narchive = "{address}"\narchive_format = "{form}"\n'
+    )
+    return file
+
+
+def run(config: Path) -> Ended:
+    """Do a pass."""
+    return inside("retention", "run", "--json", "-c", config)
+
+
+def stored(connection: Connection, table: str) -> list[DayEvent]:
+    """The events of a partition, as they are archived."""
+    columns = sql.SQL(", ").join(
+        sql.SQL("{}::text").format(sql.Identifier(name))
+        if name in {"xid", "uid", "headers", "deliver_at", "created_at"}
+        else sql.Identifier(name)
+        for name in COLUMNS
+    )
+    connection.execute("set timezone = 'UTC'")
+    statement = sql.SQL("select {}, payload, null from outbox.{} order by id, uid").format(
+        columns, sql.Identifier(table)
+    )
+    return [DayEvent(*row) for row in connection.execute(statement).fetchall()]
+
+
+def archived(address: str, query: str = "") -> list[DayEvent]:
+    """The events of a verified archive."""
+    root, _, name = address.rpartition("/")
+    folder = Folder(root + query, name)
+    manifest: dict[str, Any] = json.loads(folder.read("manifest.json"))
+    events = [event for part in manifest["parts"] for event in folder.events(part["name"], manifest["format"])]
+    assert len(events) == manifest["events"]
+    return events
+
+
+def odd_events(connection: Connection) -> None:
+    """Fill the day of 12 days ago with events of every kind."""
+    fill_days(connection, 12, 12, 50)
+    connection.execute(
+        "insert into outbox.event (uid, type, key, payload, content_type, headers, deliver_at, created_at)"
+        " select gen_random_uuid(), 'odd', k, p, 'x/y', h, d, %s::timestamptz"
+        " from (values ('a', 'aGk='::bytea, '{\"a\": \"b\"}'::jsonb, 'infinity'::timestamptz),"
+        " (null, '\\xff00', null, null), ('', '', '{}', '9998-01-01'), (E'ü\\n''\"', null, null, null)) v (k, p, h, d)",
+        (f"{date_ago(12)} 13:00:00.000001+00",),
+    )
+    emit_ago(connection, 0)
+    keep(connection, 5, archive=True)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_day_is_archived_byte_for_byte_and_emptied(
+    database: Database, owner: Connection, tmp_path: Path, form: str
+) -> None:
+    odd_events(owner)
+    before = stored(owner, table_ago(12))
+    ended = run(write_config(database, tmp_path, str(tmp_path / "archive"), form))
+    assert (ended.code, ended.json["emptied"]) == (0, [date_ago(12)]), ended
+    [(address, events, written)] = owner.execute(
+        "select archived_to, events, writing_to from outbox.day where emptied_at is not null"
+    ).fetchall()
+    assert (events, written) == (54, None)
+    assert archived(address) == before
+    manifest = json.loads((Path(address) / "manifest.json").read_text())
+    assert manifest["key_hashes_complete"]
+    assert set(manifest["key_hashes"]) == {
+        key_hash for (key_hash,) in owner.execute("select outbox.keyed_hash('k' || n) from generate_series(1, 50) n")
+    } | {key_hash for (key_hash,) in owner.execute("select outbox.keyed_hash(k) from (values ('a'), (''), "
+                                                   "(E'ü\\n''\"')) v (k)")}  # fmt: skip
+    assert (Path(address) / "manifest.json").stat().st_mode & 0o77 == 0
+
+
+def test_the_page_reads_an_archive(owner: Connection, config: Path) -> None:
+    odd_events(owner)
+    before = stored(owner, table_ago(12))
+    assert run(config).json["done"] == 1
+    [(address,)] = owner.execute("select archived_to from outbox.day where emptied_at is not null").fetchall()
+    [block] = [block for block in blocks("docs/operations.md") if block.language == "python"]
+    names: dict[str, Any] = {}
+    exec(compile(block.text, str(block), "exec"), names)  # noqa: S102 - of the page
+    read = [(event["uid"], event["payload"]) for event in names["events"](address)]
+    odd = {None: None, b"\xff\x00": b"\xff\x00"}
+    payloads = [odd[event.payload] if event.payload in odd else (event.payload or b"").decode() for event in before]
+    assert read == list(zip((event.uid for event in before), payloads, strict=True))
+
+
+def test_a_day_is_archived_to_s3(database: Database, owner: Connection, tmp_path: Path) -> None:
+    from moto.server import ThreadedMotoServer
+
+    odd_events(owner)
+    before = stored(owner, table_ago(12))
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    keys = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_EC2_METADATA_DISABLED": "true"}
+    try:
+        _, port = server.get_host_and_port()
+        query = f"?endpoint_override=127.0.0.1:{port}&scheme=http&region=us-east-1"
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in keys.items():
+                patch.setenv(name, value)
+            urlopen(Request(f"http://127.0.0.1:{port}/events", method="PUT")).close()
+            ended = run(write_config(database, tmp_path, f"s3://events/log{query}"))
+            assert (ended.code, ended.json["emptied"]) == (0, [date_ago(12)]), ended
+            [(address,)] = owner.execute("select archived_to from outbox.day where emptied_at is not null").fetchall()
+            assert address.startswith(f"s3://events/log/{date_ago(12)}-")
+            assert archived(address, query) == before
+    finally:
+        server.stop()
+
+
+def test_an_archive_that_cannot_be_written_empties_nothing(
+    database: Database, owner: Connection, tmp_path: Path
+) -> None:
+    odd_events(owner)
+    (tmp_path / "file").write_text("")
+    ended = run(write_config(database, tmp_path, str(tmp_path / "file" / "archive")))
+    assert ended.code == 1
+    [reason] = ended.json["kept"].values()
+    assert "was not written: " in reason
+    assert reason.endswith("nothing was emptied")
+    assert events_of(owner, table_ago(12)) == 54
+    without = inside("retention", "run", "--json", "--dsn", database.dsn)
+    assert "must be archived first" in without.json["kept"][date_ago(12)]
+    assert events_of(owner, table_ago(12)) == 54
+
+
+@pytest.mark.parametrize("program", ["/nowhere/python", "half", "slow"])
+def test_an_archive_whose_process_fails_ends_with_a_sentence(
+    owner: Connection, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
+    odd_events(owner)
+    for limit in ("ARCHIVE_SECONDS", "REMOVE_SECONDS"):
+        monkeypatch.setattr(f"outbox_relay.retention.archiver.{limit}", 1.0)
+    if program in ENDLESS:
+        script = tmp_path / program
+        script.write_text(f"#!/bin/sh\n{ENDLESS[program]}\n")
+        script.chmod(0o755)
+        program = str(script)
+    monkeypatch.setattr("outbox_relay.retention.archiver.sys.executable", program)
+    ended = run(config)
+    assert ended.code == 1
+    [reason] = ended.json["kept"].values()
+    assert "its process failed (" in reason
+    assert events_of(owner, table_ago(12)) == 54
+
+
+def test_an_event_that_comes_after_the_archive_is_archived_too(
+    owner: Connection, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd_events(owner)
+    inner = Store.empty_day
+
+    async def late(self: Store, day: str, lease: int, events: int) -> str:
+        if day == date_ago(12) and events_of(owner, table_ago(12)) == 54:
+            emit_ago(owner, 12)
+        return await inner(self, day, lease, events)
+
+    monkeypatch.setattr(Store, "empty_day", late)
+    assert "changed while it was checked" in run(config).json["kept"][date_ago(12)]
+    before = stored(owner, table_ago(12))
+    assert len(before) == 55
+    assert run(config).json["emptied"] == [date_ago(12)]
+    [(address,)] = owner.execute("select archived_to from outbox.day where emptied_at is not null").fetchall()
+    assert archived(address) == before
+
+
+def test_a_day_of_many_parts_is_archived_in_order(
+    owner: Connection, config: Path, monkeypatch: pytest.MonkeyPatch, database: Database
+) -> None:
+    fill_days(owner, 12, 12, 3500)
+    owner.execute(f"update outbox.{table_ago(12)} set id = 7 where id % 2 = 0".encode())
+    before = sorted(stored(owner, table_ago(12)), key=lambda event: (event.id, event.uid))
+    emit_ago(owner, 0)
+    keep(owner, 5, archive=True)
+    monkeypatch.setattr(worker, "PART_EVENTS", 1000)
+    monkeypatch.setattr(worker, "CHUNK_ROWS", 300)
+    [(lease,)] = owner.execute("select lease from outbox.begin_retention(%s, 't', 60)", (uuid4(),)).fetchall()
+
+    async def write() -> dict[str, Any]:
+        store = Store(lambda: database.dsn, pooler=False, connections=1)
+        await store.open()
+        await store.check_day(date_ago(12), lease)
+        await store.close()
+        address = str(config.parent / "archive")
+        return await worker.write_archive(
+            worker.Task(database.dsn, False, address, "jsonl.zst", date_ago(12), lease, "day")
+        )
+
+    manifest = asyncio.run(write())
+    assert [part["events"] for part in manifest["parts"]] == [1200, 1200, 1100]
+    assert archived(str(config.parent / "archive" / "day")) == before
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_power_cut_loses_no_event(owner: Connection, config: Path, point: str) -> None:
+    fill_days(owner, 12, 11, 5)
+    emit_ago(owner, 0)
+    register(owner, "crm", "now")
+    keep(owner, 5, archive=True)
+    tables = {date_ago(n): table_ago(n) for n in (12, 11)}
+    before = {day: stored(owner, table) for day, table in tables.items()}
+
+    def accounted() -> None:
+        """Each event is in the log, or in the verified archive that the database names."""
+        done = dict(
+            owner.execute("select day::text, archived_to from outbox.day where emptied_at is not null").fetchall()
+        )
+        for day, events in before.items():
+            there = owner.execute("select to_regclass(%s)", (f"outbox.{tables[day]}",)).fetchone() != (None,)
+            left = stored(owner, tables[day]) if there else []
+            assert left == events or (not left and archived(done[day]) == events), (point, day)
+
+    killed = subprocess.run(
+        [sys.executable, "-m", "tests.support.power_cut", point, "retention", "run", "--json", "-c", str(config)],
+        cwd=ROOT, capture_output=True, check=False, timeout=60, env=dict(os.environ),
+    )  # fmt: skip
+    # A writing process that is killed ends the pass with an archive that failed.
+    assert killed.returncode == (-signal.SIGKILL if point.lstrip("2")[:-1] in PARENT else 1), killed
+    accounted()
+    owner.execute("update outbox.retention set owner = null")
+    until(lambda: run(config).json["left"] == 0, seconds=30, what="every day is emptied after the cut")
+    accounted()
+    assert [events_of(owner, table) for table in tables.values() if owner.execute(
+        "select to_regclass(%s)", (f"outbox.{table}",)).fetchone() != (None,)] in ([], [0], [0, 0])  # fmt: skip
+    folders = {folder.name for folder in (config.parent / "archive").iterdir()}
+    named = {path.rpartition("/")[2] for (path,) in owner.execute("select archived_to from outbox.day").fetchall()}
+    assert named == folders

@@ -1,0 +1,114 @@
+"""Archives that were given up or superseded: named in the database until their objects are removed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outbox_relay.domain.errors import ArchiveFailed
+from outbox_relay.postgres.store import Store
+from outbox_relay.retention import archiver
+from tests.integration.test_archive import odd_events, run, write_config
+from tests.support.database import Database
+from tests.support.days import Connection, date_ago, emit_ago
+
+NAMES = "select array_remove(array[archived_to, writing_to] || unfinished, null) from outbox.day where day = %s"
+
+
+@pytest.fixture
+def owner(database: Database) -> Iterator[Connection]:
+    """A connection of the schema's owner, in autocommit mode."""
+    with database.connect(autocommit=True) as connection:
+        yield connection
+
+
+@pytest.fixture
+def config(database: Database, tmp_path: Path) -> Path:
+    """A file with an archive in a directory."""
+    return write_config(database, tmp_path, str(tmp_path / "archive"))
+
+
+def folders(config: Path) -> set[str]:
+    """Return the addresses of the archives in the directory."""
+    return {str(folder) for folder in (config.parent / "archive").iterdir()}
+
+
+def named(owner: Connection) -> set[str]:
+    """Return the addresses of archives that the database knows."""
+    return {name for (names,) in owner.execute(NAMES, (date_ago(12),)).fetchall() for name in names}
+
+
+async def no_removal(*_: Any) -> list[str]:
+    """Remove nothing, as a bucket that forbids it does."""
+    return []
+
+
+def test_archives_that_cannot_be_removed_stay_named_until_they_are(
+    owner: Connection, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goes red when the name of one is overwritten by that of the next."""
+    odd_events(owner)
+    with monkeypatch.context() as broken:
+        broken.setattr(archiver.ProcessArchiver, "_remove", no_removal)
+        broken.setattr(Store, "record_archive", refuse)
+        for attempt in range(1, 4):
+            assert run(config).code == 1
+            assert len(folders(config)) == attempt
+            assert named(owner) == folders(config)
+    assert run(config).json["emptied"] == [date_ago(12)]
+    assert len(folders(config)) == 1
+    assert named(owner) == folders(config)
+
+
+async def refuse(*_: Any) -> None:
+    """Fail as a parent process does that gives an archive up after it was written."""
+    raise ArchiveFailed("given up")
+
+
+def test_an_archive_of_a_server_that_was_restarted_is_removed(
+    owner: Connection, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goes red when a verified archive that does not count any more is forgotten by the check."""
+    odd_events(owner)
+    with monkeypatch.context() as restarted:
+        inner = Store.empty_day
+
+        async def again(self: Store, day: str, lease: int, events: int) -> str:
+            owner.execute("update outbox.day set archived_on = 'another server', checked_on = 'another server'")
+            return await inner(self, day, lease, events)
+
+        restarted.setattr(Store, "empty_day", again)
+        assert run(config).json["emptied"] == []
+        [first] = folders(config)
+        assert named(owner) == {first}
+    emit_ago(owner, 12)
+    assert run(config).json["emptied"] == [date_ago(12)]
+    assert first not in folders(config)
+    assert named(owner) == folders(config)
+
+
+def test_an_archive_whose_process_fails_leaves_no_objects(
+    owner: Connection, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd_events(owner)
+    inner = archiver.ProcessArchiver._run  # pyright: ignore[reportPrivateUsage]
+
+    async def fails(self: archiver.ProcessArchiver, task: Any, address: str) -> Any:
+        await inner(self, task, address)
+        raise ArchiveFailed("its process ended")
+
+    monkeypatch.setattr(archiver.ProcessArchiver, "_run", fails)
+    assert run(config).code == 1
+    assert folders(config) == set()
+    assert len(named(owner)) == 1
+
+
+def test_a_row_keeps_the_names_of_the_newest_hundred(owner: Connection) -> None:
+    owner.execute("insert into outbox.day (day) values ('2026-01-01')")
+    for number in range(150):
+        owner.execute("update outbox.day set writing_to = %s", (f"/a/{number}",))
+    [(names,)] = owner.execute("select unfinished from outbox.day").fetchall()
+    assert names == [f"/a/{number}" for number in range(49, 149)]

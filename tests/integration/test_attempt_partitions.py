@@ -1,0 +1,174 @@
+"""Partitions of recorded attempts: made ahead, and removed when they are old."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+import pytest
+import structlog
+from psycopg import errors, sql
+
+from outbox_relay.postgres.migrations import migrate
+from outbox_relay.relay.housekeeping import Housekeeping
+from tests.integration.test_roles import new_role
+from tests.support.database import Database, query
+from tests.support.days import one, retention
+from tests.support.deliveries import has
+from tests.support.ledger import ledger
+
+PARTITIONS = """
+select c.relname from pg_inherits i join pg_class c on c.oid = i.inhrelid
+ where i.inhparent = 'outbox.attempt'::regclass order by c.relname"""
+PUT = """
+insert into outbox.attempt (at, uid, sink, id, number, relay, outcome)
+values (%s, gen_random_uuid(), 's', 1, 1, 'r', 'failed')"""
+RECORD = """
+select outbox.record_attempts('s', 'r', '{1}', array[gen_random_uuid()], '{1}', '{failed}', '{0}', '{1}', '{500}',
+                              '{no}', '{null}')"""
+ONE_DAY_OLD = """
+create table outbox.{0} (like outbox.attempt including defaults);
+alter table outbox.attempt attach partition outbox.{0} for values from ('{1}') to ('{2}')"""
+
+
+def name_of(day: datetime) -> str:
+    """Return the name of the partition of a day."""
+    return f"attempt_{day:%Y%m%d}"
+
+
+def old_partition(database: Database, days_ago: int) -> str:
+    """Attach the partition of a day in the past, with one attempt, and return its name."""
+    day = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0) - timedelta(days=days_ago)
+    with database.connect(autocommit=True) as connection:
+        connection.execute(ONE_DAY_OLD.format(name_of(day), day, day + timedelta(days=1)).encode())
+        connection.execute(PUT, (day,))
+    return name_of(day)
+
+
+def trim(database: Database, change: str = "keep_attempts_days = 14", user: str | None = None) -> int:
+    """Do one step under a lease, with a changed policy, and return the number of removed partitions or rows."""
+    with database.connect(autocommit=True) as connection:
+        connection.execute(f"update outbox.retention set owner = null, {change}".encode())
+    with database.connect(autocommit=True, **({"user": user} if user else {})) as connection:
+        lease = one(connection, "select lease from outbox.begin_retention(gen_random_uuid(), 'test', 60)")
+        if "hold_until" in change:
+            with database.connect(autocommit=True) as admin_connection:
+                admin_connection.execute(f"update outbox.retention set {change}".encode())
+        return one(connection, f"select outbox.trim_attempts({lease})")
+
+
+def test_partitions_are_made_ahead_and_each_finds_a_uid_by_its_index(database: Database) -> None:
+    today = datetime.now(UTC)
+    wanted = [*(name_of(today + timedelta(days=n)) for n in range(4)), "attempt_default"]
+    assert [name for (name,) in query(database, PARTITIONS)] == wanted
+    assert query(database, "select outbox.make_attempt_partitions(5)") == [(2,)]
+    assert query(database, "select outbox.make_attempt_partitions(null)") == [(0,)]
+    assert len(query(database, PARTITIONS)) == 7
+    indexed = query(
+        database,
+        "select count(*) from pg_indexes where schemaname = 'outbox' and indexdef like '%%ON outbox.attempt\\_%%(uid)'",
+    )
+    assert indexed == [(7,)]
+
+
+def test_no_partition_begins_below_the_newest_row_of_the_default_partition(database: Database) -> None:
+    ahead = datetime.now(UTC).replace(hour=12) + timedelta(days=5)
+    with database.connect(autocommit=True) as connection:
+        connection.execute(PUT.encode(), (ahead,))
+    assert query(database, "select outbox.make_attempt_partitions(7)") == [(2,)]
+    assert name_of(ahead) not in {name for (name,) in query(database, PARTITIONS)}
+    assert query(database, "select count(*) from outbox.attempt") == [(1,)]
+
+
+def test_old_attempts_are_removed_a_step_at_a_time_and_young_ones_kept(database: Database) -> None:
+    kept = [old_partition(database, days) for days in (14, 13, 1)]
+    gone = [old_partition(database, days) for days in (16, 40)]
+    with database.connect(autocommit=True) as connection:
+        default = connection.cursor()
+        long_ago = datetime(2020, 1, 1, tzinfo=UTC)
+        default.executemany(PUT.encode(), [(long_ago + timedelta(seconds=n),) for n in range(1500)])
+        default.execute(PUT.encode(), (datetime.now(UTC) - timedelta(days=13, hours=23, minutes=50),))
+    steps = [trim(database) for _ in range(5)]
+    assert steps == [1, 1, 1000, 500, 0]
+    names = {name for (name,) in query(database, PARTITIONS)}
+    assert names >= {*kept, "attempt_default"}
+    assert not names & set(gone)
+
+
+@pytest.mark.parametrize("change", ["keep_attempts_days = 0", "hold_until = now() + interval '1 hour'"])
+def test_everything_is_kept_without_a_number_of_days_or_while_the_clock_is_in_doubt(
+    database: Database, change: str
+) -> None:
+    old_partition(database, 4000)
+    assert trim(database, change) == 0
+    assert trim(database, "keep_attempts_days = 36500") == 0
+
+
+def test_one_session_at_a_time_makes_or_removes_partitions_and_none_waits(database: Database) -> None:
+    old_partition(database, 40)
+    with database.connect() as other:
+        other.execute("select from outbox.chore where name = 'attempts' for update")
+        assert trim(database) == 0
+        assert query(database, "select outbox.make_attempt_partitions(9)") == [(0,)]
+
+
+def test_a_partition_in_use_is_dropped_later(database: Database) -> None:
+    name = old_partition(database, 40)
+    with database.connect() as reader:
+        reader.execute(sql.SQL("select from outbox.{}").format(sql.Identifier(name)))
+        with pytest.raises(errors.LockNotAvailable):
+            trim(database)
+    assert trim(database) == 1
+
+
+def test_default_privileges_of_the_owner_give_no_attempt_away(empty_database: Database) -> None:
+    with new_role(empty_database, "curious") as curious:
+        with empty_database.connect(autocommit=True) as admin_connection:
+            admin_connection.execute(f"alter default privileges grant all on tables to {curious}, public".encode())
+        migrate(empty_database.dsn)
+        query(empty_database, "select outbox.make_attempt_partitions(9)")
+        for (name,) in query(empty_database, PARTITIONS):
+            with empty_database.connect(user=curious) as connection, pytest.raises(errors.InsufficientPrivilege):
+                connection.execute(sql.SQL("select from outbox.{}").format(sql.Identifier(name)))
+        with empty_database.connect(autocommit=True) as admin_connection:
+            admin_connection.execute(f"alter default privileges revoke all on tables from {curious}, public".encode())
+
+
+def test_a_relay_adds_and_reads_attempts_and_changes_none(database: Database) -> None:
+    with new_role(database, "relay") as relay:
+        migrate(database.dsn, grant_relay=[relay])
+        with database.connect(user=relay, autocommit=True) as connection:
+            connection.execute(RECORD)
+            assert connection.execute("select count(*) from outbox.attempt").fetchone() == (1,)
+            connection.execute("select outbox.make_attempt_partitions()")
+            trim(database, user=relay)
+            for statement in (
+                "insert into {} (number) values (1)",
+                "update {} set number = 2",
+                "delete from {}",
+                "truncate {}",
+            ):
+                with pytest.raises(errors.InsufficientPrivilege):
+                    connection.execute(statement.format("outbox.attempt").encode())
+
+
+async def test_a_relay_makes_partitions_that_are_missing(database: Database) -> None:
+    missing = name_of(datetime.now(UTC) + timedelta(days=2))
+    with database.connect(autocommit=True) as connection:
+        connection.execute(f"drop table outbox.{missing}".encode())
+    async with ledger(database) as books:
+        chores = asyncio.create_task(Housekeeping(books.store, structlog.get_logger("test")).run())
+        try:
+            await has(database, f"select 1 where to_regclass('outbox.{missing}') is not null")
+        finally:
+            chores.cancel()
+            await asyncio.wait({chores})
+
+
+def test_a_pass_removes_attempts_that_are_older_than_the_policy(database: Database) -> None:
+    old, kept = old_partition(database, 40), old_partition(database, 20)
+    with database.connect(autocommit=True) as connection:
+        connection.execute("update outbox.retention set keep_attempts_days = 30")
+    assert "partitions and rows of old attempts removed: 1" in retention(database, "run").out
+    names = {name for (name,) in query(database, PARTITIONS)}
+    assert (old in names, kept in names) == (False, True)

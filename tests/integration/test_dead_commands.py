@@ -1,0 +1,318 @@
+"""The commands on deliveries as people run them: output, exit codes, questions, and mistakes."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from tests.integration.test_cli import PAGE, answer, register, same
+from tests.support.command import Ended, inside
+from tests.support.database import Database, query
+from tests.support.wait import until
+
+ROWS = """
+insert into outbox.delivery (sink, id, shard, state, ordered, due_at, last_error, last_status, uid, type, key, payload,
+                             content_type, headers, created_at)
+select 'crm', id, shard, 'dead', true, now(), 'answered 422', 422, uid, type, key, payload, content_type, headers,
+       created_at
+  from outbox.event
+"""
+COPIES = """
+insert into outbox.delivery (sink, id, shard, state, ordered, due_at, uid, type, key, payload, content_type, created_at)
+select 'crm', g, g % 64, 'dead', true, now(), gen_random_uuid(), 't', 'k' || g, convert_to('x', 'UTF8'), 't', now()
+  from generate_series(10, {}) g
+"""
+
+
+def ask(database: Database, *arguments: str) -> Ended:
+    """Run a command on `database` by --dsn alone."""
+    return inside(*arguments, "--dsn", database.dsn)
+
+
+def emit(database: Database, payload: bytes = b"{}", key: str = "k") -> str:
+    """Emit an event and return its uid."""
+    [(uid,)] = query(database, "select outbox.emit_raw('order.created', %s, key => %s)::text", payload, key)
+    return uid
+
+
+@pytest.fixture
+def uid(database: Database) -> str:
+    """The uid of a dead letter of `crm`, whose event the log no longer has."""
+    register(database, "crm", "events", pattern="*")
+    uid = emit(database, b'{"id": 1}')
+    with database.connect() as connection:
+        connection.execute(ROWS)
+        connection.execute("truncate outbox.event")
+    return uid
+
+
+# -- questions ----------------------------------------------------------------------------------------------------
+
+
+def test_lists_are_tables_or_json(database: Database, uid: str) -> None:
+    ended = ask(database, "dead", "list", "--sink", "crm")
+    assert (ended.code, ended.err) == (0, "")
+    header, row = ended.out.splitlines()
+    assert header.split()[:3] == ["UID", "SINK", "TYPE"]
+    assert row.split()[:6] == [uid, "crm", "order.created", "k", "dead", "0"]
+    found = ask(database, "dead", "list", "--json", "--limit", "1").json
+    assert (found["total"], found["exact"], found["deliveries"][0]["uid"]) == (1, True, uid)
+    keys = "uid sink type key state attempts error status since due_at"
+    assert " ".join(found["deliveries"][0]) == keys
+    summary = ask(database, "dead", "summary", "--json").json
+    assert [(g["sink"], g["status"], g["count"]) for g in summary["groups"]] == [("crm", 422, 1)]
+    assert "status 422" in ask(database, "dead", "summary").out
+
+
+def test_a_filter_that_selects_nothing_says_so(database: Database, uid: str) -> None:
+    assert uid
+    for words in (("list",), ("summary",), ("retry", "--yes"), ("discard", "--reason", "r", "--yes")):
+        ended = ask(database, "dead", *words, "--key", "another")
+        assert (ended.code, ended.err) == (0, "")
+        assert ended.out.startswith("no "), ended.out
+    assert ask(database, "dead", "export", "--key", "another").err == "no delivery matches\n"
+    assert ask(database, "audit").out == "no action is recorded\n"
+    assert ask(database, "audit", "--json").json == {"audit": []}
+
+
+def test_an_event_is_shown_with_its_payload_if_asked_for(database: Database, uid: str) -> None:
+    ended = ask(database, "dead", "show", uid)
+    assert ended.code == 0
+    assert "crm  dead since" in ended.out
+    assert "id" not in ended.out.split("shard")[1].split("\n", 1)[1].replace("dead", "").replace("attempts", "")
+    assert '{"id": 1}' in ask(database, "dead", "show", uid, "--payload").out
+    found = ask(database, "dead", "show", uid, "--payload", "--json", "--sink", "crm").json
+    assert (found["payload"], found["payload_encoding"], found["headers"]) == ('{"id": 1}', "utf-8", None)
+    assert [d["state"] for d in found["deliveries"]] == ["dead"]
+
+
+def test_an_event_without_a_delivery_is_not_found(database: Database, uid: str) -> None:
+    for words in ((str(uuid4()),), (uid, "--sink", "events")):
+        ended = ask(database, "dead", "show", *words)
+        assert (ended.code, ended.out) == (3, "")
+        assert f"outbox-relay why {words[0]}" in ended.err
+
+
+def test_an_export_has_every_payload_byte_for_byte(database: Database) -> None:
+    register(database, "crm", pattern="*")
+    payloads = [b'{"a": "\xc3\xa9"}', b"\x00\xff", b"", "🦆\n\r\u2028".encode(), b"with \x00 NUL"]
+    wanted = {emit(database, payload): payload for payload in payloads}
+    with database.connect() as connection:
+        connection.execute(ROWS)
+    ended = ask(database, "dead", "export")
+    assert (ended.code, ended.err) == (0, "")
+    lines = [json.loads(line) for line in ended.out.splitlines()]
+    got = {
+        line["uid"]: base64.b64decode(line["payload"])
+        if line["payload_encoding"] == "base64"
+        else line["payload"].encode()
+        for line in lines
+    }
+    assert got == wanted
+    assert [line["uid"] for line in lines] == list(reversed(wanted))
+    assert lines[0]["error"] == "answered 422"
+
+
+def test_an_export_of_many_comes_in_steps(database: Database) -> None:
+    register(database, "crm", pattern="*")
+    with database.connect() as connection:
+        connection.execute(COPIES.format(1510).encode())
+        connection.execute("update outbox.delivery set payload = decode(repeat('00', 3000000), 'hex') where id < 20")
+    lines = ask(database, "dead", "export", "--type", "t").out.splitlines()
+    assert len({json.loads(line)["uid"] for line in lines}) == len(lines) == 1501
+
+
+EXAMPLES = [
+    example
+    for section in PAGE.split("\n## dead ")[1:]
+    for block in re.findall(r"```text\n(.*?)```", section.split("\n## ")[0], re.DOTALL)
+    for example in block.split("$ ")[1:]
+]
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.partition("\n")[0][14:30])
+def test_the_examples_of_the_page_answer_as_they_stand(
+    database: Database, example: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register(database, "crm", pattern="*")
+    uid = emit(database, b'{"id": 1}', "order-1")
+    if " retry " in example:
+        emit(database)
+    with database.connect() as connection:
+        connection.execute(ROWS)
+        connection.execute("update outbox.delivery set attempts = 1, content_type = 'application/json'")
+        connection.execute("truncate outbox.event")
+    monkeypatch.setenv("OUTBOX_RELAY_DATABASE__DSN", database.dsn)
+    command, _, printed = example.partition("\n")
+    assert same(answer(command, uid).out) == same(printed)
+
+
+# -- actions ------------------------------------------------------------------------------------------------------
+
+
+def test_a_dry_run_changes_nothing(database: Database, uid: str) -> None:
+    for words in (("retry",), ("discard", "--reason", "r")):
+        assert ask(database, "dead", *words, "--dry-run").out == "1 dead delivery matches\n"
+        assert ask(database, "dead", *words, uid, "--dry-run", "--json").json == {"matched": 1, "exact": True}
+    assert query(database, "select state from outbox.delivery") == [("dead",)]
+    assert query(database, "select count(*) from outbox.audit") == [(0,)]
+
+
+def test_an_action_by_filter_wants_a_yes(database: Database, uid: str) -> None:
+    for words in (("retry",), ("discard", "--reason", "r")):
+        ended = ask(database, "dead", *words, "--sink", "crm")
+        assert (ended.code, ended.out) == (2, "")
+        assert "1 dead delivery? There is no terminal to ask: add --yes" in ended.err
+    ended = ask(database, "dead", "retry", "--sink", "crm", "--yes", "--json")
+    assert (ended.code, ended.json) == (0, {"done": 1, "left": 0})
+    ended = ask(database, "dead", "retry", uid)
+    assert (ended.code, ended.out) == (0, "no dead delivery matches\n")
+    assert ended.err == f"event {uid} is waiting for sink crm\n"
+
+
+def test_a_named_event_is_discarded_and_why_and_audit_say_so(database: Database, uid: str) -> None:
+    ended = ask(database, "dead", "discard", uid, "--reason", "customer was deleted", "--json")
+    assert (ended.code, ended.json, ended.err) == (0, {"done": 1, "left": 0}, "")
+    ended = ask(database, "why", uid)
+    assert ended.code == 0
+    assert re.search(r"^crm +discarded at .+: customer was deleted$", ended.out, re.MULTILINE)
+    [action] = ask(database, "audit", "--json").json["audit"]
+    assert (action["action"], action["count"], action["reason"]) == ("dead discard", 1, "customer was deleted")
+    assert "customer was deleted" in ask(database, "audit", "--since", "1h").out
+    ended = ask(database, "dead", "discard", uid, "--reason", "again")
+    assert (ended.code, ended.err) == (0, f"event {uid} was discarded\n")
+
+
+@pytest.mark.usefixtures("uid")
+def test_events_without_a_row_are_explained(database: Database) -> None:
+    logged, unknown = emit(database), str(uuid4())
+    ended = ask(database, "dead", "discard", logged, "--reason", "r")
+    assert ended.code == 0
+    assert f"event {logged} has no delivery of its own: it was delivered, or is still to be read" in ended.err
+    ended = ask(database, "dead", "retry", unknown)
+    assert (ended.code, ended.out, ended.err) == (3, "", f"no event {unknown} is known\n")
+
+
+def test_a_delivery_that_would_be_read_again_is_left_with_the_reason(
+    database: Database, uid: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from outbox_relay.admin import delivery_actions
+
+    assert uid
+    monkeypatch.setattr(delivery_actions, "UNSETTLED_SECONDS", 0.0)
+    emit(database)
+    with database.connect() as connection:
+        connection.execute(ROWS)
+        connection.execute("update outbox.sink set paused = true")
+    ended = ask(database, "dead", "discard", "--key", "k", "--reason", "r", "--yes", "--json")
+    assert (ended.code, ended.json) == (1, {"done": 1, "left": 1})
+    assert "1 are left because the position of their shard has not passed their events" in ended.err
+    assert "(crm (paused))" in ended.err
+
+
+MISTAKES: list[tuple[tuple[str, ...], int, str]] = [
+    (("list", "--sink", "crn"), 3, "did you mean crm?"),
+    (("retry", "--sink", "zzz", "--yes"), 3, "there are: crm, events"),
+    (("list", "--type", ""), 2, "type of a filter must be a pattern"),
+    (("list", "--since", "2100-01-01T00:00:00Z"), 2, "since lies in the future"),
+    (("list", "--since", "1h", "--until", "2h"), 2, "is after until"),
+    (("list", "--since", "yesterday"), 2, "should be a time with its zone"),
+    (("list", "--error", ""), 2, "error of a filter"),
+    (("list", "--status", "-1"), 2, "should be a number, 0 to 99999"),
+    (("list", "--state", "under-way"), 2, "invalid choice"),
+    (("retry", "--state", "held"), 2, "invalid choice"),
+    (("discard", "--sink", "crm"), 2, "the following arguments are required: --reason"),
+    (("discard", "--reason", " ", "--yes"), 2, "a discard needs a reason"),
+    (("discard", "--reason", "x" * 2001, "--yes"), 2, "reason must have at most 2000 bytes"),
+    (("retry", "7"), 2, "should be a UUID"),
+    (("retry", "--rate", "0"), 2, "should be a number"),
+    (("retry", "--rate", "nan"), 2, "should be a number"),
+    (("lst",), 2, "did you mean list?"),
+    ((), 2, "the following arguments are required: ACTION"),
+]
+
+
+@pytest.mark.parametrize(("words", "code", "message"), MISTAKES, ids=[" ".join(words)[:40] for words, _, _ in MISTAKES])
+def test_mistakes_end_with_one_sentence(
+    database: Database, uid: str, words: tuple[str, ...], code: int, message: str
+) -> None:
+    assert uid
+    ended = ask(database, "dead", *words)
+    assert (ended.code, ended.out) == (code, "")
+    assert message in ended.err.splitlines()[-1]
+
+
+# -- on a terminal ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def terminal() -> Iterator[tuple[int, int]]:
+    """A terminal, as the file descriptors of its two ends."""
+    ours, theirs = pty.openpty()
+    yield ours, theirs
+    os.close(ours)
+    os.close(theirs)
+
+
+def on(terminal: tuple[int, int], database: Database, *words: str) -> subprocess.Popen[bytes]:
+    """Start a command whose stdin and stderr are a terminal."""
+    command = [sys.executable, "-m", "outbox_relay", "dead", *words, "--dsn", database.dsn]
+    return subprocess.Popen(command, stdin=terminal[1], stdout=subprocess.PIPE, stderr=terminal[1], cwd=Path.cwd())
+
+
+def read_until(terminal: tuple[int, int], words: bytes) -> bytes:
+    """Read from a terminal until these words appear."""
+    found = bytearray()
+
+    def seen() -> bool:
+        found.extend(os.read(terminal[0], 4096))
+        return words in found
+
+    until(seen, seconds=30, what=f"the terminal shows {words!r}")
+    return bytes(found)
+
+
+@pytest.mark.parametrize(("answer", "code", "states"), [(b"y\n", 0, "waiting"), (b"\n", 1, "dead")], ids=["yes", "no"])
+def test_a_terminal_is_asked(
+    database: Database, uid: str, terminal: tuple[int, int], answer: bytes, code: int, states: str
+) -> None:
+    assert uid
+    with on(terminal, database, "retry") as process:
+        assert b"retry 1 dead delivery? [y/N]" in read_until(terminal, b"[y/N]")
+        os.write(terminal[0], answer)
+        assert process.wait(30) == code
+    assert query(database, "select state from outbox.delivery") == [(states,)]
+
+
+def test_progress_is_shown_and_an_interrupted_action_can_be_run_again(
+    database: Database, uid: str, terminal: tuple[int, int]
+) -> None:
+    assert uid
+    with database.connect() as connection:
+        connection.execute(COPIES.format(3000).encode())
+    with on(terminal, database, "retry", "--yes", "--rate", "1000") as process:
+        read_until(terminal, b" of 2,992")
+        process.send_signal(signal.SIGINT)
+        shown = read_until(terminal, b"for the others")
+        assert process.wait(30) == 130
+    assert b"interrupted; retried so far: " in shown
+    [(waiting, counted)] = query(
+        database,
+        "select (select count(*) from outbox.delivery where state = 'waiting'), (select sum(count) from outbox.audit)",
+    )
+    assert 0 < waiting == counted < 2992
+    query(database, "delete from outbox.delivery where state = 'waiting' returning 1")
+    assert (
+        ask(database, "dead", "discard", "--reason", "r", "--yes").out == f"discarded {2992 - waiting:,} deliveries\n"
+    )

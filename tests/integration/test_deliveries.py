@@ -1,0 +1,253 @@
+"""Deliveries that a filter selects: list, number and summary, and filters that are refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from typing import Any
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+
+from outbox_relay import admin
+from outbox_relay.domain.errors import ConfigurationError, NotFound
+from tests.support.database import Database
+from tests.support.ledger import Ledger, ledger
+
+FAR = "2100-01-01T00:00:00Z"
+
+
+@pytest.fixture
+async def books(database: Database) -> AsyncGenerator[Ledger]:
+    """A database with the sinks `crm` and `events` for every type, owned by one relay."""
+    async with ledger(database) as found:
+        await found.register(("crm", ["*"], "beginning"), ("events", ["*"], "beginning"))
+        for sink in ("crm", "events"):
+            await found.own(sink)
+        yield found
+
+
+async def listed(books: Ledger, **wanted: Any) -> list[str]:
+    """The uids of the deliveries that a filter selects, in the order of the list."""
+    return [found["uid"] for found in await admin.list_deliveries(books.store, wanted, 50)]
+
+
+async def dead(books: Ledger, *keys: str | None, sink: str = "crm", kind: str = "t", **values: Any) -> list[str]:
+    """Emit an event per key, which is dead for the sink; their uids."""
+    ids = books.emit(*keys, type=kind)
+    await books.park(sink, *(books.row(i, "dead", **values) for i in ids))
+    return [books.uid(i) for i in ids]
+
+
+# -- list ---------------------------------------------------------------------------------------------------------
+
+
+async def test_dead_letters_are_listed_newest_first_with_all_that_is_shown(books: Ledger) -> None:
+    [first] = await dead(books, "k1", kind="order.created", attempts=3, error="no such field", status=422)
+    [second] = await dead(books, None, sink="events")
+    [newer, older] = await admin.list_deliveries(books.store, {}, 50)
+    assert [newer["uid"], newer["sink"], newer["key"]] == [second, "events", None]
+    assert older.pop("since").endswith("+00:00")
+    assert older == {
+        "uid": first,
+        "sink": "crm",
+        "type": "order.created",
+        "key": "k1",
+        "state": "dead",
+        "attempts": 3,
+        "error": "no such field",
+        "status": 422,
+        "due_at": None,
+    }
+    assert [found["uid"] for found in await admin.list_deliveries(books.store, {}, 1)] == [second]
+
+
+async def test_every_part_of_a_filter_must_hold(books: Ledger) -> None:
+    [a] = await dead(books, "k1", kind="order.created", error="No such field", status=422)
+    [b] = await dead(books, "k2", kind="order.paid", error="timeout", status=None)
+    [c] = await dead(books, "k1", kind="user.created", sink="events", error="field", status=500)
+    cases: list[tuple[dict[str, Any], list[str]]] = [
+        ({"sink": "crm"}, [b, a]),
+        ({"type": "order.*"}, [b, a]),
+        ({"type": "*.created"}, [c, a]),
+        ({"type": "order.paid"}, [b]),
+        ({"key": "k1"}, [c, a]),
+        ({"error": "FIELD"}, [c, a]),
+        ({"status": 422}, [a]),
+        ({"uids": [a.upper(), b, str(uuid4())]}, [b, a]),
+        ({"key": "k1", "sink": "events"}, [c]),
+        ({"key": "k1", "status": 404}, []),
+        ({"since": "PT3600S", "until": "PT0S"}, [c, b, a]),
+        ({"until": "PT3600S"}, []),
+        ({"since": "2026-01-01T00:00:00Z", "until": "9000-01-01T00:00:00+14:00"}, [c, b, a]),
+    ]
+    for wanted, found in cases:
+        assert await listed(books, **wanted) == found, wanted
+        assert await admin.count_deliveries(books.store, wanted) == admin.Matched(len(found), True)
+
+
+async def test_times_are_those_of_the_emit(books: Ledger) -> None:
+    [uid] = await dead(books, "k")
+    books.do("update outbox.delivery set created_at = now() - interval '3 hours'")
+    assert await listed(books, since="PT7200S") == []
+    assert await listed(books, since="PT14400S", until="PT7200S") == [uid]
+
+
+@pytest.mark.parametrize("other", ["orderXcreated", "order\\created", "order%created"])
+async def test_characters_of_like_mean_themselves(books: Ledger, other: str) -> None:
+    [uid] = await dead(books, "k", kind="order_created")
+    [another] = await dead(books, "k", kind=other)
+    assert await listed(books, type="order_created") == [uid]
+    assert await listed(books, type=other) == [another]
+    assert await listed(books, type="order*") == [another, uid]
+
+
+async def test_states_are_told_apart(books: Ledger) -> None:
+    ids = dict(zip(("dead", "waiting", "held", "scheduled"), books.emit("a", "b", "b", "c"), strict=True))
+    [scheduled] = books.emit("c", deliver_at=FAR)
+    ids["scheduled"] = scheduled
+    rows = [books.row(ids[state], state) for state in ("dead", "waiting", "held")]
+    await books.park("crm", *rows, books.row(scheduled, ordered=False))
+    for state, event_id in ids.items():
+        [found] = await admin.list_deliveries(books.store, {"states": [state]}, 50)
+        assert (found["uid"], found["state"]) == (books.uid(event_id), state)
+        assert (found["due_at"] is None) == (state == "dead")
+    assert len(await listed(books, states=["dead", "waiting", "held", "scheduled"])) == 4
+
+
+async def test_pages_go_through_all_sinks_of_an_event(books: Ledger) -> None:
+    ids = books.emit(*("k" for _ in range(5)))
+    for sink in ("crm", "events"):
+        await books.park(sink, *(books.row(i, "dead") for i in ids))
+    page: list[tuple[Any, ...]] = []
+    found: list[tuple[Any, ...]] = []
+    while page := books.query(
+        "select id, sink from outbox.deliveries('{}', 3, %s, %s)", *(found[-1] if found else (None, None))
+    ):
+        found += page
+    assert found == [(i, sink) for i in reversed(ids) for sink in ("events", "crm")]
+
+
+async def test_times_that_python_cannot_load_are_shown_as_the_nearest(books: Ledger) -> None:
+    [uid] = await dead(books, "k")
+    books.do(
+        "update outbox.delivery set created_at = 'infinity', deliver_at = '20000-01-01Z', due_at = 'infinity', "
+        "last_attempt_at = '-infinity'"
+    )
+    assert await listed(books) == [uid]
+    assert (await admin.show_deliveries(books.store, UUID(uid), None, payload=True))["created_at"] > "9998"
+    assert [found["uid"] async for found in admin.export(books.store, {})] == [uid]
+    assert (await admin.summarize(books.store, {}))["groups"][0]["count"] == 1
+    books.do("update outbox.event set created_at = 'infinity', deliver_at = '-infinity'")
+    assert (await admin.why(books.store, UUID(uid)))["uid"] == uid
+    books.do("update outbox.delivery set state = 'waiting'")
+    assert await listed(books, states=["waiting", "scheduled"]) == [uid]
+
+
+# -- number -------------------------------------------------------------------------------------------------------
+
+
+async def test_more_than_ten_thousand_are_not_counted(books: Ledger) -> None:
+    fill(books, 10_000)
+    assert await admin.count_deliveries(books.store, {}) == admin.Matched(10_000, True)
+    fill(books, 1, first=10_001)
+    assert await admin.count_deliveries(books.store, {}) == admin.Matched(10_000, False)
+    assert await admin.count_deliveries(books.store, {"key": "k7"}) == admin.Matched(1, True)
+
+
+def fill(books: Ledger, count: int, first: int = 1) -> None:
+    """Make dead rows whose events the log does not have."""
+    books.do(
+        "insert into outbox.delivery (sink, id, shard, state, ordered, due_at, uid, type, key, payload, content_type, "
+        "created_at) select 'crm', g, g %% 64, 'dead', true, now(), gen_random_uuid(), 't', 'k' || g, '', 't', now()"
+        "  from generate_series(%s::bigint, %s::bigint) g",
+        first,
+        first + count - 1,
+    )
+
+
+# -- summary ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_summary_groups_by_sink_type_and_kind_of_error(books: Ledger) -> None:
+    for number in range(3):
+        await dead(books, "k", kind="order.created", error=f"row {number} of {uuid4()} is locked")
+    await dead(books, "k", "k", kind="order.created", error="answered 422: x", status=422)
+    await dead(books, "k", kind="order.created", error="answered 422: y", status=422)
+    await dead(books, "k", sink="events")
+    found = await admin.summarize(books.store, {})
+    groups = [(g["sink"], g["type"], g["error"], g["status"], g["count"]) for g in found["groups"]]
+    assert groups == [
+        ("crm", "order.created", "row N of … is locked", None, 3),
+        ("crm", "order.created", None, 422, 3),
+        ("events", "t", None, None, 1),
+    ]
+    assert found["exact"]
+    assert found["groups"][0]["first"] <= found["groups"][0]["last"]
+    text = admin.summary_text(found)
+    assert "status 422: answered 422: x" in text
+    assert await admin.summarize(books.store, {"sink": "events", "type": "x"}) == {"groups": [], "exact": True}
+
+
+# -- filters that are refused -------------------------------------------------------------------------------------
+
+REFUSED: list[tuple[str, str]] = [
+    ("null", "must be a JSON object, not null"),
+    ("[]", "must be a JSON object, not array"),
+    ('"sink"', "must be a JSON object, not string"),
+    ('{"sinks": "crm"}', 'no field "sinks"; it has: sink, type'),
+    ('{"sink": null}', "sink of a filter must be a string, not null"),
+    ('{"key": 7}', "key of a filter must be a string, not number"),
+    ('{"status": "422"}', "status of a filter must be a number, not string"),
+    ('{"status": 4.5}', "status of a filter must be an integer"),
+    ('{"status": 99999999999}', "status of a filter must be an integer"),
+    ('{"type": ""}', "type of a filter must be a pattern"),
+    ('{"type": "a b"}', "type of a filter must be a pattern"),
+    ('{"error": ""}', "error of a filter must have 1 to 500 characters"),
+    (json.dumps({"key": "é" * 513}), "key of a filter must have at most 1024 bytes"),
+    ('{"uids": []}', "uids of a filter must be 1 to 1000 uids, not 0"),
+    ('{"uids": [null]}', "uids of a filter must be UUIDs"),
+    ('{"uids": ["x"]}', "uids of a filter must be UUIDs"),
+    ('{"uids": "01a1fe9a-d7b3-795c-8af1-aa7f5518f66b"}', "uids of a filter must be an array, not string"),
+    (json.dumps({"uids": [str(UUID(int=n)) for n in range(1001)]}), "1 to 1000 uids, not 1001"),
+    ('{"states": []}', "states of a filter must be some of dead, waiting, held, scheduled"),
+    ('{"states": ["dead", null]}', "states of a filter must be some of"),
+    ('{"states": ["under-way"]}', "states of a filter must be some of"),
+    ('{"since": "yesterday"}', "since must be a time with its zone"),
+    ('{"since": "infinity"}', "since must be a time with its zone"),
+    ('{"since": "2026-11-23T08:00:00"}', "since must be a time with its zone"),
+    ('{"since": "2026-13-45T08:00:00Z"}', "since must be a time with its zone"),
+    ('{"until": "9999-01-01T00:00:00Z"}', "until must be a time with its zone in the years 1 to 9998"),
+    ('{"until": "0001-01-01T00:00:00+01"}', "until must be a time with its zone in the years 1 to 9998"),
+    ('{"until": "PT"}', "until must be a time with its zone"),
+    ('{"since": "9000-01-01T00:00:00Z"}', "since lies in the future: it is 9000-01-01"),
+    ('{"since": "PT1S", "until": "PT2S"}', r"since .* is after until"),
+]
+
+
+@pytest.mark.parametrize(("wanted", "message"), REFUSED, ids=[wanted[:30] for wanted, _ in REFUSED])
+async def test_a_filter_is_refused_with_its_fault(books: Ledger, wanted: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        await admin.count_deliveries(books.store, json.loads(wanted))
+    for call in ("deliveries(%s)", "delivery_summary(%s)", "retry_deliveries(%s)"):
+        with pytest.raises(psycopg.errors.InvalidParameterValue, match=message):
+            books.query(f"select * from outbox.{call}".replace("%s", "%s::jsonb"), wanted)
+    assert books.query("select count(*) from outbox.audit") == [(0,)]
+
+
+async def test_an_unknown_sink_is_not_found_and_the_nearest_is_named(books: Ledger) -> None:
+    with pytest.raises(NotFound, match=r"no sink 'crn'.*did you mean crm\?"):
+        await admin.count_deliveries(books.store, {"sink": "crn"})
+    with pytest.raises(psycopg.errors.NoDataFound, match="there is no sink 'a''b'") as refused:
+        books.query("select * from outbox.deliveries(%s::jsonb)", json.dumps({"sink": "a'b"}))
+    assert refused.value.diag.message_hint == "There are: crm, events"
+
+
+async def test_odd_texts_are_compared_as_they_are(books: Ledger) -> None:
+    key = "'); drop table outbox.event; -- Ünï🦆\\%_"
+    [uid] = await dead(books, key, error="Ünï 🦆 %_\\")
+    assert await listed(books, key=key) == [uid]
+    assert await listed(books, error="ÜNÏ 🦆 %_\\") == [uid]
+    assert await listed(books, error="%x") == []
+    assert await listed(books, key=key[:-1]) == []

@@ -1,0 +1,426 @@
+"""Retries and discards: order, fences, marks, and what is left."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from typing import Any
+from uuid import UUID, uuid4
+
+import psycopg
+import pytest
+
+from outbox_relay import admin
+from outbox_relay.admin import delivery_actions
+from outbox_relay.domain.errors import NotFound
+from outbox_relay.domain.event import StoredEvent
+from outbox_relay.domain.outcomes import DELIVERED, Failed, Refused, Verdict
+from outbox_relay.domain.window import BEGINNING, Position
+from tests.support.database import Database
+from tests.support.deliveries import delivered, emit, has, ids, in_order
+from tests.support.ledger import Ledger, ledger
+from tests.support.memory_sink import MemorySink
+from tests.support.relay_harness import running, spec
+
+FAR = "2100-01-01T00:00:00Z"
+DISCARD = "select done, under_way, unsettled from outbox.discard_deliveries(%s::jsonb, reason => 'no use')"
+RETRY = "select done, under_way from outbox.retry_deliveries(%s::jsonb)"
+STATES = "select id, state from outbox.delivery order by id"
+
+
+@pytest.fixture
+async def books(database: Database) -> AsyncGenerator[Ledger]:
+    """A database with the sink `s` for every type, owned by one relay."""
+    async with ledger(database) as found:
+        await found.register(("s", ["*"], "beginning"))
+        await found.own("s")
+        yield found
+
+
+async def at_the_end(books: Ledger) -> None:
+    """Every position of `s` is behind everything that is committed now."""
+    await books.place("s", Position(await books.tick()))
+
+
+def quiet(_count: int) -> None:
+    """Ignore the progress."""
+
+
+async def retry(books: Ledger, wanted: dict[str, Any], **options: Any) -> admin.Result:
+    return await admin.retry_deliveries(books.store, wanted, actor="anna@host", report=quiet, **options)
+
+
+async def discard(books: Ledger, wanted: dict[str, Any], reason: str = "no use") -> admin.Result:
+    return await admin.discard_deliveries(books.store, wanted, actor="anna@host", reason=reason, report=quiet)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Discards that are not tried again."""
+    monkeypatch.setattr(delivery_actions, "UNSETTLED_SECONDS", 0.0)
+
+
+# -- retry --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_retried_row_is_due_and_its_attempts_begin_again(books: Ledger) -> None:
+    [event_id, other] = books.emit("k", "other")
+    await books.park(
+        "s", books.row(event_id, "dead", attempts=30, claims=4, error="gone", status=410), books.row(other, "dead")
+    )
+    assert await retry(books, {"key": "k"}) == admin.Result(done=1)
+    assert books.query(STATES) == [(event_id, "waiting"), (other, "dead")]
+    [row] = books.query(
+        "select attempts, claims, lease, owner, last_error, last_status, last_attempt, due_at <= now() "
+        "from outbox.delivery where state = 'waiting'"
+    )
+    assert row == (0, 0, None, None, None, None, None, True)
+    [audit] = await admin.audit(books.store, None, 10)
+    assert (audit["action"], audit["count"], audit["actor"]) == ("dead retry", 1, "anna@host")
+    assert audit["filter"]["key"].startswith("hash:")
+
+
+async def test_rows_that_are_delivered_now_are_left_and_counted(books: Ledger) -> None:
+    leased, lapsed, killer = books.emit("a", "b", "c")
+    rows = [
+        books.row(leased, lease=uuid4(), lease_for=60.0, claims=1),
+        books.row(lapsed, lease=uuid4(), lease_for=60.0, claims=2),
+        books.row(killer, attempts=1, claims=3),
+    ]
+    await books.park("s", *rows)
+    books.do("update outbox.delivery set lease_until = now() - interval '1 second' where id = %s", lapsed)
+    assert await retry(books, {"states": ["waiting"]}) == admin.Result(done=2, under_way=1)
+    found = books.query("select id, claims, lease is null from outbox.delivery order by id")
+    assert found == [(leased, 1, False), (lapsed, 2, True), (killer, 3, True)]
+
+
+async def test_a_locked_row_is_left(books: Ledger) -> None:
+    ids_of = books.emit("a", "b")
+    await books.park("s", *(books.row(i, "dead") for i in ids_of))
+    with books.database.connect() as holder:
+        holder.execute("select from outbox.delivery where id = %s for update", (ids_of[0],))
+        assert books.query(RETRY, "{}") == [(1, 1)]
+
+
+async def test_only_what_was_dead_before_the_action_is_retried(books: Ledger) -> None:
+    first, second, third = books.emit("a", "b", "c")
+    await books.park("s", *(books.row(i, "dead") for i in (first, second, third)))
+    step = "select audit_id, done, next_id, next_sink from outbox.retry_deliveries('{}', %s, %s, 1, audit_id => %s)"
+    [(audit_id, done, next_id, sink)] = books.query(step, 0, "", None)
+    assert (done, next_id, sink) == (1, first, "s")
+    books.do("update outbox.delivery set state = 'dead' where id = %s", first)
+    books.do("update outbox.delivery set last_attempt_at = clock_timestamp() where id = %s", second)
+    assert books.query(step, 0, "", audit_id)[0][1] == 0, "died again, by a fault that leaves no attempt"
+    assert books.query(step, first, "s", audit_id)[0][1] == 0, "died after the action began"
+    assert books.query(step, second, "s", audit_id)[0][1] == 1
+    assert books.query("select count from outbox.audit") == [(2,)]
+
+
+async def test_held_and_scheduled_rows_are_not_retried(books: Ledger) -> None:
+    for state in ("held", "scheduled"):
+        with pytest.raises(psycopg.errors.InvalidParameterValue, match=f"can be retried, not {state} ones"):
+            books.query(RETRY, json.dumps({"states": ["dead", state]}))
+    held, scheduled = books.emit("k"), books.emit("k", deliver_at=FAR)
+    await books.park("s", books.row(held[0], "held"), books.row(scheduled[0], ordered=False))
+    assert await retry(books, {"states": ["waiting"]}) == admin.Result()
+
+
+async def test_a_retry_waits_until_the_rows_that_are_due_have_been_delivered(books: Ledger) -> None:
+    due, dead = books.emit("a", "b")
+    await books.park("s", books.row(due, due_in=0.0), books.row(dead, "dead"))
+    full = "select done, is_full, next_id, due_mark is null from outbox.retry_deliveries('{}', most_due => %s)"
+    assert books.query(full, 1) == [(0, True, 0, False)]
+    assert books.query(full, 2) == [(1, False, None, True)]
+
+
+async def test_a_retry_that_nothing_follows_ends(books: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivery_actions, "FULL_SECONDS", 0.2)
+    made = books.emit(*(f"k{n}" for n in range(2500)))
+    await books.park("s", *(books.row(i, "dead") for i in made))
+    result = await retry(books, {})
+    assert (result.done, result.stalled) == (1000, True)
+
+
+async def test_a_rate_is_kept(books: Ledger) -> None:
+    made = books.emit(*(f"k{n}" for n in range(30)))
+    await books.park("s", *(books.row(i, "dead") for i in made))
+    assert (await retry(books, {}, rate=20)).done == 30
+    [(seconds, order)] = books.query(
+        "select extract(epoch from max(due_at) - min(due_at))::float, array_agg(id order by due_at, id) "
+        "from outbox.delivery"
+    )
+    assert 1.3 < seconds < 10
+    assert order == made
+
+
+@pytest.mark.parametrize("hold", [False, True], ids=["skip", "hold"])
+@pytest.mark.parametrize("rate", [None, 200.0], ids=["at once", "rate"])
+async def test_of_one_key_what_is_retried_comes_in_order(database: Database, *, hold: bool, rate: float | None) -> None:
+    mended, failed_again = asyncio.Event(), set[int]()
+
+    def script(event: StoredEvent, _attempt: int) -> Verdict:
+        if not mended.is_set():
+            return Refused("not yet", 400)
+        if event.id not in failed_again and event.id % 7 == 0:
+            failed_again.add(event.id)
+            return Failed("once more")
+        return DELIVERED
+
+    sink = MemorySink(script, keeps_order=False)
+    made = emit(database, [f"k{n % 3}" for n in range(60)])
+    async with running(database.dsn, (spec("s", hold=hold), sink)) as harness:
+        dead = 3 if hold else len(made)
+        await has(database, f"select from outbox.delivery where state = 'dead' having count(*) = {dead}")
+        mended.set()
+        result = await admin.retry_deliveries(harness.store, {}, actor="a", report=quiet, rate=rate)
+        assert result.done == dead
+        await delivered(sink, made)
+        await harness.settled()
+    assert in_order(sink.delivered)
+    assert sorted(ids(sink)) == made
+
+
+# -- discard ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_discarded_event_leaves_a_mark_and_why_says_so(books: Ledger) -> None:
+    [event_id] = books.emit("k")
+    await books.park("s", books.row(event_id, "dead"))
+    await at_the_end(books)
+    assert await discard(books, {}, "wrong customer") == admin.Result(done=1)
+    assert books.query(STATES) == []
+    uid = UUID(books.uid(event_id))
+    [(sink, marked, found, actor, reason)] = books.query("select sink, id, uid, actor, reason from outbox.discarded")
+    assert (sink, marked, found, actor, reason) == ("s", event_id, uid, "anna@host", "wrong customer")
+    answer = await admin.why(books.store, uid)
+    assert answer["sinks"]["s"] | {"at": ""} == {
+        "state": "discarded", "at": "", "by": "anna@host", "role": "postgres", "reason": "wrong customer",
+        "attempts_recorded": [],
+    }  # fmt: skip
+    assert "by anna@host: wrong customer" in admin.why_text(answer)
+    books.do("truncate outbox.event")
+    with pytest.raises(NotFound, match=r"discarded for s at .* by anna@host: wrong customer"):
+        await admin.why(books.store, uid)
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_row_that_a_session_would_read_again_is_left(books: Ledger) -> None:
+    before, after = books.emit("k", "k")
+    rows = [books.row(before, "dead"), books.row(after, "dead")]
+    await books.park("s", *rows)
+    await books.place("s", Position(BEGINNING, await books.tick(), before))
+    result = await discard(books, {})
+    assert (result.done, result.unsettled) == (1, 1)
+    assert books.query(STATES) == [(after, "dead")]
+    assert await admin.positions_behind(books.store, {}) == "s"
+    await at_the_end(books)
+    assert await discard(books, {}) == admin.Result(done=1)
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_position_that_an_older_session_wrote_late_does_not_count(books: Ledger) -> None:
+    """The newest session has read the position before it, and would deliver the event."""
+    [event_id] = books.emit("k")
+    await books.park("s", books.row(event_id, "dead"))
+    await books.place("s", Position(BEGINNING))
+    books.do("update outbox.shard set epoch = epoch + 1")
+    await at_the_end(books)
+    assert (await discard(books, {})).unsettled == 1
+    books.know_epochs("s")
+    await at_the_end(books)
+    assert (await discard(books, {})).done == 1
+
+
+async def test_an_event_that_the_log_no_longer_has_is_passed(books: Ledger) -> None:
+    [event_id] = books.emit("k")
+    await books.park("s", books.row(event_id, "dead"))
+    books.do("truncate outbox.event")
+    assert books.query(DISCARD, "{}") == [(1, 0, 0)]
+
+
+async def test_an_event_with_a_new_number_is_still_in_the_log(books: Ledger) -> None:
+    [event_id] = books.emit("k")
+    await books.park("s", books.row(event_id, "dead"))
+    await books.place("s", Position(BEGINNING))
+    books.do("update outbox.event set id = nextval('outbox.event_id_seq') + 100")
+    assert books.query(DISCARD, "{}") == [(0, 0, 1)]
+    books.do("select setval('outbox.event_id_seq', 1000)")
+    await at_the_end(books)
+    assert books.query(DISCARD, "{}") == [(1, 0, 0)]
+    assert books.query("select m.id > %s from outbox.discarded m", event_id) == [(True,)]
+
+
+async def test_what_is_left_at_first_is_tried_again(books: Ledger) -> None:
+    made = books.emit(*(f"k{n}" for n in range(1200)))
+    await books.park("s", *(books.row(i, "dead") for i in made))
+    asked = asyncio.create_task(discard(books, {}))
+    await has(books.database, "select from outbox.audit")
+    await at_the_end(books)
+    assert await asked == admin.Result(done=1200)
+    assert books.query("select count from outbox.audit") == [(1200,)]
+
+
+async def test_discarding_scheduled_events_cancels_them(books: Ledger) -> None:
+    scheduled, waiting = books.emit("k", deliver_at=FAR), books.emit("k")
+    await books.park("s", books.row(scheduled[0], ordered=False), books.row(waiting[0]))
+    await at_the_end(books)
+    assert (await discard(books, {"states": ["scheduled"]})).done == 1
+    assert books.query(STATES) == [(waiting[0], "waiting")]
+
+
+async def test_rows_under_a_lease_are_not_discarded(books: Ledger) -> None:
+    leased, free = books.emit("a", "b")
+    await books.park("s", books.row(leased, lease=uuid4(), lease_for=60.0), books.row(free))
+    await at_the_end(books)
+    assert await discard(books, {"states": ["waiting"]}) == admin.Result(done=1, under_way=1)
+
+
+async def test_a_second_discard_of_an_event_replaces_the_mark(books: Ledger) -> None:
+    [event_id] = books.emit("k")
+    for reason in ("first", "second"):
+        await books.park("s", books.row(event_id, "dead"))
+        await at_the_end(books)
+        assert (await discard(books, {}, reason)).done == 1
+    assert books.query("select reason from outbox.discarded") == [("second",)]
+
+
+@pytest.mark.parametrize("reason", [None, "", "  "])
+async def test_a_discard_needs_a_reason(books: Ledger, reason: str | None) -> None:
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match="needs a reason"):
+        books.query("select outbox.discard_deliveries('{}', reason => %s)", reason)
+
+
+async def test_a_discard_is_refused_in_another_isolation(books: Ledger) -> None:
+    with books.database.connect() as connection:
+        connection.execute("set transaction isolation level repeatable read")
+        with pytest.raises(psycopg.errors.InvalidTransactionState, match="must see what is committed"):
+            connection.execute("select outbox.discard_deliveries('{}', reason => 'x')")
+
+
+async def test_a_claim_passes_by_the_shards_of_a_discard(books: Ledger) -> None:
+    """No shard is claimed, and no position set back, between the look at a position and the discard's commit."""
+    [event_id] = books.emit("k")
+    await books.park("s", books.row(event_id, "dead"))
+    await at_the_end(books)
+    [(shard,)] = books.query("select shard from outbox.event")
+    with books.database.connect() as connection, books.database.connect() as other:
+        connection.execute(DISCARD.encode(), ("{}",))
+        claim = "select from outbox.shard where shard = %s for update skip locked"
+        assert other.execute(claim.encode(), (shard,)).fetchall() == []
+        other.execute("set local lock_timeout = '100ms'")
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            other.execute("update outbox.shard set epoch = epoch + 1 where shard = %s", (shard,))
+
+
+async def test_marks_go_with_their_sink(books: Ledger) -> None:
+    [event_id] = books.emit("k")
+    await books.park("s", books.row(event_id, "dead"))
+    await at_the_end(books)
+    await discard(books, {})
+    books.query("select outbox.remove_sink('s')")
+    assert books.query("select count(*) from outbox.discarded") == [(0,)]
+
+
+@pytest.mark.parametrize("state", ["dead", "waiting"])
+async def test_later_events_of_the_key_go_on(database: Database, state: str) -> None:
+    """Rows that are held behind it are delivered, and then the key is delivered from the log again."""
+    poison = set[int]()
+
+    def script(event: StoredEvent, _attempt: int) -> Verdict:
+        if event.id not in poison:
+            return DELIVERED
+        return Refused("never", 400) if state == "dead" else Failed("later", retry_after_seconds=3600)
+
+    sink = MemorySink(script, keeps_order=False)
+    made = emit(database, ["k"] * 5)
+    poison.add(made[0])
+    async with running(database.dsn, (spec("s", hold=True), sink)) as harness:
+        await has(database, f"select from outbox.delivery where state = '{state}'")
+        await has(database, "select from outbox.delivery where state = 'held' having count(*) = 4")
+        result = await admin.discard_deliveries(
+            harness.store, {"states": [state]}, actor="a", reason="poison", report=quiet
+        )
+        assert result == admin.Result(done=1)
+        await delivered(sink, made[1:])
+        await has(database, "select having not exists (select from outbox.delivery)")
+        later = emit(database, ["k"])
+        await delivered(sink, later)
+    assert ids(sink) == [*made[1:], *later]
+
+
+async def test_idle_shards_are_discarded_after_a_take_over(database: Database) -> None:
+    """The new owner of a shard writes its position, though no event moves it."""
+    sink = MemorySink(lambda _event, _attempt: Refused("never", 400))
+    made = emit(database, [f"k{n}" for n in range(100)])
+    async with running(database.dsn, (spec("s"), sink), lease_seconds=2.0):
+        await has(database, "select from outbox.delivery where state = 'dead' having count(*) = 100")
+    async with running(database.dsn, (spec("s"), sink), lease_seconds=2.0) as harness:
+        await harness.owns_all()
+        result = await admin.discard_deliveries(harness.store, {}, actor="a", reason="r", report=quiet)
+        assert result == admin.Result(done=len(made))
+
+
+# -- audit of steps -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        'select outbox.retry_deliveries(\'{"key": "b"}\', audit_id => %s)',
+        'select outbox.retry_deliveries(\'{"key": "a", "status": 7}\', audit_id => %s)',
+        "select outbox.retry_deliveries('{\"key\": \"a\"}', actor => 'x', audit_id => %s)",
+        "select outbox.discard_deliveries('{\"key\": \"a\"}', reason => 'r', audit_id => %s)",
+        'select outbox.retry_deliveries(\'{"key": "a"}\', audit_id => %s + 1)',
+    ],
+)
+async def test_an_action_does_not_hide_behind_another(books: Ledger, second: str) -> None:
+    [(audit_id,)] = books.query('select audit_id from outbox.retry_deliveries(\'{"key": "a"}\')')
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match="is not the number of an action"):
+        books.query(second, audit_id)
+    books.query('select outbox.retry_deliveries(\'{"key": "a"}\', audit_id => %s)', audit_id)
+    books.do("update outbox.audit set at = at - interval '2 days'")
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match="is not the number of an action"):
+        books.query('select outbox.retry_deliveries(\'{"key": "a"}\', audit_id => %s)', audit_id)
+
+
+async def test_the_audit_holds_neither_keys_nor_uids(books: Ledger) -> None:
+    uids = [str(uuid4()) for _ in range(150)]
+    for wanted in ({"key": "SECRET-KEY", "uids": uids}, {"key": "SECRET-KEY", "uids": uids[:149]}, {}):
+        books.query(RETRY, json.dumps(wanted))
+    first, second, third = [found["filter"] for found in reversed(await admin.audit(books.store, None, 10))]
+    assert first["key"] == second["key"]
+    assert (first["uids"]["count"], len(first["uids"]["hashes"])) == (150, 100)
+    assert first["uids"]["all"] != second["uids"]["all"]
+    assert third == {}
+    written = json.dumps([first, second])
+    assert "SECRET" not in written
+    assert not any(uid in written for uid in uids)
+
+
+# -- pauses -------------------------------------------------------------------------------------------------------
+
+
+async def test_every_pause_is_recorded(books: Ledger) -> None:
+    assert await admin.pause(books.store, "s", actor="anna@host", reason="maintenance")
+    assert not await admin.pause(books.store, "s", actor="bert@host", reason="other")
+    assert (await admin.status(books.store))["sinks"]["s"]["paused_reason"] == "maintenance"
+    assert await admin.resume(books.store, "s", actor="anna@host")
+    await books.store.pause_sink("s", "answered 410 Gone")
+    books.do("update outbox.sink set paused = false, paused_reason = null")
+    found = await admin.audit(books.store, None, 10)
+    assert [(a["action"], a["sink"], a["actor"], a["reason"], a["count"]) for a in reversed(found)] == [
+        ("pause", "s", "anna@host", "maintenance", 1),
+        ("resume", "s", "anna@host", None, 1),
+        ("pause", "s", None, "answered 410 Gone", 1),
+        ("resume", "s", None, None, 1),
+    ]
+    assert (await admin.audit(books.store, "PT3600S", 2)) == found[:2]
+    assert await admin.audit(books.store, "9000-01-01T00:00:00Z", 10) == []
+
+
+async def test_a_pause_that_is_too_long_to_record_is_refused(books: Ledger) -> None:
+    for options in ({"reason": "é" * 1001}, {"actor": "x" * 256}):
+        with pytest.raises(Exception, match="must have at most"):
+            await admin.pause(books.store, "s", **options)
+    assert not (await admin.status(books.store))["sinks"]["s"]["paused"]

@@ -1,0 +1,121 @@
+"""Erasures and archives: those that hold an erased event are named, and written again while their day is in the log."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from psycopg import errors
+
+from outbox_relay.postgres.store import Store
+from tests.integration.test_archive import archived, run, write_config
+from tests.support.command import inside
+from tests.support.database import Database
+from tests.support.days import Connection, begin, emit_ago, fill_days, keep, one, table_ago
+from tests.support.erasing import Erasure, erase
+
+LEFT = "select archived_to, writing_to, unfinished, checked_snapshot, archived_snapshot from outbox.day"
+
+
+@pytest.fixture
+def owner(database: Database) -> Iterator[Connection]:
+    """A connection of the schema's owner to a database with a past day, which is to be archived."""
+    with database.connect(autocommit=True) as connection:
+        fill_days(connection, 12, 12, 3)
+        emit_ago(connection, 0)
+        keep(connection, 5, archive=True)
+        yield connection
+
+
+@pytest.fixture
+def config(database: Database, tmp_path: Path) -> Path:
+    """A file with an archive in a directory."""
+    return write_config(database, tmp_path, str(tmp_path / "archive"))
+
+
+def erased(config: Path, key: str) -> Any:
+    """Erase a key, and return what is said in JSON."""
+    ended = inside("erase", "--key", key, "--reason", "asked for", "--yes", "--json", "-c", config)
+    assert ended.code == 0, ended
+    return ended.json
+
+
+def test_archives_that_hold_a_key_are_named(database: Database, owner: Connection, config: Path) -> None:
+    assert run(config).json["done"] == 1
+    address = one(owner, "select archived_to from outbox.day where emptied_at is not null")
+    assert erased(config, "k2") == {"done": 0, "left": 0, "archives": [{"address": address, "holds": True}]}
+    assert erased(config, "k9")["archives"] == []
+    said = erase(database, "--key", "k1")
+    assert said.out == "1 event erased\n"  # of today
+    assert said.err == f"archives that hold these events: {address}\n"
+    manifest = Path(address) / "manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "key_hashes_complete": False}))
+    assert erased(config, "k9")["archives"] == [{"address": address, "holds": None}]
+    manifest.unlink()
+    assert erased(config, "k9")["archives"] == [{"address": address, "holds": None}]
+
+
+def test_an_archive_of_a_day_that_is_still_there_is_written_again(
+    owner: Connection, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goes red when an erasure leaves the archive of its day as it is."""
+
+    async def locked(*_: object) -> str:
+        return "locked"
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "empty_day", locked)
+        assert run(config).json["done"] == 0
+    old = one(owner, "select archived_to from outbox.day")
+    assert b"k2" in b"".join(str(event).encode() for event in archived(old))
+    assert erased(config, "k2") == {"done": 1, "left": 0, "archives": [{"address": old, "holds": True}]}
+    assert owner.execute(LEFT).fetchall()[0][:3] == (None, None, [old])
+    assert erased(config, "k2")["archives"] == [{"address": old, "holds": True}]
+    assert run(config).json["done"] == 1
+    [(new, unfinished)] = owner.execute("select archived_to, unfinished from outbox.day where emptied_at is not null")
+    assert unfinished == []
+    assert not Path(old).exists()
+    assert {event.key for event in archived(new)} == {"k1", None, "k3"}
+    assert erased(config, "k2")["archives"] == []
+
+
+def test_an_archive_that_is_being_written_does_not_count(owner: Connection, database: Database) -> None:
+    lease = begin(owner)
+    owner.execute("select outbox.check_day(current_date - 12, %s)", (lease,))
+    owner.execute("select outbox.begin_archive(current_date - 12, %s, '/a/half')", (lease,))
+    assert Erasure(database, {"key": "k2"}).run()["archives"] == ["/a/half"]
+    with pytest.raises(errors.ObjectNotInPrerequisiteState, match="has no check"):
+        owner.execute("select outbox.record_archive(current_date - 12, %s, '/a/half', 'x', 3)", (lease,))
+    assert one(owner, f"select outbox.empty_day(current_date - 12, {lease}, 3)") == "again"
+
+
+def test_a_check_that_runs_meanwhile_waits_and_is_taken_back(owner: Connection, database: Database) -> None:
+    """The day has no row yet. Goes red when an erasure changes only rows that are there."""
+    erasure = Erasure(database, {"key": "k2"})
+    erasure.until("erasing")
+    with database.connect() as check:
+        lease = begin(owner)
+        check.execute("select outbox.check_day(current_date - 12, %s)", (lease,))
+        with pytest.raises(errors.LockNotAvailable):
+            erasure.step()
+        check.commit()
+    assert erasure.run()["done"] == 1
+    assert one(owner, "select checked_snapshot is null from outbox.day where day = current_date - 12")
+
+
+def test_a_check_that_begins_during_an_erasure_does_not_fail(owner: Connection, database: Database) -> None:
+    erasure = Erasure(database, {"key": "k2"})
+    erasure.until("erasing")
+    lease = begin(owner)
+    with database.connect() as step:
+        step.execute("select outbox.erase('{\"key\": \"k2\"}', 't', 'r', erasure_id => %s)", (erasure.number,))
+        owner.execute("set lock_timeout = '200ms'")
+        with pytest.raises(errors.LockNotAvailable):
+            owner.execute("select outbox.check_day(current_date - 12, %s)", (lease,))
+        step.commit()
+    owner.execute("select outbox.check_day(current_date - 12, %s)", (lease,))
+    assert one(owner, "select checked_snapshot is not null from outbox.day where day = current_date - 12")
+    assert one(owner, f"select count(*) from outbox.{table_ago(12)} where key is null") == 1

@@ -1,0 +1,108 @@
+"""Limits that a caller sets: odd ones neither fail nor make a call long."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from itertools import product
+
+import pytest
+from psycopg import errors
+
+from outbox_relay.admin import sinks
+from outbox_relay.domain.errors import StatementFailed
+from tests.support.database import Database
+from tests.support.deliveries import has
+from tests.support.ledger import Ledger, ledger
+from tests.support.sink_actions import call, rename
+
+MOST = [None, -(2**31), -1, 0, 2**31 - 1]
+SECONDS = [None, "-infinity", -1.0, "infinity", "nan"]
+COPIES = """insert into outbox.delivery (sink, id, shard, state, ordered, due_at, uid, type, content_type, created_at)
+            select d.sink, d.id + n, d.shard, d.state, d.ordered, d.due_at, d.uid, d.type, d.content_type, d.created_at
+              from outbox.delivery d cross join generate_series(1, {rows}) n"""
+
+
+@pytest.fixture
+async def books(database: Database) -> AsyncGenerator[Ledger]:
+    """A database with the sink `s` and one dead row of it."""
+    async with ledger(database) as found:
+        await found.register(("s", ["*"], "beginning"))
+        await found.own("s")
+        await found.park("s", *(found.row(event, "dead") for event in found.emit("k")))
+        yield found
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "outbox.backlog('s', null, %s::integer, %s::double precision)",
+        "outbox.preview_removal('s', %s::integer, %s::double precision, 1)",
+        "outbox.preview_seek('s', 'beginning', %s::integer, %s::double precision)",
+    ],
+)
+async def test_a_count_takes_any_limits(books: Ledger, statement: str) -> None:
+    for most, seconds in product(MOST, SECONDS):
+        assert len(call(books.database, f"select * from {statement}", most, seconds)) == 1
+
+
+@pytest.mark.parametrize("most", MOST)
+async def test_a_retry_takes_any_limit_of_due_rows(books: Ledger, most: int | None) -> None:
+    [step] = call(books.database, "select done from outbox.retry_deliveries('{}', most_due => %s::integer)", most)
+    assert step["done"] == 1
+
+
+@pytest.mark.parametrize("most", [None, 2**31 - 1])
+async def test_a_removal_without_a_limit_goes_by_steps(books: Ledger, most: int | None) -> None:
+    call(books.database, COPIES.format(rows=1000))
+    statement = "select removed, deliveries from outbox.drop_sink('s', false, %s::integer, 'x', null)"
+    assert call(books.database, statement, most) == [{"removed": False, "deliveries": 1000}]
+    assert call(books.database, statement, most) == [{"removed": True, "deliveries": 1}]
+
+
+async def test_the_pause_of_a_removal_names_its_actor(books: Ledger) -> None:
+    call(books.database, COPIES.format(rows=1000))
+    call(books.database, "select outbox.drop_sink('s', false, 10, 'anna', null)")
+    call(books.database, "update outbox.sink set paused = false")
+    found = call(
+        books.database, "select action, actor from outbox.audit where action in ('pause', 'resume') order by id"
+    )
+    assert [tuple(row.values()) for row in found] == [("pause", "anna"), ("resume", None)]
+
+
+async def test_a_sink_with_too_many_rows_is_not_renamed(books: Ledger) -> None:
+    call(books.database, COPIES.format(rows=100_000))
+    with pytest.raises(errors.InvalidParameterValue, match="'s' has more than 100000 rows"):
+        rename(books.database, "s", "t")
+    assert call(books.database, "select name from outbox.sink") == [{"name": "s"}]
+    call(books.database, "delete from outbox.delivery where id = (select max(id) from outbox.delivery)")
+    with pytest.raises(errors.ObjectInUse, match="'s' has more than 10000 rows, and relays serve it"):
+        rename(books.database, "s", "t")
+    call(books.database, "update outbox.sink set paused = true")
+    with pytest.raises(errors.ObjectInUse, match="once no relay holds a shard"):
+        rename(books.database, "s", "t")
+    call(books.database, "update outbox.shard set owner = null")
+    assert rename(books.database, "s", "t") == 100_000
+
+
+async def test_a_sink_with_many_rows_is_paused_while_it_is_renamed(books: Ledger) -> None:
+    """Relays release a paused sink; here an update of the shards stands for them."""
+    call(books.database, COPIES.format(rows=12_000))
+    renaming = asyncio.create_task(sinks.rename(books.store, "s", "t", actor="anna"))
+    await has(books.database, "select from outbox.sink where paused and paused_reason = 'it is being renamed to t'")
+    call(books.database, "update outbox.shard set owner = null")
+    assert await renaming == 12_001
+    assert call(books.database, "select name, paused from outbox.sink") == [{"name": "t", "paused": False}]
+    found = call(books.database, "select action, sink from outbox.audit order by id")
+    wanted = [("pause", "s"), ("sinks rename", "s"), ("resume", "t")]
+    assert [tuple(row.values()) for row in found] == wanted
+
+
+async def test_a_sink_that_no_relay_releases_is_resumed_under_its_old_name(
+    books: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sinks, "RELEASE_SECONDS", 0.1)
+    call(books.database, COPIES.format(rows=12_000))
+    with pytest.raises(StatementFailed, match="once no relay holds a shard"):
+        await sinks.rename(books.store, "s", "t", actor="anna")
+    assert call(books.database, "select name, paused from outbox.sink") == [{"name": "s", "paused": False}]

@@ -1,0 +1,149 @@
+"""The clients of destinations that reloads make: each is closed once, also those that are never used."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from outbox_relay import settings
+from outbox_relay.service.process import Service
+from outbox_relay.sinks.webhook import WebhookSink
+from tests.support.database import Database, query
+from tests.support.emitting import emit_types
+from tests.support.receiver import Receiver
+from tests.support.receiver.answers import say
+from tests.support.receiver.received import received_types
+from tests.support.receiver.request import Request
+from tests.support.relay_config import webhook_config
+from tests.support.wait import becomes
+
+REGISTERING = """select 1 from pg_stat_activity
+where datname = current_database() and wait_event_type = 'Lock' and query like '%%register_sinks%%'"""
+RECORDED = "select 1 from outbox.relay where (config ->> 'sinks.crm.max_in_flight')::integer = %s"
+
+
+class Clients:
+    """The webhook clients of this process, counted as they are opened and closed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.opened, self.closed = Counter[WebhookSink](), Counter[WebhookSink]()
+        opens, closes = WebhookSink.open, WebhookSink.close
+
+        async def counted_open(sink: WebhookSink) -> None:
+            self.opened[sink] += 1
+            await opens(sink)
+
+        async def counted_close(sink: WebhookSink) -> None:
+            self.closed[sink] += 1
+            await closes(sink)
+
+        monkeypatch.setattr(WebhookSink, "open", counted_open)
+        monkeypatch.setattr(WebhookSink, "close", counted_close)
+
+    def judge(self, made: int) -> None:
+        """Raise AssertionError unless ``made`` clients were opened and closed, each once."""
+        assert sorted(self.opened.values()) == sorted(self.closed.values()) == [1] * made
+        assert self.opened.keys() == self.closed.keys()
+
+
+@pytest.fixture
+def clients(monkeypatch: pytest.MonkeyPatch) -> Clients:
+    return Clients(monkeypatch)
+
+
+@pytest.fixture
+def receiver() -> Generator[Receiver]:
+    with Receiver() as receiver:
+        yield receiver
+
+
+@asynccontextmanager
+async def serving(file: Path) -> AsyncGenerator[Service]:
+    """A relay in this process, until the end of the block."""
+    service = Service(settings.load(file, {}), lambda: settings.load(file, {}))
+    task = asyncio.create_task(service.serve())
+    try:
+        yield service
+    finally:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert await asyncio.wait_for(task, 40) == 0
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            asyncio.get_running_loop().remove_signal_handler(number)
+
+
+def reload(file: Path, in_flight: int) -> None:
+    """Change the limit of requests, for which the client is made again, and send SIGHUP."""
+    text = file.read_text().partition("max_in_flight")[0].rstrip() + f"\nmax_in_flight = {in_flight}\n"
+    file.write_text(text)
+    os.kill(os.getpid(), signal.SIGHUP)
+
+
+def config(database: Database, receiver: Receiver, directory: Path) -> Path:
+    """Write the file of a relay whose last table is the sink's."""
+    text = webhook_config(database.dsn, receiver, directory)
+    sink, routes = text.index("[sinks.crm]"), text.index("[routes]")
+    file = directory / "relay.toml"
+    file.write_text(text[:sink] + text[routes:] + text[sink:routes])
+    return file
+
+
+async def test_a_client_that_a_later_reload_replaces_before_its_session_is_closed(
+    database: Database, receiver: Receiver, tmp_path: Path, clients: Clients
+) -> None:
+    """Goes red when the client of the first reload is forgotten while the request of the session is under way."""
+    file = config(database, receiver, tmp_path)
+    release = threading.Event()
+
+    async def answer(request: Request, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asyncio.to_thread(release.wait, 30)
+        await say(200)(request, reader, writer)
+
+    receiver.answer = answer
+    async with serving(file):
+        emit_types(database, "a.one")
+        await becomes(lambda: receiver.requests, "a request is under way")
+        for in_flight in (3, 4, 5):
+            reload(file, in_flight)
+            await becomes(lambda n=in_flight: query(database, RECORDED, n), "the reload is applied")
+        release.set()
+        emit_types(database, "a.two")
+        await becomes(lambda: "a.two" in received_types(receiver), "the last client delivers")
+    clients.judge(4)
+
+
+@pytest.mark.parametrize("reloads", [1, 2])
+async def test_clients_of_a_reload_that_is_never_applied_are_closed(
+    database: Database, receiver: Receiver, tmp_path: Path, clients: Clients, reloads: int
+) -> None:
+    """Goes red when the stop forgets the configuration that waits for the database."""
+    file = config(database, receiver, tmp_path)
+    with database.connect() as connection:
+        async with serving(file):
+            emit_types(database, "a.one")
+            await becomes(lambda: receiver.requests, "it delivers")
+            connection.execute("lock table outbox.sink in exclusive mode")
+            for number in range(1, reloads + 1):
+                reload(file, number)
+                await becomes(lambda n=number: len(clients.opened) == n + 1, "the client is made")
+            await becomes(lambda: query(database, REGISTERING), "the reload waits for the database")
+    clients.judge(reloads + 1)
+
+
+async def test_the_client_of_a_sink_that_was_removed_is_closed(
+    database: Database, receiver: Receiver, tmp_path: Path, clients: Clients
+) -> None:
+    file = config(database, receiver, tmp_path)
+    async with serving(file):
+        await becomes(lambda: query(database, "select 1 from outbox.sink"), "the sink is registered")
+        query(database, "select outbox.remove_sink('crm')")
+        reload(file, 3)
+        await becomes(lambda: len(clients.opened) == 2, "the client is made")
+    clients.judge(2)

@@ -1,0 +1,277 @@
+"""The fences of replays: settlements, counts, dead letters, renames, removals, days."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+from psycopg import errors
+
+from outbox_relay.domain.errors import DatabaseUnusable
+from outbox_relay.domain.event import SHARDS
+from outbox_relay.domain.window import Position
+from outbox_relay.postgres.rows import NewRow
+from tests.support import days
+from tests.support.database import Database, query
+from tests.support.days import date_ago, emit_ago, fill_days, keep, retention, table_ago
+from tests.support.ledger import Ledger, ledger
+from tests.support.replays import act, counts, preview, show, start, tend
+from tests.support.sink_actions import call, register, remove, rename
+from tests.support.wait import until
+
+KEYS = [f"k{n % 7}" for n in range(40)]
+DEAD = "update outbox.delivery set state = 'dead', lease = null, lease_until = null where sink = '~1'"
+ROWS = "select sink, state, replay, ordered from outbox.delivery order by id, sink"
+
+
+class Books(Ledger):
+    """A ledger that owns the shards of a replay, too."""
+
+    async def claim(self, replay: int = 1, target: str = "s") -> dict[int, int]:
+        """Claim every shard of a replay; return their epochs."""
+        generation = await self._generation(target)
+        found = await self.store.claim_shards(f"~{replay}", self.relay, generation, 60.0, SHARDS)
+        return {claimed.shard: claimed.epoch for claimed in found}
+
+    async def settle(
+        self, epochs: dict[int, int], last: int, seen: int, *rows: NewRow, owner: Any = None, replay: int = 1
+    ) -> bool:
+        """Write that every shard of a replay stands behind `last`, and rows."""
+        places = {shard: (epoch, last) for shard, epoch in epochs.items()}
+        return await self.store.settle_replay(replay, owner or self.relay, places, seen, rows, epochs)
+
+
+@pytest.fixture
+async def books(database: Database) -> AsyncGenerator[Books]:
+    """A database with one sink `s` for every type that has passed 40 events, and a replay of all of them."""
+    async with ledger(database) as found:
+        mine = Books(database, found.store)
+        await mine.register(("s", ["*"], "beginning"))
+        await mine.own("s")
+        mine.emit(*KEYS)
+        await mine.place("s", Position(await mine.tick()))
+        start(database, since="PT1H")
+        yield mine
+
+
+async def test_a_settlement_of_a_replay_at_an_old_epoch_writes_and_counts_nothing(books: Books) -> None:
+    """Goes red when outbox.settle_replay does not compare epochs and owners."""
+    old = await books.claim()
+    assert await books.settle(old, 10, 10)
+    new = {c.shard: c.epoch for c in await books.store.reclaim_shards("~1", books.relay, 60.0)}
+    assert not await books.settle(old, 20, 10)
+    assert not await books.settle(old, 20, 10, books.row(15))
+    assert not await books.settle(new, 20, 10, owner=uuid4())
+    assert await books.settle(new, 20, 10)
+    assert counts(books.database, 1)[1] == 20
+    assert books.query("select from outbox.delivery") == []
+
+
+async def test_a_claim_passes_by_the_shards_of_a_settlement_of_a_replay(books: Books) -> None:
+    epochs = await books.claim()
+    books.query("update outbox.shard set lease_until = now() where sink = '~1' returning 1")
+    with books.database.connect() as other:
+        other.execute("select from outbox.shard where sink = '~1' for share")
+        assert await books.claim() == {}
+    assert set(await books.claim()) == set(epochs)
+
+
+async def test_a_row_that_the_position_has_not_passed_is_neither_moved_nor_counted(books: Books) -> None:
+    """Goes red when dead rows are moved at once: after a crash their event is read again, and left out or doubled."""
+    epochs = await books.claim()
+    await books.store.settle_replay(1, books.relay, {}, 0, [books.row(5, "dead")], epochs)
+    tend(books.database)
+    assert counts(books.database, 1)[1:3] == (0, 0)
+    assert books.query(ROWS) == [("~1", "dead", None, True)]
+    await books.settle(epochs, 10, 10)
+    assert counts(books.database, 1)[1:3] == (9, 1)
+    tend(books.database)
+    assert counts(books.database, 1)[1:3] == (9, 1)
+    assert books.query(ROWS) == [("s", "dead", 1, False)]
+    act(books.database, "cancel", 1)
+    books.query("update outbox.shard set owner = null where sink = '~1' returning 1")
+    tend(books.database)
+    assert counts(books.database, 1)[1:3] == (9, 1)
+
+
+async def test_rows_of_a_cancelled_replay_that_no_position_has_passed_are_not_counted(books: Books) -> None:
+    epochs = await books.claim()
+    await books.store.settle_replay(1, books.relay, {}, 0, [books.row(5), books.row(20)], epochs)
+    await books.settle(epochs, 10, 10)
+    act(books.database, "cancel", 1)
+    books.query("update outbox.shard set owner = null where sink = '~1' returning 1")
+    for _ in range(3):
+        tend(books.database)
+    found = show(books.database, 1)
+    assert (found["delivered"], found["dropped"], found["shards_left"]) == (9, 1, 0)
+
+
+async def test_a_dead_letter_waits_until_the_target_has_passed_its_event(books: Books) -> None:
+    """Goes red when it is moved at once: the target would take the row for one of its own first delivery."""
+    register(books.database, "t")
+    number = start(books.database, to="t", since="PT1H")
+    epochs = await books.claim(number, "t")
+    assert await books.settle(epochs, 40, 40, books.row(5, "dead"), replay=number)
+    tend(books.database)
+    tend(books.database)
+    assert books.query(ROWS) == [(f"~{number}", "dead", None, True)]
+    assert show(books.database, number)["state"] == "running"
+    books.know_epochs("t")
+    await books.place("t", Position(await books.tick()))
+    tend(books.database)
+    assert books.query(ROWS) == [("t", "dead", number, False)]
+    assert show(books.database, number)["state"] == "done"
+    assert counts(books.database, number) == (40, 39, 1, 0)
+
+
+async def test_an_event_that_is_erased_between_read_and_settlement_becomes_no_row(books: Books) -> None:
+    """Goes red when rows are made of the remains of an erasure: a husk would be delivered."""
+    epochs = await books.claim()
+    books.query("update outbox.event set content_type = 'application/x-erased', payload = '' where id = 5 returning 1")
+    with pytest.raises(DatabaseUnusable, match="no longer in the log"):
+        await books.settle(epochs, 40, 40, books.row(5), books.row(6))
+    assert books.query("select id from outbox.delivery") == []
+    assert counts(books.database, 1)[1] == 0
+
+
+def test_a_rename_waits_for_dead_letters_that_are_being_moved(database: Database) -> None:
+    """Goes red when outbox.follow_rename comes after the last rows are moved: these would be deleted."""
+    register(database, "s")
+    call(database, "select outbox.emit('t', '1')")
+    start(database, to="s", since="PT1H")
+    call(
+        database,
+        "insert into outbox.delivery (sink, id, shard, state, ordered, due_at, uid, type, content_type, created_at) "
+        "select '~1', id, shard, 'dead', true, now(), uid, type, content_type, created_at from outbox.event",
+    )
+    call(database, "update outbox.replay_progress set last_ids = array_fill(100::bigint, array[64])")
+    call(database, "update outbox.progress set a_seq = 100, a_snapshot = pg_current_snapshot(), a_next = 100")
+    with database.connect() as tending:
+        tending.execute("select outbox.tend_replay(1)")
+        renaming = threading.Thread(target=rename, args=(database, "s", "new"))
+        renaming.start()
+        until(lambda: waits(database), seconds=20, what="the rename waits")
+        tending.commit()
+    renaming.join(20)
+    assert query(database, ROWS) == [("new", "dead", 1, False)]
+
+
+def waits(database: Database) -> bool:
+    """Return True while a session waits for a row."""
+    return bool(query(database, "select from pg_locks where not granted and locktype in ('transactionid', 'tuple')"))
+
+
+def test_the_replay_of_a_removed_sink_leaves_nothing_to_a_new_one_of_its_name(database: Database) -> None:
+    """Goes red when dead letters are moved by the name of the target."""
+    register(database, "s")
+    register(database, "t")
+    call(database, "select outbox.emit('t', '1')")
+    start(database, to="s", since="PT1H")
+    call(
+        database,
+        "insert into outbox.delivery (sink, id, shard, state, ordered, due_at, uid, type, content_type, created_at) "
+        "select '~1', id, shard, 'dead', true, now(), uid, type, content_type, created_at from outbox.event",
+    )
+    call(database, "update outbox.replay_progress set last_ids = array_fill(100::bigint, array[64])")
+    remove(database, "s", forget=True)
+    register(database, "s")
+    call(database, "update outbox.progress set a_seq = 100, a_snapshot = pg_current_snapshot(), a_next = 100")
+    for _ in range(3):
+        tend(database)
+    assert query(database, "select from outbox.delivery") == []
+    assert show(database, 1)["state"] == "cancelled"
+    assert query(database, "select from outbox.shard where sink = '~1'") == []
+
+
+# -- days --------------------------------------------------------------------------------------------------------
+
+
+def test_a_replay_keeps_the_days_that_it_may_still_read(database: Database) -> None:
+    """Goes red when outbox.day_keepers leaves replays out."""
+    with database.connect(autocommit=True) as connection:
+        fill_days(connection, 12, 10)
+        keep(connection, 5)
+        days.register(connection, "s", "now")
+        emit_ago(connection, 0)
+    start(database, to="s", since=f"{date_ago(11)}T00:00:00Z", until=f"{date_ago(10)}T00:00:00Z")
+    ended = retention(database, "run", "--json")
+    assert ended.json["emptied"] == [date_ago(12), date_ago(10)]
+    assert list(ended.json["kept"]) == [date_ago(11)]
+    assert "replay 1" in str(retention(database, "status").out)
+    act(database, "cancel", 1)
+    assert retention(database, "run", "--json").json["emptied"] == [date_ago(11)]
+
+
+def test_a_range_that_the_log_no_longer_has_is_refused_with_the_oldest_day(database: Database) -> None:
+    with database.connect(autocommit=True) as connection:
+        fill_days(connection, 12, 8)
+        keep(connection, 9)
+        days.register(connection, "s", "now")
+        emit_ago(connection, 0)
+    assert retention(database, "run", "--json").json["emptied"] == [date_ago(12), date_ago(11), date_ago(10)]
+    with pytest.raises(errors.InvalidParameterValue, match=f"the oldest day that it has is {date_ago(9)}"):
+        start(database, to="s", since=f"{date_ago(10)}T23:59:59Z")
+    assert preview(database, to="s", since=f"{date_ago(9)}T00:00:00Z")["matched"] == 7
+    assert start(database, to="s", since=f"{date_ago(9)}T00:00:00Z") == 1
+
+
+def test_a_replay_that_starts_after_a_check_has_the_day_checked_again(database: Database) -> None:
+    """Goes red when a start does not raise the counter of configurations."""
+    with database.connect(autocommit=True) as connection:
+        fill_days(connection, 12, 12)
+        keep(connection, 5)
+        days.register(connection, "s", "now")
+        emit_ago(connection, 0)
+        lease = connection.execute("select lease from outbox.begin_retention(gen_random_uuid(), 'x', 60)").fetchone()
+        assert lease
+        connection.execute("select outbox.check_day(%s::date, %s)", (date_ago(12), lease[0]))
+        start(database, to="s", since=f"{date_ago(12)}T00:00:00Z")
+        emptied = connection.execute(f"select outbox.empty_day('{date_ago(12)}', {lease[0]}, 3)".encode()).fetchone()
+    assert emptied == ("again",)
+    assert query(database, f"select count(*) from outbox.{table_ago(12)}") == [(3,)]
+
+
+# -- rate and counting -------------------------------------------------------------------------------------------
+
+
+def test_the_rate_saves_up_one_second_at_most_and_owes_what_was_taken_too_much(database: Database) -> None:
+    register(database, "s")
+    register(database, "t")
+    call(database, "select outbox.emit('t', '1')")
+    start(database, to="t", since="PT1H", rate=50)
+    call(database, "update outbox.replay_rate set at = now() - interval '1 hour'")
+    [(allowed,)] = query(database, "select outbox.spend_replay(1, 0)")
+    assert allowed == 50
+    [(owed,)] = query(database, "select outbox.spend_replay(1, 200)")
+    assert -151 <= owed <= -100
+    assert query(database, "select outbox.spend_replay(99, 1)") == [(None,)]
+
+
+async def test_a_step_of_one_replay_does_not_wait_for_another(books: Books) -> None:
+    start(books.database, since="PT1H")
+    with books.database.connect() as other:
+        other.execute("select from outbox.replay where id = 1 for update")
+        await asyncio.to_thread(tend, books.database)
+        assert show(books.database, 2)["total_exact"]
+        assert not show(books.database, 1)["total_exact"]
+    tend(books.database)
+    assert show(books.database, 1)["total_exact"]
+
+
+def test_no_more_than_a_hundred_replays_may_be_unfinished(database: Database) -> None:
+    register(database, "s")
+    call(database, "select outbox.emit('t', '1')")
+    start(database, to="s", since="PT1H")
+    call(
+        database,
+        "insert into outbox.replay (sink, target, redirected, from_id, upto_id, floor, a_seqs, a_snapshots, a_nexts, "
+        "b_snapshots, last_ids, counted_upto) select sink, target, redirected, from_id, upto_id, floor, a_seqs, "
+        "a_snapshots, a_nexts, b_snapshots, last_ids, counted_upto from outbox.replay, generate_series(2, 100)",
+    )
+    with pytest.raises(psycopg.Error, match="100 replays have not ended"):
+        start(database, to="s", since="PT1H")

@@ -1,0 +1,446 @@
+"""Days that are emptied, and those that are kept: by sinks, transactions, the clock and the policy."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+from psycopg import errors
+
+from outbox_relay.domain.errors import StatementFailed
+from outbox_relay.postgres.migrations import migrate
+from outbox_relay.postgres.retention_statements import DayCheck
+from outbox_relay.postgres.schema_versions import SCHEMA_FOLDER
+from outbox_relay.postgres.store import Store
+from tests.support.command import inside
+from tests.support.database import Database
+from tests.support.days import (
+    DEAD,
+    Connection,
+    begin,
+    date_ago,
+    emit_ago,
+    events_of,
+    fill_days,
+    keep,
+    one,
+    register,
+    retention,
+    table_ago,
+)
+
+
+@pytest.fixture
+def owner(database: Database) -> Iterator[Connection]:
+    """A connection of the schema's owner, in autocommit mode."""
+    with database.connect(autocommit=True) as connection:
+        yield connection
+
+
+def empty(connection: Connection, day: str, lease: int | None) -> str:
+    """Empty a checked day, by one message as the relay sends it."""
+    return one(connection, f"select outbox.empty_day('{day}', {lease}, 3)")
+
+
+def check(connection: Connection, day: str, lease: int | None) -> list[dict[str, Any]]:
+    """Return the keepers of the day."""
+    return one(connection, "select kept_by from outbox.check_day(%s::date, %s)", day, lease)
+
+
+# -- forty days ---------------------------------------------------------------------------------------------------
+
+
+def test_each_day_of_forty_is_kept_by_what_needs_it_alone(database: Database, owner: Connection) -> None:
+    fill_days(owner, 40, 21)
+    register(owner, "crm", "now")
+    owner.execute("update outbox.sink set paused = true")
+    fill_days(owner, 20, 4)
+    register(owner, "events", "now")
+    owner.execute(DEAD.encode(), ("events", 1, one(owner, "select min(id) from outbox.event")))
+    emit_ago(owner, 0)
+    keep(owner, 7)
+    preview = retention(database, "run", "--dry-run", "--json").json
+    assert preview["matched"] == 20
+    assert events_of(owner, table_ago(40)) == 3
+    ended = retention(database, "run", "--json")
+    assert ended.code == 0, ended
+    assert ended.json["emptied"] == [date_ago(n) for n in range(40, 20, -1)]
+    assert list(ended.json["kept"]) == [date_ago(n) for n in range(20, 7, -1)]
+    assert all("sink crm (paused)" in reason for reason in ended.json["kept"].values())
+    assert [events_of(owner, table_ago(n)) for n in (21, 20, 8, 7, 4)] == [0, 3, 3, 3, 3]
+    owner.execute("select outbox.remove_sink('crm')")
+    assert retention(database, "run", "--json").json["left"] == 0
+    assert one(owner, "select count(*) from outbox.delivery where state = 'dead'") == 1
+    days = {day["day"]: day for day in retention(database, "status", "--json").json["days"]}
+    assert (days[date_ago(39)]["emptied"] is not None, days[date_ago(39)]["events"]) == (True, 3)
+    assert days[date_ago(7)]["emptied"] is None
+    assert one(owner, "select sum(count) from outbox.audit where action = 'retention'") == 3 * 33
+
+
+def test_status_names_the_days_that_are_kept_and_since_when(database: Database, owner: Connection) -> None:
+    fill_days(owner, 12, 11)
+    emit_ago(owner, 0)
+    register(owner, "crm", "beginning")
+    keep(owner, 5)
+    retention(database, "run")
+    found = inside("status", "--json", "--dsn", database.dsn).json["retention"]
+    assert (found["keep_days"], found["hold_until"], len(found["blocked"])) == (5, None, 2)
+    [first, _] = found["blocked"]
+    [keeper] = first["kept_by"]
+    assert (first["day"], keeper["kind"], keeper["name"], keeper["shards"]) == (date_ago(12), "sink", "crm", 64)
+    since = keeper["since"]
+    retention(database, "run")
+    assert inside("status", "--json", "--dsn", database.dsn).json["retention"]["blocked"][0]["since"] == since
+    assert "kept by sink crm" in inside("status", "--dsn", database.dsn).out
+    assert "sink crm with 64 shards" in retention(database, "status").out
+
+
+def test_status_says_what_keeps_a_day_now_though_no_pass_was_done_for_hours(
+    database: Database, owner: Connection
+) -> None:
+    fill_days(owner, 12, 12)
+    emit_ago(owner, 0)
+    register(owner, "crm", "beginning")
+    keep(owner, 5)
+    retention(database, "run")
+    assert "no pass" not in retention(database, "status").out
+    owner.execute("select outbox.remove_sink('crm')")
+    owner.execute("update outbox.retention set clock_mark = clock_mark - interval '3 hours'")
+    said = retention(database, "status").out
+    assert "no pass since 20" in said
+    assert "crm" not in said
+    blocked = inside("status", "--json", "--dsn", database.dsn).json["retention"]["blocked"]
+    assert [day["kept_by"] for day in blocked] == [[]]
+
+
+def test_a_database_without_due_days_says_so(database: Database, owner: Connection) -> None:
+    assert retention(database, "run").out == "no day is past keep_days\n"
+    assert retention(database, "run", "--json").json["done"] == 0
+    keep(owner, 0)
+    assert "[retention]" in retention(database, "run").out
+    assert retention(database, "status", "--json").json["days"] == []
+
+
+def test_a_day_whose_check_takes_too_long_does_not_stop_the_others(
+    database: Database, owner: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill_days(owner, 12, 11)
+    emit_ago(owner, 0)
+    keep(owner, 5)
+    inner = Store.check_day
+
+    async def slow(self: Store, day: str, lease: int | None) -> DayCheck:
+        if day == date_ago(12):
+            raise StatementFailed("canceling statement due to statement timeout", "57014")
+        return await inner(self, day, lease)
+
+    monkeypatch.setattr(Store, "check_day", slow)
+    found = retention(database, "run", "--json").json
+    assert (found["emptied"], list(found["kept"])) == ([date_ago(11)], [date_ago(12)])
+
+
+@pytest.mark.parametrize(
+    ("step", "name"),
+    [("due_days", "the list of days"), ("drop_day", "empty partitions"), ("discard_expired", "dead letters")],
+)
+def test_a_step_that_takes_too_long_does_not_stop_the_others(
+    database: Database, owner: Connection, monkeypatch: pytest.MonkeyPatch, step: str, name: str
+) -> None:
+    fill_days(owner, 12, 12)
+    owner.execute("select outbox.emit('t', '1', uid => gen_random_uuid())")
+    owner.execute("update outbox.uid set created_at = now() - interval '20 days'")
+    owner.execute("delete from outbox.event where uid in (select uid from outbox.uid)")
+    emit_ago(owner, 0)
+    keep(owner, 5, keep_uids_days=5)
+
+    async def slow(*_: Any) -> None:
+        raise StatementFailed("canceling statement due to statement timeout", "57014")
+
+    monkeypatch.setattr(Store, step, slow)
+    ended = retention(database, "run")
+    assert f"{name}: left: canceling statement" in ended.out
+    assert "uids removed: 1" in ended.out
+
+
+# -- what may change between the check and the lock -------------------------------------------------------------
+
+
+@pytest.fixture
+def checked(owner: Connection) -> int:
+    """The lease under which the day of 12 days ago was checked, which nothing keeps."""
+    fill_days(owner, 12, 12)
+    emit_ago(owner, 0)
+    keep(owner, 5)
+    lease = begin(owner)
+    assert lease is not None
+    assert check(owner, date_ago(12), lease) == []
+    return lease
+
+
+def test_a_checked_day_is_emptied(owner: Connection, checked: int) -> None:
+    assert empty(owner, date_ago(12), checked) == "emptied"
+    assert events_of(owner, table_ago(12)) == 0
+
+
+def test_an_event_that_is_committed_after_the_check_is_kept(database: Database, owner: Connection) -> None:
+    fill_days(owner, 12, 12)
+    emit_ago(owner, 0)
+    keep(owner, 5)
+    lease = begin(owner)
+    with database.connect() as late:
+        late.execute("select pg_current_xact_id()")
+        assert check(owner, date_ago(12), lease) == []
+        emit_ago(late, 12)
+        late.commit()
+    assert empty(owner, date_ago(12), lease) == "again"
+    emit_ago(owner, 12)
+    assert empty(owner, date_ago(12), lease) == "again"
+    assert events_of(owner, table_ago(12)) == 5
+    assert check(owner, date_ago(12), lease) == []
+    assert empty(owner, date_ago(12), lease) == "emptied"
+
+
+@pytest.mark.parametrize("start", ["beginning", "now"])
+def test_a_sink_that_is_registered_after_the_check_has_the_day_checked_again(
+    owner: Connection, checked: int, start: str
+) -> None:
+    register(owner, "crm", start)
+    assert empty(owner, date_ago(12), checked) == "again"
+    assert events_of(owner, table_ago(12)) == 3
+    kept = check(owner, date_ago(12), checked)
+    assert [keeper["name"] for keeper in kept] == (["crm"] if start == "beginning" else [])
+
+
+def test_a_change_of_sinks_that_is_not_committed_yet_is_not_overtaken(
+    database: Database, owner: Connection, checked: int
+) -> None:
+    with database.connect() as other:
+        register_in = "select * from outbox.register_sinks(%s, 0, '3:3:', 3)"
+        other.execute(register_in, (json.dumps([{"name": "s", "patterns": ["*"], "start": "beginning"}]),))
+        assert empty(owner, date_ago(12), checked) == "locked"
+        other.commit()
+    assert empty(owner, date_ago(12), checked) == "again"
+
+
+def test_a_transaction_that_wrote_into_the_day_keeps_it_and_is_named(database: Database, owner: Connection) -> None:
+    fill_days(owner, 12, 12)
+    emit_ago(owner, 0)
+    keep(owner, 5)
+    register(owner, "crm", "now")
+    lease = begin(owner)
+    with database.connect() as late:
+        emit_ago(late, 12)
+        [keeper] = check(owner, date_ago(12), lease)
+        assert keeper["kind"] == "transaction"
+        assert str(late.info.backend_pid) in keeper["name"]
+        assert empty(owner, date_ago(12), lease) == "again"
+        late.commit()
+    # The sink has not settled the latecomer.
+    assert [keeper["name"] for keeper in check(owner, date_ago(12), lease)] == ["crm"]
+
+
+def test_a_latecomer_of_a_sinks_tick_keeps_its_day(database: Database, owner: Connection) -> None:
+    fill_days(owner, 12, 12)
+    emit_ago(owner, 0)
+    keep(owner, 5)
+    with database.connect() as late:
+        late.execute("select pg_current_xact_id()")
+        register(owner, "crm", "now")
+        emit_ago(late, 12)
+        late.commit()
+    [keeper] = check(owner, date_ago(12), begin(owner))
+    assert keeper["name"] == "crm"
+
+
+def test_a_reader_is_not_waited_for_and_is_named(database: Database, owner: Connection, checked: int) -> None:
+    with database.connect() as reader:
+        reader.execute("select count(*) from outbox.event")
+        assert empty(owner, date_ago(12), checked) == "locked"
+        named = one(owner, "select kept_by from outbox.day where emptied_at is null")
+        assert str(reader.info.backend_pid) in named[0]["name"]
+    assert empty(owner, date_ago(12), checked) == "emptied"
+
+
+def test_a_block_of_a_session_or_another_isolation_is_refused(database: Database, checked: int) -> None:
+    with database.connect() as connection:
+        connection.execute("select 1")
+        with pytest.raises(errors.InvalidTransactionState, match="of its own"):
+            empty(connection, date_ago(12), checked)
+        connection.rollback()
+        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        with pytest.raises(errors.InvalidTransactionState, match="must see what is committed"):
+            empty(connection, date_ago(12), checked)
+
+
+def test_a_lease_that_another_process_has_claimed_counts_for_nothing(owner: Connection, checked: int) -> None:
+    assert begin(owner) is None
+    owner.execute("update outbox.retention set lease_until = now() - interval '1 second'")
+    newer = begin(owner)
+    assert newer not in (None, checked)
+    for statement in (
+        f"select outbox.empty_day('{date_ago(12)}', {checked}, 3)",
+        f"select outbox.drop_day({checked})",
+        f"select outbox.renew_retention({checked})",
+        f"select * from outbox.trim_uids({checked}, 10)",
+        f"select outbox.record_archive('{date_ago(12)}', {checked}, 'x', 'y', 1)",
+    ):
+        with pytest.raises(errors.ObjectNotInPrerequisiteState, match="is over"):
+            owner.execute(statement.encode())
+    assert events_of(owner, table_ago(12)) == 3
+    owner.execute("select outbox.end_retention(%s)", (newer,))
+    assert begin(owner) not in (None, newer)
+
+
+def test_a_day_is_never_emptied_without_the_archive_that_the_policy_requires(owner: Connection, checked: int) -> None:
+    keep(owner, 5, archive=True)
+    assert empty(owner, date_ago(12), checked) == "archive"
+    assert events_of(owner, table_ago(12)) == 3
+
+
+# -- clock, policy and restores ---------------------------------------------------------------------------------
+
+
+def test_a_clock_that_jumps_ahead_empties_nothing(database: Database, owner: Connection) -> None:
+    fill_days(owner, 12, 11)
+    keep(owner, 5)
+    ended = retention(database, "run")
+    assert "the clock has jumped" in ended.out
+    assert events_of(owner, table_ago(12)) == 3
+    owner.execute("update outbox.retention set hold_until = null, clock_mark = now() - interval '3 days'")
+    assert "the clock has jumped" in retention(database, "run").out
+    held = one(owner, "select hold_until - now() from outbox.retention")
+    assert 2.9 < held.total_seconds() / 86_400 < 3.1
+    assert retention(database, "status", "--json").json["hold_until"]
+    owner.execute("update outbox.retention set hold_until = now() - interval '1 second'")
+    assert retention(database, "run", "--json").json["done"] == 2
+
+
+def test_a_clock_that_comes_back_ends_the_wait(database: Database, owner: Connection) -> None:
+    fill_days(owner, 12, 12)
+    keep(owner, 5)
+    owner.execute(
+        "update outbox.retention set clock_mark = now() + interval '1 year', hold_until = now() + interval '370 days',"
+        " owner = gen_random_uuid(), lease_until = now() + interval '1 year'"
+    )
+    assert retention(database, "run", "--json").json["done"] == 1
+
+
+def relay_says(connection: Connection, said: dict[str, Any] | None, seen: str = "0 s") -> None:
+    """Record the table [retention] of one more live relay."""
+    connection.execute(
+        "insert into outbox.relay (id, name, version, sinks, seen_at, retention)"
+        " values (gen_random_uuid(), 'r', '1', '{}', now() - %s::interval, %s)",
+        (seen, None if said is None else json.dumps(said)),
+    )
+
+
+def said(days: int, *, archive: bool = False) -> dict[str, Any]:
+    """The values of a file."""
+    names = ("keep_days", "keep_uids_days", "keep_dead_days", "keep_attempts_days")
+    return {**dict.fromkeys(names, days), "archive": archive}
+
+
+@pytest.mark.parametrize(
+    ("unset", "files", "days"),
+    [
+        (30, [None], 30),
+        (30, [said(7)], 7),
+        (30, [said(7), None], 30),
+        (0, [None], 0),
+        (0, [said(7), None], 7),
+        (0, [said(7), said(90)], 90),
+        (30, [said(7), said(0), said(90)], 0),
+    ],
+)
+def test_the_largest_value_of_the_live_relays_counts(
+    owner: Connection, unset: int, files: list[dict[str, Any] | None], days: int
+) -> None:
+    owner.execute("update outbox.retention set unset_days = %s, keep_days = %s", (unset, unset))
+    for each in files:
+        relay_says(owner, each)
+    relay_says(owner, said(365), "11 minutes")
+    owner.execute("select outbox.begin_retention(%s, 'test', 60, true)", (uuid4(),))
+    assert one(owner, "select keep_days from outbox.retention") == days
+
+
+@pytest.mark.parametrize(
+    ("files", "days"),
+    [
+        ([None], 14),
+        ([said(7)], 7),
+        ([said(7), None], 14),
+        ([said(7), said(90)], 90),
+        ([said(7), said(0), said(90)], 0),
+    ],
+)
+def test_the_largest_number_of_days_of_the_live_relays_counts_for_attempts(
+    owner: Connection, files: list[dict[str, Any] | None], days: int
+) -> None:
+    for each in files:
+        relay_says(owner, each)
+    begin(owner)
+    assert one(owner, "select keep_attempts_days from outbox.retention") == days
+
+
+def test_more_is_kept_at_once_and_less_a_day_later_or_when_a_person_says_so(owner: Connection) -> None:
+    relay_says(owner, said(30))
+    me = uuid4()
+    begin(owner, me)
+    for days, expected in ((90, 90), (365, 365), (30, 365)):
+        owner.execute("delete from outbox.relay")
+        relay_says(owner, said(days))
+        begin(owner, me)
+        assert one(owner, "select keep_days from outbox.retention") == expected
+    owner.execute("update outbox.retention set lower_since = now() - interval '25 hours'")
+    begin(owner, me)
+    assert one(owner, "select keep_days from outbox.retention") == 30
+    owner.execute("delete from outbox.relay")
+    relay_says(owner, said(7, archive=True))
+    begin(owner, me)
+    assert one(owner, "select (keep_days, archive)::text from outbox.retention") == "(30,t)"
+    owner.execute("select outbox.begin_retention(%s, 'test', 60, true)", (me,))
+    assert one(owner, "select keep_days from outbox.retention") == 7
+
+
+def test_a_new_database_keeps_30_days_and_an_older_one_everything(empty_database: Database, tmp_path: Path) -> None:
+    first = tmp_path / "schema"
+    shutil.copytree(SCHEMA_FOLDER, first)
+    for later in first.glob("000[6-9]_*.sql"):
+        later.unlink()
+    migrate(empty_database.dsn, folder=first)
+    migrate(empty_database.dsn)
+    with empty_database.connect(autocommit=True) as connection:
+        assert one(connection, "select (unset_days, keep_days)::text from outbox.retention") == "(0,0)"
+        connection.execute("drop schema outbox cascade")
+        migrate(empty_database.dsn)
+        assert one(connection, "select (unset_days, keep_days)::text from outbox.retention") == "(30,30)"
+
+
+def test_numbers_of_another_cluster_do_not_keep_a_day(owner: Connection) -> None:
+    fill_days(owner, 12, 12, 1000)
+    owner.execute("update outbox.event set xid = '1099511627776'::xid8")
+    register(owner, "crm", "beginning")
+    owner.execute("select outbox.rebase()")
+    emit_ago(owner, 0)
+    keep(owner, 5)
+    lease = begin(owner)
+    assert [keeper["name"] for keeper in check(owner, date_ago(12), lease)] == ["crm"]
+    owner.execute("select outbox.remove_sink('crm')")
+    assert check(owner, date_ago(12), lease) == []
+    assert empty(owner, date_ago(12), lease) == "emptied"
+
+
+def test_a_log_of_another_cluster_is_not_emptied_before_a_rebase(database: Database, owner: Connection) -> None:
+    fill_days(owner, 12, 12)
+    emit_ago(owner, 0)
+    keep(owner, 5)
+    owner.execute("update outbox.meta set system_identifier = 1")
+    ended = retention(database, "run")
+    assert (ended.code, "rebase" in ended.err) == (2, True), ended
+    assert events_of(owner, table_ago(12)) == 3

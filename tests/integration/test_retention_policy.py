@@ -1,0 +1,137 @@
+"""The policy of the retention: the roles that may change it, and the time at which a lower value counts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from uuid import UUID, uuid4
+
+import pytest
+from psycopg import errors
+
+from outbox_relay.postgres.migrations import migrate
+from tests.integration.test_retention import relay_says, said
+from tests.integration.test_roles import new_role
+from tests.support.database import Database
+from tests.support.days import Connection, begin, one, register
+
+
+@pytest.fixture
+def owner(database: Database) -> Iterator[Connection]:
+    """A connection of the schema's owner, in autocommit mode."""
+    with database.connect(autocommit=True) as connection:
+        yield connection
+
+
+def asks(connection: Connection, who: UUID, days: int) -> int:
+    """Return the keep_days in force after a pass, with one live relay that asks for that number."""
+    connection.execute("delete from outbox.relay")
+    relay_says(connection, said(days))
+    begin(connection, who)
+    return one(connection, "select keep_days from outbox.retention")
+
+
+def wait_for(connection: Connection, hours: int) -> None:
+    """Let the policy have been asked for so long."""
+    connection.execute("update outbox.retention set lower_since = lower_since - %s * interval '1 hour'", (hours,))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {},
+        "x",
+        [],
+        {**said(7), "keep_days": -1},
+        {**said(7), "keep_dead_days": -1},
+        {**said(7), "keep_uids_days": 1e9},
+        {**said(7), "keep_days": 36501},
+        {**said(7), "keep_days": 1.5},
+        {**said(7), "keep_days": "7"},
+        {**said(7), "keep_days": None},
+        {**said(7), "archive": 1},
+    ],
+)
+def test_a_policy_that_no_file_can_hold_is_refused(owner: Connection, wrong: object) -> None:
+    relay_says(owner, None)
+    with pytest.raises(errors.InvalidParameterValue, match="must be"):
+        owner.execute("select outbox.state_retention(id, %s) from outbox.relay", (json.dumps(wrong),))
+    assert one(owner, "select outbox.state_retention(id, %s) from outbox.relay", json.dumps(said(36_500)))
+    assert one(owner, "select outbox.state_retention(id, null) from outbox.relay")
+
+
+def test_a_relay_cannot_lower_the_policy_at_once(database: Database, owner: Connection) -> None:
+    with new_role(database, "relay") as relay, new_role(database, "operate") as operate:
+        migrate(database.dsn, grant_relay=[relay], grants={"operate": [operate]})
+        relay_says(owner, None)
+        with database.connect(user=relay, autocommit=True) as connection:
+            for statement in (
+                "select * from outbox.begin_retention(gen_random_uuid(), 't', 60, true)",
+                "update outbox.relay set retention = '{}'",
+                "insert into outbox.relay (id, name, version, sinks, retention)"
+                " values (gen_random_uuid(), 'r', '1', '{}', '{}')",
+            ):
+                with pytest.raises(errors.InsufficientPrivilege):
+                    connection.execute(statement.encode())
+            assert one(connection, "select lease from outbox.begin_retention(gen_random_uuid(), 't', 60)") is not None
+        owner.execute("update outbox.retention set owner = null")
+        with database.connect(user=operate, autocommit=True) as connection:
+            assert (
+                one(connection, "select lease from outbox.begin_retention(gen_random_uuid(), 't', 60, true)")
+                is not None
+            )
+
+
+def test_the_first_file_of_an_older_database_waits_for_the_others(owner: Connection) -> None:
+    owner.execute("update outbox.retention set unset_days = 0, keep_days = 0, keep_uids_days = 0")
+    me = uuid4()
+    relay_says(owner, None)
+    assert asks(owner, me, 30) == 0
+    assert one(owner, "select stated from outbox.retention") is False
+    wait_for(owner, 25)
+    assert asks(owner, me, 30) == 30
+
+
+def test_a_value_that_becomes_less_waits_for_a_day_of_its_own(owner: Connection) -> None:
+    me = uuid4()
+    assert asks(owner, me, 365) == 365
+    assert asks(owner, me, 364) == 365
+    wait_for(owner, 25)
+    assert asks(owner, me, 7) == 365
+    wait_for(owner, 23)
+    assert asks(owner, me, 30) == 365
+    wait_for(owner, 2)
+    assert asks(owner, me, 30) == 30
+    changes = owner.execute("select filter ->> 'keep_days', actor from outbox.audit where action = 'retention policy'")
+    assert changes.fetchall()[-1] == ("30", "test")
+    assert asks(owner, me, 365) == 365
+    assert one(owner, "select count(*) from outbox.audit where filter ->> 'keep_days' = '364'") == 0
+
+
+@pytest.mark.parametrize("without", ["relays", "passes"])
+def test_a_time_without_relays_or_passes_does_not_count(owner: Connection, without: str) -> None:
+    me = uuid4()
+    asks(owner, me, 365)
+    asks(owner, me, 7)
+    wait_for(owner, 25)
+    if without == "relays":
+        owner.execute("delete from outbox.relay")
+        begin(owner, me)
+    else:
+        owner.execute("update outbox.retention set clock_mark = clock_mark - interval '2 hours'")
+    assert asks(owner, me, 7) == 365
+
+
+def test_an_actor_is_cut_to_the_bytes_that_the_audit_takes(owner: Connection) -> None:
+    actor = "ü" * 200 + "🙂" * 60
+    owner.execute("select outbox.begin_retention(gen_random_uuid(), %s, 60)", (actor,))
+    assert one(owner, "select actor from outbox.retention") == "ü" * 127
+    assert one(owner, "select outbox.record_action('x', null, null, 0, actor, null) from outbox.retention") == 1
+
+
+def test_the_audit_of_a_pause_keeps_its_whole_reason(owner: Connection) -> None:
+    register(owner, "crm", "now")
+    for reason in ("x" * 2000, "🙂" * 500):
+        owner.execute("select outbox.set_paused('crm', true, null, %s)", (reason,))
+        assert one(owner, "select reason from outbox.audit order by id desc limit 1") == reason
+        owner.execute("select outbox.set_paused('crm', false)")

@@ -1,0 +1,148 @@
+"""The retention of a relay: with the grants of its role alone, one relay at a time, and what it logs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+import structlog
+from structlog.testing import capture_logs
+
+from outbox_relay.postgres.migrations import migrate
+from outbox_relay.postgres.store import Store
+from outbox_relay.relay.retention import Retention
+from outbox_relay.retention.archiver import archiver_for
+from outbox_relay.settings.retention import RetentionSettings
+from tests.integration.test_roles import new_role
+from tests.support.database import Database
+from tests.support.days import Connection, date_ago, emit_ago, events_of, fill_days, register, table_ago
+from tests.support.wait import auntil
+
+SECONDS = 30
+
+
+@pytest.fixture
+def relay(database: Database) -> Iterator[str]:
+    """A relay's role."""
+    with new_role(database, "relay") as name:
+        migrate(database.dsn, grant_relay=[name])
+        yield name
+
+
+@pytest.fixture
+def owner(database: Database) -> Iterator[Connection]:
+    """A connection of the schema's owner, in autocommit mode, to a database with two old days."""
+    with database.connect(autocommit=True) as connection:
+        fill_days(connection, 12, 11)
+        emit_ago(connection, 0)
+        yield connection
+
+
+@asynccontextmanager
+async def passes(dsn: str, settings: RetentionSettings | None, *, alive: bool = True) -> AsyncGenerator[UUID]:
+    """Let one relay do its passes during the block."""
+    store = Store(lambda: dsn, pooler=False, connections=4)
+    await store.open()
+    relay = uuid4()
+    if alive:
+        await store.heartbeat(relay, "r", "1", [], 5)
+    stated = settings and settings.stated()
+    archiver = settings and archiver_for(settings.archive, settings.archive_format, lambda: dsn, pooler=False)
+    log = structlog.stdlib.get_logger("test")
+    task = asyncio.create_task(Retention(store, relay, "r", stated, archiver, log, pass_seconds=0.05).run())
+    try:
+        yield relay
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+        await store.close()
+
+
+async def gone(owner: Connection, *days: int) -> None:
+    """Wait until these days are emptied."""
+
+    async def fact() -> bool:
+        found = owner.execute("select day::text from outbox.day where emptied_at is not null").fetchall()
+        return {day for (day,) in found} >= {date_ago(n) for n in days}
+
+    await auntil(fact, seconds=SECONDS, what=f"the days {days} ago are emptied")
+
+
+async def test_a_relay_archives_and_empties_with_its_grants_alone(
+    database: Database, owner: Connection, relay: str, tmp_path: Path
+) -> None:
+    settings = RetentionSettings(keep_days=5, archive=str(tmp_path / "archive"))
+    with capture_logs() as logs:
+        async with passes(database.dsn_as(relay), settings):
+            await gone(owner, 12, 11)
+    said = [(line["event"], line["day"], line["events"], line["archived"]) for line in logs if "archived" in line]
+    assert said == [("day emptied", date_ago(n), 3, True) for n in (12, 11)]
+    assert not [line for line in logs if line["log_level"] == "warning"]
+    [(actor, role)] = owner.execute("select distinct actor, role_name from outbox.audit").fetchall()
+    assert (actor, role) == ("relay r", relay)
+
+
+async def test_what_keeps_a_day_is_logged_once(database: Database, owner: Connection, relay: str) -> None:
+    register(owner, "crm", "beginning")
+    with capture_logs() as logs:
+
+        def blocked() -> list[Any]:
+            return [line["day"] for line in logs if line["event"] == "retention blocked"]
+
+        async with passes(database.dsn_as(relay), RetentionSettings(keep_days=5)):
+
+            async def passed() -> bool:
+                return owner.execute("select epoch > 12 from outbox.retention").fetchone() == (True,)
+
+            await auntil(passed, seconds=SECONDS, what="a dozen passes")
+            assert blocked() == [date_ago(12), date_ago(11)]
+            owner.execute("select outbox.remove_sink('crm')")
+            await gone(owner, 12, 11)
+        assert blocked() == [date_ago(12), date_ago(11)]
+
+
+async def test_a_file_without_retention_empties_nothing_in_an_older_database(
+    database: Database, owner: Connection, relay: str
+) -> None:
+    owner.execute("update outbox.retention set unset_days = 0, keep_days = 0, keep_uids_days = 0")
+
+    async def passed() -> bool:
+        return owner.execute("select epoch > 5 from outbox.retention").fetchone() == (True,)
+
+    async def asked() -> bool:
+        return owner.execute("select lower_since is not null from outbox.retention").fetchone() == (True,)
+
+    async with passes(database.dsn_as(relay), None):
+        await auntil(passed, seconds=SECONDS, what="some passes")
+        assert events_of(owner, table_ago(12)) == 3
+        async with passes(database.dsn_as(relay), RetentionSettings(keep_days=5)):
+            await auntil(asked, seconds=SECONDS, what="the file is weighed")
+            assert events_of(owner, table_ago(12)) == 3
+            owner.execute("update outbox.retention set lower_since = now() - interval '25 hours'")
+            await gone(owner, 12, 11)
+
+
+async def test_two_relays_empty_each_day_once(database: Database, owner: Connection, relay: str) -> None:
+    settings = RetentionSettings(keep_days=5)
+    async with passes(database.dsn_as(relay), settings), passes(database.dsn_as(relay), settings):
+        await gone(owner, 12, 11)
+    assert owner.execute("select count(*), sum(events) from outbox.day").fetchall() == [(2, 6)]
+    assert owner.execute("select count(*) from outbox.audit where action = 'retention'").fetchone() == (2,)
+
+
+async def test_a_relay_that_is_not_alive_yet_does_no_pass(database: Database, owner: Connection, relay: str) -> None:
+
+    async def passed() -> bool:
+        return owner.execute("select epoch > 3 from outbox.retention").fetchone() == (True,)
+
+    dsn = database.dsn_as(relay)
+    short, all_time = RetentionSettings(keep_days=5), RetentionSettings(keep_days=0)
+    async with passes(dsn, short, alive=False), passes(dsn, all_time):
+        await auntil(passed, seconds=SECONDS, what="passes of the other relay")
+    assert owner.execute("select keep_days from outbox.retention").fetchone() == (0,)
+    assert events_of(owner, table_ago(12)) == 3

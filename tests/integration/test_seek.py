@@ -1,0 +1,293 @@
+"""Sinks that are put at another place of the log, while relays run and while transactions are open."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from psycopg import errors
+
+from outbox_relay.domain.errors import LeaseLost
+from outbox_relay.domain.window import Position
+from outbox_relay.postgres.migrations import rebase
+from tests.support.command import inside
+from tests.support.database import Database, query
+from tests.support.deliveries import delivered, emit, has, ids, in_order
+from tests.support.ledger import ledger
+from tests.support.memory_sink import MemorySink
+from tests.support.relay_harness import RelayHarness, running, spec
+from tests.support.sink_actions import audited, call, register, seek, take_tick
+from tests.support.wait import auntil
+
+SHORT_LEASE = 1.5
+KEYS = [f"k{n % 7}" for n in range(40)]
+BACKLOG = "select events from outbox.backlog('s', null, 1000, 5.0)"
+FOREIGN = "update outbox.event set xid = (xid::text::bigint + 1000000)::text::xid8"
+"""Transaction numbers of another cluster, which this one has not given out."""
+AGE = "update outbox.event set created_at = created_at - interval '1 hour'"
+
+
+def again(sink: MemorySink, before: int) -> list[int]:
+    """Return the ids of the deliveries after the first `before`."""
+    return ids(sink)[before:]
+
+
+async def test_seek_to_the_beginning_delivers_everything_again_in_order_under_load(database: Database) -> None:
+    sink = MemorySink(keeps_order=False)
+    async with running(
+        database.dsn, (spec("s"), sink), lease_seconds=SHORT_LEASE, expects={"reload", "lease_lost"}
+    ) as harness:
+        wanted = emit(database, KEYS)
+        await delivered(sink, wanted)
+        await harness.settled()
+        before = len(sink.delivered)
+        await asyncio.to_thread(seek, database, "s", "beginning")
+        wanted += emit(database, KEYS)
+        await delivered(sink, wanted)
+        await harness.settled()
+    assert set(again(sink, before)) == set(wanted)
+    assert in_order(sink.delivered[before:])
+
+
+async def test_seek_to_now_passes_over_the_backlog_and_loses_nothing_emitted_after(database: Database) -> None:
+    sink = MemorySink()
+    async with running(
+        database.dsn, (spec("s"), sink), lease_seconds=SHORT_LEASE, expects={"reload", "lease_lost"}
+    ) as harness:
+        await harness.owns_all()
+        call(database, "update outbox.sink set paused = true")
+        await released(harness)
+        skipped = emit(database, KEYS)
+        found = await asyncio.to_thread(seek, database, "s", "now")
+        assert found == {"again": 0, "passed_over": len(skipped), "exact": True}
+        wanted = emit(database, KEYS)
+        call(database, "update outbox.sink set paused = false")
+        await delivered(sink, wanted)
+        await harness.settled()
+    assert ids(sink) == wanted
+    assert audited(database) == [("sinks seek", "s", {"to": "now"}, len(skipped), "tester")]
+
+
+async def released(harness: RelayHarness) -> None:
+    """Wait until the relay owns no shard."""
+
+    async def fact() -> bool:
+        return not harness.lease_manager.held["s"]
+
+    await auntil(fact, seconds=20, what="every shard is released")
+
+
+async def test_seek_to_a_time_begins_with_the_first_event_emitted_since(database: Database) -> None:
+    async with ledger(database) as books:
+        await books.register(("s", ["*"], "beginning"))
+        books.emit(*"abc")
+        await books.place("s", Position(await books.tick()))
+    [(at,)] = query(database, "select clock_timestamp()::text")
+    wanted = emit(database, ["d", "e"])
+    assert seek(database, "s", at) == {"again": 0, "passed_over": 0, "exact": True}
+    assert query(database, BACKLOG) == [(2,)]
+    sink = MemorySink()
+    async with running(database.dsn, (spec("s"), sink)):
+        await delivered(sink, wanted)
+        await has(database, BACKLOG + " where events = 0")
+    assert ids(sink) == wanted
+    assert seek(database, "s", at) == {"again": 2, "passed_over": 0, "exact": True}
+    assert seek(database, "s", "PT1H") == {"again": 3, "passed_over": 0, "exact": True}
+    assert seek(database, "s", "PT0S")["passed_over"] == 5
+
+
+async def test_an_event_with_a_lower_id_that_is_committed_meanwhile_is_delivered(database: Database) -> None:
+    """Goes red when the tick is taken after the lowest id was looked up, or is not used."""
+    register(database, "s")
+    sink = MemorySink()
+    with database.connect() as long, database.connect() as longer:
+        low, lowest = (
+            connection.execute("select outbox.emit_raw('t', '1', key => 'late') is not null").fetchone()
+            and connection.execute("select currval('outbox.event_id_seq')").fetchone()
+            for connection in (long, longer)
+        )
+        [(at,)] = query(database, "select clock_timestamp()::text")
+        wanted = emit(database, KEYS)
+        tick = take_tick(database)
+        long.commit()
+        seek(database, "s", at, tick)
+        longer.commit()
+    assert low
+    assert lowest
+    async with running(database.dsn, (spec("s"), sink)) as harness:
+        await delivered(sink, [*wanted, low[0], lowest[0]])
+        await harness.settled()
+    assert sorted(ids(sink)) == sorted([*wanted, low[0], lowest[0]])
+
+
+async def test_a_relay_that_has_not_noticed_cannot_undo_a_seek(database: Database) -> None:
+    """Goes red when the generation stays: a claim then gives the old session epochs above those of the seek."""
+    async with ledger(database) as old:
+        await old.register(("s", ["*"], "beginning"))
+        await old.own("s", lease_seconds=0.0)
+        events = old.emit(*(f"k{n}" for n in range(20)))
+        end = Position(await old.tick())
+        await old.place("s", end)
+        seek(database, "s", "beginning")
+        assert await old.own("s") == []
+        await old.place("s", end)
+        with pytest.raises(LeaseLost):
+            await old.park("s", old.row(events[0]))
+        assert query(database, BACKLOG) == [(20,)]
+        assert query(database, "select count(distinct owner) from outbox.shard") == [(1,)], "leases stay"
+
+
+async def test_two_seeks_in_a_row_and_a_crash(database: Database) -> None:
+    first, second = MemorySink(), MemorySink()
+    harness = RelayHarness(
+        database.dsn, [(spec("s"), first)], lease_seconds=SHORT_LEASE, expects={"reload", "lease_lost"}
+    )
+    await harness.start()
+    wanted = emit(database, KEYS)
+    await delivered(first, wanted)
+    await harness.settled()
+    await asyncio.to_thread(seek, database, "s", "now")
+    await asyncio.to_thread(seek, database, "s", "beginning")
+    await harness.crash()
+    async with running(database.dsn, (spec("s"), second), lease_seconds=SHORT_LEASE) as heir:
+        await delivered(second, wanted, seconds=30)
+        await heir.settled()
+    assert in_order(second.delivered)
+
+
+@pytest.mark.parametrize("to", ["beginning", "PT30M"])
+async def test_below_the_floor_of_a_rebase_the_log_is_read_in_the_old_numbering(database: Database, to: str) -> None:
+    register(database, "s")
+    older = emit(database, ["a", "b"])
+    call(database, AGE)
+    old = emit(database, ["c", "d"])
+    call(database, FOREIGN)
+    rebase(database.dsn)
+    new = emit(database, ["e"])
+    seek(database, "s", "now")
+    assert query(database, BACKLOG) == [(0,)]
+    seek(database, "s", to)
+    sink = MemorySink()
+    async with running(database.dsn, (spec("s"), sink)) as harness:
+        await delivered(sink, [*old, *new])
+        await harness.settled()
+    assert sorted(ids(sink)) == [*(older if to == "beginning" else []), *old, *new]
+
+
+def test_what_a_seek_skips_is_passed_and_what_it_reads_again_is_not(database: Database) -> None:
+    register(database, "s")
+    ids_ = emit(database, KEYS[:4])
+    query(
+        database,
+        "update outbox.event set created_at = created_at - interval '1 hour' where id <= %s returning id",
+        ids_[1],
+    )
+    seek(database, "s", "PT60S")
+    passed = query(
+        database,
+        "select e.id from outbox.event e join outbox.standing n on n.sink = 's' and n.shard = e.shard "
+        "where outbox.position_passed(e.id, e.xid, n.a_seq, n.a_snapshot, n.a_next, n.b_snapshot, n.last_id, 0) "
+        "order by 1",
+    )
+    assert [found for (found,) in passed] == ids_[:2]
+
+
+def test_rows_stay_and_are_counted(database: Database) -> None:
+    register(database, "s")
+    [event] = emit(database, ["a"])
+    row = """insert into outbox.delivery (sink, id, shard, state, ordered, due_at, uid, type, content_type, created_at)
+             select 's', e.id, e.shard, 'dead', false, now(), e.uid, e.type, e.content_type, e.created_at
+               from outbox.event e"""
+    call(database, row)
+    call(database, "insert into outbox.discarded (sink, id, uid, reason) values ('s', 1, gen_random_uuid(), 'x')")
+    seek(database, "s", "now")
+    assert query(database, "select id from outbox.delivery") == [(event,)]
+    ended = inside("sinks", "seek", "s", "--to", "beginning", "--yes", "--dsn", database.dsn)
+    assert ended.code == 0
+    assert "1 are dead letters" in ended.out
+    assert "Discarded before, and not delivered again: 1." in ended.out
+
+
+@pytest.mark.parametrize(
+    "to",
+    [
+        None, "", "nonsense", "infinity", "-infinity", "Pgarbage", "2999-01-01T00:00:00Z", "PT-5M", "yesterday",
+        "epoch", "2020-01-02", "2020-01-02T03:04:05", "01/02/2020 03:04:05+00", "P", "2020-13-01T00:00:00Z",
+    ],
+)  # fmt: skip
+def test_a_place_that_is_none_is_refused(database: Database, to: str | None) -> None:
+    register(database, "s")
+    with pytest.raises(errors.InvalidParameterValue, match=r"^to (must be a time with its zone|lies in the future)"):
+        seek(database, "s", to)
+    assert audited(database) == []
+
+
+@pytest.mark.parametrize("to", ["PT86399999913600S", "0044-03-15T00:00:00Z"])
+def test_a_time_before_the_log_is_its_beginning(database: Database, to: str) -> None:
+    register(database, "s")
+    emit(database, ["a"])
+    seek(database, "s", "now")
+    assert seek(database, "s", to)["again"] == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"generations": 0}, errors.SerializationFailure),
+        ({"incarnation": "another"}, errors.SerializationFailure),
+        ({"incarnation": None}, errors.SerializationFailure),
+        ({"seq": 10**9}, errors.InvalidParameterValue),
+        ({"seq": -1}, errors.InvalidParameterValue),
+        ({"seq": None}, errors.InvalidParameterValue),
+        ({"next_xid": 10**12}, errors.InvalidParameterValue),
+        ({"next_xid": 3}, errors.InvalidParameterValue),
+        ({"snapshot": "9223372036854775807:9223372036854775807:"}, errors.InvalidParameterValue),
+        ({"snapshot": None}, errors.InvalidParameterValue),
+    ],
+)
+def test_a_tick_that_is_none_of_this_log_is_refused(
+    database: Database, changes: dict[str, Any], error: type[Exception]
+) -> None:
+    register(database, "s")
+    emit(database, ["a"])
+    with pytest.raises(error):
+        seek(database, "s", "now", take_tick(database) | changes)
+
+
+def test_a_tick_from_before_a_change_of_the_configuration_is_refused(database: Database) -> None:
+    register(database, "s")
+    tick = take_tick(database)
+    register(database, "t")
+    with pytest.raises(errors.SerializationFailure):
+        seek(database, "s", "now", tick)
+
+
+def test_seek_says_first_what_it_does_and_asks(database: Database) -> None:
+    register(database, "s")
+    emit(database, ["a", "b"])
+    ended = inside("sinks", "seek", "s", "--to", "now", "--dsn", database.dsn)
+    assert (ended.code, ended.out) == (2, "")
+    assert "About 0 events will be delivered again, and 2 passed over." in ended.err
+    assert query(database, BACKLOG) == [(2,)]
+    ended = inside("sinks", "seek", "s", "--to", "now", "--yes", "--json", "--dsn", database.dsn)
+    assert (ended.code, ended.json) == (0, {"done": 2, "left": 0})
+    ended = inside("sinks", "seek", "s", "--to", "yesterday", "--yes", "--dsn", database.dsn)
+    assert ended.code == 2
+    assert "such as 90s" in ended.err
+
+
+def test_the_first_event_since_a_time_is_found_among_many(database: Database) -> None:
+    call(
+        database,
+        """insert into outbox.event (uid, type, payload, content_type, created_at)
+           select gen_random_uuid(), 't', '1', 'text/plain', now() - interval '5 hours' + n * interval '0.05 seconds'
+             from generate_series(1, 150000) n""",
+    )
+    [found] = call(
+        database,
+        """select outbox.first_id_since(t, 5) as found,
+                  (select min(id) from outbox.event where created_at >= t) as wanted
+             from (select now() - interval '4 hours' as t) x""",
+    )
+    assert found["found"] == found["wanted"]

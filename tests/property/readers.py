@@ -1,0 +1,178 @@
+"""Readers of one sink for random histories: they treat shards, windows, rows and positions as relays do.
+
+They use the product's statements and its rules of windows, and no clock. The state that a reader keeps may be out of
+date: it reads up to an old tick, and settles after its lease has ended.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from uuid import UUID, uuid4
+
+from outbox_relay.domain.errors import LeaseLost
+from outbox_relay.domain.event import StoredEvent, pop_scan_end
+from outbox_relay.domain.routing import like_pattern
+from outbox_relay.domain.window import Position, next_slice, nothing_new, position_after
+from outbox_relay.postgres.rows import NewRow, TickResult
+from outbox_relay.postgres.store import Store
+
+LEASE_SECONDS = 3600.0
+MANY_IDS = 1_000_000
+MANY_BYTES = 1 << 30
+
+
+@dataclass
+class Received:
+    """The events that the destination of a sink has received, and those of them that were settled so that it counts."""
+
+    delivered: set[int] = field(default_factory=set[int])
+    settled: set[int] = field(default_factory=set[int])
+
+
+@dataclass
+class Piece:
+    """A read of one shard: its place, and the events that are left to do, by index."""
+
+    start: Position
+    events: list[StoredEvent]
+    end: Position
+    left: set[int]
+
+    @property
+    def settled(self) -> Position:
+        """The position after the events that are done without a gap."""
+        if not self.left:
+            return self.end
+        first = min(self.left)
+        return self.start.at(self.events[first - 1].id) if first else self.start
+
+
+@dataclass
+class Reading:
+    """One shard of one reader."""
+
+    epoch: int
+    position: Position
+    pieces: list[Piece] = field(default_factory=list[Piece])
+
+    @property
+    def settled(self) -> Position:
+        """The position that may be written."""
+        return next((piece.settled for piece in self.pieces if piece.left), self.position)
+
+    def done(self) -> list[int]:
+        """Return the ids of the events before that position."""
+        ids: list[int] = []
+        for piece in self.pieces:
+            first = min(piece.left, default=len(piece.events))
+            ids += [event.id for event in piece.events[:first]]
+            if piece.left:
+                break
+        return ids
+
+
+class Reader:
+    """A relay's session for one sink: claimed shards, read under the patterns of one generation."""
+
+    def __init__(
+        self, store: Store, sink: str, generation: int, patterns: Collection[str], drawn: random.Random
+    ) -> None:
+        self.sink = sink
+        self.generation = generation
+        self.relay = uuid4()
+        self.readings: dict[int, Reading] = {}
+        self.draining = False
+        self.lost = False
+        self._types = None if "*" in patterns else [like_pattern(pattern) for pattern in patterns]
+        self._store = store
+        self._drawn = drawn
+        self._tick: TickResult | None = None
+        self._versions = -1
+        self._rows: list[tuple[NewRow, int]] = []
+
+    async def claim(self, shards: Collection[int]) -> dict[int, int]:
+        """Claim every shard that has no owner; return the epochs of those among ``shards``."""
+        claimed = await self._store.claim_shards(self.sink, self.relay, self.generation, LEASE_SECONDS, 64)
+        epochs = {c.shard: c.epoch for c in claimed if c.shard in shards}
+        if epochs:
+            positions = await self._store.positions(self.sink, list(epochs))
+            self.readings |= {shard: Reading(epoch, positions[shard]) for shard, epoch in epochs.items()}
+        return epochs
+
+    async def tick(self) -> None:
+        """Take a tick, and read no more if another generation is in force or the sink has another name."""
+        self._tick = await self._store.tick()
+        if self._tick.config_versions != self._versions:
+            self._versions = self._tick.config_versions
+            rows = [row for row in await self._store.sinks([self.sink]) if row.name == self.sink]
+            self.draining |= not rows or rows[0].generation != self.generation
+
+    async def read(self, received: Received) -> None:
+        """Read a few events of one shard, and deliver some of them."""
+        if self._tick is None or self.draining or self.lost or not self.readings:
+            return
+        shard = self._drawn.choice(sorted(self.readings))
+        reading = self.readings[shard]
+        if reading.position.b is None:
+            if nothing_new(reading.position.a, self._tick.tick):
+                return
+            reading.position = reading.position.opened(self._tick.tick)
+        piece = await self._piece(shard, reading.position)
+        reading.pieces.append(piece)
+        reading.position = piece.end
+        for index in sorted(piece.left):
+            self._begin(shard, piece, index, received)
+
+    async def _piece(self, shard: int, start: Position) -> Piece:
+        slice_ = next_slice(start, MANY_IDS, await self._store.floor())
+        most = self._drawn.choice([1, 3, 100])
+        ask = self._store.read_late if slice_.late else self._store.read_rest
+        assert start.b is not None
+        window = (start.a, start.b, slice_.after, slice_.upto)
+        events = await ask([shard], self._types, *window, most, MANY_BYTES)
+        upto = pop_scan_end(events)
+        if len(events) >= most:
+            upto = events[-1].id
+        end = position_after(start, slice_) if upto is None else start.at(upto)
+        discarded = await self._store.discarded(self.sink, [(e.id, UUID(e.uid)) for e in events])
+        return Piece(start, events, end, {n for n, event in enumerate(events) if event.id not in discarded})
+
+    def _begin(self, shard: int, piece: Piece, index: int, received: Received) -> None:
+        """Deliver an event, park it, or leave it in flight."""
+        match self._drawn.choice(["deliver"] * 6 + ["waiting", "dead", "leave"]):
+            case "deliver":
+                received.delivered.add(piece.events[index].id)
+                piece.left.discard(index)
+            case "waiting" | "dead" as state:
+                self._rows.append((NewRow(piece.events[index].id, shard, state, ordered=False), shard))
+                piece.left.discard(index)
+            case _:
+                pass
+
+    def finish(self, received: Received) -> None:
+        """Deliver what is in flight."""
+        for reading in self.readings.values():
+            for piece in reading.pieces:
+                received.delivered.update(piece.events[index].id for index in piece.left)
+                piece.left.clear()
+
+    async def settle(self) -> dict[int, list[int]]:
+        """Write rows and positions. Return the ids of the events that the positions of each shard cover."""
+        if self.lost:
+            return {}
+        epochs = {shard: reading.epoch for shard, reading in self.readings.items()}
+        positions = {shard: (reading.epoch, reading.settled) for shard, reading in self.readings.items()}
+        rows, self._rows = [row for row, _ in self._rows], []
+        try:
+            await self._store.settle(self.sink, self.relay, positions, rows, epochs)
+        except LeaseLost:
+            self.lost = True
+            return {}
+        return {shard: reading.done() for shard, reading in self.readings.items()}
+
+    async def release(self) -> None:
+        """Release every shard; nothing may be in flight."""
+        held = {shard: reading.epoch for shard, reading in self.readings.items()}
+        await self._store.release_shards(self.sink, self.relay, held)

@@ -1,0 +1,60 @@
+"""Actions on sinks as an operator's script runs them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from psycopg.rows import dict_row
+
+from tests.support.database import Database
+
+
+def register(database: Database, name: str, *patterns: str, start: str = "beginning") -> int:
+    """Return the generation under which a sink is registered; 0 if it is refused."""
+    wanted = json.dumps([{"name": name, "patterns": patterns or ["*"], "start": start}])
+    [found] = call(database, "select generation from outbox.register_sinks(%s, 0, '3:3:', 3)", wanted)
+    return found["generation"]
+
+
+def call(database: Database, statement: str, *parameters: Any, user: str | None = None) -> list[dict[str, Any]]:
+    """Return the rows of a statement in a transaction of its own."""
+    with database.connect(autocommit=True, **({"user": user} if user else {})) as connection:
+        cursor = connection.cursor(row_factory=dict_row)
+        cursor.execute(statement.encode(), parameters)
+        return cursor.fetchall() if cursor.description else []
+
+
+def remove(database: Database, sink: str | None, *, forget: bool = False, most: int = 1000) -> dict[str, Any]:
+    """Call ``outbox.drop_sink``."""
+    [found] = call(database, "select * from outbox.drop_sink(%s, %s, %s, 'tester', null)", sink, forget, most)
+    return found
+
+
+def rename(database: Database, old: str | None, new: str | None) -> int:
+    """Call ``outbox.rename_sink``."""
+    [found] = call(database, "select outbox.rename_sink(%s, %s, 'tester', 'why not') as rows", old, new)
+    return found["rows"]
+
+
+def take_tick(database: Database) -> dict[str, Any]:
+    """Return a tick for an action."""
+    [tick] = call(database, "select seq, snapshot::text, next_xid, incarnation, generations from outbox.action_tick()")
+    return tick
+
+
+def seek(database: Database, sink: str, to: str | None, tick: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Call ``outbox.seek_sink``, by default with a new tick."""
+    values = (take_tick(database) if tick is None else tick).values()
+    text = "select * from outbox.seek_sink(%s, %s, %s, %s::pg_snapshot, %s, %s, %s, 'tester', null)"
+    [found] = call(database, text, sink, to, *values)
+    return found
+
+
+def audited(database: Database) -> list[tuple[Any, ...]]:
+    """Return action, sink, filter, count and actor of every row of the audit about actions on sinks."""
+    rows = call(
+        database,
+        "select action, sink, filter, count, actor from outbox.audit where action like 'sinks %%' order by id",
+    )
+    return [tuple(row.values()) for row in rows]

@@ -1,0 +1,130 @@
+"""Objects of an archive: what was written comes back byte for byte, in both formats."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from outbox_relay.postgres.retention_statements import DayEvent
+from outbox_relay.retention.files import Folder, remove, without_query
+from outbox_relay.retention.rows import decode, encode
+from outbox_relay.retention.worker import Contents, NotVerified, Part, Task, verify
+from outbox_relay.settings.retention import RetentionSettings
+
+FORMS = ["jsonl.zst", "parquet"]
+PLAIN = DayEvent(
+    1, "740", 5, "01a1fe9a-d7b3-795c-8af1-aa7f5518f66b", "order.created", "k", "application/json", None, None,
+    "2026-10-01 12:00:00.123456+00", "app", b"{}", "hash:1",
+)  # fmt: skip
+ODD = [
+    PLAIN,
+    PLAIN._replace(id=2, payload=b"", key=""),
+    PLAIN._replace(id=3, payload=None, key=None, emitter=None),
+    PLAIN._replace(id=4, payload=b"aGk="),
+    PLAIN._replace(id=5, payload=b"\xff\x00hi"),
+    PLAIN._replace(id=6, payload='ü\u2028\n"\\\x00\U0001f600'.encode(), key="'; drop--\n\tü"),
+    PLAIN._replace(id=7, deliver_at="infinity", created_at="-infinity", headers="{}"),
+    PLAIN._replace(id=8, deliver_at="0044-03-15 00:00:00+00 BC", created_at="20000-01-01 00:00:00+00"),
+    PLAIN._replace(id=9, headers='{"a": 1e400, "b": 1.10000000000000000000001, "ü": "\\u0001"}'),
+    PLAIN._replace(id=-(1 << 63), xid=str((1 << 64) - 1), payload=bytes(range(256)) * 5000),
+]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_column_comes_back(tmp_path: Path, form: str) -> None:
+    folder = Folder(str(tmp_path), "2026-10-01-a")
+    with folder.writing("part", form) as writer:
+        writer.write(ODD[:4])
+        writer.write(ODD[4:])
+    assert list(folder.events("part", form)) == [event._replace(key_hash=None) for event in ODD]
+    assert folder.size("part") > 0
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_part_that_is_not_what_was_written_is_found(tmp_path: Path, form: str) -> None:
+    folder = Folder(str(tmp_path), "2026-10-01-a")
+    with folder.writing("part", form) as writer:
+        writer.write(ODD)
+    hashed = hashlib.sha256(b"".join(map(encode, ODD))).hexdigest()
+    verify(folder, Part("part", events=len(ODD), sha256=hashed), form)
+    for wrong in (Part("part", events=len(ODD) - 1, sha256=hashed), Part("part", events=len(ODD), sha256="0")):
+        with pytest.raises(NotVerified):
+            verify(folder, wrong, form)
+
+
+@pytest.mark.parametrize("event", ODD, ids=[str(n) for n in range(len(ODD))])
+def test_a_line_is_one_line_of_json(event: DayEvent) -> None:
+    line = encode(event)
+    assert line.count(b"\n") == 1
+    assert ("payload" in json.loads(line)) != ("payload_base64" in json.loads(line))
+    assert decode(line) == event._replace(key_hash=None)
+
+
+def test_a_manifest_names_parts_and_says_whether_its_keys_are_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outbox_relay.retention.worker.KEYS_MAX", 2)
+    contents = Contents(parts=[Part("a", 2, 10, 1, 5, "x"), Part("b", 1, 5, 9, 9, "y")])
+    task = Task("", False, "/tmp", "parquet", "-infinity", 1, "f")  # noqa: S108 - nothing is written
+    for key in ("h1", "h2", "h1", None):
+        contents.add_key(key)
+    found = contents.manifest(task)
+    assert (found["day"], found["events"], found["first_id"], found["last_id"]) == ("default", 3, 1, 9)
+    assert (found["key_hashes"], found["key_hashes_complete"]) == (["h1", "h2"], True)
+    contents.add_key("h3")
+    found = contents.manifest(task)
+    assert (found["key_hashes"], found["key_hashes_complete"]) == ([], False)
+
+
+def test_nothing_is_left_of_an_archive_that_was_removed(tmp_path: Path) -> None:
+    folder = Folder(str(tmp_path), "2026-10-01-a")
+    folder.write("manifest.json", b"{}")
+    assert folder.read("manifest.json") == b"{}"
+    remove(str(tmp_path), "2026-10-01-a")
+    remove(str(tmp_path), "2026-10-01-a")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/etc"])
+def test_nothing_but_a_folder_of_an_archive_is_removed(tmp_path: Path, name: str) -> None:
+    (tmp_path / "kept").mkdir()
+    with pytest.raises(ValueError, match="not the name of a folder"):
+        remove(str(tmp_path / "kept"), name)
+    assert (tmp_path / "kept").exists()
+
+
+@pytest.mark.parametrize(
+    ("address", "is_valid"),
+    [
+        ("", True),
+        ("/var/lib/archive", True),
+        ("s3://bucket/prefix/more?region=eu-central-1", True),
+        ("gs://bucket", True),
+        ("relative/path", False),
+        ("s3://KEY:SECRET@bucket/prefix", False),
+        ("s3://bucket/prefix@x", False),
+        ("http://bucket", False),
+        ("s3://", False),
+        ("/with\nline", False),
+    ],
+)
+def test_an_address_has_no_credentials(address: str, is_valid: bool) -> None:
+    if is_valid:
+        assert RetentionSettings(archive=address).archive == address
+        assert "?" not in without_query(address)
+        return
+    with pytest.raises(ValueError, match=r"should be the path of a directory"):
+        RetentionSettings(archive=address)
+
+
+def test_what_is_turned_off_is_kept_for_all_time() -> None:
+    off = RetentionSettings(enabled=False, keep_dead_days=9)
+    assert off.stated() == {
+        "keep_days": 0,
+        "keep_uids_days": 0,
+        "keep_dead_days": 0,
+        "keep_attempts_days": 0,
+        "archive": False,
+    }
+    assert RetentionSettings(archive="/a").stated()["archive"] is True

@@ -1,0 +1,145 @@
+"""Which attempts are recorded, what of them, and as which parameters of a statement."""
+
+from __future__ import annotations
+
+import json
+import time
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from outbox_relay.domain.attempts import AttemptRecord, RecordAttempts, delivery_record, failure_record
+from outbox_relay.domain.outcomes import (
+    DELIVERED,
+    DONE,
+    Attempt,
+    Dead,
+    Delivered,
+    Failed,
+    Refused,
+    Retry,
+    StandStill,
+    Unavailable,
+    Verdict,
+    decide,
+)
+from outbox_relay.domain.retry import RetryPolicy
+from outbox_relay.postgres.attempt_values import DETAIL_BYTES, detail_json, record_columns
+from outbox_relay.relay.row_leases import new_row_lease
+from outbox_relay.sinks.kafka.call import DeliveryReports
+from tests.contract.harness import an_event
+
+EVENT = an_event()
+POLICY = RetryPolicy(attempts=3, base_seconds=1.0, max_seconds=9.0, jitter=0.0)
+ATTEMPT = Attempt("http_500", 0.0125, "oops\x00\ud800", (("connect", 0.01),))
+NOW = 7.0
+
+
+def outcome(verdict: Verdict, failures: int, record: RecordAttempts = "failures") -> str | None:
+    """Return the recorded outcome of an attempt that is not delivered; None if it is not recorded."""
+    found = failure_record(record, EVENT, decide(failures, verdict, POLICY, 0.0), failures, NOW)
+    return found and found.outcome
+
+
+@pytest.mark.parametrize(
+    ("verdict", "failures", "recorded"),
+    [
+        (Failed("no"), 0, "failed"),
+        (Failed("no"), 1, "failed"),
+        (Failed("no"), 2, "dead"),
+        (Refused("never"), 0, "refused"),
+        (Refused("never"), 2, "refused"),
+        (Unavailable("down"), 1, None),
+        (Unavailable("topic", part="t"), 0, None),
+        (Unavailable("topic", part="t"), 2, None),
+        (Unavailable("behind", behind=True), 1, None),
+        (DELIVERED, 1, None),
+    ],
+)
+def test_a_failure_is_recorded_if_it_counts(verdict: Verdict, failures: int, recorded: str | None) -> None:
+    assert outcome(verdict, failures) == recorded
+    assert outcome(verdict, failures, "all") == recorded
+    assert outcome(verdict, failures, "none") is None
+
+
+@pytest.mark.parametrize(
+    ("record", "failures", "recorded"),
+    [("none", 0, False), ("none", 3, False), ("failures", 1, True), ("all", 0, True)],
+)
+def test_a_delivery_has_a_record_unless_none_is_wanted(record: RecordAttempts, failures: int, recorded: bool) -> None:
+    found = delivery_record(record, EVENT, Delivered(204, 0.5), failures, NOW)
+    wanted = AttemptRecord(EVENT.id, EVENT.uid, failures + 1, "delivered", NOW, 0.5, 204)
+    assert found == (wanted if recorded else None)
+
+
+def test_a_failure_is_recorded_with_its_details_and_none_of_the_payload() -> None:
+    found = failure_record("failures", EVENT, Retry(1.0, 2, "answered 500", 500, ATTEMPT), 1, NOW)
+    assert found == AttemptRecord(
+        *(EVENT.id, EVENT.uid, 2, "failed", NOW, 0.0125, 500, "answered 500"),
+        {"code": "http_500", "answer": "oops  ", "steps": {"connect": 0.01}},
+    )
+
+
+@pytest.mark.parametrize("settlement", [DONE, StandStill("down"), Retry(1.0, 1, "waits"), Dead(1, "claimed too often")])
+def test_an_outcome_without_a_further_attempt_is_not_recorded(settlement: Any) -> None:
+    assert failure_record("all", EVENT, settlement, 1, NOW) is None
+
+
+def test_details_of_a_delivery_have_no_character_that_the_database_refuses() -> None:
+    found = delivery_record("all", EVENT, Delivered(detail={"topic": "a\x00\ud800b", "offset": 3}), 0, NOW)
+    assert found is not None
+    assert found.detail == {"topic": "a  b", "offset": 3}
+
+
+def test_details_that_are_too_large_lose_the_answer_first() -> None:
+    assert detail_json(None) is None
+    assert detail_json({}) is None
+    large = "ü" * DETAIL_BYTES
+    assert json.loads(detail_json({"code": "http_500", "answer": large}) or "") == {"code": "http_500"}
+    assert detail_json({"code": large}) is None
+    assert detail_json({"answer": large}) is None
+    fits = "x" * (DETAIL_BYTES - len('{"answer": ""}'))
+    assert detail_json({"answer": fits}) == f'{{"answer": "{fits}"}}'
+
+
+def test_a_row_without_a_record_has_no_value_in_any_column() -> None:
+    record = AttemptRecord(1, EVENT.uid, 2, "failed", time.monotonic() - 5.0, 0.0123456)
+    columns = record_columns([None, record])
+    assert {column[0] for column in columns.values()} == {None}
+    [age] = columns.pop("record_ages")[1:]
+    assert 5.0 <= age < 60.0
+    assert [column[1] for column in columns.values()] == [2, "failed", 12.346, None, None, None]
+
+
+def test_a_lease_contains_the_time_at_which_its_delivery_began() -> None:
+    began = datetime(2026, 11, 23, 4, 5, 6, 789_000, tzinfo=UTC)
+    one, other = new_row_lease(began), new_row_lease(began)
+    assert one != other
+    assert (one.version, one.variant) == (7, "specified in RFC 4122")
+    assert one.int >> 80 == int(began.timestamp() * 1000)
+
+
+class Message(SimpleNamespace):
+    """An acknowledged record of Kafka's client."""
+
+    def __init__(self, topic: str, partition: int, offset: int) -> None:
+        super().__init__(topic=lambda: topic, partition=lambda: partition, offset=lambda: offset, latency=lambda: 0.25)
+
+
+def test_reports_keep_partition_and_offset_only_if_they_are_asked_for() -> None:
+    reports = DeliveryReports(2)
+    reports.callbacks[0](None, Message("t", 3, 11))
+    assert (reports.count, reports.acknowledgements) == (1, None)
+    reports.clear()
+    reports.collect_acknowledgements()
+    partitions: set[tuple[str, int]] = set()
+    reports.collect_partitions(partitions)
+    reports.callbacks[1](None, Message("t", 3, 12))
+    assert (reports.count, partitions) == (1, {("t", 3)})
+    assert reports.acknowledgements is not None
+    [(index, found)] = reports.acknowledgements.items()
+    assert (index, found.seconds, found.detail) == (1, 0.25, {"topic": "t", "partition": 3, "offset": 12})
+    reports.clear()
+    assert reports.acknowledgements is None

@@ -1,0 +1,82 @@
+"""One line for each change of a sink, with its name and the reason."""
+
+from __future__ import annotations
+
+from outbox_relay.domain.outcomes import Attempt
+from outbox_relay.relay.sink_log import MOST_PARTS, SinkLog
+from tests.support.logs import RecordedLog
+
+
+def a_log() -> tuple[RecordedLog, SinkLog]:
+    log = RecordedLog()
+    return log, SinkLog(log, "crm")
+
+
+def test_the_circuit_has_a_line_when_it_opens_and_when_it_closes() -> None:
+    log, sink = a_log()
+    for state in ("closed", "open", "half-open", "open", "closed", "closed"):
+        sink.circuit(state, "connection refused")
+    assert log.lines == [
+        ("warning", "circuit opened", {"sink": "crm", "reason": "connection refused"}),
+        ("info", "circuit closed", {"sink": "crm"}),
+    ]
+
+
+def test_throttling_has_a_line_when_it_begins_and_when_it_is_over() -> None:
+    log, sink = a_log()
+    for limit in (None, 32, 16, 17, None):
+        sink.limit(limit)
+    assert log.lines == [
+        ("warning", "destination throttles", {"sink": "crm", "in_flight_limit": 32}),
+        ("info", "limit of requests restored", {"sink": "crm"}),
+    ]
+
+
+def test_parts_have_a_line_when_they_are_in_trouble_and_when_that_is_over() -> None:
+    log, sink = a_log()
+    sink.troubles({})
+    sink.troubles({"topic a": "topic a: unknown", "topic b": "topic b: denied"})
+    sink.troubles({"topic b": "topic b: denied", "topic c": "topic c: unknown"})
+    sink.troubles({})
+    trouble, over = "parts of the destination in trouble", "parts of the destination recovered"
+    assert log.lines == [
+        ("warning", trouble,
+         {"sink": "crm", "parts": ["topic a", "topic b"], "reason": "topic a: unknown; topic b: denied"}),
+        ("warning", trouble, {"sink": "crm", "parts": ["topic c"], "reason": "topic c: unknown"}),
+        ("info", over, {"sink": "crm", "parts": ["topic a"]}),
+        ("info", over, {"sink": "crm", "parts": ["topic b", "topic c"]}),
+    ]  # fmt: skip
+
+
+def test_a_line_names_a_bounded_number_of_parts() -> None:
+    log, sink = a_log()
+    sink.troubles({f"topic {n}": "unknown" for n in range(MOST_PARTS + 3)})
+    [(_, values)] = log.warnings
+    assert values["left_out"] == 3
+    assert len(values["parts"]) == MOST_PARTS == values["reason"].count("unknown")
+
+
+def test_dead_events_are_named_at_a_limited_rate_without_what_the_destination_said() -> None:
+    log, sink = a_log()
+    sink.dead("uid-1", 422, Attempt("http_422", answer="no such customer"))
+    for n in range(1000):
+        sink.dead(f"uid-{n}", 422, None)
+    assert log.lines == [
+        ("warning", "event became a dead letter", {"sink": "crm", "uid": "uid-1", "reason": "http_422"})
+    ]
+
+
+def test_the_reason_of_a_dead_event_is_the_most_precise_class_that_is_known() -> None:
+    reasons: list[str] = []
+    for status, attempt in ((None, None), (422, None), (422, Attempt("timeout"))):
+        log, sink = a_log()
+        sink.dead("uid-1", status, attempt)
+        [(_, values)] = log.warnings
+        reasons.append(values["reason"])
+    assert reasons == ["refused", "status 422", "timeout"]
+
+
+def test_a_pause_has_its_reason() -> None:
+    log, sink = a_log()
+    sink.paused("answered 410 Gone")
+    assert log.lines == [("warning", "sink paused until it is resumed", {"sink": "crm", "reason": "answered 410 Gone"})]
