@@ -207,6 +207,7 @@ begin
             if attempt = tries then
                 raise;
             end if;
+            perform pg_sleep(0.05 * attempt);  -- without locks on rows: else the other session may wake too late to get its own
         end;
     end loop;
     delete from outbox.sink s where s.name = sink_name;

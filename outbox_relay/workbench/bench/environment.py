@@ -270,9 +270,11 @@ class BenchEnvironment:
             self.check()
             time.sleep(min(left, 0.05))
 
-    def track(self, count: Callable[[], int], events: int) -> Progress:
-        """Wait until `count` reaches `events` and return how it grew."""
+    def track(self, count: Callable[[], int], events: int, *, since: float | None = None) -> Progress:
+        """Wait until `count` reaches `events` and return how it grew; it was 0 at `since`, a time.monotonic()."""
         progress = Progress()
+        if since is not None:
+            progress.add(since, 0)
         deadline = time.monotonic() + ARRIVE_SECONDS + events / MINIMUM_RATE
         while True:
             found = count()

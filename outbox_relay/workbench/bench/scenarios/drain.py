@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 from outbox_relay.workbench.bench.environment import BenchEnvironment
@@ -22,8 +23,9 @@ def measure(bench: BenchEnvironment) -> Sequence[Figure]:
     loop, own = Profile("bare loop"), Profile("relay")
     bare = steps.run_bare_loop(bench, database, events, loop)
     config, count = steps.relay_to_kafka(bench, database)
+    started = time.monotonic()
     relay = bench.start_relay(config)
-    progress = bench.track(own.sampled(count, relay.pid, events), events)
+    progress = bench.track(own.sampled(count, relay.pid, events), events, since=started)
     bench.stop(relay)
     return [
         Figure("bare loop", bare, EVENTS_PER_SECOND),

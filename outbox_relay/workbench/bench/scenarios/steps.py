@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
 from outbox_relay.workbench.bench import relay_config
@@ -22,11 +23,12 @@ def run_bare_loop(
     """Return the rate of the bare loop to a new topic."""
     topic = bench.new_topic()
     count = record_counter(bench, topic)
+    started = time.monotonic()
     process = bench.start_process(
         "bare-loop", "outbox_relay.workbench.bench.bare_loop", "--bootstrap", bench.bootstrap, "--topic", topic,
         dsn=database.dsn,
     )  # fmt: skip
-    progress = bench.track(profile.sampled(count, process.pid, events) if profile else count, events)
+    progress = bench.track(profile.sampled(count, process.pid, events) if profile else count, events, since=started)
     bench.wait_for_exit(process, END_SECONDS)
     return progress.per_second
 
@@ -34,19 +36,21 @@ def run_bare_loop(
 def run_bare_posts(bench: BenchEnvironment, database: BenchDatabase, receiver: ReceiverProcess, events: int) -> float:
     """Return the rate of bare posts to `receiver`, which must have no other sender."""
     before = receiver.count() + receiver.refused()
+    started = time.monotonic()
     process = bench.start_process(
         "bare-posts", "outbox_relay.workbench.bench.bare_posts", "--url", receiver.url,
         "--at-once", str(relay_config.AT_ONCE), dsn=database.dsn,
     )  # fmt: skip
-    progress = bench.track(lambda: receiver.count() + receiver.refused() - before, events)
+    progress = bench.track(lambda: receiver.count() + receiver.refused() - before, events, since=started)
     bench.wait_for_exit(process, END_SECONDS)
     return progress.per_second
 
 
 def drain(bench: BenchEnvironment, config: str, count: Callable[[], int], events: int) -> Progress:
     """Start a relay on a backlog and return its progress; stop the relay afterwards."""
+    started = time.monotonic()
     relay = bench.start_relay(config)
-    progress = bench.track(count, events)
+    progress = bench.track(count, events, since=started)
     bench.stop(relay)
     return progress
 
