@@ -108,8 +108,8 @@ create trigger keep_archive_names before update of archived_to, writing_to on ou
 for each row execute function outbox.keep_archive_names();
 
 -- The past events of the DEFAULT partition, which one deletes in steps. Every other partition is looked at as a whole. The id
--- is hidden in an expression: else a plan that looks for ids may go through this index from end to end.
-create index event_default_created_at on outbox.event_default (created_at, (id + 0));
+-- is hidden in an expression that no other statement has: else a plan for ids may go through this index from end to end.
+create index event_default_created_at on outbox.event_default (created_at, (id - 0));
 
 -- The partitions of the log, with the day at which each begins and the time at which it ends. Those that do not begin at
 -- midnight (UTC) are left out: they were made by hand.
@@ -771,9 +771,9 @@ begin
         with past as materialized (
             select o.ctid as place, o.created_at, o.id from outbox.event_default o
              where o.created_at < c.checked_before
-               and (o.created_at, o.id + 0) > (coalesce(c.deleted_at, '-infinity'), coalesce(c.deleted_id, -9223372036854775808))
+               and (o.created_at, o.id - 0) > (coalesce(c.deleted_at, '-infinity'), coalesce(c.deleted_id, -9223372036854775808))
                and (o.id <= (select m.floor from outbox.meta m) or pg_visible_in_snapshot(o.xid, c.checked_snapshot))
-             order by o.created_at, o.id + 0
+             order by o.created_at, o.id - 0
              limit most
         ),
         gone as (

@@ -12,7 +12,7 @@ import json
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, get_origin
 
@@ -144,10 +144,16 @@ def _refusal(path: SettingPath) -> str | None:
 
 
 def _misspelt(environ: Iterable[str], sinks: Iterable[str]) -> dict[str, str]:
-    valid = {variable(path) for path in _settings(sinks)}
-    right = {name.replace("__", "_"): name for name in sorted(valid)}
+    valid, right = _valid_variables(frozenset(sinks))
     near = {name: right.get(name.replace("__", "_")) for name in sorted(environ) if name not in valid}
     return {name: found for name, found in near.items() if found is not None}
+
+
+@lru_cache(maxsize=8)
+def _valid_variables(sinks: frozenset[str]) -> tuple[set[str], dict[str, str]]:
+    """Return the variables of all settings, and each of them by its name with single underscores."""
+    valid = {variable(path) for path in _settings(sinks)}
+    return valid, {name.replace("__", "_"): name for name in sorted(valid)}
 
 
 def _settings(sinks: Iterable[str]) -> Iterator[SettingPath]:
