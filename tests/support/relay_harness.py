@@ -184,9 +184,12 @@ class RelayHarness:
         await auntil(fact, seconds=seconds, what="everything is delivered or dead")
 
     def _at_end(self) -> bool:
-        """Return True if every shard stands at the end of the log."""
+        """Return True if every shard stands at the end of the log, and every new row is in the database."""
         end = self.ticker.latest.seq if self.ticker.latest else 0
-        return all(group.idle and group.position.a.seq >= end for groups in self.groups for group in groups)
+        unwritten = sum(relay.session.settler.unsettled for relay in self.relays if relay.session)
+        return not unwritten and all(
+            group.idle and group.position.a.seq >= end for groups in self.groups for group in groups
+        )
 
     async def _rows_wait(self) -> bool:
         """Return True if a row is due within a minute."""
