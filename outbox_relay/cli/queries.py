@@ -1,4 +1,4 @@
-"""Commands that ask the database: status, why, audit."""
+"""Commands that ask the database: status, doctor, why, audit."""
 
 from __future__ import annotations
 
@@ -19,6 +19,12 @@ def add(commands: Any) -> None:
         "--max-oldest", type=seconds, metavar="SECONDS",
         help="exit with 1 when the oldest event that a sink has not settled is older",
     )  # fmt: skip
+    doctor = add_command(commands, "doctor", _doctor, "examine sinks, relays, log and server, and say what to do")
+    doctor.add_argument("--json", action="store_true", help="print JSON")
+    doctor.add_argument(
+        "--max-oldest", type=seconds, metavar="SECONDS",
+        help="age of the oldest unsettled event from which a sink counts as behind; default: 300",
+    )  # fmt: skip
     why = add_command(commands, "why", _why, "show the delivery state of an event, sink by sink")
     why.add_argument("uid", type=uid, metavar="UID", help="the uid returned by emit")
     why.add_argument("--json", action="store_true", help="print JSON")
@@ -37,6 +43,15 @@ def _status(arguments: argparse.Namespace) -> int:
     for line in late:
         say(line)
     return FAILED if late else DONE
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from outbox_relay.admin.doctor import doctor, findings_text
+
+    limits = {} if arguments.max_oldest is None else {"oldest_seconds": arguments.max_oldest}
+    found = query(arguments, lambda store: doctor(store, **limits))
+    print(json.dumps({"findings": [each.as_dict() for each in found]}) if arguments.json else findings_text(found))
+    return FAILED if any(each.severity == "critical" for each in found) else DONE
 
 
 def _why(arguments: argparse.Namespace) -> int:

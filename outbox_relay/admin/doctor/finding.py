@@ -1,0 +1,32 @@
+"""One finding of ``doctor``. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+Severity = Literal["critical", "warning", "ok"]
+ORDER: tuple[Severity, ...] = ("critical", "warning", "ok")
+"""The severities, worst first. A finding that is ``ok`` says what could not be examined."""
+RUNBOOK = "docs/runbook.md"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of a check: a sentence, the figures behind it, and the advice. ``id`` is a section of the runbook."""
+
+    id: str
+    severity: Severity
+    summary: str
+    evidence: str
+    advice: str
+
+    def as_dict(self) -> dict[str, str]:
+        """Return the finding for ``doctor --json``."""
+        return {**asdict(self), "runbook": f"{RUNBOOK}#{self.id}"}
+
+
+def worst_first(findings: Iterable[Finding]) -> list[Finding]:
+    """Return the findings by severity, those of one severity in their order."""
+    return sorted(findings, key=lambda finding: ORDER.index(finding.severity))

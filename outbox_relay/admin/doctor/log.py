@@ -1,0 +1,67 @@
+"""The checks of the log and its retention. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from outbox_relay.admin.doctor.finding import Finding
+from outbox_relay.admin.doctor.sinks import listed
+from outbox_relay.retention.wording import keepers_text
+
+LEAST_AHEAD_SECONDS = 86_400.0
+"""Time for which partitions must exist in advance."""
+
+
+def examine_retention(found: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield the findings on days that are past keep_days and still hold events, from ``retention status``."""
+    due = [day for day in found["days"] if day["due"]]
+    if found["hold_until"]:
+        yield Finding(
+            "clock-jumped", "warning", "the clock of the database has jumped: no day is emptied",
+            f"until {found['hold_until']}", "check the clock of the database's machine; relays go on at that time",
+        )  # fmt: skip
+    kept = [day for day in due if day["kept_by"]]
+    if kept:
+        reasons = listed(sorted({keepers_text(day["kept_by"]) for day in kept}))
+        yield Finding(
+            "retention-blocked", "warning",
+            f"{len(kept)} days past keep_days ({found['keep_days']}) are not emptied: the log grows",
+            f"{_span(kept)}: kept by {reasons}",
+            "resume, repair or remove what keeps them; outbox-relay retention status shows each day",
+        )  # fmt: skip
+    free = [day for day in due if not day["kept_by"]]
+    waiting = [day for day in free if found["archive"] and not day["archived"]]
+    if waiting and not found["hold_until"] and not found["idle"]:
+        yield Finding(
+            "archive-missing", "warning", f"{len(waiting)} days past keep_days have no verified archive",
+            f"{_span(waiting)}; last pass: {found['last_pass'] or 'none'}",
+            'find the line "archive failed" in the relays\' logs, and check [retention] archive and its credentials',
+        )  # fmt: skip
+    if due and found["idle"]:
+        yield Finding(
+            "retention-idle", "warning", "no relay empties the log",
+            f"{len(due)} days are past keep_days; last pass: {found['last_pass'] or 'none'}",
+            "set [retention] enabled = true on a relay, or run outbox-relay retention run from a timer",
+        )  # fmt: skip
+
+
+def examine_partitions(in_default: int, ahead_seconds: float | None) -> Iterator[Finding]:
+    """Yield the findings on partitions; ``ahead_seconds`` is None if there is none but the DEFAULT partition."""
+    if in_default:
+        yield Finding(
+            "default-partition", "warning", "events lie in the DEFAULT partition",
+            f"events, up to a limit: {in_default}",
+            "start a relay: it makes the partitions, and retention empties the DEFAULT partition in steps",
+        )  # fmt: skip
+    if ahead_seconds is not None and ahead_seconds < LEAST_AHEAD_SECONDS:
+        yield Finding(
+            "partitions-missing", "warning", "the partitions of the next day do not exist",
+            f"the newest one ends in {ahead_seconds / 3600:.1f} hours",
+            "start a relay, and find its log line on partitions that could not be made",
+        )  # fmt: skip
+
+
+def _span(days: list[Any]) -> str:
+    names = [day["day"] for day in days]
+    return names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"

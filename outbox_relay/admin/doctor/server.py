@@ -1,0 +1,146 @@
+"""The checks of the server: settings, transactions, locks, tables, slots. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from outbox_relay.admin.doctor.finding import Finding
+from outbox_relay.admin.doctor.sinks import listed
+from outbox_relay.admin.text import duration
+
+TRANSACTION_SECONDS = 300.0
+"""Age from which a transaction counts as long."""
+LONG_TRANSACTION_SECONDS = 3600.0
+"""Age from which that is critical: the log's tables swell, and positions' snapshots grow."""
+LOCK_SECONDS = 5.0
+"""Wait for a lock that is reported."""
+DEAD_ROWS = 100_000
+"""Dead rows of a table from which they are reported, if they outnumber its live rows."""
+SLOT_BYTES = 10 << 30
+"""WAL that a replication slot may keep."""
+XID_SHARE = 2.0
+"""Age of the oldest transaction id as a multiple of ``autovacuum_freeze_max_age`` from which it is reported."""
+LAST_XIDS = 1_500_000_000
+"""Age from which that is critical: the server stops at two billions."""
+CLOCK_SECONDS = 5.0
+"""Difference of the clocks that is reported."""
+
+
+def examine_server(server: Any, clock: float) -> Iterator[Finding]:
+    """Yield the findings on settings and ages; ``clock`` is the time of this machine, in seconds since the epoch."""
+    off = [name for name in ("fsync", "full_page_writes") if getattr(server, name) == "off"]
+    if off:
+        yield Finding(
+            "durability-off", "critical", "a crash of the server may corrupt or lose what was committed",
+            f"off: {listed(off)}", "set them to on in postgresql.conf, and reload the server",
+        )  # fmt: skip
+    if server.synchronous_commit == "off":
+        yield Finding(
+            "synchronous-commit-off", "warning", "a crash of the server may lose the last transactions",
+            "synchronous_commit is off for this role",
+            "set it to on for the roles that emit; relays need nothing: a lost position repeats events",
+        )  # fmt: skip
+    if server.autovacuum == "off":
+        yield Finding(
+            "autovacuum-off", "critical", "no autovacuum runs: tables swell, and the server stops in the end",
+            "autovacuum is off", "set it to on in postgresql.conf, and reload the server",
+        )  # fmt: skip
+    if server.seq_cache != 1:
+        yield Finding(
+            "sequence-cache", "critical", "sessions cache event ids: relays may pass over events",
+            f"cache of outbox.event_id_seq: {server.seq_cache}",
+            "alter sequence outbox.event_id_seq cache 1; then replay what was emitted since the cache was set",
+        )  # fmt: skip
+    if server.xid_age > XID_SHARE * server.freeze_max_age:
+        severity = "critical" if server.xid_age > LAST_XIDS else "warning"
+        yield Finding(
+            "wraparound", severity, "VACUUM does not keep up with transaction ids",
+            f"age of the oldest: {server.xid_age}; the server stops at 2,000,000,000",
+            "end what holds it back: see the findings on transactions and replication slots; then VACUUM FREEZE",
+        )  # fmt: skip
+    if abs(server.clock - clock) > CLOCK_SECONDS:
+        yield Finding(
+            "clocks-apart", "warning", "the clocks of this machine and of the database differ",
+            f"by {duration(abs(server.clock - clock))}",
+            "synchronize both by NTP. Relays use the database's clock; signatures of webhooks use the relay's",
+        )  # fmt: skip
+    if not server.sees_all:
+        yield Finding(
+            "sessions-unseen", "ok", "long transactions of other roles were not examined",
+            "this role does not see the sessions of others", "grant pg_read_all_stats to it",
+        )  # fmt: skip
+
+
+def examine_transactions(found: Sequence[Any]) -> Iterator[Finding]:
+    """Yield a finding on the oldest transactions."""
+    if not found:
+        return
+    critical = found[0].seconds > LONG_TRANSACTION_SECONDS
+    yield Finding(
+        "long-transaction", "critical" if critical else "warning",
+        "long transactions keep VACUUM from removing dead rows anywhere in the database",
+        "; ".join(f"{each.who}: {duration(each.seconds)}" for each in found),
+        "let the application commit, or end the session: select pg_terminate_backend(PID). A prepared one: "
+        "rollback prepared",
+    )  # fmt: skip
+
+
+def examine_locks(found: Sequence[Any]) -> Iterator[Finding]:
+    """Yield a finding on sessions that wait for a lock on the log."""
+    if found:
+        yield Finding(
+            "lock-waits", "warning", "sessions wait for locks on the log",
+            "; ".join(
+                f"pid {each.pid} (role {each.role_name}) has waited for {duration(each.seconds)} for {each.object}, "
+                f"blocked by {', '.join(map(str, each.blockers)) or 'a queue'}"
+                for each in found
+            ),
+            "end what blocks them: a migration, VACUUM FULL, or a session that is idle in a transaction",
+        )  # fmt: skip
+
+
+def examine_tables(found: Sequence[Any]) -> Iterator[Finding]:
+    """Yield a finding for each table with too many dead rows."""
+    for table in found:
+        last = "never" if table.vacuumed is None else f"{duration(table.vacuumed)} ago"
+        yield Finding(
+            "dead-tuples", "warning", f"table outbox.{table.name} has more dead rows than live ones",
+            f"dead: {table.dead}, live: {table.live}, last vacuum: {last}",
+            "end long transactions first; then VACUUM the table, and let autovacuum visit it more often",
+        )  # fmt: skip
+
+
+def examine_slots(found: Sequence[Any]) -> Iterator[Finding]:
+    """Yield a finding for each replication slot that keeps much WAL."""
+    for slot in found:
+        yield Finding(
+            "replication-slot", "warning", f"replication slot {slot.name} keeps WAL on the disk",
+            f"{slot.bytes >> 20} MiB, {'active' if slot.active else 'not active'}",
+            "let its consumer catch up, or drop the slot: select pg_drop_replication_slot(NAME)",
+        )  # fmt: skip
+
+
+def examine_privileges(found: Sequence[Any]) -> Iterator[Finding]:
+    """Yield a finding on privileges in the schema that no role should have."""
+    if found:
+        yield Finding(
+            "foreign-privileges", "warning", "roles have privileges in the schema that they do not need",
+            listed([each.said for each in found]), "run outbox-relay migrate as the owner of the schema",
+        )  # fmt: skip
+
+
+def examine_configurations(found: Sequence[Any]) -> Iterator[Finding]:
+    """Yield a finding if relays run with different settings."""
+    known = {each.name: each.config for each in found if each.config}
+    settings = sorted(
+        name
+        for name in {name for config in known.values() for name in config}
+        if len({repr(config.get(name)) for config in known.values()}) > 1
+    )
+    if settings:
+        yield Finding(
+            "relay-configurations", "warning", "relays run with different settings",
+            f"settings: {listed(settings)}; relays: {listed(sorted(known))}",
+            "finish the rolling deployment, or run outbox-relay config diff with each file",
+        )  # fmt: skip

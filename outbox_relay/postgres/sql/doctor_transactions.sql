@@ -1,0 +1,17 @@
+-- The oldest transactions, prepared ones too, that keep VACUUM from removing rows. Whose sessions the role may not see
+-- have no times, and are left out.
+select t.who, t.seconds, t.prepared
+  from (
+    select format('pid %%s, role %%s, %%s', a.pid, coalesce(a.usename::text, 'unknown'), coalesce(a.state, 'unknown')) as who,
+           extract(epoch from clock_timestamp() - a.xact_start)::double precision as seconds, false as prepared
+      from pg_catalog.pg_stat_activity a
+     where a.xact_start is not null and a.pid <> pg_backend_pid() and a.backend_type = 'client backend'
+       and (a.datname = current_database() or a.backend_xid is not null)
+    union all
+    select format('prepared transaction %%s, role %%s', p.gid, p.owner),
+           extract(epoch from clock_timestamp() - p.prepared)::double precision, true
+      from pg_catalog.pg_prepared_xacts p where p.database = current_database()
+  ) t
+ where t.seconds > %(seconds)s::double precision
+ order by t.seconds desc
+ limit 5

@@ -1,0 +1,248 @@
+"""`doctor` on real databases: each condition is made, and found; a healthy system has no finding."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+import pytest
+
+from outbox_relay import admin
+from outbox_relay.admin.doctor import Finding, doctor, log, server
+from outbox_relay.domain.window import Position
+from outbox_relay.postgres.migrations import migrate
+from tests.integration.test_roles import new_role
+from tests.support.command import inside
+from tests.support.database import Database
+from tests.support.days import fill_days
+from tests.support.ledger import Ledger, ledger
+from tests.support.memory_sink import MemorySink
+from tests.support.postgres import PostgresServer
+from tests.support.relay_harness import running, spec
+from tests.support.replays import start as start_replay
+from tests.support.wait import auntil
+
+EXPECTED = {"durability-off"}
+"""Findings on every server of the tests: it runs without fsync."""
+
+
+@pytest.fixture
+async def books(database: Database) -> AsyncGenerator[Ledger]:
+    """A database with one live relay that owns the shards of one sink, all at the end of the log."""
+    async with ledger(database) as found:
+        await found.register(("s", ["test.*"], "beginning"))
+        await found.live("relay-1", "s")
+        await found.own("s")
+        yield found
+
+
+async def findings(books: Ledger) -> dict[str, Finding]:
+    """Return the findings by id, without those on every server of the tests."""
+    return {finding.id: finding for finding in await doctor(books.store) if finding.id not in EXPECTED}
+
+
+async def test_a_healthy_system_has_no_finding(books: Ledger) -> None:
+    assert await findings(books) == {}
+
+
+async def test_a_database_that_serves_a_relay_has_no_finding(database: Database) -> None:
+    sink = MemorySink()
+    async with running(database.dsn, (spec("s"), sink)) as harness, ledger(database) as books:
+        books.emit(*"abc")
+        await harness.owns_all()
+        await harness.settled()
+        assert await findings(books) == {}
+
+
+Make = Callable[[Ledger], Any]
+CONDITIONS: dict[str, Make] = {
+    "no-relay": lambda books: books.do("delete from outbox.relay; update outbox.shard set owner = null"),
+    "shards-unowned": lambda books: books.do(
+        "update outbox.shard set lease_until = now() - interval '1 minute' where shard = 7"
+    ),
+    "missing-positions": lambda books: books.do(
+        "alter table outbox.progress disable trigger user; delete from outbox.progress;"
+        "alter table outbox.progress enable trigger user"
+    ),
+    "sink-paused": lambda books: admin.pause(books.store, "s", actor="anna", reason="moving house"),
+    "destination-down": lambda books: books.do(
+        "update outbox.sink set circuit = 'open', circuit_since = now() - interval '6 minutes', last_error = 'refused',"
+        " last_error_at = now()"
+    ),
+    "types-without-a-route": lambda books: books.emit("k", type="odd.type"),
+    "relay-versions": lambda books: books.do(
+        "insert into outbox.relay (id, name, version, sinks) values (gen_random_uuid(), 'relay-2', '9.9', '{}')"
+    ),
+    "relay-configurations": lambda books: books.do(
+        "update outbox.relay set config = '{\"park_after_seconds\": 1}';"
+        "insert into outbox.relay (id, name, version, sinks, config)"
+        " select gen_random_uuid(), 'relay-2', version, '{}', '{\"park_after_seconds\": 2}' from outbox.relay"
+    ),
+    "clock-jumped": lambda books: books.do("update outbox.retention set hold_until = now() + interval '1 day'"),
+    "default-partition": lambda books: books.do(
+        "insert into outbox.event (uid, type, payload, content_type, created_at)"
+        " values (gen_random_uuid(), 'test.a', '', 't', now() + interval '900 days')"
+    ),
+    "sequence-cache": lambda books: books.do("alter sequence outbox.event_id_seq cache 20"),
+    "foreign-privileges": lambda books: books.do("grant select on outbox.event to public"),
+}
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+async def test_a_condition_is_found(books: Ledger, condition: str) -> None:
+    made = CONDITIONS[condition](books)
+    if hasattr(made, "__await__"):
+        await made
+    found = await findings(books)
+    assert condition in found
+    assert found[condition].evidence
+    assert found[condition].advice
+
+
+async def test_an_old_event_and_a_dead_letter_are_found(books: Ledger) -> None:
+    old, dead = books.emit("a", "b")
+    books.do("update outbox.event set created_at = created_at - interval '10 minutes' where id = %s", old)
+    await books.park("s", books.row(dead, "dead"))
+    found = await findings(books)
+    assert found.keys() == {"sink-behind", "dead-letters"}
+    assert "10 min" in found["sink-behind"].evidence
+    assert [each.id for each in await doctor(books.store, oldest_seconds=900.0) if each.id not in EXPECTED] == [
+        "dead-letters"
+    ]
+
+
+async def test_a_paused_replay_is_found(books: Ledger) -> None:
+    books.emit("a")
+    await books.place("s", Position(await books.tick()))
+    number = start_replay(books.database, key="a")
+    books.do("select outbox.set_replay(%s, 'pause', 'anna', null)", number)
+    found = await findings(books)
+    assert str(number) in found["replay-paused"].advice
+
+
+async def test_days_that_are_kept_are_found_with_their_reason(books: Ledger) -> None:
+    with books.database.connect(autocommit=True) as owner:
+        fill_days(owner, 36, 33)
+    found = await findings(books)
+    assert "kept by sink s with 64 shards" in found["retention-blocked"].evidence
+    assert "retention-idle" in found
+
+
+async def test_days_that_no_relay_empties_are_found(books: Ledger) -> None:
+    with books.database.connect(autocommit=True) as owner:
+        fill_days(owner, 36, 35)
+    books.do("delete from outbox.sink")
+    found = await findings(books)
+    assert "retention-idle" in found
+    assert "retention-blocked" not in found
+    books.do("update outbox.retention set clock_mark = now(), archive = true")
+    assert "archive-missing" in await findings(books)
+
+
+async def test_partitions_that_are_missing_are_found(books: Ledger) -> None:
+    [(ahead,)] = await books.store.named("doctor_partitions", {})
+    assert not list(log.examine_partitions(0, ahead))
+    for (table,) in books.query(
+        "select inhrelid::regclass::text from pg_inherits where inhparent = 'outbox.event'::regclass"
+        " and pg_get_expr((select relpartbound from pg_class where oid = inhrelid), inhrelid) <> 'DEFAULT'"
+    ):
+        books.do(f"drop table {table}")
+    [(none,)] = await books.store.named("doctor_partitions", {})
+    assert none is None
+
+
+async def test_long_transactions_and_waits_for_locks_are_found(books: Ledger) -> None:
+    def waits() -> None:
+        with books.database.connect() as second:
+            second.execute("set lock_timeout = '30s'")
+            second.execute("lock table outbox.sink in access exclusive mode")
+
+    with books.database.connect() as first:
+        first.execute("select pg_current_xact_id()")
+        first.execute("lock table outbox.sink in access share mode")
+        thread = threading.Thread(target=waits)
+        thread.start()
+        try:
+
+            async def seen() -> bool:
+                return bool(await books.store.named("doctor_locks", {"seconds": 0.0}))
+
+            await auntil(seen, seconds=20, what="the wait is seen")
+            [wait] = server.examine_locks(await books.store.named("doctor_locks", {"seconds": 0.0}))
+            assert f"blocked by {first.info.backend_pid}" in wait.evidence
+            assert "outbox.sink" in wait.evidence
+            [long] = server.examine_transactions(await books.store.named("doctor_transactions", {"seconds": 0.0}))
+            assert f"pid {first.info.backend_pid}, role postgres, idle in transaction" in long.evidence
+        finally:
+            first.rollback()
+            thread.join(30)
+    assert await books.store.named("doctor_transactions", {"seconds": 1.0}) == []
+
+
+async def test_dead_rows_are_found_under_their_table(books: Ledger) -> None:
+    books.emit(*"abcdefgh")
+    books.do("delete from outbox.event")
+
+    async def counted() -> list[Any]:
+        return [row for row in await books.store.named("doctor_tables", {"dead": 5}) if row.name == "event"]
+
+    rows = await auntil(counted, seconds=20, what="the dead rows are counted")
+    [finding] = server.examine_tables(rows)
+    assert finding.evidence.startswith("dead: 8, live: 0, last vacuum: never")
+
+
+async def test_a_replication_slot_is_found(books: Ledger) -> None:
+    books.do("select pg_create_physical_replication_slot('forgotten', true)")
+    try:
+        found = server.examine_slots(await books.store.named("doctor_slots", {"bytes": -1}))
+        assert "forgotten keeps WAL" in next(each.summary for each in found if "forgotten" in each.summary)
+        assert await books.store.named("doctor_slots", {"bytes": 1 << 40}) == []
+    finally:
+        books.do("select pg_drop_replication_slot('forgotten')")
+
+
+def test_a_careless_server_is_found_and_the_exit_code_says_so() -> None:
+    """Everything but fsync: the tests' server has it on here."""
+    settings = {"autovacuum": "off", "full_page_writes": "off", "synchronous_commit": "off"}
+    with PostgresServer(settings, fsync=True) as careless:
+        careless.create_database("careless")
+        migrate(careless.dsn("careless"))
+        ended = inside("doctor", "--json", "--dsn", careless.dsn("careless"))
+        assert ended.code == 1
+        found = {each["id"]: each for each in ended.json["findings"]}
+        assert found.keys() == {"autovacuum-off", "durability-off", "synchronous-commit-off"}
+        assert "full_page_writes" in found["durability-off"]["evidence"]
+        assert [each["severity"] for each in ended.json["findings"]] == ["critical", "critical", "warning"]
+        assert found["durability-off"].keys() == {"id", "severity", "summary", "evidence", "advice", "runbook"}
+
+
+def test_a_careful_server_ends_with_0() -> None:
+    with PostgresServer(fsync=True) as careful:
+        careful.create_database("careful")
+        migrate(careful.dsn("careful"))
+        assert inside("doctor", "--json", "--dsn", careful.dsn("careful")).json == {"findings": []}
+        ended = inside("doctor", "--dsn", careful.dsn("careful"))
+        assert (ended.code, ended.out) == (0, "no finding: sinks, relays, log and server are as they should be\n")
+
+
+@pytest.mark.parametrize("kind", ["read", "relay"])
+def test_a_role_is_told_what_it_may_not_see(database: Database, kind: str) -> None:
+    with new_role(database, kind) as role:
+        assert inside("migrate", f"--grant-{kind}", role, "--dsn", database.dsn).code == 0
+        ended = inside("doctor", "--json", "--dsn", f"{database.dsn} user={role}")
+        assert ended.err == ""
+        found = {each["summary"]: each for each in ended.json["findings"] if each["id"] not in EXPECTED}
+        unseen = {"long transactions of other roles were not examined"}
+        if kind == "read":
+            unseen |= {"not examined: relay configs", "not examined: foreign privileges"}
+        assert found.keys() == unseen
+        assert {each["severity"] for each in found.values()} == {"ok"}
+        assert "password" not in json.dumps(found)
+
+
+def test_a_database_without_the_schema_is_refused(empty_database: Database) -> None:
+    ended = inside("doctor", "--dsn", empty_database.dsn)
+    assert ended.code == 2
+    assert "outbox-relay migrate" in ended.err

@@ -1,0 +1,196 @@
+"""The checks of `doctor` at their limits, and the findings as text and JSON."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from outbox_relay.admin.doctor import Finding, findings_text, log, server, sinks
+from outbox_relay.admin.doctor.finding import worst_first
+
+PACKAGE = Path(sinks.__file__).parent
+SINK: dict[str, Any] = {
+    "backlog": 0, "oldest_seconds": 0.0, "dead": 0, "circuit": "closed", "circuit_seconds": None, "paused": False,
+    "paused_reason": None, "last_error": None, "unowned": 0, "missing_positions": 0,
+}  # fmt: skip
+RELAY = {"name": "r", "version": "1", "seen_seconds_ago": 1.0, "shards": {"s": 64}}
+SERVER: dict[str, Any] = {
+    "fsync": "on", "full_page_writes": "on", "synchronous_commit": "on", "autovacuum": "on", "seq_cache": 1,
+    "xid_age": 400_000_000, "freeze_max_age": 200_000_000, "sees_all": True, "clock": 1000.0,
+}  # fmt: skip
+RETENTION: dict[str, Any] = {
+    "keep_days": 30, "hold_until": None, "archive": False, "idle": False, "last_pass": "2026-11-01T00:00Z", "days": [],
+}  # fmt: skip
+
+
+def status(*, relays: list[dict[str, Any]] | None = None, replays: Any = (), unrouted: Any = (), **sink: Any) -> Any:
+    return {
+        "sinks": {"s": SINK | sink},
+        "relays": [RELAY] if relays is None else relays,
+        "replays": list(replays),
+        "unrouted": list(unrouted),
+    }
+
+
+def found(findings: Any) -> list[tuple[str, str]]:
+    return [(finding.id, finding.severity) for finding in findings]
+
+
+@pytest.mark.parametrize(
+    ("sink", "wanted"),
+    [
+        ({}, []),
+        ({"missing_positions": 1}, [("missing-positions", "critical")]),
+        ({"paused": True}, [("sink-paused", "warning")]),
+        ({"paused": True, "unowned": 64, "oldest_seconds": 1e6}, [("sink-paused", "warning")]),
+        ({"unowned": 1}, [("shards-unowned", "warning")]),
+        ({"unowned": 64}, [("shards-unowned", "critical")]),
+        ({"circuit": "open", "circuit_seconds": 300.0}, []),
+        ({"circuit": "half-open", "circuit_seconds": 301.0}, [("destination-down", "critical")]),
+        ({"oldest_seconds": 300.0}, []),
+        ({"oldest_seconds": 301.0}, [("sink-behind", "warning")]),
+        ({"oldest_seconds": 3601.0}, [("sink-behind", "critical")]),
+        ({"dead": 1}, [("dead-letters", "warning")]),
+    ],
+)
+def test_sinks(sink: dict[str, Any], wanted: list[tuple[str, str]]) -> None:
+    assert found(sinks.examine_sinks(status(**sink))) == wanted
+
+
+def test_without_a_relay_no_sink_is_named_for_it() -> None:
+    alone = status(relays=[], unowned=64)
+    assert found(sinks.examine_sinks(alone)) == []
+    assert found(sinks.examine_relays(alone)) == [("no-relay", "critical")]
+    assert found(sinks.examine_relays({**alone, "sinks": {}})) == []
+
+
+def test_relays_and_replays() -> None:
+    assert found(sinks.examine_relays(status(relays=[RELAY, RELAY | {"version": "2"}]))) == [
+        ("relay-versions", "warning")
+    ]
+    replay = {"id": 7, "sink": "s", "state": "running", "delivered": 1, "total": 2}
+    assert found(sinks.examine_replays(status(replays=[replay]))) == []
+    assert found(sinks.examine_replays(status(replays=[replay | {"state": "paused"}]))) == [
+        ("replay-paused", "warning")
+    ]
+
+
+def test_only_some_names_are_listed() -> None:
+    [finding] = sinks.examine_sinks(status(unrouted=[f"type.{n:02}" for n in range(12)]))
+    assert finding.evidence.endswith("type.09 and 2 others")
+
+
+DUE: dict[str, Any] = {"day": "2026-01-01", "due": True, "archived": None, "kept_by": []}
+KEPT = DUE | {"day": "2026-01-02", "kept_by": [{"kind": "sink", "name": "s", "paused": True, "shards": 3}]}
+
+
+@pytest.mark.parametrize(
+    ("policy", "days", "wanted"),
+    [
+        ({}, [], []),
+        ({}, [DUE | {"due": False}], []),
+        ({}, [DUE], []),
+        ({"idle": True}, [], []),
+        ({"idle": True}, [DUE], ["retention-idle"]),
+        ({}, [DUE, KEPT], ["retention-blocked"]),
+        ({"archive": True}, [DUE, KEPT], ["retention-blocked", "archive-missing"]),
+        ({"archive": True}, [DUE | {"archived": "file:x"}], []),
+        ({"archive": True, "idle": True}, [DUE], ["retention-idle"]),
+        ({"hold_until": "2026-11-02T00:00:00Z"}, [], ["clock-jumped"]),
+    ],
+)
+def test_retention(policy: dict[str, Any], days: list[Any], wanted: list[str]) -> None:
+    assert [each.id for each in log.examine_retention(RETENTION | policy | {"days": days})] == wanted
+
+
+def test_a_kept_day_is_named_with_what_keeps_it() -> None:
+    [finding] = log.examine_retention(RETENTION | {"days": [KEPT, KEPT | {"day": "2026-01-03"}]})
+    assert finding.evidence == "2026-01-02 to 2026-01-03: kept by sink s (paused) with 3 shards"
+
+
+@pytest.mark.parametrize(
+    ("in_default", "ahead", "wanted"),
+    [
+        (0, None, []),
+        (0, 86_400.0, []),
+        (0, 86_399.0, ["partitions-missing"]),
+        (0, -5.0, ["partitions-missing"]),
+        (1, 1e6, ["default-partition"]),
+    ],
+)
+def test_partitions(in_default: int, ahead: float | None, wanted: list[str]) -> None:
+    assert [each.id for each in log.examine_partitions(in_default, ahead)] == wanted
+
+
+@pytest.mark.parametrize(
+    ("settings", "wanted"),
+    [
+        ({}, []),
+        ({"fsync": "off"}, [("durability-off", "critical")]),
+        ({"full_page_writes": "off"}, [("durability-off", "critical")]),
+        ({"synchronous_commit": "off"}, [("synchronous-commit-off", "warning")]),
+        ({"synchronous_commit": "local"}, []),
+        ({"autovacuum": "off"}, [("autovacuum-off", "critical")]),
+        ({"seq_cache": 2}, [("sequence-cache", "critical")]),
+        ({"xid_age": 400_000_001}, [("wraparound", "warning")]),
+        ({"xid_age": 1_500_000_001}, [("wraparound", "critical")]),
+        ({"clock": 1005.1}, [("clocks-apart", "warning")]),
+        ({"clock": 994.9}, [("clocks-apart", "warning")]),
+        ({"sees_all": False}, [("sessions-unseen", "ok")]),
+    ],
+)
+def test_settings_of_the_server(settings: dict[str, Any], wanted: list[tuple[str, str]]) -> None:
+    assert found(server.examine_server(SimpleNamespace(**SERVER | settings), 1000.0)) == wanted
+
+
+def test_a_transaction_is_critical_after_an_hour() -> None:
+    def transactions(*ages: float) -> list[Any]:
+        return [SimpleNamespace(who=f"pid {n}", seconds=age, prepared=False) for n, age in enumerate(ages)]
+
+    assert found(server.examine_transactions([])) == []
+    assert found(server.examine_transactions(transactions(3600.0, 400.0))) == [("long-transaction", "warning")]
+    assert found(server.examine_transactions(transactions(3601.0))) == [("long-transaction", "critical")]
+
+
+def test_relays_differ_by_the_settings_that_both_have_recorded() -> None:
+    def relays(*configs: Any) -> list[Any]:
+        return [SimpleNamespace(name=f"r{n}", config=config) for n, config in enumerate(configs)]
+
+    assert found(server.examine_configurations(relays({"a": 1}, {"a": 1}, None))) == []
+    [finding] = server.examine_configurations(relays({"a": 1, "b": 2}, {"a": 1, "b": 3, "c": 4}))
+    assert (finding.id, finding.evidence) == ("relay-configurations", "settings: b, c; relays: r0, r1")
+
+
+def test_findings_come_worst_first_and_say_what_to_do() -> None:
+    ok, warning, critical = (Finding(f"x-{s}", s, "it is", "so", "do it") for s in ("ok", "warning", "critical"))
+    assert worst_first([ok, warning, critical]) == [critical, warning, ok]
+    assert findings_text([critical]).splitlines()[:3] == [
+        "CRITICAL  it is", "  so", "  do: do it (docs/runbook.md#x-critical)",
+    ]  # fmt: skip
+    assert critical.as_dict() == {
+        "id": "x-critical", "severity": "critical", "summary": "it is", "evidence": "so", "advice": "do it",
+        "runbook": "docs/runbook.md#x-critical",
+    }  # fmt: skip
+    assert findings_text([]).startswith("no finding")
+    assert findings_text([ok]).endswith("nothing else was found")
+
+
+def test_names_with_control_characters_do_not_reach_the_terminal() -> None:
+    assert "\x1b" not in findings_text([Finding("x", "warning", "\x1b[2J", "\x1b", "\x1b")])
+
+
+def ids_in_the_code() -> set[str]:
+    text = "\n".join(path.read_text(encoding="utf-8") for path in PACKAGE.glob("*.py"))
+    return set(re.findall(r'Finding\(\s*"([a-z-]+)"', text))
+
+
+def test_the_runbook_has_a_section_for_each_finding() -> None:
+    page = (PACKAGE.parents[2] / "docs/runbook.md").read_text(encoding="utf-8")
+    sections = re.split(r"^## ", page, flags=re.MULTILINE)[1:]
+    assert {section.partition("\n")[0] for section in sections} == ids_in_the_code()
+    for section in sections:
+        assert all(f"**{part}**" in section for part in ("Means", "Look at", "Do", "Over when")), section
