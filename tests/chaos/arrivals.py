@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,8 +23,18 @@ LEADERS_SECONDS = 30.0
 NO_UID = bytes(16)
 
 
-Replayed = MutableMapping[tuple[str, int], set[bytes]]
-"""Sink and number of a replay → the uids that arrived with it."""
+@dataclass
+class Replayed:
+    """The arrivals by replays since the last restore: a restored database gives the numbers of later replays again."""
+
+    since: float = 0.0
+    uids: dict[tuple[str, int], set[bytes]] = field(default_factory=dict[tuple[str, int], set[bytes]])
+    """Sink and number of a replay → the uids that arrived with it."""
+
+    def add(self, sink: str, number: bytes, uid: str, arrived: float) -> None:
+        """Add an arrival, unless it is from before the restore."""
+        if arrived >= self.since:
+            self.uids.setdefault((sink, int(number)), set()).add(bytes.fromhex(uid.replace("-", "")))
 
 
 def from_topic(bootstrap: str, topic: str, replayed: Replayed) -> Iterator[Arrival]:
@@ -36,13 +47,9 @@ def from_topic(bootstrap: str, topic: str, replayed: Replayed) -> Iterator[Arriv
         headers = dict(cast("list[tuple[str, bytes]]", message.headers() or []))
         arrived = message.timestamp()[1] / 1000 + to_monotonic
         if number := headers.get("outbox-replay"):
-            _replay(replayed, "kafka", number, headers["id"])
+            replayed.add("kafka", number, headers["id"].decode(), arrived)
             continue
         yield _arrival(message.value() or b"", headers.get("id", b"").decode(), arrived)
-
-
-def _replay(replayed: Replayed, sink: str, number: bytes, uid: bytes) -> None:
-    replayed.setdefault((sink, int(number)), set()).add(bytes.fromhex(uid.decode().replace("-", "")))
 
 
 def from_journal(path: Path, replayed: Replayed) -> Iterator[Arrival]:
@@ -51,7 +58,7 @@ def from_journal(path: Path, replayed: Replayed) -> Iterator[Arrival]:
         for line in lines:
             arrived, uid, _mode, problem, number, body = line.rstrip(b"\n").split(b"\t", 5)
             if number:
-                _replay(replayed, "webhook", number, uid)
+                replayed.add("webhook", number, uid.decode(), float(arrived))
             elif not problem:
                 yield _arrival(body, uid.decode(), float(arrived))
 

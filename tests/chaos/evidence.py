@@ -51,7 +51,8 @@ class Evidence:
         outcome.reconciled = expected.reconcile(transactions, self._log(log), add, lost)
         outcome.refused = arrivals.refused(self.journal)
         dead = self._dead(log)
-        replayed: dict[tuple[str, int], set[bytes]] = {}
+        restored = max((restored.rebased for restored in self.restores), default=0.0)
+        replayed = arrivals.Replayed(restored)
         for sink in SINKS:
             flow = outcome.flows[sink] = Flow()
             came = _watched(self._arrivals(sink, replayed), flow, log.shards)
@@ -59,10 +60,9 @@ class Evidence:
                 sink, committed[sink], came, outcome.record.strikes, dead[sink], backlog.get(sink, 0)
             )
             flow.close()
-        last = max((restored.rebased for restored in self.restores), default=0.0)
-        since = time.time() - (time.monotonic() - last)
-        outcome.replays = list(replays.violations(self.dsn, replayed, since))
-        outcome.replayed = sum(map(len, replayed.values()))
+        since = time.time() - (time.monotonic() - restored)
+        outcome.replays = list(replays.violations(self.dsn, replayed.uids, since))
+        outcome.replayed = sum(map(len, replayed.uids.values()))
 
     def _arrivals(self, sink: str, replayed: arrivals.Replayed) -> Iterator[Arrival]:
         if sink == "webhook":

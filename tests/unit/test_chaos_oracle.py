@@ -10,6 +10,7 @@ from uuid import UUID
 
 import pytest
 
+from tests.chaos.arrivals import Replayed, from_journal
 from tests.chaos.expected import ExpectedFile, read, reconcile
 from tests.chaos.nemesis import Strike
 from tests.chaos.oracle import Account, Arrival, Dead, judge
@@ -536,3 +537,13 @@ def test_what_nobody_injected_is_read_from_the_logs() -> None:
     found = list(starvations([lines]))
     assert [s.fault for s in found] == ["relay starved", "crm given up while down", "erp given up while down"]
     assert all(abs(strike.began - time.monotonic()) < 5 for strike in found)
+
+
+def test_arrivals_by_a_replay_count_from_the_last_restore_on(tmp_path: Path) -> None:
+    """A restored database gives the number of a lost replay again."""
+    lost, found = UUID(int=1), UUID(int=2)
+    journal = tmp_path / "journal"
+    journal.write_text(f"99.5\t{lost}\tok\t\t1\t{{}}\n100.5\t{found}\tok\t\t1\t{{}}\n")
+    replayed = Replayed(since=100.0)
+    assert list(from_journal(journal, replayed)) == []
+    assert replayed.uids == {("webhook", 1): {found.bytes}}
