@@ -15,6 +15,8 @@ from outbox_relay.postgres.store import Store
 
 STEP_ROWS = 1_000
 """Maximum number of deliveries that one step looks at."""
+STEP_SECONDS = 0.1
+"""Minimum interval between the steps of a retry with a rate, unless it allows less than one delivery in that time."""
 FULL_PAUSE_SECONDS = 0.05
 """Pause before the next step while the sinks have enough deliveries that are due."""
 FULL_SECONDS = 60.0
@@ -112,7 +114,7 @@ class _Pace:
         """Return the number of deliveries that the next step may change, after a wait if it would be 0."""
         if self._rate is None:
             return STEP_ROWS
-        wait = (self._spent + 1) / self._rate - (time.monotonic() - self._began)
+        wait = (self._spent + max(1.0, self._rate * STEP_SECONDS)) / self._rate - (time.monotonic() - self._began)
         if wait > 0:
             await asyncio.sleep(wait)
         allowed = int((time.monotonic() - self._began) * self._rate) - self._spent

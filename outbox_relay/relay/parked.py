@@ -8,6 +8,7 @@ therefore delivered one after another, by whichever relay.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from uuid import UUID
 
@@ -24,6 +25,8 @@ from outbox_relay.relay.parked_claims import BUSY_POLL_SECONDS, MOST_ROWS, Parke
 from outbox_relay.relay.parked_settler import ParkedSettler
 from outbox_relay.relay.slow_requests import SlowRequest, SlowRequests
 
+GATHER_SECONDS = 0.01
+"""Maximum wait for more slots before a claim, while more rows are due. A claim takes about as long as several calls."""
 MOST_CLAIMS = 5
 """Claims without an outcome after which a row is dead, since it may stop every relay that delivers it."""
 
@@ -108,6 +111,8 @@ class ParkedDeliveries:
         while self._slots >= context.limiter.parked_share():
             self._released.clear()
             await self._released.wait()
+        if self._claims.more_due:
+            await self._gather_slots()
         await self._take_slot()
         permit = await context.breaker.admit()
         slots, most = await self._take_slots(1 if permit.probe else MOST_ROWS)
@@ -124,6 +129,17 @@ class ParkedDeliveries:
                 await self._call(call, until, permit)
             else:
                 tasks.create_task(self._call(call, until, permit))
+
+    async def _gather_slots(self) -> None:
+        """Wait until half of the share is free, or until ``GATHER_SECONDS`` are over, so that one claim fills it."""
+        until = time.monotonic() + GATHER_SECONDS
+        while 2 * self._slots > self._context.limiter.parked_share() and (left := until - time.monotonic()) > 0:
+            self._released.clear()
+            try:
+                async with asyncio.timeout(left):
+                    await self._released.wait()
+            except TimeoutError:
+                return
 
     async def _take_slots(self, most: int) -> tuple[int, int]:
         """Take free slots besides the acquired one.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from itertools import islice
 from uuid import UUID
 
 from structlog.stdlib import BoundLogger
@@ -28,6 +29,8 @@ MOST_BYTES = 16 << 20
 """Maximum bytes of payload, key and headers in one claim, not counting its first row."""
 MOST_KEYS = 1000
 """Maximum number of keys in one question and in one sweep."""
+FEWEST_KEYS, KEYS_PER_ROW = 100, 4
+"""Number of keys in a claim: so many for each row that it may take, and at least ``FEWEST_KEYS``."""
 MOST_PAUSE_SECONDS = 1.0
 """Maximum pause after a claim that failed."""
 
@@ -85,14 +88,16 @@ class ParkedClaims:
         self._suspects = False
         self.suspect_was_last = False
         """True if the last claim was of a row that may have killed its owners."""
-        self._heads: set[str] = set()
-        """Keys whose first row may have become claimable."""
+        self.more_due = False
+        """True if the last claim was as large as its limit, so that more rows may be due."""
+        self._heads: dict[str, None] = {}
+        """Keys whose first row may have become claimable, those that were looked up longest ago first."""
         self._doubtful: list[UUID] = []
         """Leases of claims that failed here and may have taken effect in the database."""
 
     def follow(self, settled: list[ClaimedRow]) -> None:
         """Let the rows be claimed that wait for those that were settled."""
-        self._heads.update(row.event.key for row in settled if row.ordered and row.event.key is not None)
+        self._heads.update((row.event.key, None) for row in settled if row.ordered and row.event.key is not None)
         self._context.due_timer.wake()
 
     async def wait_until_due(self) -> None:
@@ -117,17 +122,20 @@ class ParkedClaims:
         often = self._swept is not None or len(self._context.blocked)
         if now - self._swept_at >= (POLL_SECONDS if often else SWEEP_SECONDS) and len(self._heads) < MOST_KEYS:
             await self._sweep(now)
-        heads = [self._heads.pop() for _ in range(min(len(self._heads), MOST_KEYS))]
-        self._context.due_timer.forget(now)
         most, most_bytes = min(most, self._size.rows), self._size.payload_bytes
+        heads = list(islice(self._heads, min(MOST_KEYS, max(FEWEST_KEYS, KEYS_PER_ROW * most))))
+        for key in heads:
+            del self._heads[key]
+        self._context.due_timer.forget(now)
         claimed = await self._claim(most, heads)
         if not claimed and self.suspect_was_last:
             claimed = await self._claim_suspect(now)
         else:
             self.suspect_was_last = False
-        cut = len(claimed) == most or 2 * sum(len(row.event.payload or b"") for row in claimed) > most_bytes
+        self.more_due = len(claimed) == most
+        cut = self.more_due or 2 * sum(len(row.event.payload or b"") for row in claimed) > most_bytes
         if cut or self._size.failed:
-            self._heads.update(heads)
+            self._heads.update(dict.fromkeys(heads))
         elif not claimed:
             self._asked_at = now
         return claimed
@@ -143,7 +151,7 @@ class ParkedClaims:
         except StatementFailed:
             return
         self._swept = keys[-1] if len(keys) == MOST_KEYS else None
-        self._heads.update(keys)
+        self._heads.update(dict.fromkeys(keys))
 
     async def _claim_suspect(self, now: float) -> list[ClaimedRow]:
         """Claim a row that may have killed its owners."""

@@ -153,6 +153,15 @@ async def test_a_rate_is_kept(books: Ledger) -> None:
     assert order == made
 
 
+async def test_a_high_rate_takes_steps_of_many_deliveries(books: Ledger) -> None:
+    made = books.emit(*(f"k{n}" for n in range(90)))
+    await books.park("s", *(books.row(i, "dead") for i in made))
+    steps: list[int] = []
+    await admin.retry_deliveries(books.store, {}, actor="anna@host", report=steps.append, rate=300)
+    assert steps[-1] == 90
+    assert len(steps) <= 5
+
+
 @pytest.mark.parametrize("hold", [False, True], ids=["skip", "hold"])
 @pytest.mark.parametrize("rate", [None, 200.0], ids=["at once", "rate"])
 async def test_of_one_key_what_is_retried_comes_in_order(database: Database, *, hold: bool, rate: float | None) -> None:

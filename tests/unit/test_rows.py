@@ -214,7 +214,45 @@ async def test_only_rows_behind_those_that_have_an_order_are_asked_for() -> None
     assert parked.deliveries.under_way == 3
     await parked.settler.settle()
     assert parked.deliveries.under_way == 0
-    assert parked.claims._heads == {"first"}  # pyright: ignore[reportPrivateUsage]
+    assert list(parked.claims._heads) == ["first"]  # pyright: ignore[reportPrivateUsage]
+
+
+async def test_a_claim_asks_about_few_keys_in_turn_however_many_are_free() -> None:
+    """Each key is looked up in the database, and a sink with many due rows comes to none of those behind them."""
+    parked, asked = _parked(), list[list[str]]()
+
+    async def claim_rows(*_: Any, keys: list[str], **__: Any) -> list[ClaimedRow]:
+        asked.append(keys)
+        return [_row(key=None, ordered=False)] * 4  # as many as were asked for: more may be due
+
+    parked.store.claim_rows, parked.store.give_leases_back = claim_rows, claim_rows
+    parked.store.blocked, parked.store.sink = (), SimpleNamespace(timeout_seconds=15.0, keeps_order=False)
+    parked.store.now = lambda: datetime.now(UTC)
+    parked.claims._swept_at = parked.claims._suspected_at = float("inf")  # pyright: ignore[reportPrivateUsage]
+    names = [f"k{number}" for number in range(250)]
+    parked.claims.follow([_row(key=name, ordered=True) for name in names])
+    for _ in range(3):
+        await parked.claims.claim(4)
+    assert asked == [names[:100], names[100:200], [*names[200:], *names[:50]]]
+
+
+async def test_a_claim_waits_until_half_of_the_share_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    parked = _parked()
+    parked.store.limiter = ConcurrencyLimiter(4, asyncio.Event())
+    deliveries: Any = parked.deliveries
+    for _ in range(4):
+        await deliveries._take_slot()
+    monkeypatch.setattr("outbox_relay.relay.parked.GATHER_SECONDS", 60.0)
+    gathering = asyncio.ensure_future(deliveries._gather_slots())
+    deliveries._release_slots(1)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not gathering.done()
+    deliveries._release_slots(1)
+    await asyncio.wait_for(gathering, 5)
+    monkeypatch.setattr("outbox_relay.relay.parked.GATHER_SECONDS", 0.0)
+    await deliveries._take_slot()
+    await asyncio.wait_for(deliveries._gather_slots(), 5)
 
 
 async def test_no_row_is_claimed_while_too_many_outcomes_wait_to_be_written() -> None:
