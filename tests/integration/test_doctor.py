@@ -171,6 +171,7 @@ async def test_partitions_that_are_missing_are_found(books: Ledger) -> None:
         books.do(f"drop table {table}")
     [(none,)] = await books.store.named("doctor_partitions", {})
     assert none is None
+    assert "partitions-missing" in await findings(books)
 
 
 async def test_long_transactions_and_waits_for_locks_are_found(books: Ledger) -> None:
@@ -270,6 +271,30 @@ async def test_vacuum_is_no_long_transaction(books: Ledger) -> None:
     finally:
         books.query("select pg_cancel_backend(pid) from pg_stat_progress_vacuum where datname = current_database()")
         thread.join(30)
+
+
+async def test_days_are_found_while_positions_are_locked(books: Ledger) -> None:
+    with books.database.connect(autocommit=True) as owner:
+        fill_days(owner, 36, 35)
+    books.do(
+        "insert into outbox.day (day, kept_by) values ((now() at time zone 'UTC')::date - 36, jsonb_build_array("
+        " jsonb_build_object('kind', 'sink', 'name', 's', 'paused', false, 'shards', 64)))"
+    )
+    with books.database.connect() as other:
+        other.execute("lock table outbox.progress in access exclusive mode")
+        found = {each.id: each for each in await doctor(books.store)}
+    assert "kept by sink s with 64 shards" in found["retention-blocked"].evidence
+
+
+def test_a_role_that_emits_without_waiting_for_the_disk_is_found(database: Database) -> None:
+    with new_role(database, "emit") as emits, new_role(database, "read") as reads:
+        for kind, role in ("emit", emits), ("read", reads):
+            assert inside("migrate", f"--grant-{kind}", role, "--dsn", database.dsn).code == 0
+            with database.connect(autocommit=True) as owner:
+                owner.execute(f"alter role {role} set synchronous_commit = off".encode())
+        ended = inside("doctor", "--json", "--dsn", database.dsn)
+    [found] = [each for each in ended.json["findings"] if each["id"] == "synchronous-commit-off"]
+    assert found["evidence"] == f"synchronous_commit is off for {emits}"
 
 
 async def test_a_log_that_is_locked_hides_only_what_is_in_it(books: Ledger) -> None:

@@ -20,6 +20,7 @@ SINK: dict[str, Any] = {
 RELAY = {"name": "r", "version": "1", "seen_seconds_ago": 1.0, "shards": {"s": 64}}
 SERVER: dict[str, Any] = {
     "fsync": "on", "full_page_writes": "on", "synchronous_commit": "on", "autovacuum": "on", "seq_cache": 1,
+    "uncertain_roles": [],
     "xid_age": 400_000_000, "freeze_max_age": 200_000_000, "sees_all": True, "clock": 1000.0,
 }  # fmt: skip
 RETENTION: dict[str, Any] = {
@@ -123,7 +124,7 @@ def test_a_kept_day_is_named_with_what_keeps_it() -> None:
 @pytest.mark.parametrize(
     ("in_default", "ahead", "wanted"),
     [
-        (0, None, []),
+        (0, None, ["partitions-missing"]),
         (0, 86_400.0, []),
         (0, 86_399.0, ["partitions-missing"]),
         (0, -5.0, ["partitions-missing"]),
@@ -142,6 +143,7 @@ def test_partitions(in_default: int, ahead: float | None, wanted: list[str]) -> 
         ({"full_page_writes": "off"}, [("durability-off", "critical")]),
         ({"synchronous_commit": "off"}, [("synchronous-commit-off", "warning")]),
         ({"synchronous_commit": "local"}, []),
+        ({"uncertain_roles": ["shop"]}, [("synchronous-commit-off", "warning")]),
         ({"autovacuum": "off"}, [("autovacuum-off", "critical")]),
         ({"seq_cache": 2}, [("sequence-cache", "critical")]),
         ({"xid_age": 400_000_001}, [("wraparound", "warning")]),

@@ -66,10 +66,11 @@ def examine_partitions(in_default: int, ahead_seconds: float | None) -> Iterator
             f"events, up to a limit: {in_default}",
             "start a relay: it makes the partitions, and retention empties the DEFAULT partition in steps",
         )  # fmt: skip
-    if ahead_seconds is not None and ahead_seconds < LEAST_AHEAD_SECONDS:
+    if ahead_seconds is None or ahead_seconds < LEAST_AHEAD_SECONDS:
         yield Finding(
             "partitions-missing", "warning", "the partitions of the next day do not exist",
-            f"the newest one ends in {ahead_seconds / 3600:.1f} hours",
+            "there is only the DEFAULT partition" if ahead_seconds is None
+            else f"the newest one ends in {ahead_seconds / 3600:.1f} hours",
             "start a relay, and find its log line on partitions that could not be made",
         )  # fmt: skip
 

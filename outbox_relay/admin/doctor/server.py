@@ -39,10 +39,10 @@ def examine_server(server: Any, before: float, after: float) -> Iterator[Finding
             "durability-off", "critical", "a crash of the server may corrupt or lose what was committed",
             f"off: {listed(off)}", "set them to on in postgresql.conf, and reload the server",
         )  # fmt: skip
-    if server.synchronous_commit == "off":
+    if server.synchronous_commit == "off" or server.uncertain_roles:
         yield Finding(
             "synchronous-commit-off", "warning", "a crash of the server may lose the last transactions",
-            "synchronous_commit is off for this role",
+            f"synchronous_commit is off for {listed(server.uncertain_roles) or 'this role'}",
             "set it to on for the roles that emit; relays need nothing: a lost position repeats events",
         )  # fmt: skip
     if server.autovacuum == "off":
