@@ -1059,20 +1059,22 @@ begin
                case when due.day is null then '[]'
                     when live then outbox.kept_since(outbox.day_keepers(p.day, due.before), coalesce(c.kept_by, '[]'))
                     else coalesce(c.kept_by, '[]') end as kept_by,
-               due.day is not null as due
+               due.day is not null as due,
+               case when due.day is not null and isfinite(p.upto)
+                    then extract(epoch from clock_timestamp() - p.upto - make_interval(days => t.keep_days)) end as due_seconds
           from outbox.partitions() p
           join pg_class x on x.oid = p.part
           left join outbox.day c on c.day = p.day and c.emptied_at is null
           left join due on due.day = p.day
          where pg_relation_size(p.part) > 0
         union all
-        (select d.day, d.part, d.events, d.bytes, d.archived_to, d.emptied_at, '[]', false
+        (select d.day, d.part, d.events, d.bytes, d.archived_to, d.emptied_at, '[]', false, null
            from outbox.day d where d.emptied_at is not null order by d.emptied_at desc limit 400)
     )
     select coalesce(jsonb_agg(jsonb_build_object(
                'day', case when k.day = '-infinity' then 'default' else k.day::text end,
                'events', k.events, 'bytes', k.bytes, 'archived', k.archived_to,
-               'emptied', k.emptied_at, 'kept_by', k.kept_by, 'due', k.due) order by k.day, k.emptied_at), '[]')
+               'emptied', k.emptied_at, 'kept_by', k.kept_by, 'due', k.due, 'due_seconds', k.due_seconds) order by k.day, k.emptied_at), '[]')
       into days from known k;
     return jsonb_build_object(
         'keep_days', t.keep_days, 'keep_uids_days', t.keep_uids_days, 'keep_dead_days', t.keep_dead_days,

@@ -27,8 +27,8 @@ async def diff(store: Store, settings: Settings) -> Differences:
     relays = await store.action("relay_configs", {"seconds": ALIVE_SECONDS})
     [key] = await store.action("config_key", {})
     file = recorded(settings, bytes(key.key))
-    known = [(relay.name, relay.config) for relay in relays if _is_known(relay.config)]
-    unknown = [relay.name for relay in relays if not _is_known(relay.config)]
+    known = [(relay.name, relay.config) for relay in relays if is_known(relay.config)]
+    unknown = [relay.name for relay in relays if not is_known(relay.config)]
     return Differences(differences(file, known), [relay.name for relay in relays], unknown)
 
 
@@ -48,7 +48,8 @@ def differences(file: Mapping[str, Plain], running: list[tuple[str, Mapping[str,
     return list(found.values())
 
 
-def _is_known(config: Mapping[str, Plain] | None) -> bool:
+def is_known(config: Mapping[str, Plain] | None) -> bool:
+    """Return whether a relay has recorded its settings: not one of an earlier version, nor one with too many."""
     return bool(config) and "too_large" not in config
 
 

@@ -26,7 +26,8 @@ async def retention_status(store: Store) -> dict[str, Any]:
     - ``day``: the first day of a partition (UTC), or "default" for events without a partition of their own.
     - ``events``: exact for an emptied or archived day, otherwise an estimate.
     - ``archived``: the address of the verified archive, or None. ``emptied``: the time, or None.
-    - ``kept_by``: what keeps a day that is past keep_days, now. ``due`` is True for such a day.
+    - ``kept_by``: what keeps a day that is past keep_days, now. ``due`` is True for such a day, and
+      ``due_seconds`` the time since then; None for the DEFAULT partition.
 
     ``idle`` is True if no pass runs or has begun in the last 15 minutes; ``last_pass`` is the time of the newest one.
 

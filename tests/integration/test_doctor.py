@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
 from typing import Any
 
+import psycopg
 import pytest
 
 from outbox_relay import admin
@@ -139,6 +141,24 @@ async def test_days_that_no_relay_empties_are_found(books: Ledger) -> None:
     assert "retention-blocked" not in found
     books.do("update outbox.retention set clock_mark = now(), archive = true")
     assert "archive-missing" in await findings(books)
+    books.do("update outbox.retention set archive = false")
+    assert "retention-late" in await findings(books)
+
+
+async def test_a_day_that_has_just_passed_keep_days_is_no_finding(books: Ledger) -> None:
+    with books.database.connect(autocommit=True) as owner:
+        fill_days(owner, 31, 31)
+    books.do("delete from outbox.sink; update outbox.retention set clock_mark = now(), archive = true")
+    [day] = [day for day in (await books.store.retention_status(live=True))["days"] if day["due"]]
+    assert 0 <= day["due_seconds"] < log.LATE_SECONDS
+    assert (await findings(books)).keys() == {"types-without-a-route"}
+
+
+async def test_shards_that_were_just_released_are_no_finding(books: Ledger) -> None:
+    books.do("update outbox.shard set owner = null, lease_until = clock_timestamp()")
+    assert await findings(books) == {}
+    books.do("update outbox.shard set lease_until = clock_timestamp() - interval '31 seconds'")
+    assert (await findings(books))["shards-unowned"].severity == "critical"
 
 
 async def test_partitions_that_are_missing_are_found(books: Ledger) -> None:
@@ -151,6 +171,7 @@ async def test_partitions_that_are_missing_are_found(books: Ledger) -> None:
         books.do(f"drop table {table}")
     [(none,)] = await books.store.named("doctor_partitions", {})
     assert none is None
+    assert "partitions-missing" in await findings(books)
 
 
 async def test_long_transactions_and_waits_for_locks_are_found(books: Ledger) -> None:
@@ -179,6 +200,112 @@ async def test_long_transactions_and_waits_for_locks_are_found(books: Ledger) ->
             first.rollback()
             thread.join(30)
     assert await books.store.named("doctor_transactions", {"seconds": 1.0}) == []
+
+
+async def test_a_wait_for_rows_is_found(books: Ledger) -> None:
+    def waits() -> None:
+        with books.database.connect() as second:
+            second.execute("set lock_timeout = '30s'")
+            second.execute("update outbox.shard set crashes = 0 where shard = 7")
+
+    with books.database.connect() as first:
+        first.execute("select from outbox.shard where shard = 7 for update")
+        thread = threading.Thread(target=waits)
+        thread.start()
+        try:
+
+            async def seen() -> list[Any]:
+                return await books.store.named("doctor_locks", {"seconds": 0.0})
+
+            [wait] = server.examine_locks(await auntil(seen, seconds=20, what="the wait is seen"))
+            assert "for rows of outbox.shard" in wait.evidence
+            assert f"blocked by {first.info.backend_pid}" in wait.evidence
+        finally:
+            first.rollback()
+            thread.join(30)
+
+
+async def test_the_age_of_a_statement_is_not_its_wait_for_a_lock(books: Ledger) -> None:
+    def works_and_waits() -> None:
+        with books.database.connect() as second:
+            second.execute("do $$ begin perform pg_sleep(3); lock table outbox.sink in exclusive mode; end $$")
+
+    with books.database.connect() as first:
+        first.execute("lock table outbox.sink in access share mode")
+        first.execute("lock table outbox.sink in share mode")
+        thread = threading.Thread(target=works_and_waits)
+        thread.start()
+        try:
+
+            async def seen() -> list[Any]:
+                return await books.store.named("doctor_locks", {"seconds": 0.0})
+
+            await auntil(seen, seconds=20, what="the wait is seen")
+            assert await books.store.named("doctor_locks", {"seconds": 2.5}) == []
+        finally:
+            first.rollback()
+            thread.join(30)
+
+
+async def test_vacuum_is_no_long_transaction(books: Ledger) -> None:
+    books.emit(*"abcdefgh" * 200)
+    [(table,)] = books.query("select tableoid::regclass::text from outbox.event limit 1")
+
+    def vacuums() -> None:
+        with suppress(psycopg.errors.QueryCanceled), books.database.connect(autocommit=True) as second:
+            second.execute("set vacuum_cost_limit = 1")
+            second.execute("set vacuum_cost_delay = '100ms'")
+            second.execute(f"vacuum {table}".encode())
+
+    thread = threading.Thread(target=vacuums)
+    thread.start()
+    try:
+
+        async def seen() -> list[Any]:
+            return books.query("select pid from pg_stat_progress_vacuum where datname = current_database()")
+
+        [(pid,)] = await auntil(seen, seconds=20, what="VACUUM works")
+        found = await books.store.named("doctor_transactions", {"seconds": 0.0})
+        assert books.query("select 1 from pg_stat_progress_vacuum where pid = %s", pid)
+        assert not [each.who for each in found if f"pid {pid}," in each.who]
+    finally:
+        books.query("select pg_cancel_backend(pid) from pg_stat_progress_vacuum where datname = current_database()")
+        thread.join(30)
+
+
+async def test_days_are_found_while_positions_are_locked(books: Ledger) -> None:
+    with books.database.connect(autocommit=True) as owner:
+        fill_days(owner, 36, 35)
+    books.do(
+        "insert into outbox.day (day, kept_by) values ((now() at time zone 'UTC')::date - 36, jsonb_build_array("
+        " jsonb_build_object('kind', 'sink', 'name', 's', 'paused', false, 'shards', 64)))"
+    )
+    with books.database.connect() as other:
+        other.execute("lock table outbox.progress in access exclusive mode")
+        found = {each.id: each for each in await doctor(books.store)}
+    assert "kept by sink s with 64 shards" in found["retention-blocked"].evidence
+
+
+def test_a_role_that_emits_without_waiting_for_the_disk_is_found(database: Database) -> None:
+    with new_role(database, "emit") as emits, new_role(database, "read") as reads:
+        for kind, role in ("emit", emits), ("read", reads):
+            assert inside("migrate", f"--grant-{kind}", role, "--dsn", database.dsn).code == 0
+            with database.connect(autocommit=True) as owner:
+                owner.execute(f"alter role {role} set synchronous_commit = off".encode())
+        ended = inside("doctor", "--json", "--dsn", database.dsn)
+    [found] = [each for each in ended.json["findings"] if each["id"] == "synchronous-commit-off"]
+    assert found["evidence"] == f"synchronous_commit is off for {emits}"
+
+
+async def test_a_log_that_is_locked_hides_only_what_is_in_it(books: Ledger) -> None:
+    books.do("alter sequence outbox.event_id_seq cache 20")
+    with books.database.connect() as other:
+        other.execute("lock table outbox.event in access exclusive mode")
+        found = await doctor(books.store)
+    unseen = [each for each in found if each.id == "not-examined"]
+    assert "not examined: sinks, relays and replays" in {each.summary for each in unseen}
+    assert {each.advice for each in unseen} == {"run it again: the server is busy, or a lock is held"}
+    assert "sequence-cache" in {each.id for each in found}
 
 
 async def test_dead_rows_are_found_under_their_table(books: Ledger) -> None:

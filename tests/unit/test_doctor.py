@@ -15,11 +15,12 @@ from outbox_relay.admin.doctor.finding import worst_first
 PACKAGE = Path(sinks.__file__).parent
 SINK: dict[str, Any] = {
     "backlog": 0, "oldest_seconds": 0.0, "dead": 0, "circuit": "closed", "circuit_seconds": None, "paused": False,
-    "paused_reason": None, "last_error": None, "unowned": 0, "missing_positions": 0,
+    "paused_reason": None, "last_error": None, "missing_positions": 0,
 }  # fmt: skip
 RELAY = {"name": "r", "version": "1", "seen_seconds_ago": 1.0, "shards": {"s": 64}}
 SERVER: dict[str, Any] = {
     "fsync": "on", "full_page_writes": "on", "synchronous_commit": "on", "autovacuum": "on", "seq_cache": 1,
+    "uncertain_roles": [],
     "xid_age": 400_000_000, "freeze_max_age": 200_000_000, "sees_all": True, "clock": 1000.0,
 }  # fmt: skip
 RETENTION: dict[str, Any] = {
@@ -46,9 +47,7 @@ def found(findings: Any) -> list[tuple[str, str]]:
         ({}, []),
         ({"missing_positions": 1}, [("missing-positions", "critical")]),
         ({"paused": True}, [("sink-paused", "warning")]),
-        ({"paused": True, "unowned": 64, "oldest_seconds": 1e6}, [("sink-paused", "warning")]),
-        ({"unowned": 1}, [("shards-unowned", "warning")]),
-        ({"unowned": 64}, [("shards-unowned", "critical")]),
+        ({"paused": True, "oldest_seconds": 1e6}, [("sink-paused", "warning")]),
         ({"circuit": "open", "circuit_seconds": 300.0}, []),
         ({"circuit": "half-open", "circuit_seconds": 301.0}, [("destination-down", "critical")]),
         ({"oldest_seconds": 300.0}, []),
@@ -62,8 +61,12 @@ def test_sinks(sink: dict[str, Any], wanted: list[tuple[str, str]]) -> None:
 
 
 def test_without_a_relay_no_sink_is_named_for_it() -> None:
-    alone = status(relays=[], unowned=64)
-    assert found(sinks.examine_sinks(alone)) == []
+    alone = status(relays=[])
+    unowned = [SimpleNamespace(sink="r", shards=1), SimpleNamespace(sink="s", shards=64)]
+    assert found(sinks.examine_shards(unowned, alive=False)) == []
+    assert found(sinks.examine_shards(unowned, alive=True)) == [
+        ("shards-unowned", "warning"), ("shards-unowned", "critical"),
+    ]  # fmt: skip
     assert found(sinks.examine_relays(alone)) == [("no-relay", "critical")]
     assert found(sinks.examine_relays({**alone, "sinks": {}})) == []
 
@@ -84,7 +87,8 @@ def test_only_some_names_are_listed() -> None:
     assert finding.evidence.endswith("type.09 and 2 others")
 
 
-DUE: dict[str, Any] = {"day": "2026-01-01", "due": True, "archived": None, "kept_by": []}
+DUE: dict[str, Any] = {"day": "2026-01-01", "due": True, "due_seconds": 86_400.0, "archived": None, "kept_by": []}
+LATE = DUE | {"due_seconds": 86_401.0}
 KEPT = DUE | {"day": "2026-01-02", "kept_by": [{"kind": "sink", "name": "s", "paused": True, "shards": 3}]}
 
 
@@ -97,8 +101,13 @@ KEPT = DUE | {"day": "2026-01-02", "kept_by": [{"kind": "sink", "name": "s", "pa
         ({"idle": True}, [], []),
         ({"idle": True}, [DUE], ["retention-idle"]),
         ({}, [DUE, KEPT], ["retention-blocked"]),
-        ({"archive": True}, [DUE, KEPT], ["retention-blocked", "archive-missing"]),
-        ({"archive": True}, [DUE | {"archived": "file:x"}], []),
+        ({}, [LATE], ["retention-late"]),
+        ({}, [DUE | {"day": "default", "due_seconds": None}], []),
+        ({"idle": True}, [LATE], ["retention-idle"]),
+        ({"hold_until": "2026-11-02T00:00:00Z"}, [LATE], ["clock-jumped"]),
+        ({"archive": True}, [DUE], []),
+        ({"archive": True}, [LATE, KEPT], ["retention-blocked", "archive-missing"]),
+        ({"archive": True}, [LATE | {"archived": "file:x"}], ["retention-late"]),
         ({"archive": True, "idle": True}, [DUE], ["retention-idle"]),
         ({"hold_until": "2026-11-02T00:00:00Z"}, [], ["clock-jumped"]),
     ],
@@ -115,7 +124,7 @@ def test_a_kept_day_is_named_with_what_keeps_it() -> None:
 @pytest.mark.parametrize(
     ("in_default", "ahead", "wanted"),
     [
-        (0, None, []),
+        (0, None, ["partitions-missing"]),
         (0, 86_400.0, []),
         (0, 86_399.0, ["partitions-missing"]),
         (0, -5.0, ["partitions-missing"]),
@@ -134,17 +143,20 @@ def test_partitions(in_default: int, ahead: float | None, wanted: list[str]) -> 
         ({"full_page_writes": "off"}, [("durability-off", "critical")]),
         ({"synchronous_commit": "off"}, [("synchronous-commit-off", "warning")]),
         ({"synchronous_commit": "local"}, []),
+        ({"uncertain_roles": ["shop"]}, [("synchronous-commit-off", "warning")]),
         ({"autovacuum": "off"}, [("autovacuum-off", "critical")]),
         ({"seq_cache": 2}, [("sequence-cache", "critical")]),
         ({"xid_age": 400_000_001}, [("wraparound", "warning")]),
         ({"xid_age": 1_500_000_001}, [("wraparound", "critical")]),
-        ({"clock": 1005.1}, [("clocks-apart", "warning")]),
+        ({"xid_age": 1_500_000_001, "freeze_max_age": 1_000_000_000}, [("wraparound", "critical")]),
+        ({"clock": 1008.0}, []),
+        ({"clock": 1008.1}, [("clocks-apart", "warning")]),
         ({"clock": 994.9}, [("clocks-apart", "warning")]),
         ({"sees_all": False}, [("sessions-unseen", "ok")]),
     ],
 )
 def test_settings_of_the_server(settings: dict[str, Any], wanted: list[tuple[str, str]]) -> None:
-    assert found(server.examine_server(SimpleNamespace(**SERVER | settings), 1000.0)) == wanted
+    assert found(server.examine_server(SimpleNamespace(**SERVER | settings), 1000.0, 1003.0)) == wanted
 
 
 def test_a_transaction_is_critical_after_an_hour() -> None:
@@ -163,6 +175,9 @@ def test_relays_differ_by_the_settings_that_both_have_recorded() -> None:
     assert found(server.examine_configurations(relays({"a": 1}, {"a": 1}, None))) == []
     [finding] = server.examine_configurations(relays({"a": 1, "b": 2}, {"a": 1, "b": 3, "c": 4}))
     assert (finding.id, finding.evidence) == ("relay-configurations", "settings: b, c; relays: r0, r1")
+    assert found(server.examine_configurations(relays({"a": 1}, {"too_large": 70_000}))) == []
+    alike = [SimpleNamespace(name="relay", config={"a": n}) for n in range(2)]
+    assert found(server.examine_configurations(alike)) == [("relay-configurations", "warning")]
 
 
 def test_findings_come_worst_first_and_say_what_to_do() -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 from outbox_relay.admin.alive import ALIVE_SECONDS
 from outbox_relay.admin.doctor import log, server, sinks
@@ -13,6 +13,7 @@ from outbox_relay.admin.status import status
 from outbox_relay.domain.errors import DatabaseUnavailable, DatabaseUnusable, RelayError, StatementFailed
 from outbox_relay.postgres.store import Store
 
+T = TypeVar("T")
 Check: TypeAlias = Callable[[Sequence[Any]], Iterable[Finding]]
 """A check of the rows of a statement."""
 STATEMENT_SECONDS = 5.0
@@ -29,33 +30,54 @@ STATEMENTS: Sequence[tuple[str, Mapping[str, Any], Check]] = (
 
 
 async def doctor(store: Store, oldest_seconds: float = sinks.OLDEST_SECONDS) -> list[Finding]:
-    """Return the findings, worst first. A part of the database that the role may not read is named as unexamined.
+    """Return the findings, worst first. A part that could not be read is named as unexamined.
 
     Raises ``DatabaseUnusable`` or ``DatabaseUnavailable`` if the state of the sinks cannot be read.
     """
-    found = await status(store)
-    findings = [
-        *sinks.examine_relays(found),
-        *sinks.examine_sinks(found, oldest_seconds),
-        *sinks.examine_replays(found),
-        *log.examine_retention(await store.retention_status(live=True)),
-    ]
-    findings += await _examine(store, found["in_default_partition"])
+    found = await _or_failure(status(store))
+    findings: list[Finding] = []
+    if isinstance(found, StatementFailed):
+        findings.append(_not_examined("sinks, relays and replays", found))
+    else:
+        findings += sinks.examine_relays(found)
+        findings += sinks.examine_sinks(found, oldest_seconds)
+        findings += sinks.examine_replays(found)
+    days = await _or_failure(store.retention_status(live=True))
+    if isinstance(days, StatementFailed):  # what keeps a day takes reading: then as of the last pass
+        days = await _or_failure(store.retention_status(live=False))
+    if isinstance(days, StatementFailed):
+        findings.append(_not_examined("retention", days))
+    else:
+        findings += log.examine_retention(days)
+    known: Mapping[str, Any] = {} if isinstance(found, StatementFailed) else found
+    findings += await _examine(store, known.get("in_default_partition", 0), alive=bool(known.get("relays", True)))
     return worst_first(findings)
 
 
-async def _examine(store: Store, in_default: int) -> list[Finding]:
-    """Return the findings on partitions and server. A statement that fails stops no other."""
+async def _or_failure(answer: Awaitable[T]) -> T | StatementFailed:
+    """Return the answer, or the error if only its statement failed: it timed out, or met a lock."""
+    try:
+        return await answer
+    except StatementFailed as error:
+        return error
+
+
+async def _examine(store: Store, in_default: int, *, alive: bool) -> list[Finding]:
+    """Return the findings on shards, partitions and server. A statement that fails stops no other."""
+
+    def shards(rows: Sequence[Any]) -> Iterable[Finding]:
+        return sinks.examine_shards(rows, alive=alive)
 
     def partitions(rows: Sequence[Any]) -> Iterable[Finding]:
         return log.examine_partitions(in_default, rows[0].ahead)
 
     def settings(rows: Sequence[Any]) -> Iterable[Finding]:
-        return server.examine_server(rows[0], clock)
+        return server.examine_server(rows[0], before, time.time())
 
-    clock = time.time()
+    before = time.time()
     checks: Sequence[tuple[str, Mapping[str, Any], Check]] = (
         ("doctor_server", {}, settings),
+        ("doctor_shards", {"seconds": sinks.UNOWNED_SECONDS}, shards),
         ("doctor_partitions", {}, partitions),
         *STATEMENTS,
     )
@@ -77,6 +99,11 @@ def _checked(name: str, rows: Sequence[Any] | RelayError, check: Check) -> Itera
     """Return the findings of a check, or one that says that it was not made."""
     if not isinstance(rows, RelayError):
         return check(rows)
-    part = name.removeprefix("doctor_").replace("_", " ")
-    advice = "run doctor with the relay's role"
-    return [Finding("not-examined", "ok", f"not examined: {part}", str(rows).partition(": run ")[0], advice)]
+    return [_not_examined(name.removeprefix("doctor_").replace("_", " "), rows)]
+
+
+def _not_examined(part: str, error: RelayError) -> Finding:
+    """Return the finding that a part was not examined, for lack of a right or of time."""
+    refused = isinstance(error, DatabaseUnusable)
+    advice = "run doctor with the relay's role" if refused else "run it again: the server is busy, or a lock is held"
+    return Finding("not-examined", "ok", f"not examined: {part}", str(error).partition(": run ")[0], advice)

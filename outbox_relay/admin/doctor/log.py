@@ -12,6 +12,9 @@ from outbox_relay.retention.wording import keepers_text
 LEAST_AHEAD_SECONDS = 86_400.0
 """Time for which partitions must exist in advance."""
 
+LATE_SECONDS = 86_400.0
+"""Time after keep_days within which a day is archived and emptied if all is well."""
+
 
 def examine_retention(found: Mapping[str, Any]) -> Iterator[Finding]:
     """Yield the findings on days that are past keep_days and still hold events, from ``retention status``."""
@@ -30,13 +33,22 @@ def examine_retention(found: Mapping[str, Any]) -> Iterator[Finding]:
             f"{_span(kept)}: kept by {reasons}",
             "resume, repair or remove what keeps them; outbox-relay retention status shows each day",
         )  # fmt: skip
-    free = [day for day in due if not day["kept_by"]]
-    waiting = [day for day in free if found["archive"] and not day["archived"]]
-    if waiting and not found["hold_until"] and not found["idle"]:
+    late = [day for day in due if not day["kept_by"] and (day["due_seconds"] or 0.0) > LATE_SECONDS]
+    if found["hold_until"] or found["idle"]:
+        late = []
+    waiting = [day for day in late if found["archive"] and not day["archived"]]
+    if waiting:
         yield Finding(
             "archive-missing", "warning", f"{len(waiting)} days past keep_days have no verified archive",
             f"{_span(waiting)}; last pass: {found['last_pass'] or 'none'}",
             'find the line "archive failed" in the relays\' logs, and check [retention] archive and its credentials',
+        )  # fmt: skip
+    free = [day for day in late if day not in waiting]
+    if free:
+        yield Finding(
+            "retention-late", "warning", f"{len(free)} days past keep_days are not emptied, and nothing keeps them",
+            f"{_span(free)}; last pass: {found['last_pass'] or 'none'}",
+            "run outbox-relay retention run: it says what it cannot lock; then end the sessions that read the log",
         )  # fmt: skip
     if due and found["idle"]:
         yield Finding(
@@ -54,10 +66,11 @@ def examine_partitions(in_default: int, ahead_seconds: float | None) -> Iterator
             f"events, up to a limit: {in_default}",
             "start a relay: it makes the partitions, and retention empties the DEFAULT partition in steps",
         )  # fmt: skip
-    if ahead_seconds is not None and ahead_seconds < LEAST_AHEAD_SECONDS:
+    if ahead_seconds is None or ahead_seconds < LEAST_AHEAD_SECONDS:
         yield Finding(
             "partitions-missing", "warning", "the partitions of the next day do not exist",
-            f"the newest one ends in {ahead_seconds / 3600:.1f} hours",
+            "there is only the DEFAULT partition" if ahead_seconds is None
+            else f"the newest one ends in {ahead_seconds / 3600:.1f} hours",
             "start a relay, and find its log line on partitions that could not be made",
         )  # fmt: skip
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from outbox_relay.admin.config import is_known
 from outbox_relay.admin.doctor.finding import Finding
 from outbox_relay.admin.doctor.sinks import listed
 from outbox_relay.admin.text import duration
@@ -27,18 +28,21 @@ CLOCK_SECONDS = 5.0
 """Difference of the clocks that is reported."""
 
 
-def examine_server(server: Any, clock: float) -> Iterator[Finding]:
-    """Yield the findings on settings and ages; ``clock`` is the time of this machine, in seconds since the epoch."""
+def examine_server(server: Any, before: float, after: float) -> Iterator[Finding]:
+    """Yield the findings on settings and ages.
+
+    ``before`` and ``after`` are the times of this machine around the statement, in seconds since the epoch.
+    """
     off = [name for name in ("fsync", "full_page_writes") if getattr(server, name) == "off"]
     if off:
         yield Finding(
             "durability-off", "critical", "a crash of the server may corrupt or lose what was committed",
             f"off: {listed(off)}", "set them to on in postgresql.conf, and reload the server",
         )  # fmt: skip
-    if server.synchronous_commit == "off":
+    if server.synchronous_commit == "off" or server.uncertain_roles:
         yield Finding(
             "synchronous-commit-off", "warning", "a crash of the server may lose the last transactions",
-            "synchronous_commit is off for this role",
+            f"synchronous_commit is off for {listed(server.uncertain_roles) or 'this role'}",
             "set it to on for the roles that emit; relays need nothing: a lost position repeats events",
         )  # fmt: skip
     if server.autovacuum == "off":
@@ -52,17 +56,18 @@ def examine_server(server: Any, clock: float) -> Iterator[Finding]:
             f"cache of outbox.event_id_seq: {server.seq_cache}",
             "alter sequence outbox.event_id_seq cache 1; then replay what was emitted since the cache was set",
         )  # fmt: skip
-    if server.xid_age > XID_SHARE * server.freeze_max_age:
+    if server.xid_age > min(XID_SHARE * server.freeze_max_age, LAST_XIDS):
         severity = "critical" if server.xid_age > LAST_XIDS else "warning"
         yield Finding(
             "wraparound", severity, "VACUUM does not keep up with transaction ids",
             f"age of the oldest: {server.xid_age}; the server stops at 2,000,000,000",
             "end what holds it back: see the findings on transactions and replication slots; then VACUUM FREEZE",
         )  # fmt: skip
-    if abs(server.clock - clock) > CLOCK_SECONDS:
+    apart = max(before - server.clock, server.clock - after)
+    if apart > CLOCK_SECONDS:
         yield Finding(
             "clocks-apart", "warning", "the clocks of this machine and of the database differ",
-            f"by {duration(abs(server.clock - clock))}",
+            f"by {duration(apart)}",
             "synchronize both by NTP. Relays use the database's clock; signatures of webhooks use the relay's",
         )  # fmt: skip
     if not server.sees_all:
@@ -132,15 +137,15 @@ def examine_privileges(found: Sequence[Any]) -> Iterator[Finding]:
 
 def examine_configurations(found: Sequence[Any]) -> Iterator[Finding]:
     """Yield a finding if relays run with different settings."""
-    known = {each.name: each.config for each in found if each.config}
+    known = [each for each in found if is_known(each.config)]
     settings = sorted(
         name
-        for name in {name for config in known.values() for name in config}
-        if len({repr(config.get(name)) for config in known.values()}) > 1
+        for name in {name for each in known for name in each.config}
+        if len({repr(each.config.get(name)) for each in known}) > 1
     )
     if settings:
         yield Finding(
             "relay-configurations", "warning", "relays run with different settings",
-            f"settings: {listed(settings)}; relays: {listed(sorted(known))}",
+            f"settings: {listed(settings)}; relays: {listed(sorted(each.name for each in known))}",
             "finish the rolling deployment, or run outbox-relay config diff with each file",
         )  # fmt: skip

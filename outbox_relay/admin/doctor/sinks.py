@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from outbox_relay.admin.doctor.finding import Finding
@@ -14,20 +14,35 @@ VERY_OLD_SECONDS = 3600.0
 """Age from which that is critical."""
 CIRCUIT_SECONDS = 300.0
 """Time without a closed circuit from which it counts as a destination that is down."""
+UNOWNED_SECONDS = 30.0
+"""Time without an owner from which a shard is reported: two default leases. Less is normal after a relay stopped."""
+SHARDS = 64
+"""Number of shards of a sink."""
 MOST_NAMED = 10
 """Maximum number of names in one finding."""
 
 
 def examine_sinks(status: Mapping[str, Any], oldest_seconds: float = OLDEST_SECONDS) -> Iterator[Finding]:
     """Yield the findings on each sink of ``status``."""
-    alive = bool(status["relays"])
     for name, sink in status["sinks"].items():
-        yield from _sink(name, sink, oldest_seconds, alive=alive)
+        yield from _sink(name, sink, oldest_seconds)
     if status["unrouted"]:
         yield Finding(
             "types-without-a-route", "warning", "no sink receives events of some types",
             f"types among the newest events: {listed(status['unrouted'])}",
             "correct the type where it is emitted, or add a pattern for it to [routes]",
+        )  # fmt: skip
+
+
+def examine_shards(found: Sequence[Any], *, alive: bool) -> Iterator[Finding]:
+    """Yield the findings on shards that have had no owner for ``UNOWNED_SECONDS``, if a relay is alive."""
+    for each in found if alive else ():
+        severity = "critical" if each.shards == SHARDS else "warning"
+        yield Finding(
+            "shards-unowned", severity, f"no relay serves {'any shard' if each.shards == SHARDS else 'some shards'} "
+            f"of sink {each.sink}",
+            f"shards without an owner for {UNOWNED_SECONDS:.0f} s or longer: {each.shards} of {SHARDS}",
+            "run outbox-relay sinks list: it shows which relays have the sink in their settings, and read their logs",
         )  # fmt: skip
 
 
@@ -59,7 +74,7 @@ def examine_replays(status: Mapping[str, Any]) -> Iterator[Finding]:
             )  # fmt: skip
 
 
-def _sink(name: str, sink: Mapping[str, Any], oldest_seconds: float, *, alive: bool) -> Iterator[Finding]:
+def _sink(name: str, sink: Mapping[str, Any], oldest_seconds: float) -> Iterator[Finding]:
     if sink["missing_positions"]:
         yield Finding(
             "missing-positions", "critical", f"sink {name} has shards without a position, which no relay serves",
@@ -72,13 +87,6 @@ def _sink(name: str, sink: Mapping[str, Any], oldest_seconds: float, *, alive: b
             "sink-paused", "warning", f"sink {name} is paused: it gets no events",
             f"reason: {reason}" if reason else "no reason was given",
             f"outbox-relay resume {name} when the reason is over",
-        )  # fmt: skip
-    elif sink["unowned"] and alive:
-        severity = "critical" if sink["unowned"] == 64 else "warning"
-        yield Finding(
-            "shards-unowned", severity, f"no relay serves some shards of sink {name}",
-            f"shards without an owner: {sink['unowned']} of 64; normal for two leases after a relay stopped",
-            "run outbox-relay sinks list: it shows which relays have the sink in their settings, and read their logs",
         )  # fmt: skip
     circuit_seconds = sink["circuit_seconds"] or 0.0
     if sink["circuit"] != "closed" and circuit_seconds > CIRCUIT_SECONDS:

@@ -1,12 +1,25 @@
--- Sessions that wait for a lock on a table of the log, and the sessions that block them.
-select a.pid, coalesce(a.usename::text, 'unknown') as role_name, l.relation::regclass::text as object,
-       extract(epoch from clock_timestamp() - coalesce(a.state_change, a.query_start))::double precision as seconds,
-       pg_catalog.pg_blocking_pids(a.pid) as blockers
-  from pg_catalog.pg_locks l
-  join pg_catalog.pg_class c on c.oid = l.relation
-  join pg_catalog.pg_namespace n on n.oid = c.relnamespace and n.nspname = 'outbox'
-  join pg_catalog.pg_stat_activity a on a.pid = l.pid
- where not l.granted and l.database = (select d.oid from pg_catalog.pg_database d where d.datname = current_database())
-   and clock_timestamp() - coalesce(a.state_change, a.query_start) > %(seconds)s::double precision * interval '1 second'
- order by 4 desc
+-- Sessions that wait for a lock on a table of the log or on rows of it, and the sessions that block them. A session that
+-- waits for rows waits for the transaction that changed them, and has a lock on their table.
+select w.pid, w.role_name, w.object, w.seconds, pg_catalog.pg_blocking_pids(w.pid) as blockers
+  from (
+    select l.pid, coalesce(a.usename::text, 'unknown') as role_name,
+           extract(epoch from clock_timestamp() - l.waitstart)::double precision as seconds,
+           case when o.relation = l.relation then o.relation::regclass::text
+                else format('rows of %%s', o.relation::regclass) end as object
+      from pg_catalog.pg_locks l
+      join pg_catalog.pg_stat_activity a on a.pid = l.pid
+     cross join lateral (
+        select t.relation
+          from pg_catalog.pg_locks t
+          join pg_catalog.pg_class c on c.oid = t.relation and c.relkind in ('r', 'p')
+          join pg_catalog.pg_namespace n on n.oid = c.relnamespace and n.nspname = 'outbox'
+         where t.pid = l.pid and t.database = (select d.oid from pg_catalog.pg_database d where d.datname = current_database())
+           and (t.relation = l.relation or (l.relation is null and t.mode in ('RowShareLock', 'RowExclusiveLock')))
+         order by t.relation
+         limit 1
+     ) o
+     where not l.granted and l.locktype in ('relation', 'tuple', 'transactionid')
+       and clock_timestamp() - l.waitstart > %(seconds)s::double precision * interval '1 second'
+  ) w
+ order by w.seconds desc
  limit 5

@@ -1,5 +1,5 @@
 -- The oldest transactions, prepared ones too, that keep VACUUM from removing rows. Whose sessions the role may not see
--- have no times, and are left out.
+-- have no times, and are left out. VACUUM keeps none from another VACUUM.
 select t.who, t.seconds, t.prepared
   from (
     select format('pid %%s, role %%s, %%s', a.pid, coalesce(a.usename::text, 'unknown'), coalesce(a.state, 'unknown')) as who,
@@ -7,6 +7,7 @@ select t.who, t.seconds, t.prepared
       from pg_catalog.pg_stat_activity a
      where a.xact_start is not null and a.pid <> pg_backend_pid() and a.backend_type = 'client backend'
        and (a.datname = current_database() or a.backend_xid is not null)
+       and not exists (select from pg_catalog.pg_stat_progress_vacuum v where v.pid = a.pid)
     union all
     select format('prepared transaction %%s, role %%s', p.gid, p.owner),
            extract(epoch from clock_timestamp() - p.prepared)::double precision, true
