@@ -45,7 +45,7 @@ def status_text(found: dict[str, Any]) -> str:
         ]
     lines += _retention_lines(found["retention"])
     if found.get("replays"):
-        lines += ["", replays_text(found["replays"])]
+        lines += ["", *replays_text(found["replays"]).splitlines()]
     return "\n".join(map(replace_unprintable, lines))
 
 
