@@ -78,7 +78,7 @@ def test_days_that_are_kept_are_grouped_by_their_reason() -> None:
     assert admin.status_text(found).splitlines()[4:] == [
         "days past keep_days (30) that are not emptied: 3",
         "  2026-10-01 to 2026-10-02: kept by sink crm (paused) with 12 shards since 2026-11-02T08:00:00+00:00",
-        "  2026-10-03: due at the next pass of a relay",
+        "  2026-10-03: due at the next pass",
     ]
 
 
