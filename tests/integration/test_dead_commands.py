@@ -97,6 +97,22 @@ def test_an_event_is_shown_with_its_payload_if_asked_for(database: Database, uid
     assert [d["state"] for d in found["deliveries"]] == ["dead"]
 
 
+def test_an_event_is_shown_with_every_recorded_attempt(database: Database, uid: str) -> None:
+    with database.connect() as connection:
+        connection.execute(
+            "insert into outbox.attempt (uid, sink, id, number, relay, outcome, status, error, milliseconds) "
+            "select %s::uuid, sink, 1, n, 'here', 'failed', 503, 'answered 503', 7 "
+            "from generate_series(1, 60) n, unnest(array['crm', 'events']) sink",
+            (uid,),
+        )
+    [delivery] = ask(database, "dead", "show", uid, "--json").json["deliveries"]
+    attempts = delivery["attempts_recorded"]
+    assert sorted(each["number"] for each in attempts) == list(range(1, 61))
+    assert (attempts[0]["relay"], attempts[0]["status"]) == ("here", 503)
+    lines = ask(database, "dead", "show", uid).out.splitlines()
+    assert len([line for line in lines if line.endswith("failed  7.0 ms  503  here  answered 503")]) == 60
+
+
 def test_an_event_without_a_delivery_is_not_found(database: Database, uid: str) -> None:
     for words in ((str(uuid4()),), (uid, "--sink", "events")):
         ended = ask(database, "dead", "show", *words)
