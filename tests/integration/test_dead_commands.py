@@ -220,6 +220,12 @@ def test_events_without_a_row_are_explained(database: Database) -> None:
     assert (ended.code, ended.out, ended.err) == (3, "", f"no event {unknown} is known\n")
 
 
+def test_an_unknown_event_among_others_is_named(database: Database, uid: str) -> None:
+    unknown = str(uuid4())
+    ended = ask(database, "dead", "retry", uid, unknown, "--json")
+    assert (ended.code, ended.json, ended.err) == (3, {"done": 1, "left": 0}, f"no event {unknown} is known\n")
+
+
 def test_a_delivery_that_would_be_read_again_is_left_with_the_reason(
     database: Database, uid: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
