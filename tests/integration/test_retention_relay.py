@@ -55,7 +55,8 @@ async def passes(dsn: str, settings: RetentionSettings | None, *, alive: bool = 
     archiver = settings and archiver_for(settings.archive, settings.archive_format, lambda: dsn, pooler=False)
     log = structlog.stdlib.get_logger("test")
     enabled = settings is None or settings.enabled
-    task = asyncio.create_task(Retention(store, relay, "r", stated, archiver, log, enabled=enabled, pass_seconds=0.05).run())
+    passing = Retention(store, relay, "r", stated, archiver, log, enabled=enabled, pass_seconds=0.05)
+    task = asyncio.create_task(passing.run())
     try:
         yield relay
     finally:
