@@ -22,6 +22,7 @@ create table outbox.retention (
     lower_since timestamptz,
     lower_asked jsonb,
     clock_mark timestamptz,
+    worked_at timestamptz,
     hold_until timestamptz,
     epoch bigint not null default 0,
     lease bigint,
@@ -42,6 +43,8 @@ comment on column outbox.retention.lease is
     'The number that each step of the newest pass names. It is random: no other process can guess it.';
 comment on column outbox.retention.dead_cursor_id is
     'The last dead row that was looked at, with its sink; null: the next one is the first. `dead_audit` counts since then.';
+comment on column outbox.retention.worked_at is
+    'When the newest pass began that does its steps; -infinity: none yet, only passes of relays with enabled = false.';
 comment on column outbox.retention.clock_mark is 'The clock of the newest pass; a larger step than a day is a jump.';
 comment on column outbox.retention.hold_until is 'Nothing is emptied until then, because the clock has jumped.';
 
@@ -267,9 +270,9 @@ return least(greatest(coalesce(seconds, 60), 1), 600) * interval '1 second';
 
 -- Begin a pass: claim the lease for `lease_for` seconds, weigh the policy, mark the clock. `lease` is null while another
 -- process has it; each step of the pass names it. One that asks `at_once` lets a lower policy count from now on: a role
--- that was granted `operate` may.
+-- that was granted `operate` may. One without `works` does no steps: that of a relay with enabled = false.
 create function outbox.begin_retention(
-    owner_id uuid, by_actor text, lease_for double precision, at_once boolean default false,
+    owner_id uuid, by_actor text, lease_for double precision, at_once boolean default false, works boolean default true,
     out lease bigint, out keep_days integer, out keep_uids_days integer, out keep_dead_days integer,
     out archive boolean, out hold_until timestamptz
 )
@@ -299,6 +302,7 @@ begin
        set epoch = r.epoch + 1, owner = owner_id,
            lease = ('x' || right(replace(gen_random_uuid()::text, '-', ''), 15))::bit(60)::bigint,
            actor = outbox.short_text(by_actor, 255),
+           worked_at = case when works then here else coalesce(r.worked_at, '-infinity') end,
            lease_until = here + outbox.lease_interval(lease_for)
     returning r.* into t;
     lease := t.lease;
@@ -1048,6 +1052,7 @@ as $$
 #variable_conflict use_column
 declare
     t outbox.retention := (select r from outbox.retention r);
+    worked constant timestamptz := case when t.worked_at = '-infinity' then null else least(t.clock_mark, t.worked_at) end;
     days jsonb;
 begin
     with due as (select d.day, d.before from outbox.past_days() d),
@@ -1079,8 +1084,8 @@ begin
     return jsonb_build_object(
         'keep_days', t.keep_days, 'keep_uids_days', t.keep_uids_days, 'keep_dead_days', t.keep_dead_days,
         'keep_attempts_days', t.keep_attempts_days, 'archive', t.archive, 'lower_since', t.lower_since,
-        'last_pass', t.clock_mark,
-        'idle', coalesce(t.clock_mark < clock_timestamp() - interval '15 minutes', true)
+        'last_pass', worked,
+        'idle', coalesce(worked < clock_timestamp() - interval '15 minutes', true)
                 and coalesce(t.lease_until < clock_timestamp(), true),
         'hold_until', case when t.hold_until > clock_timestamp() then t.hold_until end, 'days', days);
 end

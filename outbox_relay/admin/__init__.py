@@ -23,6 +23,7 @@ from outbox_relay.admin.delivery_actions import (
     missing,
     positions_behind,
     retry_deliveries,
+    unknown_events,
 )
 from outbox_relay.admin.delivery_text import audit_text, deliveries_text, show_text, summary_text
 from outbox_relay.admin.erase import Erased, erase
@@ -73,6 +74,7 @@ __all__ = [
     "summarize",
     "summary_text",
     "too_old",
+    "unknown_events",
     "unknown_sink",
     "why",
     "why_text",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -35,10 +35,19 @@ async def attempts(store: Store, uid: UUID) -> dict[str, Any]:
     return {"uid": str(uid), "attempts": [_attempt(row) for row in found]}
 
 
+async def recorded_attempts(store: Store, uid: UUID) -> Mapping[str, list[dict[str, Any]]]:
+    """Return every recorded attempt of the event ``uid`` by sink, oldest first."""
+    return _by_sink(await store.named("attempts", {"uid": uid}))
+
+
 async def newest_attempts(store: Store, uid: UUID) -> Mapping[str, list[dict[str, Any]]]:
     """Return the newest ``MOST_PER_SINK`` recorded attempts of the event ``uid`` by sink, oldest first."""
+    return _by_sink(await store.named("newest_attempts", {"uid": uid, "most": MOST_PER_SINK}))
+
+
+def _by_sink(rows: Sequence[Any]) -> Mapping[str, list[dict[str, Any]]]:
     found: dict[str, list[dict[str, Any]]] = {}
-    for row in await store.named("newest_attempts", {"uid": uid, "most": MOST_PER_SINK}):
+    for row in rows:
         attempt = _attempt(row)
         found.setdefault(attempt.pop("sink"), []).append(attempt)
     return found

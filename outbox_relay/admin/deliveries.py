@@ -11,6 +11,7 @@ from typing import Any
 from uuid import UUID
 
 from outbox_relay.admin.actions import unknown_sink
+from outbox_relay.admin.attempts import recorded_attempts
 from outbox_relay.domain.errors import NotFound
 from outbox_relay.postgres.store import Store
 
@@ -67,7 +68,7 @@ async def summarize(store: Store, wanted: Filter) -> dict[str, Any]:
 async def show_deliveries(store: Store, uid: UUID, sink: str | None, *, payload: bool) -> dict[str, Any]:
     """Return the event ``uid`` and its deliveries to ``sink``, or to all sinks, for ``dead show --json``.
 
-    With ``payload``, the event's payload and headers are included.
+    Each has every recorded attempt. With ``payload``, the event's payload and headers are included.
 
     Raises ``NotFound`` if it has no such delivery, otherwise as ``count_deliveries``.
     """
@@ -77,7 +78,7 @@ async def show_deliveries(store: Store, uid: UUID, sink: str | None, *, payload:
             f"event {uid} has no delivery of its own{'' if sink is None else f' to sink {sink}'}: "
             f"outbox-relay why {uid} shows its state"
         )
-    event = rows[0]
+    event, recorded = rows[0], await recorded_attempts(store, uid)
     return {
         "uid": event.uid,
         "type": event.type,
@@ -88,7 +89,7 @@ async def show_deliveries(store: Store, uid: UUID, sink: str | None, *, payload:
         "created_at": event.created_at.isoformat(),
         "deliver_at": _time(event.deliver_at),
         **(await _content(store, uid) if payload else {}),
-        "deliveries": [_shown(row) for row in rows],
+        "deliveries": [{**_shown(row), "attempts_recorded": recorded.get(row.sink, [])} for row in rows],
     }
 
 

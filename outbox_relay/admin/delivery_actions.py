@@ -179,6 +179,22 @@ def _state(sink: Any) -> str:
     return f" ({', '.join(reasons)})" if reasons else ""
 
 
+async def unknown_events(store: Store, wanted: Filter) -> list[str]:
+    """Return the uids that ``wanted`` names and of which neither the log, a row nor a mark is known.
+
+    Return none of them if they have more rows than are read at once.
+    """
+    uids: list[str] = list(wanted.get("uids", ()))
+    if not uids:
+        return []
+    known = {str(row.uid) for row in await store.call("known_uids", {"uids": uids}, "read")}
+    if not (left := [uid for uid in uids if uid not in known]):
+        return []
+    rows = await list_deliveries(store, {"uids": left, "states": list(STATES)}, STEP_ROWS)
+    with_rows = {row["uid"] for row in rows}
+    return [uid for uid in left if uid not in with_rows] if len(rows) < STEP_ROWS else []
+
+
 async def missing(store: Store, wanted: Filter) -> tuple[list[str], bool]:
     """Explain, a line for each of up to ``NAMED_UIDS`` uids, why ``wanted`` selects no delivery of it.
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from outbox_relay.admin.deliveries import Matched
 from outbox_relay.admin.render import duration, replace_unprintable, table
+from outbox_relay.admin.render_attempts import timeline
 
 LIST_HEADER = ("UID", "SINK", "TYPE", "KEY", "STATE", "ATTEMPTS", "STATUS", "SINCE", "ERROR")
 SUMMARY_HEADER = ("SINK", "TYPE", "STATE", "COUNT", "FIRST", "LAST", "ERROR")
@@ -64,7 +65,9 @@ def show_text(found: dict[str, Any]) -> str:
         f"{found['uid']}  {found['type']}  {key}",
         f"emitted {found['created_at']}; id {found['id']}, shard {found['shard']}, {found['content_type']}",
     ]
-    lines += table([(delivery["sink"], _delivery(delivery)) for delivery in found["deliveries"]])
+    rows = table([(delivery["sink"], _delivery(delivery)) for delivery in found["deliveries"]])
+    for row, delivery in zip(rows, found["deliveries"], strict=True):
+        lines += [row, *timeline(delivery["attempts_recorded"])]
     if "payload" in found:
         lines += [f"headers: {json.dumps(found['headers'], ensure_ascii=False)}", *_payload_lines(found)]
     return _joined(lines)

@@ -45,7 +45,7 @@ def status_text(found: dict[str, Any]) -> str:
         ]
     lines += _retention_lines(found["retention"])
     if found.get("replays"):
-        lines += ["", replays_text(found["replays"])]
+        lines += ["", *replays_text(found["replays"]).splitlines()]
     return "\n".join(map(replace_unprintable, lines))
 
 
@@ -74,7 +74,7 @@ def _retention_lines(found: dict[str, Any]) -> list[str]:
 def _by_reason(blocked: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
     reasons: dict[str, list[str]] = {}
     for day in blocked:
-        reason = f"kept by {keepers_text(day['kept_by'])}" if day["kept_by"] else "due at the next pass of a relay"
+        reason = f"kept by {keepers_text(day['kept_by'])}" if day["kept_by"] else "due at the next pass"
         reasons.setdefault(reason, []).append(day["day"])
     return reasons
 

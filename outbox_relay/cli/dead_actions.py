@@ -81,6 +81,7 @@ def _run(arguments: argparse.Namespace, verb: str, done: str, act: Act) -> int:
     if not arguments.uids and not confirmed(arguments, question):
         say("no delivery was changed")
         return FAILED
+    unknown = query(arguments, lambda store: admin.unknown_events(store, wanted))
     progress = _Progress(matched, done)
     try:
         result = query(arguments, lambda store: act(store, wanted, progress.report))
@@ -89,7 +90,9 @@ def _run(arguments: argparse.Namespace, verb: str, done: str, act: Act) -> int:
         say(f"interrupted; {done} so far: {progress.count:,}. Run the command again for the others")
         raise
     progress.end()
-    return _report(arguments, wanted, done, result)
+    for each in unknown:
+        say(f"no event {each} is known")
+    return _report(arguments, wanted, done, result) or (NOT_FOUND if unknown else DONE)
 
 
 def _none(arguments: argparse.Namespace, wanted: Filter) -> int:

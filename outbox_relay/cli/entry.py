@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
 from collections.abc import Sequence
 
-from outbox_relay.cli.output import DONE, INTERRUPTED, PIPE_CLOSED, USAGE, exit_code, say
+from outbox_relay.cli.output import DONE, FAILED, INTERRUPTED, PIPE_CLOSED, USAGE, exit_code, say
 from outbox_relay.cli.parser import build
 from outbox_relay.domain.errors import RelayError
 
@@ -16,14 +17,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that ``argv`` names and return its exit code."""
     try:
         code = _run(sys.argv[1:] if argv is None else argv)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # None if the process began without it
+            sys.stdout.flush()
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
         # Python flushes stdout once more when it ends, which would fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return PIPE_CLOSED
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        # As above: what is left in the buffer cannot be written.
+        _discard_output()
+        say(f"the output could not be written: {error.strerror}")
+        return FAILED
     return code
+
+
+def _discard_output() -> None:
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(argv: Sequence[str]) -> int:

@@ -64,9 +64,11 @@ class RetentionStatements(Database):
         [(found,)] = await self._rows("state_retention", parameters)
         return found
 
-    async def begin_retention(self, owner: UUID, actor: str, seconds: float, *, at_once: bool) -> Pass | None:
+    async def begin_retention(
+        self, owner: UUID, actor: str, seconds: float, *, at_once: bool, works: bool = True
+    ) -> Pass | None:
         """Claim the lease for ``seconds``; return None while another process has it."""
-        parameters = {"owner": owner, "actor": actor, "seconds": seconds, "at_once": at_once}
+        parameters = {"owner": owner, "actor": actor, "seconds": seconds, "at_once": at_once, "works": works}
         [row] = await self._rows("begin_retention", parameters)
         return None if row[0] is None else Pass(*row)
 

@@ -26,7 +26,10 @@ DROP_EVERY = 10
 
 
 class Retention:
-    """The passes of one relay. ``stated`` is the table ``[retention]`` of its file, None without one."""
+    """The passes of one relay. ``stated`` is the table ``[retention]`` of its file, None without one.
+
+    Unless ``enabled``, a pass only weighs the policy and marks the clock, on which ``retention run`` depends.
+    """
 
     def __init__(
         self,
@@ -37,6 +40,7 @@ class Retention:
         archiver: Archiver | None,
         log: BoundLogger,
         *,
+        enabled: bool = True,
         pass_seconds: float = PASS_SECONDS,
     ) -> None:
         self._store = store
@@ -46,6 +50,7 @@ class Retention:
         self._archiver = archiver
         self._log = log
         self._seldom = RateLimitedLog(log)
+        self._enabled = enabled
         self._pass_seconds = pass_seconds
         self._held = False
         self._passes = 0
@@ -58,13 +63,15 @@ class Retention:
             try:
                 began = await self._store.state_retention(self._relay, self._stated)
                 if began:
-                    await run_pass(self._store, self._relay, f"relay {self._name}", self._pass)
+                    await run_pass(self._store, self._relay, f"relay {self._name}", self._pass, works=self._enabled)
             except RelayError as error:
                 began = True
                 self._seldom.warning("retention will try again", reason=str(error))
             await asyncio.sleep(self._pass_seconds * self._pauses if began else SOON_SECONDS)
 
     async def _pass(self, granted: Pass) -> Outcome:
+        if not self._enabled:
+            return Outcome()
         if granted.hold_until is not None and not self._held:
             self._log.warning("retention waits: the clock has jumped", until=granted.hold_until.isoformat())
         self._held = granted.hold_until is not None

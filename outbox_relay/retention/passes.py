@@ -220,9 +220,13 @@ async def run_pass(
     do: Callable[[Pass], Awaitable[Outcome]],
     *,
     at_once: bool = False,
+    works: bool = True,
 ) -> tuple[Pass, Outcome] | None:
-    """Begin a pass, call ``do`` with it, and release the lease; return None while another process does a pass."""
-    granted = await store.begin_retention(owner, actor, LEASE_SECONDS, at_once=at_once)
+    """Begin a pass, call ``do`` with it, and release the lease; return None while another process does a pass.
+
+    One without ``works`` does no steps, and does not count as a pass for ``retention status``.
+    """
+    granted = await store.begin_retention(owner, actor, LEASE_SECONDS, at_once=at_once, works=works)
     if granted is None:
         return None
     try:

@@ -67,7 +67,8 @@ def build(settings: Settings, log: BoundLogger, stopping: asyncio.Event) -> Part
     relay = uuid4()
     lease_manager = LeaseManager(store, relay, name, __version__, lease_seconds, log)
     recorded_config = RecordedConfig(store, lease_manager, settings, log)
-    retention = Retention(store, relay, name, settings.stated_retention(), build_archiver(settings), log)
+    stated, enabled = settings.stated_retention(), settings.retention.enabled
+    retention = Retention(store, relay, name, stated, build_archiver(settings), log, enabled=enabled)
     relays = SinkRelays(build_specs(settings), sinks, store, ticker, lease_manager, log, stopping)
     clients = ReplayClients(settings, webhooks)
     return Parts(

@@ -21,7 +21,7 @@ class RetentionSettings(Section):
     """Retention: days that are past are archived, if an archive is named, and emptied."""
 
     enabled: bool = True
-    """Empty days; false keeps everything for all time, whatever the numbers of days are."""
+    """Let the relay do passes; false leaves them to the command ``retention run``."""
     keep_days: Count = Field(default=30, ge=0, le=MAX_DAYS)
     """Days for which events are kept in the log after their day has ended, 0 to 36500; 0: for all time."""
     keep_uids_days: Count = Field(default=30, ge=0, le=MAX_DAYS)
@@ -38,5 +38,4 @@ class RetentionSettings(Section):
     def stated(self) -> dict[str, Any]:
         """Return the values that all relays of a database must agree on."""
         names = ("keep_days", "keep_uids_days", "keep_dead_days", "keep_attempts_days")
-        days = {name: getattr(self, name) if self.enabled else 0 for name in names}
-        return {**days, "archive": bool(self.archive)}
+        return {**{name: getattr(self, name) for name in names}, "archive": bool(self.archive)}

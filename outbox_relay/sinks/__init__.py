@@ -39,10 +39,11 @@ class Sink(Protocol):
         """Prepare for deliveries, also after ``close``. The destination may be down."""
         ...
 
-    async def deliver(self, batch: Sequence[StoredEvent], until: float, attempt: int = 1, /) -> Sequence[Verdict]:
+    async def deliver(self, batch: Sequence[StoredEvent], until: float, attempt: int = 0, /) -> Sequence[Verdict]:
         """Deliver ``batch`` and return one verdict per event, in the same order.
 
-        ``attempt`` is the number of this attempt, from 1, when the batch is one event.
+        ``attempt`` is the number of this attempt, from 1, when the batch is one event that has a row. The verdict of a
+        row that is delivered has details for its record. 0 is the first attempt of events directly from the log.
 
         ``until`` is a ``lease_clock()`` value. From then on no event is passed to the destination's client, and the
         remaining events are ``Unavailable``. With ``keeps_order``, once an event is ``Unavailable`` so is every later

@@ -97,6 +97,22 @@ def test_an_event_is_shown_with_its_payload_if_asked_for(database: Database, uid
     assert [d["state"] for d in found["deliveries"]] == ["dead"]
 
 
+def test_an_event_is_shown_with_every_recorded_attempt(database: Database, uid: str) -> None:
+    with database.connect() as connection:
+        connection.execute(
+            "insert into outbox.attempt (uid, sink, id, number, relay, outcome, status, error, milliseconds) "
+            "select %s::uuid, sink, 1, n, 'here', 'failed', 503, 'answered 503', 7 "
+            "from generate_series(1, 60) n, unnest(array['crm', 'events']) sink",
+            (uid,),
+        )
+    [delivery] = ask(database, "dead", "show", uid, "--json").json["deliveries"]
+    attempts = delivery["attempts_recorded"]
+    assert sorted(each["number"] for each in attempts) == list(range(1, 61))
+    assert (attempts[0]["relay"], attempts[0]["status"]) == ("here", 503)
+    lines = ask(database, "dead", "show", uid).out.splitlines()
+    assert len([line for line in lines if line.endswith("failed  7.0 ms  503  here  answered 503")]) == 60
+
+
 def test_an_event_without_a_delivery_is_not_found(database: Database, uid: str) -> None:
     for words in ((str(uuid4()),), (uid, "--sink", "events")):
         ended = ask(database, "dead", "show", *words)
@@ -202,6 +218,12 @@ def test_events_without_a_row_are_explained(database: Database) -> None:
     assert f"event {logged} has no delivery of its own: it was delivered, or is still to be read" in ended.err
     ended = ask(database, "dead", "retry", unknown)
     assert (ended.code, ended.out, ended.err) == (3, "", f"no event {unknown} is known\n")
+
+
+def test_an_unknown_event_among_others_is_named(database: Database, uid: str) -> None:
+    unknown = str(uuid4())
+    ended = ask(database, "dead", "retry", uid, unknown, "--json")
+    assert (ended.code, ended.json, ended.err) == (3, {"done": 1, "left": 0}, f"no event {unknown} is known\n")
 
 
 def test_a_delivery_that_would_be_read_again_is_left_with_the_reason(

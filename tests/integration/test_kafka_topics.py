@@ -226,7 +226,11 @@ async def test_compressed_records_arrive(real_kafka: KafkaBroker, topic: str, si
 # -- details of deliveries ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("delivery_details", "attempt"), [(True, 1), (False, 2)], ids=["all", "after a failure"])
+@pytest.mark.parametrize(
+    ("delivery_details", "attempt"),
+    [(True, 0), (False, 1), (False, 2)],
+    ids=["all", "after a retry by hand", "after a failure"],
+)
 async def test_a_recorded_delivery_tells_topic_partition_and_offset(
     kafka: KafkaBroker, topic: str, sink_on: Any, delivery_details: bool, attempt: int
 ) -> None:

@@ -20,7 +20,7 @@ from outbox_relay.retention.archiver import archiver_for
 from outbox_relay.settings.retention import RetentionSettings
 from tests.integration.test_roles import new_role
 from tests.support.database import Database
-from tests.support.days import Connection, date_ago, emit_ago, events_of, fill_days, register, table_ago
+from tests.support.days import Connection, date_ago, emit_ago, events_of, fill_days, one, register, retention, table_ago
 from tests.support.wait import auntil
 
 SECONDS = 30
@@ -54,7 +54,9 @@ async def passes(dsn: str, settings: RetentionSettings | None, *, alive: bool = 
     stated = settings and settings.stated()
     archiver = settings and archiver_for(settings.archive, settings.archive_format, lambda: dsn, pooler=False)
     log = structlog.stdlib.get_logger("test")
-    task = asyncio.create_task(Retention(store, relay, "r", stated, archiver, log, pass_seconds=0.05).run())
+    enabled = settings is None or settings.enabled
+    passing = Retention(store, relay, "r", stated, archiver, log, enabled=enabled, pass_seconds=0.05)
+    task = asyncio.create_task(passing.run())
     try:
         yield relay
     finally:
@@ -125,6 +127,23 @@ async def test_a_file_without_retention_empties_nothing_in_an_older_database(
             assert events_of(owner, table_ago(12)) == 3
             owner.execute("update outbox.retention set lower_since = now() - interval '25 hours'")
             await gone(owner, 12, 11)
+
+
+async def test_a_relay_that_does_no_passes_leaves_them_to_the_command(
+    database: Database, owner: Connection, relay: str
+) -> None:
+    async def passed() -> bool:
+        return owner.execute("select epoch > 12 and keep_days = 5 from outbox.retention").fetchone() == (True,)
+
+    async with passes(database.dsn_as(relay), RetentionSettings(enabled=False, keep_days=5)):
+        await auntil(passed, seconds=SECONDS, what="a dozen passes")
+        assert [events_of(owner, table_ago(n)) for n in (12, 11)] == [3, 3]
+        last = one(owner, "select outbox.retention_status() ->> 'last_pass'")
+        ended = await asyncio.to_thread(retention, database, "run")
+        assert (ended.code, ended.err) == (0, "")
+        await gone(owner, 12, 11)
+    assert last is None, "a pass without steps is none"
+    assert one(owner, "select outbox.retention_status() ->> 'last_pass'") is not None
 
 
 async def test_two_relays_empty_each_day_once(database: Database, owner: Connection, relay: str) -> None:

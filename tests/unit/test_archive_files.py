@@ -118,13 +118,12 @@ def test_an_address_has_no_credentials(address: str, is_valid: bool) -> None:
         RetentionSettings(archive=address)
 
 
-def test_what_is_turned_off_is_kept_for_all_time() -> None:
-    off = RetentionSettings(enabled=False, keep_dead_days=9)
-    assert off.stated() == {
-        "keep_days": 0,
-        "keep_uids_days": 0,
-        "keep_dead_days": 0,
-        "keep_attempts_days": 0,
+def test_a_relay_that_does_no_passes_states_the_same_policy() -> None:
+    assert RetentionSettings(enabled=False, keep_dead_days=9).stated() == {
+        "keep_days": 30,
+        "keep_uids_days": 30,
+        "keep_dead_days": 9,
+        "keep_attempts_days": 14,
         "archive": False,
     }
     assert RetentionSettings(archive="/a").stated()["archive"] is True

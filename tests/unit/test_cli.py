@@ -250,6 +250,16 @@ def test_a_reader_that_goes_away_is_no_error_to_tell_of() -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.parametrize(
+    ("to", "code", "said"),
+    [("/dev/full", 1, "the output could not be written: No space left on device\n"), ("&-", 0, "")],
+)
+def test_an_output_that_takes_nothing_is_no_traceback(to: str, code: int, said: str) -> None:
+    command = f"{sys.executable} -m outbox_relay config show --json --dsn postgresql:///shop >{to}"
+    done = subprocess.run(["/bin/bash", "-c", command], capture_output=True, check=False, timeout=60, text=True)
+    assert (done.returncode, done.stderr) == (code, said)
+
+
 # -- health -----------------------------------------------------------------------------------------------------
 
 

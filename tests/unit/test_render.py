@@ -78,7 +78,7 @@ def test_days_that_are_kept_are_grouped_by_their_reason() -> None:
     assert admin.status_text(found).splitlines()[4:] == [
         "days past keep_days (30) that are not emptied: 3",
         "  2026-10-01 to 2026-10-02: kept by sink crm (paused) with 12 shards since 2026-11-02T08:00:00+00:00",
-        "  2026-10-03: due at the next pass of a relay",
+        "  2026-10-03: due at the next pass",
     ]
 
 
@@ -124,6 +124,28 @@ def test_the_last_error_has_a_line_until_an_hour_after_its_end(changes: dict[str
         {"relays": [], "sinks": sinks, "unrouted": [], "in_default_partition": 0, "retention": RETENTION}
     )
     assert [each for each in text.splitlines() if each.startswith("last error")] == ([line] if line else [])
+
+
+def test_the_replays_of_a_status_have_a_line_each() -> None:
+    one: dict[str, Any] = dict.fromkeys(("to", "since", "until", "type", "uids", "ended_at", "reason", "rate"))
+    one |= {"id": 3, "sink": "crm", "state": "paused", "total": 20, "total_exact": True, "delivered": 5, "failed": 0}
+    one |= {"waiting": 0, "started_at": "2026-11-23T08:40:11.5+00:00", "key": "a", "waits_for": "sink crm is paused"}
+    text = admin.status_text(
+        {
+            "relays": [],
+            "sinks": {"crm": SINK},
+            "unrouted": [],
+            "in_default_partition": 0,
+            "retention": RETENTION,
+            "replays": [one],
+        }
+    )
+    assert text.splitlines()[-4:] == [
+        "",
+        "REPLAY  SINK  STATE   TOTAL  DELIVERED  FAILED  WAITING  STARTED              FILTER",
+        "3       crm   paused  20     5          0       0        2026-11-23T08:40:11  key a",
+        "replay 3 waits: sink crm is paused",
+    ]
 
 
 def test_a_throttled_sink_has_a_line() -> None:

@@ -60,7 +60,7 @@ def sink_to(url: str, credentials: Credentials = CREDENTIALS, policy: ResponsePo
     return WebhookSink("crm", Endpoint(url, lambda _: None), credentials, policy=policy, timeout_seconds=5)
 
 
-async def delivered(sink: WebhookSink, event: StoredEvent | None = None, *, attempt: int = 1) -> Verdict:
+async def delivered(sink: WebhookSink, event: StoredEvent | None = None, *, attempt: int = 0) -> Verdict:
     """The verdict of one event, from a sink that is open for it alone."""
     await sink.open()
     try:
@@ -80,7 +80,7 @@ async def test_an_event_arrives_signed_with_the_number_of_the_attempt(receiver: 
 
 
 @pytest.mark.parametrize(
-    ("delivery_details", "attempt", "status"), [(False, 1, None), (False, 2, 200), (True, 1, 200), (True, 2, 200)]
+    ("delivery_details", "attempt", "status"), [(False, 0, None), (False, 1, 200), (False, 2, 200), (True, 0, 200)]
 )
 async def test_a_delivery_has_status_and_duration_if_its_attempt_is_recorded(
     receiver: Receiver, delivery_details: bool, attempt: int, status: int | None
@@ -89,6 +89,7 @@ async def test_a_delivery_has_status_and_duration_if_its_attempt_is_recorded(
     sink = WebhookSink("crm", endpoint, CREDENTIALS, delivery_details=delivery_details)
     found = await delivered(sink, attempt=attempt)
     assert isinstance(found, Delivered)
+    assert receiver.requests[0].header("outbox-attempt") == str(max(attempt, 1))
     assert (found is DELIVERED) == (status is None)
     assert (found.status, found.seconds is None, found.detail) == (status, status is None, None)
 

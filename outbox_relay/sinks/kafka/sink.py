@@ -57,7 +57,7 @@ class KafkaSink:
     limits their number. Events beyond either are ``Refused``.
 
     With ``delivery_details`` the verdict of every delivered event has topic, partition and offset. Otherwise only that
-    of an event that failed before has them.
+    of an event that has a row has them.
     """
 
     max_batch = MAX_BATCH
@@ -147,7 +147,7 @@ class KafkaSink:
     def _misconfigured(self, reason: object, prefix: str = "") -> ConfigurationError:
         return ConfigurationError(f"sinks.{self._name}.{prefix}{reason}")
 
-    async def deliver(self, batch: Sequence[StoredEvent], until: float, attempt: int = 1, /) -> Sequence[Verdict]:
+    async def deliver(self, batch: Sequence[StoredEvent], until: float, attempt: int = 0, /) -> Sequence[Verdict]:
         """Deliver at most ``max_batch`` events as ``Sink.deliver`` does. Raise RuntimeError if the sink is closed."""
         thread = self._open_thread()
         delivery_round = self._round = self._current_round()
@@ -156,7 +156,7 @@ class KafkaSink:
         verdicts: asyncio.Future[Sequence[Verdict]] = asyncio.get_running_loop().create_future()
         answer = partial(_set_result, verdicts)
         self._number += 1
-        with_details = self._delivery_details or attempt > 1
+        with_details = self._delivery_details or attempt > 0
         call = thread.new_call(self._number, batch, until, deadline, delivery_round, answer, with_details=with_details)
         delivery_round.begin_call()
         try:

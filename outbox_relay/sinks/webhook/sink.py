@@ -50,7 +50,7 @@ class WebhookSink:
     ``results`` turns responses into verdicts. Nothing is sent without a key that still signs.
 
     With ``delivery_details`` the verdict of every delivered event has the status and the duration. Otherwise only that
-    of an event that failed before has them.
+    of an event that has a row has them.
     """
 
     max_batch = 1
@@ -110,8 +110,8 @@ class WebhookSink:
         """Prepare to post. Connections are made when they are needed."""
         await self._client.open()
 
-    async def deliver(self, batch: Sequence[StoredEvent], until: float, attempt: int = 1, /) -> Sequence[Verdict]:
-        """Deliver one event, or none, as ``Sink.deliver`` specifies. The request has the number ``attempt``."""
+    async def deliver(self, batch: Sequence[StoredEvent], until: float, attempt: int = 0, /) -> Sequence[Verdict]:
+        """Deliver one event, or none, as ``Sink.deliver`` specifies. The request has the number ``attempt``, from 1."""
         return [await self._one(event, until, attempt) for event in batch]
 
     async def _one(self, event: StoredEvent, until: float, attempt: int) -> Verdict:
@@ -121,7 +121,7 @@ class WebhookSink:
         if not signatures.active_keys(credentials.keys, now):
             return Unavailable(ALL_ENDED, attempt=Attempt("config_error"))
         try:
-            made = make_request(event, self._format, credentials, attempt=attempt, now=now)
+            made = make_request(event, self._format, credentials, attempt=max(attempt, 1), now=now)
         except Exception as error:
             unmade = f"the event cannot be made into a request ({type(error).__name__})"
             # A ValueError of ours holds nothing of the event; a library's may.
@@ -133,7 +133,7 @@ class WebhookSink:
         if isinstance(outcome, NoResponse) and outcome.code == "withdrawn":
             return Unavailable("not delivered in time")
         found = verdict(outcome, self._policy, partial(self._readable, made, credentials), time.time())
-        if found is DELIVERED and isinstance(outcome, Response) and (self._delivery_details or attempt > 1):
+        if found is DELIVERED and isinstance(outcome, Response) and (self._delivery_details or attempt):
             return Delivered(outcome.status, outcome.seconds)
         return found
 
