@@ -30,7 +30,7 @@ MOST_BYTES = 16 << 20
 MOST_KEYS = 1000
 """Maximum number of keys in one question and in one sweep."""
 FEWEST_KEYS, KEYS_PER_ROW = 100, 4
-"""Number of keys in a claim: so many for each row that it may take, and at least ``FEWEST_KEYS``."""
+"""Number of keys in a claim: ``KEYS_PER_ROW`` for each row that it may take, and at least ``FEWEST_KEYS``."""
 MOST_PAUSE_SECONDS = 1.0
 """Maximum pause after a claim that failed."""
 
