@@ -12,7 +12,7 @@ PG ?= $(or $(OUTBOX_TEST_PG),18)
 # The versions of PostgreSQL that `make thorough` runs SERVER_TESTS on: what the server decides.
 MAJORS ?= 14 15 16 17 18
 SERVER_TESTS := tests/support/test_postgres.py tests/property tests/debezium $(addprefix tests/integration/test_,$(addsuffix .py,\
-	action_locks attempt_partitions attempts configuration deliveries delivery_actions delivery_plans emit emit_docs \
+	action_locks attempt_partitions attempts configuration deliveries delivery_actions delivery_plans doctor emit emit_docs \
 	emit_sql emitters erase erase_archives erase_races erase_refused failover foreign_privileges hostile_arguments \
 	limits_of_callers migrate odd_reads operator_roles ownership passes plans reading_functions relay replay \
 	replay_fences replay_service replay_stop retention retention_fences retention_policy retention_rest roles seek \

@@ -55,7 +55,7 @@ def _after_acknowledgement() -> None:
 def _die_after_delivery(sink: type[KafkaSink] | type[WebhookSink]) -> None:
     original = sink.deliver
 
-    async def deliver(self: Any, batch: Sequence[StoredEvent], until: float, attempt: int = 1, /) -> Sequence[Verdict]:
+    async def deliver(self: Any, batch: Sequence[StoredEvent], until: float, attempt: int = 0, /) -> Sequence[Verdict]:
         verdicts = await original(self, batch, until, attempt)
         return die() if any(isinstance(verdict, Delivered) for verdict in verdicts) else verdicts
 

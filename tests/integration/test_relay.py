@@ -40,7 +40,7 @@ class Answering(MemorySink):
         self.sizes: list[int] = []
         self.told = asyncio.Event()
 
-    async def deliver(self, batch: Sequence[StoredEvent], until: float, attempt: int = 1, /) -> Sequence[Verdict]:
+    async def deliver(self, batch: Sequence[StoredEvent], until: float, attempt: int = 0, /) -> Sequence[Verdict]:
         self.sizes.append(len(batch))
         await self.told.wait()
         return await super().deliver(batch, until, attempt)

@@ -71,7 +71,7 @@ class MemorySink:
         """Nothing of the calls under way is recorded any more."""
         self._resets += 1
 
-    async def deliver(self, batch: Sequence[StoredEvent], until: float, _attempt: int = 1, /) -> Sequence[Verdict]:
+    async def deliver(self, batch: Sequence[StoredEvent], until: float, _attempt: int = 0, /) -> Sequence[Verdict]:
         """See ``Sink``. After an event of a key that is neither delivered nor refused, its later ones are unavailable.
 
         That holds until every call under way has returned.

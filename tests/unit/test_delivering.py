@@ -52,7 +52,7 @@ class Held(MemorySink):
         self.answering = asyncio.Event()
         self.answer: Callable[[StoredEvent], Verdict] = lambda _event: DELIVERED
 
-    async def deliver(self, batch: Sequence[StoredEvent], _until: float, _attempt: int = 1, /) -> Sequence[Verdict]:
+    async def deliver(self, batch: Sequence[StoredEvent], _until: float, _attempt: int = 0, /) -> Sequence[Verdict]:
         self.calls.append(list(batch))
         await self.answering.wait()
         return [self.answer(event) for event in batch]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from textwrap import indent
 from types import SimpleNamespace
 from typing import Any
 
@@ -209,3 +210,17 @@ def test_the_runbook_has_a_section_for_each_finding() -> None:
     assert {section.partition("\n")[0] for section in sections} == ids_in_the_code()
     for section in sections:
         assert all(f"**{part}**" in section for part in ("Means", "Look at", "Do", "Over when")), section
+
+
+def test_the_page_shows_findings_as_they_are_printed() -> None:
+    paused = SINK | {"paused": True, "paused_reason": "maintenance until 14:00"}
+    keeper = {"kind": "sink", "name": "crm", "paused": True, "shards": 64, "since": "2026-11-20"}
+    days = [KEPT | {"day": f"2026-10-{number}", "kept_by": [keeper]} for number in (18, 19, 20)]
+    printed = findings_text(
+        [
+            *sinks.examine_sinks({**status(), "sinks": {"crm": paused}}),
+            *log.examine_retention(RETENTION | {"days": days}),
+        ]
+    )
+    page = (PACKAGE.parents[2] / "docs/commands.md").read_text(encoding="utf-8")
+    assert indent(printed.rstrip(), "    ") in page

@@ -20,7 +20,7 @@ class RecordingKafkaSink(KafkaSink):
         self.verdicts: Counter[type[Verdict]] = Counter()
         self.reasons: set[str] = set()
 
-    async def deliver(self, batch: Sequence[StoredEvent], until: float, attempt: int = 1, /) -> Sequence[Verdict]:
+    async def deliver(self, batch: Sequence[StoredEvent], until: float, attempt: int = 0, /) -> Sequence[Verdict]:
         verdicts = await super().deliver(batch, until, attempt)
         self.verdicts.update(map(type, verdicts))
         self.reasons.update(verdict.reason for verdict in verdicts if not isinstance(verdict, Delivered))
