@@ -309,7 +309,7 @@ begin
     if found is null or found <> outbox.loadable_time(found) then
         raise exception using errcode = 'invalid_parameter_value',
             message = format('%s must be a time with its zone in the years 1 to 9998, such as 2026-11-23T08:00:00Z, or an age, '
-                             'such as PT7200S: %s', name, coalesce(left(value::text, 60), 'null'));
+                             'such as PT7200S (in a command 2h): %s', name, coalesce(left(value::text, 60), 'null'));
     end if;
     return found;
 end

@@ -66,6 +66,8 @@ create table outbox.day (
     sha256 text,
     emptied_at timestamptz,
     kept_by jsonb not null default '[]',
+    left_because text,
+    left_at timestamptz,
     checked_snapshot pg_snapshot,
     checked_config bigint,
     checked_before timestamptz,
@@ -85,6 +87,8 @@ comment on column outbox.day.archived_snapshot is
 comment on column outbox.day.checked_before is 'Of the DEFAULT partition, only events from before this time were checked.';
 comment on column outbox.day.deleted_at is
     'Time and id of the last event that was deleted from the DEFAULT partition since the check: the next step begins there.';
+comment on column outbox.day.left_because is
+    'Why the newest pass that tried to empty the day, which nothing kept, left it: the archive failed, or a lock was not granted.';
 comment on column outbox.day.writing_to is 'An archive that was begun and is not verified.';
 comment on column outbox.day.unfinished is
     'The newest archives that were given up, or do not have every event any more. Their objects can be removed.';
@@ -680,6 +684,19 @@ begin
 end
 $$;
 
+-- Record why a pass left a day that nothing keeps, for people.
+create function outbox.leave_day(day date, lease bigint, reason text) returns void
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    perform outbox.renew_retention(lease);
+    update outbox.day d
+       set left_because = outbox.short_text(reason, 1000), left_at = clock_timestamp()
+     where d.day = leave_day.day and d.emptied_at is null;
+end
+$$;
+
 -- The archives of a day that is not emptied that were begun or superseded, and whose objects can be removed. Nothing is
 -- recorded of them under an older lease than the caller's.
 create function outbox.unfinished_archives(day date, lease bigint) returns text[]
@@ -820,7 +837,8 @@ begin
     end if;
     update outbox.day d
        set emptied_at = clock_timestamp(), events = coalesce(d.events, greatest(empty_day.events, 0)), bytes = size,
-           kept_by = '[]', checked_snapshot = null, archived_snapshot = null, deleted_at = null, deleted_id = null
+           kept_by = '[]', left_because = null, left_at = null,
+           checked_snapshot = null, archived_snapshot = null, deleted_at = null, deleted_id = null
      where d.day = empty_day.day and d.emptied_at is null;
     perform outbox.record_action('retention', null, jsonb_build_object('day', replace(day::text, '-infinity', 'default')),
                                  coalesce(removed, c.events, greatest(events, 0), 0),
@@ -1064,6 +1082,8 @@ begin
                case when due.day is null then '[]'
                     when live then outbox.kept_since(outbox.day_keepers(p.day, due.before), coalesce(c.kept_by, '[]'))
                     else coalesce(c.kept_by, '[]') end as kept_by,
+               case when due.day is not null then c.left_because end as left_because,
+               case when due.day is not null then c.left_at end as left_at,
                due.day is not null as due,
                case when due.day is not null and isfinite(p.upto)
                     then extract(epoch from clock_timestamp() - p.upto - make_interval(days => t.keep_days)) end as due_seconds
@@ -1073,13 +1093,14 @@ begin
           left join due on due.day = p.day
          where pg_relation_size(p.part) > 0
         union all
-        (select d.day, d.part, d.events, d.bytes, d.archived_to, d.emptied_at, '[]', false, null
+        (select d.day, d.part, d.events, d.bytes, d.archived_to, d.emptied_at, '[]', null, null, false, null
            from outbox.day d where d.emptied_at is not null order by d.emptied_at desc limit 400)
     )
     select coalesce(jsonb_agg(jsonb_build_object(
                'day', case when k.day = '-infinity' then 'default' else k.day::text end,
                'events', k.events, 'bytes', k.bytes, 'archived', k.archived_to,
-               'emptied', k.emptied_at, 'kept_by', k.kept_by, 'due', k.due, 'due_seconds', k.due_seconds) order by k.day, k.emptied_at), '[]')
+               'emptied', k.emptied_at, 'kept_by', k.kept_by, 'left_because', k.left_because, 'left_at', k.left_at,
+               'due', k.due, 'due_seconds', k.due_seconds) order by k.day, k.emptied_at), '[]')
       into days from known k;
     return jsonb_build_object(
         'keep_days', t.keep_days, 'keep_uids_days', t.keep_uids_days, 'keep_dead_days', t.keep_dead_days,

@@ -38,13 +38,13 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
     ('relay', 'function', '{attempts_of, last_attempt_of, make_attempt_partitions, record_attempts}', null, 'EXECUTE'),
     ('relay', 'table', '{attempt}', null, 'SELECT'),
 
-    ('relay', 'function', '{as_time, count_deliveries, deliveries, delivery_state, delivery_summary, loadable_time, position_passed, '
-                          'set_paused}', null, 'EXECUTE'),
+    ('relay', 'function', '{as_time, count_deliveries, deliveries, delivery_state, delivery_summary, loadable_time, past_time, '
+                          'position_passed, set_paused}', null, 'EXECUTE'),
     ('relay', 'table', '{audit, discarded}', null, 'SELECT'),
 
     ('read', 'schema', '{outbox}', null, 'USAGE'),
     ('read', 'function', '{as_time, backlog, count_deliveries, deliveries, delivery_state, delivery_summary, loadable_time, '
-                         'position_passed}', null, 'EXECUTE'),
+                         'past_time, position_passed}', null, 'EXECUTE'),
     ('read', 'table', '{audit, discarded, meta, progress, shard, sink, standing}', null, 'SELECT'),
     -- Not `config` and `retention`: outbox.relay_configs and outbox.retention_status show them.
     ('read', 'table', '{relay}', '{id, name, version, sinks, started_at, seen_at}', 'SELECT'),
@@ -62,7 +62,7 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
     ('operate', 'function', '{discard_deliveries, retry_deliveries, set_paused}', null, 'EXECUTE'),
 
     ('owner', 'function', '{discard_rows, hashed_filter, is_meant, keyed_hash, lock_shards_of, marks_deleted, '
-                          'next_deliveries, past_time, read_filter, record_action, require_read_committed, require_sink, '
+                          'next_deliveries, read_filter, record_action, require_read_committed, require_sink, '
                           'row_died, short_text, sink_paused, was_before}', null, 'EXECUTE'),
 
     -- Sinks and configurations.
@@ -91,12 +91,12 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
 
     -- Retention: done by relays, and by roles that operate; roles that read see the days.
     ('relay', 'function', '{begin_archive, begin_retention, check_day, count_day, discard_expired, drop_day, due_days, '
-                          'empty_day, end_retention, read_day, record_archive, renew_retention, retention_status, '
+                          'empty_day, end_retention, leave_day, read_day, record_archive, renew_retention, retention_status, '
                            'state_retention, trim_attempts, trim_uids, unfinished_archives}', null, 'EXECUTE'),
     ('operate', 'schema', '{outbox}', null, 'USAGE'),
     ('operate', 'table', '{meta}', null, 'SELECT'),
     ('operate', 'function', '{begin_retention, check_day, count_day, discard_expired, drop_day, due_days, empty_day, '
-                            'end_retention, renew_retention, retention_status, trim_attempts, trim_uids}', null, 'EXECUTE'),
+                            'end_retention, leave_day, renew_retention, retention_status, trim_attempts, trim_uids}', null, 'EXECUTE'),
     ('read', 'schema', '{outbox}', null, 'USAGE'),
     ('read', 'table', '{meta}', null, 'SELECT'),
     ('read', 'function', '{retention_status}', null, 'EXECUTE'),

@@ -10,7 +10,7 @@ from outbox_relay.postgres.store import Store
 async def audit(store: Store, since: str | None, most: int) -> list[dict[str, Any]]:
     """Return up to ``most`` actions since a time or an age, newest first, for ``audit --json``.
 
-    ``since`` is as ``outbox.as_time`` in the schema reads it; None means all.
+    ``since`` is as ``outbox.past_time`` in the schema reads it; None means all.
 
     Raises ``ConfigurationError``, ``DatabaseUnusable`` or ``DatabaseUnavailable``.
     """

@@ -7,7 +7,7 @@ from typing import Any
 
 from outbox_relay.admin.render_replays import replays_text
 from outbox_relay.admin.text import duration, replace_unprintable, table
-from outbox_relay.retention.wording import keepers_text
+from outbox_relay.retention.wording import keepers_text, left_text
 
 NO_SINKS = "no sink is known yet: a relay registers its sinks when it starts"
 NO_RELAYS = "no relay is alive: start one with outbox-relay run"
@@ -74,7 +74,8 @@ def _retention_lines(found: dict[str, Any]) -> list[str]:
 def _by_reason(blocked: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
     reasons: dict[str, list[str]] = {}
     for day in blocked:
-        reason = f"kept by {keepers_text(day['kept_by'])}" if day["kept_by"] else "due at the next pass"
+        kept = keepers_text(day["kept_by"])
+        reason = f"kept by {kept}" if kept else f"due at the next pass{left_text(day)}"
         reasons.setdefault(reason, []).append(day["day"])
     return reasons
 

@@ -7,7 +7,7 @@ from typing import Any
 from outbox_relay.admin.render import replace_unprintable, table
 from outbox_relay.postgres.retention_statements import Pass
 from outbox_relay.retention.passes import Outcome
-from outbox_relay.retention.wording import keepers_text
+from outbox_relay.retention.wording import keepers_text, left_text
 
 DAY_HEADER = ("DAY", "EVENTS", "BYTES", "ARCHIVED", "EMPTIED", "KEPT BY")
 FOR_ALL_TIME = (
@@ -39,7 +39,7 @@ def _policy(found: dict[str, Any]) -> list[str]:
 
 
 def _day(day: dict[str, Any]) -> tuple[str, ...]:
-    kept = keepers_text(day["kept_by"]) or ("due" if day["due"] else "")
+    kept = keepers_text(day["kept_by"]) or (f"due{left_text(day)}" if day["due"] else "")
     numbers = ("" if day[name] is None else str(day[name]) for name in ("events", "bytes"))
     return day["day"], *numbers, day["archived"] or "", (day["emptied"] or "")[:19], kept
 

@@ -28,6 +28,7 @@ async def retention_status(store: Store) -> dict[str, Any]:
     - ``archived``: the address of the verified archive, or None. ``emptied``: the time, or None.
     - ``kept_by``: what keeps a day that is past keep_days, now. ``due`` is True for such a day, and
       ``due_seconds`` the time since then; None for the DEFAULT partition.
+    - ``left_because`` and ``left_at``: why the newest pass left a due day that nothing kept, and when, or None.
 
     ``idle`` is True if no pass runs or has begun in the last 15 minutes; ``last_pass`` is the time of the newest one.
 

@@ -49,7 +49,8 @@ async def status(store: Store) -> dict[str, Any]:
 
     ``retention`` has ``keep_days`` (0 means for all time), ``hold_until`` (None, or the time until which no day is
     emptied because the clock has jumped), and ``blocked``: the days that are past keep_days and still hold events,
-    with ``kept_by`` as of the last pass, and ``since``. ``replays`` are those that have not ended: see ``replays``.
+    with ``kept_by`` as of the last pass, and ``since``; or, if nothing kept the day, ``left_because`` and ``left_at``.
+    ``replays`` are those that have not ended: see ``replays``.
 
     Raises ``DatabaseUnusable`` or ``DatabaseUnavailable``.
     """
@@ -153,6 +154,8 @@ async def _retention(store: Store) -> dict[str, Any]:
         {
             "day": day["day"],
             "kept_by": day["kept_by"],
+            "left_because": day["left_because"],
+            "left_at": day["left_at"],
             "since": min((keeper["since"] for keeper in day["kept_by"]), default=None),
         }
         for day in found["days"]

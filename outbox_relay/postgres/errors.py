@@ -27,7 +27,8 @@ FIXES: Final = {
     "28": "check user name and password in the DSN, and pg_hba.conf",
     "3D": "create the database, or correct its name in the DSN",
     "3F": "run outbox-relay migrate",
-    "42501": "run outbox-relay migrate --grant-relay ROLE (--grant-emit ROLE for applications)",
+    "42501": "run outbox-relay migrate --grant-relay ROLE (applications: --grant-emit; people: --grant-read, "
+    "--grant-operate or --grant-payloads)",
     "42P01": "run outbox-relay migrate",
     "42883": "run outbox-relay migrate",
     "42703": "run outbox-relay migrate",

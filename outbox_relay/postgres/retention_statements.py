@@ -122,6 +122,10 @@ class RetentionStatements(Database):
         """Empty a checked day; return "emptied", "more", "again", "locked" or "archive" (see ``outbox.empty_day``)."""
         return await self._message("empty_day", {"day": day, "lease": lease, "events": events})
 
+    async def leave_day(self, day: str, lease: int, reason: str) -> None:
+        """Record why a pass left a day that nothing keeps."""
+        await self._rows("leave_day", {"day": day, "lease": lease, "reason": reason})
+
     async def drop_day(self, lease: int) -> str | None:
         """Remove an empty partition that is past keep_days; return its day, or None."""
         return await self._message("drop_day", {"lease": lease})

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 from uuid import UUID
 
 from structlog.stdlib import BoundLogger
@@ -29,6 +29,8 @@ STEP_ROWS = 1_000
 """Number of uids or dead rows that one statement examines."""
 STEPS = 100
 """Limit of the steps over uids, over dead rows and over attempts, in one pass."""
+LOCKED = "a lock was not granted; the next pass tries again"
+"""Reason for which a day is left."""
 
 
 class Archiver(Protocol):
@@ -98,35 +100,43 @@ class RetentionPass:
     async def _do_days(self) -> None:
         for day in await self._store.due_days():
             self._progress(day_name(day))
-            await self._try(day_name(day), partial(self._do, day))
+            if late := await self._try(day_name(day), partial(self._do, day)):
+                await self._leave(day, late)
 
-    async def _try(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
-        """Do a day or a step. One whose statements take too long is left, and does not stop the others."""
+    async def _try(self, name: str, work: Callable[[], Awaitable[None]]) -> str | None:
+        """Do a day or a step. One whose statements take too long is left, and does not stop the others.
+
+        Return why it was left, or None.
+        """
         try:
             await work()
         except StatementFailed as error:
             if error.sqlstate not in TOO_LONG:
                 raise
             self.outcome.left[name] = str(error)
+            return str(error)
+        return None
 
     async def _do(self, day: str) -> None:
         """Empty a day, or record the reason for which it is left."""
         check = await self._store.check_day(day, self._lease)
         if check.kept_by:
-            self._leave(day, keepers_text(check.kept_by), check.kept_by if check.changed else None)
+            reason = self.outcome.left[day_name(day)] = keepers_text(check.kept_by)
+            if check.changed and self._log:
+                self._log.warning("retention blocked", day=day_name(day), reason=reason)
             return
         try:
             events = await self._prepare(day, check)
         except ArchiveFailed as error:
-            self._leave(day, str(error), None)
             self.outcome.failed = True
             if self._log:
                 self._log.warning("archive failed", day=day_name(day), reason=str(error))
+            await self._leave(day, str(error))
             return
         if events is None:
-            self._leave(day, "it must be archived first, and no archive is configured here", None)
+            await self._leave(day, "it must be archived first, and no archive is configured here")
         elif self.outcome.locked:
-            self._leave(day, "a lock was not granted; the next pass tries again", None)
+            await self._leave(day, LOCKED)
         else:
             await self._empty(day, events)
 
@@ -173,16 +183,12 @@ class RetentionPass:
                 self._log.info("day emptied", day=day_name(day), events=events, archived=self._granted.archive)
             return
         self.outcome.locked = answer == "locked"
-        reasons = {
-            "locked": "a lock was not granted; the next pass tries again",
-            "archive": "it must be archived first",
-        }
-        self._leave(day, reasons.get(answer, "it changed while it was checked; the next pass tries again"), None)
+        reasons = {"locked": LOCKED, "archive": "it must be archived first"}
+        await self._leave(day, reasons.get(answer, "it changed while it was checked; the next pass tries again"))
 
-    def _leave(self, day: str, reason: str, news: list[dict[str, Any]] | None) -> None:
+    async def _leave(self, day: str, reason: str) -> None:
         self.outcome.left[day_name(day)] = reason
-        if news and self._log:
-            self._log.warning("retention blocked", day=day_name(day), reason=reason)
+        await self._store.leave_day(day, self._lease, reason)
 
     async def _drop(self) -> None:
         """Remove one empty partition."""

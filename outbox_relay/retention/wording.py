@@ -16,6 +16,11 @@ def keepers_text(kept_by: Sequence[dict[str, Any]]) -> str:
     return "; ".join(map(_keeper, kept_by))
 
 
+def left_text(day: dict[str, Any]) -> str:
+    """Return why a pass left a due day that nothing keeps, as the end of a sentence; empty if none did."""
+    return f"; left at {day['left_at'][:19]}: {day['left_because']}" if day["left_because"] else ""
+
+
 def _keeper(keeper: dict[str, Any]) -> str:
     since = f" since {keeper['since']}" if keeper.get("since") else ""
     if keeper["kind"] != "sink":

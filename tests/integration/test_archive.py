@@ -172,9 +172,16 @@ def test_an_archive_that_cannot_be_written_empties_nothing(
     assert "was not written: " in reason
     assert reason.endswith("nothing was emptied")
     assert events_of(owner, table_ago(12)) == 54
+    for command in ("status", "retention status"):
+        assert reason in inside(*command.split(), "--dsn", database.dsn).out
     without = inside("retention", "run", "--json", "--dsn", database.dsn)
     assert "must be archived first" in without.json["kept"][date_ago(12)]
+    [day] = inside("status", "--json", "--dsn", database.dsn).json["retention"]["blocked"]
+    assert day["left_because"] == without.json["kept"][date_ago(12)]
     assert events_of(owner, table_ago(12)) == 54
+    assert run(write_config(database, tmp_path, str(tmp_path / "archive"))).code == 0
+    days = inside("retention", "status", "--json", "--dsn", database.dsn).json["days"]
+    assert {(day["left_because"], day["left_at"]) for day in days} == {(None, None)}
 
 
 @pytest.mark.parametrize("program", ["/nowhere/python", "half", "slow"])

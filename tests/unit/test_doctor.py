@@ -88,7 +88,9 @@ def test_only_some_names_are_listed() -> None:
     assert finding.evidence.endswith("type.09 and 2 others")
 
 
-DUE: dict[str, Any] = {"day": "2026-01-01", "due": True, "due_seconds": 86_400.0, "archived": None, "kept_by": []}
+DUE: dict[str, Any] = {
+    "day": "2026-01-01", "due": True, "due_seconds": 86_400.0, "archived": None, "kept_by": [], "left_because": None,
+}  # fmt: skip
 LATE = DUE | {"due_seconds": 86_401.0}
 KEPT = DUE | {"day": "2026-01-02", "kept_by": [{"kind": "sink", "name": "s", "paused": True, "shards": 3}]}
 
@@ -120,6 +122,14 @@ def test_retention(policy: dict[str, Any], days: list[Any], wanted: list[str]) -
 def test_a_kept_day_is_named_with_what_keeps_it() -> None:
     [finding] = log.examine_retention(RETENTION | {"days": [KEPT, KEPT | {"day": "2026-01-03"}]})
     assert finding.evidence == "2026-01-02 to 2026-01-03: kept by sink s (paused) with 3 shards"
+
+
+@pytest.mark.parametrize("archive", [True, False])
+def test_a_late_day_is_named_with_what_the_newest_pass_said(archive: bool) -> None:
+    left = {"left_because": "no space", "left_at": "2026-02-01T00:00:00+00:00"}
+    days = [LATE | left, LATE | {"day": "2026-01-02"}]
+    [finding] = log.examine_retention(RETENTION | {"archive": archive, "days": days})
+    assert "2026-01-01 to 2026-01-02; left at 2026-02-01T00:00:00: no space; last pass" in finding.evidence
 
 
 @pytest.mark.parametrize(

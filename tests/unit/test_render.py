@@ -67,7 +67,11 @@ RETENTION: dict[str, Any] = {"keep_days": 30, "hold_until": None, "blocked": []}
 
 def test_days_that_are_kept_are_grouped_by_their_reason() -> None:
     crm = [{"kind": "sink", "name": "crm", "paused": True, "shards": 12, "since": "2026-11-02T08:00:00+00:00"}]
-    blocked = [{"day": f"2026-10-0{n}", "kept_by": crm if n < 3 else [], "since": None} for n in (1, 2, 3)]
+    blocked: list[dict[str, Any]] = [
+        {"day": f"2026-10-0{n}", "kept_by": crm if n < 3 else [], "since": None, "left_because": None}
+        for n in range(1, 5)
+    ]
+    blocked[2] |= {"left_because": "the archive was not written", "left_at": "2026-11-02T08:00:00.5+00:00"}
     found: dict[str, Any] = {
         "relays": [],
         "sinks": {},
@@ -76,9 +80,10 @@ def test_days_that_are_kept_are_grouped_by_their_reason() -> None:
         "retention": {"keep_days": 30, "hold_until": None, "blocked": blocked},
     }
     assert admin.status_text(found).splitlines()[4:] == [
-        "days past keep_days (30) that are not emptied: 3",
+        "days past keep_days (30) that are not emptied: 4",
         "  2026-10-01 to 2026-10-02: kept by sink crm (paused) with 12 shards since 2026-11-02T08:00:00+00:00",
-        "  2026-10-03: due at the next pass",
+        "  2026-10-03: due at the next pass; left at 2026-11-02T08:00:00: the archive was not written",
+        "  2026-10-04: due at the next pass",
     ]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from outbox_relay.admin.doctor.finding import Finding
 from outbox_relay.admin.doctor.sinks import listed
-from outbox_relay.retention.wording import keepers_text
+from outbox_relay.retention.wording import keepers_text, left_text
 
 LEAST_AHEAD_SECONDS = 86_400.0
 """Time for which partitions must exist in advance."""
@@ -40,14 +40,14 @@ def examine_retention(found: Mapping[str, Any]) -> Iterator[Finding]:
     if waiting:
         yield Finding(
             "archive-missing", "warning", f"{len(waiting)} days past keep_days have no verified archive",
-            f"{_span(waiting)}; last pass: {found['last_pass'] or 'none'}",
-            'find the line "archive failed" in the relays\' logs, and check [retention] archive and its credentials',
+            f"{_span(waiting)}{_left(waiting)}; last pass: {found['last_pass'] or 'none'}",
+            "check [retention] archive and its credentials; outbox-relay retention run tries again at once",
         )  # fmt: skip
     free = [day for day in late if day not in waiting]
     if free:
         yield Finding(
             "retention-late", "warning", f"{len(free)} days past keep_days are not emptied, and nothing keeps them",
-            f"{_span(free)}; last pass: {found['last_pass'] or 'none'}",
+            f"{_span(free)}{_left(free)}; last pass: {found['last_pass'] or 'none'}",
             "run outbox-relay retention run: it says what it cannot lock; then end the sessions that read the log",
         )  # fmt: skip
     if due and found["idle"]:
@@ -78,3 +78,8 @@ def examine_partitions(in_default: int, ahead_seconds: float | None) -> Iterator
 def _span(days: list[Any]) -> str:
     names = [day["day"] for day in days]
     return names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
+
+
+def _left(days: list[Any]) -> str:
+    """Return why the newest of these days was left, as the end of a sentence."""
+    return next((text for day in reversed(days) if (text := left_text(day))), "")
