@@ -17,6 +17,9 @@ SERVER_TESTS := tests/support/test_postgres.py tests/property tests/debezium $(a
 	limits_of_callers migrate odd_reads operator_roles ownership passes plans reading_functions relay replay \
 	replay_fences replay_service replay_stop retention retention_fences retention_policy retention_rest roles seek \
 	session_settings sinks status ticking upgrading why))
+# Those among them that depend on planner and catalogs.
+CATALOG_TESTS := tests/support/test_postgres.py $(addprefix tests/integration/test_,$(addsuffix .py,delivery_plans emit_sql \
+	migrate operator_roles plans reading_functions roles))
 # Processes that share the tests. They often wait for servers and timers, so that more than there are cores may end sooner.
 PROCESSES ?= 4
 PYTEST_ARGS ?=

@@ -32,9 +32,15 @@ FILE_BYTES = 4 * 1024 * 1024
 LEVELS = ("debug", "info", "warning", "error", "critical")
 FORMATS = ("json", "console")
 
+FOUND_FIELDS = 4096
+"""Maximum number of fields whose place is remembered."""
+
 _DELIMITER = "\x1f"
 _SOURCES_OF_DSN = (("database", "dsn"), ("database", "dsn_file"))
 _ALTERNATIVES = {"dsn": "dsn_file", "dsn_file": "dsn", "secrets": "secrets_file", "secrets_file": "secrets"}
+
+_found: dict[tuple[int, str, bool | None], tuple[Any, FieldInfo | None]] = {}
+"""Results of ``EnvironmentSource.next_field``, with the field that was asked for: so its id stays its own."""
 
 
 class EnvironmentSource(EnvSettingsSource):
@@ -76,6 +82,16 @@ class EnvironmentSource(EnvSettingsSource):
             return _parsed_json(value)
         except ValueError:
             return value
+
+    def next_field(self, field: Any, key: str, case_sensitive: bool | None = None) -> FieldInfo | None:
+        """Return the field ``key`` of the model in ``field``, or None. The base walks through all fields each time."""
+        place = (id(field), key, case_sensitive)
+        if place not in _found:
+            found = super().next_field(field, key, case_sensitive)
+            if len(_found) >= FOUND_FIELDS:
+                return found
+            _found[place] = (field, found)
+        return _found[place][1]
 
     def json_fault(self, path: SettingPath, wanted: str) -> str:
         """Return why the variable that sets ``path`` is not the JSON that is ``wanted``."""

@@ -26,7 +26,7 @@ from tests.docs.pages import blocks
 from tests.support.command import Ended, inside
 from tests.support.database import Database
 from tests.support.days import Connection, date_ago, emit_ago, events_of, fill_days, keep, register, table_ago
-from tests.support.power_cut import PARENT, POINTS
+from tests.support.power_cut import BEFORE_AND_AFTER, PARENT, POINTS
 from tests.support.wait import until
 
 ENDLESS = {"half": "printf '{\"sha256\": '", "slow": "exec sleep 3600"}
@@ -251,7 +251,11 @@ def test_a_day_of_many_parts_is_archived_in_order(
     assert archived(str(config.parent / "archive" / "day")) == before
 
 
-@pytest.mark.parametrize("point", POINTS)
+# The others take long, and end as one of these does.
+@pytest.mark.parametrize(
+    "point",
+    [point if point in BEFORE_AND_AFTER else pytest.param(point, marks=pytest.mark.thorough) for point in POINTS],
+)
 def test_a_power_cut_loses_no_event(owner: Connection, config: Path, point: str) -> None:
     fill_days(owner, 12, 11, 5)
     emit_ago(owner, 0)

@@ -127,7 +127,7 @@ async def test_the_shards_of_a_crashed_relay_are_taken_over_when_its_lease_ends(
         await delivered(successor, wanted)
         await harness.settled()
         await has(database, "select 1 from outbox.shard having max(crashes) = 0")
-    assert ids(successor) == wanted
+    assert sorted(ids(successor)) == wanted, "in any order: each has another key, and leases may end one after another"
 
 
 async def test_positions_survive_a_crash_up_to_the_last_flush(database: Database) -> None:

@@ -286,7 +286,7 @@ as 'begin return null; end'"""
 
 @pytest.mark.parametrize(
     "seeds",
-    [range(HISTORIES), *(pytest.param(range(n, n + 50), marks=pytest.mark.thorough) for n in range(1000, 1300, 50))],
+    [range(HISTORIES), *(pytest.param(range(n, n + 50), marks=pytest.mark.thorough) for n in range(1000, 1200, 50))],
     ids=str,
 )
 async def test_why_tells_what_was_received(database: Database, seeds: range) -> None:
