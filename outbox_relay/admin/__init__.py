@@ -30,10 +30,10 @@ from outbox_relay.admin.erase import Erased, erase
 from outbox_relay.admin.render import status_text
 from outbox_relay.admin.render_attempts import attempts_text, running_text
 from outbox_relay.admin.render_retention import outcome_text, preview_text, retention_text
-from outbox_relay.admin.render_why import why_text
+from outbox_relay.admin.render_why import why_key_text, why_text
 from outbox_relay.admin.retention import preview_retention, retention_status, run_retention
 from outbox_relay.admin.status import status, too_old
-from outbox_relay.admin.why import why
+from outbox_relay.admin.why import why, why_key
 
 __all__ = [
     "STATES",
@@ -77,5 +77,7 @@ __all__ = [
     "unknown_events",
     "unknown_sink",
     "why",
+    "why_key",
+    "why_key_text",
     "why_text",
 ]

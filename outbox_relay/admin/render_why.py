@@ -32,6 +32,14 @@ def why_text(found: dict[str, Any]) -> str:
     return "\n".join(map(replace_unprintable, lines))
 
 
+def why_key_text(found: dict[str, Any]) -> str:
+    """Render the result of ``why_key``: each event as ``why_text`` does, with an empty line between them."""
+    events = [why_text(event) for event in found["events"]]
+    if not found["complete"]:
+        events.append(f"the search ended after its time limit at events of {found['searched_since']}")
+    return "\n\n".join(events) or "the log has no event with this key"
+
+
 def _heading(found: dict[str, Any]) -> list[str]:
     if found["type"] is None:
         return [f"{found['uid']}", f"id {found['id']}, no longer in the log"]

@@ -1,12 +1,20 @@
-"""The delivery state of one event, sink by sink."""
+"""The delivery state of one event, or of the newest ones of a key, sink by sink."""
 
 from __future__ import annotations
 
+import time
+from contextlib import suppress
 from typing import Any
 from uuid import UUID
 
 from outbox_relay.admin.attempts import newest_attempts, unknown_event
+from outbox_relay.domain.errors import NotFound
 from outbox_relay.postgres.store import Store
+
+STEP_IDS = 100_000
+"""Number of ids of the log that one statement searches for events of a key."""
+SEARCH_SECONDS = 10.0
+"""Time limit for the search, after which no further step begins."""
 
 
 async def why(store: Store, uid: UUID) -> dict[str, Any]:
@@ -27,3 +35,35 @@ async def why(store: Store, uid: UUID) -> dict[str, Any]:
         for name, sink in found["sinks"].items()
     }
     return found
+
+
+async def why_key(store: Store, key: str, most: int) -> dict[str, Any]:
+    """Return the newest events of ``key`` in the log, at most ``most``, newest first, for ``why --key --json``.
+
+    Each is as ``why`` returns it. ``complete`` is False if the search ended before it had found ``most`` events or read
+    the whole log; ``searched_since`` is then the time of the oldest event that it came to, otherwise None.
+
+    Raises ``DatabaseUnusable`` or ``DatabaseUnavailable``.
+    """
+    until = time.monotonic() + SEARCH_SECONDS
+    [(first, upto)] = await store.named("log_ends", {})
+    uids: list[UUID] = []
+    while upto >= first and len(uids) < most:
+        after = max(upto - STEP_IDS, first - 1)
+        wanted = {"key": key, "after": after, "upto": upto, "most": most - len(uids)}
+        uids += [row.uid for row in await store.named("events_of_key", wanted)]
+        upto = after
+        if time.monotonic() >= until:
+            break
+    complete = upto < first or len(uids) == most
+    oldest = [] if complete else await store.named("event_time", {"id": upto})
+    events: list[dict[str, Any]] = []
+    for uid in uids:
+        with suppress(NotFound):  # its day was emptied meanwhile
+            events.append(await why(store, uid))
+    return {
+        "key": key,
+        "events": events,
+        "complete": complete,
+        "searched_since": oldest[0].at.isoformat() if oldest else None,
+    }

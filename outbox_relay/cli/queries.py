@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import Any
 
-from outbox_relay.cli.arguments import integer_between, moment, seconds, uid
+from outbox_relay.cli.arguments import integer_between, moment, seconds, text, uid
 from outbox_relay.cli.command import add_command, query
 from outbox_relay.cli.output import DONE, FAILED, say
 
@@ -26,7 +26,10 @@ def add(commands: Any) -> None:
         help="age of the oldest unsettled event from which a sink counts as behind; default: 300",
     )  # fmt: skip
     why = add_command(commands, "why", _why, "show the delivery state of an event, sink by sink")
-    why.add_argument("uid", type=uid, metavar="UID", help="the uid returned by emit")
+    which = why.add_mutually_exclusive_group(required=True)
+    which.add_argument("uid", type=uid, metavar="UID", nargs="?", help="the uid returned by emit")
+    which.add_argument("--key", type=text, metavar="KEY", help="the newest events with this key that are in the log")
+    why.add_argument("--limit", type=integer_between(1, 1000), metavar="N", default=10, help="of a key; default: 10")
     why.add_argument("--json", action="store_true", help="print JSON")
     audit = add_command(commands, "audit", _audit, "list what people and relays changed, newest first")
     audit.add_argument("--since", type=moment, metavar="TIME", help="only since a time or an age, such as 2h")
@@ -57,8 +60,12 @@ def _doctor(arguments: argparse.Namespace) -> int:
 def _why(arguments: argparse.Namespace) -> int:
     from outbox_relay import admin
 
-    found = query(arguments, lambda store: admin.why(store, arguments.uid))
-    print(json.dumps(found) if arguments.json else admin.why_text(found))
+    if arguments.key is None:
+        found = query(arguments, lambda store: admin.why(store, arguments.uid))
+        print(json.dumps(found) if arguments.json else admin.why_text(found))
+    else:
+        found = query(arguments, lambda store: admin.why_key(store, arguments.key, arguments.limit))
+        print(json.dumps(found) if arguments.json else admin.why_key_text(found))
     return DONE
 
 

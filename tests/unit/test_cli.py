@@ -74,6 +74,7 @@ def test_help_names_every_command() -> None:
         ("status", "--max-oldest", "nan"),
         ("status", "--js"),
         ("why",),
+        ("why", "01a1fe9a-cd39-7f81-9032-e812a3369897", "--key", "k"),
         ("why", "order-1"),
         ("pause",),
         ("emit", "t", "--header", "no-equals-sign"),

@@ -1,0 +1,75 @@
+"""Why of a key: its newest events in the log, for somebody who knows no uid."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from importlib import import_module
+from uuid import UUID
+
+import pytest
+
+from outbox_relay import admin
+from outbox_relay.postgres.migrations import migrate
+from tests.integration.test_roles import new_role
+from tests.support.command import inside
+from tests.support.database import Database, query
+from tests.support.deliveries import emit
+from tests.support.ledger import Ledger, ledger
+
+MODULE = import_module("outbox_relay.admin.why")
+KEYS = ["a", "b", "a", None, "a\x1b", "a", "b"]
+
+
+@pytest.fixture
+async def books(database: Database) -> AsyncGenerator[Ledger]:
+    """A database with one sink `s` for every type and events of several keys."""
+    async with ledger(database) as found:
+        await found.register(("s", ["*"], "beginning"))
+        emit(database, KEYS)
+        yield found
+
+
+def uids(books: Ledger, key: str) -> list[str]:
+    """Return the uids of the events of a key, newest first."""
+    asked = "select uid::text from outbox.event where key = %s order by id desc"
+    return [uid for (uid,) in query(books.database, asked, key)]
+
+
+@pytest.mark.parametrize("step", [1, 2, 100_000])
+async def test_the_newest_events_of_a_key_are_shown_as_each_alone(
+    books: Ledger, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    monkeypatch.setattr(MODULE, "STEP_IDS", step)
+    wanted = uids(books, "a")
+    found = await admin.why_key(books.store, "a", 10)
+    assert [event["uid"] for event in found["events"]] == wanted
+    assert [event["sinks"]["s"]["state"] for event in found["events"]] == ["pending"] * 3
+    assert (found["complete"], found["searched_since"]) == (True, None)
+    assert admin.why_key_text(found).count("key a\n") == 3
+    assert found["events"][0].keys() == (await admin.why(books.store, UUID(wanted[0]))).keys()
+    newest = await admin.why_key(books.store, "a", 2)
+    assert [event["uid"] for event in newest["events"]] == wanted[:2]
+    assert newest["complete"]
+
+
+async def test_a_search_that_takes_too_long_says_how_far_it_came(
+    books: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MODULE, "STEP_IDS", 3)
+    monkeypatch.setattr(MODULE, "SEARCH_SECONDS", 0.0)
+    found = await admin.why_key(books.store, "a", 10)
+    assert [event["uid"] for event in found["events"]] == uids(books, "a")[:1]
+    [(oldest,)] = query(books.database, "select created_at from outbox.event where id = 5")
+    assert (found["complete"], found["searched_since"]) == (False, oldest.isoformat())
+    assert admin.why_key_text(found).endswith(f"its time limit at events of {oldest.isoformat()}")
+
+
+def test_a_key_without_events_is_no_error(database: Database) -> None:
+    with new_role(database, "reader") as reader:
+        migrate(database.dsn, grants={"read": [reader]})
+        ended = inside("why", "--key", "nobody's", "--dsn", database.dsn_as(reader))
+        assert (ended.code, ended.out) == (0, "the log has no event with this key\n")
+        emit(database, KEYS)
+        ended = inside("why", "--key", "b", "--json", "--dsn", database.dsn_as(reader))
+        assert [event["key"] for event in ended.json["events"]] == ["b", "b"]
+        assert inside("why", "--key", "b", "--limit", "1", "--dsn", database.dsn_as(reader)).out.count("key b\n") == 1
