@@ -4,7 +4,6 @@ import os
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
-from pathlib import Path
 from uuid import uuid4
 
 import pytest
@@ -17,7 +16,6 @@ from tests.support.postgres import PostgresServer
 TEMPLATE = "outbox_template"
 # A fixture's name, and the marker that tests get which ask for it, directly or through other fixtures.
 MARKERS = {"postgres": "postgres", "own_postgres": "postgres", "kafka": "kafka", "own_kafka": "kafka"}
-ABSENT = Path(__file__).parent / "support" / "absent"
 # Each has a make target of its own.
 ON_REQUEST = ("debezium", "image", "thorough")
 
@@ -26,12 +24,11 @@ def pytest_configure() -> None:
     """Forget settings of the shell that would reach libpq or the relay, and let Python keep compiled modules.
 
     Images of Python often forbid the latter. Then each process of the tests compiles all modules again, and so does
-    each relay that a test starts. Processes that tests start find no package that only the checks of the code need.
+    each relay that a test starts.
     """
     for name in [name for name in os.environ if name.startswith(("PG", "OUTBOX_RELAY_", "PYTHONDONTWRITEBYTECODE"))]:
         del os.environ[name]
     sys.dont_write_bytecode = False
-    os.environ["PYTHONPATH"] = str(ABSENT)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
