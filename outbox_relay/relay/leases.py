@@ -53,6 +53,9 @@ class LeaseManager:
         self._sinks: dict[str, SinkLeases] = {}
         self._renewed_at = float("-inf")
         self._stopping = False
+        self._registering = asyncio.Lock()
+        """Held while this relay's row is written or removed: no heartbeat may come after the removal."""
+        self._left = False
         self.unrecorded = asyncio.Event()
         """Set when a heartbeat finds that the settings of this relay are not recorded."""
         self.answered_at = float("-inf")
@@ -166,9 +169,12 @@ class LeaseManager:
             self._log.warning("this sink was removed from the database; a restart adds it again", sink=leases.sink)
 
     async def _beat(self) -> None:
-        serving = [leases.sink for leases in self._sinks.values() if leases.serving and not self._stopping]
-        if not await self._store.heartbeat(self.relay, self.name, self._version, serving, self.lease_seconds / 3):
-            self.unrecorded.set()
+        async with self._registering:
+            if self._left:
+                return
+            serving = [leases.sink for leases in self._sinks.values() if leases.serving and not self._stopping]
+            if not await self._store.heartbeat(self.relay, self.name, self._version, serving, self.lease_seconds / 3):
+                self.unrecorded.set()
 
     async def _renew(self) -> None:
         """Renew the leases of the sinks, then those of replays: settlements of a replay hold up only its own."""
@@ -283,5 +289,7 @@ class LeaseManager:
             leases.stop()
 
     async def leave(self) -> None:
-        """Remove this relay from the database, so that other relays take over its share."""
-        await self._store.forget_relay(self.relay)
+        """Remove this relay from the database, for good, so that other relays take over its share."""
+        async with self._registering:
+            self._left = True
+            await self._store.forget_relay(self.relay)

@@ -85,6 +85,42 @@ async def test_what_is_claimed_while_a_session_begins_is_not_forgotten() -> None
     assert len(leases.held) == SHARDS == len(answers.owned)
 
 
+class Register(Answers):
+    """A store that writes down whether the relay's row is there; a heartbeat takes as long as it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.registered = False
+        self.beating, self.beaten = asyncio.Event(), asyncio.Event()
+
+    async def heartbeat(self, *_: object) -> bool:
+        """Write the row, late."""
+        self.beating.set()
+        await self.beaten.wait()
+        self.registered = True
+        return True
+
+    async def forget_relay(self, _: object) -> None:
+        """Remove the row."""
+        self.registered = False
+
+
+async def test_no_heartbeat_brings_back_the_row_of_a_relay_that_has_left() -> None:
+    """Goes red without the lock, or if a relay that has left still sends heartbeats: rebase would refuse."""
+    register: Any = Register()
+    lease_manager = LeaseManager(register, uuid4(), "test", "1", 15.0, structlog.get_logger())
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(lease_manager._renew())  # pyright: ignore[reportPrivateUsage]
+        await register.beating.wait()
+        tasks.create_task(lease_manager.leave())
+        for _ in range(10):  # Leaving waits for nothing else: by then it has come as far as it can.
+            await asyncio.sleep(0)
+        register.beaten.set()
+    assert not register.registered
+    await lease_manager._renew()  # pyright: ignore[reportPrivateUsage]
+    assert not register.registered
+
+
 @pytest.mark.parametrize("claimed_again", [False, True])
 async def test_a_renewal_or_a_claim_during_a_release_loses_no_shard(claimed_again: bool) -> None:
     """Goes red when such a renewal counts as a loss, which ends the session, or the release forgets the new claim."""
