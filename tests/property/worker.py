@@ -250,7 +250,13 @@ class Worker:
             process = {"own": self.lease_manager.renew_and_claim, "stop": self._stop, "leave": self.lease_manager.leave}
             self._begin(what, process[what]())
         elif self.session is not None:
-            self._begin(what, self._once(what, self.session)(), self.session.tasks)
+            work = self._once(what, self.session)()
+            try:
+                self._begin(what, work, self.session.tasks)
+            except RuntimeError as error:
+                if "shutting down" not in str(error):
+                    raise
+                work.close()  # the session has begun to end; the next step begins another
 
     async def _stop(self) -> None:
         await self.lease_manager.stop()
