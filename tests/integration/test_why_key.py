@@ -1,4 +1,4 @@
-"""Why of a key: its newest events in the log, for somebody who knows no uid."""
+"""Why of a key: its newest events in the log, if no uid is known."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def test_a_search_that_takes_too_long_says_how_far_it_came(
 def test_a_key_without_events_is_no_error(database: Database) -> None:
     with new_role(database, "reader") as reader:
         migrate(database.dsn, grants={"read": [reader]})
-        ended = inside("why", "--key", "nobody's", "--dsn", database.dsn_as(reader))
+        ended = inside("why", "--key", "unknown", "--dsn", database.dsn_as(reader))
         assert (ended.code, ended.out) == (0, "the log has no event with this key\n")
         emit(database, KEYS)
         ended = inside("why", "--key", "b", "--json", "--dsn", database.dsn_as(reader))
