@@ -187,8 +187,13 @@ class RetentionPass:
         await self._leave(day, reasons.get(answer, "it changed while it was checked; the next pass tries again"))
 
     async def _leave(self, day: str, reason: str) -> None:
+        """Record why a day is left. If that takes too long, the pass goes on to the other days without it."""
         self.outcome.left[day_name(day)] = reason
-        await self._store.leave_day(day, self._lease, reason)
+        try:
+            await self._store.leave_day(day, self._lease, reason)
+        except StatementFailed as error:
+            if error.sqlstate not in TOO_LONG:
+                raise
 
     async def _drop(self) -> None:
         """Remove one empty partition."""

@@ -127,8 +127,9 @@ def test_a_database_without_due_days_says_so(database: Database, owner: Connecti
     assert retention(database, "status", "--json").json["days"] == []
 
 
+@pytest.mark.parametrize("recorded", [True, False], ids=["recorded", "not recorded either"])
 def test_a_day_whose_check_takes_too_long_does_not_stop_the_others(
-    database: Database, owner: Connection, monkeypatch: pytest.MonkeyPatch
+    database: Database, owner: Connection, monkeypatch: pytest.MonkeyPatch, recorded: bool
 ) -> None:
     fill_days(owner, 12, 11)
     emit_ago(owner, 0)
@@ -140,7 +141,12 @@ def test_a_day_whose_check_takes_too_long_does_not_stop_the_others(
             raise StatementFailed("canceling statement due to statement timeout", "57014")
         return await inner(self, day, lease)
 
+    async def slow_record(*_: Any) -> None:
+        raise StatementFailed("canceling statement due to statement timeout", "57014")
+
     monkeypatch.setattr(Store, "check_day", slow)
+    if not recorded:
+        monkeypatch.setattr(Store, "leave_day", slow_record)
     found = retention(database, "run", "--json").json
     assert (found["emptied"], list(found["kept"])) == ([date_ago(11)], [date_ago(12)])
 
