@@ -19,7 +19,7 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
     ('relay', 'function', '{arm, backlog, claim_rows, give_rows_back, held_keys, known_down, make_partitions, only_at, '
                           'payload_ceiling, read_late, read_rest, register_sinks, rows_standing, settle, tick}', null, 'EXECUTE'),
     -- Called by functions of the line above, with the rights of their caller.
-    ('relay', 'function', '{delivery_fault, incarnation, unsettled}', null, 'EXECUTE'),
+    ('relay', 'function', '{delivery_fault, first_dead, incarnation, unsettled}', null, 'EXECUTE'),
     ('relay', 'table', '{delivery, event, event_default, grantee, meta, progress, relay, shard, sink, standing, uid}',
      null, 'SELECT'),
     ('relay', 'table', '{foreign_default_privilege, foreign_privilege}', null, 'SELECT'),

@@ -1,8 +1,9 @@
 """The cost of dead rows for a relay: none, however many there are. Rows and pages are counted, never timed.
 
 ``delivery`` has very many dead rows, of as many keys or all of one key, and few that are to be delivered. Plans are
-made while it is empty, after it was filled without being analysed, and after that. The bounds are the same for 200,000
-dead rows, which they exceed at least as clearly if a plan is wrong, and for the million of the thorough tests.
+made while it is empty, after it was filled without being analysed, after that, and while the statistics know dead rows
+alone. The bounds are the same for 200,000 dead rows, which they exceed at least as clearly if a plan is wrong, and for
+the million of the thorough tests.
 """
 
 from __future__ import annotations
@@ -25,8 +26,11 @@ DEAD = (200_000, pytest.param(1_000_000, marks=pytest.mark.thorough))  # a milli
 LIVE_KEYS, PER_KEY = 50, 4
 SINK = "crm"
 OWNER = UUID(int=7)
-PAGES = 2_000
-"""That a statement may touch; 200,000 dead rows have eight thousand, and each of their indexes a thousand."""
+PAGES = 3_000
+"""That a statement may touch; 200,000 dead rows have eight thousand, and each of their indexes a thousand.
+
+Before PostgreSQL 17 twice as many: ``= any`` goes down an index for each element.
+"""
 ROWS = """
 insert into outbox.delivery (sink, id, shard, state, ordered, due_at, uid, type, key, payload, content_type, created_at)
 select 'crm', g, g %% 64, %(state)s, true, now() - interval '1 hour', gen_random_uuid(), 't', %(key)s::text || {number},
@@ -35,11 +39,15 @@ select 'crm', g, g %% 64, %(state)s, true, now() - interval '1 hour', gen_random
 """
 
 
-def fill(connection: psycopg.Connection[Any], dead_rows: int, *, one_key: bool) -> None:
-    """Insert dead rows, then of each key one that waits and others that are held behind it."""
+def fill_dead(connection: psycopg.Connection[Any], dead_rows: int, *, one_key: bool) -> None:
+    """Insert dead rows, each of its own key or all of one."""
     number = "''" if one_key else "g"
     dead = {"state": "dead", "key": "dead-", "first": 1, "last": dead_rows}
     connection.execute(ROWS.format(number=number).encode(), dead)
+
+
+def fill_live(connection: psycopg.Connection[Any], dead_rows: int) -> None:
+    """Insert of each live key one row that waits and others that are held behind it."""
     for n in range(PER_KEY):
         first = dead_rows + 1 + n * LIVE_KEYS
         live = {"state": "held" if n else "waiting", "key": "live-", "first": first, "last": first + LIVE_KEYS - 1}
@@ -58,7 +66,8 @@ def filled(postgres: PostgresServer, template: str) -> Generator[Callable[[int, 
             with database.connect(autocommit=True) as connection:
                 connection.execute("alter table outbox.delivery set (autovacuum_enabled = off)")
                 connection.execute("analyze outbox.delivery")
-                fill(connection, dead, one_key=keys == "one key")
+                fill_dead(connection, dead, one_key=keys == "one key")
+                fill_live(connection, dead)
         return made[dead, keys]
 
     yield of
@@ -73,15 +82,25 @@ def dead(request: pytest.FixtureRequest) -> int:
 
 
 @pytest.fixture(
-    scope="module", params=product(["many keys", "one key"], ["stale statistics", "true statistics"]), ids="-".join
+    scope="module",
+    params=product(["many keys", "one key"], ["stale statistics", "true statistics", "statistics of dead rows alone"]),
+    ids="-".join,
 )
 def rows(request: pytest.FixtureRequest, dead: int, filled: Callable[[int, str], Database]) -> Database:
-    """Return a filled database. Its tests with stale statistics run before those with true ones."""
+    """Return a filled database. Its tests with stale statistics run before those with others.
+
+    An analysis looks at 30,000 rows, so among very many dead ones it may find no other.
+    """
     keys, statistics = request.param
     database = filled(dead, keys)
     if statistics == "true statistics":
         with database.connect(autocommit=True) as connection:
             connection.execute("analyze outbox.delivery")
+    elif statistics == "statistics of dead rows alone":
+        with database.connect(autocommit=True) as connection:
+            connection.execute("delete from outbox.delivery where state <> 'dead'")
+            connection.execute("analyze outbox.delivery")
+            fill_live(connection, dead)
     return database
 
 
@@ -133,7 +152,7 @@ def test_dead_rows_cost_nothing(
             looked_at, pages = (now - then for now, then in zip(touched(connection), before, strict=True))
         assert len(found) == returned
         assert looked_at <= 20 * ALL, "dead rows were looked at"
-        assert pages <= PAGES, "dead rows were gone through"
+        assert pages <= PAGES * (1 if connection.info.server_version >= 170_000 else 2), "dead rows were gone through"
 
 
 def touched(connection: psycopg.Connection[Any]) -> tuple[int, int]:
