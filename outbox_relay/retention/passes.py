@@ -187,7 +187,7 @@ class RetentionPass:
         await self._leave(day, reasons.get(answer, "it changed while it was checked; the next pass tries again"))
 
     async def _leave(self, day: str, reason: str) -> None:
-        """Record why a day is left. If that takes too long, the pass goes on to the other days without it."""
+        """Record why a day is left. If that takes too long, continue the pass without the record."""
         self.outcome.left[day_name(day)] = reason
         try:
             await self._store.leave_day(day, self._lease, reason)

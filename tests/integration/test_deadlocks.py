@@ -23,6 +23,7 @@ from outbox_relay.postgres.migrations import migrate
 from outbox_relay.postgres.schema_versions import SCHEMA_FOLDER, SCHEMA_VERSION
 from tests.integration.test_migrate import add, meta
 from tests.support.database import Database
+from tests.support.schemas import schema_up_to
 from tests.support.wait import until
 
 Connection = psycopg.Connection[Any]
@@ -35,11 +36,7 @@ REGISTER = "select generation from outbox.register_sinks(%s, 0, '3:3:', 3)"
 @pytest.fixture
 def first(tmp_path: Path) -> Path:
     """The migrations of version 1."""
-    folder = tmp_path / "first"
-    shutil.copytree(SCHEMA_FOLDER, folder)
-    for path in folder.glob("000[2-9]*.sql"):
-        path.unlink()
-    return folder
+    return schema_up_to(1, tmp_path / "first")
 
 
 @contextmanager
@@ -211,11 +208,7 @@ def test_a_migration_that_waits_for_relays_does_not_keep_the_sinks_locked(
     empty_database: Database, tmp_path: Path
 ) -> None:
     """A reader has read the relays, and not yet the sinks, when these are locked."""
-    folder = tmp_path / "second"
-    shutil.copytree(SCHEMA_FOLDER, folder)
-    for path in folder.glob("000[3-9]*.sql"):
-        path.unlink()
-    migrate(empty_database.dsn, folder=folder)
+    migrate(empty_database.dsn, folder=schema_up_to(2, tmp_path / "second"))
     with empty_database.connect() as reader:
         reader.execute("select from outbox.relay")
         with migrating(empty_database, SCHEMA_FOLDER) as migrated:

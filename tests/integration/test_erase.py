@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
+import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from uuid import UUID, uuid4
@@ -14,12 +14,12 @@ import pytest
 from outbox_relay.domain.attempts import AttemptRecord
 from outbox_relay.domain.window import Position
 from outbox_relay.postgres.migrations import migrate
-from outbox_relay.postgres.schema_versions import SCHEMA_FOLDER
 from tests.integration.test_roles import new_role
 from tests.support.command import inside, outbox_relay
 from tests.support.database import Database, query
 from tests.support.erasing import CONTENTS, Erasure, aerase, erase, places_of
 from tests.support.ledger import Ledger, ledger
+from tests.support.schemas import schema_up_to
 from tests.support.sink_actions import call
 
 HUSK = (b"", None, None, "application/x-erased")
@@ -48,7 +48,8 @@ async def plant(books: Ledger, mark: str) -> list[int]:
     dead, other = books.emit(mark, mark, payload=(mark * 200).encode(), headers=headers)
     books.do("select outbox.emit('t', %s, key => %s)", json.dumps({"name": mark}), mark)
     await books.park("s", *(books.row(each, "dead", error=f"400: {mark}", attempts=3) for each in (dead, other)))
-    failed = AttemptRecord(dead, books.uid(dead), 1, "failed", 0.0, error=f"400: {mark}", detail={"answer": mark})
+    said, detail = f"400: {mark}", {"answer": mark}
+    failed = AttemptRecord(dead, books.uid(dead), 1, "failed", time.monotonic(), error=said, detail=detail)
     await books.store.settle("s", books.relay, {}, [], {}, records=[failed], relay="r")
     books.do("update outbox.sink set last_error = %s, last_error_at = clock_timestamp()", f"400: {mark}")
     books.do("select * from outbox.set_paused('s', true, 'me', %s)", f"customer {mark} asked")
@@ -115,7 +116,7 @@ async def test_one_event_is_erased_by_its_uid(books: Ledger) -> None:
 async def test_what_is_recorded_of_an_emptied_event_is_erased_by_its_uid(books: Ledger) -> None:
     [event_id] = books.emit("k")
     uid = books.uid(event_id)
-    record = AttemptRecord(event_id, uid, 1, "failed", 0.0, error="secret", detail={"answer": "secret"})
+    record = AttemptRecord(event_id, uid, 1, "failed", time.monotonic(), error="secret", detail={"answer": "secret"})
     await books.store.settle("s", books.relay, {}, [], {}, records=[record], relay="r")
     await settle(books)
     books.do("truncate outbox.event")
@@ -154,10 +155,7 @@ async def test_statistics_that_an_owner_asked_for_are_named(books: Ledger) -> No
 @pytest.mark.parametrize("left", [0, 5])
 def test_an_upgrade_drops_statistics_and_builds_no_index(empty_database: Database, tmp_path: Path, left: int) -> None:
     """Goes red when a column that has an index is given its own type."""
-    first = tmp_path / "schema"
-    first.mkdir()
-    for name in ("0001_outbox.sql", "0002_hardening.sql", "grants.sql"):
-        shutil.copy(SCHEMA_FOLDER / name, first)
+    first = schema_up_to(2, tmp_path / "schema")
     (first / "grants.sql").write_text("select 1;\n")
     migrate(empty_database.dsn, folder=first)
     with empty_database.connect(autocommit=True) as conn:

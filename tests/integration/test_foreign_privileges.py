@@ -1,7 +1,6 @@
 """Privileges that others gave are taken back and named; strangers stop nothing; encodings that are refused."""
 
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
@@ -19,6 +18,7 @@ from outbox_relay.postgres.store import Store
 from tests.integration.test_roles import STATEMENTS, denied, new_role
 from tests.support.database import Database
 from tests.support.postgres import PostgresServer
+from tests.support.schemas import schema_up_to
 
 
 @pytest.fixture
@@ -208,10 +208,7 @@ def said_of(database: Database, role: str) -> list[str]:
 
 def test_what_a_superuser_migrates_belongs_to_the_owner(empty_database: Database, owned: str, tmp_path: Path) -> None:
     """Functions of the owner could not use objects of another role, and every emit would fail."""
-    first = tmp_path / "schema"
-    shutil.copytree(SCHEMA_FOLDER, first)
-    for path in first.glob("000[2-9]*.sql"):
-        path.unlink()
+    first = schema_up_to(1, tmp_path / "schema")
     with new_role(empty_database, "app") as app, new_role(empty_database, "relay") as relay:
         migrate(empty_database.dsn_as(owned), folder=first)
         migrate(empty_database.dsn, grant_emit=[app], grant_relay=[relay])

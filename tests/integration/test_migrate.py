@@ -24,6 +24,7 @@ from tests.support.database import Database
 from tests.support.memory_sink import MemorySink
 from tests.support.postgres import PostgresServer
 from tests.support.relay_harness import running, spec
+from tests.support.schemas import schema_up_to
 from tests.support.wait import auntil, until
 
 NEXT = SCHEMA_VERSION + 1
@@ -155,11 +156,7 @@ def test_a_table_that_is_in_use(database: Database, folder: Path) -> None:
 def test_the_largest_limit_that_was_set_becomes_the_ceiling(
     empty_database: Database, tmp_path: Path, value: str, ceiling: int
 ) -> None:
-    first = tmp_path / "first"
-    shutil.copytree(SCHEMA_FOLDER, first)
-    for path in first.glob("000[2-9]*.sql"):
-        path.unlink()
-    migrate(empty_database.dsn, folder=first)
+    migrate(empty_database.dsn, folder=schema_up_to(1, tmp_path / "first"))
     with empty_database.connect(autocommit=True) as conn:
         conn.execute(f"alter database {empty_database.name} set outbox.max_payload_bytes = {value}".encode())
     found = migrate(empty_database.dsn)

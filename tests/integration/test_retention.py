@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from psycopg import errors
 from outbox_relay.domain.errors import StatementFailed
 from outbox_relay.postgres.migrations import migrate
 from outbox_relay.postgres.retention_statements import DayCheck
-from outbox_relay.postgres.schema_versions import SCHEMA_FOLDER
 from outbox_relay.postgres.store import Store
 from tests.support.command import inside
 from tests.support.database import Database
@@ -34,6 +32,7 @@ from tests.support.days import (
     retention,
     table_ago,
 )
+from tests.support.schemas import schema_up_to
 
 
 @pytest.fixture
@@ -416,11 +415,7 @@ def test_more_is_kept_at_once_and_less_a_day_later_or_when_a_person_says_so(owne
 
 
 def test_a_new_database_keeps_30_days_and_an_older_one_everything(empty_database: Database, tmp_path: Path) -> None:
-    first = tmp_path / "schema"
-    shutil.copytree(SCHEMA_FOLDER, first)
-    for later in first.glob("000[6-9]_*.sql"):
-        later.unlink()
-    migrate(empty_database.dsn, folder=first)
+    migrate(empty_database.dsn, folder=schema_up_to(5, tmp_path / "schema"))
     migrate(empty_database.dsn)
     with empty_database.connect(autocommit=True) as connection:
         assert one(connection, "select (unset_days, keep_days)::text from outbox.retention") == "(0,0)"

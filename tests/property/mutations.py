@@ -95,7 +95,7 @@ MUTATIONS = (
              "               and (not d.ordered or (\n"
              "                    not"),
     Mutation("rows of a key that are claimed together have none before them that is not", CLAIM,
-             "(other.id is null or i.id < other.id) and (dead.id is null or i.id < dead.id)", "true"),
+             "(other.id is null or i.id < other.id) and (c.dead is null or i.id < c.dead)", "true"),
     Mutation("blocked keys are known before anything is read", EARLIER,
              "if self._spec.ordered and await self._load_keys(shards):", "if False:"),
     Mutation("a session ends when it lost a shard, even if it claimed it again", "outbox_relay/relay/sink_leases.py",
