@@ -7,15 +7,16 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 from uuid import UUID
-
-from structlog.stdlib import BoundLogger
 
 from outbox_relay.domain.errors import ArchiveFailed, RelayError, StatementFailed
 from outbox_relay.postgres.retention_statements import FIRST, DayCheck, Pass
 from outbox_relay.postgres.store import Store
 from outbox_relay.retention.wording import day_name, keepers_text
+
+if TYPE_CHECKING:
+    from structlog.stdlib import BoundLogger
 
 LEASE_SECONDS = 120.0
 """Time for which a pass has the lease of the retention without renewing it."""

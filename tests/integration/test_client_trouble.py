@@ -1,14 +1,19 @@
 """Troubles that a sink's client finds without an event: `status` shows them until the destination answers."""
 
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from outbox_relay.relay.sink_report import CLIENT
 from tests.support.command import inside
 from tests.support.database import Database, query
 from tests.support.deliveries import has
 from tests.support.kafka import KafkaBroker
+from tests.support.kafka.broker import QUICK_START
 from tests.support.memory_sink import MemorySink
+from tests.support.proxy import Proxy
 from tests.support.relay_harness import running, spec
 from tests.support.service import RelayService
 from tests.support.wait import auntil, until
@@ -26,9 +31,26 @@ producer = {{ "bootstrap.servers" = "{bootstrap}" }}
 KNOWN = "select circuit, last_error from outbox.sink"
 
 
-def relay_of(database: Database, broker: KafkaBroker, topic: str, directory: Path) -> RelayService:
+@pytest.fixture
+def stopped_kafka() -> Generator[KafkaBroker]:
+    """A broker for one test that has not been started, so that nothing listens at its port."""
+    broker = KafkaBroker(java=QUICK_START)
+    try:
+        broker.prepare()
+        yield broker
+    finally:
+        broker.close()
+
+
+@pytest.fixture
+def proxy() -> Generator[Proxy]:
+    with Proxy() as proxy:
+        yield proxy
+
+
+def relay_of(database: Database, bootstrap: str, topic: str, directory: Path) -> RelayService:
     """Return a relay with one Kafka sink."""
-    return RelayService(directory, CONFIG.format(dsn=database.dsn, topic=topic, bootstrap=broker.bootstrap))
+    return RelayService(directory, CONFIG.format(dsn=database.dsn, topic=topic, bootstrap=bootstrap))
 
 
 def status(relay: RelayService) -> dict[str, Any]:
@@ -43,29 +65,29 @@ def is_refused(relay: RelayService) -> bool:
 
 
 def test_an_idle_sink_whose_broker_is_down_from_the_start_says_so_until_it_answers(
-    database: Database, own_kafka: KafkaBroker, topic: str, tmp_path: Path
+    database: Database, stopped_kafka: KafkaBroker, topic: str, tmp_path: Path
 ) -> None:
     """No event is there. Nothing listens at the port; then a broker does."""
-    own_kafka.stop()
-    with relay_of(database, own_kafka, topic, tmp_path) as relay:
+    with relay_of(database, stopped_kafka.bootstrap, topic, tmp_path) as relay:
         until(lambda: is_refused(relay), seconds=30, what="status says that no broker listens")
         assert status(relay)["circuit"] == "closed"
-        own_kafka.start()
+        stopped_kafka.start()
         until(lambda: status(relay)["last_error"] is None, seconds=30, what="status says no more that it is down")
-        own_kafka.stop()
+        stopped_kafka.stop()
         until(lambda: (status(relay)["last_error"] or "").startswith(CLIENT), seconds=30, what="it says so again")
         assert relay.stop() == 0
 
 
 def test_the_next_relay_clears_what_the_one_before_it_said(
-    database: Database, own_kafka: KafkaBroker, topic: str, tmp_path: Path
+    database: Database, kafka: KafkaBroker, proxy: Proxy, topic: str, tmp_path: Path
 ) -> None:
-    own_kafka.stop()
-    with relay_of(database, own_kafka, topic, tmp_path) as relay:
+    proxy.target = kafka.port
+    proxy.cut()
+    with relay_of(database, proxy.address, topic, tmp_path) as relay:
         until(lambda: is_refused(relay), seconds=30, what="status says that no broker listens")
         assert relay.stop() == 0
         assert is_refused(relay)
-        own_kafka.start()
+        proxy.restore()
         relay.start()
         until(lambda: status(relay)["last_error"] is None, seconds=30, what="status says no more that it is down")
         assert relay.stop() == 0

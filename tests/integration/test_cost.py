@@ -18,7 +18,7 @@ from tests.support.relay_harness import running, spec
 from tests.support.wait import auntil
 
 SINKS = 2
-EVENTS = 100_000
+EVENTS = 40_000
 CHUNKS = EVENTS // CHUNK_EVENTS
 POSITION_BYTES = 1_500
 """WAL of the positions of all shards when they stand at one place, its place in the index included."""

@@ -235,7 +235,7 @@ async def _ended(harness: RelayHarness) -> bool:
     return bool(harness.ended)
 
 
-HUGE = 200_000
+HUGE = 60_000
 TINY_MS = 40
 
 

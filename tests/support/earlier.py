@@ -10,9 +10,17 @@ from pathlib import Path
 from tests.support.command import SECONDS, Ended
 
 ROOT = Path(__file__).parents[2]
-LAST_OF = {1: "9e29e01152e287ea1d15b00344c487eb7b3fdd36", 2: "a279329e970ce255453a04c1be4a38fa61f8422c"}
-"""The last commit of each earlier version of the schema."""
-VERSION_IN = {1: "outbox_relay.migrate", 2: "outbox_relay.postgres.migrations"}
+LAST_OF = {
+    1: "9e29e01152e287ea1d15b00344c487eb7b3fdd36",
+    2: "a279329e970ce255453a04c1be4a38fa61f8422c",
+    9: "12c2608dc5cb0c90c7edfbb440f9ed25439ced8d",
+}
+"""The last commit of each earlier version of the schema that was in use: 3 to 8 came with 9."""
+VERSION_IN = {
+    1: "outbox_relay.migrate",
+    2: "outbox_relay.postgres.migrations",
+    9: "outbox_relay.postgres.schema_versions",
+}
 """The module of each that knows the version of its schema."""
 PARTS = ("outbox_relay", "schema")
 ARCHIVE_SECONDS = 60
