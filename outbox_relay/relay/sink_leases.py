@@ -81,6 +81,8 @@ class SinkLeases:
         """True if the database has a last error of the sink that is not known to be over."""
         self.doubtful_until = 0.0
         """The ``lease_clock()`` value until which a claim without an answer may have taken effect."""
+        self.losses = 0
+        """The number of shards that this relay lost to the end of their leases, since it started."""
         self._held: dict[int, Lease] = {}
         self._releasing: dict[int, int] = {}
         """The epochs of shards whose release has no answer yet, by shard."""
@@ -137,6 +139,7 @@ class SinkLeases:
 
     def replace(self, leases: Mapping[int, Lease]) -> None:
         """Replace all leases with those that were reclaimed."""
+        self.losses += len(self._held.keys() - leases.keys())
         self._held = dict(leases)
         self._lost = False
 
@@ -160,6 +163,7 @@ class SinkLeases:
             return False
         del self._held[shard]
         self._lost = True
+        self.losses += 1
         self.wake.set()
         return True
 
