@@ -15,6 +15,7 @@ from structlog.stdlib import BoundLogger
 
 from outbox_relay import __version__
 from outbox_relay.domain.circuit import CircuitPolicy
+from outbox_relay.domain.measures import RelayMeasures
 from outbox_relay.domain.retry import RetryPolicy
 from outbox_relay.domain.routing import like_pattern
 from outbox_relay.domain.sink_spec import SinkSpec
@@ -49,6 +50,7 @@ class Parts(NamedTuple):
     replays: ReplayRelays
     replay_clients: ReplayClients
     recorded_config: RecordedConfig
+    measures: RelayMeasures
     background: Mapping[str, Callable[[], Awaitable[None]]]
     """Parts that run beside the relays of the sinks until they are cancelled, by their names in the log."""
 
@@ -63,7 +65,8 @@ def build(settings: Settings, log: BoundLogger, stopping: asyncio.Event) -> Part
     sinks = {name: build_sink(name, settings, webhooks) for name in settings.sinks}
     store = build_store(settings, connections_for(len(sinks)))
     lease_seconds, name = settings.relay.lease_seconds, settings.relay.name
-    ticker = Ticker(store, CommitListener(wakeup_dsn(settings), store.database_identity, log), lease_seconds, log)
+    measures, listener = RelayMeasures(), CommitListener(wakeup_dsn(settings), store.database_identity, log)
+    ticker = Ticker(store, listener, lease_seconds, log, measures)
     relay = uuid4()
     lease_manager = LeaseManager(store, relay, name, __version__, lease_seconds, log)
     recorded_config = RecordedConfig(store, lease_manager, settings, log)
@@ -80,6 +83,7 @@ def build(settings: Settings, log: BoundLogger, stopping: asyncio.Event) -> Part
         ReplayRelays(store, ticker, lease_manager, relays, clients.make, log, stopping),
         clients,
         recorded_config,
+        measures,
         {
             "ownership": lease_manager.run,
             "ticking": ticker.run,
