@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,6 +20,7 @@ from outbox_relay.workbench.embedded.ports import free_port
 from tests.docs.parsing import parsers
 from tests.support.command import Ended, inside, outbox_relay
 from tests.support.database import Database
+from tests.support.examples import PAGE, answer, register, same
 from tests.support.kafka import KafkaBroker
 from tests.support.postgres import PostgresServer
 from tests.support.service import RelayService
@@ -43,13 +42,6 @@ topic = "{topic}"
 [routes]
 "order.*" = ["events"]
 """
-
-
-def register(database: Database, *names: str, pattern: str = "order.*") -> None:
-    """Make sinks known that take what matches `pattern`, from the beginning on."""
-    wanted = [{"name": name, "patterns": [pattern], "start": "beginning"} for name in names]
-    with database.connect() as connection:
-        connection.execute("select * from outbox.register_sinks(%s, 0, '3:3:', 3)", (json.dumps(wanted),))
 
 
 def ask(database: Database, *arguments: str | Path, stdin: bytes = b"") -> Ended:
@@ -362,8 +354,6 @@ def test_check_online_names_what_cannot_be_reached(empty_database: Database, tmp
 
 # -- the page of commands -----------------------------------------------------------------------------------------
 
-PAGE = (Path(__file__).parents[2] / "docs" / "commands.md").read_text()
-
 
 def test_the_page_has_every_command_and_every_option() -> None:
     commands = list(parsers())
@@ -427,18 +417,3 @@ def test_the_examples_of_the_page_answer_as_they_stand(shop: Database) -> None:
                 connection.execute(RUNS, (new_row_lease(datetime.now(UTC) - timedelta(seconds=7)), uid))
         if example not in emits:
             assert same(answer(example, uid).out) == same(example.partition("\n")[2]), example
-
-
-def answer(example: str, uid: str) -> Ended:
-    """Return the output of an example's command; the event that it names is `uid`."""
-    command = re.sub(r"[0-9a-f]{8}-[0-9a-f-]{27}", uid, example.partition("\n")[0])
-    program, *arguments = shlex.split(command)
-    ended = inside(*arguments)
-    assert (program, ended.code, ended.err) == ("outbox-relay", 0, "")
-    return ended
-
-
-def same(text: str) -> str:
-    """`text` without what differs from run to run: uids, numbers and the width of columns."""
-    text = re.sub(r"[0-9a-f]{8}-[0-9a-f-]{27}", "UID", text)
-    return re.sub(r" +", " ", re.sub(r"\d[\d.:T+-]*", "0", text))

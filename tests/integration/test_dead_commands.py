@@ -16,9 +16,9 @@ from uuid import uuid4
 
 import pytest
 
-from tests.integration.test_cli import PAGE, answer, register, same
 from tests.support.command import Ended, inside
 from tests.support.database import Database, query
+from tests.support.examples import PAGE, answer, register, same
 from tests.support.wait import until
 
 ROWS = """

@@ -15,7 +15,6 @@ from outbox_relay import admin
 from outbox_relay.admin.doctor import Finding, doctor, log, server
 from outbox_relay.domain.window import Position
 from outbox_relay.postgres.migrations import migrate
-from tests.integration.test_roles import new_role
 from tests.support.command import inside
 from tests.support.database import Database
 from tests.support.days import fill_days
@@ -24,6 +23,7 @@ from tests.support.memory_sink import MemorySink
 from tests.support.postgres import PostgresServer
 from tests.support.relay_harness import running, spec
 from tests.support.replays import start as start_replay
+from tests.support.roles import new_role
 from tests.support.wait import auntil
 
 EXPECTED = {"durability-off"}

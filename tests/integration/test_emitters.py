@@ -12,8 +12,8 @@ from psycopg import errors
 
 from outbox_relay import outbox
 from outbox_relay.postgres.migrations import migrate
-from tests.integration.test_roles import new_role
 from tests.support.database import Database
+from tests.support.roles import new_role
 from tests.support.wait import until
 
 ISOLATION = ["read committed", "repeatable read", "serializable"]

@@ -9,9 +9,9 @@ import pytest
 from psycopg import errors
 
 from outbox_relay.postgres.migrations import migrate
-from tests.integration.test_roles import new_role
 from tests.support.database import Database
 from tests.support.days import Connection, begin, date_ago, emit_ago, fill_days, keep, one, register
+from tests.support.roles import new_role
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ from psycopg import errors
 from outbox_relay.domain.event import SHARDS
 from outbox_relay.domain.window import Position
 from outbox_relay.postgres.migrations import migrate
-from tests.integration.test_roles import denied, new_role
 from tests.support.command import Ended, inside
 from tests.support.database import Database, query
 from tests.support.deliveries import delivered, emit, has, ids, in_order
@@ -24,6 +23,7 @@ from tests.support.receiver import Receiver
 from tests.support.receiver.received import received_types
 from tests.support.relay_config import webhook_config
 from tests.support.relay_harness import RelayHarness, running, spec
+from tests.support.roles import denied, new_role
 from tests.support.service import RelayService
 from tests.support.sink_actions import audited, call, register, remove, rename
 from tests.support.wait import auntil, until
