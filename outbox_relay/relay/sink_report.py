@@ -80,11 +80,11 @@ class SinkReport:
 
         A relay with a reduced limit reports it when it changes. The others contradict it at most once per interval.
         """
-        if self._leases.circuit != "closed":
+        if self._leases.row.circuit != "closed":
             return True
         limit = self._limiter.reduced_limit
         patience = REMIND_SECONDS if limit is None else 0.0
-        return self._leases.in_flight_limit != limit and time.monotonic() - self._recorded_at > patience
+        return self._leases.row.in_flight_limit != limit and time.monotonic() - self._recorded_at > patience
 
     def _may_be_mended(self) -> bool:
         """Return True if the last error in the database may be over, as far as this relay knows.
@@ -93,7 +93,7 @@ class SinkReport:
         """
         if self._parked_limit.notice is not None:
             return False
-        others = self._leases.last_error_open and time.monotonic() - self._mended_at > MEND_SECONDS
+        others = self._leases.row.last_error_open and time.monotonic() - self._mended_at > MEND_SECONDS
         return self._own_error or others
 
     async def run(self) -> None:
@@ -156,7 +156,7 @@ class SinkReport:
         state, error, limit = report
         if report != self._recorded or self._troubles_over != self._parked_limit.troubles_over:
             return True
-        if (state, limit) != (self._leases.circuit, self._leases.in_flight_limit):
+        if (state, limit) != (self._leases.row.circuit, self._leases.row.in_flight_limit):
             return True
         pause_after = self._spec.circuit.pause_after_seconds
         remind = min(REMIND_SECONDS, pause_after / 10 or REMIND_SECONDS)
