@@ -33,9 +33,19 @@ def examine_retention(found: Mapping[str, Any]) -> Iterator[Finding]:
             f"{_span(kept)}: kept by {reasons}",
             "resume, repair or remove what keeps them; outbox-relay retention status shows each day",
         )  # fmt: skip
+    if not found["hold_until"] and not found["idle"]:
+        yield from _examine_late(due, found)
+    if due and found["idle"]:
+        yield Finding(
+            "retention-idle", "warning", "no relay empties the log",
+            f"{len(due)} days are past keep_days; last pass: {found['last_pass'] or 'none'}",
+            "set [retention] enabled = true on a relay, or run outbox-relay retention run from a timer",
+        )  # fmt: skip
+
+
+def _examine_late(due: list[Any], found: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield the findings on days that nothing keeps and that passes have not emptied."""
     late = [day for day in due if not day["kept_by"] and (day["due_seconds"] or 0.0) > LATE_SECONDS]
-    if found["hold_until"] or found["idle"]:
-        late = []
     waiting = [day for day in late if found["archive"] and not day["archived"]]
     if waiting:
         yield Finding(
@@ -49,12 +59,6 @@ def examine_retention(found: Mapping[str, Any]) -> Iterator[Finding]:
             "retention-late", "warning", f"{len(free)} days past keep_days are not emptied, and nothing keeps them",
             f"{_span(free)}{_left(free)}; last pass: {found['last_pass'] or 'none'}",
             "run outbox-relay retention run: it says what it cannot lock; then end the sessions that read the log",
-        )  # fmt: skip
-    if due and found["idle"]:
-        yield Finding(
-            "retention-idle", "warning", "no relay empties the log",
-            f"{len(due)} days are past keep_days; last pass: {found['last_pass'] or 'none'}",
-            "set [retention] enabled = true on a relay, or run outbox-relay retention run from a timer",
         )  # fmt: skip
 
 

@@ -33,6 +33,30 @@ def examine_server(server: Any, before: float, after: float) -> Iterator[Finding
 
     ``before`` and ``after`` are the times of this machine around the statement, in seconds since the epoch.
     """
+    yield from _examine_settings(server)
+    if server.xid_age > min(XID_SHARE * server.freeze_max_age, LAST_XIDS):
+        severity = "critical" if server.xid_age > LAST_XIDS else "warning"
+        yield Finding(
+            "wraparound", severity, "VACUUM does not keep up with transaction ids",
+            f"age of the oldest: {server.xid_age}; the server stops at 2,000,000,000",
+            "end what holds it back: see the findings on transactions and replication slots; then VACUUM FREEZE",
+        )  # fmt: skip
+    apart = max(before - server.clock, server.clock - after)
+    if apart > CLOCK_SECONDS:
+        yield Finding(
+            "clocks-apart", "warning", "the clocks of this machine and of the database differ",
+            f"by {duration(apart)}",
+            "synchronize both by NTP. Relays use the database's clock; signatures of webhooks use the relay's",
+        )  # fmt: skip
+    if not server.sees_all:
+        yield Finding(
+            "sessions-unseen", "ok", "long transactions of other roles were not examined",
+            "this role does not see the sessions of others", "grant pg_read_all_stats to it",
+        )  # fmt: skip
+
+
+def _examine_settings(server: Any) -> Iterator[Finding]:
+    """Yield the findings on settings that endanger committed events."""
     off = [name for name in ("fsync", "full_page_writes") if getattr(server, name) == "off"]
     if off:
         yield Finding(
@@ -55,25 +79,6 @@ def examine_server(server: Any, before: float, after: float) -> Iterator[Finding
             "sequence-cache", "critical", "sessions cache event ids: relays may pass over events",
             f"cache of outbox.event_id_seq: {server.seq_cache}",
             "alter sequence outbox.event_id_seq cache 1; then replay what was emitted since the cache was set",
-        )  # fmt: skip
-    if server.xid_age > min(XID_SHARE * server.freeze_max_age, LAST_XIDS):
-        severity = "critical" if server.xid_age > LAST_XIDS else "warning"
-        yield Finding(
-            "wraparound", severity, "VACUUM does not keep up with transaction ids",
-            f"age of the oldest: {server.xid_age}; the server stops at 2,000,000,000",
-            "end what holds it back: see the findings on transactions and replication slots; then VACUUM FREEZE",
-        )  # fmt: skip
-    apart = max(before - server.clock, server.clock - after)
-    if apart > CLOCK_SECONDS:
-        yield Finding(
-            "clocks-apart", "warning", "the clocks of this machine and of the database differ",
-            f"by {duration(apart)}",
-            "synchronize both by NTP. Relays use the database's clock; signatures of webhooks use the relay's",
-        )  # fmt: skip
-    if not server.sees_all:
-        yield Finding(
-            "sessions-unseen", "ok", "long transactions of other roles were not examined",
-            "this role does not see the sessions of others", "grant pg_read_all_stats to it",
         )  # fmt: skip
 
 
