@@ -71,6 +71,8 @@ class Database:
     A call raises ``DatabaseUnavailable`` if its connection was lost, so that it is unknown whether the statement took
     effect. It raises ``StatementFailed`` if the statement failed and the connection did not, which affects this caller
     only, and ``DatabaseUnusable`` for an error that waiting does not fix.
+
+    ``call_seconds`` is the longest wait for an answer, which tests with a silent server shorten.
     """
 
     def __init__(
