@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from outbox_relay.cli import dead_actions
 from outbox_relay.cli.arguments import integer_between, text, uid
-from outbox_relay.cli.command import add_command, add_group, query
+from outbox_relay.cli.command import add_command, add_group, query, show
 from outbox_relay.cli.delivery_filter import add_filter, add_state, read_filter
 from outbox_relay.cli.output import DONE, say
 
@@ -30,11 +30,11 @@ def add(commands: Any) -> None:
         add_filter(parser)
         add_state(parser, STATES)
         parser.add_argument("--json", action="store_true", help="print JSON")
-    show = add_command(group, "show", _show, "show an event and its deliveries")
-    show.add_argument("uid", type=uid, metavar="UID", help="the uid returned by emit")
-    show.add_argument("--sink", type=text, metavar="SINK", help="only the delivery to this sink")
-    show.add_argument("--payload", action="store_true", help="show payload and headers too")
-    show.add_argument("--json", action="store_true", help="print JSON")
+    one = add_command(group, "show", _show, "show an event and its deliveries")
+    one.add_argument("uid", type=uid, metavar="UID", help="the uid returned by emit")
+    one.add_argument("--sink", type=text, metavar="SINK", help="only the delivery to this sink")
+    one.add_argument("--payload", action="store_true", help="show payload and headers too")
+    one.add_argument("--json", action="store_true", help="print JSON")
     dead_actions.add(group, STATES)
     export = add_command(group, "export", _export, "print dead letters with their payloads, a JSON object per line")
     add_filter(export)
@@ -50,30 +50,29 @@ def _list(arguments: argparse.Namespace) -> int:
         found = await admin.list_deliveries(store, wanted, arguments.limit)
         return found, await admin.count_deliveries(store, wanted)
 
-    found, matched = query(arguments, ask)
-    if arguments.json:
-        print(json.dumps({"deliveries": found, "total": matched.count, "exact": matched.exact}))
-    else:
-        print(admin.deliveries_text(found, matched))
+    show(arguments, ask, lambda found: admin.deliveries_text(*found), lambda found: _as_json(*found))
     return DONE
+
+
+def _as_json(found: list[dict[str, Any]], matched: Matched) -> dict[str, Any]:
+    return {"deliveries": found, "total": matched.count, "exact": matched.exact}
 
 
 def _summary(arguments: argparse.Namespace) -> int:
     from outbox_relay import admin
 
-    found = query(arguments, lambda store: admin.summarize(store, read_filter(arguments)))
-    print(json.dumps(found) if arguments.json else admin.summary_text(found))
+    show(arguments, lambda store: admin.summarize(store, read_filter(arguments)), admin.summary_text)
     return DONE
 
 
 def _show(arguments: argparse.Namespace) -> int:
     from outbox_relay import admin
 
-    found = query(
+    show(
         arguments,
         lambda store: admin.show_deliveries(store, arguments.uid, arguments.sink, payload=arguments.payload),
+        admin.show_text,
     )
-    print(json.dumps(found) if arguments.json else admin.show_text(found))
     return DONE
 
 

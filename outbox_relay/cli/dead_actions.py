@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from outbox_relay.cli.command import add_command, query
 from outbox_relay.cli.confirmation import actor, add_yes, confirmed
 from outbox_relay.cli.delivery_filter import add_filter, add_state, read_filter
 from outbox_relay.cli.output import DONE, FAILED, NOT_FOUND, say
+from outbox_relay.cli.progress import ProgressLine
 
 if TYPE_CHECKING:
     from outbox_relay.admin import Filter, Matched, Report, Result
@@ -82,7 +82,7 @@ def _run(arguments: argparse.Namespace, verb: str, done: str, act: Act) -> int:
         say("no delivery was changed")
         return FAILED
     unknown = query(arguments, lambda store: admin.unknown_events(store, wanted))
-    progress = _Progress(matched, done)
+    progress = _Actions(matched, done)
     try:
         result = query(arguments, lambda store: act(store, wanted, progress.report))
     except KeyboardInterrupt:
@@ -138,22 +138,16 @@ def _deliveries(count: int) -> str:
     return "delivery" if count == 1 else "deliveries"
 
 
-class _Progress:
-    """A line on stderr, if that is a terminal."""
+class _Actions(ProgressLine):
+    """The number of deliveries that were changed so far."""
 
     def __init__(self, matched: Matched, done: str) -> None:
+        super().__init__()
         self.count = 0
         self._matched = matched
         self._done = done
-        self._shown = sys.stderr.isatty()
 
     def report(self, count: int) -> None:
         """Show the number of deliveries that were changed so far."""
         self.count = count
-        if self._shown:
-            print(f"\r{self._done} {count:,} of {self._matched} ", end="", file=sys.stderr, flush=True)
-
-    def end(self) -> None:
-        """End the line."""
-        if self._shown and self.count:
-            print(file=sys.stderr)
+        self.show(f"{self._done} {count:,} of {self._matched}")

@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from outbox_relay.cli.arguments import moment, text
-from outbox_relay.cli.command import add_command, query
+from outbox_relay.cli.command import add_command, add_group, query, show
 from outbox_relay.cli.confirmation import actor, add_yes, confirmed
 from outbox_relay.cli.output import DONE, FAILED, say
 
@@ -20,9 +20,7 @@ UNCHANGED = "nothing was changed"
 
 def add(commands: Any) -> None:
     """Add the commands of this module."""
-    description = "list, remove, rename and seek sinks"
-    group = commands.add_parser("sinks", help=description, description=description, allow_abbrev=False)
-    actions = group.add_subparsers(dest="action", metavar="ACTION", required=True)
+    actions = add_group(commands, "sinks", "list, remove, rename and seek sinks")
     listed = add_command(actions, "list", _list, "show all sinks, and the relays that have them in their settings")
     removed = add_command(actions, "remove", _remove, "remove a sink, with its rows and positions")
     _add_sink(removed)
@@ -53,8 +51,7 @@ def _place(value: str) -> str:
 def _list(arguments: argparse.Namespace) -> int:
     from outbox_relay.admin import render_sinks, sinks
 
-    found = query(arguments, sinks.sinks)
-    print(json.dumps(found) if arguments.json else render_sinks.sinks_text(found))
+    show(arguments, sinks.sinks, render_sinks.sinks_text)
     return DONE
 
 
