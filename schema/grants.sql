@@ -5,8 +5,8 @@
 -- positions and exceptions, and never change the log. UPDATE of any column is what row locks ask for. Every other action
 -- is a function that an operator's role may call.
 
--- Who may do what. A function, table or sequence that is not listed here belongs to the owner alone. Functions of kind
--- `owner` are called by nobody else: a test compares this list with the schema.
+-- The privileges of roles. A function, table or sequence that is not listed here belongs to the owner alone. Functions
+-- of kind `owner` are called by the owner alone: a test compares this list with the schema.
 --
 -- Who acts or may see payloads may look at all that kind `read` lists, where payloads and headers are left out.
 create or replace view outbox.privilege (kind, object_type, name, columns, privilege) as
@@ -100,7 +100,7 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
     ('read', 'schema', '{outbox}', null, 'USAGE'),
     ('read', 'table', '{meta}', null, 'SELECT'),
     ('read', 'function', '{retention_status}', null, 'EXECUTE'),
-    -- Who cannot read a day cannot say that an archive has it.
+    -- A role that cannot read a day cannot record that an archive has it.
     ('payloads', 'function', '{begin_archive, read_day, record_archive, unfinished_archives}', null, 'EXECUTE'),
     ('owner', 'function', '{acts_as, asks_less, at_home, came_since, checked_day, day_holders, day_keepers, died_before, '
                           'keep_archive_names, keeper_names, kept_since, lease_interval, mark_clock, more_days, part_of, partitions, past_days, '
@@ -128,7 +128,7 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
  cross join lateral unnest(l.names) n (name)
  cross join lateral unnest(case l.kind when 'read' then '{read, operate, payloads}' else array[l.kind] end) k (kind);
 
--- Privileges in the schema that nobody should have: those of roles other than the owner that are not listed above for
+-- Privileges in the schema that no role should have: those of roles other than the owner that are not listed above for
 -- a kind that the role was granted, or that the role may pass on. `role_name` is null for PUBLIC.
 create or replace view outbox.foreign_privilege (role_name, object_type, object, name, column_name, privilege) as
 with held as (
@@ -199,7 +199,7 @@ begin
 
     delete from outbox.grantee g where not exists (select from pg_roles r where r.rolname = g.role_name);
 
-    -- What migrations make belongs to PUBLIC too, and what a relay may do has changed between versions: neither is news.
+    -- New functions belong to PUBLIC too, and the rights of a relay differ between versions: neither is reported.
     for item in
         select coalesce('role "' || f.role_name || '"', 'PUBLIC') as role, f.object_type, f.privileges,
                string_agg(f.name, ', ' order by f.name) as names
@@ -257,8 +257,8 @@ begin
 end
 $grants$;
 
--- What a relay's session needs, for relays behind a pooler, which can set nothing themselves: the defaults of a role
--- that is a relay's alone. What somebody else has set stays where it only bounds the time that something takes.
+-- The settings of a relay's session, for relays behind a pooler, which can set nothing themselves: the defaults of a
+-- role that is a relay's alone. What somebody else has set stays where it only bounds the time that something takes.
 do $settings$
 declare
     wanted constant text[] := array[
