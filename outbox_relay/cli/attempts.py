@@ -17,7 +17,11 @@ def add(commands: Any) -> None:
     attempts.add_argument("--json", action="store_true", help="print JSON")
     running = add_command(commands, "running", _running, "show the deliveries that are running as rows")
     running.add_argument(
-        "--longer-than", type=seconds, default=0.0, metavar="SECONDS", help="only those that began at least so long ago"
+        "--longer-than",
+        type=seconds,
+        default=0.0,
+        metavar="SECONDS",
+        help="only deliveries running for at least this long",
     )
     running.add_argument("--json", action="store_true", help="print JSON")
 

@@ -24,7 +24,9 @@ def add(commands: Any) -> None:
     """Add the group ``dead``."""
     group = add_group(commands, "dead", "list, retry and discard dead letters and other deliveries")
     listing = add_command(group, "list", _list, "list dead letters, newest first")
-    listing.add_argument("--limit", type=integer_between(1, 1000), metavar="N", default=50, help="at most; default: 50")
+    listing.add_argument(
+        "--limit", type=integer_between(1, 1000), metavar="N", default=50, help="maximum number of entries; default: 50"
+    )
     summary = add_command(group, "summary", _summary, "count dead letters by sink, type and kind of error")
     for parser in (listing, summary):
         add_filter(parser)

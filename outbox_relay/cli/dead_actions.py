@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 def add(group: Any, states: Sequence[str]) -> None:
     """Add the commands of this module."""
-    retry = add_command(group, "retry", _retry, "make dead letters due now, with their attempts beginning again")
+    retry = add_command(group, "retry", _retry, "retry dead letters now and reset their attempt counts")
     _add_selection(retry, ("dead", "waiting"))
     retry.add_argument(
         "--rate", type=number_between(0.01, 100_000), metavar="N", help="at most N deliveries per second become due"
     )
-    discard = add_command(group, "discard", _discard, "delete dead letters or other deliveries, and record that")
+    discard = add_command(group, "discard", _discard, "discard dead letters or other deliveries, recorded in the audit")
     _add_selection(discard, states)
     discard.add_argument("--reason", type=text, metavar="TEXT", required=True, help="recorded, and shown by why")
 
@@ -123,14 +123,11 @@ def _report(arguments: argparse.Namespace, wanted: Filter, done: str, result: Re
 
         sinks = query(arguments, lambda store: admin.positions_behind(store, wanted))
         say(
-            f"{result.unsettled:,} are left because the position of their shard has not passed their events: a relay "
-            f"would read and deliver them again. Discard them when it has ({sinks})"
+            f"{result.unsettled:,} not discarded: their shard's position is before them, so a relay would deliver them "
+            f"again. Discard them when it has passed them ({sinks})"
         )
     if result.stalled:
-        say(
-            "the others are left because none of those that are due is delivered: see outbox-relay status, and run the "
-            "command again"
-        )
+        say("stopped: the sink is not delivering due rows; see outbox-relay status, and run the command again")
     return FAILED if result.unsettled or result.stalled else DONE
 
 

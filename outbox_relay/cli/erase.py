@@ -88,7 +88,7 @@ def _refused(arguments: argparse.Namespace, result: Erased) -> int:
         say(f"event {each['uid']} is {each['state']} in {place}")
     erased = f"{_events(result.done)} erased, then stopped" if result.done else "nothing was erased"
     say(
-        f"{erased}: only events that every sink has settled are erased. Have these delivered, or discard their rows "
+        f"{erased}: only events that every sink has settled are erased. Wait until they are delivered, or discard them "
         "(outbox-relay dead discard), and run the command again"
     )
     return FAILED
@@ -114,7 +114,7 @@ def _say_what_is_left(archives: Sequence[Mapping[str, Any]], result: Erased) -> 
             more = f" and {len(named) - NAMED_ARCHIVES} more" if len(named) > NAMED_ARCHIVES else ""
             say(f"archives that {words} these events: {', '.join(named[:NAMED_ARCHIVES])}{more}")
     if result.statistics:
-        say(f"the server keeps statistics of {', '.join(result.statistics)}, which hold values: see docs/operations.md")
+        say(f"planner statistics on {', '.join(result.statistics)} still contain values: see docs/operations.md")
 
 
 def _archives(arguments: argparse.Namespace, result: Erased) -> list[dict[str, Any]]:

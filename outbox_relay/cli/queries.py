@@ -28,11 +28,23 @@ def add(commands: Any) -> None:
     which = why.add_mutually_exclusive_group(required=True)
     which.add_argument("uid", type=uid, metavar="UID", nargs="?", help="the uid returned by emit")
     which.add_argument("--key", type=text, metavar="KEY", help="the newest events with this key that are in the log")
-    why.add_argument("--limit", type=integer_between(1, 1000), metavar="N", default=10, help="of a key; default: 10")
+    why.add_argument(
+        "--limit",
+        type=integer_between(1, 1000),
+        metavar="N",
+        default=10,
+        help="maximum number of events with --key; default: 10",
+    )
     why.add_argument("--json", action="store_true", help="print JSON")
     audit = add_command(commands, "audit", _audit, "list what people and relays changed, newest first")
-    audit.add_argument("--since", type=moment, metavar="TIME", help="only since a time or an age, such as 2h")
-    audit.add_argument("--limit", type=integer_between(1, 10_000), metavar="N", default=50, help="at most; default: 50")
+    audit.add_argument("--since", type=moment, metavar="TIME", help="only since a time, or an age such as 2h")
+    audit.add_argument(
+        "--limit",
+        type=integer_between(1, 10_000),
+        metavar="N",
+        default=50,
+        help="maximum number of entries; default: 50",
+    )
     audit.add_argument("--json", action="store_true", help="print JSON")
 
 

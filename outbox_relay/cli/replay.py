@@ -28,7 +28,7 @@ def add(commands: Any) -> None:
     one = add_command(actions, "show", _show, "show a replay: state, counts, and what it waits for")
     pause = add_command(actions, "pause", _change, "pause a replay on all relays")
     resume = add_command(actions, "resume", _change, "resume a paused replay")
-    cancel = add_command(actions, "cancel", _change, "end a replay; what was delivered stays so")
+    cancel = add_command(actions, "cancel", _change, "cancel a replay; delivered events are not undone")
     for parser in (one, pause, resume, cancel):
         parser.add_argument("id", type=integer_between(1, MOST_ID), metavar="ID", help="its number")
         parser.add_argument("--json", action="store_true", help="print JSON")
@@ -36,14 +36,18 @@ def add(commands: Any) -> None:
 
 def _add_start(actions: Any) -> None:
     start = add_command(
-        actions, "start", _start, "deliver events that a sink has passed again, and print the replay's id"
+        actions, "start", _start, "redeliver events that a sink has already settled; print the replay ID"
     )
     start.add_argument(
         "--sink", type=text, metavar="SINK", required=True, help="the sink whose events are delivered again"
     )
-    start.add_argument("--since", type=moment, metavar="TIME", help="only events emitted since a time or an age, 2h")
-    start.add_argument("--until", type=moment, metavar="TIME", help="only events emitted before a time or an age, 2h")
-    start.add_argument("--type", type=text, metavar="PATTERN", help="only this event type; * is any run of characters")
+    start.add_argument(
+        "--since", type=moment, metavar="TIME", help="only events emitted since a time, or an age such as 2h"
+    )
+    start.add_argument(
+        "--until", type=moment, metavar="TIME", help="only events emitted before a time, or an age such as 2h"
+    )
+    start.add_argument("--type", type=text, metavar="PATTERN", help="only this event type; * matches any characters")
     start.add_argument("--key", type=text, metavar="KEY", help="only events with this key")
     start.add_argument(
         "--uid",

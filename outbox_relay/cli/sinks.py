@@ -28,7 +28,7 @@ def add(commands: Any) -> None:
     renamed = add_command(actions, "rename", _rename, "give a sink another name")
     _add_sink(renamed, "OLD")
     renamed.add_argument("new", type=text, metavar="NEW", help="the new name")
-    sought = add_command(actions, "seek", _seek, "continue a sink from another place of the log")
+    sought = add_command(actions, "seek", _seek, "move a sink to another position in the log")
     _add_sink(sought)
     sought.add_argument(
         "--to", type=_place, metavar="now|beginning|T", required=True,
@@ -62,7 +62,7 @@ def _remove(arguments: argparse.Namespace) -> int:
     if not arguments.forget or not _is_former(arguments):
         lost = query(arguments, lambda store: sinks.removal(store, name))
         if lost is None:
-            return _done(arguments, 0, f"sink {name} was removed before: there is nothing to do")
+            return _done(arguments, 0, f"sink {name} is already removed")
         if not confirmed(arguments, _removal_question(name, lost)):
             return _declined()
     done = query(
@@ -71,7 +71,7 @@ def _remove(arguments: argparse.Namespace) -> int:
     )
     if not done.removed:
         return _done(arguments, done.deliveries, f"the name {name} is forgotten: a relay can register it again")
-    kept = "" if arguments.forget else "; no relay registers its name again, until it is removed with --forget"
+    kept = "" if arguments.forget else "; its name stays reserved until you run remove --forget"
     return _done(arguments, done.deliveries, f"sink {name} is removed, with {_count(done.deliveries, 'row')}{kept}")
 
 
@@ -121,7 +121,7 @@ def _seek(arguments: argparse.Namespace) -> int:
     if not confirmed(arguments, f"Seek sink {name}? {effect}"):
         return _declined()
     query(arguments, lambda store: sinks.seek(store, name, to, actor=actor()))
-    return _done(arguments, found.again + found.passed_over, f"sink {name} continues from there. {effect}")
+    return _done(arguments, found.again + found.passed_over, f"sink {name} moved. {effect}")
 
 
 def _effect(found: Seek) -> str:

@@ -49,7 +49,7 @@ CONNECTION_DEFAULTS: Mapping[str, str | int] = {
 """With these, a peer that vanished is detected within 15 to 25 s; the kernel's defaults take 15 minutes."""
 TOO_SHORT = {
     OUT_OF_TIME: WrongSetting("statement_timeout", "shorter than a statement takes", "9s"),
-    "57P05": WrongSetting("idle_session_timeout", "shorter than a moment", "0"),
+    "57P05": WrongSetting("idle_session_timeout", "too short", "0"),
     "25P04": WrongSetting("transaction_timeout", "shorter than a statement takes", "0"),
 }
 """The settings that can end the query for the settings, by SQLSTATE."""
@@ -257,7 +257,7 @@ class Database:
                         alive = _alive(connection)
                         raise
         except (PoolTimeout, PoolClosed):
-            raise DatabaseUnavailable("no connection to the database could be had") from None
+            raise DatabaseUnavailable("no database connection is available") from None
         except TimeoutError:
             self.connection_losses += lent and not alive
             said = f"the database did not answer within {deadline:g} s"

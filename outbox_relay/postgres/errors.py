@@ -186,7 +186,7 @@ def _not_connected(error: psycopg.OperationalError) -> RelayError:
     text = str(error)
     where = _where(error)
     if error.pgconn is not None and error.pgconn.needs_password:
-        return DatabaseUnusable(f"the database{where} wants a password and the DSN has none: {FIXES['28']}")
+        return DatabaseUnusable(f"the database{where} requires a password, and the DSN contains none: {FIXES['28']}")
     if fatal := SERVER_MESSAGE.search(text):
         for state, said in REFUSALS.items():
             if said.search(fatal[1]):

@@ -323,7 +323,7 @@ class SinkRelay:
         )
         if generation is not None:
             leases.serve(generation)
-            raise Reloaded("no relay serves the other configuration of this sink any more")
+            raise Reloaded("the relays with the other configuration are gone")
 
     async def leave(self) -> None:
         """Release what the last session left behind. The sink sends nothing of it later."""

@@ -47,7 +47,7 @@ def _doubts(sink: WebhookSettings) -> Iterator[Problem]:
             yield Problem(("allow_networks", n), text)
     ends = [secret.until for secret in sink.secrets if secret.until is not None]
     if ends and len(ends) == len(sink.secrets):
-        text = f"every secret has an end: from {max(ends).isoformat()} on nothing is sent; add one without"
+        text = f"all secrets expire: nothing is sent after {max(ends).isoformat()}; add one without an end"
         yield Problem(("secrets",), text)
 
 

@@ -113,7 +113,7 @@ def test_emit_prints_the_uid_and_why_finds_it(database: Database) -> None:
     assert (ended.code, ended.err, ended.json["sinks"]["events"]["state"]) == (0, "", "pending")
     ended = ask(database, "why", uid.upper())
     assert (ended.code, ended.err) == (0, "")
-    assert "events  in the log, not yet reached by shard" in ended.out
+    assert "events  in the log, not yet read (shard" in ended.out
 
 
 def test_emit_stores_the_payload_byte_for_byte(database: Database, tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_pause_and_resume_are_stored_and_may_be_repeated(database: Database) -> 
         paused = ask(database, "status", "--json").json["sinks"]["events"]["paused"]
         assert paused == (command == "pause")
     assert said == [
-        "sink events is paused; relays begin no more deliveries after about 2 s, and finish those under way",
+        "sink events is paused; relays start no new deliveries after about 2 s and finish those in flight",
         "sink events is already paused",
         "sink events is resumed",
         "sink events was not paused",
@@ -308,7 +308,7 @@ def test_migrate_to_a_role_that_does_not_exist_is_refused(database: Database) ->
 def test_rebase_is_for_when_no_relay_runs(database: Database) -> None:
     ask(database, "emit", "order.created")
     ended = ask(database, "rebase")
-    assert (ended.code, ended.out, ended.err) == (0, "rebased: ids go on above 1; relays may be started\n", "")
+    assert (ended.code, ended.out, ended.err) == (0, "rebased: new ids start above 1; start the relays\n", "")
     with database.connect() as connection:
         connection.execute(
             "insert into outbox.relay (id, name, version, sinks) values (gen_random_uuid(), 'r', '1', '{}')"

@@ -421,7 +421,7 @@ def test_a_wrong_password_and_none(own_postgres: PostgresServer) -> None:
     assert 'password authentication failed for user "guarded": check user name and password' in str(wrong)
     none = refused(own_postgres.dsn("postgres", "guarded"))
     assert isinstance(none, DatabaseUnusable)
-    assert "wants a password and the DSN has none" in str(none)
+    assert "requires a password, and the DSN contains none" in str(none)
 
 
 def _answers(dsn: str) -> bool:

@@ -224,7 +224,7 @@ async def test_nothing_is_settled_behind_a_settlement_that_failed(database: Data
             await has(
                 database, f"with w as materialized ({WAITING_SETTLEMENT}) select pg_terminate_backend(pid) from w"
             )
-            with pytest.raises(SessionReset, match="sink s: a settlement did not come to its end"):
+            with pytest.raises(SessionReset, match="sink s: a settlement did not finish"):
                 await behind
         await delivered(sink, [event])
 

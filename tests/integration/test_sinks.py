@@ -76,7 +76,7 @@ async def test_many_rows_are_deleted_in_steps_of_which_the_audit_has_one_row(dat
     assert (ended.code, ended.json) == (0, {"done": 3, "left": 0})
     assert query(database, "select 1 from outbox.discarded union all select 1 from outbox.delivery") == []
     again = await asyncio.to_thread(ask, database, "sinks", "remove", "s")
-    assert (again.code, again.out) == (0, "sink s was removed before: there is nothing to do\n")
+    assert (again.code, again.out) == (0, "sink s is already removed\n")
     assert [row[3] for row in audited(database)] == [2, 3]
 
 

@@ -22,7 +22,7 @@ def examine_retention(found: Mapping[str, Any]) -> Iterator[Finding]:
     if found["hold_until"]:
         yield Finding(
             "clock-jumped", "warning", "the clock of the database has jumped: no day is emptied",
-            f"until {found['hold_until']}", "check the clock of the database's machine; relays go on at that time",
+            f"until {found['hold_until']}", "check the clock of the database's machine; emptying resumes then",
         )  # fmt: skip
     kept = [day for day in due if day["kept_by"]]
     if kept:
@@ -66,7 +66,7 @@ def examine_partitions(in_default: int, ahead_seconds: float | None) -> Iterator
     """Yield the findings on partitions; ``ahead_seconds`` is None if there is none but the DEFAULT partition."""
     if in_default:
         yield Finding(
-            "default-partition", "warning", "events lie in the DEFAULT partition",
+            "default-partition", "warning", "events are in the DEFAULT partition",
             f"events, up to a limit: {in_default}",
             "start a relay: it makes the partitions, and retention empties the DEFAULT partition in steps",
         )  # fmt: skip
@@ -75,7 +75,7 @@ def examine_partitions(in_default: int, ahead_seconds: float | None) -> Iterator
             "partitions-missing", "warning", "the partitions of the next day do not exist",
             "there is only the DEFAULT partition" if ahead_seconds is None
             else f"the newest one ends in {ahead_seconds / 3600:.1f} hours",
-            "start a relay, and find its log line on partitions that could not be made",
+            "start a relay, and check its log for partition errors",
         )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from outbox_relay.admin.text import duration
 TRANSACTION_SECONDS = 300.0
 """Age from which a transaction counts as long."""
 LONG_TRANSACTION_SECONDS = 3600.0
-"""Age from which that is critical: the log's tables swell, and positions' snapshots grow."""
+"""Age from which that is critical: the log's tables bloat, and positions' snapshots grow."""
 LOCK_SECONDS = 5.0
 """Wait for a lock that is reported."""
 DEAD_ROWS = 100_000
@@ -71,12 +71,13 @@ def _examine_settings(server: Any) -> Iterator[Finding]:
         )  # fmt: skip
     if server.autovacuum == "off":
         yield Finding(
-            "autovacuum-off", "critical", "no autovacuum runs: tables swell, and the server stops in the end",
+            "autovacuum-off", "critical",
+            "no autovacuum runs: tables bloat, and the server eventually stops accepting writes",
             "autovacuum is off", "set it to on in postgresql.conf, and reload the server",
         )  # fmt: skip
     if server.seq_cache != 1:
         yield Finding(
-            "sequence-cache", "critical", "sessions cache event ids: relays may pass over events",
+            "sequence-cache", "critical", "sessions cache event ids: relays may skip events",
             f"cache of outbox.event_id_seq: {server.seq_cache}",
             "alter sequence outbox.event_id_seq cache 1; then replay what was emitted since the cache was set",
         )  # fmt: skip
