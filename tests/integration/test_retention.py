@@ -298,7 +298,7 @@ def test_a_lease_that_another_process_has_claimed_counts_for_nothing(owner: Conn
         f"select outbox.leave_day('{date_ago(12)}', {checked}, 'x')",
         f"select outbox.record_archive('{date_ago(12)}', {checked}, 'x', 'y', 1)",
     ):
-        with pytest.raises(errors.ObjectNotInPrerequisiteState, match="is over"):
+        with pytest.raises(errors.ObjectNotInPrerequisiteState, match="was taken over"):
             owner.execute(statement.encode())
     assert events_of(owner, table_ago(12)) == 3
     owner.execute("select outbox.end_retention(%s)", (newer,))

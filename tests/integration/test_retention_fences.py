@@ -143,7 +143,7 @@ def test_a_lease_cannot_be_guessed(owner: Connection) -> None:
         assert lease is not None
         leases.append(lease)
         for guess in (1, 2, leases[0] + 1, lease - 1, lease + 1):
-            with pytest.raises(errors.ObjectNotInPrerequisiteState, match="is over"):
+            with pytest.raises(errors.ObjectNotInPrerequisiteState, match="was taken over"):
                 owner.execute("select outbox.renew_retention(%s)", (guess,))
         owner.execute("select outbox.end_retention(%s)", (lease,))
     assert len(set(leases)) == 5

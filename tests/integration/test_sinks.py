@@ -231,7 +231,7 @@ def test_a_name_that_is_taken_is_refused_and_one_of_a_removed_sink_is_not(databa
     ended = ask(database, "sinks", "rename", "s", "t")
     assert (ended.code, "there is a sink 't' already" in ended.err) == (2, True)
     ended = ask(database, "sinks", "rename", "s", "s")
-    assert (ended.code, "its old one" in ended.err) == (2, True)
+    assert (ended.code, "equals the current name" in ended.err) == (2, True)
     rename(database, "u", "v")
     ended = ask(database, "sinks", "rename", "s", "u")
     assert (ended.code, "former name of sink 'v'" in ended.err) == (2, True)
