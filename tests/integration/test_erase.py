@@ -148,7 +148,7 @@ async def test_statistics_that_an_owner_asked_for_are_named(books: Ledger) -> No
     books.do("analyze outbox.event")
     ended = await aerase(books.database, "--key", "a")
     assert (ended.code, ended.out) == (0, "2 events erased\n")
-    assert "the server keeps statistics of event.key, event_2" in ended.err
+    assert "planner statistics on event.key, event_2" in ended.err
     assert "_lower_idx" in ended.err
 
 
