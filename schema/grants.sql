@@ -264,7 +264,7 @@ declare
     wanted constant text[] := array[
         ['TimeZone', 'UTC'], ['DateStyle', 'ISO'], ['IntervalStyle', 'postgres'], ['client_encoding', 'UTF8'],
         ['bytea_output', 'hex'], ['array_nulls', 'on'], ['standard_conforming_strings', 'on'],
-        ['extra_float_digits', '1'], ['search_path', 'pg_catalog'],
+        ['extra_float_digits', '1'], ['search_path', 'pg_catalog'], ['row_security', 'off'],
         ['default_transaction_isolation', 'read committed'], ['default_transaction_read_only', 'off'],
         ['default_transaction_deferrable', 'off'],
         ['statement_timeout', '9s'], ['lock_timeout', '5s'], ['idle_in_transaction_session_timeout', '10s'],

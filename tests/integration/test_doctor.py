@@ -88,6 +88,7 @@ CONDITIONS: dict[str, Make] = {
         " values (gen_random_uuid(), 'test.a', '', 't', now() + interval '900 days')"
     ),
     "sequence-cache": lambda books: books.do("alter sequence outbox.event_id_seq cache 20"),
+    "row-level-security": lambda books: books.do("alter table outbox.uid enable row level security"),
     "foreign-privileges": lambda books: books.do("grant select on outbox.event to public"),
 }
 

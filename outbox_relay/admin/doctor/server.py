@@ -141,6 +141,16 @@ def examine_privileges(found: Sequence[Any]) -> Iterator[Finding]:
         )  # fmt: skip
 
 
+def examine_row_security(found: Sequence[Any]) -> Iterator[Finding]:
+    """Yield a finding on tables with row level security, which hides rows from relays."""
+    if found:
+        yield Finding(
+            "row-level-security", "critical", "row level security is enabled: relays refuse to read tables of the log",
+            f"tables: {listed([each.name for each in found])}",
+            "alter table outbox.NAME disable row level security, for each of these tables",
+        )  # fmt: skip
+
+
 def examine_configurations(found: Sequence[Any]) -> Iterator[Finding]:
     """Yield a finding if relays run with different settings."""
     known = [each for each in found if is_known(each.config)]
