@@ -13,7 +13,6 @@ import psycopg
 import pytest
 
 from outbox_relay.service.tracing import MISSING
-from outbox_relay.service.tracing.recording import STOP_SECONDS
 from tests.support.collector import Collector
 from tests.support.database import Database
 from tests.support.ports import free_port
@@ -23,8 +22,8 @@ from tests.support.service import RelayService
 from tests.support.wait import until
 
 EVENTS = 200
-SLACK_SECONDS = 8.0
-"""How much longer a stop may take on a busy machine."""
+STOP_SECONDS = 10.0
+"""Longest stop on a busy machine: the export of the last spans has 2 s of it."""
 
 
 @pytest.fixture
@@ -66,7 +65,7 @@ def test_a_collector_that_is_down_is_one_line_and_stops_nothing(
 ) -> None:
     endpoint = f"http://127.0.0.1:{free_port()}/canary-path"
     with a_relay(database, receiver, tmp_path, OTEL_EXPORTER_OTLP_ENDPOINT=endpoint) as relay:
-        assert deliver_and_stop(database, receiver, relay) < STOP_SECONDS + SLACK_SECONDS
+        assert deliver_and_stop(database, receiver, relay) < STOP_SECONDS
         text = relay.log.read_text()
         assert len(events_of(relay, "spans are lost")) <= 1
         [line] = events_of(relay, "spans were lost")
@@ -83,7 +82,7 @@ def test_a_collector_that_refuses_is_one_line_with_its_status(
         with a_relay(database, receiver, tmp_path, **variables) as relay:
             emit_some(database)
             until(lambda: events_of(relay, "spans are lost"), seconds=30, what="lost spans are logged")
-            assert stop_when_delivered(receiver, relay) < STOP_SECONDS + SLACK_SECONDS
+            assert stop_when_delivered(receiver, relay) < STOP_SECONDS
             [line] = events_of(relay, "spans are lost")
             assert "401" in line["reason"]
             assert line["lost"] > 0
@@ -95,9 +94,13 @@ def test_a_collector_that_never_answers_holds_up_neither_deliveries_nor_the_stop
     database: Database, receiver: Receiver, tmp_path: Path
 ) -> None:
     with Collector(status=None) as collector:
-        queue = {"OTEL_BSP_MAX_QUEUE_SIZE": "20", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "10"}
+        queue = {
+            "OTEL_BSP_MAX_QUEUE_SIZE": "20",
+            "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "10",
+            "OTEL_EXPORTER_OTLP_TIMEOUT": "60",
+        }
         with a_relay(database, receiver, tmp_path, **collector.variables, **queue) as relay:
-            assert deliver_and_stop(database, receiver, relay) < STOP_SECONDS + SLACK_SECONDS
+            assert deliver_and_stop(database, receiver, relay) < STOP_SECONDS
             [dropped] = events_of(relay, "spans are lost")
             [lost] = events_of(relay, "spans were lost")
         assert "queue" in dropped["reason"]

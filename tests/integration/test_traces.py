@@ -13,6 +13,7 @@ import pytest
 
 from outbox_relay import __version__
 from tests.support.collector import Collector, Span
+from tests.support.command import outbox_relay
 from tests.support.database import Database, query
 from tests.support.kafka import KafkaBroker
 from tests.support.receiver import Receiver
@@ -169,6 +170,20 @@ def test_a_sink_that_a_reload_makes_again_is_traced(
         requests_of(collector, uid, 1)
         assert relay.stop() == 0
     assert [request.target for request in receiver.requests] == ["/hooks/other"]
+
+
+def test_requests_of_a_replay_are_traced(
+    database: Database, receiver: Receiver, collector: Collector, tmp_path: Path
+) -> None:
+    [uid] = emit_traced(database, collector.variables, an_event())
+    with webhook_relay(database, receiver.url, tmp_path, **collector.variables) as relay:
+        requests_of(collector, uid, 1)
+        replayed = outbox_relay("replay", "start", "--sink", "crm", "--uid", uid, "--yes", "--dsn", database.dsn)
+        assert replayed.code == 0, replayed.err
+        spans = requests_of(collector, uid, 2)
+        assert relay.stop() == 0
+    assert {(span.context[0], span.parent) for span in spans} == {created(collector, uid).context}
+    assert [request.header("outbox-replay") is None for request in receiver.requests] == [True, False]
 
 
 def test_the_variables_have_their_usual_meaning(
