@@ -64,7 +64,7 @@ class ParkedSettler:
     def send_back(self, row: ClaimedRow, back: RowUpdate) -> None:
         """Settle a row that was not delivered, and stays as ``back`` states."""
         if back.state == "dead":
-            self._context.report.dead(row.event.uid, back.status, back.attempt)
+            self._context.report.dead(row.event, back.status, back.attempt)
         self._back.append((row, back))
         self._due.set()
 

@@ -9,6 +9,7 @@ import time
 from structlog.stdlib import BoundLogger
 
 from outbox_relay.domain.errors import StatementFailed
+from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import Attempt, clip
 from outbox_relay.domain.sink_spec import SinkSpec
 from outbox_relay.postgres.store import Store
@@ -71,9 +72,9 @@ class SinkReport:
         if self._breaker.closed and (self._is_stale() or self._may_be_mended()):
             self._due.set()
 
-    def dead(self, uid: str, status: int | None, attempt: Attempt | None) -> None:
+    def dead(self, event: StoredEvent, status: int | None, attempt: Attempt | None) -> None:
         """Log that an event is dead."""
-        self._log.dead(uid, status, attempt)
+        self._log.dead(event, status, attempt)
 
     def _is_stale(self) -> bool:
         """Return True if the database has the state of another or an earlier relay.

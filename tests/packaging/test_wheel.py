@@ -32,7 +32,7 @@ import psycopg
 from outbox_relay import outbox
 
 
-for name in ("pydantic", "aiohttp", "h11", "confluent_kafka", "structlog", "outbox_relay.settings"):
+for name in ("pydantic", "aiohttp", "h11", "confluent_kafka", "structlog", "opentelemetry", "outbox_relay.settings"):
     assert name not in sys.modules, name
 
 async def emit():
