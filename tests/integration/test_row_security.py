@@ -31,6 +31,13 @@ allow_networks = ["127.0.0.0/8"]
 REFUSED = frozenset({"database_refused"})
 
 
+def granted(database: Database, role: str) -> None:
+    """Grant a relay's role what it needs, and give it a hostile default."""
+    migrate(database.dsn, grant_relay=[role])
+    with database.connect(autocommit=True) as connection:
+        connection.execute(f"alter role {role} in database {database.name} set row_security = on".encode())
+
+
 def secure(database: Database, table: str, *, enable: bool) -> None:
     with database.connect(autocommit=True) as connection:
         verb = "enable" if enable else "disable"
@@ -39,7 +46,7 @@ def secure(database: Database, table: str, *, enable: bool) -> None:
 
 async def test_events_that_a_policy_hides_are_delivered_when_it_is_gone(database: Database) -> None:
     with new_role(database, "relay") as role:
-        migrate(database.dsn, grant_relay=[role])
+        granted(database, role)
         sink = MemorySink()
         async with running(database.dsn_as(role), (spec("s"), sink), expects=REFUSED) as harness:
             await delivered(sink, emit(database, ["before"]))
@@ -54,7 +61,7 @@ async def test_events_that_a_policy_hides_are_delivered_when_it_is_gone(database
 @pytest.mark.parametrize("table", ["delivery", "progress", "shard", "sink"])
 async def test_a_relay_refuses_tables_that_a_policy_hides(database: Database, table: str) -> None:
     with new_role(database, "relay") as role:
-        migrate(database.dsn, grant_relay=[role])
+        granted(database, role)
         sink = MemorySink()
         async with running(database.dsn_as(role), (spec("s"), sink), expects=REFUSED) as harness:
             await delivered(sink, emit(database, ["before"]))
@@ -68,7 +75,7 @@ async def test_a_relay_refuses_tables_that_a_policy_hides(database: Database, ta
 def test_check_names_the_tables_and_the_fix(database: Database, tmp_path: Path) -> None:
     config = tmp_path / "relay.toml"
     with new_role(database, "relay") as role:
-        migrate(database.dsn, grant_relay=[role])
+        granted(database, role)
         secure(database, "uid", enable=True)
         config.write_text(CONFIG.format(dsn=database.dsn_as(role)), encoding="utf-8")
         checked = inside("check", "-c", config, "--online")
