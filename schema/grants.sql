@@ -30,7 +30,8 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
                                  'paused_reason}', 'UPDATE'),
     ('relay', 'table', '{shard}', '{owner, epoch, lease_until, crashes}', 'UPDATE'),
     ('relay', 'table', '{progress, delivery}', null, 'INSERT'),
-    ('relay', 'table', '{delivery}', null, 'UPDATE'),
+    ('relay', 'table', '{delivery}', '{state, due_at, attempts, claims, suspect, lease, lease_until, owner, last_error, '
+                                     'last_status, last_attempt_at, last_attempt}', 'UPDATE'),
     -- Not `retention`: outbox.state_retention checks it.
     ('relay', 'table', '{relay}', '{id, name, version, sinks, started_at, seen_at, config}', 'INSERT'),
     ('relay', 'table', '{relay}', '{id, name, version, sinks, started_at, seen_at, config}', 'UPDATE'),
@@ -121,6 +122,7 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
                           'next_of_subject, open_erasure, read_subject, renew_key_statistics, shard_of, '
                           'supersede_archives, undelivered, undelivered_of_subject}', null, 'EXECUTE'),
 
+    ('owner', 'function', '{bring_sinks_home, find_foreign_sink, follow_renamed_roles, home}', null, 'EXECUTE'),
     ('owner', 'function', '{asleep, claim_uid, emitter, event_fault, header_fault, is_usual, keep_positions, raise_config, '
                           'rebase, remove_sink, renumber, settled_upto, shown, sink_changed, sink_deleted, uuid7}',
      null, 'EXECUTE')
@@ -197,6 +199,9 @@ begin
         execute format('alter %s %s owner to %I', item.kind, item.name, schema_owner);
     end loop;
 
+    if to_regprocedure('outbox.follow_renamed_roles()') is not null then
+        perform outbox.follow_renamed_roles();
+    end if;
     delete from outbox.grantee g where not exists (select from pg_roles r where r.rolname = g.role_name);
 
     -- New functions belong to PUBLIC too, and the rights of a relay differ between versions: neither is reported.
