@@ -31,7 +31,7 @@ BENCH_ARGS ?=
 
 READY := $(VENV)/.ready
 LOCK_HEADER := \# Exact versions of everything that tests and checks use, for every Python from 3.11 on.\n\# Made by `make lock` from pyproject.toml; do not edit.
-LOCK_RELAY_HEADER := \# What the image runs: the extra `relay`, in the versions that requirements.lock has.\n\# Made by `make lock`; do not edit.
+LOCK_RELAY_HEADER := \# What the image runs: the extras `relay` and `otel`, in the versions that requirements.lock has.\n\# Made by `make lock`; do not edit.
 LOCK_BUILD_HEADER := \# What builds the wheel inside the image, in the versions that requirements.lock has.\n\# Made by `make lock`; do not edit.
 LOCK := .cache/lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header
 
@@ -106,8 +106,8 @@ format: $(READY) ## format the code and fix lint errors
 lock: ## update the lock files to today's versions
 	$(PYTHON) -m venv .cache/lock
 	.cache/lock/bin/python -m pip install --quiet uv
-	$(LOCK) --upgrade --extra demo --group dev --output-file requirements.lock pyproject.toml
-	$(LOCK) --constraint requirements.lock --extra relay --output-file requirements-relay.lock pyproject.toml
+	$(LOCK) --upgrade --extra demo --extra otel --group dev --output-file requirements.lock pyproject.toml
+	$(LOCK) --constraint requirements.lock --extra relay --extra otel --output-file requirements-relay.lock pyproject.toml
 	$(LOCK) --constraint requirements.lock --group build --output-file requirements-build.lock
 	sed -i '1i $(LOCK_HEADER)' requirements.lock
 	sed -i '1i $(LOCK_RELAY_HEADER)' requirements-relay.lock

@@ -1,6 +1,6 @@
 """Emitting events from Python, in the caller's own transaction and over its connection.
 
-This module imports only psycopg and the standard library. docs/emitting.md shows every use.
+This module imports only psycopg, the standard library and ``emit_spans``. docs/emitting.md shows every use.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ import psycopg
 from psycopg import errors
 from psycopg.pq import TransactionStatus
 from psycopg.rows import TupleRow, tuple_row
+
+from outbox_relay import emit_spans
+from outbox_relay.emit_spans import Row
 
 __all__ = ["Event", "InvalidEvent", "NotInTransaction", "aemit", "aemit_many", "emit", "emit_many"]
 
@@ -46,7 +49,6 @@ select outbox.emit_raw(e.type, e.payload, e.key, e.headers, e.deliver_at, e.uid,
 """
 
 Dumps = Callable[[Any], str | bytes]
-Row = tuple[str, bytes, str | None, str | None, str | None, str | None, str]
 
 
 class InvalidEvent(ValueError):
@@ -105,11 +107,10 @@ def emit(
     connection = _connection(conn)
     row = _row(Event(type, payload, key, headers, deliver_at, uid, content_type, dumps))
     _warn_outside(connection)
-    try:
-        with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
-            return _uid(cursor.execute(ONE, row, prepare=False).fetchone())
-    except (errors.InvalidParameterValue, UnicodeEncodeError) as error:
-        raise _refusal(error) from None
+    if (spans := emit_spans.begin((row,))) is None:
+        return _insert(connection, row)
+    with spans:
+        return spans.emitted([_insert(connection, *spans.rows)])[0]
 
 
 async def aemit(
@@ -128,12 +129,10 @@ async def aemit(
     connection = _async_connection(conn)
     row = _row(Event(type, payload, key, headers, deliver_at, uid, content_type, dumps))
     _warn_outside(connection)
-    try:
-        async with psycopg.AsyncCursor(connection, row_factory=tuple_row) as cursor:
-            await cursor.execute(ONE, row, prepare=False)
-            return _uid(await cursor.fetchone())
-    except (errors.InvalidParameterValue, UnicodeEncodeError) as error:
-        raise _refusal(error) from None
+    if (spans := emit_spans.begin((row,))) is None:
+        return await _ainsert(connection, row)
+    with spans:
+        return spans.emitted([await _ainsert(connection, *spans.rows)])[0]
 
 
 def emit_many(conn: psycopg.Connection[Any] | psycopg.Cursor[Any], events: Iterable[Event]) -> list[UUID]:
@@ -143,15 +142,14 @@ def emit_many(conn: psycopg.Connection[Any] | psycopg.Cursor[Any], events: Itera
     trip.
     """
     connection = _connection(conn)
-    columns = _columns(events)
-    if not columns:
+    rows = _rows(events)
+    if not rows:
         return []
     _warn_outside(connection)
-    try:
-        with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
-            return [_uid(row) for row in cursor.execute(MANY, columns, prepare=False).fetchall()]
-    except (errors.InvalidParameterValue, UnicodeEncodeError) as error:
-        raise _refusal(error) from None
+    if (spans := emit_spans.begin(rows)) is None:
+        return _insert_many(connection, rows)
+    with spans:
+        return spans.emitted(_insert_many(connection, spans.rows))
 
 
 async def aemit_many(
@@ -159,13 +157,48 @@ async def aemit_many(
 ) -> list[UUID]:
     """Emit all events over an asynchronous connection or cursor, as :func:`emit_many` does."""
     connection = _async_connection(conn)
-    columns = _columns(events)
-    if not columns:
+    rows = _rows(events)
+    if not rows:
         return []
     _warn_outside(connection)
+    if (spans := emit_spans.begin(rows)) is None:
+        return await _ainsert_many(connection, rows)
+    with spans:
+        return spans.emitted(await _ainsert_many(connection, spans.rows))
+
+
+# -- the statements -----------------------------------------------------------------------------------------------
+
+
+def _insert(connection: psycopg.Connection[Any], row: Row) -> UUID:
+    try:
+        with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
+            return _uid(cursor.execute(ONE, row, prepare=False).fetchone())
+    except (errors.InvalidParameterValue, UnicodeEncodeError) as error:
+        raise _refusal(error) from None
+
+
+async def _ainsert(connection: psycopg.AsyncConnection[Any], row: Row) -> UUID:
     try:
         async with psycopg.AsyncCursor(connection, row_factory=tuple_row) as cursor:
-            await cursor.execute(MANY, columns, prepare=False)
+            await cursor.execute(ONE, row, prepare=False)
+            return _uid(await cursor.fetchone())
+    except (errors.InvalidParameterValue, UnicodeEncodeError) as error:
+        raise _refusal(error) from None
+
+
+def _insert_many(connection: psycopg.Connection[Any], rows: list[Row]) -> list[UUID]:
+    try:
+        with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
+            return [_uid(row) for row in cursor.execute(MANY, _columns(rows), prepare=False).fetchall()]
+    except (errors.InvalidParameterValue, UnicodeEncodeError) as error:
+        raise _refusal(error) from None
+
+
+async def _ainsert_many(connection: psycopg.AsyncConnection[Any], rows: list[Row]) -> list[UUID]:
+    try:
+        async with psycopg.AsyncCursor(connection, row_factory=tuple_row) as cursor:
+            await cursor.execute(MANY, _columns(rows), prepare=False)
             return [_uid(row) for row in await cursor.fetchall()]
     except (errors.InvalidParameterValue, UnicodeEncodeError) as error:
         raise _refusal(error) from None
@@ -223,7 +256,11 @@ def _refusal(error: errors.InvalidParameterValue | UnicodeEncodeError) -> Except
 # The database checks the limits, also for SQL callers. These functions check only values that cannot be sent to it.
 
 
-def _columns(events: Iterable[Event]) -> tuple[list[Any], ...]:
+def _columns(rows: list[Row]) -> tuple[list[Any], ...]:
+    return tuple(list(column) for column in zip(*rows, strict=True))
+
+
+def _rows(events: Iterable[Event]) -> list[Row]:
     rows: list[Row] = []
     for index, event in enumerate(events):
         if not isinstance(cast(object, event), Event):
@@ -232,7 +269,7 @@ def _columns(events: Iterable[Event]) -> tuple[list[Any], ...]:
             rows.append(_row(event))
         except InvalidEvent as error:
             raise InvalidEvent(f"event {index}: {error}", index) from error.__cause__
-    return tuple(list(column) for column in zip(*rows, strict=True))
+    return rows
 
 
 def _row(event: Event) -> Row:

@@ -19,7 +19,7 @@ comment on column outbox.meta.min_relay is
     'The oldest schema version that a relay may have been made for and still work on this one.';
 insert into outbox.meta (schema_version, min_relay) values (0, 0);
 
--- Who was granted what by `migrate`, so that a later migration grants it again on what it makes anew.
+-- Roles and their kinds of grants by `migrate`; a later migration grants them again on what it replaces.
 create table outbox.grantee (
     role_name name not null,
     kind text not null check (kind in ('emit', 'relay')),
@@ -34,7 +34,7 @@ create table outbox.grantee (
 create sequence outbox.event_id_seq as bigint cache 1;
 
 -- `xid` is the first column on purpose. Defaults are evaluated in column order, so a transaction has its xid
--- before it takes an id: whoever starts after a tick has ids above the tick's sequence value. No role may
+-- before it takes an id: any that starts after a tick has ids above the tick's sequence value. No role may
 -- insert `id` or `xid`, or this would no longer hold.
 create table outbox.event (
     xid xid8 not null default pg_current_xact_id(),
@@ -95,7 +95,7 @@ create table outbox.shard (
 ) with (fillfactor = 50);
 
 -- The ledger of positions: appended to, never updated. Of a shard the newest position by (epoch, seq) counts, see
--- `standing`. A position is (tick A, tick B or nothing, id of the last event done in the window from A to B). Shards that
+-- `standing`. A position is (tick A, tick B or null, id of the last event done in the window from A to B). Shards that
 -- stand at the same place share a row, each with the epoch of its owner: a row for each would be most of what a relay
 -- writes.
 create table outbox.progress (
@@ -113,7 +113,7 @@ create table outbox.progress (
     primary key (sink, seq)
 ) with (autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 2000);
 
--- Where each shard stands.
+-- The position of each shard.
 create view outbox.standing as
 select distinct on (p.sink, u.shard)
        p.sink, u.shard, u.epoch, p.seq, p.a_seq, p.a_snapshot, p.a_next, p.b_seq, p.b_snapshot, p.b_next, p.last_id
@@ -211,7 +211,7 @@ begin
 end
 $$;
 
--- What is wrong with a header mapping, or null. Names are HTTP tokens (RFC 9110, 5.6.2).
+-- The fault of a header mapping, or null. Names are HTTP tokens (RFC 9110, 5.6.2).
 create function outbox.header_fault(headers jsonb) returns text
 language plpgsql immutable
 set search_path = pg_catalog, pg_temp
@@ -242,11 +242,11 @@ begin
 end
 $$;
 
--- What is wrong with an event, as a message, or null. `most` is the setting `outbox.max_payload_bytes` or null;
+-- The fault of an event, as a message, or null. `most` is the setting `outbox.max_payload_bytes` or null;
 -- `outbox.event_index` is set by who emits many events with one statement, and says which of them was refused.
 --
 -- A regular expression with a bound such as {1,255} costs as much as the rest: lengths are compared. The caller's
--- collation may be one that regular expressions refuse: they are told theirs.
+-- collation may be one that regular expressions refuse: they get their own.
 create function outbox.event_fault(
     type text, payload bytea, key text, headers jsonb, deliver_at timestamptz, content_type text, most text
 ) returns text
@@ -273,7 +273,7 @@ return 'outbox.emit: ' || coalesce('event ' || nullif(current_setting('outbox.ev
         outbox.header_fault(headers)
 end;
 
--- Whether an event is as most are, and so has no fault. What it is silent about, event_fault looks at.
+-- True if an event is as most are, and so has no fault. What it is silent about, event_fault looks at.
 --
 -- One expression, which takes the place of its call when emit is planned: an emit runs in a transaction of the
 -- application. PostgreSQL makes every expression ready again in each transaction, at a price for each function in it,
@@ -288,7 +288,7 @@ return headers is null and deliver_at is null
        and (key is null or octet_length(key) <= 1024)
        and content_type in ('application/json', 'application/octet-stream');
 
--- Whether a relay sleeps: it then holds this lock exclusively, and only then is a notification worth its price, a lock
+-- True if a relay sleeps: it then holds this lock exclusively, and only then is a notification worth its price, a lock
 -- of the whole cluster at commit. Taken and given back in one expression, which leaves no point to be interrupted
 -- between; nothing ever waits for it.
 create function outbox.asleep() returns boolean
@@ -385,7 +385,7 @@ $$;
 -- Reading
 -- ---------------------------------------------------------------------------------------------------------
 
--- Which server this is, and since when: changes when it was restarted, failed over or recovered from the crash of a
+-- The identity of this server: it changes when it was restarted, failed over or recovered from the crash of a
 -- backend. Refused by a standby. Before version 15 what is counted of the WAL is read from a file that is written for
 -- every reader, so there it is left out. Its body takes the place of every call.
 create function outbox.incarnation() returns text
@@ -448,7 +448,7 @@ $$;
 --
 -- At most `most_rows` events and, beyond the first, at most `most_bytes` of payload. The SET clauses fix the
 -- plan without session state: one generic plan, in index order, nothing sorted. Left to itself PostgreSQL
--- plans anew at every call, or reads and sorts the whole backlog for every chunk.
+-- plans again at every call, or reads and sorts the whole backlog for every chunk.
 create function outbox.read_rest(
     shards smallint[], types text[], a pg_snapshot, b pg_snapshot, after_id bigint, upto_id bigint,
     most_rows integer, most_bytes bigint
@@ -538,7 +538,7 @@ $$;
 -- behind them. Every array of the next group has one entry per new row, of the last one per shard of those rows. Rows are copied from the log. If there are rows, the fence comes first:
 -- each of their shards must still have this owner and epoch, and stays so until this commits, because a claim
 -- passes by rows that are locked. Returns false, and has written nothing, when the fence fails.
--- Positions alone need no fence: what they say is true whoever says it, and the epoch ranks them.
+-- Positions alone need no fence: what they say is true whichever relay says it, and the epoch ranks them.
 create function outbox.settle(
     sink_name text, owner_id uuid,
     shards smallint[], epochs bigint[], places integer[],
@@ -610,7 +610,7 @@ begin
 end
 $$;
 
--- Whether the destination of a sink is known to be down: then nothing is settled, whatever those who try it die of, and
+-- True if the destination of a sink is known to be down: then nothing is settled, whatever those who try it die of, and
 -- neither a shard's crashes nor a row's claims are counted. What is known is said again at least every minute.
 create function outbox.known_down(sink_name text) returns boolean
 language sql stable
@@ -629,7 +629,7 @@ return exists (
 -- room for beside the first ones of other keys, up to a row that may not be claimed. What came back before, with an attempt
 -- counted or without, comes alone: else the rows behind it are delivered, or written, each time that it comes back.
 -- `suspects` asks for a row that was claimed three times and never settled, which may have killed its process: such a
--- row comes alone, and to nobody who asks for others.
+-- row comes alone, and only to a caller that asks for it.
 -- Waiting rows are locked as they are looked for, so that relays that come at the same time to rows that are due at the
 -- same time find other ones each, and none finds only what another one takes.
 create function outbox.claim_rows(
@@ -738,7 +738,8 @@ begin
                    for update skip locked
             );
         end if;
-        -- What must wait, or was claimed by somebody else since it was looked for, may come before what is locked here.
+        -- A row that must wait, or was claimed by another relay since it was looked for, may come before what is locked
+        -- here.
         if behind <> '{}' then
             chosen := array(
                 select i.id from (
@@ -825,12 +826,12 @@ $$;
 
 -- After a restore, or a move to another cluster, the transaction numbers that are stored mean nothing to the
 -- server, and ids may be given out twice. This makes them harmless; run it while no relay runs. Returns the floor:
--- the largest id or sequence value that is known; the sequence goes on above it.
+-- the largest id or sequence value that is known; the sequence continues above it.
 --
 -- Every shard gets a last window of the old numbering, from its old tick A to a tick in which everything is
 -- visible: what A does not show is read once more, up to the floor, whatever was done of the window that was open.
--- `b_next` is the oldest transaction that runs now: behind that window the shard stands at a tick of the floor
--- and of the snapshot that ends there, with nobody pending, because nobody who emits runs beside this lock.
+-- `b_next` is the oldest transaction that runs now: behind that window the shard is at a tick of the floor
+-- and of the snapshot that ends there, with none pending, because no emitter runs beside this lock.
 create function outbox.rebase() returns bigint
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
@@ -869,7 +870,7 @@ $$;
 -- Backlog
 -- ---------------------------------------------------------------------------------------------------------
 
--- What a sink has not settled of the log, as pieces for the two reading functions: ids in (after_id, upto_id], read
+-- The unsettled part of the log of a sink, as pieces for the two reading functions: ids in (after_id, upto_id], read
 -- from tick A to the snapshot in which everything is visible, since a query sees only what is committed anyway.
 -- Shards that stand at the same newest position share their pieces. Of a position (A, B, last) these are left:
 -- the latecomers of A and the rest, both behind `last`; and up to `last` what is visible now and not in B, which
@@ -904,8 +905,8 @@ as $$
      where k.after_id < k.upto_id
 $$;
 
--- How many events of the log a sink has not settled: `events` that are due, `scheduled` ones that are not, and since
--- when the `oldest` of the due ones waits. Events with a row in `delivery` are left out.
+-- Number of events of the log that a sink has not settled: `events` that are due, `scheduled` ones that are not, and
+-- since when the `oldest` of the due ones waits. Events with a row in `delivery` are left out.
 --
 -- Exact while no more than `most` are due. Beyond that, or after `most_seconds` of looking for events among ids of
 -- other sinks, reading stops and `events` is estimated: of each piece of the rest, by how dense the events were in the

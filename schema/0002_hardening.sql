@@ -103,7 +103,7 @@ return (
              limit 1) found
 );
 
--- What is wrong with a header mapping, or null. Names are HTTP tokens (RFC 9110, 5.6.2).
+-- The fault of a header mapping, or null. Names are HTTP tokens (RFC 9110, 5.6.2).
 create or replace function outbox.header_fault(headers jsonb) returns text
 language plpgsql immutable
 set search_path = pg_catalog, pg_temp
@@ -141,11 +141,11 @@ begin
 end
 $$;
 
--- What is wrong with an event, as a message, or null. `most` is the setting `outbox.max_payload_bytes` or null, which
+-- The fault of an event, as a message, or null. `most` is the setting `outbox.max_payload_bytes` or null, which
 -- only lowers the ceiling; `outbox.event_index` is set by statements that emit many events, and says which was refused.
 --
 -- A regular expression with a bound such as {1,255} costs as much as the rest: lengths are compared. The caller's
--- collation may be one that regular expressions refuse: they are told theirs.
+-- collation may be one that regular expressions refuse: they get their own.
 create or replace function outbox.event_fault(
     type text, payload bytea, key text, headers jsonb, deliver_at timestamptz, content_type text, most text
 ) returns text
@@ -181,7 +181,7 @@ return 'outbox.emit: ' || coalesce('event ' || nullif(current_setting('outbox.ev
         outbox.header_fault(headers)
 end;
 
--- Whether an event is as most are, and so has no fault. What it is silent about, event_fault looks at.
+-- True if an event is as most are, and so has no fault. What it is silent about, event_fault looks at.
 --
 -- One expression, which takes the place of its call when emit is planned: an emit runs in a transaction of the
 -- application. PostgreSQL makes every expression ready again in each transaction, at a price for each function in it,
@@ -607,7 +607,7 @@ create index delivery_key on outbox.delivery (sink, key, id) where ordered and s
 create index delivery_dead_key on outbox.delivery (sink, key, id) where ordered and state = 'dead';
 -- A sweep looks at the keys with held rows alone.
 create index delivery_held on outbox.delivery (sink, key) where state = 'held';
--- What counts for `parked_max` and has no place in the order of a key: all but events that were scheduled.
+-- Rows that count for `parked_max` and have no place in the order of a key: all but events that were scheduled.
 create index delivery_unordered on outbox.delivery (sink, id)
  where not ordered and state <> 'dead' and (deliver_at is null or deliver_at <= since);
 
@@ -641,7 +641,7 @@ begin
 end
 $$;
 
--- How many events of a sink stand as rows that are to be delivered, counted up to `most` of those with a place in the
+-- Number of events of a sink that are rows to be delivered, counted up to `most` of those with a place in the
 -- order of a key and of those without. Events that were scheduled are left out: they would be rows anyway. And, if
 -- asked for `trouble`, whether one came back without an attempt being counted, as those do that wait for a part of the
 -- destination; no more than `most` of those that are about to be due are looked at.
@@ -674,8 +674,8 @@ begin
 end
 $$;
 
--- Ends the leases of rows whose delivery ended without an outcome, by a relay that goes on: no claim is counted against
--- them. Rows under a lease are due, and none is dead.
+-- Ends the leases of rows whose delivery ended without an outcome, by a relay that continues: no claim is counted
+-- against them. Rows under a lease are due, and none is dead.
 create function outbox.give_rows_back(sink_name text, owner_id uuid) returns integer
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
@@ -833,7 +833,8 @@ begin
                    for update skip locked
             );
         end if;
-        -- What must wait, or was claimed by another relay since it was looked for, may come before what is locked here.
+        -- A row that must wait, or was claimed by another relay since it was looked for, may come before what is locked
+        -- here.
         if behind <> '{}' then
             chosen := array(
                 select i.id from (
@@ -897,7 +898,7 @@ comment on sequence outbox.server_mark is
 
 -- Marks the server, if it has no mark: neither on PostgreSQL 14, nor before the first call after a crash. Setting the
 -- value takes no transaction number and writes no WAL. The row that is locked meanwhile is one that only the relays and
--- the schema's owner may lock, so that nobody else can keep a relay waiting here.
+-- the schema's owner may lock, so that no other role can keep a relay waiting here.
 create function outbox.arm() returns void
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -934,7 +935,7 @@ select outbox.arm();
 -- ---------------------------------------------------------------------------------------------------------
 
 -- Raises the counter of the configuration and returns it. It is above every generation, also above one that was written
--- by hand. Whoever raises it holds its row until the end of the transaction, so two changes never see the same value.
+-- by hand. A change holds its row until the end of the transaction, so two changes never see the same value.
 create function outbox.raise_config() returns bigint
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
@@ -1061,7 +1062,7 @@ begin
             update outbox.sink s set patterns = sink.patterns, generation = counter where s.name = sink.name;
         elsif only_from is null and not exists (select from outbox.sink s where s.name = sink.name) then
             beginning := coalesce(sink.start = 'beginning', first);
-            -- What was written of a removed sink of this name after its removal.
+            -- Rows that were written for a removed sink of this name after its removal.
             delete from outbox.delivery d where d.sink = sink.name;
             delete from outbox.progress p where p.sink = sink.name;
             counter := outbox.raise_config();
@@ -1127,7 +1128,7 @@ begin
 end
 $$;
 
--- What a sink has not settled of the log, as pieces for the two reading functions: ids in (after_id, upto_id], read
+-- The unsettled part of the log of a sink, as pieces for the two reading functions: ids in (after_id, upto_id], read
 -- from tick A to the snapshot in which everything is visible, since a query sees only what is committed anyway.
 -- Shards that stand at the same newest position share their pieces. Of a position (A, B, last) these are left:
 -- the latecomers of A and the rest, both behind `last`; and up to `last` what is visible now and not in B, which
@@ -1220,13 +1221,13 @@ $$;
 
 -- After a restore, or a move to another cluster, the transaction numbers that are stored mean nothing to the
 -- server, and ids may be given out twice. This makes them harmless; run it while no relay runs. Returns the floor:
--- the largest id or sequence value that is known; the sequence goes on above it.
+-- the largest id or sequence value that is known; the sequence continues above it.
 --
 -- Every shard gets a last window of the old numbering: from the lowest id that it has not settled, with a tick A in which
 -- nothing is visible, to a tick in which everything is visible. So what was emitted between the restore and now is read,
 -- whatever its transaction number means in the old numbering, and so is what an earlier window of this kind has left.
--- `b_next` is the oldest transaction that runs now: behind that window the shard stands at a tick of the floor
--- and of the snapshot that ends there, with nobody pending, because nobody who emits runs beside this lock.
+-- `b_next` is the oldest transaction that runs now: behind that window the shard is at a tick of the floor
+-- and of the snapshot that ends there, with none pending, because no emitter runs beside this lock.
 --
 -- Shards without a position get one, at the beginning: nothing is known of what they have settled.
 create or replace function outbox.rebase() returns bigint
@@ -1315,7 +1316,7 @@ alter table outbox.grantee drop constraint grantee_kind_check;
 alter table outbox.grantee add constraint grantee_kind_check
     check (kind in ('emit', 'relay', 'read', 'operate', 'payloads'));
 
--- What one session does at a time: it locks the row. An advisory lock could be taken by every role of the database.
+-- The lock of work that one session does at a time. An advisory lock could be taken by every role of the database.
 create table outbox.chore (
     name text primary key
 );
@@ -1377,7 +1378,7 @@ end
 $$;
 
 -- Refuse to leave a shard of a sink without a position: relays would deliver nothing of it. What the owner does, its
--- functions among it, is not looked at: a rebase writes positions anew.
+-- functions among it, is not looked at: a rebase writes new positions.
 create function outbox.keep_positions() returns trigger
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
@@ -1388,7 +1389,8 @@ begin
     if pg_has_role(current_user, (select c.relowner from pg_class c where c.oid = tg_relid), 'usage') then
         return null;
     end if;
-    -- What is left is looked at first: after a trim it is a row or two for each shard, while thousands may be gone.
+    -- The rows that are left are looked at first: after a trim it is a row or two for each shard, while thousands may
+    -- be gone.
     select count(*) as shards, min(m.sink) as sink into lost
       from (
         select k.name as sink, n.shard::smallint as shard

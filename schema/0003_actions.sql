@@ -1,4 +1,4 @@
--- What people do: every action leaves a row of `audit` in the transaction of the change. Relays made for version 2 work on
+-- Actions of people: each leaves a row of `audit` in the transaction of the change. Relays made for version 2 work on
 -- this schema.
 
 -- Every table that changes from version 2 on is locked before anything does, as in version 2. The log comes first, then
@@ -122,7 +122,7 @@ as $$
       from jsonb_each(case when jsonb_typeof(filter) = 'object' then filter end) f (name, value)
 $$;
 
--- The beginning of a text that has at most so many bytes, cut between characters.
+-- The beginning of a text that has at most `most` bytes, cut between characters.
 create function outbox.short_text(said text, most_bytes integer) returns text
 language plpgsql immutable
 set search_path = pg_catalog, pg_temp
@@ -235,10 +235,10 @@ create trigger marks_deleted after delete on outbox.sink
 referencing old table as removed
 for each statement execute function outbox.marks_deleted();
 
--- Whether the position of a shard has passed an event of the log (see outbox_relay/domain/window.py): the event is visible
--- in A, or it is visible in B and not after the last id done. Ids up to the floor belong to an older numbering, whose last
--- window ends at B: of its ids up to A's sequence value only those that were running at A are left. The same holds of a
--- position that a seek to a time has set: its A has a sequence value, and no transaction was running.
+-- True if the position of a shard has passed an event of the log (see outbox_relay/domain/window.py): the event is
+-- visible in A, or it is visible in B and not after the last id done. Ids up to the floor belong to an older numbering,
+-- whose last window ends at B: of its ids up to A's sequence value only those that were running at A are left. The same
+-- holds of a position that a seek to a time has set: its A has a sequence value, and no transaction was running.
 create function outbox.position_passed(
     event_id bigint, event_xid xid8, a_seq bigint, a_snapshot pg_snapshot, a_next bigint, b_snapshot pg_snapshot,
     last_id bigint, floor bigint
@@ -435,8 +435,8 @@ begin
 end
 $$;
 
--- Whether a row is one that a filter means; those of replays, whose names begin with "~", are not. One expression, which
--- takes the place of its call when a statement is planned.
+-- True if a row is one that a filter means; those of replays, whose names begin with "~", are not. One expression,
+-- which takes the place of its call when a statement is planned.
 create function outbox.is_meant(d outbox.delivery, f outbox.delivery_filter) returns boolean
 language sql stable
 return case when f.sink is null then d.sink < '~' else d.sink = f.sink end
@@ -521,7 +521,7 @@ begin
 end
 $$;
 
--- How many deliveries a filter means: exact up to 10,000, and where no more than a million rows must be looked at.
+-- Number of deliveries that a filter means: exact up to 10,000, and where no more than a million rows must be looked at.
 create function outbox.count_deliveries(filter jsonb, out matched bigint, out exact boolean)
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
@@ -666,8 +666,8 @@ begin
 end
 $$;
 
--- Whether a row was there when the action began, and has not failed since: what is retried and dies again is left. Times
--- ahead of the clock are those of a clock that went back. A discard follows a row through its attempts.
+-- True if a row was there when the action began, and has not failed since: what is retried and dies again is left.
+-- Times ahead of the clock are those of a clock that went back. A discard follows a row through its attempts.
 create function outbox.was_before(d outbox.delivery, began timestamptz, discards boolean) returns boolean
 language sql volatile
 return (d.since < began or d.since > clock_timestamp())
@@ -676,9 +676,9 @@ return (d.since < began or d.since > clock_timestamp())
 
 -- One step of a retry: deliveries that `filter` means, which may be dead and waiting ones, are due now, and their attempts
 -- begin again. At most `most` rows behind (`after_id`, `after_sink`) are looked at, and `most_done` of them retried;
--- `next_id` and `next_sink` are where the next step goes on, null behind the last one. The first step records the action
--- and returns its number, which the others are given. It retries what was in its state when the first step began, so what
--- dies again is not retried endlessly.
+-- `next_id` and `next_sink` are where the next step continues, null behind the last one. The first step records the
+-- action and returns its number, which the others are given. It retries what was in its state when the first step
+-- began, so what dies again is not retried endlessly.
 --
 -- Rows of a key are retried in the order of ids, and claimed in it. Rows that are being delivered, and those that another
 -- session has locked, are left and counted as `under_way`. `unsettled` is for outbox.discard_deliveries, and 0.

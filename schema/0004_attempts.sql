@@ -52,7 +52,7 @@ begin
 end
 $$;
 
--- Whether the caller's role may see payloads.
+-- True if the caller's role may see payloads.
 create function outbox.sees_payloads() returns boolean
 language sql stable
 return has_column_privilege(outbox.emitter(), 'outbox.delivery', 'payload', 'SELECT');

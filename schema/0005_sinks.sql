@@ -1,4 +1,4 @@
--- What people do to sinks: remove, rename and seek. Every action fences first, and leaves its row of `audit` in the same
+-- Actions on sinks: remove, rename and seek. Every action fences first, and leaves its row of `audit` in the same
 -- transaction. All take their locks in one order: the table of sinks, the shards by number, `meta`, then rows. Relays made
 -- for version 2 work on this schema.
 
@@ -24,7 +24,7 @@ alter table outbox.sink add column named_at timestamptz;
 comment on column outbox.sink.named_at is
     'When another sink had this name for the last time: attempts that were recorded before are of that one. Null: none had it.';
 
--- When a name was last that of a sink.
+-- The time at which a name was last that of a sink.
 create table outbox.name_end (
     name text collate "C" primary key,
     at timestamptz not null default clock_timestamp()
@@ -144,7 +144,7 @@ begin
         elsif only_from is null and not exists (select from outbox.sink s where s.name = sink.name)
               and not exists (select from outbox.former_sink f where f.name = sink.name) then
             beginning := coalesce(sink.start = 'beginning', first);
-            -- What was written of a removed sink of this name after its removal.
+            -- Rows that were written for a removed sink of this name after its removal.
             perform outbox.delete_rows(sink.name);
             delete from outbox.progress p where p.sink = sink.name;
             delete from outbox.shard s where s.sink = sink.name;
@@ -235,7 +235,7 @@ $$;
 -- Lists and counts
 -- ---------------------------------------------------------------------------------------------------------
 
--- How long ago a relay may have been seen that counts as live, at most a day; null: 30 seconds.
+-- Longest time since a live relay was seen, at most a day; null: 30 seconds.
 create function outbox.alive_interval(seconds double precision) returns interval
 language sql immutable
 return least(greatest(coalesce(seconds, 30), 0), 86400) * interval '1 second';
@@ -291,7 +291,7 @@ as $$
       from outbox.sink k where k.name = sink_name
 $$;
 
--- What removing a sink would undo: its rows, and its events that are not settled, counted up to `most` and for at most
+-- The losses if a sink is removed: its rows, and its events that are not settled, counted up to `most` and for at most
 -- `most_seconds`; and the live relays that have it in their settings.
 create function outbox.preview_removal(
     sink_name text, most integer, most_seconds double precision, alive_seconds double precision,
@@ -327,8 +327,8 @@ $$;
 -- Remove a sink, and remember its name, so that no relay registers it again; with `forget` the name is free again. Of a
 -- sink that is removed already, `forget` forgets the name.
 --
--- A sink with more than `most` rows is paused, loses so many of them, and is removed by a later call: each call is short.
--- Former names of the sink do not lead anywhere any more: they count as removed.
+-- A sink with more than `most` rows is paused, loses as many of them, and is removed by a later call: each call is
+-- short. Former names of the sink do not lead anywhere any more: they count as removed.
 create function outbox.drop_sink(
     sink_name text, forget boolean, most integer, actor text, reason text, audit_id bigint default null,
     out removed boolean, out forgotten boolean, out deliveries bigint, out audit bigint
@@ -450,7 +450,7 @@ begin
     perform outbox.require_read_committed('outbox.rename_sink');
     perform outbox.check_sink_name(new_name);
     if new_name = sink_name then
-        raise exception using errcode = 'invalid_parameter_value', message = 'the new name of a sink is its old one';
+        raise exception using errcode = 'invalid_parameter_value', message = 'the new name equals the current name';
     end if;
     if exists (select from outbox.sink k where k.name = sink_name)
        and not exists (select from outbox.sink k where k.name = new_name) then
@@ -573,8 +573,8 @@ begin
 end
 $$;
 
--- How many events of a sink are not settled, of ids in (after_id, upto_id]: rows are not counted. Counts up to `most`, and
--- until a time.
+-- Number of events of a sink that are not settled, of ids in (after_id, upto_id]: rows are not counted. Counts up to
+-- `most`, and until a time.
 create function outbox.count_unsettled(
     sink_name text, after_id bigint, upto_id bigint, most integer, until timestamptz, out events bigint, out exact boolean
 )
@@ -622,9 +622,9 @@ begin
 end
 $$;
 
--- What a seek of a sink to the place before `from_id` (null: the end of the log) would do: how many events are delivered
--- again, how many are passed over, and of those that come again, how many are dead or were discarded. Counts up to `most`
--- and for some seconds.
+-- The effect of a seek of a sink to the place before `from_id` (null: the end of the log): how many events are
+-- delivered again, how many are passed over, and of those that come again, how many are dead or were discarded. Counts
+-- up to `most` and for some seconds.
 create function outbox.count_seek(
     sink_name text, from_id bigint, most integer, most_seconds double precision,
     out again bigint, out passed_over bigint, out dead bigint, out discarded bigint, out exact boolean
@@ -687,7 +687,7 @@ begin
 end
 $$;
 
--- What a seek to `target` ('now', 'beginning' or a time) would do, without doing it.
+-- The effect of a seek to `target` ('now', 'beginning' or a time), without the seek.
 create function outbox.preview_seek(
     sink_name text, target text, most integer, most_seconds double precision,
     out again bigint, out passed_over bigint, out dead bigint, out discarded bigint, out exact boolean
@@ -745,7 +745,7 @@ begin
     end if;
     if (seq between here.floor and here.newest and next_xid >= pg_snapshot_xmax(snapshot)::text::bigint
         and pg_snapshot_xmax(snapshot)::text::bigint between 3 and here.xmax and next_xid <= next_here) is not true then
-        raise exception using errcode = 'invalid_parameter_value', message = 'this is no tick of this log';
+        raise exception using errcode = 'invalid_parameter_value', message = 'the tick does not belong to this log';
     end if;
 end
 $$;

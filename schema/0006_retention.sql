@@ -54,9 +54,9 @@ select d.days, d.days, d.days
   from (select case when n.xmin = pg_current_xact_id()::xid then 30 else 0 end as days
           from pg_namespace n where n.nspname = 'outbox') d;
 
--- What is known of each day. A day that was emptied may get events again, when a clock steps back: then it gets another
--- part. The part that is not emptied yet has the newest check, and the archive that was verified. `day` is the first day
--- of a partition; -infinity stands for the DEFAULT partition.
+-- The known facts of each day. A day that was emptied may get events again, when a clock steps back: then it gets
+-- another part. The part that is not emptied yet has the newest check, and the archive that was verified. `day` is the
+-- first day of a partition; -infinity means the DEFAULT partition.
 create table outbox.day (
     day date not null,
     part integer not null default 1,
@@ -140,7 +140,7 @@ as $$
      where p.first = p.first::date::timestamptz
 $$;
 
--- Whether one value of a policy keeps less than the same value of another, as JSON. Days of 0 mean no limit; a null in
+-- True if one value of a policy keeps less than the same value of another, as JSON. Days of 0 mean no limit; a null in
 -- place of a policy has no values.
 create function outbox.asks_less(asked jsonb, other jsonb) returns boolean
 language sql immutable
@@ -166,7 +166,7 @@ create function outbox.more_days(days integer, other integer) returns integer
 language sql immutable
 return case when days = 0 or other = 0 then 0 else greatest(days, other) end;
 
--- Whether the role of this session was granted `kind`, itself or as a member of a role, or is the owner of the schema.
+-- True if the role of this session was granted `kind`, itself or as a member of a role, or is the owner of the schema.
 create function outbox.acts_as(kind text) returns boolean
 language sql stable
 set search_path = pg_catalog, pg_temp
@@ -267,7 +267,7 @@ begin
 end
 $$;
 
--- How long a lease is to last, from 1 second to 10 minutes; null: a minute.
+-- Duration of a lease, from 1 second to 10 minutes; null: a minute.
 create function outbox.lease_interval(seconds double precision) returns interval
 language sql immutable
 return least(greatest(coalesce(seconds, 60), 1), 600) * interval '1 second';
@@ -329,7 +329,7 @@ begin
        set lease_until = clock_timestamp() + outbox.lease_interval(lease_for)
      where r.lease = renew_retention.lease and r.owner is not null;
     if not found then
-        raise exception 'another process does the retention now: lease % is over', lease
+        raise exception 'retention lease % was taken over', lease
             using errcode = 'object_not_in_prerequisite_state';
     end if;
 end
@@ -386,9 +386,10 @@ as $$
     select d.day::text from outbox.past_days() d
 $$;
 
--- What keeps a day, as a JSON array of objects with `kind` and `name`: sinks that have not settled an event of it, with
--- the number of shards that stand before one; replays that may still read one; transactions that may still write into
--- it. Of the DEFAULT partition, events from `before` on are left out. Rows of `delivery` keep nothing: they have copies.
+-- The reasons that keep a day, as a JSON array of objects with `kind` and `name`: sinks that have not settled an event
+-- of it, with the number of shards that stand before one; replays that may still read one; transactions that may still
+-- write into it. Of the DEFAULT partition, events from `before` on are left out. Rows of `delivery` keep nothing: they
+-- have copies.
 --
 -- Each piece that a sink has left is looked for by an index: the latecomers of a tick by their transactions, the rest by
 -- id.
@@ -560,8 +561,8 @@ begin
 end
 $$;
 
--- Whether a partition has an event that was committed after a snapshot of this server: of a transaction that ran then, or
--- of one that began since. Ids up to the floor carry numbers of another server; nothing was added to those since the
+-- True if a partition has an event that was committed after a snapshot of this server: of a transaction that ran then,
+-- or of one that began since. Ids up to the floor carry numbers of another server; nothing was added to those since the
 -- rebase. What began since has a number below the next one, so that such numbers far ahead are not walked through.
 create function outbox.came_since(part regclass, snap pg_snapshot) returns boolean
 language plpgsql stable
@@ -595,7 +596,7 @@ declare
 begin
     if found.checked_snapshot is null or outbox.part_of(day) is null
        or not exists (select from outbox.retention r where r.lease = checked_day.lease) then
-        raise exception 'day % was not checked under lease %, or another process does the retention now', day, lease
+        raise exception 'day % was not checked under lease %, or retention lease % was taken over', day, lease, lease
             using errcode = 'object_not_in_prerequisite_state';
     end if;
     perform outbox.only_at(found.checked_on);
@@ -730,8 +731,8 @@ begin
 end
 $$;
 
--- Empty a day that was checked: "emptied"; "again" when something has changed since the check; "locked" when a lock was
--- not to be had, or not for long enough; "archive" when it must be archived first. Of the DEFAULT partition up to 1,000
+-- Empty a day that was checked: "emptied"; "again" when something has changed since the check; "locked" if a lock was
+-- not granted, or not for long enough; "archive" when it must be archived first. Of the DEFAULT partition up to 1,000
 -- events are deleted, and "more" says that some are left.
 --
 -- Nothing is waited for longer than 50 ms. First it locks the row of the configuration, which every change of a sink's
@@ -848,7 +849,7 @@ end
 $$;
 
 -- Remove the oldest empty partition that ended more than a day ago and is past keep_days, and return its day; null
--- when there is none, or when its lock was not to be had within 50 ms. Every emit waits behind this one meanwhile.
+-- when there is none, or when its lock was not granted within 50 ms. Every emit waits behind this one meanwhile.
 create function outbox.drop_day(lease bigint) returns date
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -1004,7 +1005,7 @@ begin
 end
 $$;
 
--- Whether a row has been dead since before a time. Rows that died under version 2 may have an old `since`.
+-- True if a row has been dead since before a time. Rows that died under version 2 may have an old `since`.
 create function outbox.died_before(d outbox.delivery, cutoff timestamptz) returns boolean
 language sql volatile
 return d.state = 'dead' and (d.lease_until is null or d.lease_until <= clock_timestamp())
@@ -1140,8 +1141,8 @@ end
 $$;
 
 -- Makes the partitions (UTC) that are missing from today to `days_ahead` days ahead, and returns how many. Each has one
--- day, or with more than 31 days of retention a fourteenth of them, at most 31 (as it has where events are kept for
--- ever): every attached partition makes each read a little slower. Those that exist stay as they are.
+-- day, or with more than 31 days of retention a fourteenth of them, at most 31 (as it has where events are kept
+-- indefinitely): every attached partition makes each read a little slower. Those that exist stay as they are.
 -- They begin above the newest row of the DEFAULT partition, so that attaching finds nothing to move.
 -- SECURITY DEFINER because only the owner of the log may attach: the relay's role is not that. Default privileges of
 -- the owner give nothing away, and nothing that the caller has set decides where or how a table is made.

@@ -1,5 +1,5 @@
--- What each sink has read of the log, and under which patterns: so that `why` tells what became of an event. Relays made
--- for version 2 work on this schema, and their passes are recorded too.
+-- The parts of the log that each sink has read, and its patterns: so that `why` tells what became of an event. Relays
+-- made for version 2 work on this schema, and their passes are recorded too.
 
 -- ---------------------------------------------------------------------------------------------------------
 -- Patterns and passes
@@ -32,9 +32,9 @@ create trigger keep_patterns after insert or update of patterns, generation on o
 for each row execute function outbox.keep_patterns();
 
 -- A pass of a shard: from a position on, its owners read the log under the patterns of one generation. It goes up to where
--- it was ended, else to where the next pass of the shard begins, else to where the shard stands. `epoch` is that of the shard
--- at its beginning; `begun_seq` and `end_seq` name the rows of the ledger from which the two positions come. A `known` pass
--- is empty: it says where a shard stood before its sink was put at another place.
+-- it was ended, else to where the next pass of the shard begins, else to the shard's position. `epoch` is that of the
+-- shard at its beginning; `begun_seq` and `end_seq` name the rows of the ledger from which the two positions come. A
+-- `known` pass is empty: it has the position of a shard before its sink was put at another place.
 create table outbox.sink_pass (
     sink text collate "C" not null,
     shard smallint not null,
@@ -366,11 +366,11 @@ as $$
       from unnest(patterns) p
 $$;
 
--- Whether a shard has passed an event, and how. `passed`: by where it stands. `covered`: a pass has read over it, or an owner
--- has settled it after its pass had ended; `routed`: under patterns that match its type. `reading`: so do those of the pass that
--- goes on. `over_by` and `over_at`: the registration ('start') or seek that last put the shard behind it, when nothing
--- had read it. `doubtful`: a pass that matches ended before it, with more rows than are known. `forgotten`: a rebase came since,
--- and the sink was there before.
+-- Tells if a shard has passed an event, and how. `passed`: by its position. `covered`: a pass has read over it, or an
+-- owner has settled it after its pass had ended; `routed`: under patterns that match its type. `reading`: so do those
+-- of the open pass. `over_by` and `over_at`: the registration ('start') or seek that last put the shard behind
+-- it, when nothing had read it. `doubtful`: a pass that matches ended before it, with more rows than are known.
+-- `forgotten`: a rebase came since, and the sink was there before.
 create function outbox.passage(
     sink_name text, event_shard smallint, event_id bigint, event_xid xid8, event_type text,
     out passed boolean, out covered boolean, out routed boolean, out reading boolean, out doubtful boolean,
@@ -547,7 +547,7 @@ as $$
           left join marked m on m.sink = k.name
           left join recorded r on r.sink = k.name
     ),
-    -- What an event that is to be delivered waits for.
+    -- The thing that an undelivered event waits for.
     stopped as (
         select j.name,
                jsonb_build_object('behind', b.uid, 'behind_state', b.state) as behind,

@@ -102,7 +102,7 @@ return exists (
 -- Which events are meant
 -- ---------------------------------------------------------------------------------------------------------
 
--- Whether an event is one that a replay means: the same condition for reading, counting and previews. One expression,
+-- True if an event is one that a replay means: the same condition for reading, counting and previews. One expression,
 -- which takes the place of its call when a statement is planned.
 create function outbox.replay_means(
     id bigint, xid xid8, shard smallint, type text, key text, content_type text, created_at timestamptz,
@@ -419,9 +419,9 @@ begin
 end
 $$;
 
--- What a replay would deliver, without starting it: the number of events that its filter means, counted up to `most` and
--- for some seconds; the uids that the log does not have; the oldest event that it has, if the range has no beginning; and
--- whether the target is paused, and how many live relays serve it.
+-- The events that a replay would deliver, without a start: the number of events that its filter means, counted up to
+-- `most` and for some seconds; the uids that the log does not have; the oldest event that it has, if the range has no
+-- beginning; and whether the target is paused, and how many live relays serve it.
 create function outbox.preview_replay(
     filter jsonb, to_sink text, tick_seq bigint, tick_snapshot pg_snapshot, tick_next bigint, most integer,
     most_seconds double precision, alive_seconds double precision,
@@ -774,7 +774,7 @@ begin
 end
 $$;
 
--- Whether every shard of a replay stands at its end and no row of it is left. Only the owner of a shard adds rows, before
+-- True if every shard of a replay is at its end and no row of it is left. Only the owner of a shard adds rows, before
 -- its position is written: behind the end none is added.
 create function outbox.at_its_end(r outbox.replay) returns boolean
 language sql stable

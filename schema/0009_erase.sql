@@ -57,8 +57,8 @@ create trigger fill_shard before insert on outbox.event
 for each row when (new.shard is null or new.shard not between 0 and 63) execute function outbox.fill_shard();
 alter table outbox.event enable always trigger fill_shard;
 
--- Whether an event was erased. Version 2 took events of this content type, which are like any others: they have a payload.
--- One expression, which takes the place of its call when a statement is planned.
+-- True if an event was erased. Version 2 took events of this content type, which are like any others: they have a
+-- payload. One expression, which takes the place of its call when a statement is planned.
 create function outbox.is_erased(content_type text, payload bytea) returns boolean
 language sql immutable parallel safe
 return content_type = 'application/x-erased' and coalesce(octet_length(payload), 0) = 0;
@@ -94,9 +94,9 @@ as $$
       join pg_attribute a on a.attrelid = p.oid and a.attname = any (t.names)
 $$;
 
--- What the server keeps statistics of that hold such values: columns that an owner asked to have analyzed, or that another
--- object depended on when the schema was upgraded; and an owner's own indexes and statistics on them. Those of the keys of
--- `delivery` are left out: erase renews them.
+-- Columns of which the server's statistics hold such values: those that an owner asked to have analyzed, or that
+-- another object depended on when the schema was upgraded; and an owner's own indexes and statistics on them. Those of
+-- the keys of `delivery` are left out: erase renews them.
 create function outbox.content_statistics() returns text[]
 language sql stable
 set search_path = pg_catalog, pg_temp

@@ -136,7 +136,8 @@ begin
                    for update skip locked
             );
         end if;
-        -- What must wait, or was claimed by another relay since it was looked for, may come before what is locked here.
+        -- A row that must wait, or was claimed by another relay since it was looked for, may come before what is locked
+        -- here.
         if behind <> '{}' then
             chosen := array(
                 select i.id from (

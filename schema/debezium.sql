@@ -2,7 +2,7 @@
 -- Not a migration: `outbox-relay migrate --debezium` runs it, and may run it again at any time.
 
 -- The two functions that the trigger calls for each row are called under its search_path. One of their own would cost
--- as much as the rest of an emit, and they are nobody else's to call.
+-- as much as the rest of an emit, and no other role may call them.
 
 -- A text as Connect's JsonConverter writes it: \u001F where PostgreSQL writes \u001f, and characters above U+FFFF as
 -- two escapes. Of all others both escape the same ones in the same way.
@@ -46,8 +46,8 @@ begin
 end
 $$;
 
--- What a connector's configuration says of its event router, without the prefix transforms.NAME. Raises an error for
--- what would make other records than the trigger can.
+-- The settings of the event router in a connector's configuration, without the prefix transforms.NAME. Raises an error
+-- for what would make other records than the trigger can.
 create or replace function outbox.debezium_router(config jsonb) returns jsonb
 language plpgsql immutable
 set search_path = pg_catalog, pg_temp
@@ -97,8 +97,8 @@ begin
 end
 $$;
 
--- What a converter ('key' or 'value') of the configuration writes: 'string', 'binary', 'json', or null where none is
--- named. Raises an error for one that writes what the trigger cannot.
+-- The format that a converter ('key' or 'value') of the configuration writes: 'string', 'binary', 'json', or null where
+-- none is named. Raises an error for one that writes what the trigger cannot.
 create or replace function outbox.debezium_converter(config jsonb, part text) returns text
 language plpgsql immutable
 set search_path = pg_catalog, pg_temp
@@ -300,7 +300,7 @@ $$;
 -- Kafka sink needs in its table of the file: a payload is empty where the connector would write no value.
 --
 -- To be called by the owner of schema outbox, who needs the right TRIGGER on the table; it waits for transactions that
--- are inserting. Whoever inserts needs no right that is new. Called again, it makes the trigger anew.
+-- are inserting. An inserting role needs no new right. Called again, it replaces the trigger.
 create or replace function outbox.adopt_debezium(outbox_table regclass, connector jsonb default '{}') returns text
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp

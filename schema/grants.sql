@@ -5,8 +5,8 @@
 -- positions and exceptions, and never change the log. UPDATE of any column is what row locks ask for. Every other action
 -- is a function that an operator's role may call.
 
--- Who may do what. A function, table or sequence that is not listed here belongs to the owner alone. Functions of kind
--- `owner` are called by nobody else: a test compares this list with the schema.
+-- The privileges of roles. A function, table or sequence that is not listed here belongs to the owner alone. Functions
+-- of kind `owner` are called by the owner alone: a test compares this list with the schema.
 --
 -- Who acts or may see payloads may look at all that kind `read` lists, where payloads and headers are left out.
 create or replace view outbox.privilege (kind, object_type, name, columns, privilege) as
@@ -30,7 +30,8 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
                                  'paused_reason}', 'UPDATE'),
     ('relay', 'table', '{shard}', '{owner, epoch, lease_until, crashes}', 'UPDATE'),
     ('relay', 'table', '{progress, delivery}', null, 'INSERT'),
-    ('relay', 'table', '{delivery}', null, 'UPDATE'),
+    ('relay', 'table', '{delivery}', '{state, due_at, attempts, claims, suspect, lease, lease_until, owner, last_error, '
+                                     'last_status, last_attempt_at, last_attempt}', 'UPDATE'),
     -- Not `retention`: outbox.state_retention checks it.
     ('relay', 'table', '{relay}', '{id, name, version, sinks, started_at, seen_at, config}', 'INSERT'),
     ('relay', 'table', '{relay}', '{id, name, version, sinks, started_at, seen_at, config}', 'UPDATE'),
@@ -100,7 +101,7 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
     ('read', 'schema', '{outbox}', null, 'USAGE'),
     ('read', 'table', '{meta}', null, 'SELECT'),
     ('read', 'function', '{retention_status}', null, 'EXECUTE'),
-    -- Who cannot read a day cannot say that an archive has it.
+    -- A role that cannot read a day cannot record that an archive has it.
     ('payloads', 'function', '{begin_archive, read_day, record_archive, unfinished_archives}', null, 'EXECUTE'),
     ('owner', 'function', '{acts_as, asks_less, at_home, came_since, checked_day, day_holders, day_keepers, died_before, '
                           'keep_archive_names, keeper_names, kept_since, lease_interval, mark_clock, more_days, part_of, partitions, past_days, '
@@ -121,6 +122,7 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
                           'next_of_subject, open_erasure, read_subject, renew_key_statistics, shard_of, '
                           'supersede_archives, undelivered, undelivered_of_subject}', null, 'EXECUTE'),
 
+    ('owner', 'function', '{bring_sinks_home, find_foreign_sink, follow_renamed_roles, home}', null, 'EXECUTE'),
     ('owner', 'function', '{asleep, claim_uid, emitter, event_fault, header_fault, is_usual, keep_positions, raise_config, '
                           'rebase, remove_sink, renumber, settled_upto, shown, sink_changed, sink_deleted, uuid7}',
      null, 'EXECUTE')
@@ -128,7 +130,7 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
  cross join lateral unnest(l.names) n (name)
  cross join lateral unnest(case l.kind when 'read' then '{read, operate, payloads}' else array[l.kind] end) k (kind);
 
--- Privileges in the schema that nobody should have: those of roles other than the owner that are not listed above for
+-- Privileges in the schema that no role should have: those of roles other than the owner that are not listed above for
 -- a kind that the role was granted, or that the role may pass on. `role_name` is null for PUBLIC.
 create or replace view outbox.foreign_privilege (role_name, object_type, object, name, column_name, privilege) as
 with held as (
@@ -197,9 +199,12 @@ begin
         execute format('alter %s %s owner to %I', item.kind, item.name, schema_owner);
     end loop;
 
+    if to_regprocedure('outbox.follow_renamed_roles()') is not null then
+        perform outbox.follow_renamed_roles();
+    end if;
     delete from outbox.grantee g where not exists (select from pg_roles r where r.rolname = g.role_name);
 
-    -- What migrations make belongs to PUBLIC too, and what a relay may do has changed between versions: neither is news.
+    -- New functions belong to PUBLIC too, and the rights of a relay differ between versions: neither is reported.
     for item in
         select coalesce('role "' || f.role_name || '"', 'PUBLIC') as role, f.object_type, f.privileges,
                string_agg(f.name, ', ' order by f.name) as names
@@ -257,14 +262,14 @@ begin
 end
 $grants$;
 
--- What a relay's session needs, for relays behind a pooler, which can set nothing themselves: the defaults of a role
--- that is a relay's alone. What somebody else has set stays where it only bounds the time that something takes.
+-- The settings of a relay's session, for relays behind a pooler, which can set nothing themselves: the defaults of a
+-- role that is a relay's alone. What somebody else has set stays where it only bounds the time that something takes.
 do $settings$
 declare
     wanted constant text[] := array[
         ['TimeZone', 'UTC'], ['DateStyle', 'ISO'], ['IntervalStyle', 'postgres'], ['client_encoding', 'UTF8'],
         ['bytea_output', 'hex'], ['array_nulls', 'on'], ['standard_conforming_strings', 'on'],
-        ['extra_float_digits', '1'], ['search_path', 'pg_catalog'],
+        ['extra_float_digits', '1'], ['search_path', 'pg_catalog'], ['row_security', 'off'],
         ['default_transaction_isolation', 'read committed'], ['default_transaction_read_only', 'off'],
         ['default_transaction_deferrable', 'off'],
         ['statement_timeout', '9s'], ['lock_timeout', '5s'], ['idle_in_transaction_session_timeout', '10s'],

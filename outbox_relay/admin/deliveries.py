@@ -6,12 +6,12 @@ import json
 from base64 import b64encode
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 from outbox_relay.admin.actions import unknown_sink
 from outbox_relay.admin.attempts import recorded_attempts
+from outbox_relay.admin.text import iso_time
 from outbox_relay.domain.errors import NotFound
 from outbox_relay.postgres.store import Store
 
@@ -87,7 +87,7 @@ async def show_deliveries(store: Store, uid: UUID, sink: str | None, *, payload:
         "shard": event.shard,
         "content_type": event.content_type,
         "created_at": event.created_at.isoformat(),
-        "deliver_at": _time(event.deliver_at),
+        "deliver_at": iso_time(event.deliver_at),
         **(await _content(store, uid) if payload else {}),
         "deliveries": [{**_shown(row), "attempts_recorded": recorded.get(row.sink, [])} for row in rows],
     }
@@ -150,14 +150,14 @@ def _listed(row: Any) -> dict[str, Any]:
     return {
         "uid": str(row.uid),
         **{name: getattr(row, name) for name in names},
-        "since": _time(row.since),
-        "due_at": _time(row.due_at),
+        "since": iso_time(row.since),
+        "due_at": iso_time(row.due_at),
     }
 
 
 def _group(row: Any) -> dict[str, Any]:
     names = ("sink", "type", "state", "error", "status", "example", "count")
-    return {**{name: getattr(row, name) for name in names}, "first": _time(row.first), "last": _time(row.last)}
+    return {**{name: getattr(row, name) for name in names}, "first": iso_time(row.first), "last": iso_time(row.last)}
 
 
 def _shown(row: Any) -> dict[str, Any]:
@@ -168,8 +168,8 @@ def _shown(row: Any) -> dict[str, Any]:
         "error": row.error,
         "status": row.status,
         "last_attempt": row.last_attempt and {**row.last_attempt, "seconds_ago": round(max(0.0, row.tried_seconds), 3)},
-        "since": _time(row.since),
-        "due_at": _time(row.due_at),
+        "since": iso_time(row.since),
+        "due_at": iso_time(row.due_at),
         "relay": row.relay,
     }
 
@@ -180,11 +180,7 @@ def _exported(row: Any) -> dict[str, Any]:
     return {
         "uid": str(row.uid),
         **{name: getattr(row, name) for name in names},
-        **{name: _time(getattr(row, name)) for name in times},
+        **{name: iso_time(getattr(row, name)) for name in times},
         "headers": row.headers,
         **encoded(row.payload),
     }
-
-
-def _time(value: datetime | None) -> str | None:
-    return None if value is None else value.isoformat()

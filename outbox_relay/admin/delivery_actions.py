@@ -75,7 +75,7 @@ class _Steps:
 async def retry_deliveries(
     store: Store, wanted: Filter, *, actor: str, report: Report, rate: float | None = None
 ) -> Result:
-    """Make the deliveries that ``wanted`` selects due now, with their attempts beginning again.
+    """Make the deliveries that ``wanted`` selects due now, and reset their attempt counts.
 
     At most ``rate`` of them become due per second. A step waits until those of earlier steps have been delivered, so
     that they do not fill the sink.

@@ -11,7 +11,7 @@ from outbox_relay.retention.wording import keepers_text, left_text
 
 DAY_HEADER = ("DAY", "EVENTS", "BYTES", "ARCHIVED", "EMPTIED", "KEPT BY")
 FOR_ALL_TIME = (
-    "events are kept for all time: to empty old days, write [retention] with keep_days in the file of every relay"
+    "events are kept indefinitely: to empty old days, write [retention] with keep_days in the file of every relay"
 )
 NOTHING_DUE = "no day is past keep_days"
 
@@ -29,12 +29,12 @@ def _policy(found: dict[str, Any]) -> list[str]:
     archived = ", archived before they are emptied" if found["archive"] else ""
     lines = [f"days are kept for {found['keep_days']} days after their end{archived}"]
     if found["lower_since"]:
-        lines.append(f"the files of the relays ask for less since {found['lower_since']}; it counts a day after that")
+        lines.append(f"a lower keep_days is configured since {found['lower_since']}; it takes effect a day later")
     if found["hold_until"]:
         lines.append(f"the clock has jumped: no day is emptied before {found['hold_until']}")
     if found["idle"]:
         since = f"since {found['last_pass'][:19]}" if found["last_pass"] else "yet"
-        lines.append(f"no pass {since}: nothing is emptied until a relay does one, or retention run")
+        lines.append(f"no pass {since}: run a relay or retention run")
     return lines
 
 

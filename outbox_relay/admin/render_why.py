@@ -10,11 +10,12 @@ from outbox_relay.admin.text import duration, replace_unprintable, table
 
 OVER = {
     "start": 'passed over: emitted before this sink began, with start = "now"',
-    "seek": "passed over: sinks seek put the sink past it",
+    "seek": "skipped by sinks seek",
 }
 UNKNOWN = {
     "rebase needed": "the database was restored: stop every relay, then run outbox-relay rebase",
-    "too many rows": "too many rows of outbox.delivery lay ahead when the sink was moved, or its routes changed",
+    "too many rows": "too many rows of outbox.delivery were beyond the position when the sink was moved, or its routes "
+    "changed",
     "past retention": "the event is past retention, and no record of its delivery is kept",
     "before a rebase": "the event is older than the last rebase",
     "before passes were recorded": "the sink passed it under an earlier version of the schema, which kept no record",
@@ -77,18 +78,18 @@ def _attempt(attempt: dict[str, Any]) -> str:
 def _description(sink: dict[str, Any], shard: int | None) -> str:
     match sink["state"]:
         case "not routed":
-            return "not routed: no pattern that the sink had then matches its type"
+            return "not routed: no pattern at that time matched its type"
         case "delivered":
             return delivery_text(sink)
         case "settled":
-            return "delivered: settled, no record kept"
+            return "delivered; no record was kept"
         case "discarded":
             return f"discarded at {sink['at']} by {sink['by'] or 'role ' + sink['role']}: {sink['reason']}"
         case "passed over":
             return f"{OVER[sink['by']]}, at {sink['at']}"
         case "pending":
             again = "to be delivered again; " if sink["again"] else ""
-            return f"{again}in the log, not yet reached by shard {shard}, {_owner(sink)}{_behind(sink)}"
+            return f"{again}in the log, not yet read (shard {shard}), {_owner(sink)}{_behind(sink)}"
         case "unknown":
             return f"unknown: {UNKNOWN[sink['reason']]}"
         case "erased":

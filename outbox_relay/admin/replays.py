@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from outbox_relay.admin.actions import unknown_sink
 from outbox_relay.admin.alive import ALIVE_SECONDS
+from outbox_relay.admin.text import iso_time
 from outbox_relay.domain.errors import NotFound, StatementFailed
 from outbox_relay.postgres.store import Store
 
@@ -117,11 +118,11 @@ def _plain(row: Any) -> dict[str, Any]:
         "rate": row.rate,
         "type": row.type,
         "key": row.key,
-        "since": _time(row.since),
-        "until": _time(row.until),
+        "since": iso_time(row.since),
+        "until": iso_time(row.until),
         "uids": row.uids,
-        "started_at": _time(row.created_at),
-        "ended_at": _time(row.ended_at),
+        "started_at": iso_time(row.created_at),
+        "ended_at": iso_time(row.ended_at),
         "actor": row.actor or row.role_name,
         "reason": row.reason,
     }
@@ -135,10 +136,6 @@ def _waits_for(row: Any) -> str | None:
     if not row.relays:
         return f"no relay of this version serves sink {row.target}, or this is not its turn"
     return None
-
-
-def _time(at: datetime | None) -> str | None:
-    return None if at is None else at.isoformat()
 
 
 def _filter(wanted: Mapping[str, Any], to: str | None) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from outbox_relay.retention.wording import day_name
 
 BUSY_SECONDS, BUSY_PAUSE_SECONDS = 30.0, 0.5
 """Longest wait for the pass of another process, and the pause between two questions."""
-BUSY = "another process does the retention now, such as a relay that writes an archive: run this again later"
+BUSY = "another process is running retention, such as a relay that writes an archive: run this again later"
 
 
 async def retention_status(store: Store) -> dict[str, Any]:

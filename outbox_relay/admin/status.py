@@ -47,7 +47,7 @@ async def status(store: Store) -> dict[str, Any]:
     ``unrouted`` are types of the newest ``NEWEST_EVENTS`` events that match no pattern. ``in_default_partition`` is the
     number of events, up to ``EXACT_EVENTS``, in the DEFAULT partition.
 
-    ``retention`` has ``keep_days`` (0 means for all time), ``hold_until`` (None, or the time until which no day is
+    ``retention`` has ``keep_days`` (0 means indefinitely), ``hold_until`` (None, or the time until which no day is
     emptied because the clock has jumped), and ``blocked``: the days that are past keep_days and still hold events,
     with ``kept_by`` as of the last pass, and ``since``; or, if nothing kept the day, ``left_because`` and ``left_at``.
     ``replays`` are those that have not ended: see ``replays``.

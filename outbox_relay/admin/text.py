@@ -1,8 +1,9 @@
-"""Durations, aligned tables and printable lines. Pure."""
+"""Durations, times, aligned tables and printable lines. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 
 
 def duration(seconds: float) -> str:
@@ -14,6 +15,11 @@ def duration(seconds: float) -> str:
         if whole >= size:
             return f"{whole // size} {unit} {whole % size // smaller} {name}"
     raise ValueError(seconds)
+
+
+def iso_time(value: datetime | None) -> str | None:
+    """Return a time as ISO 8601 with its zone, or None for None."""
+    return None if value is None else value.isoformat()
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:

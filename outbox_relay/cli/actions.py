@@ -18,7 +18,7 @@ from outbox_relay.domain.errors import ConfigurationError
 if TYPE_CHECKING:
     from outbox_relay.postgres.store import Store
 
-OBEYED = "paused; relays begin no more deliveries after about 2 s, and finish those under way"
+OBEYED = "paused; relays start no new deliveries after about 2 s and finish those in flight"
 """Relays look for a pause every second."""
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import Any
 
 from outbox_relay.cli.arguments import seconds, uid
-from outbox_relay.cli.command import add_command, query
+from outbox_relay.cli.command import add_command, show
 from outbox_relay.cli.output import DONE
 
 
@@ -18,7 +17,11 @@ def add(commands: Any) -> None:
     attempts.add_argument("--json", action="store_true", help="print JSON")
     running = add_command(commands, "running", _running, "show the deliveries that are running as rows")
     running.add_argument(
-        "--longer-than", type=seconds, default=0.0, metavar="SECONDS", help="only those that began at least so long ago"
+        "--longer-than",
+        type=seconds,
+        default=0.0,
+        metavar="SECONDS",
+        help="only deliveries running for at least this long",
     )
     running.add_argument("--json", action="store_true", help="print JSON")
 
@@ -26,14 +29,12 @@ def add(commands: Any) -> None:
 def _attempts(arguments: argparse.Namespace) -> int:
     from outbox_relay import admin
 
-    found = query(arguments, lambda store: admin.attempts(store, arguments.uid))
-    print(json.dumps(found) if arguments.json else admin.attempts_text(found))
+    show(arguments, lambda store: admin.attempts(store, arguments.uid), admin.attempts_text)
     return DONE
 
 
 def _running(arguments: argparse.Namespace) -> int:
     from outbox_relay import admin
 
-    found = query(arguments, lambda store: admin.running(store, arguments.longer_than))
-    print(json.dumps(found) if arguments.json else admin.running_text(found))
+    show(arguments, lambda store: admin.running(store, arguments.longer_than), admin.running_text)
     return DONE

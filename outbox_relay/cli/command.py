@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -75,3 +76,18 @@ def query(arguments: argparse.Namespace, ask: Callable[[Store], Awaitable[T]], *
             return await ask(store)
 
     return asyncio.run(run())
+
+
+def show(
+    arguments: argparse.Namespace,
+    ask: Callable[[Store], Awaitable[T]],
+    render: Callable[[T], str],
+    as_json: Callable[[T], object] | None = None,
+) -> T:
+    """Print the result of ``ask``, as JSON with ``--json`` and otherwise as ``render`` returns it; return the result.
+
+    ``as_json`` returns the value to print as JSON, if that is not the result itself.
+    """
+    found = query(arguments, ask)
+    print(json.dumps(as_json(found) if as_json else found) if arguments.json else render(found))
+    return found

@@ -7,15 +7,13 @@ import json
 import os
 from typing import Any
 
-from outbox_relay.cli.command import add_command, load_settings, query
+from outbox_relay.cli.command import add_command, add_group, load_settings, query
 from outbox_relay.cli.output import DONE, say
 
 
 def add(commands: Any) -> None:
     """Add the commands of this module."""
-    description = "show the settings in effect, and how those of the relays differ"
-    group = commands.add_parser("config", help=description, description=description, allow_abbrev=False)
-    actions = group.add_subparsers(dest="action", metavar="ACTION", required=True)
+    actions = add_group(commands, "config", "show the settings in effect, and how those of the relays differ")
     shown = add_command(actions, "show", _show, "show every setting in effect; secrets as …")
     diff = add_command(actions, "diff", _diff, "show the settings in which the live relays differ from the file")
     for parser in (shown, diff):

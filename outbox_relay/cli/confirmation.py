@@ -23,7 +23,7 @@ def confirmed(arguments: argparse.Namespace, question: str) -> bool:
     if arguments.yes:
         return True
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise ConfigurationError(f"{question} There is no terminal to ask: add --yes")
+        raise ConfigurationError(f"{question} Not a terminal: add --yes")
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in {"y", "yes"}
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from outbox_relay.cli import dead_actions
 from outbox_relay.cli.arguments import integer_between, text, uid
-from outbox_relay.cli.command import add_command, add_group, query
+from outbox_relay.cli.command import add_command, add_group, query, show
 from outbox_relay.cli.delivery_filter import add_filter, add_state, read_filter
 from outbox_relay.cli.output import DONE, say
 
@@ -24,17 +24,19 @@ def add(commands: Any) -> None:
     """Add the group ``dead``."""
     group = add_group(commands, "dead", "list, retry and discard dead letters and other deliveries")
     listing = add_command(group, "list", _list, "list dead letters, newest first")
-    listing.add_argument("--limit", type=integer_between(1, 1000), metavar="N", default=50, help="at most; default: 50")
+    listing.add_argument(
+        "--limit", type=integer_between(1, 1000), metavar="N", default=50, help="maximum number of entries; default: 50"
+    )
     summary = add_command(group, "summary", _summary, "count dead letters by sink, type and kind of error")
     for parser in (listing, summary):
         add_filter(parser)
         add_state(parser, STATES)
         parser.add_argument("--json", action="store_true", help="print JSON")
-    show = add_command(group, "show", _show, "show an event and its deliveries")
-    show.add_argument("uid", type=uid, metavar="UID", help="the uid returned by emit")
-    show.add_argument("--sink", type=text, metavar="SINK", help="only the delivery to this sink")
-    show.add_argument("--payload", action="store_true", help="show payload and headers too")
-    show.add_argument("--json", action="store_true", help="print JSON")
+    one = add_command(group, "show", _show, "show an event and its deliveries")
+    one.add_argument("uid", type=uid, metavar="UID", help="the uid returned by emit")
+    one.add_argument("--sink", type=text, metavar="SINK", help="only the delivery to this sink")
+    one.add_argument("--payload", action="store_true", help="show payload and headers too")
+    one.add_argument("--json", action="store_true", help="print JSON")
     dead_actions.add(group, STATES)
     export = add_command(group, "export", _export, "print dead letters with their payloads, a JSON object per line")
     add_filter(export)
@@ -50,30 +52,29 @@ def _list(arguments: argparse.Namespace) -> int:
         found = await admin.list_deliveries(store, wanted, arguments.limit)
         return found, await admin.count_deliveries(store, wanted)
 
-    found, matched = query(arguments, ask)
-    if arguments.json:
-        print(json.dumps({"deliveries": found, "total": matched.count, "exact": matched.exact}))
-    else:
-        print(admin.deliveries_text(found, matched))
+    show(arguments, ask, lambda found: admin.deliveries_text(*found), lambda found: _as_json(*found))
     return DONE
+
+
+def _as_json(found: list[dict[str, Any]], matched: Matched) -> dict[str, Any]:
+    return {"deliveries": found, "total": matched.count, "exact": matched.exact}
 
 
 def _summary(arguments: argparse.Namespace) -> int:
     from outbox_relay import admin
 
-    found = query(arguments, lambda store: admin.summarize(store, read_filter(arguments)))
-    print(json.dumps(found) if arguments.json else admin.summary_text(found))
+    show(arguments, lambda store: admin.summarize(store, read_filter(arguments)), admin.summary_text)
     return DONE
 
 
 def _show(arguments: argparse.Namespace) -> int:
     from outbox_relay import admin
 
-    found = query(
+    show(
         arguments,
         lambda store: admin.show_deliveries(store, arguments.uid, arguments.sink, payload=arguments.payload),
+        admin.show_text,
     )
-    print(json.dumps(found) if arguments.json else admin.show_text(found))
     return DONE
 
 

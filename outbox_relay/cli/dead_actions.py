@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from outbox_relay.cli.command import add_command, query
 from outbox_relay.cli.confirmation import actor, add_yes, confirmed
 from outbox_relay.cli.delivery_filter import add_filter, add_state, read_filter
 from outbox_relay.cli.output import DONE, FAILED, NOT_FOUND, say
+from outbox_relay.cli.progress import ProgressLine
 
 if TYPE_CHECKING:
     from outbox_relay.admin import Filter, Matched, Report, Result
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 def add(group: Any, states: Sequence[str]) -> None:
     """Add the commands of this module."""
-    retry = add_command(group, "retry", _retry, "make dead letters due now, with their attempts beginning again")
+    retry = add_command(group, "retry", _retry, "retry dead letters now and reset their attempt counts")
     _add_selection(retry, ("dead", "waiting"))
     retry.add_argument(
         "--rate", type=number_between(0.01, 100_000), metavar="N", help="at most N deliveries per second become due"
     )
-    discard = add_command(group, "discard", _discard, "delete dead letters or other deliveries, and record that")
+    discard = add_command(group, "discard", _discard, "discard dead letters or other deliveries, recorded in the audit")
     _add_selection(discard, states)
     discard.add_argument("--reason", type=text, metavar="TEXT", required=True, help="recorded, and shown by why")
 
@@ -82,7 +82,7 @@ def _run(arguments: argparse.Namespace, verb: str, done: str, act: Act) -> int:
         say("no delivery was changed")
         return FAILED
     unknown = query(arguments, lambda store: admin.unknown_events(store, wanted))
-    progress = _Progress(matched, done)
+    progress = _Actions(matched, done)
     try:
         result = query(arguments, lambda store: act(store, wanted, progress.report))
     except KeyboardInterrupt:
@@ -123,14 +123,11 @@ def _report(arguments: argparse.Namespace, wanted: Filter, done: str, result: Re
 
         sinks = query(arguments, lambda store: admin.positions_behind(store, wanted))
         say(
-            f"{result.unsettled:,} are left because the position of their shard has not passed their events: a relay "
-            f"would read and deliver them again. Discard them when it has ({sinks})"
+            f"{result.unsettled:,} not discarded: their shard's position is before them, so a relay would deliver them "
+            f"again. Discard them when it has passed them ({sinks})"
         )
     if result.stalled:
-        say(
-            "the others are left because none of those that are due is delivered: see outbox-relay status, and run the "
-            "command again"
-        )
+        say("stopped: the sink is not delivering due rows; see outbox-relay status, and run the command again")
     return FAILED if result.unsettled or result.stalled else DONE
 
 
@@ -138,22 +135,16 @@ def _deliveries(count: int) -> str:
     return "delivery" if count == 1 else "deliveries"
 
 
-class _Progress:
-    """A line on stderr, if that is a terminal."""
+class _Actions(ProgressLine):
+    """The number of deliveries that were changed so far."""
 
     def __init__(self, matched: Matched, done: str) -> None:
+        super().__init__()
         self.count = 0
         self._matched = matched
         self._done = done
-        self._shown = sys.stderr.isatty()
 
     def report(self, count: int) -> None:
         """Show the number of deliveries that were changed so far."""
         self.count = count
-        if self._shown:
-            print(f"\r{self._done} {count:,} of {self._matched} ", end="", file=sys.stderr, flush=True)
-
-    def end(self) -> None:
-        """End the line."""
-        if self._shown and self.count:
-            print(file=sys.stderr)
+        self.show(f"{self._done} {count:,} of {self._matched}")

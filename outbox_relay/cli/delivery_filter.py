@@ -12,12 +12,18 @@ from outbox_relay.cli.arguments import integer_between, moment, text
 def add_filter(parser: argparse.ArgumentParser) -> None:
     """Add the options of a filter, all of which must hold."""
     parser.add_argument("--sink", type=text, metavar="SINK", help="only deliveries to this sink")
-    parser.add_argument("--type", type=text, metavar="PATTERN", help="only this event type; * is any run of characters")
+    parser.add_argument("--type", type=text, metavar="PATTERN", help="only this event type; * matches any characters")
     parser.add_argument("--key", type=text, metavar="KEY", help="only events with this key")
-    parser.add_argument("--error", type=text, metavar="TEXT", help="only with this text in the last error, in any case")
+    parser.add_argument(
+        "--error", type=text, metavar="TEXT", help="only if the last error contains TEXT (case-insensitive)"
+    )
     parser.add_argument("--status", type=integer_between(0, 99_999), metavar="N", help="only with this last status")
-    parser.add_argument("--since", type=moment, metavar="TIME", help="only events emitted since a time or an age, 2h")
-    parser.add_argument("--until", type=moment, metavar="TIME", help="only events emitted before a time or an age, 2h")
+    parser.add_argument(
+        "--since", type=moment, metavar="TIME", help="only events emitted since a time, or an age such as 2h"
+    )
+    parser.add_argument(
+        "--until", type=moment, metavar="TIME", help="only events emitted before a time, or an age such as 2h"
+    )
 
 
 def add_state(parser: argparse.ArgumentParser, states: Sequence[str]) -> None:

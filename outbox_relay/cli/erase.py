@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from outbox_relay.cli.arguments import text, uid
 from outbox_relay.cli.command import add_command, load_settings, query
 from outbox_relay.cli.confirmation import actor, add_yes, confirmed
 from outbox_relay.cli.output import DONE, FAILED, say
+from outbox_relay.cli.progress import ProgressLine
 
 if TYPE_CHECKING:
     from outbox_relay.admin import Erased
@@ -53,7 +53,7 @@ def _run(arguments: argparse.Namespace, *, dry_run: bool) -> Erased:
     from outbox_relay import admin
 
     subject = {"uid": str(arguments.uid)} if arguments.key is None else {"key": arguments.key}
-    progress = _Progress()
+    progress = _Erasure()
     given: dict[str, Any] = {"actor": actor(), "reason": arguments.reason, "report": progress.report}
     try:
         return query(arguments, lambda store: admin.erase(store, subject, dry_run=dry_run, **given))
@@ -88,7 +88,7 @@ def _refused(arguments: argparse.Namespace, result: Erased) -> int:
         say(f"event {each['uid']} is {each['state']} in {place}")
     erased = f"{_events(result.done)} erased, then stopped" if result.done else "nothing was erased"
     say(
-        f"{erased}: only events that every sink has settled are erased. Have these delivered, or discard their rows "
+        f"{erased}: only events that every sink has settled are erased. Wait until they are delivered, or discard them "
         "(outbox-relay dead discard), and run the command again"
     )
     return FAILED
@@ -114,7 +114,7 @@ def _say_what_is_left(archives: Sequence[Mapping[str, Any]], result: Erased) -> 
             more = f" and {len(named) - NAMED_ARCHIVES} more" if len(named) > NAMED_ARCHIVES else ""
             say(f"archives that {words} these events: {', '.join(named[:NAMED_ARCHIVES])}{more}")
     if result.statistics:
-        say(f"the server keeps statistics of {', '.join(result.statistics)}, which hold values: see docs/operations.md")
+        say(f"planner statistics on {', '.join(result.statistics)} still contain values: see docs/operations.md")
 
 
 def _archives(arguments: argparse.Namespace, result: Erased) -> list[dict[str, Any]]:
@@ -138,20 +138,10 @@ def _events(count: int) -> str:
     return f"{count:,} event{'' if count == 1 else 's'}"
 
 
-class _Progress:
-    """A line on stderr, if that is a terminal."""
-
-    def __init__(self) -> None:
-        self._shown = sys.stderr.isatty()
-        self._begun = False
+class _Erasure(ProgressLine):
+    """The place in the log up to which an erasure has come."""
 
     def report(self, phase: str, place: int, upto: int) -> None:
         """Show how far the log was looked at, or changed."""
-        if self._shown and phase in {"looking", "erasing"}:
-            self._begun = True
-            print(f"\r{phase}: {place:,} of {upto:,} ids ", end="", file=sys.stderr, flush=True)
-
-    def end(self) -> None:
-        """End the line."""
-        if self._begun:
-            print(file=sys.stderr)
+        if phase in {"looking", "erasing"}:
+            self.show(f"{phase}: {place:,} of {upto:,} ids")

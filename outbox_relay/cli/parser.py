@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 from difflib import get_close_matches
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from outbox_relay import __version__
 from outbox_relay.cli import (
@@ -26,15 +26,30 @@ from outbox_relay.cli.command import add_config, add_dsn
 
 _SECRETS = re.compile(r"(?<=://)\S*@|(?<=password=)('[^']*'?|\S+)", re.IGNORECASE)
 _INVALID_CHOICE = re.compile(r"invalid choice: '([\w-]+)' \(choose from (.+)\)$")
+_UNKNOWN_OPTION = re.compile(r"unrecognized arguments: (?:.* )?(--[\w-]+)")
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose messages suggest the nearest command and do not repeat a password given as an argument."""
+    """A parser whose messages suggest the nearest name and do not repeat a password given as an argument."""
+
+    def parse_known_args(self, *args: Any, **options: Any) -> Any:
+        """Refuse unknown arguments here, where the options of the command are known."""
+        found, unknown = super().parse_known_args(*args, **options)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
 
     def error(self, message: str) -> NoReturn:
-        found = _INVALID_CHOICE.search(message)
-        near = get_close_matches(found[1], re.findall(r"[\w-]+", found[2]), 1) if found else []
+        near = self._nearest(message)
         super().error(_SECRETS.sub("…", message) + (f"; did you mean {near[0]}?" if near else ""))
+
+    def _nearest(self, message: str) -> list[str]:
+        """Return the nearest command to a misspelt one, or the nearest option, if there is one."""
+        if found := _INVALID_CHOICE.search(message):
+            return get_close_matches(found[1], re.findall(r"[\w-]+", found[2]), 1)
+        if found := _UNKNOWN_OPTION.search(message):
+            return get_close_matches(found[1], re.findall(r"--[\w-]+", self.format_usage()), 1)
+        return []
 
 
 def build() -> argparse.ArgumentParser:

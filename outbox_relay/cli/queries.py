@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import Any
 
 from outbox_relay.cli.arguments import integer_between, moment, seconds, text, uid
-from outbox_relay.cli.command import add_command, query
+from outbox_relay.cli.command import add_command, show
 from outbox_relay.cli.output import DONE, FAILED, say
 
 
@@ -29,19 +28,30 @@ def add(commands: Any) -> None:
     which = why.add_mutually_exclusive_group(required=True)
     which.add_argument("uid", type=uid, metavar="UID", nargs="?", help="the uid returned by emit")
     which.add_argument("--key", type=text, metavar="KEY", help="the newest events with this key that are in the log")
-    why.add_argument("--limit", type=integer_between(1, 1000), metavar="N", default=10, help="of a key; default: 10")
+    why.add_argument(
+        "--limit",
+        type=integer_between(1, 1000),
+        metavar="N",
+        default=10,
+        help="maximum number of events with --key; default: 10",
+    )
     why.add_argument("--json", action="store_true", help="print JSON")
     audit = add_command(commands, "audit", _audit, "list what people and relays changed, newest first")
-    audit.add_argument("--since", type=moment, metavar="TIME", help="only since a time or an age, such as 2h")
-    audit.add_argument("--limit", type=integer_between(1, 10_000), metavar="N", default=50, help="at most; default: 50")
+    audit.add_argument("--since", type=moment, metavar="TIME", help="only since a time, or an age such as 2h")
+    audit.add_argument(
+        "--limit",
+        type=integer_between(1, 10_000),
+        metavar="N",
+        default=50,
+        help="maximum number of entries; default: 50",
+    )
     audit.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _status(arguments: argparse.Namespace) -> int:
     from outbox_relay import admin
 
-    found = query(arguments, admin.status)
-    print(json.dumps(found) if arguments.json else admin.status_text(found))
+    found = show(arguments, admin.status, admin.status_text)
     late = admin.too_old(found, arguments.max_oldest) if arguments.max_oldest is not None else []
     for line in late:
         say(line)
@@ -52,8 +62,12 @@ def _doctor(arguments: argparse.Namespace) -> int:
     from outbox_relay.admin.doctor import doctor, findings_text
 
     limits = {} if arguments.max_oldest is None else {"oldest_seconds": arguments.max_oldest}
-    found = query(arguments, lambda store: doctor(store, **limits))
-    print(json.dumps({"findings": [each.as_dict() for each in found]}) if arguments.json else findings_text(found))
+    found = show(
+        arguments,
+        lambda store: doctor(store, **limits),
+        findings_text,
+        lambda found: {"findings": [each.as_dict() for each in found]},
+    )
     return FAILED if any(each.severity == "critical" for each in found) else DONE
 
 
@@ -61,17 +75,19 @@ def _why(arguments: argparse.Namespace) -> int:
     from outbox_relay import admin
 
     if arguments.key is None:
-        found = query(arguments, lambda store: admin.why(store, arguments.uid))
-        print(json.dumps(found) if arguments.json else admin.why_text(found))
+        show(arguments, lambda store: admin.why(store, arguments.uid), admin.why_text)
     else:
-        found = query(arguments, lambda store: admin.why_key(store, arguments.key, arguments.limit))
-        print(json.dumps(found) if arguments.json else admin.why_key_text(found))
+        show(arguments, lambda store: admin.why_key(store, arguments.key, arguments.limit), admin.why_key_text)
     return DONE
 
 
 def _audit(arguments: argparse.Namespace) -> int:
     from outbox_relay import admin
 
-    found = query(arguments, lambda store: admin.audit(store, arguments.since, arguments.limit))
-    print(json.dumps({"audit": found}) if arguments.json else admin.audit_text(found))
+    show(
+        arguments,
+        lambda store: admin.audit(store, arguments.since, arguments.limit),
+        admin.audit_text,
+        lambda found: {"audit": found},
+    )
     return DONE

@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from outbox_relay.cli.arguments import integer_between, moment, text, uid
-from outbox_relay.cli.command import add_command, add_group, query
+from outbox_relay.cli.command import add_command, add_group, query, show
 from outbox_relay.cli.confirmation import actor, add_yes, confirmed
 from outbox_relay.cli.output import DONE, FAILED, NOT_FOUND, say
 
@@ -25,25 +25,29 @@ def add(commands: Any) -> None:
     _add_start(actions)
     listed = add_command(actions, "list", _list, "list the replays, newest first")
     listed.add_argument("--json", action="store_true", help="print JSON")
-    show = add_command(actions, "show", _show, "show a replay: state, counts, and what it waits for")
+    one = add_command(actions, "show", _show, "show a replay: state, counts, and what it waits for")
     pause = add_command(actions, "pause", _change, "pause a replay on all relays")
     resume = add_command(actions, "resume", _change, "resume a paused replay")
-    cancel = add_command(actions, "cancel", _change, "end a replay; what was delivered stays so")
-    for parser in (show, pause, resume, cancel):
+    cancel = add_command(actions, "cancel", _change, "cancel a replay; delivered events are not undone")
+    for parser in (one, pause, resume, cancel):
         parser.add_argument("id", type=integer_between(1, MOST_ID), metavar="ID", help="its number")
         parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _add_start(actions: Any) -> None:
     start = add_command(
-        actions, "start", _start, "deliver events that a sink has passed again, and print the replay's id"
+        actions, "start", _start, "redeliver events that a sink has already settled; print the replay ID"
     )
     start.add_argument(
         "--sink", type=text, metavar="SINK", required=True, help="the sink whose events are delivered again"
     )
-    start.add_argument("--since", type=moment, metavar="TIME", help="only events emitted since a time or an age, 2h")
-    start.add_argument("--until", type=moment, metavar="TIME", help="only events emitted before a time or an age, 2h")
-    start.add_argument("--type", type=text, metavar="PATTERN", help="only this event type; * is any run of characters")
+    start.add_argument(
+        "--since", type=moment, metavar="TIME", help="only events emitted since a time, or an age such as 2h"
+    )
+    start.add_argument(
+        "--until", type=moment, metavar="TIME", help="only events emitted before a time, or an age such as 2h"
+    )
+    start.add_argument("--type", type=text, metavar="PATTERN", help="only this event type; * matches any characters")
     start.add_argument("--key", type=text, metavar="KEY", help="only events with this key")
     start.add_argument(
         "--uid",
@@ -130,16 +134,14 @@ def _count(found: Preview) -> str:
 def _list(arguments: argparse.Namespace) -> int:
     from outbox_relay.admin import render_replays, replays
 
-    found = query(arguments, replays.replays)
-    print(json.dumps({"replays": found}) if arguments.json else render_replays.replays_text(found))
+    show(arguments, replays.replays, render_replays.replays_text, lambda found: {"replays": found})
     return DONE
 
 
 def _show(arguments: argparse.Namespace) -> int:
     from outbox_relay.admin import render_replays, replays
 
-    found = query(arguments, lambda store: replays.replay(store, arguments.id))
-    print(json.dumps(found) if arguments.json else render_replays.replay_text(found))
+    show(arguments, lambda store: replays.replay(store, arguments.id), render_replays.replay_text)
     return DONE
 
 

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from outbox_relay.cli.command import add_command, load_settings, query
+from outbox_relay.cli.command import add_command, add_group, load_settings, show
 from outbox_relay.cli.confirmation import actor
 from outbox_relay.cli.output import DONE, FAILED, say
+
+if TYPE_CHECKING:
+    from outbox_relay.retention.passes import Outcome
 
 
 def add(commands: Any) -> None:
     """Add the commands of this module."""
-    text = "show and empty the days of the log that are past keep_days"
-    group = commands.add_parser("retention", help=text, description=text, allow_abbrev=False)
-    actions = group.add_subparsers(dest="action", metavar="ACTION", required=True)
-    status = add_command(actions, "status", _status, "show each day: events, bytes, archive, and what keeps it")
+    actions = add_group(commands, "retention", "show and empty the days of the log that are past keep_days")
+    status = add_command(
+        actions, "status", _status, "show each day: events, bytes, archive, and the reason it is retained"
+    )
     status.add_argument("--json", action="store_true", help="print JSON")
-    run = add_command(actions, "run", _run, "empty the days that are past keep_days and that nothing keeps, now")
+    run = add_command(actions, "run", _run, "empty all expired days that nothing retains")
     run.add_argument("--dry-run", action="store_true", help="change nothing; show what would be emptied")
     run.add_argument("--json", action="store_true", help="print JSON")
 
@@ -27,8 +29,7 @@ def add(commands: Any) -> None:
 def _status(arguments: argparse.Namespace) -> int:
     from outbox_relay import admin
 
-    found = query(arguments, admin.retention_status)
-    print(json.dumps(found) if arguments.json else admin.retention_text(found))
+    show(arguments, admin.retention_status, admin.retention_text)
     return DONE
 
 
@@ -39,8 +40,7 @@ def _run(arguments: argparse.Namespace) -> int:
 def _preview(arguments: argparse.Namespace) -> int:
     from outbox_relay import admin
 
-    found = query(arguments, admin.preview_retention)
-    print(json.dumps(found) if arguments.json else admin.preview_text(found))
+    show(arguments, admin.preview_retention, admin.preview_text)
     return DONE
 
 
@@ -53,10 +53,17 @@ def _do(arguments: argparse.Namespace) -> int:
     pooler = database.pooler == "transaction"
     archiver = archiver_for(stated.archive, stated.archive_format, database.dsn, pooler=pooler)
     progress = say if sys.stderr.isatty() else _ignore
-    policy, outcome = query(arguments, lambda store: admin.run_retention(store, archiver, actor(), progress))
-    result = {"done": len(outcome.emptied), "left": len(outcome.left), "emptied": outcome.emptied, "kept": outcome.left}
-    print(json.dumps(result) if arguments.json else admin.outcome_text(policy, outcome))
+    _, outcome = show(
+        arguments,
+        lambda store: admin.run_retention(store, archiver, actor(), progress),
+        lambda found: admin.outcome_text(*found),
+        lambda found: _as_json(found[1]),
+    )
     return FAILED if outcome.failed else DONE
+
+
+def _as_json(outcome: Outcome) -> dict[str, Any]:
+    return {"done": len(outcome.emptied), "left": len(outcome.left), "emptied": outcome.emptied, "kept": outcome.left}
 
 
 def _ignore(_: str) -> None:

@@ -12,9 +12,9 @@ from outbox_relay.cli.output import DONE
 _GRANTS = {
     "emit": "grant a role of an application what it needs",
     "relay": "grant the role of the relay what it needs",
-    "read": "let a role see status, why, audit and lists, without payloads",
-    "operate": "let a role see the same, and take every action of the commands",
-    "payloads": "let a role see the same, and payloads and headers",
+    "read": "allow a role to see status, why, audit and lists, without payloads",
+    "operate": "allow a role to run the read-only commands and take every action",
+    "payloads": "allow a role to run the read-only commands and view payloads",
 }
 """Kinds of grants, with their help."""
 
@@ -50,7 +50,7 @@ def _rebase(arguments: argparse.Namespace) -> int:
     from outbox_relay.postgres import migrations
 
     floor = migrations.rebase(_owner_dsn(arguments))
-    print(f"rebased: ids go on above {floor}; relays may be started")
+    print(f"rebased: new ids start above {floor}; start the relays")
     return DONE
 
 

@@ -51,7 +51,8 @@ def _check(arguments: argparse.Namespace) -> int:
         say(problem)
     if problems:
         return USAGE
-    print(f"no problem found in {_count(len(loaded.sinks), 'sink')} and {_count(len(loaded.routes.table), 'route')}")
+    checked = f"{_count(len(loaded.sinks), 'sink')} and {_count(len(loaded.routes.table), 'route')}"
+    print(f"{checked}: {_count(len(warnings), 'warning')}" if warnings else f"no problem found in {checked}")
     return DONE
 
 

@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from outbox_relay.cli.arguments import moment, text
-from outbox_relay.cli.command import add_command, query
+from outbox_relay.cli.command import add_command, add_group, query, show
 from outbox_relay.cli.confirmation import actor, add_yes, confirmed
 from outbox_relay.cli.output import DONE, FAILED, say
 
@@ -20,9 +20,7 @@ UNCHANGED = "nothing was changed"
 
 def add(commands: Any) -> None:
     """Add the commands of this module."""
-    description = "list, remove, rename and seek sinks"
-    group = commands.add_parser("sinks", help=description, description=description, allow_abbrev=False)
-    actions = group.add_subparsers(dest="action", metavar="ACTION", required=True)
+    actions = add_group(commands, "sinks", "list, remove, rename and seek sinks")
     listed = add_command(actions, "list", _list, "show all sinks, and the relays that have them in their settings")
     removed = add_command(actions, "remove", _remove, "remove a sink, with its rows and positions")
     _add_sink(removed)
@@ -30,7 +28,7 @@ def add(commands: Any) -> None:
     renamed = add_command(actions, "rename", _rename, "give a sink another name")
     _add_sink(renamed, "OLD")
     renamed.add_argument("new", type=text, metavar="NEW", help="the new name")
-    sought = add_command(actions, "seek", _seek, "continue a sink from another place of the log")
+    sought = add_command(actions, "seek", _seek, "move a sink to another position in the log")
     _add_sink(sought)
     sought.add_argument(
         "--to", type=_place, metavar="now|beginning|T", required=True,
@@ -53,8 +51,7 @@ def _place(value: str) -> str:
 def _list(arguments: argparse.Namespace) -> int:
     from outbox_relay.admin import render_sinks, sinks
 
-    found = query(arguments, sinks.sinks)
-    print(json.dumps(found) if arguments.json else render_sinks.sinks_text(found))
+    show(arguments, sinks.sinks, render_sinks.sinks_text)
     return DONE
 
 
@@ -65,7 +62,7 @@ def _remove(arguments: argparse.Namespace) -> int:
     if not arguments.forget or not _is_former(arguments):
         lost = query(arguments, lambda store: sinks.removal(store, name))
         if lost is None:
-            return _done(arguments, 0, f"sink {name} was removed before: there is nothing to do")
+            return _done(arguments, 0, f"sink {name} is already removed")
         if not confirmed(arguments, _removal_question(name, lost)):
             return _declined()
     done = query(
@@ -74,7 +71,7 @@ def _remove(arguments: argparse.Namespace) -> int:
     )
     if not done.removed:
         return _done(arguments, done.deliveries, f"the name {name} is forgotten: a relay can register it again")
-    kept = "" if arguments.forget else "; no relay registers its name again, until it is removed with --forget"
+    kept = "" if arguments.forget else "; its name stays reserved until you run remove --forget"
     return _done(arguments, done.deliveries, f"sink {name} is removed, with {_count(done.deliveries, 'row')}{kept}")
 
 
@@ -124,7 +121,7 @@ def _seek(arguments: argparse.Namespace) -> int:
     if not confirmed(arguments, f"Seek sink {name}? {effect}"):
         return _declined()
     query(arguments, lambda store: sinks.seek(store, name, to, actor=actor()))
-    return _done(arguments, found.again + found.passed_over, f"sink {name} continues from there. {effect}")
+    return _done(arguments, found.again + found.passed_over, f"sink {name} moved. {effect}")
 
 
 def _effect(found: Seek) -> str:

@@ -185,6 +185,6 @@ def _begun(event: StoredEvent) -> datetime:
 
 def _traced(headers: str | None) -> str | None:
     """Return ``headers`` if they may name a trace and are small."""
-    if headers is None or len(headers) >= MOST_HEADER_CHARACTERS or "traceparent" not in headers:
+    if headers is None or len(headers) >= MOST_HEADER_CHARACTERS or "traceparent" not in headers.lower():
         return None
     return headers

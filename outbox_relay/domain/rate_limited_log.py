@@ -12,14 +12,13 @@ INTERVAL_SECONDS = 10.0
 
 
 class RateLimitedLog:
-    """A log that writes a recurring warning at most every ``seconds``.
+    """A log that writes a recurring warning at most every ``INTERVAL_SECONDS``.
 
     The next line counts those left out in between.
     """
 
-    def __init__(self, log: BoundLogger, seconds: float = INTERVAL_SECONDS) -> None:
+    def __init__(self, log: BoundLogger) -> None:
         self._log = log
-        self._seconds = seconds
         self._written: dict[str, tuple[float, int]] = {}
 
     def warning(self, event: str, /, **values: Any) -> None:
@@ -29,7 +28,7 @@ class RateLimitedLog:
         """
         now = time.monotonic()
         written_at, left_out = self._written.get(event, (float("-inf"), 0))
-        if now - written_at < self._seconds:
+        if now - written_at < INTERVAL_SECONDS:
             self._written[event] = (written_at, left_out + 1)
             return
         self._written[event] = (now, 0)

@@ -49,7 +49,7 @@ CONNECTION_DEFAULTS: Mapping[str, str | int] = {
 """With these, a peer that vanished is detected within 15 to 25 s; the kernel's defaults take 15 minutes."""
 TOO_SHORT = {
     OUT_OF_TIME: WrongSetting("statement_timeout", "shorter than a statement takes", "9s"),
-    "57P05": WrongSetting("idle_session_timeout", "shorter than a moment", "0"),
+    "57P05": WrongSetting("idle_session_timeout", "too short", "0"),
     "25P04": WrongSetting("transaction_timeout", "shorter than a statement takes", "0"),
 }
 """The settings that can end the query for the settings, by SQLSTATE."""
@@ -71,6 +71,8 @@ class Database:
     A call raises ``DatabaseUnavailable`` if its connection was lost, so that it is unknown whether the statement took
     effect. It raises ``StatementFailed`` if the statement failed and the connection did not, which affects this caller
     only, and ``DatabaseUnusable`` for an error that waiting does not fix.
+
+    ``call_seconds`` is the longest wait for an answer, which tests with a silent server shorten.
     """
 
     def __init__(
@@ -255,7 +257,7 @@ class Database:
                         alive = _alive(connection)
                         raise
         except (PoolTimeout, PoolClosed):
-            raise DatabaseUnavailable("no connection to the database could be had") from None
+            raise DatabaseUnavailable("no database connection is available") from None
         except TimeoutError:
             self.connection_losses += lent and not alive
             said = f"the database did not answer within {deadline:g} s"

@@ -33,6 +33,12 @@ FIXES: Final = {
     "42883": "run outbox-relay migrate",
     "42703": "run outbox-relay migrate",
 }
+ROW_SECURITY: Final = "row-level security"
+"""Part of the message of a refusal that no grant mends."""
+ROW_SECURITY_FIX: Final = (
+    "it hides rows from this role, so nothing is read: alter table outbox.NAME disable row level security, for each "
+    "table that outbox-relay doctor lists"
+)
 # Errors that pass without a fix: connection, transaction state and rollback, resources, object state, operator,
 # system, internal.
 TRANSIENT: Final = ("08", "25", "40", "53", "55", "57", "58", "XX")
@@ -150,7 +156,8 @@ def explain_refusal(error: psycopg.Error, grant: str) -> RelayError | None:
         case "22023":
             return ConfigurationError(said)
         case "42501":
-            return DatabaseUnusable(f"the database says: {said} (42501): run outbox-relay migrate --grant-{grant} ROLE")
+            fix = ROW_SECURITY_FIX if ROW_SECURITY in said else f"run outbox-relay migrate --grant-{grant} ROLE"
+            return DatabaseUnusable(f"the database says: {said} (42501): {fix}")
         case _:
             return None
 
@@ -172,8 +179,7 @@ def action_refusals(grant: str) -> Generator[None]:
 def _answered(state: str, said: str) -> RelayError:
     if state == ANOTHER_SERVER:
         return IncarnationChanged(said)
-    fix = FIXES.get(state) or FIXES.get(state[:2])
-    if fix:
+    if fix := _fix_of(state, said):
         return DatabaseUnusable(f"the database says: {said} ({state}): {fix}")
     if state.startswith(TRANSIENT):
         return DatabaseUnavailable(f"the database says: {said} ({state})")
@@ -182,11 +188,17 @@ def _answered(state: str, said: str) -> RelayError:
     )
 
 
+def _fix_of(state: str, said: str) -> str | None:
+    if state == "42501" and ROW_SECURITY in said:
+        return ROW_SECURITY_FIX
+    return FIXES.get(state) or FIXES.get(state[:2])
+
+
 def _not_connected(error: psycopg.OperationalError) -> RelayError:
     text = str(error)
     where = _where(error)
     if error.pgconn is not None and error.pgconn.needs_password:
-        return DatabaseUnusable(f"the database{where} wants a password and the DSN has none: {FIXES['28']}")
+        return DatabaseUnusable(f"the database{where} requires a password, and the DSN contains none: {FIXES['28']}")
     if fatal := SERVER_MESSAGE.search(text):
         for state, said in REFUSALS.items():
             if said.search(fatal[1]):

@@ -36,7 +36,7 @@ ATTEMPTS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class MigrationResult:
     """The result of ``migrate``. Version 0 is a database without the schema."""
 
     before: int
@@ -78,13 +78,13 @@ def migrate(
     debezium: bool = False,
     max_payload_bytes: int | None = None,
     folder: Path = SCHEMA_FOLDER,
-) -> Outcome:
+) -> MigrationResult:
     """Create the schema or upgrade it to the newest version in ``folder``, and grant roles what they need.
 
-    ``grants`` maps further kinds of ``GRANT_KINDS`` to roles. With ``debezium`` the functions that adopt an outbox
-    table of Debezium's are created or replaced. ``max_payload_bytes`` sets the payload ceiling. All of it happens in
-    one transaction, and none of it on a newer schema. Roles that were granted before keep what they need. All
-    other privileges in the schema are revoked and named in the notes.
+    ``grants`` maps further kinds, as in the view outbox.privilege, to roles. With ``debezium`` the functions that
+    adopt an outbox table of Debezium's are created or replaced. ``max_payload_bytes`` sets the payload ceiling. All of
+    it happens in one transaction, and none of it on a newer schema. Roles that were granted before keep what they
+    need. All other privileges in the schema are revoked and named in the notes.
 
     Raises ``DatabaseUnusable`` for problems to fix first, such as missing rights or roles or the database's encoding.
     Raises ``DatabaseUnavailable`` if the database does not answer or a lock is held for too long.
@@ -163,7 +163,7 @@ class _Run:
         if notice.severity_nonlocalized == "NOTICE" and notice.message_primary:
             self.notes.append(notice.message_primary)
 
-    def apply(self) -> Outcome:
+    def apply(self) -> MigrationResult:
         """Apply what is missing, again after a deadlock or while other sessions create the schema."""
         for attempt in range(1, ATTEMPTS + 1):
             self.notes.clear()
@@ -175,7 +175,7 @@ class _Run:
                     raise
         raise AssertionError("unreachable")
 
-    def _apply_once(self) -> Outcome:
+    def _apply_once(self) -> MigrationResult:
         self.connection.execute(_SESSION.encode())
         self.connection.execute(PROLOGUE.encode())
         before, min_relay = self._found()
@@ -183,7 +183,7 @@ class _Run:
         if before > newest:
             if problem := fit(before, min_relay, ours=newest):
                 raise DatabaseUnusable(problem)
-            return Outcome(before, before, notes=_left_out(self.options))
+            return MigrationResult(before, before, notes=_left_out(self.options))
         missing = [step for step in self.steps if step.version > before]
         for step in missing:
             self.connection.execute(step_sql(step).encode())
@@ -191,7 +191,7 @@ class _Run:
         applied = tuple(step.name for step in missing)
         granted = self._granted(all_of_them=bool(missing))
         debezium, max_payload_bytes = self.options.debezium, self.options.max_payload_bytes
-        return Outcome(before, newest, applied, granted, debezium, tuple(self.notes), max_payload_bytes)
+        return MigrationResult(before, newest, applied, granted, debezium, tuple(self.notes), max_payload_bytes)
 
     def _found(self) -> tuple[int, int]:
         """Return the version of the schema and of its oldest relay, (0, 0) without a schema.

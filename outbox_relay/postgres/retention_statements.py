@@ -18,7 +18,7 @@ _LIMIT: LiteralString = "set local statement_timeout = '300ms'; "
 
 
 class Pass(NamedTuple):
-    """A pass of the retention that has the lease, with the policy. Days of 0 are for all time."""
+    """A pass of the retention that has the lease, with the policy. Days of 0 are indefinitely."""
 
     lease: int
     keep_days: int

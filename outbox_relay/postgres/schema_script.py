@@ -21,8 +21,6 @@ LOCK_SECONDS: Final = 5
 MIN_PAYLOAD_CEILING, MAX_PAYLOAD_CEILING = 1 << 10, 64 << 20
 """Limits of the payload ceiling, in bytes."""
 
-GRANT_KINDS: Final = ("emit", "relay", "read", "operate", "payloads")
-"""Kinds of roles that ``migrate`` grants privileges to, as in the view outbox.privilege."""
 DEBEZIUM: Final = "debezium.sql"
 """The file with the functions that adopt an outbox table of Debezium's."""
 
@@ -63,7 +61,7 @@ def script(
 ) -> str:
     """Return the SQL that ``migrate`` runs on a schema of version ``have``, for use with other tools.
 
-    ``grants`` maps further kinds of ``GRANT_KINDS`` to roles. Run all of it in one transaction, as the
+    ``grants`` maps further kinds, as in the view outbox.privilege, to roles. Run all of it in one transaction, as the
     role that is to own the schema.
     """
     roles = {"emit": grant_emit, "relay": grant_relay, **(grants or {})}

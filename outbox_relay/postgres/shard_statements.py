@@ -132,7 +132,7 @@ def missing_positions(sink: str, shards: Sequence[int]) -> str:
     some = ", ".join(map(str, shards[:8])) + (", …" if len(shards) > 8 else "")
     return (
         f"sink {sink}: {len(shards)} of its shards have no position ({some}): rows of outbox.progress were deleted. "
-        "Stop every relay, then run outbox-relay rebase, which has them read the log from its beginning"
+        "Stop every relay, then run outbox-relay rebase, which makes them read the log from the beginning"
     )
 
 

@@ -279,7 +279,7 @@ class DeliveryContext:
             *(tried.error, tried.status, tried.attempt, tried.record),
         )
         if state == "dead":
-            self.report.dead(event.uid, tried.status, tried.attempt)
+            self.report.dead(event, tried.status, tried.attempt)
         scheduled = state == "waiting" and due_in is None
         if state != "dead" and not scheduled:
             self.parked_limit.add()

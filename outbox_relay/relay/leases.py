@@ -111,7 +111,7 @@ class LeaseManager:
             raise failed
         for leases in list(self._sinks.values()):
             await self.give_doubtful_back(leases)
-        unowned = [leases for leases in self._sinks.values() if leases.serving and leases.unowned]
+        unowned = [leases for leases in self._sinks.values() if leases.serving and leases.row.unowned]
         if renew or unowned:
             await self._share(renewed=renew)
         for leases in unowned:

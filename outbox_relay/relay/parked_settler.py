@@ -70,7 +70,7 @@ class ParkedSettler:
     def send_back(self, row: ClaimedRow, back: RowUpdate, dead: DeadReason | None = None) -> None:
         """Settle a row that was not delivered, and stays as ``back`` states; ``dead`` is why it is dead."""
         if back.state == "dead":
-            self._context.report.dead(row.event.uid, back.status, back.attempt)
+            self._context.report.dead(row.event, back.status, back.attempt)
         self._back.append((row, back, dead))
         self._due.set()
 

@@ -26,15 +26,15 @@ class ReplayLog:
 
     def __init__(self, store: Store, replay: ReplaySpec) -> None:
         self._store = store
-        self._replay = replay
+        self.replay = replay
         self._unsettled: defaultdict[int, list[int]] = defaultdict(list)
         """The ids of the events that were read and are not settled, in order, by shard."""
 
     async def positions(self, shards: Collection[int], *, server: str | None) -> dict[int, Position]:
         """Return the stored positions of these shards, each in the window of the replay's ids."""
-        found = await self._store.replay_positions(self._replay.id, shards, server=server)
+        found = await self._store.replay_positions(self.replay.id, shards, server=server)
         if len(found) < len(shards):
-            raise LeaseLost(f"replay {self._replay.id}: it has ended")
+            raise LeaseLost(f"replay {self.replay.id}: it has ended")
         for shard in shards:
             self._unsettled.pop(shard, None)
         return {shard: _position(*place) for shard, place in found.items()}
@@ -51,7 +51,7 @@ class ReplayLog:
         """Return the next events of ``piece``."""
         bounds = (piece.after, piece.upto)
         return await self._store.read_replay(
-            self._replay.id, shards, bounds, rows, payload_bytes, most_payload, server
+            self.replay.id, shards, bounds, rows, payload_bytes, most_payload, server
         )  # fmt: skip
 
     def take(self, events: Sequence[StoredEvent]) -> None:
@@ -61,7 +61,7 @@ class ReplayLog:
 
     async def spend(self, events: int) -> float:
         """Pay for events that were read; return how many may be read now."""
-        return await self._store.spend_replay(self._replay.id, events)
+        return await self._store.spend_replay(self.replay.id, events)
 
     # -- settlements ------------------------------------------------------------------------------------------
 
@@ -81,7 +81,7 @@ class ReplayLog:
         places = {shard: (epoch, _last_id(position)) for shard, (epoch, position) in positions.items()}
         passed = {shard: bisect_right(self._unsettled[shard], last) for shard, (_, last) in places.items()}
         mine = await self._store.settle_replay(
-            *(self._replay.id, owner, places, sum(passed.values()), rows, epochs),
+            *(self.replay.id, owner, places, sum(passed.values()), rows, epochs),
             records=records, relay=relay, server=server,
         )  # fmt: skip
         if not mine:

@@ -13,7 +13,6 @@ from typing import Any
 
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.in_flight import Chunk, ShardGroup
-from outbox_relay.domain.sink_spec import ReplaySpec
 from outbox_relay.domain.window import MAX_ID, Position, WindowSlice
 from outbox_relay.relay.log_reader import LogReader
 from outbox_relay.relay.replay_log import ReplayLog
@@ -27,11 +26,10 @@ MOST_WAIT_SECONDS = 1.0
 class ReplayReader(LogReader):
     """Reads the owned shards of one replay in one session. Its windows are open from the start, and none follows."""
 
-    def __init__(self, replay: ReplaySpec, replay_log: ReplayLog, *parts: Any) -> None:
+    def __init__(self, replay_log: ReplayLog, *parts: Any) -> None:
         super().__init__(*parts)
-        self._replay = replay
         self._log = replay_log
-        self._tokens = float("inf") if replay.rate is None else 0.0
+        self._tokens = float("inf") if replay_log.replay.rate is None else 0.0
 
     async def step(self) -> bool:
         """Read one chunk for the group that is farthest behind.
@@ -61,13 +59,13 @@ class ReplayReader(LogReader):
 
     async def _may_read(self) -> bool:
         """Return False, and wake the loop later, while the rate allows no event."""
-        if self._replay.rate is None:
+        if self._log.replay.rate is None:
             return True
         if self._tokens < 1.0:
             self._tokens = await self._log.spend(0)
         if self._tokens >= 1.0:
             return True
-        delay = min(MOST_WAIT_SECONDS, (1.0 - self._tokens) / self._replay.rate)
+        delay = min(MOST_WAIT_SECONDS, (1.0 - self._tokens) / self._log.replay.rate)
         asyncio.get_running_loop().call_later(delay, self._leases.wake.set)
         return False
 
@@ -76,7 +74,7 @@ class ReplayReader(LogReader):
 
     def _next_slice(self, start: Position) -> WindowSlice:
         """Return the next slice, which ends at the position of the next group at the latest."""
-        if self._replay.named:
+        if self._log.replay.named:
             self._max_ids = MAX_ID
         piece = super()._next_slice(start)
         ahead = [last for group in self._open() if (last := _last_id(group)) > piece.after]
@@ -93,7 +91,7 @@ class ReplayReader(LogReader):
         self, group: ShardGroup, piece: WindowSlice, most: int, most_bytes: int, most_payload: int
     ) -> list[StoredEvent]:
         events = await self._log.read(sorted(group.shards), piece, most, most_bytes, most_payload, self._server)
-        if self._replay.rate is not None:
+        if self._log.replay.rate is not None:
             self._tokens = await self._log.spend(len(events))
         return events
 

@@ -29,6 +29,7 @@ class Retention:
     """The passes of one relay. ``stated`` is the table ``[retention]`` of its file, None without one.
 
     Unless ``enabled``, a pass only weighs the policy and marks the clock, on which ``retention run`` depends.
+    ``pass_seconds`` is the interval between two passes, which tests shorten.
     """
 
     def __init__(

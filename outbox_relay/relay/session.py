@@ -114,10 +114,7 @@ class Session:
             *(self.context, store, ticker, lease_manager, self.in_flight, self._dispatcher, self.parked),
             *(EarlierOutcomes(store, spec, self.in_flight, start.server), start.floor, start.session_epoch),
         )
-        if spec.replay is None or replay_log is None:
-            self.log_reader = LogReader(*parts)
-        else:
-            self.log_reader = ReplayReader(spec.replay, replay_log, *parts)
+        self.log_reader = LogReader(*parts) if replay_log is None else ReplayReader(replay_log, *parts)
 
     async def run(self, loop: Callable[[Session], Awaitable[None]]) -> None:
         """Run every part until ``loop`` ends, or until a part fails.
@@ -323,15 +320,15 @@ class SinkRelay:
         leases, spec = self.leases, self.spec
         if not leases.superseded or leases.held or self._next is not None or self.stopping.is_set():
             return
-        if leases.patterns != tuple(spec.patterns) and not leases.abandoned:
+        if tuple(leases.row.patterns) != tuple(spec.patterns) and not leases.abandoned:
             return
         result = await self.ticker.refresh()
         generation = await self.store.reregister_sink(
-            spec.name, spec.patterns, leases.newest, result.tick, server=result.incarnation
+            spec.name, spec.patterns, leases.row.generation, result.tick, server=result.incarnation
         )
         if generation is not None:
             leases.serve(generation)
-            raise Reloaded("no relay serves the other configuration of this sink any more")
+            raise Reloaded("the relays with the other configuration are gone")
 
     async def leave(self) -> None:
         """Release what the last session left behind. The sink sends nothing of it later."""

@@ -178,7 +178,7 @@ class Settler:
         """
         async with self._one_at_a_time:
             if self._in_doubt:
-                raise SessionReset(f"sink {self._leases.sink}: a settlement did not come to its end")
+                raise SessionReset(f"sink {self._leases.sink}: a settlement did not finish")
             self._in_doubt = True
             self._changed.clear()
             self._urgent.clear()

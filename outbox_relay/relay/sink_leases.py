@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Generator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from outbox_relay.domain.event import SHARDS
@@ -31,6 +32,7 @@ class Lease(NamedTuple):
     crashes: int
 
 
+@dataclass(eq=False)
 class SinkLeases:
     """The leases of one sink in this relay, and the sink's state in the database.
 
@@ -40,55 +42,47 @@ class SinkLeases:
     for it and clears it.
     """
 
-    def __init__(self, sink: str, generation: int) -> None:
-        self.sink = sink
-        """The name of the sink in the database."""
-        self.generation = generation
-        """The generation of the sink's routes that this relay serves."""
-        self.wake = asyncio.Event()
-        self.claiming = asyncio.Lock()
-        """Held while shards are claimed or reclaimed, so that answers are applied in the order of their questions.
+    sink: str
+    """The name of the sink in the database."""
+    generation: int
+    """The generation of the sink's routes that this relay serves."""
+    row: SinkRow = field(init=False)
+    """The sink in the database, as of its last answer, with what this relay has written since."""
+    wake: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    claiming: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+    """Held while shards are claimed or reclaimed, so that answers are applied in the order of their questions.
 
-        Otherwise the relay would forget shards that it owns, and they would wait for the end of their leases.
-        """
-        self.serving = True
-        """False while the sink is paused, removed, or served by relays with a newer configuration."""
-        self.reconfiguring = False
-        """True from a reload until the session that uses its settings."""
-        self.superseded = False
-        """True while relays with another configuration serve the sink."""
-        self.removed = False
-        """True if the sink is no longer in the database."""
-        self.former = False
-        """True if the sink was removed or renamed for good, so that its name is not registered again."""
-        self.renamed_to: str | None = None
-        """The new name of a renamed sink, to be served once the session under the old one has ended."""
-        self.patterns: tuple[str, ...] = ()
-        """The patterns of the newest generation."""
-        self.newest = 0
-        """The newest generation in the database."""
-        self.quota = SHARDS
-        """The number of shards that are this relay's fair share."""
-        self.excess = 0
-        """The number of shards to drain and release."""
-        self.unowned = 0
-        """The number of the sink's shards without an owner."""
-        self.circuit = "closed"
-        """The state of the sink's circuit in the database."""
-        self.in_flight_limit: int | None = None
-        """The current limit of concurrent requests in the database; None means the configured maximum."""
-        self.last_error_open = False
-        """True if the database has a last error of the sink that is not known to be over."""
-        self.doubtful_until = 0.0
-        """The ``lease_clock()`` value until which a claim without an answer may have taken effect."""
-        self.losses = 0
-        """The number of shards that this relay lost to the end of their leases, since it started."""
-        self._held: dict[int, Lease] = {}
-        self._releasing: dict[int, int] = {}
-        """The epochs of shards whose release has no answer yet, by shard."""
-        self._lost = False
-        self._unserved = 0
-        self._behind = 0
+    Otherwise the relay would forget shards that it owns, and they would wait for the end of their leases.
+    """
+    serving: bool = field(default=True, init=False)
+    """False while the sink is paused, removed, or served by relays with a newer configuration."""
+    reconfiguring: bool = field(default=False, init=False)
+    """True from a reload until the session that uses its settings."""
+    superseded: bool = field(default=False, init=False)
+    """True while relays with another configuration serve the sink."""
+    removed: bool = field(default=False, init=False)
+    """True if the sink is no longer in the database."""
+    former: bool = field(default=False, init=False)
+    """True if the sink was removed or renamed for good, so that its name is not registered again."""
+    renamed_to: str | None = field(default=None, init=False)
+    """The new name of a renamed sink, to be served once the session under the old one has ended."""
+    quota: int = field(default=SHARDS, init=False)
+    """The number of shards that are this relay's fair share."""
+    excess: int = field(default=0, init=False)
+    """The number of shards to drain and release."""
+    doubtful_until: float = field(default=0.0, init=False)
+    """The ``lease_clock()`` value until which a claim without an answer may have taken effect."""
+    losses: int = field(default=0, init=False)
+    """The number of shards that this relay lost to the end of their leases, since it started."""
+    _held: dict[int, Lease] = field(default_factory=dict[int, Lease], init=False)
+    _releasing: dict[int, int] = field(default_factory=dict[int, int], init=False)
+    """The epochs of shards whose release has no answer yet, by shard."""
+    _lost: bool = field(default=False, init=False)
+    _unserved: int = field(default=0, init=False)
+    _behind: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.row = SinkRow(self.sink, 0, False, "closed", None, 0, ())
 
     @property
     def held(self) -> Mapping[int, Lease]:
@@ -198,7 +192,7 @@ class SinkLeases:
 
     def add_unowned(self, shards: int) -> None:
         """Count shards that this relay has just released."""
-        self.unowned += shards
+        self.row = self.row._replace(unowned=self.row.unowned + shards)
 
     # -- the sink in the database -----------------------------------------------------------------------------
 
@@ -211,7 +205,7 @@ class SinkLeases:
         self.generation = generation
         self.reconfiguring = False
         self._unserved = 0
-        self.superseded = self.newest > generation
+        self.superseded = self.row.generation > generation
 
     def observe(self, row: SinkRow, *, stopping: bool) -> bool:
         """Apply the sink's state in the database.
@@ -223,8 +217,7 @@ class SinkLeases:
         """
         self.removed = self.former = False
         self.renamed_to = None
-        self.circuit, self.in_flight_limit, self.unowned = row.circuit, row.in_flight_limit, row.unowned
-        self.newest, self.patterns, self.last_error_open = row.generation, tuple(row.patterns), row.last_error_open
+        self.row = row
         if row.paused:
             self._unserved = 0
         self._behind = self._behind + 1 if row.generation < self.generation else 0
@@ -287,4 +280,4 @@ class SinkLeases:
 
     def record_report(self, circuit: str, in_flight_limit: int | None) -> None:
         """Record the circuit and the limit that are now in the database."""
-        self.circuit, self.in_flight_limit = circuit, in_flight_limit
+        self.row = self.row._replace(circuit=circuit, in_flight_limit=in_flight_limit)

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 
 from structlog.stdlib import BoundLogger
 
+from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import Attempt
 from outbox_relay.domain.rate_limited_log import RateLimitedLog
+from outbox_relay.formats.trace_context import trace_id
 
 MOST_PARTS = 10
 """Maximum number of parts of a destination that a line names."""
@@ -24,13 +26,14 @@ class SinkLog:
         self._limited = False
         self._troubles: frozenset[str] = frozenset()
 
-    def dead(self, uid: str, status: int | None, attempt: Attempt | None) -> None:
-        """Write that an event is dead, at a limited rate, with the class of its reason.
+    def dead(self, event: StoredEvent, status: int | None, attempt: Attempt | None) -> None:
+        """Write that an event is dead, at a limited rate, with its trace and the class of its reason.
 
         The reason itself may quote the answer of a destination. ``why`` shows it.
         """
         reason = attempt.code if attempt else "refused" if status is None else f"status {status}"
-        self._seldom.warning("event became a dead letter", sink=self._sink, uid=uid, reason=reason)
+        trace = {} if (found := trace_id(event.headers)) is None else {"trace_id": found}
+        self._seldom.warning("event became a dead letter", sink=self._sink, uid=event.uid, **trace, reason=reason)
 
     def circuit(self, state: str, reason: str | None) -> None:
         """Write that the circuit opened or closed."""

@@ -9,6 +9,7 @@ import time
 from structlog.stdlib import BoundLogger
 
 from outbox_relay.domain.errors import StatementFailed
+from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import Attempt, clip
 from outbox_relay.domain.sink_spec import SinkSpec
 from outbox_relay.postgres.store import Store
@@ -71,20 +72,20 @@ class SinkReport:
         if self._breaker.closed and (self._is_stale() or self._may_be_mended()):
             self._due.set()
 
-    def dead(self, uid: str, status: int | None, attempt: Attempt | None) -> None:
+    def dead(self, event: StoredEvent, status: int | None, attempt: Attempt | None) -> None:
         """Log that an event is dead."""
-        self._log.dead(uid, status, attempt)
+        self._log.dead(event, status, attempt)
 
     def _is_stale(self) -> bool:
         """Return True if the database has the state of another or an earlier relay.
 
         A relay with a reduced limit reports it when it changes. The others contradict it at most once per interval.
         """
-        if self._leases.circuit != "closed":
+        if self._leases.row.circuit != "closed":
             return True
         limit = self._limiter.reduced_limit
         patience = REMIND_SECONDS if limit is None else 0.0
-        return self._leases.in_flight_limit != limit and time.monotonic() - self._recorded_at > patience
+        return self._leases.row.in_flight_limit != limit and time.monotonic() - self._recorded_at > patience
 
     def _may_be_mended(self) -> bool:
         """Return True if the last error in the database may be over, as far as this relay knows.
@@ -93,7 +94,7 @@ class SinkReport:
         """
         if self._parked_limit.notice is not None:
             return False
-        others = self._leases.last_error_open and time.monotonic() - self._mended_at > MEND_SECONDS
+        others = self._leases.row.last_error_open and time.monotonic() - self._mended_at > MEND_SECONDS
         return self._own_error or others
 
     async def run(self) -> None:
@@ -156,7 +157,7 @@ class SinkReport:
         state, error, limit = report
         if report != self._recorded or self._troubles_over != self._parked_limit.troubles_over:
             return True
-        if (state, limit) != (self._leases.circuit, self._leases.in_flight_limit):
+        if (state, limit) != (self._leases.row.circuit, self._leases.row.in_flight_limit):
             return True
         pause_after = self._spec.circuit.pause_after_seconds
         remind = min(REMIND_SECONDS, pause_after / 10 or REMIND_SECONDS)

@@ -93,10 +93,6 @@ class Folder:
             with self._fs.open_input_stream(path, compression=None) as raw:
                 yield from map(decode, _lines(_pyarrow("pyarrow").CompressedInputStream(raw, "zstd")))
 
-    def size(self, name: str) -> int:
-        """Return the size of an object in bytes."""
-        return int(self._fs.get_file_info(f"{self._path}/{name}").size)
-
     def _stream(self, name: str) -> Any:
         return self._fs.open_output_stream(f"{self._path}/{name}", compression=None)
 

@@ -113,7 +113,7 @@ async def write_archive(task: Task) -> dict[str, Any]:
     text = json.dumps(manifest, indent=1).encode()
     folder.write("manifest.json", text)
     if folder.read("manifest.json") != text:
-        raise NotVerified("the manifest that was read back is another")
+        raise NotVerified("the manifest read back differs")
     return manifest
 
 

@@ -31,6 +31,7 @@ from outbox_relay.service.own_addresses import OwnAddresses
 from outbox_relay.service.recorded_config import RecordedConfig
 from outbox_relay.service.relays import SinkRelays
 from outbox_relay.service.replays import ReplayRelays
+from outbox_relay.service.tracing import Trace, untraced
 from outbox_relay.service.webhooks import Webhooks
 from outbox_relay.settings import KafkaSettings, Settings, WebhookSettings
 from outbox_relay.sinks import Sink
@@ -55,8 +56,10 @@ class Parts(NamedTuple):
     """Parts that run beside the relays of the sinks until they are cancelled, by their names in the log."""
 
 
-def build(settings: Settings, log: BoundLogger, stopping: asyncio.Event) -> Parts:
+def build(settings: Settings, log: BoundLogger, stopping: asyncio.Event, trace: Trace = untraced) -> Parts:
     """Return the parts of a process that ends once ``stopping`` is set. Blocks while small files are read.
+
+    ``trace`` is applied to every sink that delivers.
 
     Raises ``ConfigurationError`` if a file or variable named by the settings of a sink cannot be used.
     """
@@ -72,8 +75,8 @@ def build(settings: Settings, log: BoundLogger, stopping: asyncio.Event) -> Part
     recorded_config = RecordedConfig(store, lease_manager, settings, log)
     stated, enabled = settings.stated_retention(), settings.retention.enabled
     retention = Retention(store, relay, name, stated, build_archiver(settings), log, enabled=enabled)
-    relays = SinkRelays(build_specs(settings), sinks, store, ticker, lease_manager, log, stopping)
-    clients = ReplayClients(settings, webhooks)
+    relays = SinkRelays(build_specs(settings), sinks, store, ticker, lease_manager, log, stopping, trace)
+    clients = ReplayClients(settings, webhooks, trace)
     return Parts(
         store,
         own_addresses,
@@ -154,9 +157,10 @@ def build_sink(name: str, settings: Settings, webhooks: Webhooks) -> Sink:
 class ReplayClients:
     """Makes clients for replays from the settings in force."""
 
-    def __init__(self, settings: Settings, webhooks: Webhooks) -> None:
+    def __init__(self, settings: Settings, webhooks: Webhooks, trace: Trace = untraced) -> None:
         self._settings = settings
         self._webhooks = webhooks
+        self._trace = trace
 
     def use(self, settings: Settings) -> None:
         """Use the settings of a reload."""
@@ -166,6 +170,7 @@ class ReplayClients:
         """Return a client of the sink ``name`` for a replay, not yet open. Blocks and raises as ``build``."""
         match self._settings.sinks[name]:
             case KafkaSettings() as kafka:
-                return kafka_sink(name, kafka, self._settings.relay.lease_seconds, replay)
+                client = kafka_sink(name, kafka, self._settings.relay.lease_seconds, replay)
             case WebhookSettings():
-                return self._webhooks.make_for_replay(name, replay, slots)
+                client = self._webhooks.make_for_replay(name, replay, slots)
+        return self._trace(name, client)

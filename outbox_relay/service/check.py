@@ -19,6 +19,8 @@ from outbox_relay.sinks.kafka import KafkaSink
 
 CONNECTIONS = 2
 """Maximum number of database connections of a check."""
+HIDDEN = "row level security hides its rows from this role: alter table … disable row level security"
+"""The problem of a table that a relay cannot read."""
 DATABASE_ERRORS = (DatabaseUnavailable, StatementFailed, DatabaseUnusable)
 """Errors of the database that a check reports."""
 
@@ -71,6 +73,8 @@ async def _check_database(settings: Settings, findings: Findings) -> int | None:
         names = {row.name for row in known}
         findings.problems.extend(removed_names(settings, names, former))
         findings.warnings.extend(changed_names(settings, names, former))
+        hidden = [row.name for row in await store.named("row_security", {}) if row.hidden]
+        findings.problems.extend(f"database: table outbox.{table}: {HIDDEN}" for table in hidden)
         foreign = await store.named("foreign_privileges", {})
         findings.warnings.extend(f"database: {row.said}" for row in foreign)
     except (*DATABASE_ERRORS, ConfigurationError) as error:

@@ -24,6 +24,8 @@ from outbox_relay.service.readiness import Readiness
 from outbox_relay.service.reload import Reload
 from outbox_relay.service.reload_loop import ReloadLoop
 from outbox_relay.service.supervisor import SURVIVED, Supervisor
+from outbox_relay.service.tracing import start as start_tracing
+from outbox_relay.service.tracing import untraced
 from outbox_relay.settings import Settings
 
 STEP_SECONDS = 2.0
@@ -74,7 +76,8 @@ class Service:
         self._stop_after_seconds = settings.relay.stop_after_seconds
         self._log: BoundLogger = logger().bind(relay=settings.relay.name)
         self._stopping = asyncio.Event()
-        parts = build(settings, self._log, self._stopping)
+        self._tracing = tracing = start_tracing(os.environ, settings.relay.name, self._log)
+        parts = build(settings, self._log, self._stopping, tracing.traced if tracing else untraced)
         self._store, self._sinks, self._relays = parts.store, parts.sinks, parts.relays
         self._own_addresses = parts.own_addresses
         self._replays = parts.replays
@@ -100,6 +103,8 @@ class Service:
                 await self._run()
         finally:
             await self._close()
+            if self._tracing:
+                await self._tracing.stop()
             if health:
                 await health.stop()
             self._exposition.close()

@@ -13,6 +13,7 @@ from outbox_relay.postgres.store import Store
 from outbox_relay.relay.leases import LeaseManager
 from outbox_relay.relay.session import SinkRelay
 from outbox_relay.relay.ticker import Ticker
+from outbox_relay.service.tracing import Trace, untraced
 from outbox_relay.sinks import Sink
 
 REMOVED = "was removed from the database; restart the relay to begin it again, or take it out of the file"
@@ -20,7 +21,10 @@ REMOVED = "was removed from the database; restart the relay to begin it again, o
 
 
 class SinkRelays(Mapping[str, SinkRelay]):
-    """The relays by the names of their sinks. Empty until ``register`` succeeds."""
+    """The relays by the names of their sinks. Empty until ``register`` succeeds.
+
+    Each delivers to the sink that ``trace`` returns.
+    """
 
     def __init__(
         self,
@@ -31,6 +35,7 @@ class SinkRelays(Mapping[str, SinkRelay]):
         lease_manager: LeaseManager,
         log: BoundLogger,
         stopping: asyncio.Event,
+        trace: Trace = untraced,
     ) -> None:
         self._specs = specs
         self._sinks = sinks
@@ -39,6 +44,7 @@ class SinkRelays(Mapping[str, SinkRelay]):
         self._lease_manager = lease_manager
         self._log = log
         self._stopping = stopping
+        self._trace = trace
         self._relays: Mapping[str, SinkRelay] = {}
 
     def __getitem__(self, sink: str) -> SinkRelay:
@@ -85,7 +91,8 @@ class SinkRelays(Mapping[str, SinkRelay]):
         missing = sorted(name for name in specs if not generations.get(names[name]))
         for name, relay in self._relays.items():
             if name not in missing:
-                relay.reload(specs[name], generations[names[name]], remade.get(name))
+                sink = self._trace(name, remade[name]) if name in remade else None
+                relay.reload(specs[name], generations[names[name]], sink)
         return missing
 
     async def _current_names(self, names: Collection[str]) -> dict[str, str]:
@@ -118,7 +125,7 @@ class SinkRelays(Mapping[str, SinkRelay]):
     def _relay(self, name: str, spec: SinkSpec, generation: int) -> SinkRelay:
         return SinkRelay(
             spec,
-            self._sinks[name],
+            self._trace(name, self._sinks[name]),
             self._store,
             self._ticker,
             self._lease_manager,

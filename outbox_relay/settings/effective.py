@@ -18,10 +18,11 @@ from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
 from outbox_relay.domain.routing import Routes
+from outbox_relay.domain.secret_names import holds_secret
 from outbox_relay.settings.fields import as_table, fields
 from outbox_relay.settings.model import Settings
 from outbox_relay.settings.problems import SettingPath, dotted
-from outbox_relay.settings.producer import SERVERS, holds_secret
+from outbox_relay.settings.producer import SERVERS
 from outbox_relay.settings.secrets import HeaderValue
 
 HIDDEN = "…"

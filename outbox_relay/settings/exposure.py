@@ -12,12 +12,13 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from outbox_relay.domain.errors import ConfigurationError
+from outbox_relay.domain.secret_names import holds_secret
 from outbox_relay.postgres import dsn
 from outbox_relay.settings.addresses import LOOPBACK, canonical_host, opens
 from outbox_relay.settings.kafka import KafkaSettings
 from outbox_relay.settings.model import DatabaseSettings, Settings
 from outbox_relay.settings.problems import Problem, SettingPath
-from outbox_relay.settings.producer import RUNS_CODE, SERVERS, holds_secret
+from outbox_relay.settings.producer import RUNS_CODE, SERVERS
 from outbox_relay.settings.webhook import WebhookSettings
 
 FOREIGN_BITS = stat.S_IRWXG | stat.S_IRWXO
@@ -46,7 +47,7 @@ def _doubts(sink: WebhookSettings) -> Iterator[Problem]:
             yield Problem(("allow_networks", n), text)
     ends = [secret.until for secret in sink.secrets if secret.until is not None]
     if ends and len(ends) == len(sink.secrets):
-        text = f"every secret has an end: from {max(ends).isoformat()} on nothing is sent; add one without"
+        text = f"all secrets expire: nothing is sent after {max(ends).isoformat()}; add one without an end"
         yield Problem(("secrets",), text)
 
 

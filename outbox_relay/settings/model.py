@@ -115,7 +115,7 @@ class RelaySettings(Section):
     park_after_seconds: Number = Field(default=1.0, gt=0, le=60)
     """Time for which an event in flight may delay its shard before it is parked, in seconds, above 0 and up to 60."""
     stop_after_seconds: Number = Field(default=20.0, gt=0, le=3600)
-    """Time to finish the work in hand after SIGTERM, in seconds, above 0 and at most 3600."""
+    """Time to finish the events in flight after SIGTERM, in seconds, above 0 and at most 3600."""
 
 
 class HttpSettings(Section):

@@ -21,18 +21,11 @@ RUNS_CODE = frozenset(("plugin.library.paths", "sasl.kerberos.kinit.cmd", "ssl.e
 """Settings that name a library to load or a command to run."""
 SHELL_READ = frozenset(("sasl.kerberos.keytab", "sasl.kerberos.principal", "sasl.kerberos.service.name"))
 """Settings that librdkafka puts into the command line of ``sasl.kerberos.kinit.cmd`` unquoted."""
-_SECRET = ("password", "secret", "pem", "jaas", "token", "private", "passphrase", "sasl.oauthbearer.config", "ssl.key")
-_NOT_SECRET = (".location", ".url", "ca.pem", "certificate.pem")
 
 _LIBRDKAFKA = tomllib.loads(Path(__file__).with_name("librdkafka.toml").read_text(encoding="utf-8"))
 PROPERTIES = frozenset[str](_LIBRDKAFKA["properties"]["names"])
 """The names of librdkafka's settings, except those of functions."""
 _RULES: dict[str, dict[str, Any]] = {name: rule for rule in _LIBRDKAFKA["restricted"] for name in rule["names"]}
-
-
-def holds_secret(name: str) -> bool:
-    """Return whether the value of the setting ``name`` is a secret."""
-    return any(part in name for part in _SECRET) and not name.endswith(_NOT_SECRET)
 
 
 def producer_problems(producer: Mapping[str, object]) -> Iterator[Problem]:

@@ -23,13 +23,13 @@ class RetentionSettings(Section):
     enabled: bool = True
     """Let the relay do passes; false leaves them to the command ``retention run``."""
     keep_days: Count = Field(default=30, ge=0, le=MAX_DAYS)
-    """Days for which events are kept in the log after their day has ended, 0 to 36500; 0: for all time."""
+    """Days for which events are kept in the log after their day has ended, 0 to 36500; 0: indefinitely."""
     keep_uids_days: Count = Field(default=30, ge=0, le=MAX_DAYS)
-    """Days for which uids that callers chose are kept to recognise retries, 0 to 36500; 0: for all time."""
+    """Days for which uids that callers chose are kept to recognise retries, 0 to 36500; 0: indefinitely."""
     keep_dead_days: Count = Field(default=0, ge=0, le=MAX_DAYS)
     """Days after which dead letters are discarded, 0 to 36500; 0: never."""
     keep_attempts_days: Count = Field(default=14, ge=0, le=MAX_DAYS)
-    """Days for which recorded attempts are kept, 0 to 36500; 0: for all time."""
+    """Days for which recorded attempts are kept, 0 to 36500; 0: indefinitely."""
     archive: Annotated[str, _ADDRESS] = ""
     """Address of the archive, a directory or "s3://…" or "gs://…"; empty: days are emptied without an archive."""
     archive_format: Literal["jsonl.zst", "parquet"] = "jsonl.zst"

@@ -48,7 +48,7 @@ def _permanent(status: int) -> int:
     if not 400 <= status <= 599:
         raise ValueError(f"is {status}, should be 400 to 599: the statuses of failures")
     if status in OWN_MEANING:
-        raise ValueError(f"is {status}, which has a meaning of its own: only a person or time can end what it says")
+        raise ValueError(f"is {status}, which has a fixed meaning and cannot be permanent")
     return status
 
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import psycopg
 from psycopg.rows import TupleRow
 
-from tests.chaos.defaults import hostile_defaults, reset_statistics, short_timeouts
+from tests.chaos import statements
+from tests.chaos.defaults import hostile_defaults, reset_statistics
 from tests.chaos.nemesis import Nemesis, Strike
 from tests.support.postgres import PostgresServer
 from tests.support.wait import until
@@ -208,6 +209,7 @@ FAULTS: dict[str, Injection] = {
     "too many connections": crowd,
     "disk full": fill_disk,
     "hostile role defaults": hostile_defaults,
-    "short timeouts": short_timeouts,
+    "statements cancelled": statements.cancel,
+    "table locked": statements.lock,
     "statistics reset": reset_statistics,
 }

@@ -32,7 +32,6 @@ HOSTILE: Mapping[str, str] = {
     "quote_all_identifiers": "on",
     "enable_indexscan": "off",
 }
-TIMEOUTS: Mapping[str, str] = {"statement_timeout": "3ms", "lock_timeout": "1ms"}
 RESETS = ("wal", "bgwriter")
 
 
@@ -40,11 +39,6 @@ def hostile_defaults(side: DatabaseSide, rng: random.Random) -> tuple[float, str
     """Change settings of the role on which a client may depend, and terminate its sessions."""
     names = rng.sample(sorted(HOSTILE), 4)
     return _held(side, rng, {name: HOSTILE[name] for name in names})
-
-
-def short_timeouts(side: DatabaseSide, rng: random.Random) -> tuple[float, str]:
-    """Set very short timeouts for the role and terminate its sessions."""
-    return _held(side, rng, TIMEOUTS)
 
 
 def reset_statistics(side: DatabaseSide, rng: random.Random) -> tuple[float, str]:

@@ -58,6 +58,7 @@ HARMLESS = frozenset(
         "long transaction",
         "huge transaction",
         "poison",
+        "statistics reset",
         RESTORE,
     }
 )

@@ -15,9 +15,9 @@ from outbox_relay import settings
 from outbox_relay.postgres.migrations import migrate
 from outbox_relay.postgres.schema_script import script
 from outbox_relay.postgres.schema_versions import SCHEMA_VERSION
-from tests.integration.test_roles import callable_by, denied, functions, new_role
 from tests.support.command import outbox_relay
 from tests.support.database import Database
+from tests.support.roles import callable_by, denied, functions, new_role
 
 ROUTER = "transforms.outbox."
 JSON = {

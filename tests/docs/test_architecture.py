@@ -1,4 +1,4 @@
-"""The tables of ARCHITECTURE.md: every room is a folder, and every fence has a test."""
+"""The tables of ARCHITECTURE.md: every room is a folder, every module is named, and every fence has a test."""
 
 from __future__ import annotations
 
@@ -40,3 +40,11 @@ def test_the_rooms_are_those_of_the_package() -> None:
     rooms = {cells[0].strip("`") for cells in table("Where things are")}
     there = [path for path in PACKAGE.iterdir() if not path.name.startswith("__") and path.suffix in ("", ".py")]
     assert rooms == {path.stem for path in there}
+
+
+@pytest.mark.parametrize("room", ["relay", "service", "postgres"])
+def test_every_module_of_a_room_is_named(room: str) -> None:
+    section = text("ARCHITECTURE.md").split(f"Inside `{room}`")[1].split("\n\n")[1]
+    named = [name for row in section.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split(" | ")[0])]
+    there = sorted(path.stem for path in (PACKAGE / room).glob("*.py") if path.stem != "__init__")
+    assert sorted(named) == there

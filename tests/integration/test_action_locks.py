@@ -7,8 +7,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.integration.test_deadlocks import SECONDS, begun
 from tests.support.database import Database
+from tests.support.lock_waits import SECONDS, begun
 from tests.support.sink_actions import register
 
 ACTIONS = [

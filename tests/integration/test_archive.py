@@ -20,10 +20,10 @@ from psycopg import sql
 from outbox_relay.postgres.retention_statements import DayEvent
 from outbox_relay.postgres.store import Store
 from outbox_relay.retention import worker
-from outbox_relay.retention.files import Folder
 from outbox_relay.retention.rows import COLUMNS
 from tests.docs.pages import blocks
-from tests.support.command import Ended, inside
+from tests.support.archives import archived, odd_events, run, write_config
+from tests.support.command import inside
 from tests.support.database import Database
 from tests.support.days import Connection, date_ago, emit_ago, events_of, fill_days, keep, register, table_ago
 from tests.support.power_cut import BEFORE_AND_AFTER, PARENT, POINTS
@@ -48,20 +48,6 @@ def config(database: Database, tmp_path: Path) -> Path:
     return write_config(database, tmp_path, str(tmp_path / "archive"))
 
 
-def write_config(database: Database, folder: Path, address: str, form: str = "jsonl.zst") -> Path:
-    """Write a file with an archive."""
-    file = folder / "relay.toml"
-    file.write_text(
-        f'[database]\ndsn = "{database.dsn}"\n[retention]\narchive = "{address}"\narchive_format = "{form}"\n'
-    )
-    return file
-
-
-def run(config: Path) -> Ended:
-    """Do a pass."""
-    return inside("retention", "run", "--json", "-c", config)
-
-
 def stored(connection: Connection, table: str) -> list[DayEvent]:
     """The events of a partition, as they are archived."""
     columns = sql.SQL(", ").join(
@@ -75,30 +61,6 @@ def stored(connection: Connection, table: str) -> list[DayEvent]:
         columns, sql.Identifier(table)
     )
     return [DayEvent(*row) for row in connection.execute(statement).fetchall()]
-
-
-def archived(address: str, query: str = "") -> list[DayEvent]:
-    """The events of a verified archive."""
-    root, _, name = address.rpartition("/")
-    folder = Folder(root + query, name)
-    manifest: dict[str, Any] = json.loads(folder.read("manifest.json"))
-    events = [event for part in manifest["parts"] for event in folder.events(part["name"], manifest["format"])]
-    assert len(events) == manifest["events"]
-    return events
-
-
-def odd_events(connection: Connection) -> None:
-    """Fill the day of 12 days ago with events of every kind."""
-    fill_days(connection, 12, 12, 50)
-    connection.execute(
-        "insert into outbox.event (uid, type, key, payload, content_type, headers, deliver_at, created_at)"
-        " select gen_random_uuid(), 'odd', k, p, 'x/y', h, d, %s::timestamptz"
-        " from (values ('a', 'aGk='::bytea, '{\"a\": \"b\"}'::jsonb, 'infinity'::timestamptz),"
-        " (null, '\\xff00', null, null), ('', '', '{}', '9998-01-01'), (E'ü\\n''\"', null, null, null)) v (k, p, h, d)",
-        (f"{date_ago(12)} 13:00:00.000001+00",),
-    )
-    emit_ago(connection, 0)
-    keep(connection, 5, archive=True)
 
 
 @pytest.mark.parametrize("form", FORMS)

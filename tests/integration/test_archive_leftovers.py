@@ -11,7 +11,7 @@ import pytest
 from outbox_relay.domain.errors import ArchiveFailed
 from outbox_relay.postgres.store import Store
 from outbox_relay.retention import archiver
-from tests.integration.test_archive import odd_events, run, write_config
+from tests.support.archives import odd_events, run, write_config
 from tests.support.database import Database
 from tests.support.days import Connection, date_ago, emit_ago
 

@@ -111,7 +111,7 @@ async def test_why_tells_when_an_event_was_delivered_and_what_came_before(books:
         ["attempt", "2", "failed"],
         ["attempt", "3", "delivered"],
     ]
-    assert timeline[3] == "t  delivered: settled, no record kept"
+    assert timeline[3] == "t  delivered; no record was kept"
 
 
 async def test_why_shows_the_newest_attempts_of_each_sink(books: Ledger) -> None:

@@ -11,11 +11,11 @@ from psycopg import errors, sql
 
 from outbox_relay.postgres.migrations import migrate
 from outbox_relay.relay.housekeeping import Housekeeping
-from tests.integration.test_roles import new_role
 from tests.support.database import Database, query
 from tests.support.days import one, retention
 from tests.support.deliveries import has
 from tests.support.ledger import ledger
+from tests.support.roles import new_role
 
 PARTITIONS = """
 select c.relname from pg_inherits i join pg_class c on c.oid = i.inhrelid

@@ -17,7 +17,7 @@ from outbox_relay.domain.outcomes import DELIVERED, Failed, Refused, Unavailable
 from outbox_relay.domain.retry import RetryPolicy
 from outbox_relay.postgres.rows import ClaimedRow, NewRow
 from tests.support.database import Database, query
-from tests.support.deliveries import delivered, emit, has, ids, in_order
+from tests.support.deliveries import add_waiting, delivered, emit, has, ids, in_order
 from tests.support.memory_sink import BOTH, Late, MemorySink, fails
 from tests.support.relay_harness import RelayHarness, running, spec
 from tests.support.wait import auntil
@@ -254,38 +254,20 @@ async def test_while_everything_is_answered_500_no_event_is_tried_before_its_del
 # -- rows that cannot be delivered, and statements that are too large ----------------------------------------------
 
 
-def add(
-    database: Database, event: int, key: str | None, payload: bytes | None = b"{}", deliver_at: str | None = None
-) -> None:
-    """Make a waiting row of sink `s` that is due, as a person or an older version may have left it."""
-    query(
-        database,
-        "select name from outbox.register_sinks("
-        """'[{"name": "s", "patterns": ["*"], "start": "beginning"}]', 0, '3:3:', 3)""",
-    )
-    query(
-        database,
-        "insert into outbox.delivery (sink, id, shard, state, ordered, due_at, uid, type, key, payload, content_type, "
-        "deliver_at, created_at) values ('s', %s, 0, 'waiting', %s, now(), gen_random_uuid(), 'test', %s, %s, "
-        "'text/plain', %s, '20000-01-01') returning 1",
-        *(event, key is not None, key, payload, deliver_at),
-    )
-
-
 @BOTH
 @pytest.mark.parametrize("hold", [False, True])
 async def test_rows_that_no_relay_can_deliver_are_dead_with_their_reason_and_their_neighbours_flow(
     database: Database, keeps_order: bool, hold: bool
 ) -> None:
     sink = MemorySink(keeps_order=keeps_order)
-    add(database, 1, "k")
-    add(database, 2, "k", b"x" * (1 << 20) + b"x")
-    add(database, 3, "k")
-    add(database, 4, None, deliver_at="20000-01-01")
-    add(database, 5, None, deliver_at="0044-03-15 BC")
-    add(database, 6, None, deliver_at="infinity")
-    add(database, 7, None)
-    add(database, 8, None, None)
+    add_waiting(database, 1, "k")
+    add_waiting(database, 2, "k", b"x" * (1 << 20) + b"x")
+    add_waiting(database, 3, "k")
+    add_waiting(database, 4, None, deliver_at="20000-01-01")
+    add_waiting(database, 5, None, deliver_at="0044-03-15 BC")
+    add_waiting(database, 6, None, deliver_at="infinity")
+    add_waiting(database, 7, None)
+    add_waiting(database, 8, None, None)
     async with running(database.dsn, (spec("s", hold=hold), sink)) as harness:
         await delivered(sink, [1, 7] if hold else [1, 3, 7])
         await has(database, "select 1 from outbox.delivery where state = 'dead' having count(*) = 5")
@@ -305,16 +287,16 @@ select id, shard, uid, type, key, payload, content_type, headers, deliver_at, cr
 
 
 def test_a_relay_made_for_version_1_claims_what_it_claimed(database: Database) -> None:
-    add(database, 1, "k")
-    add(database, 2, "k", b"x" * (1 << 20) + b"x")
-    add(database, 3, None)
+    add_waiting(database, 1, "k")
+    add_waiting(database, 2, "k", b"x" * (1 << 20) + b"x")
+    add_waiting(database, 3, None)
     query(database, "update outbox.delivery set created_at = now() returning 1")
     assert [(row[0], len(row[5])) for row in query(database, CLAIM_OF_VERSION_1)] == [(1, 2), (2, 1048577), (3, 2)]
 
 
 def test_held_keys_come_in_steps_and_only_those_with_held_rows(database: Database) -> None:
     for event in range(1, 31):
-        add(database, event, f"k{event % 10}")
+        add_waiting(database, event, f"k{event % 10}")
     query(database, "update outbox.delivery set state = 'held' where key > 'k3' returning 1")
     query(database, "update outbox.delivery set state = 'dead' where key = 'k9' returning 1")
     step = "select array_agg(key) from outbox.held_keys('s', %s, 3)"
@@ -330,7 +312,7 @@ async def test_held_rows_that_another_relay_left_behind_are_found_whatever_other
     monkeypatch.setattr("outbox_relay.relay.parked_claims.MOST_KEYS", 3)
     monkeypatch.setattr("outbox_relay.relay.parked_claims.POLL_SECONDS", 0.05)
     for event in range(1, 31):
-        add(database, event, f"k{event % 10}")
+        add_waiting(database, event, f"k{event % 10}")
     query(database, "update outbox.delivery set state = 'held' returning 1")
     sink = MemorySink(keeps_order=False)
     async with running(database.dsn, (spec("s"), sink)) as harness:
@@ -368,7 +350,7 @@ async def test_claims_that_run_out_of_time_get_smaller_and_grow_again(database: 
     async with running(database.dsn, (spec("s"), sink)) as harness:
         slow = Slow(harness, database, 3)
         for event in range(1, 41):
-            add(database, event, f"k{event % 5}")
+            add_waiting(database, event, f"k{event % 5}")
         await delivered(sink, range(1, 41), seconds=30)
         await harness.settled()
         assert harness.ended == []
@@ -383,7 +365,7 @@ async def test_a_row_whose_payload_cannot_be_read_is_dead_with_the_reason_and_it
 ) -> None:
     sink = MemorySink()
     for event in range(1, 8):
-        add(database, event, "k")
+        add_waiting(database, event, "k")
     async with running(database.dsn, (spec("s"), sink)) as harness:
         Slow(harness, database, 1, unreadable=4)
         await delivered(sink, [1, 2, 3, 5, 6, 7], seconds=60)
@@ -400,7 +382,7 @@ async def test_a_row_above_the_ceiling_that_was_claimed_without_its_payload_name
 ) -> None:
     sink = MemorySink()
     for event in range(1, 4):
-        add(database, event, None)
+        add_waiting(database, event, None)
     query(
         database,
         "update outbox.delivery set payload = convert_to(repeat('x', 2000000), 'UTF8') where id = 2 returning 1",
@@ -449,7 +431,7 @@ async def test_settlements_that_run_out_of_time_are_written_in_smaller_ones_rows
 async def test_outcomes_of_rows_are_written_again_after_a_statement_failed(database: Database) -> None:
     sink = MemorySink()
     for event in range(1, 31):
-        add(database, event, None)
+        add_waiting(database, event, None)
     async with running(database.dsn, (spec("s"), sink)) as harness:
         failures, done = [1, 2, 3], harness.store.delete_rows
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,6 +20,7 @@ from outbox_relay.workbench.embedded.ports import free_port
 from tests.docs.parsing import parsers
 from tests.support.command import Ended, inside, outbox_relay
 from tests.support.database import Database
+from tests.support.examples import PAGE, answer, register, same
 from tests.support.kafka import KafkaBroker
 from tests.support.postgres import PostgresServer
 from tests.support.service import RelayService
@@ -43,13 +42,6 @@ topic = "{topic}"
 [routes]
 "order.*" = ["events"]
 """
-
-
-def register(database: Database, *names: str, pattern: str = "order.*") -> None:
-    """Make sinks known that take what matches `pattern`, from the beginning on."""
-    wanted = [{"name": name, "patterns": [pattern], "start": "beginning"} for name in names]
-    with database.connect() as connection:
-        connection.execute("select * from outbox.register_sinks(%s, 0, '3:3:', 3)", (json.dumps(wanted),))
 
 
 def ask(database: Database, *arguments: str | Path, stdin: bytes = b"") -> Ended:
@@ -121,7 +113,7 @@ def test_emit_prints_the_uid_and_why_finds_it(database: Database) -> None:
     assert (ended.code, ended.err, ended.json["sinks"]["events"]["state"]) == (0, "", "pending")
     ended = ask(database, "why", uid.upper())
     assert (ended.code, ended.err) == (0, "")
-    assert "events  in the log, not yet reached by shard" in ended.out
+    assert "events  in the log, not yet read (shard" in ended.out
 
 
 def test_emit_stores_the_payload_byte_for_byte(database: Database, tmp_path: Path) -> None:
@@ -169,7 +161,7 @@ def test_pause_and_resume_are_stored_and_may_be_repeated(database: Database) -> 
         paused = ask(database, "status", "--json").json["sinks"]["events"]["paused"]
         assert paused == (command == "pause")
     assert said == [
-        "sink events is paused; relays begin no more deliveries after about 2 s, and finish those under way",
+        "sink events is paused; relays start no new deliveries after about 2 s and finish those in flight",
         "sink events is already paused",
         "sink events is resumed",
         "sink events was not paused",
@@ -316,7 +308,7 @@ def test_migrate_to_a_role_that_does_not_exist_is_refused(database: Database) ->
 def test_rebase_is_for_when_no_relay_runs(database: Database) -> None:
     ask(database, "emit", "order.created")
     ended = ask(database, "rebase")
-    assert (ended.code, ended.out, ended.err) == (0, "rebased: ids go on above 1; relays may be started\n", "")
+    assert (ended.code, ended.out, ended.err) == (0, "rebased: new ids start above 1; start the relays\n", "")
     with database.connect() as connection:
         connection.execute(
             "insert into outbox.relay (id, name, version, sinks) values (gen_random_uuid(), 'r', '1', '{}')"
@@ -361,8 +353,6 @@ def test_check_online_names_what_cannot_be_reached(empty_database: Database, tmp
 
 
 # -- the page of commands -----------------------------------------------------------------------------------------
-
-PAGE = (Path(__file__).parents[2] / "docs" / "commands.md").read_text()
 
 
 def test_the_page_has_every_command_and_every_option() -> None:
@@ -427,18 +417,3 @@ def test_the_examples_of_the_page_answer_as_they_stand(shop: Database) -> None:
                 connection.execute(RUNS, (new_row_lease(datetime.now(UTC) - timedelta(seconds=7)), uid))
         if example not in emits:
             assert same(answer(example, uid).out) == same(example.partition("\n")[2]), example
-
-
-def answer(example: str, uid: str) -> Ended:
-    """Return the output of an example's command; the event that it names is `uid`."""
-    command = re.sub(r"[0-9a-f]{8}-[0-9a-f-]{27}", uid, example.partition("\n")[0])
-    program, *arguments = shlex.split(command)
-    ended = inside(*arguments)
-    assert (program, ended.code, ended.err) == ("outbox-relay", 0, "")
-    return ended
-
-
-def same(text: str) -> str:
-    """`text` without what differs from run to run: uids, numbers and the width of columns."""
-    text = re.sub(r"[0-9a-f]{8}-[0-9a-f-]{27}", "UID", text)
-    return re.sub(r" +", " ", re.sub(r"\d[\d.:T+-]*", "0", text))

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from outbox_relay.postgres.migrations import migrate
-from tests.integration.test_roles import new_role
 from tests.support.command import inside
 from tests.support.database import Database, query
 from tests.support.receiver import Receiver
 from tests.support.receiver.signatures import SECRET
 from tests.support.relay_config import webhook_config
+from tests.support.roles import new_role
 from tests.support.service import RelayService
 from tests.support.wait import until
 

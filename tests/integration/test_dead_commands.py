@@ -16,9 +16,9 @@ from uuid import uuid4
 
 import pytest
 
-from tests.integration.test_cli import PAGE, answer, register, same
 from tests.support.command import Ended, inside
 from tests.support.database import Database, query
+from tests.support.examples import PAGE, answer, register, same
 from tests.support.wait import until
 
 ROWS = """
@@ -189,7 +189,7 @@ def test_an_action_by_filter_wants_a_yes(database: Database, uid: str) -> None:
     for words in (("retry",), ("discard", "--reason", "r")):
         ended = ask(database, "dead", *words, "--sink", "crm")
         assert (ended.code, ended.out) == (2, "")
-        assert "1 dead delivery? There is no terminal to ask: add --yes" in ended.err
+        assert "1 dead delivery? Not a terminal: add --yes" in ended.err
     ended = ask(database, "dead", "retry", "--sink", "crm", "--yes", "--json")
     assert (ended.code, ended.json) == (0, {"done": 1, "left": 0})
     ended = ask(database, "dead", "retry", uid)
@@ -239,7 +239,7 @@ def test_a_delivery_that_would_be_read_again_is_left_with_the_reason(
         connection.execute("update outbox.sink set paused = true")
     ended = ask(database, "dead", "discard", "--key", "k", "--reason", "r", "--yes", "--json")
     assert (ended.code, ended.json) == (1, {"done": 1, "left": 1})
-    assert "1 are left because the position of their shard has not passed their events" in ended.err
+    assert "1 not discarded: their shard's position is before them" in ended.err
     assert "(crm (paused))" in ended.err
 
 

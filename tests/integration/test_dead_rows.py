@@ -18,6 +18,7 @@ import pytest
 
 from outbox_relay.postgres.database import statements
 from tests.support.database import Database
+from tests.support.deliveries import touched
 from tests.support.postgres import PostgresServer
 
 pytestmark = pytest.mark.xdist_group("dead rows")
@@ -153,19 +154,6 @@ def test_dead_rows_cost_nothing(
         assert len(found) == returned
         assert looked_at <= 20 * ALL, "dead rows were looked at"
         assert pages <= PAGES * (1 if connection.info.server_version >= 170_000 else 2), "dead rows were gone through"
-
-
-def touched(connection: psycopg.Connection[Any]) -> tuple[int, int]:
-    """(rows, pages) of ``delivery`` and its indexes that the transaction under way has looked at so far."""
-    [(rows_read,)] = connection.execute(
-        "select (seq_tup_read + coalesce(idx_tup_fetch, 0))::bigint from pg_stat_xact_user_tables "
-        "where schemaname = 'outbox' and relname = 'delivery'"
-    ).fetchall()
-    [(pages,)] = connection.execute(
-        "select sum(pg_stat_get_xact_blocks_fetched(i.indexrelid)) + pg_stat_get_xact_blocks_fetched(i.indrelid) "
-        "from pg_index i where i.indrelid = 'outbox.delivery'::regclass group by i.indrelid"
-    ).fetchall()
-    return rows_read, int(pages)
 
 
 @pytest.mark.parametrize(("statement", "parameters"), [("claim_rows", claiming(rows=1000)), ("count_parked", None)])

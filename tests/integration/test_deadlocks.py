@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,15 +21,14 @@ from psycopg.types.json import Jsonb
 from outbox_relay.postgres.database import statements
 from outbox_relay.postgres.migrations import migrate
 from outbox_relay.postgres.schema_versions import SCHEMA_FOLDER, SCHEMA_VERSION
-from tests.integration.test_migrate import add, meta
 from tests.support.database import Database
-from tests.support.schemas import schema_up_to
+from tests.support.lock_waits import SECONDS, begun, waiting
+from tests.support.schemas import add_migration, meta, schema_up_to
 from tests.support.wait import until
 
 Connection = psycopg.Connection[Any]
 SQL = statements()
 SINK, OWNER, LEASE = "s", UUID(int=1), uuid4()
-SECONDS = 30
 REGISTER = "select generation from outbox.register_sinks(%s, 0, '3:3:', 3)"
 
 
@@ -40,16 +39,6 @@ def first(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def begun(database: Database, work: Callable[[Connection], Any]) -> Generator[Future[Any]]:
-    """``work`` on a connection of its own in a thread, which waits for a lock, or is done, when the block begins."""
-    with ThreadPoolExecutor(1) as pool, database.connect(autocommit=True) as connection:
-        done = pool.submit(work, connection)
-        pid = connection.info.backend_pid
-        until(lambda: done.done() or waiting(database, f"pid = {pid}"), seconds=SECONDS, what="it waits for a lock")
-        yield done
-
-
-@contextmanager
 def migrating(database: Database, folder: Path) -> Generator[Future[Any]]:
     """A migration in a thread, which waits for a lock when the block begins."""
     with ThreadPoolExecutor(1) as pool:
@@ -57,13 +46,6 @@ def migrating(database: Database, folder: Path) -> Generator[Future[Any]]:
         found = "application_name like '% migrate'"
         until(lambda: done.done() or waiting(database, found), seconds=SECONDS, what="migrate waits for a lock")
         yield done
-
-
-def waiting(database: Database, whose: str) -> bool:
-    """Return True if a server process waits for a lock."""
-    with database.connect() as connection:
-        query = f"select from pg_stat_activity where {whose} and wait_event_type = 'Lock'"
-        return connection.execute(query.encode()).fetchone() is not None
 
 
 def owned_sink(connection: Connection) -> None:
@@ -171,7 +153,7 @@ def test_removal_of_a_sink_outlives_a_deadlock_with_rows_that_are_being_settled(
 def test_sinks_are_registered_while_a_later_migration_changes_them(database: Database, tmp_path: Path) -> None:
     folder = tmp_path / "next"
     shutil.copytree(SCHEMA_FOLDER, folder)
-    add(folder, "alter table outbox.sink add column extra integer;\n")
+    add_migration(folder, "alter table outbox.sink add column extra integer;\n")
     with database.connect() as relay:
         owned_sink(relay)
         relay.commit()

@@ -12,8 +12,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.integration.test_dead_rows import touched
 from tests.support.database import Database
+from tests.support.deliveries import touched
 from tests.support.postgres import PostgresServer
 
 pytestmark = pytest.mark.xdist_group("delivery plans")

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from outbox_relay.postgres.migrations import migrate
-from tests.integration.test_roles import new_role
 from tests.support.database import Database
 from tests.support.postgres import PostgresServer
+from tests.support.roles import new_role
 
 PAGE = Path(__file__).parents[2] / "docs" / "emitting.md"
 BLOCKS = re.findall(r"<!-- run: ([a-z ]+) -->\n```(\w+)\n(.*?)```\n", PAGE.read_text(encoding="utf-8"), re.DOTALL)

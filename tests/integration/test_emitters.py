@@ -12,8 +12,8 @@ from psycopg import errors
 
 from outbox_relay import outbox
 from outbox_relay.postgres.migrations import migrate
-from tests.integration.test_roles import new_role
 from tests.support.database import Database
+from tests.support.roles import new_role
 from tests.support.wait import until
 
 ISOLATION = ["read committed", "repeatable read", "serializable"]
@@ -117,6 +117,26 @@ def test_a_uid_belongs_to_the_role_that_used_it_first(
     with database.connect(user=one) as conn:
         assert outbox.emit(conn, "a", 1, uid=uid) == uid
     assert types(database) == ["a"]
+
+
+def test_a_role_that_is_renamed_keeps_its_uids_and_its_grants(database: Database, roles: tuple[str, str]) -> None:
+    one, other = roles
+    uid, renamed = uuid4(), f"app_{uuid4().hex}"
+    with database.connect(user=one) as conn:
+        outbox.emit(conn, "a", 1, uid=uid)
+    with database.connect(autocommit=True) as admin:
+        admin.execute(f"alter role {one} rename to {renamed}".encode())
+    try:
+        migrate(database.dsn)
+        with database.connect(user=renamed) as conn:
+            assert outbox.emit(conn, "a", 1, uid=uid) == uid
+            outbox.emit(conn, "b", 1)
+        with database.connect(user=other) as conn, pytest.raises(outbox.InvalidEvent, match="was emitted by role"):
+            outbox.emit(conn, "a", 1, uid=uid)
+    finally:
+        with database.connect(autocommit=True) as admin:
+            admin.execute(f"alter role {renamed} rename to {one}".encode())
+    assert types(database) == ["a", "b"]
 
 
 def test_a_uid_that_emit_made_for_another_role_is_refused(database: Database, roles: tuple[str, str]) -> None:

@@ -14,11 +14,11 @@ import pytest
 from outbox_relay.domain.attempts import AttemptRecord
 from outbox_relay.domain.window import Position
 from outbox_relay.postgres.migrations import migrate
-from tests.integration.test_roles import new_role
 from tests.support.command import inside, outbox_relay
 from tests.support.database import Database, query
 from tests.support.erasing import CONTENTS, Erasure, aerase, erase, places_of
 from tests.support.ledger import Ledger, ledger
+from tests.support.roles import new_role
 from tests.support.schemas import schema_up_to
 from tests.support.sink_actions import call
 
@@ -148,7 +148,7 @@ async def test_statistics_that_an_owner_asked_for_are_named(books: Ledger) -> No
     books.do("analyze outbox.event")
     ended = await aerase(books.database, "--key", "a")
     assert (ended.code, ended.out) == (0, "2 events erased\n")
-    assert "the server keeps statistics of event.key, event_2" in ended.err
+    assert "planner statistics on event.key, event_2" in ended.err
     assert "_lower_idx" in ended.err
 
 

@@ -11,7 +11,7 @@ import pytest
 from psycopg import errors
 
 from outbox_relay.postgres.store import Store
-from tests.integration.test_archive import archived, run, write_config
+from tests.support.archives import archived, run, write_config
 from tests.support.command import inside
 from tests.support.database import Database
 from tests.support.days import Connection, begin, emit_ago, fill_days, keep, one, table_ago

@@ -27,7 +27,6 @@ from outbox_relay.formats.signatures import parse_key
 from outbox_relay.postgres.rows import NewRow
 from outbox_relay.sinks.webhook import Credentials, Endpoint, WebhookSink
 from tests.contract.harness import an_event
-from tests.integration.test_ownership import owns
 from tests.support.database import Database, query
 from tests.support.deliveries import delivered, emit, in_order
 from tests.support.ledger import Ledger, ledger
@@ -36,7 +35,7 @@ from tests.support.proxy import Proxy
 from tests.support.receiver import Receiver, Request
 from tests.support.receiver.answers import Behaviour, after, chosen, say
 from tests.support.receiver.signatures import SECRET
-from tests.support.relay_harness import LOST, RelayHarness, running, spec
+from tests.support.relay_harness import LOST, RelayHarness, owns, running, spec
 from tests.support.service import RelayService
 from tests.support.wait import auntil, until
 

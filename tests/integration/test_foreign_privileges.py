@@ -15,9 +15,9 @@ from outbox_relay.postgres.schema_script import script
 from outbox_relay.postgres.schema_versions import SCHEMA_FOLDER
 from outbox_relay.postgres.session_settings import NEWER_SETTINGS, SESSION_SETTINGS
 from outbox_relay.postgres.store import Store
-from tests.integration.test_roles import STATEMENTS, denied, new_role
 from tests.support.database import Database
 from tests.support.postgres import PostgresServer
+from tests.support.roles import STATEMENTS, denied, new_role
 from tests.support.schemas import schema_up_to
 
 

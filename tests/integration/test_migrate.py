@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import psycopg
 import pytest
@@ -16,15 +17,15 @@ from sqlalchemy import NullPool, create_engine, text
 from outbox_relay import outbox
 from outbox_relay.domain.errors import DatabaseUnavailable, DatabaseUnusable, RelayError
 from outbox_relay.postgres.errors import explain
-from outbox_relay.postgres.migrations import Outcome, migrate
+from outbox_relay.postgres.migrations import MigrationResult, migrate
 from outbox_relay.postgres.schema_script import script
 from outbox_relay.postgres.schema_versions import SCHEMA_FOLDER, SCHEMA_VERSION, fit, migrations
-from tests.integration.test_roles import new_role
 from tests.support.database import Database
 from tests.support.memory_sink import MemorySink
 from tests.support.postgres import PostgresServer
 from tests.support.relay_harness import running, spec
-from tests.support.schemas import schema_up_to
+from tests.support.roles import new_role
+from tests.support.schemas import add_migration, meta, schema_up_to
 from tests.support.wait import auntil, until
 
 NEXT = SCHEMA_VERSION + 1
@@ -37,23 +38,10 @@ def folder(tmp_path: Path) -> Path:
     """The migrations of a possible next release: those of this one, and one more that suits old relays."""
     copy = tmp_path / "schema"
     shutil.copytree(SCHEMA_FOLDER, copy)
-    add(copy, "create function outbox.extra() returns integer language sql return 1;\n")
+    add_migration(copy, "create function outbox.extra() returns integer language sql return 1;\n")
     grants = (copy / "grants.sql").read_text(encoding="utf-8")
     (copy / "grants.sql").write_text(grants.replace("'{arm, ", "'{extra, arm, "), encoding="utf-8")
     return copy
-
-
-def add(folder: Path, text: str) -> None:
-    """A migration more."""
-    (folder / f"{len(migrations(folder)) + 1:04}_extra.sql").write_text(text, encoding="utf-8")
-
-
-def meta(database: Database) -> tuple[int, int] | None:
-    """Version and oldest relay of the schema, or None without a schema."""
-    with database.connect() as conn:
-        if conn.execute("select to_regnamespace('outbox')::text").fetchone() == (None,):
-            return None
-        return conn.execute("select schema_version, min_relay from outbox.meta").fetchone()  # type: ignore[return-value]
 
 
 def works(database: Database) -> None:
@@ -67,26 +55,26 @@ def works(database: Database) -> None:
 
 def test_from_nothing_and_again(empty_database: Database) -> None:
     first = migrate(empty_database.dsn)
-    assert first == Outcome(0, SCHEMA_VERSION, SHIPPED)
+    assert first == MigrationResult(0, SCHEMA_VERSION, SHIPPED)
     assert str(first) == f"schema outbox was created with version {SCHEMA_VERSION} ({', '.join(SHIPPED)})"
     assert meta(empty_database) == (SCHEMA_VERSION, migrations(SCHEMA_FOLDER)[-1].min_relay)
     works(empty_database)
     again = migrate(empty_database.dsn)
-    assert again == Outcome(SCHEMA_VERSION, SCHEMA_VERSION)
+    assert again == MigrationResult(SCHEMA_VERSION, SCHEMA_VERSION)
     assert str(again) == f"schema outbox has version {SCHEMA_VERSION}: nothing to do"
 
 
 def test_forward(database: Database, folder: Path) -> None:
-    add(folder, f"-- min_relay: {NEXT}\nalter table outbox.meta add column extra integer;\n")
+    add_migration(folder, f"-- min_relay: {NEXT}\nalter table outbox.meta add column extra integer;\n")
     found = migrate(database.dsn, folder=folder)
     names = (f"{NEXT:04}_extra", f"{NEXT + 1:04}_extra")
-    assert found == Outcome(SCHEMA_VERSION, NEXT + 1, names)
+    assert found == MigrationResult(SCHEMA_VERSION, NEXT + 1, names)
     assert str(found) == f"schema outbox was brought from version {SCHEMA_VERSION} to {NEXT + 1} ({', '.join(names)})"
     assert meta(database) == (NEXT + 1, NEXT)
 
 
 def test_a_migration_that_fails_changes_nothing(database: Database, folder: Path) -> None:
-    add(folder, "create table outbox.half (); select 1 / 0;\n")
+    add_migration(folder, "create table outbox.half (); select 1 / 0;\n")
     with pytest.raises(DatabaseUnusable, match="22012"):
         migrate(database.dsn, folder=folder)
     assert meta(database) == (SCHEMA_VERSION, 1)
@@ -98,7 +86,7 @@ def test_a_migration_that_fails_changes_nothing(database: Database, folder: Path
 
 
 def test_a_folder_with_a_gap(folder: Path) -> None:
-    add(folder, "select 1;")
+    add_migration(folder, "select 1;")
     (folder / f"{NEXT:04}_extra.sql").unlink()
     with pytest.raises(DatabaseUnusable, match="does not have every migration"):
         migrations(folder)
@@ -107,18 +95,21 @@ def test_a_folder_with_a_gap(folder: Path) -> None:
 
 
 def test_two_at_once(empty_database: Database) -> None:
-    found: list[Outcome] = []
+    found: list[MigrationResult] = []
     threads = [threading.Thread(target=lambda: found.append(migrate(empty_database.dsn))) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(timeout=60)
-    nothing = Outcome(SCHEMA_VERSION, SCHEMA_VERSION)
-    assert sorted(found, key=lambda outcome: outcome.before) == [Outcome(0, SCHEMA_VERSION, SHIPPED), *[nothing] * 3]
+    nothing = MigrationResult(SCHEMA_VERSION, SCHEMA_VERSION)
+    assert sorted(found, key=lambda outcome: outcome.before) == [
+        MigrationResult(0, SCHEMA_VERSION, SHIPPED),
+        *[nothing] * 3,
+    ]
 
 
 def test_the_second_waits_for_the_first(empty_database: Database) -> None:
-    found: list[Outcome] = []
+    found: list[MigrationResult] = []
     waiting = "select 1 from pg_stat_activity where application_name like '% migrate' and wait_event_type = 'Lock'"
     with empty_database.connect() as first, empty_database.connect(autocommit=True) as watcher:
         first.execute(script().encode())
@@ -127,7 +118,7 @@ def test_the_second_waits_for_the_first(empty_database: Database) -> None:
         until(lambda: watcher.execute(waiting).fetchone(), seconds=20, what="the second migrate waits")
         first.commit()
         second.join(timeout=20)
-    assert found == [Outcome(SCHEMA_VERSION, SCHEMA_VERSION)]
+    assert found == [MigrationResult(SCHEMA_VERSION, SCHEMA_VERSION)]
 
 
 def test_a_lock_that_is_never_given_back(database: Database) -> None:
@@ -142,7 +133,7 @@ def test_a_lock_that_is_never_given_back(database: Database) -> None:
 
 
 def test_a_table_that_is_in_use(database: Database, folder: Path) -> None:
-    add(folder, "alter table outbox.event add column extra integer;\n")
+    add_migration(folder, "alter table outbox.event add column extra integer;\n")
     with database.connect() as conn:
         outbox.emit(conn, "t", 1)
         with pytest.raises(DatabaseUnavailable, match=rf"process {conn.info.backend_pid} .* in a transaction for"):
@@ -173,7 +164,9 @@ def test_a_newer_schema_that_we_can_work_on(database: Database, folder: Path) ->
     migrate(database.dsn, folder=folder)
     assert meta(database) == (NEXT, 1)
     found = migrate(database.dsn, grant_emit=["postgres"])
-    assert found == Outcome(NEXT, NEXT, notes=("not granted, which needs the newer outbox-relay: emit to postgres",))
+    assert found == MigrationResult(
+        NEXT, NEXT, notes=("not granted, which needs the newer outbox-relay: emit to postgres",)
+    )
     assert str(found).startswith(
         f"schema outbox has version {NEXT}, newer than this outbox-relay's {SCHEMA_VERSION}, which works on it: nothing"
     )
@@ -182,7 +175,7 @@ def test_a_newer_schema_that_we_can_work_on(database: Database, folder: Path) ->
 
 
 def test_a_newer_schema_that_we_cannot_work_on(database: Database, folder: Path) -> None:
-    add(folder, f"-- min_relay: {NEXT}\nselect 1;\n")
+    add_migration(folder, f"-- min_relay: {NEXT}\nselect 1;\n")
     migrate(database.dsn, folder=folder)
     with pytest.raises(
         DatabaseUnusable, match=f"has version {NEXT + 1}, which needs relays made for version {NEXT} or newer"
@@ -237,13 +230,16 @@ async def test_a_relay_works_on_the_schema_of_the_next_version(database: Databas
 
 
 def test_roles_are_granted_again_after_every_migration(database: Database, folder: Path) -> None:
-    with new_role(database, "app") as app, new_role(database, "relay") as relay, new_role(database, "gone") as gone:
+    gone = f"gone_{uuid4().hex}"
+    with new_role(database, "app") as app, new_role(database, "relay") as relay:
+        with database.connect(autocommit=True) as admin:
+            admin.execute(f"create role {gone}".encode())
         found = migrate(database.dsn, grant_emit=[app, gone], grant_relay=[relay, relay])
         assert found.granted == (f"emit to {app}", f"emit to {gone}", f"relay to {relay}")
         assert str(found) == f"schema outbox has version {SCHEMA_VERSION}; granted {', '.join(found.granted)}"
         with database.connect(autocommit=True) as admin:
             admin.execute(f"drop owned by {gone} cascade".encode())
-            admin.execute(f"alter role {gone} rename to {gone}_x".encode())
+            admin.execute(f"drop role {gone}".encode())
         assert migrate(database.dsn).granted == ()
         found = migrate(database.dsn, folder=folder)
         assert found.granted == (f"emit to {app}", f"relay to {relay}")
@@ -251,8 +247,6 @@ def test_roles_are_granted_again_after_every_migration(database: Database, folde
             assert conn.execute("select outbox.extra()").fetchone() == (1,)
             recorded = conn.execute("select role_name, kind from outbox.grantee order by kind").fetchall()
         assert recorded == [(app, "emit"), (relay, "relay")]
-        with database.connect(autocommit=True) as admin:
-            admin.execute(f"alter role {gone}_x rename to {gone}".encode())
 
 
 def test_names_of_roles_are_quoted(database: Database) -> None:
@@ -325,7 +319,7 @@ def test_the_script_does_what_migrate_does(empty_database: Database, tmp_path: P
     done = psql(empty_database, printed, tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert meta(empty_database) == (SCHEMA_VERSION, 1)
-    assert migrate(empty_database.dsn) == Outcome(SCHEMA_VERSION, SCHEMA_VERSION)
+    assert migrate(empty_database.dsn) == MigrationResult(SCHEMA_VERSION, SCHEMA_VERSION)
     with empty_database.connect(user=app) as conn:
         outbox.emit(conn, "t", 1)
     with empty_database.connect(user=relay) as conn:
@@ -429,7 +423,7 @@ def test_a_wrong_password_and_none(own_postgres: PostgresServer) -> None:
     assert 'password authentication failed for user "guarded": check user name and password' in str(wrong)
     none = refused(own_postgres.dsn("postgres", "guarded"))
     assert isinstance(none, DatabaseUnusable)
-    assert "wants a password and the DSN has none" in str(none)
+    assert "requires a password, and the DSN contains none" in str(none)
 
 
 def _answers(dsn: str) -> bool:

@@ -15,6 +15,7 @@ from outbox_relay.domain.window import MAX_REDUCTIONS, MAX_SINGLE_EVENT_FAILURES
 from outbox_relay.postgres.connection_slots import ConnectionSlots
 from outbox_relay.postgres.database import statements
 from tests.support.database import Database
+from tests.support.deliveries import dead_letters
 from tests.support.memory_sink import MemorySink
 from tests.support.relay_harness import RelayHarness, running, spec
 from tests.support.wait import auntil
@@ -48,13 +49,6 @@ def insert(database: Database, **changes: Any) -> int:
     return event
 
 
-def dead(database: Database) -> list[tuple[int, str, int]]:
-    """(id, reason, attempts) of every dead letter."""
-    with database.connect(autocommit=True) as connection:
-        query = "select id, last_error, attempts from outbox.delivery where state = 'dead' order by id"
-        return connection.execute(query).fetchall()
-
-
 @pytest.mark.parametrize("batch", [True, False], ids=["batches", "single events"])
 @pytest.mark.parametrize(("row", "reason"), ODD.values(), ids=ODD.keys())
 async def test_odd_event_is_dead_and_its_neighbours_flow(
@@ -67,7 +61,7 @@ async def test_odd_event_is_dead_and_its_neighbours_flow(
         events = [insert(database, key="k"), insert(database, **key), insert(database, key="k"), insert(database)]
         await settled(harness, database, 4)
         assert [event.id for event in sorted(sink.delivered)] == [events[0], *events[2:]]
-        assert dead(database) == [(events[1], reason, 0)]
+        assert dead_letters(database) == [(events[1], reason, 0)]
         assert harness.ended == []
 
 
@@ -136,7 +130,7 @@ async def test_ceiling_that_is_raised_holds_for_connections_that_read_before(dat
         event = insert(database, payload=b"x" * 2_000_000)
         await settled(harness, database, 11)
         assert sink.delivered[-1].id == event
-        assert dead(database) == []
+        assert dead_letters(database) == []
 
 
 # -- reads that fail ----------------------------------------------------------------------------------------------
@@ -183,7 +177,7 @@ async def test_event_that_cannot_be_read_is_dead_after_smaller_steps(
             failing.poison = {poison}
         await settled(harness, database, 50)
         expected = {(poison, f"reading it failed, {reason}", 0)}
-        assert set(dead(database)) == expected
+        assert set(dead_letters(database)) == expected
         for each in (sink, other):
             ids = [event.id for event in each.delivered]
             assert ids == [each for each in every if each != poison]
@@ -209,7 +203,7 @@ async def test_small_events_are_never_dead_because_the_database_is_slow(database
         failing.everything = False
         await settled(harness, database, 5)
         assert [event.id for event in sink.delivered] == events
-        assert dead(database) == []
+        assert dead_letters(database) == []
 
 
 async def test_large_event_outlives_a_server_that_is_short_of_memory_for_a_moment(database: Database) -> None:
@@ -288,7 +282,7 @@ async def test_a_read_that_is_cut_behind_large_keys_goes_on_there(database: Data
             every = [connection.execute(INSERT, {**_row(b"p"), "key": key}).fetchall()[0][0] for key in keys]
         await settled(harness, database, len(every))
         assert [event.id for event in sink.delivered] == every[12:]
-        assert [event for event, _, _ in dead(database)] == every[:12]
+        assert [event for event, _, _ in dead_letters(database)] == every[:12]
 
 
 async def test_no_event_is_dead_because_its_read_waited_for_a_connection(database: Database) -> None:
@@ -310,5 +304,5 @@ async def test_no_event_is_dead_because_its_read_waited_for_a_connection(databas
         event = insert(database)
         await settled(harness, database, 1)
         assert [event.id for event in sink.delivered] == [event]
-        assert dead(database) == []
+        assert dead_letters(database) == []
         assert harness.ended == []

@@ -14,9 +14,9 @@ from psycopg import errors
 
 from outbox_relay import outbox
 from outbox_relay.postgres.migrations import migrate
-from tests.integration.test_roles import denied, new_role
 from tests.support.command import Ended, inside
 from tests.support.database import Database, query
+from tests.support.roles import denied, new_role
 
 HIDDEN = {"event": {"payload", "headers"}, "delivery": {"payload", "headers", "last_attempt"}, "attempt": {"detail"}}
 ANSWER = '{"code": "http_500", "answer": "SECRET-A"}'

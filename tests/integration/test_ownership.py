@@ -22,7 +22,7 @@ from tests.support.deliveries import delivered, emit, has, ids, in_order
 from tests.support.ledger import Ledger, ledger
 from tests.support.logs import RecordedLog
 from tests.support.memory_sink import MemorySink, fails
-from tests.support.relay_harness import LOST, RelayHarness, running, spec
+from tests.support.relay_harness import LOST, RelayHarness, owns, running, spec
 from tests.support.wait import auntil
 
 SHORT_LEASE = 1.5
@@ -30,15 +30,6 @@ WAITING_SETTLEMENT = """
 select pid from pg_stat_activity
  where datname = current_database() and wait_event_type = 'Lock'
    and strpos(query, 'outbox.settle(') > 0 and pid <> pg_backend_pid()"""
-
-
-async def owns(harness: RelayHarness, count: int, seconds: float = 15) -> None:
-    """Wait until `harness` owns `count` shards of its sink."""
-
-    async def fact() -> bool:
-        return harness.lease_manager.held["s"] == count
-
-    await auntil(fact, seconds=seconds, what=f"{count} shards are owned")
 
 
 async def all_in_order(*sinks: MemorySink) -> bool:
@@ -233,7 +224,7 @@ async def test_nothing_is_settled_behind_a_settlement_that_failed(database: Data
             await has(
                 database, f"with w as materialized ({WAITING_SETTLEMENT}) select pg_terminate_backend(pid) from w"
             )
-            with pytest.raises(SessionReset, match="sink s: a settlement did not come to its end"):
+            with pytest.raises(SessionReset, match="sink s: a settlement did not finish"):
                 await behind
         await delivered(sink, [event])
 

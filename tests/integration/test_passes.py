@@ -193,7 +193,7 @@ async def test_a_seek_passes_over_what_was_not_read_and_says_so(books: Ledger) -
     found = await why(books, skipped)
     assert (await states(books, read), found["state"], found["by"]) == (["settled"], "passed over", "seek")
     text = admin.why_text(await admin.why(books.store, UUID(books.uid(skipped))))
-    assert "passed over: sinks seek put the sink past it, at " in text
+    assert "skipped by sinks seek, at " in text
     seek(books.database, "s", "beginning")
     found = await why(books, read)
     assert (found["state"], found["again"], await states(books, skipped)) == ("pending", True, ["pending"])

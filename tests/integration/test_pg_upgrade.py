@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from outbox_relay.postgres.migrations import migrate
-from tests.integration.test_upgrading import behind, config, left
 from tests.support.command import inside
 from tests.support.database import Database
 from tests.support.postgres import SUPERUSER, PostgresServer
 from tests.support.receiver import Receiver
 from tests.support.receiver.answers import say
 from tests.support.service import RelayService
+from tests.support.upgrades import behind, config, left
 from tests.support.wait import until
 
 BEFORE, AFTER = 15, 18

@@ -171,9 +171,9 @@ async def test_dead_letters_become_those_of_the_sink_and_hold_no_key(database: D
         await replayed(database, sink, KEYS[:14])
         number = start(database, since="PT1H")
         await ended(database, number)
-    heir = MemorySink(keeps_order=False)
-    async with running(database.dsn, (spec("s", hold=True), heir)):
-        await delivered(heir, emit(database, ["k1"]))
+    successor = MemorySink(keeps_order=False)
+    async with running(database.dsn, (spec("s", hold=True), successor)):
+        await delivered(successor, emit(database, ["k1"]))
     assert counts(database, number) == (14, 12, 2, 0)
     assert query(database, "select sink, state, replay, key from outbox.delivery") == [("s", "dead", number, "k1")] * 2
     recorded = query(database, "select sink, outcome, detail ->> 'replay' from outbox.attempt")

@@ -125,6 +125,39 @@ async def test_a_dump_restored_into_another_cluster_loses_nothing(
         assert sorted(await relayed(new, every, name="later")) == sorted(every), "a sink from the beginning"
 
 
+@pytest.mark.parametrize("caught_up", [False, True], ids=["its numbers are ahead", "the new cluster has caught up"])
+@pytest.mark.parametrize("options", [(), ("--disable-triggers",)], ids=["", "without triggers"])
+async def test_data_that_is_moved_into_a_migrated_schema_loses_nothing(
+    own_postgres: PostgresServer, caught_up: bool, options: tuple[str, ...]
+) -> None:
+    """Only the data is dumped: ``outbox.meta`` has its row already, which names the new cluster."""
+    with shop(own_postgres) as old, PostgresServer() as server, shop(server, "moved") as new:
+        burn(old, AHEAD)
+        before = emit(old)
+        assert await relayed(old, before) == before
+        waiting = emit(old)
+        file = own_postgres.directory / "data.sql"
+        own_postgres.run("pg_dump", "--data-only", "-n", "outbox", *options, "-f", file, old.dsn)
+        server.run("psql", "-q", "-f", file, new.dsn)
+        do(new, "delete from outbox.relay")
+        between = emit(new)
+        if caught_up:
+            burn(new, 4 * AHEAD)
+            between += emit(new)
+        store = CountingStore(new.dsn)
+        await store.open()
+        with pytest.raises(DatabaseUnusable, match="another cluster"):
+            await store.floor()
+        if not options:
+            with pytest.raises(DatabaseUnusable, match="another cluster"):
+                await store.tick()
+        await store.close()
+        rebase(new.dsn)
+        assert await relayed(new, waiting + between) == waiting + between, "what was settled is not repeated"
+        after = emit(new)
+        assert await relayed(new, after) == after
+
+
 async def test_a_second_restore_in_a_row_loses_nothing(own_postgres: PostgresServer) -> None:
     """The second while the window of the first is still open, and after events of the cluster between."""
     with shop(own_postgres) as first, PostgresServer() as server:

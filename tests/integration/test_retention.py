@@ -29,7 +29,9 @@ from tests.support.days import (
     keep,
     one,
     register,
+    relay_says,
     retention,
+    said,
     table_ago,
 )
 from tests.support.schemas import schema_up_to
@@ -296,7 +298,7 @@ def test_a_lease_that_another_process_has_claimed_counts_for_nothing(owner: Conn
         f"select outbox.leave_day('{date_ago(12)}', {checked}, 'x')",
         f"select outbox.record_archive('{date_ago(12)}', {checked}, 'x', 'y', 1)",
     ):
-        with pytest.raises(errors.ObjectNotInPrerequisiteState, match="is over"):
+        with pytest.raises(errors.ObjectNotInPrerequisiteState, match="was taken over"):
             owner.execute(statement.encode())
     assert events_of(owner, table_ago(12)) == 3
     owner.execute("select outbox.end_retention(%s)", (newer,))
@@ -335,21 +337,6 @@ def test_a_clock_that_comes_back_ends_the_wait(database: Database, owner: Connec
         " owner = gen_random_uuid(), lease_until = now() + interval '1 year'"
     )
     assert retention(database, "run", "--json").json["done"] == 1
-
-
-def relay_says(connection: Connection, said: dict[str, Any] | None, seen: str = "0 s") -> None:
-    """Record the table [retention] of one more live relay."""
-    connection.execute(
-        "insert into outbox.relay (id, name, version, sinks, seen_at, retention)"
-        " values (gen_random_uuid(), 'r', '1', '{}', now() - %s::interval, %s)",
-        (seen, None if said is None else json.dumps(said)),
-    )
-
-
-def said(days: int, *, archive: bool = False) -> dict[str, Any]:
-    """The values of a file."""
-    names = ("keep_days", "keep_uids_days", "keep_dead_days", "keep_attempts_days")
-    return {**dict.fromkeys(names, days), "archive": archive}
 
 
 @pytest.mark.parametrize(

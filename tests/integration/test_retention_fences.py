@@ -9,9 +9,9 @@ import pytest
 from psycopg import errors
 
 from outbox_relay.postgres.migrations import migrate
-from tests.integration.test_roles import new_role
 from tests.support.database import Database
 from tests.support.days import Connection, begin, date_ago, emit_ago, fill_days, keep, one, register
+from tests.support.roles import new_role
 
 
 @pytest.fixture
@@ -143,7 +143,7 @@ def test_a_lease_cannot_be_guessed(owner: Connection) -> None:
         assert lease is not None
         leases.append(lease)
         for guess in (1, 2, leases[0] + 1, lease - 1, lease + 1):
-            with pytest.raises(errors.ObjectNotInPrerequisiteState, match="is over"):
+            with pytest.raises(errors.ObjectNotInPrerequisiteState, match="was taken over"):
                 owner.execute("select outbox.renew_retention(%s)", (guess,))
         owner.execute("select outbox.end_retention(%s)", (lease,))
     assert len(set(leases)) == 5

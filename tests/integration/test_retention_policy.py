@@ -10,10 +10,9 @@ import pytest
 from psycopg import errors
 
 from outbox_relay.postgres.migrations import migrate
-from tests.integration.test_retention import relay_says, said
-from tests.integration.test_roles import new_role
 from tests.support.database import Database
-from tests.support.days import Connection, begin, one, register
+from tests.support.days import Connection, begin, one, register, relay_says, said
+from tests.support.roles import new_role
 
 
 @pytest.fixture

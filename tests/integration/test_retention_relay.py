@@ -18,9 +18,9 @@ from outbox_relay.postgres.store import Store
 from outbox_relay.relay.retention import Retention
 from outbox_relay.retention.archiver import archiver_for
 from outbox_relay.settings.retention import RetentionSettings
-from tests.integration.test_roles import new_role
 from tests.support.database import Database
 from tests.support.days import Connection, date_ago, emit_ago, events_of, fill_days, one, register, retention, table_ago
+from tests.support.roles import new_role
 from tests.support.wait import auntil
 
 SECONDS = 30

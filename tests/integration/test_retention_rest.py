@@ -10,7 +10,6 @@ import pytest
 from psycopg import IsolationLevel, errors
 
 from outbox_relay.postgres.migrations import migrate
-from tests.integration.test_roles import new_role
 from tests.support.database import Database
 from tests.support.days import (
     DEAD,
@@ -27,6 +26,7 @@ from tests.support.days import (
     retention,
     table_ago,
 )
+from tests.support.roles import new_role
 
 
 @pytest.fixture

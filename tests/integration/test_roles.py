@@ -1,8 +1,7 @@
 """The rights of roles: an application emits and nothing else, a relay relays and is no superuser, PUBLIC has none."""
 
 import re
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -11,7 +10,6 @@ import psycopg
 import pytest
 from psycopg import errors, sql
 
-import outbox_relay
 from outbox_relay import outbox
 from outbox_relay.domain.errors import DatabaseUnusable
 from outbox_relay.domain.event import StoredEvent
@@ -21,25 +19,11 @@ from outbox_relay.postgres.schema_script import script
 from tests.support.database import Database
 from tests.support.memory_sink import MemorySink
 from tests.support.relay_harness import CountingStore, running, spec
+from tests.support.roles import STATEMENTS, callable_by, denied, functions, new_role
 from tests.support.wait import auntil
 
 LOG = ("event", "event_default")
-STATEMENTS = Path(outbox_relay.__file__).parent / "postgres" / "sql"
 TABLES = ("discarded", "meta", "grantee", "uid", "sink", "shard", "progress", "relay", "delivery", *LOG)
-
-
-@contextmanager
-def new_role(database: Database, kind: str, options: str = "login") -> Generator[str]:
-    """A role for one test, removed with all that it owns in this database."""
-    name = f"{kind}_{uuid4().hex}"
-    with database.connect(autocommit=True) as admin:
-        admin.execute(f"create role {name} {options}".encode())
-    try:
-        yield name
-    finally:
-        with database.connect(autocommit=True) as admin:
-            admin.execute(f"drop owned by {name} cascade".encode())
-            admin.execute(f"drop role {name}".encode())
 
 
 @pytest.fixture
@@ -79,30 +63,6 @@ def stranger(database: Database) -> Iterator[str]:
     """A role that nothing was granted to."""
     with new_role(database, "stranger") as name:
         yield name
-
-
-def denied(database: Database, user: str, statement: str) -> None:
-    """The statement is refused for want of rights, and for nothing else."""
-    with database.connect(user=user) as conn, pytest.raises(errors.InsufficientPrivilege):
-        conn.execute(statement.encode())
-
-
-def functions(database: Database) -> list[str]:
-    """Every function of the schema, with the types of its arguments."""
-    with database.connect() as conn:
-        found = conn.execute("select oid::regprocedure::text from pg_proc where pronamespace = 'outbox'::regnamespace")
-        return [name for (name,) in found]
-
-
-def callable_by(database: Database, user: str) -> set[str]:
-    """The names of the functions that this role may call."""
-    with database.connect() as conn:
-        found = conn.execute(
-            "select proname from pg_proc where pronamespace = 'outbox'::regnamespace"
-            " and has_function_privilege(%s, oid, 'execute')",
-            [user],
-        )
-        return {name for (name,) in found}
 
 
 def callable_only_by(database: Database, kind: str) -> set[str]:
@@ -438,6 +398,10 @@ def test_what_a_relay_may(shared_database: Database, shared_relay: str, statemen
         "update outbox.meta set min_relay = 0",
         "update outbox.meta set config = config + 1",
         "update outbox.shard set sink = 'x'",
+        "update outbox.delivery set payload = ''",
+        "update outbox.delivery set uid = gen_random_uuid()",
+        "update outbox.delivery set id = 1, sink = 'x', shard = 1",
+        "update outbox.delivery set type = 'x', key = 'x', headers = '{}'",
         "insert into outbox.shard (sink, shard) values ('x', 1)",
         "insert into outbox.sink (name, patterns, start) values ('x', '{}', 'now')",
         "update outbox.sink set patterns = '{}', generation = 7",

@@ -150,9 +150,9 @@ async def test_two_seeks_in_a_row_and_a_crash(database: Database) -> None:
     await asyncio.to_thread(seek, database, "s", "now")
     await asyncio.to_thread(seek, database, "s", "beginning")
     await harness.crash()
-    async with running(database.dsn, (spec("s"), second), lease_seconds=SHORT_LEASE) as heir:
+    async with running(database.dsn, (spec("s"), second), lease_seconds=SHORT_LEASE) as successor:
         await delivered(second, wanted, seconds=30)
-        await heir.settled()
+        await successor.settled()
     assert in_order(second.delivered)
 
 

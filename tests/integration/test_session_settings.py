@@ -35,6 +35,7 @@ HOSTILE = {
     "standard_conforming_strings": "off",
     "extra_float_digits": "-15",
     "search_path": "hostile, pg_catalog",
+    "row_security": "on",
     "default_transaction_isolation": "serializable",
     "default_transaction_read_only": "on",
     "default_transaction_deferrable": "on",

@@ -13,7 +13,6 @@ from psycopg import errors
 from outbox_relay.domain.event import SHARDS
 from outbox_relay.domain.window import Position
 from outbox_relay.postgres.migrations import migrate
-from tests.integration.test_roles import denied, new_role
 from tests.support.command import Ended, inside
 from tests.support.database import Database, query
 from tests.support.deliveries import delivered, emit, has, ids, in_order
@@ -24,6 +23,7 @@ from tests.support.receiver import Receiver
 from tests.support.receiver.received import received_types
 from tests.support.relay_config import webhook_config
 from tests.support.relay_harness import RelayHarness, running, spec
+from tests.support.roles import denied, new_role
 from tests.support.service import RelayService
 from tests.support.sink_actions import audited, call, register, remove, rename
 from tests.support.wait import auntil, until
@@ -76,7 +76,7 @@ async def test_many_rows_are_deleted_in_steps_of_which_the_audit_has_one_row(dat
     assert (ended.code, ended.json) == (0, {"done": 3, "left": 0})
     assert query(database, "select 1 from outbox.discarded union all select 1 from outbox.delivery") == []
     again = await asyncio.to_thread(ask, database, "sinks", "remove", "s")
-    assert (again.code, again.out) == (0, "sink s was removed before: there is nothing to do\n")
+    assert (again.code, again.out) == (0, "sink s is already removed\n")
     assert [row[3] for row in audited(database)] == [2, 3]
 
 
@@ -231,7 +231,7 @@ def test_a_name_that_is_taken_is_refused_and_one_of_a_removed_sink_is_not(databa
     ended = ask(database, "sinks", "rename", "s", "t")
     assert (ended.code, "there is a sink 't' already" in ended.err) == (2, True)
     ended = ask(database, "sinks", "rename", "s", "s")
-    assert (ended.code, "its old one" in ended.err) == (2, True)
+    assert (ended.code, "equals the current name" in ended.err) == (2, True)
     rename(database, "u", "v")
     ended = ask(database, "sinks", "rename", "s", "u")
     assert (ended.code, "former name of sink 'v'" in ended.err) == (2, True)

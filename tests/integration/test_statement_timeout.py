@@ -12,10 +12,8 @@ import pytest
 
 from outbox_relay.domain.circuit import CircuitPolicy
 from outbox_relay.postgres.database import CALL_SECONDS
-from tests.integration.test_bounds import add
-from tests.integration.test_odd_reads import dead
 from tests.support.database import Database, query
-from tests.support.deliveries import delivered, emit, ids, in_order
+from tests.support.deliveries import add_waiting, dead_letters, delivered, emit, ids, in_order
 from tests.support.memory_sink import BOTH, Late, MemorySink, fails
 from tests.support.pgbouncer import PgBouncer
 from tests.support.relay_harness import RelayHarness, running, spec
@@ -131,7 +129,7 @@ async def test_a_large_payload_that_is_never_read_in_time_is_dead_and_its_neighb
         assert harness.ended == []
         assert harness.store.timed_out["read_rest"] >= 9
     reason = "reading it failed, it ran out of time: payload has 100000 bytes"
-    assert dead(database) == [(every[20], reason, 0)]
+    assert dead_letters(database) == [(every[20], reason, 0)]
     assert ids(sink) == every[:20] + every[21:]
 
 
@@ -140,7 +138,7 @@ async def test_claims_that_run_out_of_time_get_smaller(database: Database, keeps
     make(database, SLOW_ROWS.format(change="update of claims", seconds=0.05))
     sink = MemorySink(keeps_order=keeps_order)
     for event in range(1, 41):
-        add(database, event, f"k{event}")
+        add_waiting(database, event, f"k{event}")
     async with running(database.dsn, (spec("s"), sink)) as harness:
         await all_arrive(harness, sink, list(range(1, 41)), "claim_rows")
         assert harness.store.timed_out.keys() == {"claim_rows"}
@@ -180,7 +178,7 @@ async def test_outcomes_of_rows_that_run_out_of_time_are_written_in_smaller_port
     script.script = fails(1 if statement == "update_rows" else 0)
     sink = MemorySink(script)
     for event in range(1, 41):
-        add(database, event, f"k{event}")
+        add_waiting(database, event, f"k{event}")
     async with running(database.dsn, (spec("s", circuit=UNHURRIED), sink)) as harness:
         await all_arrive(harness, sink, list(range(1, 41)), statement)
         assert harness.store.timed_out.keys() == {statement}

@@ -42,7 +42,7 @@ async def test_what_a_relay_that_is_gone_said_of_fewer_requests_is_forgotten(dat
     async with running(database.dsn, (spec("s"), sink)) as harness:
         await harness.owns_all()
         query(database, "update outbox.sink set in_flight_limit = 8 returning 1")
-        await auntil(lambda: _is(harness.leases("s").in_flight_limit == 8), seconds=10, what="it is known")
+        await auntil(lambda: _is(harness.leases("s").row.in_flight_limit == 8), seconds=10, what="it is known")
         await delivered(sink, emit(database, [None]))
         await has(database, "select 1 from outbox.sink where in_flight_limit is null")
 

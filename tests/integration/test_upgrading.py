@@ -16,32 +16,15 @@ from outbox_relay.domain.errors import DatabaseUnavailable
 from outbox_relay.domain.event import SHARDS
 from outbox_relay.postgres.migrations import migrate
 from outbox_relay.postgres.schema_versions import SCHEMA_VERSION
-from tests.integration.test_roles import new_role
 from tests.support.database import Database, query
 from tests.support.earlier import LAST_OF, Earlier
 from tests.support.receiver import Receiver, Request
 from tests.support.receiver.answers import Behaviour, after, chosen, say
-from tests.support.receiver.signatures import SECRET
+from tests.support.roles import new_role
 from tests.support.service import RelayService
+from tests.support.upgrades import behind, config, left
 from tests.support.wait import until
 
-CONFIG = """
-[database]
-dsn = "{dsn}"
-[relay]
-lease_seconds = 3
-[sinks.crm]
-type = "webhook"
-url = "{url}"
-secrets = ["{secret}"]
-timeout_seconds = 3
-allow_http = true
-allow_networks = ["127.0.0.0/8"]
-[sinks.crm.retry]
-base_seconds = 3600
-[routes]
-"*" = ["crm"]
-"""
 KEYS = 20
 FAR_AHEAD = "20000-01-01"
 """A year that PostgreSQL knows and Python does not; earlier versions took it."""
@@ -85,11 +68,6 @@ def old_database(empty_database: Database, earlier: Earlier) -> Database:
 def receiver() -> Generator[Receiver]:
     with Receiver() as receiver:
         yield receiver
-
-
-def config(dsn: str, receiver: Receiver) -> str:
-    """One webhook for every type; what fails waits until a test makes it due."""
-    return CONFIG.format(dsn=dsn, url=receiver.url, secret=SECRET)
 
 
 @dataclass
@@ -290,15 +268,6 @@ def fill(database: Database, app: str) -> str:
     return own
 
 
-def behind(database: Database) -> list[tuple[str]]:
-    """The uids of the log that the position of their shard has not passed."""
-    return query(
-        database,
-        "select e.uid::text from outbox.event e join outbox.standing p on p.shard = e.shard "
-        "where e.id > greatest(p.a_seq, p.last_id)",
-    )
-
-
 def leave_unread(database: Database, app: str, *, odd: bool) -> list[str]:
     """Emit while no relay runs, into several partitions. Return the uids of what only version 1 took, if `odd`."""
     with database.connect() as owner:
@@ -320,11 +289,3 @@ def emit(database: Database, user: str, payload: str, *options: str) -> str:
         call = f"select outbox.emit({', '.join(['%s', '%s::text::jsonb', *options])})::text"
         [(uid,)] = connection.execute(call.encode(), ("order.made", payload)).fetchall()
     return uid
-
-
-def left(database: Database, receiver: Receiver) -> set[str]:
-    """The uids of events that are neither delivered nor dead."""
-    states = query(database, "select uid::text, state from outbox.delivery")
-    dead = {uid for uid, state in states if state == "dead"}
-    events = {uid for (uid,) in query(database, "select uid::text from outbox.event")}
-    return {uid for uid, state in states if state != "dead"} | (events - dead - set(receiver.uids))

@@ -83,7 +83,7 @@ async def test_behind_the_position_it_is_settled(books: Ledger) -> None:
     [event_id] = books.emit("k")
     await to_the_end(books)
     assert await why(books, event_id) == {"state": "settled"}
-    assert "settled, no record kept" in await said(books, event_id)
+    assert "delivered; no record was kept" in await said(books, event_id)
 
 
 async def test_in_a_window_it_is_settled_up_to_the_last_id_done(books: Ledger) -> None:

@@ -10,11 +10,11 @@ import pytest
 
 from outbox_relay import admin
 from outbox_relay.postgres.migrations import migrate
-from tests.integration.test_roles import new_role
 from tests.support.command import inside
 from tests.support.database import Database, query
 from tests.support.deliveries import emit
 from tests.support.ledger import Ledger, ledger
+from tests.support.roles import new_role
 
 MODULE = import_module("outbox_relay.admin.why")
 KEYS = ["a", "b", "a", None, "a\x1b", "a", "b"]

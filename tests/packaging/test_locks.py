@@ -14,6 +14,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 EXTRAS: dict[str, list[str]] = PROJECT["project"]["optional-dependencies"]
 GROUPS: dict[str, list[str | dict[str, str]]] = PROJECT["dependency-groups"]
 
+DEV = [each for each in GROUPS["dev"] if isinstance(each, str)]
+
 _PIN = re.compile(r"([a-z0-9][a-z0-9._-]*)==([^ ;\\]+)")
 
 
@@ -38,8 +40,11 @@ def test_the_image_holds_what_the_tests_ran_with(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "wanted"),
     [
-        ("requirements.lock", [*EXTRAS["demo"], *EXTRAS["relay"], *(x for x in GROUPS["dev"] if isinstance(x, str))]),
-        ("requirements-relay.lock", EXTRAS["relay"]),
+        (
+            "requirements.lock",
+            [*EXTRAS["demo"], *EXTRAS["relay"], *EXTRAS["otel"], *DEV],
+        ),
+        ("requirements-relay.lock", [*EXTRAS["relay"], *EXTRAS["otel"]]),
         ("requirements-build.lock", PROJECT["build-system"]["requires"]),
     ],
 )
@@ -60,7 +65,7 @@ def test_an_application_needs_psycopg_only() -> None:
     assert [Requirement(text).name for text in PROJECT["project"]["dependencies"]] == ["psycopg"]
 
 
-@pytest.mark.parametrize("extra", ["relay", "demo"])
+@pytest.mark.parametrize("extra", ["relay", "otel", "demo"])
 def test_every_extra_has_lower_bounds(extra: str) -> None:
     for requirement in map(Requirement, EXTRAS[extra]):
         operators = [specifier.operator for specifier in requirement.specifier]

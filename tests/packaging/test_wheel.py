@@ -32,7 +32,7 @@ import psycopg
 from outbox_relay import outbox
 
 
-for name in ("pydantic", "aiohttp", "h11", "confluent_kafka", "structlog", "outbox_relay.settings"):
+for name in ("pydantic", "aiohttp", "h11", "confluent_kafka", "structlog", "opentelemetry", "outbox_relay.settings"):
     assert name not in sys.modules, name
 
 async def emit():
@@ -183,7 +183,7 @@ def test_a_relay_checks_its_settings(relay: Environment) -> None:
     assert relay.run("outbox-relay", "--version").stdout == f"outbox-relay {__version__}\n"
     done = relay.run("outbox-relay", "check", "-c", ROOT / "config/relay.example.toml")
     assert done.returncode == 0, done.stderr
-    assert "no problem found in 2 sinks" in done.stdout
+    assert "2 sinks and 2 routes" in done.stdout
 
 
 def test_a_relay_lacks_nothing(relay: Environment) -> None:

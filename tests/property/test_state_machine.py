@@ -296,34 +296,34 @@ class Outbox(RuleBasedStateMachine):
         self.faults += 1
         self.run(self.workers[worker].lose_row_leases())
 
-    @rule(worker=WORKER, heir=WORKER, key=KEY, wishes=WISHES)
-    def overtake_rows(self, worker: int, heir: int, key: str | None, wishes: list[tuple[str, int]]) -> None:
+    @rule(worker=WORKER, successor=WORKER, key=KEY, wishes=WISHES)
+    def overtake_rows(self, worker: int, successor: int, key: str | None, wishes: list[tuple[str, int]]) -> None:
         """The leases of a worker's rows end between their answers and the write, and another claims the rows.
 
         Drawn step by step, a worker hardly ever writes what another has claimed.
         """
         self.faults += 1
-        self.run(self._overtake_rows(worker, heir, key, wishes))
+        self.run(self._overtake_rows(worker, successor, key, wishes))
 
-    async def _overtake_rows(self, worker: int, heir: int, key: str | None, wishes: list[tuple[str, int]]) -> None:
+    async def _overtake_rows(self, worker: int, successor: int, key: str | None, wishes: list[tuple[str, int]]) -> None:
         await self._emit_and_commit(key, "plain")
         await self._deliver(worker, [("failed", 0)], None)
         await self._work(worker, "sweep")
         await self._answer(worker, wishes)
         await self.workers[worker].lose_row_leases()
-        await self._work(heir, "sweep")
+        await self._work(successor, "sweep")
         await self._work(worker, "settle rows")
 
-    @rule(worker=WORKER, heir=WORKER, key=KEY, wishes=WISHES, sent=st.sampled_from([0, 1]))
+    @rule(worker=WORKER, successor=WORKER, key=KEY, wishes=WISHES, sent=st.sampled_from([0, 1]))
     def overtake_settlement(
-        self, worker: int, heir: int, key: str | None, wishes: list[tuple[str, int]], sent: int
+        self, worker: int, successor: int, key: str | None, wishes: list[tuple[str, int]], sent: int
     ) -> None:
         """A worker's leases end before its settlement is sent, or before its COMMIT, and another claims and settles."""
         self.faults += 1
-        self.run(self._overtake_settlement(worker, heir, key, wishes, sent))
+        self.run(self._overtake_settlement(worker, successor, key, wishes, sent))
 
     async def _overtake_settlement(
-        self, worker: int, heir: int, key: str | None, wishes: list[tuple[str, int]], sent: int
+        self, worker: int, successor: int, key: str | None, wishes: list[tuple[str, int]], sent: int
     ) -> None:
         await self._emit_and_commit(key, "plain")
         await self._begin(worker)
@@ -331,7 +331,7 @@ class Outbox(RuleBasedStateMachine):
         await self._work(worker, "settle", 0)
         await self.workers[worker].lose_leases(24)
         await self._work(worker, "settle", sent)
-        await self._deliver(heir, [("taken", 0)], None)
+        await self._deliver(successor, [("taken", 0)], None)
         await self._work(worker, "settle")
 
     @rule(worker=WORKER, commits_are_lost=st.booleans())
@@ -378,27 +378,27 @@ class Outbox(RuleBasedStateMachine):
     async def _act(self, action: str, key: str | None, done: set[int]) -> None:
         done.update(uid.int for (uid,) in await self.bench.ask(action, self.spec.name, key))
 
-    @rule(worker=WORKER, heir=WORKER, key=KEY, action=st.sampled_from([None, RETRY, DISCARD]))
-    def succeed_to_dead(self, worker: int, heir: int, key: str | None, action: str | None) -> None:
+    @rule(worker=WORKER, successor=WORKER, key=KEY, action=st.sampled_from([None, RETRY, DISCARD]))
+    def succeed_to_dead(self, worker: int, successor: int, key: str | None, action: str | None) -> None:
         """An event dies, another relay takes over, dead events are acted on, and a later event of its key is read.
 
         Drawn step by step, these hardly ever follow one another.
         """
         self.faults += 1
-        self.run(self._succeed_to_dead(worker, heir, key, action))
+        self.run(self._succeed_to_dead(worker, successor, key, action))
 
-    async def _succeed_to_dead(self, worker: int, heir: int, key: str | None, action: str | None) -> None:
+    async def _succeed_to_dead(self, worker: int, successor: int, key: str | None, action: str | None) -> None:
         await self._begin(worker)
         await self._emit_and_commit(key, "poison")
         await self._deliver(worker, [("taken", 0)], None)
-        await self._take_over(worker, heir)
+        await self._take_over(worker, successor)
         await self._emit_and_commit(key, "plain")
-        await self._work(heir, "read", 2)
+        await self._work(successor, "read", 2)
         if action:
             await self._act(action, None, self.expected.retried if action == RETRY else self.expected.discarded)
-        await self._work(heir, "read")
+        await self._work(successor, "read")
         await self._emit_and_commit(key, "plain")
-        await self._deliver(heir, [("taken", 0), ("taken", 0)], None)
+        await self._deliver(successor, [("taken", 0), ("taken", 0)], None)
 
     @rule(worker=WORKER, key=KEY, wishes=WISHES)
     def retry_before_waiting(self, worker: int, key: str | None, wishes: list[tuple[str, int]]) -> None:

@@ -97,3 +97,18 @@ def one(connection: Connection, statement: str, *parameters: Any) -> Any:
 def begin(connection: Connection, who: UUID | None = None) -> int | None:
     """Claim the lease of the retention."""
     return one(connection, "select lease from outbox.begin_retention(%s, 'test', 60)", who or uuid4())
+
+
+def relay_says(connection: Connection, said: dict[str, Any] | None, seen: str = "0 s") -> None:
+    """Record the table [retention] of one more live relay."""
+    connection.execute(
+        "insert into outbox.relay (id, name, version, sinks, seen_at, retention)"
+        " values (gen_random_uuid(), 'r', '1', '{}', now() - %s::interval, %s)",
+        (seen, None if said is None else json.dumps(said)),
+    )
+
+
+def said(days: int, *, archive: bool = False) -> dict[str, Any]:
+    """Return the table [retention] of a file."""
+    names = ("keep_days", "keep_uids_days", "keep_dead_days", "keep_attempts_days")
+    return {**dict.fromkeys(names, days), "archive": archive}

@@ -7,9 +7,11 @@ from collections.abc import Iterable, Sequence
 from contextlib import closing
 from typing import Any
 
+import psycopg
+
 from outbox_relay import outbox
 from outbox_relay.domain.event import StoredEvent
-from tests.support.database import Asker, Database
+from tests.support.database import Asker, Database, query
 from tests.support.memory_sink import MemorySink
 from tests.support.wait import auntil
 
@@ -64,3 +66,41 @@ async def has(database: Database, text: str, *parameters: Any, seconds: float = 
 
     with closing(asker):
         return await auntil(fact, seconds=seconds, what=text)
+
+
+def touched(connection: psycopg.Connection[Any]) -> tuple[int, int]:
+    """Return (rows, pages) of ``delivery`` and its indexes that the current transaction has looked at."""
+    [(rows_read,)] = connection.execute(
+        "select (seq_tup_read + coalesce(idx_tup_fetch, 0))::bigint from pg_stat_xact_user_tables "
+        "where schemaname = 'outbox' and relname = 'delivery'"
+    ).fetchall()
+    [(pages,)] = connection.execute(
+        "select sum(pg_stat_get_xact_blocks_fetched(i.indexrelid)) + pg_stat_get_xact_blocks_fetched(i.indrelid) "
+        "from pg_index i where i.indrelid = 'outbox.delivery'::regclass group by i.indrelid"
+    ).fetchall()
+    return rows_read, int(pages)
+
+
+def add_waiting(
+    database: Database, event: int, key: str | None, payload: bytes | None = b"{}", deliver_at: str | None = None
+) -> None:
+    """Make a waiting row of sink `s` that is due, as a person or an older version may have left it."""
+    query(
+        database,
+        "select name from outbox.register_sinks("
+        """'[{"name": "s", "patterns": ["*"], "start": "beginning"}]', 0, '3:3:', 3)""",
+    )
+    query(
+        database,
+        "insert into outbox.delivery (sink, id, shard, state, ordered, due_at, uid, type, key, payload, content_type, "
+        "deliver_at, created_at) values ('s', %s, 0, 'waiting', %s, now(), gen_random_uuid(), 'test', %s, %s, "
+        "'text/plain', %s, '20000-01-01') returning 1",
+        *(event, key is not None, key, payload, deliver_at),
+    )
+
+
+def dead_letters(database: Database) -> list[tuple[int, str, int]]:
+    """Return (id, reason, attempts) of every dead letter."""
+    with database.connect(autocommit=True) as connection:
+        query = "select id, last_error, attempts from outbox.delivery where state = 'dead' order by id"
+        return connection.execute(query).fetchall()

@@ -253,3 +253,12 @@ async def running(dsn: str, *sinks: tuple[SinkSpec, Sink], **options: Any) -> As
     finally:
         await harness.crash()
     harness.judge()
+
+
+async def owns(harness: RelayHarness, count: int, seconds: float = 15) -> None:
+    """Wait until `harness` owns `count` shards of its sink."""
+
+    async def fact() -> bool:
+        return harness.lease_manager.held["s"] == count
+
+    await auntil(fact, seconds=seconds, what=f"{count} shards are owned")

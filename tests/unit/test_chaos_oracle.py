@@ -210,6 +210,8 @@ def test_no_fault_explains_a_duplicate_for_ever() -> None:
         ("sigterm", "kafka", False),
         ("join and leave", "webhook", False),
         ("clock shifted", "kafka", False),
+        ("statistics reset", "kafka", False),
+        ("statements cancelled", "kafka", True),
         ("receiver down", "kafka", False),
         ("receiver down", "webhook", True),
         ("broker killed", "kafka", True),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import signal
 import socketserver
 import subprocess
@@ -19,6 +20,7 @@ import pytest
 
 from outbox_relay import __version__, cli
 from outbox_relay.cli import service
+from outbox_relay.cli.parser import build
 from outbox_relay.workbench.embedded.ports import free_port
 from tests.support.command import inside, outbox_relay
 
@@ -51,9 +53,58 @@ def toml(directory: Path, text: str) -> Path:
     return file
 
 
+GROUPS = {
+    "dead": ("list",),
+    "sinks": ("list",),
+    "replay": ("show", "1"),
+    "retention": ("status",),
+    "config": ("show",),
+}
+"""The groups of commands, with a command of each."""
+
+
 def test_version_is_data() -> None:
     ended = outbox_relay("--version")
     assert (ended.code, ended.out, ended.err) == (0, f"outbox-relay {__version__}\n", "")
+
+
+@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_common_options_may_stand_before_or_after_every_command_of_a_group(group: str, place: int) -> None:
+    words = [group, *GROUPS[group]]
+    found = build().parse_args([*words[:place], "-c", "relay.toml", "--dsn", "host=db", *words[place:]])
+    assert (found.config, found.dsn) == (Path("relay.toml"), "host=db")
+
+
+def test_every_group_of_commands_is_tested() -> None:
+    usage = build().format_help()
+    assert set(GROUPS) == {name for name in re.findall(r"^    ([a-z]+) ", usage, re.MULTILINE) if is_group(name)}
+
+
+def is_group(name: str) -> bool:
+    """Return True if the command is a group of commands."""
+    return "ACTION" in outbox_relay(name, "--help").out
+
+
+@pytest.mark.parametrize(
+    ("words", "right"),
+    [
+        (("check", "--onlin"), "--online"),
+        (("dead", "list", "--limt", "3"), "--limit"),
+        (("--versoin", "status"), "--version"),
+    ],
+)
+def test_a_misspelt_option_is_answered_with_the_nearest_one(words: tuple[str, ...], right: str) -> None:
+    ended = inside(*words)
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.endswith(f"; did you mean {right}?\n")
+
+
+def test_an_option_of_another_command_is_not_suggested() -> None:
+    ended = inside("status", "--online")
+    assert ended.code == 2
+    assert "unrecognized arguments: --online" in ended.err
+    assert "--online?" not in ended.err
 
 
 def test_help_names_every_command() -> None:
@@ -134,8 +185,9 @@ def test_a_malformed_dsn_is_wrong_configuration_and_is_not_repeated(command: tup
 def test_a_misplaced_dsn_is_not_repeated_with_its_password(arguments: tuple[str, ...]) -> None:
     ended = inside(*arguments)
     assert ended.code == 2
+    said = ended.err.replace("SECONDS", "")  # in the usage
     for piece in ("SECRET", "SE@", "CRE", "SEC", "RET"):
-        assert piece not in ended.err
+        assert piece not in said
 
 
 def test_options_are_taken_before_and_after_the_command(tmp_path: Path) -> None:
@@ -157,6 +209,12 @@ def test_check_counts_what_it_found_right(tmp_path: Path) -> None:
     file = toml(tmp_path, KAFKA + '[routes]\n"order.*" = ["events"]\n"user.*" = ["events"]\n')
     ended = inside("check", "-c", file, "--dsn", "postgresql://relay@localhost/shop")
     assert ended.out == "no problem found in 1 sink and 2 routes\n"
+
+
+def test_check_counts_its_warnings_in_place_of_finding_no_problem(tmp_path: Path) -> None:
+    ended = inside("check", "-c", toml(tmp_path, '[database]\ndsn = "postgresql://relay@localhost/shop"\n'))
+    assert (ended.code, ended.out) == (0, "0 sinks and 0 routes: 1 warning\n")
+    assert ended.err.startswith("warning: ")
 
 
 def test_check_prints_every_problem_with_its_place(tmp_path: Path) -> None:

@@ -201,7 +201,7 @@ def test_findings_come_worst_first_and_say_what_to_do() -> None:
         "id": "x-critical", "severity": "critical", "summary": "it is", "evidence": "so", "advice": "do it",
         "runbook": "docs/runbook.md#x-critical",
     }  # fmt: skip
-    assert findings_text([]).startswith("no finding")
+    assert findings_text([]).startswith("no problems found")
     assert findings_text([ok]).endswith("nothing else was found")
 
 
@@ -219,7 +219,7 @@ def test_the_runbook_has_a_section_for_each_finding() -> None:
     sections = re.split(r"^## ", page, flags=re.MULTILINE)[1:]
     assert {section.partition("\n")[0] for section in sections} == ids_in_the_code()
     for section in sections:
-        assert all(f"**{part}**" in section for part in ("Means", "Look at", "Do", "Over when")), section
+        assert all(f"**{part}**" in section for part in ("Means", "Look at", "Do", "Resolved when")), section
 
 
 def test_the_page_shows_findings_as_they_are_printed() -> None:

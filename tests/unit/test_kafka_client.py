@@ -62,6 +62,11 @@ def test_no_line_contains_a_secret(caplog: pytest.LogCaptureFixture) -> None:
     assert log.explain("down") == "down; the client's last error: _AUTHENTICATION: refused ***"
 
 
+@pytest.mark.parametrize("name", ["ssl.engine.passphrase", "ssl.key.password", "sasl.jaas.config", "ssl.key.location"])
+def test_values_of_settings_that_may_be_secret_are_redacted(name: str) -> None:
+    assert ClientSettings({**SERVERS, name: "hunter2"}).redact("<hunter2>") == "<***>"
+
+
 def test_own_purges_are_not_logged_and_handled_errors_are_warnings(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

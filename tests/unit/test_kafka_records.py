@@ -125,6 +125,7 @@ def test_a_tombstone_has_its_attributes_in_headers_in_structured_mode_too() -> N
 class Broken:
     """A template that fails unexpectedly for some events."""
 
+    text = "{type}"
     fields = ("type",)
 
     def render(self, event_type: str, key: str | None, headers: Mapping[str, str]) -> str:

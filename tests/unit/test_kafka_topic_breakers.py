@@ -7,7 +7,7 @@ from outbox_relay.sinks.kafka.topic_breakers import TopicBreakers
 
 @pytest.fixture
 def breakers() -> TopicBreakers:
-    found = TopicBreakers(noise=lambda: 0.5)
+    found = TopicBreakers()
     found.open("t", "topic t: gone", now=100.0)
     return found
 
@@ -54,8 +54,7 @@ def test_the_verdict_has_the_topic_and_the_reason(breakers: TopicBreakers) -> No
 
 
 def test_retries_are_spread_over_the_probe_interval() -> None:
-    draws = iter(n / 1000 for n in range(1000))
-    breakers = TopicBreakers(noise=lambda: next(draws))
+    breakers = TopicBreakers()
     breakers.open("t", "gone", 0.0)
     waits = [breakers.verdict("t", 0.0).retry_after_seconds or 0.0 for _ in range(1000)]
     assert min(waits) > 1.0

@@ -140,6 +140,37 @@ def test_docstrings_of_functions_are_imperative(room: str) -> None:
     assert len(others) <= (1 - IMPERATIVE_SHARE) * len(functions), others
 
 
+SQL_COMMENT = re.compile(r"(?:^|\s)--(?: (.*))?$")
+SQL_FILES = sorted([*(PACKAGE.parent / "schema").glob("*.sql"), *(PACKAGE / "postgres" / "sql").glob("*.sql")])
+
+
+def comments_of(path: Path) -> list[Text]:
+    """Return every comment of a file of SQL, in which consecutive lines are one comment."""
+    found: list[Text] = []
+    continues = False
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if comment := SQL_COMMENT.search(line):
+            words = comment[1] or ""
+            if continues and line.lstrip().startswith("--"):
+                found[-1] = found[-1]._replace(text=f"{found[-1].text} {words}")
+            else:
+                found.append(Text(f"{path.name}:{number}", words))
+        continues = comment is not None
+    return found
+
+
+@pytest.mark.parametrize("path", SQL_FILES, ids=[path.name for path in SQL_FILES])
+def test_no_comment_of_sql_reads_as_a_translation(path: Path) -> None:
+    comments = [comment for comment in comments_of(path) if comment.text.strip()]
+    assert [comment for comment in comments if first_word(comment.text) in HEADLESS] == []
+    assert [comment for comment in comments if PHRASES.search(CODE.sub("", comment.text))] == []
+
+
+def test_comments_of_sql_are_found() -> None:
+    assert len(SQL_FILES) > 50
+    assert all(comments_of(path) for path in SQL_FILES if path.parent.name == "schema")
+
+
 TESTS = Path(__file__).parents[1]
 FOLDERS = sorted(path.name for path in TESTS.iterdir() if (path / "__init__.py").exists() or path.name == "unit")
 TEST_PHRASES = re.compile(r"\b(anew|for ever|forever|whoever|somebody|nobody|so many)\b", re.IGNORECASE)

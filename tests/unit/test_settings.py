@@ -530,8 +530,8 @@ class TestWarnings:
         text = FILE.replace(f'["{SECRET}", ', "[")
         line = text.splitlines().index(next(line for line in text.splitlines() if line.startswith("secrets"))) + 1
         assert warnings(load_text(tmp_path, text)) == [
-            f"{tmp_path}/relay.toml:{line}: sinks.crm.secrets: every secret has an end: "
-            "from 2027-01-01T00:00:00+00:00 on nothing is sent; add one without"
+            f"{tmp_path}/relay.toml:{line}: sinks.crm.secrets: all secrets expire: "
+            "nothing is sent after 2027-01-01T00:00:00+00:00; add one without an end"
         ]
 
 

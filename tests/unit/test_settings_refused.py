@@ -164,7 +164,7 @@ WRONG: list[tuple[str, str, str, str]] = [
     ("allow_networks = []", "permanent_statuses = [400, 399]", "sinks.crm.permanent_statuses[1]", "is 399, should be"),
     ("allow_networks = []", "permanent_statuses = [600]", "sinks.crm.permanent_statuses[0]", "is 600, should be"),
     *[
-        ("allow_networks = []", f"permanent_statuses = [{n}]", "sinks.crm.permanent_statuses[0]", "meaning of its own")
+        ("allow_networks = []", f"permanent_statuses = [{n}]", "sinks.crm.permanent_statuses[0]", "has a fixed meaning")
         for n in (408, 410, 425, 429, 502, 503, 504)
     ],
     ("allow_networks = []", 'permanent_statuses = ["4xx"]', "sinks.crm.permanent_statuses[0]", "valid integer"),

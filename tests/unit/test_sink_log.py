@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from datetime import UTC, datetime
+
+from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import Attempt
 from outbox_relay.relay.sink_log import MOST_PARTS, SinkLog
 from tests.support.logs import RecordedLog
+
+
+def an_event(uid: str, headers: str | None = None) -> StoredEvent:
+    return StoredEvent(1, 0, uid, "a", None, b"canary", "text/plain", headers, None, datetime.now(UTC))
 
 
 def a_log() -> tuple[RecordedLog, SinkLog]:
@@ -58,19 +66,29 @@ def test_a_line_names_a_bounded_number_of_parts() -> None:
 
 def test_dead_events_are_named_at_a_limited_rate_without_what_the_destination_said() -> None:
     log, sink = a_log()
-    sink.dead("uid-1", 422, Attempt("http_422", answer="no such customer"))
+    sink.dead(an_event("uid-1"), 422, Attempt("http_422", answer="no such customer"))
     for n in range(1000):
-        sink.dead(f"uid-{n}", 422, None)
+        sink.dead(an_event(f"uid-{n}"), 422, None)
     assert log.lines == [
         ("warning", "event became a dead letter", {"sink": "crm", "uid": "uid-1", "reason": "http_422"})
     ]
+
+
+def test_a_dead_event_of_a_trace_is_named_with_it() -> None:
+    for parent, named in (("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", True), ("canary", False)):
+        log, sink = a_log()
+        sink.dead(an_event("uid-1", json.dumps({"traceparent": parent})), 422, None)
+        trace = {"trace_id": "0af7651916cd43dd8448eb211c80319c"} if named else {}
+        assert log.warnings == [
+            ("event became a dead letter", {"sink": "crm", "uid": "uid-1", **trace, "reason": "status 422"})
+        ]
 
 
 def test_the_reason_of_a_dead_event_is_the_most_precise_class_that_is_known() -> None:
     reasons: list[str] = []
     for status, attempt in ((None, None), (422, None), (422, Attempt("timeout"))):
         log, sink = a_log()
-        sink.dead("uid-1", status, attempt)
+        sink.dead(an_event("uid-1"), status, attempt)
         [(_, values)] = log.warnings
         reasons.append(values["reason"])
     assert reasons == ["refused", "status 422", "timeout"]

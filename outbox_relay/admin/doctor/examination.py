@@ -25,6 +25,7 @@ STATEMENTS: Sequence[tuple[str, Mapping[str, Any], Check]] = (
     ("doctor_slots", {"bytes": server.SLOT_BYTES}, server.examine_slots),
     ("relay_configs", {"seconds": ALIVE_SECONDS}, server.examine_configurations),
     ("foreign_privileges", {}, server.examine_privileges),
+    ("row_security", {}, server.examine_row_security),
 )
 """(name of the statement, parameters, check)"""
 

@@ -22,7 +22,7 @@ def examine_retention(found: Mapping[str, Any]) -> Iterator[Finding]:
     if found["hold_until"]:
         yield Finding(
             "clock-jumped", "warning", "the clock of the database has jumped: no day is emptied",
-            f"until {found['hold_until']}", "check the clock of the database's machine; relays go on at that time",
+            f"until {found['hold_until']}", "check the clock of the database's machine; emptying resumes then",
         )  # fmt: skip
     kept = [day for day in due if day["kept_by"]]
     if kept:
@@ -33,9 +33,19 @@ def examine_retention(found: Mapping[str, Any]) -> Iterator[Finding]:
             f"{_span(kept)}: kept by {reasons}",
             "resume, repair or remove what keeps them; outbox-relay retention status shows each day",
         )  # fmt: skip
+    if not found["hold_until"] and not found["idle"]:
+        yield from _examine_late(due, found)
+    if due and found["idle"]:
+        yield Finding(
+            "retention-idle", "warning", "no relay empties the log",
+            f"{len(due)} days are past keep_days; last pass: {found['last_pass'] or 'none'}",
+            "set [retention] enabled = true on a relay, or run outbox-relay retention run from a timer",
+        )  # fmt: skip
+
+
+def _examine_late(due: list[Any], found: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield the findings on days that nothing keeps and that passes have not emptied."""
     late = [day for day in due if not day["kept_by"] and (day["due_seconds"] or 0.0) > LATE_SECONDS]
-    if found["hold_until"] or found["idle"]:
-        late = []
     waiting = [day for day in late if found["archive"] and not day["archived"]]
     if waiting:
         yield Finding(
@@ -50,19 +60,13 @@ def examine_retention(found: Mapping[str, Any]) -> Iterator[Finding]:
             f"{_span(free)}{_left(free)}; last pass: {found['last_pass'] or 'none'}",
             "run outbox-relay retention run: it says what it cannot lock; then end the sessions that read the log",
         )  # fmt: skip
-    if due and found["idle"]:
-        yield Finding(
-            "retention-idle", "warning", "no relay empties the log",
-            f"{len(due)} days are past keep_days; last pass: {found['last_pass'] or 'none'}",
-            "set [retention] enabled = true on a relay, or run outbox-relay retention run from a timer",
-        )  # fmt: skip
 
 
 def examine_partitions(in_default: int, ahead_seconds: float | None) -> Iterator[Finding]:
     """Yield the findings on partitions; ``ahead_seconds`` is None if there is none but the DEFAULT partition."""
     if in_default:
         yield Finding(
-            "default-partition", "warning", "events lie in the DEFAULT partition",
+            "default-partition", "warning", "events are in the DEFAULT partition",
             f"events, up to a limit: {in_default}",
             "start a relay: it makes the partitions, and retention empties the DEFAULT partition in steps",
         )  # fmt: skip
@@ -71,7 +75,7 @@ def examine_partitions(in_default: int, ahead_seconds: float | None) -> Iterator
             "partitions-missing", "warning", "the partitions of the next day do not exist",
             "there is only the DEFAULT partition" if ahead_seconds is None
             else f"the newest one ends in {ahead_seconds / 3600:.1f} hours",
-            "start a relay, and find its log line on partitions that could not be made",
+            "start a relay, and check its log for partition errors",
         )  # fmt: skip
 
 

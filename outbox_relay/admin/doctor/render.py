@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from outbox_relay.admin.doctor.finding import RUNBOOK, Finding
 from outbox_relay.admin.text import replace_unprintable
 
-HEALTHY = "no finding: sinks, relays, log and server are as they should be"
+HEALTHY = "no problems found"
 
 
 def findings_text(findings: Sequence[Finding]) -> str:

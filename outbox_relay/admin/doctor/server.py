@@ -13,7 +13,7 @@ from outbox_relay.admin.text import duration
 TRANSACTION_SECONDS = 300.0
 """Age from which a transaction counts as long."""
 LONG_TRANSACTION_SECONDS = 3600.0
-"""Age from which that is critical: the log's tables swell, and positions' snapshots grow."""
+"""Age from which that is critical: the log's tables bloat, and positions' snapshots grow."""
 LOCK_SECONDS = 5.0
 """Wait for a lock that is reported."""
 DEAD_ROWS = 100_000
@@ -33,29 +33,7 @@ def examine_server(server: Any, before: float, after: float) -> Iterator[Finding
 
     ``before`` and ``after`` are the times of this machine around the statement, in seconds since the epoch.
     """
-    off = [name for name in ("fsync", "full_page_writes") if getattr(server, name) == "off"]
-    if off:
-        yield Finding(
-            "durability-off", "critical", "a crash of the server may corrupt or lose what was committed",
-            f"off: {listed(off)}", "set them to on in postgresql.conf, and reload the server",
-        )  # fmt: skip
-    if server.synchronous_commit == "off" or server.uncertain_roles:
-        yield Finding(
-            "synchronous-commit-off", "warning", "a crash of the server may lose the last transactions",
-            f"synchronous_commit is off for {listed(server.uncertain_roles) or 'this role'}",
-            "set it to on for the roles that emit; relays need nothing: a lost position repeats events",
-        )  # fmt: skip
-    if server.autovacuum == "off":
-        yield Finding(
-            "autovacuum-off", "critical", "no autovacuum runs: tables swell, and the server stops in the end",
-            "autovacuum is off", "set it to on in postgresql.conf, and reload the server",
-        )  # fmt: skip
-    if server.seq_cache != 1:
-        yield Finding(
-            "sequence-cache", "critical", "sessions cache event ids: relays may pass over events",
-            f"cache of outbox.event_id_seq: {server.seq_cache}",
-            "alter sequence outbox.event_id_seq cache 1; then replay what was emitted since the cache was set",
-        )  # fmt: skip
+    yield from _examine_settings(server)
     if server.xid_age > min(XID_SHARE * server.freeze_max_age, LAST_XIDS):
         severity = "critical" if server.xid_age > LAST_XIDS else "warning"
         yield Finding(
@@ -74,6 +52,34 @@ def examine_server(server: Any, before: float, after: float) -> Iterator[Finding
         yield Finding(
             "sessions-unseen", "ok", "long transactions of other roles were not examined",
             "this role does not see the sessions of others", "grant pg_read_all_stats to it",
+        )  # fmt: skip
+
+
+def _examine_settings(server: Any) -> Iterator[Finding]:
+    """Yield the findings on settings that endanger committed events."""
+    off = [name for name in ("fsync", "full_page_writes") if getattr(server, name) == "off"]
+    if off:
+        yield Finding(
+            "durability-off", "critical", "a crash of the server may corrupt or lose what was committed",
+            f"off: {listed(off)}", "set them to on in postgresql.conf, and reload the server",
+        )  # fmt: skip
+    if server.synchronous_commit == "off" or server.uncertain_roles:
+        yield Finding(
+            "synchronous-commit-off", "warning", "a crash of the server may lose the last transactions",
+            f"synchronous_commit is off for {listed(server.uncertain_roles) or 'this role'}",
+            "set it to on for the roles that emit; relays need nothing: a lost position repeats events",
+        )  # fmt: skip
+    if server.autovacuum == "off":
+        yield Finding(
+            "autovacuum-off", "critical",
+            "no autovacuum runs: tables bloat, and the server eventually stops accepting writes",
+            "autovacuum is off", "set it to on in postgresql.conf, and reload the server",
+        )  # fmt: skip
+    if server.seq_cache != 1:
+        yield Finding(
+            "sequence-cache", "critical", "sessions cache event ids: relays may skip events",
+            f"cache of outbox.event_id_seq: {server.seq_cache}",
+            "alter sequence outbox.event_id_seq cache 1; then replay what was emitted since the cache was set",
         )  # fmt: skip
 
 
@@ -132,6 +138,16 @@ def examine_privileges(found: Sequence[Any]) -> Iterator[Finding]:
         yield Finding(
             "foreign-privileges", "warning", "roles have privileges in the schema that they do not need",
             listed([each.said for each in found]), "run outbox-relay migrate as the owner of the schema",
+        )  # fmt: skip
+
+
+def examine_row_security(found: Sequence[Any]) -> Iterator[Finding]:
+    """Yield a finding on tables with row level security, which hides rows from relays."""
+    if found:
+        yield Finding(
+            "row-level-security", "critical", "row level security is enabled: relays refuse to read tables of the log",
+            f"tables: {listed([each.name for each in found])}",
+            "alter table outbox.NAME disable row level security, for each of these tables",
         )  # fmt: skip
 
 

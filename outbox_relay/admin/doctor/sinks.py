@@ -86,7 +86,7 @@ def _sink(name: str, sink: Mapping[str, Any], oldest_seconds: float) -> Iterator
         yield Finding(
             "sink-paused", "warning", f"sink {name} is paused: it gets no events",
             f"reason: {reason}" if reason else "no reason was given",
-            f"outbox-relay resume {name} when the reason is over",
+            f"run outbox-relay resume {name} once the cause is fixed",
         )  # fmt: skip
     circuit_seconds = sink["circuit_seconds"] or 0.0
     if sink["circuit"] != "closed" and circuit_seconds > CIRCUIT_SECONDS:

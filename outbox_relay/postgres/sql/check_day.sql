@@ -1,2 +1,2 @@
--- What keeps a day. Without a lease nothing is recorded.
+-- The reasons that keep a day. Without a lease nothing is recorded.
 select * from outbox.check_day(%(day)s::date, %(lease)s::bigint)

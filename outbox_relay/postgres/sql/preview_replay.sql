@@ -1,4 +1,4 @@
--- What a replay would deliver.
+-- The events that a replay would deliver.
 select matched, exact, unknown, oldest, paused, relays
   from outbox.preview_replay(%(filter)s::jsonb, %(to)s, %(seq)s::bigint, %(snapshot)s::pg_snapshot, %(next_xid)s::bigint,
                              %(most)s::integer, %(seconds)s::double precision, %(alive)s::double precision)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
@@ -20,13 +18,13 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from outbox_relay.domain import measures
+from outbox_relay.formats.trace_context import trace_id
 from outbox_relay.service.metrics import definitions as d
 from outbox_relay.service.metrics.definitions import Definition
 from outbox_relay.service.metrics.snapshot import SinkCopy, Snapshot
 
 CIRCUIT: Final = {"closed": 0.0, "half-open": 1.0, "open": 2.0}
 _LE: Final = (*(f"{bound:g}" if bound != int(bound) else f"{bound:.1f}" for bound in measures.BOUNDS), "+Inf")
-_TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 Labels = tuple[str, ...]
 _Part = Callable[[SinkCopy], measures.Distribution]
@@ -123,19 +121,6 @@ def _histogram(definition: Definition, samples: Iterable[tuple[Labels, measures.
 def _exemplar(kept: measures.Exemplar | None) -> Exemplar | None:
     if kept is None:
         return None
-    trace_id = trace_of(kept.headers)
-    labels = {"uid": str(kept.uid), **({"trace_id": trace_id} if trace_id else {})}
+    trace = trace_id(kept.headers)
+    labels = {"uid": str(kept.uid), **({"trace_id": trace} if trace else {})}
     return Exemplar(labels, kept.seconds, round(kept.at, 3))
-
-
-def trace_of(headers: str | None) -> str | None:
-    """Return the id of the trace that the headers of an event name, in the form of W3C, or None."""
-    if headers is None:
-        return None
-    try:
-        found = json.loads(headers)
-    except ValueError:
-        return None
-    parent = cast("dict[str, object]", found).get("traceparent") if isinstance(found, dict) else None
-    matched = _TRACEPARENT.fullmatch(parent) if isinstance(parent, str) else None
-    return matched[1] if matched else None

@@ -82,7 +82,7 @@ def _copy(relay: SinkRelay) -> SinkCopy:
         relay.spec.name,
         measures.delivered_count,
         {outcome: histogram.copy() for outcome, histogram in measures.attempts.items()},
-        dict[str, int](measures.dead),
+        {str(reason): count for reason, count in measures.dead.items()},
         dict(relay.restarts),
         *(measures.end_to_end.copy(), measures.read.copy(), measures.claim.copy(), measures.settle.copy()),
         relay.leases.losses + measures.row_leases_lost,

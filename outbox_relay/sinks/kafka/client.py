@@ -11,6 +11,7 @@ from typing import TypeAlias, cast
 from confluent_kafka import KafkaError, KafkaException
 
 from outbox_relay.domain.errors import ConfigurationError
+from outbox_relay.domain.secret_names import may_hold_secret
 from outbox_relay.sinks.kafka.certificate_errors import with_certificate_error
 from outbox_relay.sinks.kafka.repeat_filter import RepeatFilter
 
@@ -70,7 +71,6 @@ ONE_AT_A_TIME: Mapping[str, Scalar] = {
 }
 """Additional settings for records that are sent alone."""
 
-_SECRET = ("password", "secret", "pem", "jaas", "token", "private", "sasl.oauthbearer.config", "ssl.key")
 _MIN_SECRET_CHARS = 3
 _NOISE = ("enable.gapless.guarantee is experimental", "failed: Local: Purged in flight")
 _HANDLED = "unable to satisfy gap-less guarantee"
@@ -93,7 +93,7 @@ class ClientSettings:
         self._secrets = [
             text
             for name, value in user.items()
-            if any(part in name for part in _SECRET) and len(text := str(value)) >= _MIN_SECRET_CHARS
+            if may_hold_secret(name) and len(text := str(value)) >= _MIN_SECRET_CHARS
         ]
         self._former_secrets: Sequence[str] = ()
 

@@ -93,6 +93,11 @@ class KafkaSink:
         self._number = 0
 
     @property
+    def topic(self) -> str:
+        """Return the topic, or the template of topics, as the settings have it."""
+        return self._topics.text
+
+    @property
     def trouble(self) -> str | None:
         """Return why no broker is reachable, or None. None also while the sink is closed."""
         return None if self._thread is None else self._thread.trouble

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from outbox_relay.domain.outcomes import Unavailable
@@ -24,10 +23,9 @@ class _Breaker:
 
 
 class TopicBreakers:
-    """The open breakers by topic. ``now`` is a ``time.monotonic()`` value, ``noise`` draws from [0, 1)."""
+    """The open breakers by topic. ``now`` is a ``time.monotonic()`` value."""
 
-    def __init__(self, noise: Callable[[], float] = random.random) -> None:
-        self._noise = noise
+    def __init__(self) -> None:
         self._open: dict[str, _Breaker] = {}
 
     def __len__(self) -> int:
@@ -81,5 +79,5 @@ class TopicBreakers:
         so that waiting events do not return all at once.
         """
         known = self._open[topic]
-        seconds = max(known.next_probe - now, 0.0) + known.delay * (0.1 + self._noise())
+        seconds = max(known.next_probe - now, 0.0) + known.delay * (0.1 + random.random())  # noqa: S311 - spreads retries
         return Unavailable(known.reason, retry_after_seconds=round(seconds, 3), part=f"topic {topic}")

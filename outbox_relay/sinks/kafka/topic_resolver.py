@@ -18,6 +18,11 @@ class Template(Protocol):
     """The part of a topic template that the sink uses."""
 
     @property
+    def text(self) -> str:
+        """Return the template as the settings have it."""
+        ...
+
+    @property
     def fields(self) -> tuple[str, ...]:
         """Return the fields: ``type``, ``key``, ``headers.NAME``. Without any, all events have one topic."""
         ...
@@ -38,6 +43,7 @@ class TopicResolver:
         self.max_topics = max_topics
         self.constant = None if template.fields else template.render("", None, {})
         """The topic of all events if the template has no field, else None."""
+        self.text = template.text
         self._template = template
         self._allowed = tuple(allowed)
         self._known: set[str] = set()

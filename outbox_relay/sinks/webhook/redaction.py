@@ -41,6 +41,13 @@ def secrets_of_url(url: str) -> frozenset[str]:
     return frozenset(found)
 
 
+def url_without_secrets(url: str) -> str:
+    """Return scheme, host and port of ``url``. Path and query, which may hold tokens, are replaced by ``REDACTED``."""
+    parts = urlsplit(url)
+    target = "/" if parts.path in ("", "/") and not parts.query else "/REDACTED"
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{target}"
+
+
 def readable(prefix: bytes, secrets: Iterable[str], sent: bytes) -> str | None:
     """Return the beginning of a response as one line of at most ``ANSWER_CHARS`` characters, or None when it is empty.
 

@@ -16,7 +16,7 @@ from outbox_relay.formats import signatures
 from outbox_relay.sinks.webhook.client import HttpClient
 from outbox_relay.sinks.webhook.exchange import NotConnected
 from outbox_relay.sinks.webhook.proxy import Proxy
-from outbox_relay.sinks.webhook.redaction import readable, secrets_of_url
+from outbox_relay.sinks.webhook.redaction import readable, secrets_of_url, url_without_secrets
 from outbox_relay.sinks.webhook.request import Credentials, Request, RequestFormat, make_request
 from outbox_relay.sinks.webhook.response import NoResponse, Response
 from outbox_relay.sinks.webhook.results import ResponsePolicy, verdict
@@ -91,6 +91,11 @@ class WebhookSink:
 
     def __repr__(self) -> str:
         return f"WebhookSink({self._name!r})"
+
+    @property
+    def shown_url(self) -> str:
+        """Return the URL without the parts that may be secret."""
+        return url_without_secrets(self._endpoint.url)
 
     def _proxy(self) -> Proxy | None:
         proxy = self._endpoint.proxy

@@ -1,0 +1,35 @@
+"""The examples of docs/commands.md, compared with the output of their commands."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+from tests.support.command import Ended, inside
+from tests.support.database import Database
+
+PAGE = (Path(__file__).parents[2] / "docs" / "commands.md").read_text()
+
+
+def register(database: Database, *names: str, pattern: str = "order.*") -> None:
+    """Make sinks known that take what matches `pattern`, from the beginning on."""
+    wanted = [{"name": name, "patterns": [pattern], "start": "beginning"} for name in names]
+    with database.connect() as connection:
+        connection.execute("select * from outbox.register_sinks(%s, 0, '3:3:', 3)", (json.dumps(wanted),))
+
+
+def answer(example: str, uid: str) -> Ended:
+    """Return the output of an example's command; the event that it names is `uid`."""
+    command = re.sub(r"[0-9a-f]{8}-[0-9a-f-]{27}", uid, example.partition("\n")[0])
+    program, *arguments = shlex.split(command)
+    ended = inside(*arguments)
+    assert (program, ended.code, ended.err) == ("outbox-relay", 0, "")
+    return ended
+
+
+def same(text: str) -> str:
+    """Return `text` with uids, numbers and the width of columns replaced, which differ from run to run."""
+    text = re.sub(r"[0-9a-f]{8}-[0-9a-f-]{27}", "UID", text)
+    return re.sub(r" +", " ", re.sub(r"\d[\d.:T+-]*", "0", text))

@@ -1,0 +1,72 @@
+"""The structure of the code: names that are unique, functions that are short, tests that do not import each other."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+MAX_LINES = 35
+"""Maximum number of lines of the body of a function, without its docstring."""
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@cache
+def trees(folder: str) -> dict[str, ast.Module]:
+    """Return the parsed modules of a folder by their path in the project."""
+    paths = sorted((ROOT / folder).rglob("*.py"))
+    return {str(path.relative_to(ROOT)): ast.parse(path.read_text(encoding="utf-8")) for path in paths}
+
+
+def imported(module: str, tree: ast.Module) -> Iterator[str]:
+    """Yield the modules that a module of the tests imports, as dotted names."""
+    package = module.removesuffix(".py").split("/")[:-1]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) + 1 - node.level] if node.level else []
+            origin = ".".join([*above, *filter(None, [node.module])])
+            yield origin
+            yield from (f"{origin}.{alias.name}" for alias in node.names)
+
+
+def lines_of(function: Function) -> int:
+    """Return the number of lines of the body of a function, without its docstring."""
+    body = function.body[1:] if ast.get_docstring(function) is not None else function.body
+    return (body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0
+
+
+def test_no_two_classes_of_the_package_have_one_name() -> None:
+    classes = [
+        (node.name, module)
+        for module, tree in trees("outbox_relay").items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+    ]
+    times = Counter(name for name, _ in classes)
+    assert sorted(each for each in classes if times[each[0]] > 1) == []
+
+
+def test_functions_of_the_package_are_short() -> None:
+    long = [
+        f"{module}:{node.lineno} {node.name}: {lines_of(node)}"
+        for module, tree in trees("outbox_relay").items()
+        for node in ast.walk(tree)
+        if isinstance(node, Function) and lines_of(node) > MAX_LINES
+    ]
+    assert long == []
+
+
+def test_no_test_module_imports_another() -> None:
+    found = [
+        f"{module}: {name}"
+        for module, tree in trees("tests").items()
+        for name in imported(module, tree)
+        if name.startswith("tests.") and any(part.startswith("test_") for part in name.split(".")[:-1])
+    ]
+    assert found == []

@@ -1,0 +1,203 @@
+"""When a relay records traces, what of the tracing library's log is shown, and what a traced sink passes on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+from collections.abc import Callable, Generator, Sequence
+from datetime import UTC, datetime
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from outbox_relay.domain.event import StoredEvent
+from outbox_relay.domain.outcomes import DELIVERED, Attempt, Failed, Unavailable, Verdict
+from outbox_relay.service.tracing import start, wanted
+from outbox_relay.service.tracing.export import LibraryLog
+from outbox_relay.service.tracing.traced_sinks import MOST_LINKS, TracedRequests, traced_sink
+from outbox_relay.sinks.webhook.redaction import url_without_secrets
+from tests.docs.pages import ROOT, blocks, commands, prose
+from tests.support.logs import RecordedLog
+from tests.support.memory_sink import MemorySink
+
+PAGE = "docs/observability.md"
+PACKAGE = ROOT / "outbox_relay"
+ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://localhost:4318"}
+PARENT = '{{"traceparent": "00-0af7651916cd43dd8448eb211c80319c-{:016x}-{}"}}'
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, False),
+        ({"OTEL_SERVICE_NAME": "relay"}, False),
+        (ENDPOINT, True),
+        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://localhost:4318/v1/traces"}, True),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": " "}, False),
+        ({"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://localhost:4318"}, False),
+        ({"OTEL_TRACES_EXPORTER": "otlp"}, True),
+        ({"OTEL_TRACES_EXPORTER": "console"}, True),
+        ({**ENDPOINT, "OTEL_TRACES_EXPORTER": "None"}, False),
+        ({**ENDPOINT, "OTEL_TRACES_EXPORTER": ""}, True),
+        ({**ENDPOINT, "OTEL_SDK_DISABLED": "True"}, False),
+        ({**ENDPOINT, "OTEL_SDK_DISABLED": "false"}, True),
+    ],
+)
+def test_the_variables_say_whether_traces_are_recorded(environ: dict[str, str], expected: bool) -> None:
+    assert wanted(environ) is expected
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://crm.example.com", "https://crm.example.com/"),
+        ("https://crm.example.com/", "https://crm.example.com/"),
+        ("https://crm.example.com/hooks/t0ken", "https://crm.example.com/REDACTED"),
+        ("https://crm.example.com/?t0ken", "https://crm.example.com/REDACTED"),
+        ("http://user:t0ken@crm.example.com:8443/#t0ken", "http://crm.example.com:8443/"),
+        ("https://[::1]:8443/t0ken", "https://[::1]:8443/REDACTED"),
+    ],
+)
+def test_path_query_and_credentials_of_a_url_are_not_shown(url: str, shown: str) -> None:
+    assert url_without_secrets(url) == shown
+
+
+@pytest.mark.parametrize(
+    ("message", "arguments", "shown"),
+    [
+        ("Header format invalid: %s", ("api-key=canary",), "Header format invalid: …"),
+        ("code: %s, reason: %s", (401, "canary"), "code: 401, reason: …"),
+        ("%s, again in %.2fs", (ConnectionError("canary"), 1.5), "ConnectionError, again in 1.50s"),
+        ("needs a number: %d", ("canary",), "needs a number: %d"),
+        ("100 % without arguments", (), "100 % without arguments"),
+    ],
+)  # fmt: skip
+def test_lines_of_the_library_are_shown_without_their_values(
+    message: str, arguments: tuple[object, ...], shown: str
+) -> None:
+    log = RecordedLog()
+    handler = LibraryLog(log)
+    for name in ("opentelemetry.util.re", "opentelemetry.exporter.otlp"):
+        handler.emit(logging.LogRecord(name, logging.WARNING, "", 0, message, arguments, None))
+    assert log.warnings == [("problem of the tracing library", {"reason": shown})]
+    assert handler.last_problem == shown
+
+
+def an_event(number: int, headers: str | None = None) -> StoredEvent:
+    return StoredEvent(number, 0, f"uid-{number}", "a", "canary", b"1", "text/plain", headers, None, datetime.now(UTC))
+
+
+def traced(sink: MemorySink, *, as_requests: bool = False) -> tuple[TracedRequests, InMemorySpanExporter]:
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    tracer = provider.get_tracer("test")
+    made = TracedRequests(tracer, "crm", sink, "https://[::1]/") if as_requests else traced_sink(tracer, "crm", sink)
+    return made, exporter  # pyright: ignore[reportReturnType] - both deliver
+
+
+def answering(*verdicts: Verdict) -> Callable[[StoredEvent, int], Verdict]:
+    return lambda event, _: verdicts[event.id]
+
+
+async def delivered(
+    made: TracedRequests, events: Sequence[StoredEvent], exporter: InMemorySpanExporter
+) -> ReadableSpan:
+    await made.deliver(events, float("inf"))
+    [span] = exporter.get_finished_spans()
+    return span
+
+
+async def test_links_lead_to_recorded_spans_alone() -> None:
+    made, exporter = traced(MemorySink())
+    events = [an_event(n, PARENT.format(n + 1, "01" if n % 2 else "00")) for n in range(4 * MOST_LINKS)]
+    span = await delivered(made, [an_event(9999), *events], exporter)
+    assert [link.context.span_id for link in span.links] == [2 * n + 2 for n in range(MOST_LINKS)]
+    assert span.parent is None
+
+
+async def test_the_search_for_links_is_bounded() -> None:
+    made, exporter = traced(MemorySink())
+    odd = [an_event(n, '{"traceparent": "odd"}') for n in range(8 * MOST_LINKS)]
+    span = await delivered(made, [*odd, an_event(9999, PARENT.format(1, "01"))], exporter)
+    assert list(span.links) == []
+
+
+async def test_a_failed_batch_has_the_class_of_its_first_failure() -> None:
+    made, exporter = traced(MemorySink(answering(DELIVERED, Unavailable("canary"), Failed("canary", 500))))
+    span = await delivered(made, [an_event(n) for n in range(3)], exporter)
+    assert (span.attributes or {})["error.type"] == "unavailable"
+    assert "canary" not in span.to_json()
+
+
+async def test_a_request_that_is_cancelled_ends_its_span() -> None:
+    async def forever(_: StoredEvent, __: int) -> Verdict:
+        await asyncio.sleep(3600)
+        return DELIVERED
+
+    made, exporter = traced(MemorySink(forever, keeps_order=False), as_requests=True)
+    request = asyncio.ensure_future(made.deliver([an_event(1)], float("inf")))
+    await asyncio.sleep(0)
+    request.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await request
+    [span] = exporter.get_finished_spans()
+    assert (span.attributes or {})["error.type"] == "CancelledError"
+
+
+async def test_a_failed_request_has_its_status_or_its_code() -> None:
+    made, exporter = traced(
+        MemorySink(
+            answering(Failed("canary", 500), Unavailable("canary", attempt=Attempt("dns_error"))), keeps_order=False
+        ),
+        as_requests=True,
+    )
+    for number, expected in ((0, "500"), (1, "dns_error")):
+        span = await delivered(made, [an_event(number)], exporter)
+        assert (span.attributes or {})["error.type"] == expected
+        assert (span.attributes or {})["server.address"] == "::1"
+        assert "canary" not in span.to_json()
+        exporter.clear()
+
+
+@pytest.fixture
+def own_logging() -> Generator[None]:
+    """Give the tracing library and its client their loggers back."""
+    library, client = logging.getLogger("opentelemetry"), logging.getLogger("urllib3")
+    kept = library.handlers[:], library.propagate, client.level
+    yield
+    library.handlers[:], library.propagate = kept[:2]
+    client.setLevel(kept[2])
+
+
+@pytest.mark.usefixtures("own_logging")
+async def test_the_variables_of_the_page_are_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    [block] = [block for block in blocks(PAGE) if block.language == "sh"]
+    for line in commands(block):
+        monkeypatch.setenv(*line.split("=", 1))
+    log = RecordedLog()
+    tracing = start(os.environ, "relay-1", log)
+    assert tracing is not None
+    await tracing.stop()
+    assert log.lines == [("info", "recording traces", {})]
+
+
+def test_the_page_has_every_attribute() -> None:
+    sources = (PACKAGE / "emit_spans.py", PACKAGE / "service" / "tracing" / "traced_sinks.py")
+    code = "".join(path.read_text(encoding="utf-8") for path in sources).replace("{kind}", "name")
+    recorded = set(re.findall(r'"((?:messaging|http|server|url|outbox|error)\.[a-z_.]+)"', code))
+    rows = [line.split(" | ")[0] for line in prose(PAGE).splitlines() if line.startswith("| `")]
+    described = {name for row in rows for name in re.findall(r"`([a-z_]+\.[a-z_.]+)`", row)}
+    assert described == recorded | {"messaging.destination.template"}
+
+
+def test_a_traced_sink_is_what_the_sink_is() -> None:
+    sink = MemorySink(max_in_flight=7)
+    sink.trouble = "no broker"
+    made, _ = traced(sink)
+    names = ("max_batch", "max_in_flight", "keeps_order", "timeout_seconds", "trouble")
+    assert [getattr(made, name) for name in names] == [getattr(sink, name) for name in names]
