@@ -121,6 +121,11 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
                           'next_of_subject, open_erasure, read_subject, renew_key_statistics, shard_of, '
                           'supersede_archives, undelivered, undelivered_of_subject}', null, 'EXECUTE'),
 
+    -- Notices.
+    ('relay', 'function', '{notify_sinks}', null, 'EXECUTE'),
+    ('owner', 'function', '{error_class, make_notice, notice_due, notices_deleted, notify_blocked, notify_dead, notify_sink, '
+                          'notify_state, sink_lag}', null, 'EXECUTE'),
+
     ('owner', 'function', '{asleep, claim_uid, emitter, event_fault, header_fault, is_usual, keep_positions, raise_config, '
                           'rebase, remove_sink, renumber, settled_upto, shown, sink_changed, sink_deleted, uuid7}',
      null, 'EXECUTE')
