@@ -150,7 +150,7 @@ class ParkedSettler:
         lost = sum(row.event.id not in ours for row in rows)
         if lost:
             sink = self._context.spec.name
-            self._log.warning("leases of rows were lost before they were settled", sink=sink, rows=lost)
+            self._log.warning("rows.lost", sink=sink, rows=lost)
 
     # -- blocked keys -----------------------------------------------------------------------------------------
 
