@@ -37,7 +37,9 @@ create or replace function outbox.debezium_type(row_type text, route text) retur
 language plpgsql immutable
 as $$
 declare
-    found constant text := left(coalesce(nullif(row_type, ''), nullif(route, ''), '_'), 255);
+    -- Types that begin with "outbox." are the relay's own.
+    found constant text := regexp_replace(
+        left(coalesce(nullif(row_type, ''), nullif(route, ''), '_'), 255), '^outbox\.', 'outbox_');
 begin
     if found collate "C" !~ '[^\x21-\x29\x2b-\x7e]' then
         return found;

@@ -123,6 +123,11 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
                           'supersede_archives, undelivered, undelivered_of_subject}', null, 'EXECUTE'),
 
     ('owner', 'function', '{bring_sinks_home, find_foreign_sink, follow_renamed_roles, home}', null, 'EXECUTE'),
+    -- Notices.
+    ('relay', 'function', '{notify_sinks}', null, 'EXECUTE'),
+    ('owner', 'function', '{error_class, make_notice, notice_due, notices_deleted, notify_blocked, notify_dead, notify_sink, '
+                          'notify_state, sink_lag}', null, 'EXECUTE'),
+
     ('owner', 'function', '{asleep, claim_uid, emitter, event_fault, header_fault, is_usual, keep_positions, raise_config, '
                           'rebase, remove_sink, renumber, settled_upto, shown, sink_changed, sink_deleted, uuid7}',
      null, 'EXECUTE')

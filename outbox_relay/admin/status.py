@@ -7,7 +7,7 @@ from typing import Any
 
 from outbox_relay.admin.alive import ALIVE_SECONDS
 from outbox_relay.admin.replays import replays
-from outbox_relay.domain.routing import Routes, like_pattern
+from outbox_relay.domain.routing import NOTICE_TYPES, Routes, like_patterns
 from outbox_relay.postgres.store import Store
 
 EXACT_EVENTS = 10_000
@@ -44,8 +44,8 @@ async def status(store: Store) -> dict[str, Any]:
       their backlog.
 
     ``relays`` are those seen within ``ALIVE_SECONDS`` or owning a shard, with the number of their shards per sink.
-    ``unrouted`` are types of the newest ``NEWEST_EVENTS`` events that match no pattern. ``in_default_partition`` is the
-    number of events, up to ``EXACT_EVENTS``, in the DEFAULT partition.
+    ``unrouted`` are types of the newest ``NEWEST_EVENTS`` events that match no pattern, notices excepted.
+    ``in_default_partition`` is the number of events, up to ``EXACT_EVENTS``, in the DEFAULT partition.
 
     ``retention`` has ``keep_days`` (0 means indefinitely), ``hold_until`` (None, or the time until which no day is
     emptied because the clock has jumped), and ``blocked``: the days that are past keep_days and still hold events,
@@ -136,14 +136,15 @@ def _seconds(seconds: float | None) -> float | None:
 
 
 def _types(patterns: list[str]) -> list[str] | None:
-    """Return ``patterns`` as SQL LIKE patterns, or None if they match every type."""
-    return None if "*" in patterns else [like_pattern(pattern) for pattern in patterns]
+    """Return ``patterns`` as a parameter for SQL."""
+    types = like_patterns(patterns)
+    return None if types is None else list(types)
 
 
 async def _unrouted(store: Store, sinks: list[Any]) -> list[str]:
     routes = Routes({pattern: ("some",) for sink in sinks for pattern in sink.patterns})
     types = await store.named("status_types", {"most": NEWEST_EVENTS})
-    return [row.type for row in types if not routes.routed(row.type)]
+    return [row.type for row in types if not routes.routed(row.type) and row.type not in NOTICE_TYPES]
 
 
 async def _retention(store: Store) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from outbox_relay.cli.output import DONE, FAILED, INTERRUPTED, PIPE_CLOSED, USAGE, exit_code, say
+from outbox_relay.cli.output import DONE, FAILED, INTERRUPTED, PIPE_CLOSED, USAGE, exit_code, missing_package, say
 from outbox_relay.cli.parser import build
 from outbox_relay.domain.errors import RelayError
 
@@ -56,6 +56,5 @@ def _run(argv: Sequence[str]) -> int:
     except ImportError as error:
         if (error.name or "").startswith("outbox_relay"):
             raise
-        reason = str(error).partition("\n")[0]
-        say(f"outbox-relay {arguments.command} needs pip install 'outbox-relay[{arguments.extra}]' ({reason})")
+        say(missing_package(error, arguments.command, arguments.extra))
         return USAGE

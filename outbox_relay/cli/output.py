@@ -26,6 +26,12 @@ def exit_code(error: RelayError) -> int:
             return FAILED
 
 
+def missing_package(error: ImportError, command: str, extra: str) -> str:
+    """Return the message for a command that needs the packages of an extra."""
+    reason = str(error).partition("\n")[0]
+    return f"outbox-relay {command} needs pip install 'outbox-relay[{extra}]' ({reason})"
+
+
 def say(message: str) -> None:
     """Print a message to stderr."""
     print(message, file=sys.stderr)

@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 from outbox_relay.cli.command import add_command, load_settings
-from outbox_relay.cli.output import DONE, FAILED, USAGE, exit_code, keep_libraries_quiet, say
+from outbox_relay.cli.output import DONE, FAILED, USAGE, exit_code, keep_libraries_quiet, missing_package, say
 from outbox_relay.domain.errors import ConfigurationError, RelayError
 
 HEALTH_SECONDS = 3.0
@@ -64,19 +64,42 @@ def _serve(arguments: argparse.Namespace) -> int:
     from outbox_relay import settings
     from outbox_relay.service import logs, process
 
-    log = settings.log_settings(os.environ, terminal=sys.stderr.isatty())
-    logs.configure(log.level, log.format, colors=sys.stderr.isatty() and not os.environ.get("NO_COLOR"))
+    terminal = sys.stderr.isatty()
+    log_format = settings.log_format(os.environ, terminal=terminal)
+    logs.configure("info", log_format, colors=_colors())
     try:
+        log = settings.log_settings(os.environ, terminal=terminal)
+        logs.configure(log.level, log.format, colors=_colors())
         loaded = load_settings(arguments)
         loaded.database.require_dsn()
         for warning in settings.warnings(loaded):
-            logs.logger().warning("configuration warning", reason=warning)
+            logs.logger().warning("config.warning", reason=warning)
         return process.run(loaded, lambda: load_settings(arguments))
-    except RelayError as error:
-        if log.format != "json":
+    except Exception as error:
+        if log_format != "json":
             raise
-        logs.logger().critical("the relay cannot run", reason=str(error))
-        return exit_code(error)
+        return _log_failure(error, arguments)
+
+
+def _log_failure(error: Exception, arguments: argparse.Namespace) -> int:
+    """Write the error that ended the relay as a line of its log, and return the exit code."""
+    from outbox_relay.service import logs
+
+    match error:
+        case RelayError():
+            logs.logger().critical("relay.failed", reason=str(error))
+            return exit_code(error)
+        case ImportError() if not (error.name or "").startswith("outbox_relay"):
+            logs.logger().critical("relay.failed", reason=missing_package(error, arguments.command, arguments.extra))
+            return USAGE
+        case _:
+            logs.logger().critical("relay.crashed", reason=logs.reason(error), exc_info=error)
+            return FAILED
+
+
+def _colors() -> bool:
+    """Return True if stderr is a terminal that may be given colors (https://no-color.org)."""
+    return sys.stderr.isatty() and not os.environ.get("NO_COLOR")
 
 
 def _health(arguments: argparse.Namespace) -> int:

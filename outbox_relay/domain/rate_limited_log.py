@@ -9,28 +9,32 @@ from structlog.stdlib import BoundLogger
 
 INTERVAL_SECONDS = 10.0
 """Least time between two lines of one event that recurs, for example while the database is away."""
+SUBJECTS = ("sink", "part", "chore")
+"""The values that tell lines of one event apart."""
 
 
 class RateLimitedLog:
-    """A log that writes a recurring warning at most every ``INTERVAL_SECONDS``.
+    """A log that writes a recurring warning at most every ``seconds``.
 
     The next line counts those left out in between.
     """
 
-    def __init__(self, log: BoundLogger) -> None:
+    def __init__(self, log: BoundLogger, seconds: float = INTERVAL_SECONDS) -> None:
         self._log = log
-        self._written: dict[str, tuple[float, int]] = {}
+        self._seconds = seconds
+        self._written: dict[tuple[object, ...], tuple[float, int]] = {}
 
     def warning(self, event: str, /, **values: Any) -> None:
-        """Write a line, or count it if one with the same ``event`` is recent.
+        """Write a line, or count it if one with the same ``event`` and subject is recent.
 
-        The number of different events must be small.
+        The number of different subjects must be small.
         """
+        line = (event, *(values.get(name) for name in SUBJECTS))
         now = time.monotonic()
-        written_at, left_out = self._written.get(event, (float("-inf"), 0))
-        if now - written_at < INTERVAL_SECONDS:
-            self._written[event] = (written_at, left_out + 1)
+        written_at, left_out = self._written.get(line, (float("-inf"), 0))
+        if now - written_at < self._seconds:
+            self._written[line] = (written_at, left_out + 1)
             return
-        self._written[event] = (now, 0)
+        self._written[line] = (now, 0)
         more = {"left_out": left_out} if left_out else {}
         self._log.warning(event, **values, **more)

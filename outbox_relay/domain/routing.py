@@ -1,7 +1,8 @@
 """Routes from event types to sinks.
 
 A pattern is a type in which ``*`` matches any number of characters. An event goes to the union of the sinks of all
-patterns that match its type.
+patterns that match its type. Types that begin with ``outbox.`` are reserved for the relay's own events, called notices:
+only a pattern that begins so too matches them. The SQL functions that match types follow the same rule.
 """
 
 from __future__ import annotations
@@ -12,6 +13,17 @@ from dataclasses import dataclass, field
 
 TYPE_CHARS = 255
 """Longest event type, in characters."""
+RESERVED = "outbox."
+"""Prefix of the types of notices, which no application emits."""
+NOTICES = "outbox.*"
+"""The pattern of notices. Only the sink that ``[notify]`` names has it."""
+NOTICE_TYPES = frozenset(
+    (
+        *("outbox.dead", "outbox.sink.paused", "outbox.sink.lagging", "outbox.sink.recovered"),
+        "outbox.retention.blocked",
+    )
+)
+"""The types of notices that the schema makes."""
 REMEMBERED_TYPES = 4096
 """Greatest number of types whose sinks are cached."""
 
@@ -39,6 +51,8 @@ def matches(pattern: str, event_type: str) -> bool:
 
     The time is at most proportional to the product of their lengths.
     """
+    if event_type.startswith(RESERVED) and not pattern.startswith(RESERVED):
+        return False
     first, *others = pattern.split("*")
     if not others:
         return event_type == pattern
@@ -57,6 +71,12 @@ def matches(pattern: str, event_type: str) -> bool:
 def like_pattern(pattern: str) -> str:
     r"""Return ``pattern`` for SQL's ``LIKE`` with the default escape character ``\``."""
     return _LIKE_SPECIAL.sub(r"\\\g<0>", pattern).replace("*", "%")
+
+
+def like_patterns(patterns: Iterable[str]) -> tuple[str, ...] | None:
+    """Return the patterns of a sink for SQL, or None if they match every type except those of notices."""
+    given = tuple(patterns)
+    return None if "*" in given and NOTICES not in given else tuple(like_pattern(pattern) for pattern in given)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,8 @@ class ReplaySpec:
 class SinkSpec:
     """The delivery rules of a sink. Times are in seconds.
 
-    ``patterns`` are event-type patterns. ``types`` are the same as SQL LIKE patterns, or None if every type is routed.
+    ``patterns`` are event-type patterns. ``types`` are the same as SQL LIKE patterns, or None if every type is routed
+    except those of notices.
     ``ordered`` is ``order = "key"``, ``hold`` is ``when_dead = "hold"``, and ``start`` is the beginning of a sink that
     the database does not know. ``parked_max`` bounds the rows to be delivered, excluding scheduled events; at that
     bound the positions of the sink wait. ``record_attempts`` names the attempts that are recorded. With ``replay`` the

@@ -20,6 +20,7 @@ from psycopg import AsyncConnection
 
 from outbox_relay.domain.cancellation import propagate_cancellation
 from outbox_relay.domain.errors import DatabaseUnavailable, RelayError
+from outbox_relay.domain.log_events import LOG_EVENTS
 from outbox_relay.postgres.connection import database_identity, direct, fix_settings
 from outbox_relay.postgres.errors import explain
 
@@ -45,9 +46,7 @@ SERVER_KEEPALIVE = "-c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5 -c tc
 """Ends the session of a client that vanished, which would otherwise keep the lock."""
 
 
-WRONG_DATABASE = (
-    "database.listen_dsn leads to another server or database than database.dsn: the relay polls until it is corrected"
-)
+WRONG_DATABASE = LOG_EVENTS["database.other_listened"]
 DatabaseIdentity = tuple[int, int]
 """The identity of a database: see ``connection.database_identity``."""
 
@@ -117,7 +116,7 @@ class CommitListener:
             await connection.close()
             raise
         if not right and not self._warned and self._log is not None:
-            self._log.warning(WRONG_DATABASE)
+            self._log.warning("database.other_listened")
             self._warned = True
         return right
 

@@ -75,6 +75,10 @@ class SinkStatements(Database):
         """
         return await self._do("pause_sink", {"sink": sink, "reason": reason}) > 0
 
+    async def notify_sinks(self, lagging_seconds: float) -> list[tuple[str, float, bool]]:
+        """Make the notices that are due; return every sink, the seconds that it lags, and whether it is paused."""
+        return await self._rows("notify_sinks", {"lagging": lagging_seconds})
+
 
 def _registration(sinks: Sequence[dict[str, Any]], tick: Tick) -> dict[str, Any]:
     return {"wanted": json.dumps(sinks), "seq": tick.seq, "snapshot": tick.snapshot, "next": tick.next_xid}

@@ -80,9 +80,9 @@ class AttemptRecorder:
         if cause not in self._causes and len(self._causes) < MOST_CAUSES:
             self._causes.add(cause)
             dropped = self.dropped - self._dropped_before
-            self._log.warning("attempts are not recorded", reason=str(error), dropped=dropped)
+            self._log.warning("attempts.dropped", reason=str(error), dropped=dropped)
 
     def _resume(self) -> None:
         if self._causes:
-            self._log.info("attempts are recorded again", dropped=self.dropped - self._dropped_before)
+            self._log.info("attempts.recorded", dropped=self.dropped - self._dropped_before)
             self._causes.clear()

@@ -88,9 +88,9 @@ class LedgerTrim:
 
 
 class Housekeeping:
-    """The chores of one relay process. Every relay does all of them."""
+    """The chores of one relay process. Every relay does all of them, and ``more`` of its own."""
 
-    def __init__(self, store: Store, log: BoundLogger) -> None:
+    def __init__(self, store: Store, log: BoundLogger, *more: Chore) -> None:
         self._log = log
         self._seldom = RateLimitedLog(log)
         ledger = LedgerTrim(store)
@@ -101,6 +101,7 @@ class Housekeeping:
             Chore("trim positions of former sinks", partial(store.trim_former_positions, TRIM_ROWS), 600.0, 60.0, bool),
             Chore("trim relays", store.trim_relays, 600.0, 60.0),
             Chore("trim passes", store.trim_passes, 600.0, 60.0, bool),
+            *more,
         ]
 
     async def run(self) -> None:
@@ -122,8 +123,8 @@ class Housekeeping:
             count = await chore.work()
         except RelayError as error:
             chore.fail(began)
-            self._seldom.warning(f"housekeeping will try again: {chore.name}", reason=str(error))
+            self._seldom.warning("housekeeping.failed", chore=chore.name, reason=str(error))
             return
         chore.succeed(began, count)
         if count:
-            self._log.debug("housekeeping", chore=chore.name, count=count)
+            self._log.debug("housekeeping.done", chore=chore.name, count=count)

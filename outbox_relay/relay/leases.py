@@ -91,7 +91,7 @@ class LeaseManager:
             try:
                 await self.round()
             except StatementFailed as error:
-                self._seldom.warning("leases will be looked after again", reason=str(error))
+                self._seldom.warning("leases.failed", reason=str(error))
             await asyncio.sleep(pause)
 
     async def round(self) -> None:
@@ -140,7 +140,7 @@ class LeaseManager:
         was_superseded = leases.superseded
         changed = leases.observe(row, stopping=self._stopping)
         if leases.superseded and not was_superseded:
-            self._log.warning("another configuration of this sink is in force; draining", sink=row.name)
+            self._log.warning("config.superseded", sink=row.name)
         return changed
 
     async def _remove(self, missing: Mapping[str, SinkLeases]) -> None:
@@ -162,11 +162,11 @@ class LeaseManager:
         if leases.sink.startswith("~"):
             return
         if renamed_to is not None:
-            self._log.warning("this sink was renamed", sink=leases.sink, renamed_to=renamed_to)
+            self._log.warning("sink.renamed", sink=leases.sink, renamed_to=renamed_to)
         elif leases.former:
-            self._log.warning("this sink was removed; its name is not registered again", sink=leases.sink)
+            self._log.warning("sink.removed", sink=leases.sink)
         else:
-            self._log.warning("this sink was removed from the database; a restart adds it again", sink=leases.sink)
+            self._log.warning("sink.missing", sink=leases.sink)
 
     async def _beat(self) -> None:
         async with self._registering:
@@ -184,7 +184,7 @@ class LeaseManager:
         try:
             await self._renew_leases({name: each for name, each in sinks.items() if name.startswith("~")}, sent, 6)
         except StatementFailed as error:
-            self._seldom.warning("leases of replays were not renewed", reason=str(error))
+            self._seldom.warning("replays.leases_failed", reason=str(error))
         await self._beat()
         self._renewed_at = sent
 
@@ -201,7 +201,7 @@ class LeaseManager:
             else:
                 lost[sink] += sinks[sink].lose(shard, epoch)
         for sink, shards in (+lost).items():
-            self._log.warning("lost shards", sink=sink, shards=shards, held=len(sinks[sink].held))
+            self._log.warning("shards.lost", sink=sink, shards=shards, held=len(sinks[sink].held))
 
     async def _share(self, *, renewed: bool) -> None:
         sinks = {leases.sink: leases for leases in self._sinks.values()}
@@ -239,7 +239,7 @@ class LeaseManager:
             await self._store.release_shards(leases.sink, self.relay, {c.shard: c.epoch for c in claimed})
         elif claimed:
             leases.grant(self._granted(claimed, sent))
-            self._log.info("claimed shards", sink=leases.sink, shards=len(claimed), held=len(leases.held))
+            self._log.info("shards.claimed", sink=leases.sink, shards=len(claimed), held=len(leases.held))
 
     async def _ask(self, leases: SinkLeases, most: int, unowned_for: float) -> list[Claimed]:
         """Claim shards in the database.
@@ -267,7 +267,7 @@ class LeaseManager:
         with leases.releasing(shards) as epochs:
             await self._store.release_shards(leases.sink, self.relay, epochs)
         left = {"undone": undone} if undone else {}
-        self._log.info("released shards", sink=leases.sink, shards=len(shards), held=len(leases.held), **left)
+        self._log.info("shards.released", sink=leases.sink, shards=len(shards), held=len(leases.held), **left)
 
     async def give_doubtful_back(self, leases: SinkLeases) -> None:
         """Release shards of claims without an answer, which may still take effect.
@@ -279,7 +279,7 @@ class LeaseManager:
                 shards = await self._store.release_unknown_shards(leases.sink, self.relay, leases.held)
             leases.add_unowned(shards)
             if shards:
-                self._log.info("released shards of a claim without an answer", sink=leases.sink, shards=shards)
+                self._log.info("shards.claim_undone", sink=leases.sink, shards=shards)
 
     async def stop(self) -> None:
         """Claim no more shards, and drain all of them."""

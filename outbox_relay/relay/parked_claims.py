@@ -182,7 +182,7 @@ class ParkedClaims:
                 )
         except StatementFailed as error:
             if size.failed.bit_count() <= 1:  # fewer and fewer lines while claims fail
-                self._log.warning("claim of rows failed", sink=context.spec.name, reason=str(error), rows=size.rows)
+                self._log.warning("rows.claim_failed", sink=context.spec.name, reason=str(error), rows=size.rows)
             size.failure(error)
             await asyncio.sleep(size.pause_seconds())
             return []

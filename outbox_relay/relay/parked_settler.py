@@ -163,7 +163,7 @@ class ParkedSettler:
         if lost:
             self._context.measures.lost_rows(lost)
             sink = self._context.spec.name
-            self._log.warning("leases of rows were lost before they were settled", sink=sink, rows=lost)
+            self._log.warning("rows.lost", sink=sink, rows=lost)
 
     # -- blocked keys -----------------------------------------------------------------------------------------
 

@@ -67,14 +67,14 @@ class Retention:
                     await run_pass(self._store, self._relay, f"relay {self._name}", self._pass, works=self._enabled)
             except RelayError as error:
                 began = True
-                self._seldom.warning("retention will try again", reason=str(error))
+                self._seldom.warning("retention.failed", reason=str(error))
             await asyncio.sleep(self._pass_seconds * self._pauses if began else SOON_SECONDS)
 
     async def _pass(self, granted: Pass) -> Outcome:
         if not self._enabled:
             return Outcome()
         if granted.hold_until is not None and not self._held:
-            self._log.warning("retention waits: the clock has jumped", until=granted.hold_until.isoformat())
+            self._log.warning("retention.clock_jumped", until=granted.hold_until.isoformat())
         self._held = granted.hold_until is not None
         self._passes += 1
         retention = RetentionPass(self._store, granted, self._archiver, self._log)

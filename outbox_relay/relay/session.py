@@ -272,7 +272,7 @@ class SinkRelay:
     def _adopt_name(self) -> None:
         """Serve the sink under its new name if it was renamed. The epochs of the old one are invalid."""
         if (name := self.leases.rename()) is not None:
-            self.log.info("serving a sink under its new name", renamed_to=name)
+            self.log.info("sink.new_name", renamed_to=name)
             self.spec = replace(self.spec, name=name)
             self.log = self.log.bind(sink=name)
             self.recorder.use_log(self.log)

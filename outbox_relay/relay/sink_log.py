@@ -33,36 +33,36 @@ class SinkLog:
         """
         reason = attempt.code if attempt else "refused" if status is None else f"status {status}"
         trace = {} if (found := trace_id(event.headers)) is None else {"trace_id": found}
-        self._seldom.warning("event became a dead letter", sink=self._sink, uid=event.uid, **trace, reason=reason)
+        self._seldom.warning("event.dead", sink=self._sink, uid=event.uid, **trace, reason=reason)
 
     def circuit(self, state: str, reason: str | None) -> None:
         """Write that the circuit opened or closed."""
         was_closed, self._closed = self._closed, state == "closed"
         if self._closed and not was_closed:
-            self._log.info("circuit closed", sink=self._sink)
+            self._log.info("circuit.closed", sink=self._sink)
         elif was_closed and not self._closed:
-            self._log.warning("circuit opened", sink=self._sink, reason=reason)
+            self._log.warning("circuit.opened", sink=self._sink, reason=reason)
 
     def limit(self, limit: int | None) -> None:
         """Write that the number of concurrent requests is below the configured maximum, or no longer."""
         limited, self._limited = self._limited, limit is not None
         if limit is not None and not limited:
-            self._log.warning("destination throttles", sink=self._sink, in_flight_limit=limit)
+            self._log.warning("sink.throttled", sink=self._sink, in_flight_limit=limit)
         elif limit is None and limited:
-            self._log.info("limit of requests restored", sink=self._sink)
+            self._log.info("sink.unthrottled", sink=self._sink)
 
     def troubles(self, troubles: Mapping[str, str]) -> None:
         """Write which parts of the destination are in trouble, or no longer. ``troubles`` has their reasons."""
         before, self._troubles = self._troubles, frozenset(troubles)
         if new := [part for part in troubles if part not in before]:
             reason = "; ".join(troubles[part] for part in new[:MOST_PARTS])
-            self._log.warning("parts of the destination in trouble", sink=self._sink, **_parts(new), reason=reason)
+            self._log.warning("sink.trouble", sink=self._sink, **_parts(new), reason=reason)
         if over := sorted(before - self._troubles):
-            self._log.info("parts of the destination recovered", sink=self._sink, **_parts(over))
+            self._log.info("sink.trouble_over", sink=self._sink, **_parts(over))
 
     def paused(self, reason: str) -> None:
         """Write that this relay paused the sink."""
-        self._log.warning("sink paused until it is resumed", sink=self._sink, reason=reason)
+        self._log.warning("sink.paused", sink=self._sink, reason=reason)
 
 
 def _parts(parts: list[str]) -> dict[str, object]:

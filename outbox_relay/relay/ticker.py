@@ -112,7 +112,7 @@ class Ticker:
                     if self._waiting:
                         await self._rest()
                 except StatementFailed as error:
-                    self._log.warning("a tick failed", reason=str(error))
+                    self._log.warning("database.tick_failed", reason=str(error))
                     await asyncio.sleep(AGAIN_SECONDS)
         finally:
             await self._wakeup.close()
@@ -182,7 +182,7 @@ class Ticker:
     def _new_session_epoch(self, reason: str, result: TickResult | None) -> None:
         self.session_epoch += 1
         self._losses = self._store.connection_losses
-        self._log.warning("starting again from the ledger", reason=reason)
+        self._log.warning("sessions.restarted", reason=reason)
         self._publish(result)
 
     def _publish(self, result: TickResult | None) -> None:

@@ -124,14 +124,14 @@ class RetentionPass:
         if check.kept_by:
             reason = self.outcome.left[day_name(day)] = keepers_text(check.kept_by)
             if check.changed and self._log:
-                self._log.warning("retention blocked", day=day_name(day), reason=reason)
+                self._log.warning("retention.blocked", day=day_name(day), reason=reason)
             return
         try:
             events = await self._prepare(day, check)
         except ArchiveFailed as error:
             self.outcome.failed = True
             if self._log:
-                self._log.warning("archive failed", day=day_name(day), reason=str(error))
+                self._log.warning("retention.archive_failed", day=day_name(day), reason=str(error))
             await self._leave(day, str(error))
             return
         if events is None:
@@ -181,7 +181,7 @@ class RetentionPass:
         if answer == "emptied":
             self.outcome.emptied.append(day_name(day))
             if self._log:
-                self._log.info("day emptied", day=day_name(day), events=events, archived=self._granted.archive)
+                self._log.info("retention.emptied", day=day_name(day), events=events, archived=self._granted.archive)
             return
         self.outcome.locked = answer == "locked"
         reasons = {"locked": LOCKED, "archive": "it must be archived first"}
@@ -201,7 +201,7 @@ class RetentionPass:
         if (day := await self._store.drop_day(self._lease)) is not None:
             self.outcome.dropped.append(day)
             if self._log:
-                self._log.info("partition removed", day=day)
+                self._log.info("retention.dropped", day=day)
 
     async def _trim_uids(self) -> None:
         for _ in range(STEPS):

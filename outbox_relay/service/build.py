@@ -17,11 +17,12 @@ from outbox_relay import __version__
 from outbox_relay.domain.circuit import CircuitPolicy
 from outbox_relay.domain.measures import RelayMeasures
 from outbox_relay.domain.retry import RetryPolicy
-from outbox_relay.domain.routing import like_pattern
+from outbox_relay.domain.routing import like_patterns
 from outbox_relay.domain.sink_spec import SinkSpec
 from outbox_relay.postgres.listener import CommitListener
 from outbox_relay.postgres.store import Store
-from outbox_relay.relay.housekeeping import Housekeeping
+from outbox_relay.relay.housekeeping import Chore, Housekeeping
+from outbox_relay.relay.lag_watch import LOOK_SECONDS, LagWatch
 from outbox_relay.relay.leases import LeaseManager
 from outbox_relay.relay.retention import Retention
 from outbox_relay.relay.ticker import Ticker
@@ -52,6 +53,7 @@ class Parts(NamedTuple):
     replay_clients: ReplayClients
     recorded_config: RecordedConfig
     measures: RelayMeasures
+    lag_watch: LagWatch
     background: Mapping[str, Callable[[], Awaitable[None]]]
     """Parts that run beside the relays of the sinks until they are cancelled, by their names in the log."""
 
@@ -77,6 +79,8 @@ def build(settings: Settings, log: BoundLogger, stopping: asyncio.Event, trace: 
     retention = Retention(store, relay, name, stated, build_archiver(settings), log, enabled=enabled)
     relays = SinkRelays(build_specs(settings), sinks, store, ticker, lease_manager, log, stopping, trace)
     clients = ReplayClients(settings, webhooks, trace)
+    lag_watch = LagWatch(store, settings.notify.limit, log)
+    lag_chore = Chore("look at lags", lag_watch.look, LOOK_SECONDS, LOOK_SECONDS)
     return Parts(
         store,
         own_addresses,
@@ -87,10 +91,11 @@ def build(settings: Settings, log: BoundLogger, stopping: asyncio.Event, trace: 
         clients,
         recorded_config,
         measures,
+        lag_watch,
         {
             "ownership": lease_manager.run,
             "ticking": ticker.run,
-            "housekeeping": Housekeeping(store, log).run,
+            "housekeeping": Housekeeping(store, log, lag_chore).run,
             "retention": retention.run,
             "own addresses": own_addresses.run,
             "recorded settings": recorded_config.run,
@@ -129,11 +134,11 @@ def build_specs(settings: Settings) -> dict[str, SinkSpec]:
 
 def _spec(name: str, settings: Settings) -> SinkSpec:
     sink = settings.sinks[name]
-    patterns = settings.routes.patterns_for(name)
+    patterns = settings.patterns_for(name)
     return SinkSpec(
         name=name,
         patterns=patterns,
-        types=None if patterns == ("*",) else tuple(like_pattern(pattern) for pattern in patterns),
+        types=like_patterns(patterns),
         ordered=sink.order == "key",
         hold=sink.when_dead == "hold",
         start=sink.start,

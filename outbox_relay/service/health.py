@@ -289,5 +289,5 @@ class AcceptErrors:
         if time.monotonic() - self._logged_at >= LOG_INTERVAL_SECONDS:
             error = context.get("exception")
             reason = (error.strerror if isinstance(error, OSError) else None) or "out of a resource of the system"
-            self._log.warning("no connection can be accepted by the listener", reason=reason, times=self._count)
+            self._log.warning("http.accept_failed", reason=reason, times=self._count)
             self._count, self._logged_at = 0, time.monotonic()

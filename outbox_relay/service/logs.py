@@ -1,4 +1,7 @@
-"""The log: structured lines on stderr for operators, and none for a single event."""
+"""The log: structured lines on stderr for operators, and none for a single event.
+
+Each line has its name in ``event``, one of ``log_events``, and a text for people in ``message``.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,12 @@ import logging
 import sys
 
 import structlog
-from structlog.typing import Processor
+from structlog.typing import EventDict, Processor
+
+from outbox_relay.domain.log_events import KAFKA_CLIENT, LIBRARY, LOG_EVENTS
+
+KAFKA_LOGGER = "outbox_relay.kafka"
+"""The logger to which Kafka's client writes."""
 
 
 def configure(level: str, form: str, *, colors: bool = False) -> None:
@@ -19,6 +27,7 @@ def configure(level: str, form: str, *, colors: bool = False) -> None:
         structlog.stdlib.add_logger_name,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
+        _add_message,
         structlog.processors.format_exc_info,
     ]
     structlog.configure(
@@ -30,7 +39,9 @@ def configure(level: str, form: str, *, colors: bool = False) -> None:
     renderer: Processor = (
         structlog.processors.JSONRenderer()
         if form == "json"
-        else structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=structlog.dev.plain_traceback)
+        else structlog.dev.ConsoleRenderer(
+            colors=colors, event_key="message", exception_formatter=structlog.dev.plain_traceback
+        )
     )
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
@@ -43,6 +54,17 @@ def configure(level: str, form: str, *, colors: bool = False) -> None:
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
     _quieten_libraries()
+
+
+def _add_message(_logger: object, _level: str, line: EventDict) -> EventDict:
+    """Add the message of the event. The text of a library becomes the message, and the event says whose it is."""
+    event = str(line["event"])
+    if event in LOG_EVENTS:
+        line["message"] = LOG_EVENTS[event]
+    else:
+        line["message"] = event
+        line["event"] = KAFKA_CLIENT if line.get("logger") == KAFKA_LOGGER else LIBRARY
+    return line
 
 
 def _quieten_libraries() -> None:

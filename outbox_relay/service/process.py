@@ -81,8 +81,10 @@ class Service:
         self._store, self._sinks, self._relays = parts.store, parts.sinks, parts.relays
         self._own_addresses = parts.own_addresses
         self._replays = parts.replays
-        relay_parts = parts.own_addresses, parts.relays, parts.recorded_config, parts.replays, parts.replay_clients
-        self._reload = reload = Reload(settings, read_settings, parts.sinks, parts.webhooks, *relay_parts)
+        served = parts.sinks, parts.webhooks, parts.own_addresses, parts.relays
+        watching = parts.recorded_config, parts.lag_watch
+        replaying = parts.replays, parts.replay_clients
+        self._reload = reload = Reload(settings, read_settings, *served, *watching, *replaying)
         self._reload_loop = ReloadLoop(reload.read, reload.apply, self._log, reload.describe)
         self._background = {**parts.background, "reload": self._reload_loop.run}
         self._readiness = Readiness(self._relays, lambda: self._reload_loop.last_successful, self._stopping)
@@ -108,7 +110,7 @@ class Service:
             if health:
                 await health.stop()
             self._exposition.close()
-        self._log.info("stopped")
+        self._log.info("relay.stopped")
         return self._supervisor.exit_code
 
     def _handle_signals(self) -> None:
@@ -121,9 +123,9 @@ class Service:
     def _request_stop(self, name: str) -> None:
         """Stop at the first signal, and end the process at the second."""
         if self._stopping.is_set():
-            self._log.warning("stopping at once", signal=name)
+            self._log.warning("relay.stopping_at_once", signal=name)
             os._exit(1)
-        self._log.info("stopping", signal=name)
+        self._log.info("relay.stopping", signal=name)
         self._stopping.set()
 
     async def _listen(self) -> Health | None:
@@ -137,7 +139,7 @@ class Service:
             address = f"{self._address[0]}:{self._address[1]}"
             raise ConfigurationError(f"http.listen: cannot listen at {address}: {error.strerror}") from None
         self._own_addresses.add(host, port)
-        self._log.info("listening", host=host, port=port)
+        self._log.info("relay.listening", host=host, port=port)
         return health
 
     async def _metrics(self, accept: Sequence[str]) -> tuple[str, bytes]:
@@ -160,7 +162,7 @@ class Service:
         return True
 
     async def _open(self) -> None:
-        await self._supervisor.retry("the database cannot be reached yet", self._register)
+        await self._supervisor.retry("database.unreachable", self._register)
         for sink in self._sinks.values():
             await sink.open()
 
@@ -169,7 +171,7 @@ class Service:
         await check_schema(self._store)
         await self._own_addresses.refresh()
         await self._relays.register()
-        self._log.info("started", version=__version__, sinks=sorted(self._relays))
+        self._log.info("relay.started", version=__version__, sinks=sorted(self._relays))
 
     # -- run and stop -----------------------------------------------------------------------------------------
 
@@ -177,12 +179,14 @@ class Service:
         """Run all parts until the process is to stop, then stop them."""
         async with asyncio.TaskGroup() as group:
 
-            def supervise(name: str, part: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
-                return group.create_task(self._supervisor.supervise(name, part))
+            def supervise(
+                name: str, part: Callable[[], Awaitable[None]], sink: str | None = None
+            ) -> asyncio.Task[None]:
+                return group.create_task(self._supervisor.supervise(name, part, sink=sink))
 
             background = [supervise(name, part) for name, part in self._background.items()]
             background.append(group.create_task(self._replays.run(self._supervisor.supervise)))
-            relays = [supervise(f"sink {name}", relay.run) for name, relay in self._relays.items()]
+            relays = [supervise(f"sink {name}", relay.run, name) for name, relay in self._relays.items()]
             await self._stopping.wait()
             await self._stop(relays)
             for task in (*relays, *background):
@@ -197,7 +201,7 @@ class Service:
                 if relays:
                     await asyncio.wait(relays)
         except (TimeoutError, *SURVIVED) as error:
-            self._log.warning("stopped before everything in hand was settled", reason=str(error) or "out of time")
+            self._log.warning("relay.stop_incomplete", reason=str(error) or "out of time")
             for task in relays:
                 task.cancel()
             if relays:
@@ -219,7 +223,7 @@ class Service:
             async with asyncio.timeout(STEP_SECONDS):
                 await step()
         except (TimeoutError, *SURVIVED) as error:
-            self._log.warning("left behind until its lease ends", what=what, reason=str(error) or "out of time")
+            self._log.warning("relay.left_behind", what=what, reason=str(error) or "out of time")
 
     async def _close(self) -> None:
         await self._reload.close()

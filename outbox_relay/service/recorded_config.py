@@ -46,7 +46,7 @@ class RecordedConfig:
                 text = config_text(self._settings, await self._store.config_key())
                 await self._store.record_config(self._lease_manager.relay, text)
             except (StatementFailed, DatabaseUnusable) as error:
-                self._log.warning("the settings are not recorded", reason=str(error))
+                self._log.warning("config.not_recorded", reason=str(error))
 
 
 def config_text(settings: Settings, key: bytes) -> str:

@@ -106,7 +106,7 @@ class SinkRelays(Mapping[str, SinkRelay]):
             new = former.get(name)
             current[name] = name if new is None or new in names or new in current.values() else new
             if current[name] != name:
-                self._log.warning("this sink was renamed", sink=name, renamed_to=new)
+                self._log.warning("sink.renamed", sink=name, renamed_to=new)
         return current
 
     async def stop(self) -> None:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.domain.sink_spec import SinkSpec
+from outbox_relay.relay.lag_watch import LagWatch
 from outbox_relay.service.build import ReplayClients, build_sink, build_specs
 from outbox_relay.service.kafka import read_producers
 from outbox_relay.service.own_addresses import OwnAddresses
@@ -58,6 +59,7 @@ class Reload:
         own_addresses: OwnAddresses,
         relays: SinkRelays,
         recorded_config: RecordedConfig,
+        lag_watch: LagWatch,
         replays: ReplayRelays,
         replay_clients: ReplayClients,
     ) -> None:
@@ -68,6 +70,7 @@ class Reload:
         self._own_addresses = own_addresses
         self._relays = relays
         self._recorded_config = recorded_config
+        self._lag_watch = lag_watch
         self._replays = replays
         self._replay_clients = replay_clients
         self._unused: list[Sink] = []
@@ -149,5 +152,6 @@ class Reload:
                 sink.use_settings(producer)
         self._settings = new.settings.model_copy(update={"sinks": {**new.settings.sinks, **kept}})
         self._recorded_config.use(self._settings)
+        self._lag_watch.use(self._settings.notify.limit)
         self._replay_clients.use(self._settings)
         self._replays.reloaded()

@@ -103,15 +103,15 @@ class ReloadLoop(Generic[T]):
             self._log_refusal(refusal)
             return
         self._last_successful = not self._newest_refused
-        self._log.info("configuration reloaded", **self._describe(new))
+        self._log.info("config.reloaded", **self._describe(new))
 
     def _postpone(self, error: Exception) -> None:
         self._last_successful = False
         if time.monotonic() - self._logged_at >= LOG_INTERVAL_SECONDS:
             self._logged_at = time.monotonic()
-            self._log.warning("the configuration is not reloaded yet", reason=reason(error))
+            self._log.warning("config.reload_pending", reason=reason(error))
         self._pause = min(self._pause * 2, PAUSE_MAX_SECONDS)
 
     def _log_refusal(self, why: str) -> None:
         self._last_successful = False
-        self._log.error("the configuration was not reloaded; nothing has changed", reason=why)
+        self._log.error("config.reload_refused", reason=why)

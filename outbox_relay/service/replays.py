@@ -110,7 +110,7 @@ class ReplayRelays:
                 try:
                     await self._look(group, supervise)
                 except RelayError as error:
-                    self._rate_limited_log.warning("replays will be looked after again", reason=str(error))
+                    self._rate_limited_log.warning("replays.failed", reason=str(error))
                 await asyncio.sleep(LOOK_SECONDS)
 
     async def stop(self) -> None:
@@ -126,7 +126,7 @@ class ReplayRelays:
             try:
                 await self._end(number)
             except RelayError as error:
-                self._log.warning("left behind until its lease ends", what=f"replay {number}", reason=str(error))
+                self._log.warning("relay.left_behind", what=f"replay {number}", reason=str(error))
 
     async def close(self) -> None:
         """Close the clients that ``leave`` did not come to. Nothing else of this object runs any more."""
@@ -154,7 +154,7 @@ class ReplayRelays:
             try:
                 await self._store.tend_replay(number)
             except StatementFailed as error:
-                self._rate_limited_log.warning("a replay will be looked after again", replay=number, reason=str(error))
+                self._rate_limited_log.warning("replay.failed", replay=number, reason=str(error))
             if time.monotonic() - began > TEND_SECONDS:
                 return
 
@@ -178,7 +178,7 @@ class ReplayRelays:
         try:
             client = await self._client(row.id, basis)
         except ConfigurationError as error:
-            self._rate_limited_log.warning("a replay cannot be delivered here", replay=row.id, reason=str(error))
+            self._rate_limited_log.warning("replay.unserved", replay=row.id, reason=str(error))
             return
         if self._stopping.is_set():
             await client.close()
@@ -194,7 +194,7 @@ class ReplayRelays:
         )
         task = group.create_task(self._supervised(supervise, row.id, relay))
         self._served[row.id] = _Served(basis, relay, task, stopping)
-        self._log.info("serving a replay", sink=row.target, replay=row.id)
+        self._log.info("replay.serving", sink=row.target, replay=row.id)
 
     async def _client(self, number: int, basis: Basis) -> Sink:
         """Return an open client. Raises ``ConfigurationError``."""

@@ -54,10 +54,11 @@ class Supervisor:
         """Run ``step`` until it succeeds. Log ``event`` after each of the errors ``TRANSIENT``, and raise others."""
         await self._retrying(event, TRANSIENT, lambda state: _pause(state.attempt_number))(step)
 
-    async def supervise(self, name: str, part: Callable[[], Awaitable[None]]) -> None:
+    async def supervise(self, name: str, part: Callable[[], Awaitable[None]], *, sink: str | None = None) -> None:
         """Run ``part`` until it returns. Start it again after each of the errors ``SURVIVED``, and raise others.
 
-        The process gives up when the part has run out of memory ``OUT_OF_MEMORY_MAX`` times in a row.
+        ``sink`` is the sink that the part serves, if it is the session of one. The process gives up when the part has
+        run out of memory ``OUT_OF_MEMORY_MAX`` times in a row.
         """
         errors = _Errors()
 
@@ -72,7 +73,8 @@ class Supervisor:
                 raise
 
         survived = (*SURVIVED, MemoryError)
-        await self._retrying(f"{name} starts again", survived, lambda _: _pause(errors.in_a_row))(run_once)
+        event, values = ("part.restarted", {"part": name}) if sink is None else ("sink.restarted", {"sink": sink})
+        await self._retrying(event, survived, lambda _: _pause(errors.in_a_row), **values)(run_once)
 
     def _is_over(self, name: str, errors: _Errors) -> bool:
         """Return True if the part is not to be started again. Give up if it cannot get memory."""
@@ -80,18 +82,19 @@ class Supervisor:
             return True
         if errors.out_of_memory < OUT_OF_MEMORY_MAX:
             return False
-        self._log.error("giving up", reason=f"{name} ran out of memory {errors.out_of_memory} times in a row")
+        self._log.error("relay.gave_up", reason=f"{name} ran out of memory {errors.out_of_memory} times in a row")
         self._exit_code = 1
         self._stopping.set()
         return True
 
     def _retrying(
-        self, event: str, errors: tuple[type[Exception], ...], pause: Callable[[RetryCallState], float]
+        self, event: str, errors: tuple[type[Exception], ...], pause: Callable[[RetryCallState], float], **values: str
     ) -> AsyncRetrying:
         async def before_pause(state: RetryCallState) -> None:
             error = state.outcome.exception() if state.outcome else None
             self._rate_limited_log.warning(
                 event,
+                **values,
                 reason=reason(error) if error else "",
                 cause=error.reason if isinstance(error, RelayError) else None,
                 again_in_seconds=round(state.upcoming_sleep, 2),

@@ -9,7 +9,7 @@ from outbox_relay.settings.exposure import exposures, warnings
 from outbox_relay.settings.kafka import KafkaSettings
 from outbox_relay.settings.loading import load
 from outbox_relay.settings.model import Settings
-from outbox_relay.settings.sources import log_settings
+from outbox_relay.settings.sources import log_format, log_settings
 from outbox_relay.settings.webhook import WebhookSettings
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "applied",
     "exposures",
     "load",
+    "log_format",
     "log_settings",
     "merged",
     "not_applied",

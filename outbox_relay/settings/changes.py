@@ -1,8 +1,8 @@
 """The settings that differ between two configurations, and those that a reload applies. No value appears here.
 
-A reload applies routes and every setting of a sink. The process itself, its connection to the database and its set of
-sinks need a restart. Routes are applied only with the same set of sinks: events that another sink is to receive must
-not be passed by before this exists.
+A reload applies routes, ``[notify]`` and every setting of a sink. The process itself, its connection to the database
+and its set of sinks need a restart. Routes and ``[notify]`` are applied only with the same set of sinks: events that
+another sink is to receive must not be passed by before this exists.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def not_applied(old: Settings, new: Settings) -> list[SettingPath]:
 
 def _is_applied(path: SettingPath, *, same_sinks: bool) -> bool:
     match path:
-        case ("routes", *_):
+        case ("routes" | "notify", *_):
             return same_sinks
         case ("sinks", _, *rest):
             return bool(rest)
@@ -69,6 +69,7 @@ def merged(old: Settings, new: Settings) -> Settings:
             "http": old.http,
             "retention": old.retention,
             "sinks": {name: new.sinks.get(name, sink) for name, sink in old.sinks.items()},
+            "notify": new.notify if same_sinks else old.notify,
             "routes": new.routes if same_sinks else old.routes,
         }
     )

@@ -33,7 +33,7 @@ def warnings(settings: Settings) -> list[str]:
         return [settings.at((), f"there is no sink, so nothing is delivered: {fix}")]
     found: list[str] = []
     for name, sink in settings.sinks.items():
-        if name not in settings.routes.sinks:
+        if not settings.patterns_for(name):
             found.append(settings.at(("sinks", name), "no route leads to this sink; add it to a list in [routes]"))
         if isinstance(sink, WebhookSettings):
             found += (settings.at(("sinks", name, *problem.path), problem.text) for problem in _doubts(sink))

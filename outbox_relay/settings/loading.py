@@ -126,10 +126,15 @@ def _names(loc: SettingPath) -> dict[str, FieldInfo]:
 
 
 def _own_problems(settings: Settings, environ: Mapping[str, str]) -> Iterator[Problem]:
-    """Yield the webhooks whose URL leads to the relay's own database or HTTP port.
+    """Yield a receiver of notices that is no sink, and webhooks whose URL leads to the relay's own services.
+
+    Those are the database and the HTTP port.
 
     ``environ`` has what a connection string leaves out. Names are resolved, and judged again, at each connection.
     """
+    if (receiver := settings.notify.sink) is not None and receiver not in settings.sinks:
+        known = suggestion(receiver, settings.sinks)
+        yield Problem(("notify", "sink"), f"there is no such sink; {known}")
     text = settings.database.dsn_text
     endpoints = [] if text is None else connection_strings.endpoints(text.get_secret_value(), environ)
     own = {(canonical_host(host), port): "database" for host, port in endpoints}

@@ -24,7 +24,7 @@ from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from outbox_relay.domain.errors import ConfigurationError
-from outbox_relay.domain.routing import Routes
+from outbox_relay.domain.routing import NOTICES, RESERVED, Routes
 from outbox_relay.settings.fields import (
     STRICTNESS,
     Number,
@@ -161,6 +161,9 @@ def _route_problems(pattern: str, row: object, known: Collection[str]) -> Iterat
         Routes({pattern: ()})
     except ValueError as error:
         yield Problem((pattern,), str(error))
+    if pattern.startswith(RESERVED):
+        fix = "set sink in [notify] to receive them"
+        yield Problem((pattern,), f'types that begin with "{RESERVED}" are notices: {fix}')
     if not sinks or not all(isinstance(name, str) for name in sinks):
         yield Problem((pattern,), 'should be a list of one or more names of sinks: ["SINK", …]')
         return
@@ -168,6 +171,20 @@ def _route_problems(pattern: str, row: object, known: Collection[str]) -> Iterat
         if name not in known:
             shown = name if name.isprintable() and len(name) <= NAME_CHARS else "of this name"
             yield Problem((pattern, n), f"there is no sink {shown}; {suggestion(name, known)}")
+
+
+class NotifySettings(Section):
+    """The relay's own events, called notices."""
+
+    sink: Annotated[str | None, BeforeValidator(_blank_is_none)] = None
+    """The sink that receives notices; empty or left out: none are made."""
+    lagging_seconds: Number = Field(default=300.0, ge=10, le=604_800)
+    """Age of the oldest event that waits for a sink from which the sink lags, in seconds, 10 to 604800."""
+
+    @property
+    def limit(self) -> float | None:
+        """``lagging_seconds``, or None if no sink receives notices."""
+        return None if self.sink is None else self.lagging_seconds
 
 
 _NO_NAME = "a sink's name is 1 to 40 of a-z, 0-9 and _, begins with a letter and holds no __"
@@ -187,6 +204,7 @@ class Settings(BaseSettings):
     relay: RelaySettings = Field(default_factory=RelaySettings)
     http: HttpSettings = Field(default_factory=HttpSettings)
     retention: RetentionSettings = Field(default_factory=RetentionSettings)
+    notify: NotifySettings = Field(default_factory=NotifySettings)
     sinks: dict[SinkName, Sink] = Field(default_factory=dict)
     routes: Annotated[Routes, PlainValidator(_routes)] = Field(default_factory=lambda: Routes({}))
     """Event type or pattern → names of sinks; an event goes to the union of all that match."""
@@ -212,6 +230,10 @@ class Settings(BaseSettings):
     def stated_retention(self) -> dict[str, Any] | None:
         """Return the values of ``[retention]``, or None if neither the file nor a variable has that table."""
         return self.retention.stated() if "retention" in self.model_fields_set else None
+
+    def patterns_for(self, sink: str) -> tuple[str, ...]:
+        """Return the sorted patterns of a sink, with that of notices if it receives them."""
+        return tuple(sorted((*self.routes.patterns_for(sink), *([NOTICES] if sink == self.notify.sink else []))))
 
     def remember(self, origins: Origins) -> None:
         """Keep where each setting was given, for :meth:`at`."""

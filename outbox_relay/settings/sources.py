@@ -261,6 +261,14 @@ def log_settings(environ: Mapping[str, str], *, terminal: bool) -> LogSettings:
     )
 
 
+def log_format(environ: Mapping[str, str], *, terminal: bool) -> str:
+    """Return the format of the log, or the default if the variable has none of the known ones."""
+    try:
+        return log_settings({**environ, "OUTBOX_RELAY_LOG_LEVEL": ""}, terminal=terminal).format
+    except ConfigurationError:
+        return log_settings({}, terminal=terminal).format
+
+
 def _choice(environ: Mapping[str, str], name: str, choices: Sequence[str], default: str) -> str:
     value = environ.get(name, "").strip().lower() or default
     if value not in choices:

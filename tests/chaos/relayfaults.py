@@ -20,7 +20,7 @@ JOIN_SECONDS = 60.0
 """Time limit for a joining relay to get shards while others are killed every few seconds."""
 NOTICE_SECONDS = 30.0
 """Time limit for a relay to log that it was frozen, on a busy machine."""
-NOTICED = ("lost shards", "starting again from the ledger", "starts again")
+NOTICED = ("shards.lost", "sessions.restarted", "sink.restarted")
 """Ends of log events by which a relay reports an expired lease or a restarted session."""
 HOUR_SECONDS = 3600.0
 FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
@@ -110,7 +110,7 @@ class Zombie:
     def _notices(self, relay: Relay, mark: int) -> bool:
         try:
             until(
-                lambda: not relay.runs or any(line["event"].endswith(NOTICED) for line in relay.said(mark)),
+                lambda: not relay.runs or any(line["event"] in NOTICED for line in relay.said(mark)),
                 seconds=NOTICE_SECONDS,
                 what="the relay notices",
             )

@@ -35,7 +35,7 @@ def starvations(logs: Iterable[Iterable[Mapping[str, Any]]]) -> Iterator[Strike]
 
 def _given_up(line: Mapping[str, Any]) -> str | None:
     """Return the fault if a stopping relay released shards with unfinished events, otherwise None."""
-    return f"{line['sink']} {GIVEN_UP}" if line.get("event") == "released shards" and line.get("undone") else None
+    return f"{line['sink']} {GIVEN_UP}" if line.get("event") == "shards.released" and line.get("undone") else None
 
 
 def _fault(reason: str) -> str | None:

@@ -113,7 +113,7 @@ async def test_attempts_that_cannot_be_recorded_hold_up_no_delivery(
             assert relay.recorder.dropped == 5
             assert query(database, "select count(*) from outbox.delivery") == [(0,)]
             [(event, values)] = log.warnings
-            assert (event, values["dropped"] > 0) == ("attempts are not recorded", True)
+            assert (event, values["dropped"] > 0) == ("attempts.dropped", True)
 
 
 async def test_attempts_are_recorded_again_once_they_can_be(
@@ -136,5 +136,5 @@ async def test_attempts_are_recorded_again_once_they_can_be(
         await becomes(recorded_again, "an attempt is recorded")
         await has(database, "select from outbox.attempt")
         await harness.settled()
-    assert [event for _, event, _ in log.lines] == ["attempts are not recorded", "attempts are recorded again"]
+    assert [event for _, event, _ in log.lines] == ["attempts.dropped", "attempts.recorded"]
     assert log.lines[-1][2] == {"dropped": relay.recorder.dropped}

@@ -251,7 +251,7 @@ def test_a_process_that_was_stopped_beyond_its_lease_posts_nothing_more_of_what_
             until(lambda: _backlog(two) == 0, seconds=60, what="and settled it")
             before = by(receiver, "one")
             one.send(signal.SIGCONT)
-            until(lambda: _said(one, "starts again"), seconds=60, what="the zombie finds out")
+            until(lambda: _said(one, "sink.restarted"), seconds=60, what="the zombie finds out")
             until(lambda: _shards(one) == 32, seconds=60, what="it has a share again")
             assert two.stop() == 0
         assert one.stop() == 0

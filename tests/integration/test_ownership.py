@@ -87,7 +87,7 @@ async def test_shards_that_are_lost_together_are_one_line(database: Database) ->
 
     await auntil(lost, seconds=20, what="the loss is noticed at a renewal")
     await harness.store.close()
-    assert log.warnings == [("lost shards", {"sink": "s", "shards": 50, "held": SHARDS - 50})]
+    assert log.warnings == [("shards.lost", {"sink": "s", "shards": 50, "held": SHARDS - 50})]
 
 
 async def delivered_together(wanted: list[int], *sinks: MemorySink) -> None:

@@ -20,6 +20,7 @@ from psycopg.errors import Diagnostic
 from outbox_relay.postgres.database import statements
 from outbox_relay.relay.log_reader import CHUNK_EVENTS
 from tests.support.database import Database
+from tests.support.looks import touched
 from tests.support.postgres import PostgresServer
 from tests.support.recording import settled_unrecorded, unrecorded
 
@@ -345,19 +346,7 @@ def test_a_tick_looks_at_no_event(explained: Explained) -> None:
     assert explained.relations() == {"meta"}
 
 
-TOUCHED = """
-select coalesce(sum(seq_tup_read), 0)::bigint + coalesce(sum(idx_tup_fetch), 0)::bigint
-  from pg_stat_xact_user_tables
- where schemaname = 'outbox' and relname like any (%s)
-"""
 LOG_AND_ROWS = ("event%", "past%", "delivery")
-
-
-def touched(connection: psycopg.Connection[Any], *tables: str) -> int:
-    """Rows that the transaction under way has looked at so far, of the tables whose names are like these."""
-    [(count,)] = connection.execute(TOUCHED, (list(tables),)).fetchall()
-    return count
-
 
 PLACE = """
 insert into outbox.progress (sink, shards, epochs, a_seq, a_snapshot, a_next, last_id)

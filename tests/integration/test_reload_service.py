@@ -29,8 +29,8 @@ from tests.support.service import RelayService
 from tests.support.wait import becomes, until
 
 MORE = ('"a.*" =', '"b.*" = ["crm"]\n"a.*" =')
-REFUSED = "the configuration was not reloaded; nothing has changed"
-RELOADED = "configuration reloaded"
+REFUSED = "config.reload_refused"
+RELOADED = "config.reloaded"
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_a_sighup_while_the_database_is_away_is_carried_out_when_it_is_back(
             until(lambda: received_types(receiver) == ["a.one"], seconds=30, what="the routed type arrives")
             proxy.cut()
             rewrite(relay, MORE)
-            until(lambda: "the configuration is not reloaded yet" in events(relay), seconds=40, what="it waits")
+            until(lambda: "config.reload_pending" in events(relay), seconds=40, what="it waits")
             assert RELOADED not in events(relay)
             assert relay.ask("/readyz")[1]["config_last_reload_successful"] is False
             proxy.restore()
@@ -232,7 +232,7 @@ def test_a_file_that_goes_bad_while_the_database_takes_a_reload_leaves_it_whole(
             assert relay.stop() == 0
     assert set(received_types(receiver)) == {"a.one", "a.two", "b.late", "b.later"}
     assert {request.header("x-tenant") for request in receiver.requests[1:]} == {"two"}
-    assert "the configuration is not reloaded yet" not in events(relay)
+    assert "config.reload_pending" not in events(relay)
 
 
 async def test_a_reload_whose_answer_is_lost_supersedes_nobody_for_good(
@@ -271,7 +271,7 @@ async def test_a_reload_whose_answer_is_lost_supersedes_nobody_for_good(
     assert query(database, "select count(*) from outbox.shard where owner is not null") == [(0,)]
 
 
-SUPERSEDED = "another configuration of this sink is in force; draining"
+SUPERSEDED = "config.superseded"
 CRM = """select patterns, generation, (select config from outbox.meta) from outbox.sink"""
 OWNERS = "select distinct owner from outbox.shard where lease_until > now()"
 SEEN = "select seen_at from outbox.relay where id = %s"

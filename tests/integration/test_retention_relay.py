@@ -83,7 +83,7 @@ async def test_a_relay_archives_and_empties_with_its_grants_alone(
         async with passes(database.dsn_as(relay), settings):
             await gone(owner, 12, 11)
     said = [(line["event"], line["day"], line["events"], line["archived"]) for line in logs if "archived" in line]
-    assert said == [("day emptied", date_ago(n), 3, True) for n in (12, 11)]
+    assert said == [("retention.emptied", date_ago(n), 3, True) for n in (12, 11)]
     assert not [line for line in logs if line["log_level"] == "warning"]
     [(actor, role)] = owner.execute("select distinct actor, role_name from outbox.audit").fetchall()
     assert (actor, role) == ("relay r", relay)
@@ -94,7 +94,7 @@ async def test_what_keeps_a_day_is_logged_once(database: Database, owner: Connec
     with capture_logs() as logs:
 
         def blocked() -> list[Any]:
-            return [line["day"] for line in logs if line["event"] == "retention blocked"]
+            return [line["day"] for line in logs if line["event"] == "retention.blocked"]
 
         async with passes(database.dsn_as(relay), RetentionSettings(keep_days=5)):
 

@@ -41,7 +41,7 @@ def test_a_relay_whose_destinations_are_both_down_releases_everything_and_ends(
             assert relay.stop() == 0
             said = {line["event"] for line in relay.lines() if "event" in line}
     assert "stopped before everything in hand was settled" not in said, "its limit has not passed"
-    assert {"stopping", "released shards", "stopped"} <= said
+    assert {"relay.stopping", "shards.released", "relay.stopped"} <= said
     assert query(database, OWNED) == [(0,)]
     assert query(database, "select count(*) from outbox.relay") == [(0,)]
     assert query(database, "select count(*) from outbox.delivery where lease is not null") == [(0,)]

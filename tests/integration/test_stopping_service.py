@@ -49,8 +49,8 @@ def test_a_stop_that_runs_out_of_time_leaves_nothing_behind(
         until(lambda: len(receiver.requests) == 3, seconds=20, what="requests are under way")
         assert relay.stop() == 0
         said = [line["event"] for line in relay.lines() if "event" in line]
-    assert said[-1] == "stopped"
-    assert "stopped before everything in hand was settled" in said
+    assert said[-1] == "relay.stopped"
+    assert "relay.stop_incomplete" in said
     assert query(database, "select count(*) from outbox.relay") == [(0,)]
     assert query(database, "select count(*) from outbox.shard where owner is not null") == [(0,)]
     assert query(database, "select count(*) from outbox.delivery where lease is not null") == [(0,)]

@@ -67,8 +67,8 @@ def test_a_collector_that_is_down_is_one_line_and_stops_nothing(
     with a_relay(database, receiver, tmp_path, OTEL_EXPORTER_OTLP_ENDPOINT=endpoint) as relay:
         assert deliver_and_stop(database, receiver, relay) < STOP_SECONDS
         text = relay.log.read_text()
-        assert len(events_of(relay, "spans are lost")) <= 1
-        [line] = events_of(relay, "spans were lost")
+        assert len(events_of(relay, "traces.lost")) <= 1
+        [line] = events_of(relay, "traces.lost_at_stop")
         assert line["lost"] == EVENTS
     assert "canary" not in text
     assert "Traceback" not in text
@@ -81,9 +81,9 @@ def test_a_collector_that_refuses_is_one_line_with_its_status(
         variables = {**collector.variables, "OTEL_EXPORTER_OTLP_HEADERS": "api-key=hunter2"}
         with a_relay(database, receiver, tmp_path, **variables) as relay:
             emit_some(database)
-            until(lambda: events_of(relay, "spans are lost"), seconds=30, what="lost spans are logged")
+            until(lambda: events_of(relay, "traces.lost"), seconds=30, what="lost spans are logged")
             assert stop_when_delivered(receiver, relay) < STOP_SECONDS
-            [line] = events_of(relay, "spans are lost")
+            [line] = events_of(relay, "traces.lost")
             assert "401" in line["reason"]
             assert line["lost"] > 0
             assert "hunter2" not in relay.log.read_text()
@@ -101,8 +101,8 @@ def test_a_collector_that_never_answers_holds_up_neither_deliveries_nor_the_stop
         }
         with a_relay(database, receiver, tmp_path, **collector.variables, **queue) as relay:
             assert deliver_and_stop(database, receiver, relay) < STOP_SECONDS
-            [dropped] = events_of(relay, "spans are lost")
-            [lost] = events_of(relay, "spans were lost")
+            [dropped] = events_of(relay, "traces.lost")
+            [lost] = events_of(relay, "traces.lost_at_stop")
         assert "queue" in dropped["reason"]
         assert lost["lost"] == EVENTS
 
@@ -117,7 +117,7 @@ def test_without_the_extra_the_log_names_it_and_events_are_delivered(
     path = {"PYTHONPATH": str(blocked), "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint}
     with a_relay(database, receiver, tmp_path, **path) as relay:
         deliver_and_stop(database, receiver, relay)
-        [line] = events_of(relay, "traces are not recorded")
+        [line] = events_of(relay, "traces.not_recorded")
         assert (line["level"], line["reason"]) == ("error", MISSING)
 
 
@@ -135,7 +135,7 @@ def test_variables_that_cannot_be_followed_are_named(
     database: Database, receiver: Receiver, tmp_path: Path, variables: dict[str, str], reason: str
 ) -> None:
     with a_relay(database, receiver, tmp_path, **variables) as relay:
-        [line] = events_of(relay, "traces are not recorded")
+        [line] = events_of(relay, "traces.not_recorded")
         assert line["reason"] == reason
         assert relay.stop() == 0
 

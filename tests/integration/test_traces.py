@@ -114,7 +114,7 @@ def test_retries_are_spans_of_their_own_and_a_dead_letter_is_logged_with_its_tra
         create = created(collector, uid)
         until(lambda: "dead letter" in relay.log.read_text(), seconds=30, what="the dead letter is logged")
         assert relay.stop() == 0
-        [line] = [line for line in relay.lines() if line["event"] == "event became a dead letter"]
+        [line] = [line for line in relay.lines() if line["event"] == "event.dead"]
     assert [span.attributes.get("http.request.resend_count") for span in spans] == [None, 1, 2]
     assert [span.attributes["http.response.status_code"] for span in spans] == [500, 404, 500]
     assert [span.attributes["error.type"] for span in spans] == ["500", "404", "500"]

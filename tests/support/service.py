@@ -23,7 +23,8 @@ READY_SECONDS = 30
 STOP_SECONDS = 40
 SHOWN_LINES = 8
 """Log lines of restarted sessions that a failure shows at most."""
-_RESTARTED = re.compile(r"sink \S+ starts again")
+_RESTARTED = re.compile(r"sink\.restarted|sink \S+ starts again")
+"""The events of a restarted session, today and before events had names."""
 
 
 class RelayService:

@@ -47,7 +47,7 @@ def terminate_backends(database: Database) -> None:
 def lose_connections(database: Database, relay: RelayService) -> None:
     """End the relay's backends, and wait until the log says that a session restarted."""
     terminate_backends(database)
-    until(lambda: "sink crm starts again" in relay.log.read_text(), seconds=30, what="the session restarts")
+    until(lambda: "sink.restarted" in relay.log.read_text(), seconds=30, what="the session restarts")
 
 
 def lose_and_end(database: Database, relay: RelayService, end: Callable[[RelayService], object]) -> None:
@@ -61,7 +61,7 @@ def lose_and_end(database: Database, relay: RelayService, end: Callable[[RelaySe
 def test_restarts_that_were_not_declared_fail_the_test(
     database: Database, tmp_path: Path, end: Callable[[RelayService], object]
 ) -> None:
-    with pytest.raises(AssertionError, match=r"(?s)relay: sessions restarted.*sink crm starts again"):
+    with pytest.raises(AssertionError, match=r"(?s)relay: sessions restarted.*sink\.restarted"):
         lose_and_end(database, relay_of(database, tmp_path), end)
 
 
@@ -76,7 +76,7 @@ def test_a_restart_that_the_log_leaves_out_is_counted(database: Database, tmp_pa
     def lose_again(relay: RelayService) -> None:
         until(lambda: relay.ready and _owned(relay), seconds=30, what="the relay works again")
         until(lambda: _restarted_twice(database, relay), seconds=30, what="a second restart")
-        assert relay.log.read_text().count("sink crm starts again") == 1, "within ten seconds the log has one line"
+        assert relay.log.read_text().count("sink.restarted") == 1, "within ten seconds the log has one line"
 
     with pytest.raises(AssertionError, match="sessions restarted") as failure:
         lose_and_end(database, relay_of(database, tmp_path), lose_again)

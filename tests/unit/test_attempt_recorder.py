@@ -37,7 +37,7 @@ async def test_records_are_dropped_at_once_for_a_failure_that_needs_a_fix(error:
     assert await recorder.settle(4, writes) == 3
     assert writes.names == ["here", None, None], "for a while no record is tried"
     assert recorder.dropped == 7
-    assert log.lines == [("warning", "attempts are not recorded", {"reason": str(error), "dropped": 3})]
+    assert log.lines == [("warning", "attempts.dropped", {"reason": str(error), "dropped": 3})]
 
 
 @pytest.mark.parametrize("state", ["40P01", "55P03", "57014", StatementFailed.NO_CONNECTION])
@@ -78,8 +78,8 @@ async def test_the_end_of_the_trouble_is_logged_with_the_number_of_dropped_recor
     for _ in range(2):
         await recorder.settle(2, writes)
     assert log.lines == [
-        ("warning", "attempts are not recorded", {"reason": "no table", "dropped": 2}),
-        ("info", "attempts are recorded again", {"dropped": 6}),
+        ("warning", "attempts.dropped", {"reason": "no table", "dropped": 2}),
+        ("info", "attempts.recorded", {"dropped": 6}),
     ]
 
 

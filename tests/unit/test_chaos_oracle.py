@@ -525,16 +525,16 @@ def test_a_relay_finds_out_by_itself_that_a_connection_is_lost() -> None:
 def test_what_nobody_injected_is_read_from_the_logs() -> None:
     now = datetime.now(UTC).isoformat()
     lines = [
-        {"event": "starting again from the ledger", "reason": "a tick took 1.4 s", "time": now},
-        {"event": "sink kafka starts again", "reason": "the server may not be the one", "time": now},
+        {"event": "sessions.restarted", "reason": "a tick took 1.4 s", "time": now},
+        {"event": "sink.restarted", "reason": "the server may not be the one", "time": now},
         {
-            "event": "sink crm starts again",
+            "event": "sink.restarted",
             "reason": "sink crm: shards were given up while the destination is down",
             "time": now,
         },
-        {"event": "started", "time": now},
-        {"event": "released shards", "sink": "erp", "shards": 3, "undone": 2, "time": now},
-        {"event": "released shards", "sink": "erp", "shards": 3, "time": now},
+        {"event": "relay.started", "time": now},
+        {"event": "shards.released", "sink": "erp", "shards": 3, "undone": 2, "time": now},
+        {"event": "shards.released", "sink": "erp", "shards": 3, "time": now},
     ]
     found = list(starvations([lines]))
     assert [s.fault for s in found] == ["relay starved", "crm given up while down", "erp given up while down"]

@@ -21,6 +21,7 @@ import pytest
 from outbox_relay import __version__, cli
 from outbox_relay.cli import service
 from outbox_relay.cli.parser import build
+from outbox_relay.domain.errors import ConfigurationError, DatabaseUnavailable
 from outbox_relay.workbench.embedded.ports import free_port
 from tests.support.command import inside, outbox_relay
 
@@ -406,10 +407,48 @@ def test_an_error_that_ends_run_is_a_line_of_its_log(tmp_path: Path) -> None:
     for log_format in ("", "json"):
         ended = inside("run", "-c", file, OUTBOX_RELAY_LOG_FORMAT=log_format)
         line = json.loads(ended.err)
-        assert (ended.code, line["level"], line["event"]) == (2, "critical", "the relay cannot run")
+        assert (ended.code, line["level"], line["event"]) == (2, "critical", "relay.failed")
         assert "there is no such setting" in line["reason"]
     plain = inside("run", "-c", file, OUTBOX_RELAY_LOG_FORMAT="console")
     assert (plain.code, plain.err) == (2, f"{line['reason']}\n")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "event"),
+    [
+        (ConfigurationError("a wrong setting"), 2, "relay.failed"),
+        (DatabaseUnavailable("away"), 1, "relay.failed"),
+        (ModuleNotFoundError("No module named 'confluent_kafka'", name="confluent_kafka"), 2, "relay.failed"),
+        (KeyError("a defect"), 1, "relay.crashed"),
+    ],
+    ids=["configuration", "database", "package", "defect"],
+)
+def test_whatever_ends_run_is_a_line_in_json_with_the_fields_of_all_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int, event: str
+) -> None:
+    """An error of the process is simulated: there is no known way to cause a defect."""
+
+    def fail(*_: object) -> int:
+        raise error
+
+    monkeypatch.setattr("outbox_relay.service.process.run", fail)
+    file = toml(tmp_path, f'[database]\ndsn = "host=127.0.0.1"\n{KAFKA}\n[routes]\n"*" = ["events"]\n')
+    ended = inside("run", "-c", file, OUTBOX_RELAY_LOG_FORMAT="json")
+    line = json.loads(ended.err)
+    assert (ended.code, line["level"], line["event"]) == (code, "critical", event)
+    assert {"time", "logger", "message", "reason"} <= line.keys()
+    assert ("exception" in line) == (event == "relay.crashed")
+
+
+@pytest.mark.parametrize("variable", ["OUTBOX_RELAY_LOG_LEVEL", "OUTBOX_RELAY_LOG_FORMAT"])
+def test_a_wrong_setting_of_the_log_is_a_line_of_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    monkeypatch.setenv(variable, "loud")
+    ended = inside("run", "-c", toml(tmp_path, KAFKA))
+    line = json.loads(ended.err)
+    assert (ended.code, line["event"]) == (2, "relay.failed")
+    assert line["reason"].startswith(f"{variable}: should be one of")
 
 
 @pytest.mark.parametrize(("variables", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False), ({"NO_COLOR": ""}, True)])

@@ -49,4 +49,5 @@ def test_log_lines_have_the_sinks_name() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     line = json.loads(ended.stderr)
-    assert (line["event"], line["sink"], line["level"]) == ("refused", "events", "error")
+    assert (line["event"], line["message"], line["sink"]) == ("kafka.client", "refused", "events")
+    assert line["level"] == "error"

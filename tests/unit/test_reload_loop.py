@@ -93,8 +93,8 @@ async def test_whatever_reading_raises_is_said_and_changes_nothing(
         reloads.request()
         await becomes(lambda: reloads.last_successful, "the good one is taken")
     assert file.adopted == ["old"]
-    refused = ("error", "the configuration was not reloaded; nothing has changed", str(error) or "MemoryError")
-    assert lines.said == [refused, ("info", "configuration reloaded", None)]
+    refused = ("error", "config.reload_refused", str(error) or "MemoryError")
+    assert lines.said == [refused, ("info", "config.reloaded", None)]
 
 
 @pytest.mark.parametrize("error", [DatabaseUnavailable("away"), RuntimeError("away")], ids=lambda e: type(e).__name__)
@@ -110,8 +110,8 @@ async def test_what_was_read_is_tried_until_it_is_confirmed(monkeypatch: pytest.
         await becomes(lambda: reloads.last_successful, "it is confirmed")
     assert file.adopted == ["new"]
     assert lines.said == [
-        ("warning", "the configuration is not reloaded yet", "away"),
-        ("info", "configuration reloaded", None),
+        ("warning", "config.reload_pending", "away"),
+        ("info", "config.reloaded", None),
     ]
 
 
@@ -144,5 +144,5 @@ async def test_what_the_database_shows_to_be_impossible_is_refused(monkeypatch: 
         reloads.request()
         await becomes(lambda: bool(lines.said), "it is refused")
         assert not reloads.last_successful
-    assert lines.said == [("error", "the configuration was not reloaded; nothing has changed", file.refusal)]
+    assert lines.said == [("error", "config.reload_refused", file.refusal)]
     assert file.tries == 1

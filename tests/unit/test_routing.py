@@ -179,3 +179,16 @@ def test_routes_are_equal_when_their_tables_are(one: str, other: str) -> None:
     looked_up.sinks_for("a")
     assert looked_up == Routes({one: ("x",)})
     assert looked_up != Routes({other: ("x",)})
+
+
+def test_notices_match_their_pattern_alone() -> None:
+    routes = Routes({"*": ("all",), "*.dead": ("dead",), "o*": ("o",), "outbox*": ("similar",)})
+    assert [routes.routed(kind) for kind in sorted(routing.NOTICE_TYPES)] == [False] * len(routing.NOTICE_TYPES)
+    assert routes.sinks_for("outboxes.dead") == {"all", "dead", "o", "similar"}
+    assert Routes({routing.NOTICES: ("ops",)}).sinks_for("outbox.dead") == {"ops"}
+
+
+def test_the_types_of_a_sink_name_notices_if_it_receives_them() -> None:
+    assert routing.like_patterns(("*",)) is None
+    assert routing.like_patterns(("*", routing.NOTICES)) == ("%", "outbox.%")
+    assert routing.like_patterns(("a_b.*",)) == (r"a\_b.%",)

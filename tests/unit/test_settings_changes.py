@@ -34,6 +34,7 @@ def test_nothing_differs_from_itself(tmp_path: Path) -> None:
     "replaced",
     [
         ('"order.*"', '"shipment.*"'),
+        ("[routes]", '[notify]\nsink = "crm"\n[routes]'),
         (SECRET, "whsec_" + "eHh4" * 8),
         ("2027-01-01", "2028-01-01"),
         ('"linger.ms" = 5', '"linger.ms" = 6'),

@@ -236,6 +236,10 @@ WRONG: list[tuple[str, str, str, str]] = [
     ('["events", "crm"]', "[1]", 'routes."order.*"', "a list of one or more names of sinks"),
     ('"order.*"', '"order *"', 'routes."order *"', "matches nothing"),
     ('"order.*"', '""', 'routes.""', "is empty"),
+    ('"order.*"', '"outbox.*"', 'routes."outbox.*"', "are notices: set sink in [notify]"),
+    ('"order.*"', '"outbox.dead"', 'routes."outbox.dead"', "are notices: set sink in [notify]"),
+    ("[routes]", '[notify]\nsink = "crn"\n[routes]', "notify.sink", "there is no such sink; did you mean crm?"),
+    ("[routes]", "[notify]\nlagging_seconds = 9\n[routes]", "notify.lagging_seconds", "greater than or equal to 10"),
     ("[routes]", "routes.x = 3\n[routs]", "routs", "did you mean routes?"),
 ]
 

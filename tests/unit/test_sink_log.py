@@ -25,8 +25,8 @@ def test_the_circuit_has_a_line_when_it_opens_and_when_it_closes() -> None:
     for state in ("closed", "open", "half-open", "open", "closed", "closed"):
         sink.circuit(state, "connection refused")
     assert log.lines == [
-        ("warning", "circuit opened", {"sink": "crm", "reason": "connection refused"}),
-        ("info", "circuit closed", {"sink": "crm"}),
+        ("warning", "circuit.opened", {"sink": "crm", "reason": "connection refused"}),
+        ("info", "circuit.closed", {"sink": "crm"}),
     ]
 
 
@@ -35,8 +35,8 @@ def test_throttling_has_a_line_when_it_begins_and_when_it_is_over() -> None:
     for limit in (None, 32, 16, 17, None):
         sink.limit(limit)
     assert log.lines == [
-        ("warning", "destination throttles", {"sink": "crm", "in_flight_limit": 32}),
-        ("info", "limit of requests restored", {"sink": "crm"}),
+        ("warning", "sink.throttled", {"sink": "crm", "in_flight_limit": 32}),
+        ("info", "sink.unthrottled", {"sink": "crm"}),
     ]
 
 
@@ -46,7 +46,7 @@ def test_parts_have_a_line_when_they_are_in_trouble_and_when_that_is_over() -> N
     sink.troubles({"topic a": "topic a: unknown", "topic b": "topic b: denied"})
     sink.troubles({"topic b": "topic b: denied", "topic c": "topic c: unknown"})
     sink.troubles({})
-    trouble, over = "parts of the destination in trouble", "parts of the destination recovered"
+    trouble, over = "sink.trouble", "sink.trouble_over"
     assert log.lines == [
         ("warning", trouble,
          {"sink": "crm", "parts": ["topic a", "topic b"], "reason": "topic a: unknown; topic b: denied"}),
@@ -69,9 +69,7 @@ def test_dead_events_are_named_at_a_limited_rate_without_what_the_destination_sa
     sink.dead(an_event("uid-1"), 422, Attempt("http_422", answer="no such customer"))
     for n in range(1000):
         sink.dead(an_event(f"uid-{n}"), 422, None)
-    assert log.lines == [
-        ("warning", "event became a dead letter", {"sink": "crm", "uid": "uid-1", "reason": "http_422"})
-    ]
+    assert log.lines == [("warning", "event.dead", {"sink": "crm", "uid": "uid-1", "reason": "http_422"})]
 
 
 def test_a_dead_event_of_a_trace_is_named_with_it() -> None:
@@ -79,9 +77,7 @@ def test_a_dead_event_of_a_trace_is_named_with_it() -> None:
         log, sink = a_log()
         sink.dead(an_event("uid-1", json.dumps({"traceparent": parent})), 422, None)
         trace = {"trace_id": "0af7651916cd43dd8448eb211c80319c"} if named else {}
-        assert log.warnings == [
-            ("event became a dead letter", {"sink": "crm", "uid": "uid-1", **trace, "reason": "status 422"})
-        ]
+        assert log.warnings == [("event.dead", {"sink": "crm", "uid": "uid-1", **trace, "reason": "status 422"})]
 
 
 def test_the_reason_of_a_dead_event_is_the_most_precise_class_that_is_known() -> None:
@@ -97,4 +93,4 @@ def test_the_reason_of_a_dead_event_is_the_most_precise_class_that_is_known() ->
 def test_a_pause_has_its_reason() -> None:
     log, sink = a_log()
     sink.paused("answered 410 Gone")
-    assert log.lines == [("warning", "sink paused until it is resumed", {"sink": "crm", "reason": "answered 410 Gone"})]
+    assert log.lines == [("warning", "sink.paused", {"sink": "crm", "reason": "answered 410 Gone"})]

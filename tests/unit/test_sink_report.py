@@ -144,11 +144,11 @@ async def test_changes_are_logged_with_sink_and_reason(reported: Reported) -> No
     await reported.now(state="open", last_error="refused", reduced_limit=8)
     await reported.now(state="closed", reduced_limit=None, troubles={"topic a": "topic a: unknown"})
     assert [event for _, event, _ in reported.log.lines] == [
-        "circuit opened",
-        "destination throttles",
-        "circuit closed",
-        "limit of requests restored",
-        "parts of the destination in trouble",
+        "circuit.opened",
+        "sink.throttled",
+        "circuit.closed",
+        "sink.unthrottled",
+        "sink.trouble",
     ]
     assert all(values["sink"] == "s" for _, _, values in reported.log.lines)
 
@@ -158,5 +158,5 @@ async def test_a_pause_by_this_relay_is_logged(reported: Reported) -> None:
     await reported.now(state="open", last_error="refused")
     reported.store.paused = None
     await reported.now(gone="answered 410")
-    reasons = [values["reason"] for event, values in reported.log.warnings if event.startswith("sink paused")]
+    reasons = [values["reason"] for event, values in reported.log.warnings if event == "sink.paused"]
     assert reasons == ["the destination was down for 9 seconds", "answered 410"]

@@ -58,7 +58,7 @@ async def test_a_part_is_started_again_after_what_a_service_survives(process: Pr
     [(level, event, values)] = process.log.lines
     assert (level, event, values["reason"], values["cause"]) == (
         "warning",
-        "part starts again",
+        "part.restarted",
         "away",
         DatabaseUnavailable.reason,
     )
@@ -79,7 +79,7 @@ async def test_a_part_without_memory_ends_the_process(process: Process) -> None:
     assert await process.supervise(*[MemoryError()] * (OUT_OF_MEMORY_MAX + 1)) == OUT_OF_MEMORY_MAX
     assert process.stopping.is_set()
     assert process.supervisor.exit_code == 1
-    assert process.log.lines[-1][:2] == ("error", "giving up")
+    assert process.log.lines[-1][:2] == ("error", "relay.gave_up")
 
 
 async def test_only_consecutive_errors_of_memory_count(process: Process) -> None:

@@ -83,7 +83,7 @@ def test_lines_of_the_library_are_shown_without_their_values(
     handler = LibraryLog(log)
     for name in ("opentelemetry.util.re", "opentelemetry.exporter.otlp"):
         handler.emit(logging.LogRecord(name, logging.WARNING, "", 0, message, arguments, None))
-    assert log.warnings == [("problem of the tracing library", {"reason": shown})]
+    assert log.warnings == [("traces.library_problem", {"reason": shown})]
     assert handler.last_problem == shown
 
 
@@ -183,7 +183,7 @@ async def test_the_variables_of_the_page_are_followed(monkeypatch: pytest.Monkey
     tracing = start(os.environ, "relay-1", log)
     assert tracing is not None
     await tracing.stop()
-    assert log.lines == [("info", "recording traces", {})]
+    assert log.lines == [("info", "traces.recording", {})]
 
 
 def test_the_page_has_every_attribute() -> None:

@@ -63,5 +63,5 @@ def start(environ: Mapping[str, str], relay: str, log: BoundLogger) -> Tracing |
     except Exception as error:
         # The message of another class may quote the value of a variable, such as a header with a token.
         problem = str(error) if type(error) is LookupError else type(error).__name__
-    log.error("traces are not recorded", reason=problem)
+    log.error("traces.not_recorded", reason=problem)
     return None

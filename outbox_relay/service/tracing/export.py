@@ -42,7 +42,7 @@ class LibraryLog(logging.Handler):
         if record.name.startswith(EXPORT_LOGGERS):
             self.last_problem = problem
         else:
-            self._seldom.warning("problem of the tracing library", reason=problem)
+            self._seldom.warning("traces.library_problem", reason=problem)
 
 
 def _shown(record: logging.LogRecord) -> str:
@@ -81,7 +81,7 @@ class ExportCounts:
     def report(self, reason: str) -> None:
         """Log that spans are lost, at a limited rate."""
         lost = self.dropped + self.handed_over - self.exported
-        self._seldom.warning("spans are lost", reason=reason, lost=lost)
+        self._seldom.warning("traces.lost", reason=reason, lost=lost)
 
 
 class MeasuredProcessor(BatchSpanProcessor):

@@ -42,7 +42,7 @@ class RecordedTracing:
         for processor in self._processors:
             self._provider.add_span_processor(processor)
         self._tracer = self._provider.get_tracer("outbox_relay", __version__, schema_url=CONVENTIONS)
-        log.info("recording traces")
+        log.info("traces.recording")
 
     def traced(self, name: str, sink: Sink) -> Sink:
         """Return a sink that records a span for each call of ``sink``, whose name in the settings is ``name``."""
@@ -64,7 +64,7 @@ class RecordedTracing:
                 await exported.wait()
         lost = sum(each.counts.ended - each.counts.exported for each in self._processors)
         if lost:
-            self._log.warning("spans were lost", lost=lost)
+            self._log.warning("traces.lost_at_stop", lost=lost)
 
 
 def _resource(relay: str) -> Resource:

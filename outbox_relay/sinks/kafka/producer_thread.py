@@ -177,7 +177,7 @@ class ProducerThread:
                 job()
             except Exception:
                 # The callers must get their verdicts, and the next call begins with a new producer.
-                logging.getLogger("outbox_relay.kafka").exception("Kafka sink failed", extra={"sink": self._name})
+                logging.getLogger("outbox_relay.kafka").exception("kafka.failed", extra={"sink": self._name})
                 self._end_calls("the Kafka sink failed: see the log")
 
     def _next_job(self) -> Job:

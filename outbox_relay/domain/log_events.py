@@ -1,0 +1,99 @@
+"""The events of the log: every line of the service has one of these names, in the field ``event``.
+
+The names are stable: a rule that looks for one finds it in later releases. The messages are for people and may change.
+docs/observability.md lists all of them, and a test compares it with this table and with the calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+KAFKA_CLIENT: Final = "kafka.client"
+LIBRARY: Final = "library"
+
+LOG_EVENTS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        # The process
+        "relay.started": "started",
+        "relay.listening": "listening",
+        "relay.stopping": "stopping",
+        "relay.stopping_at_once": "stopping at once",
+        "relay.stop_incomplete": "stopped before everything in hand was settled",
+        "relay.left_behind": "left behind until its lease ends",
+        "relay.stopped": "stopped",
+        "relay.failed": "the relay cannot run",
+        "relay.crashed": "the relay ended after an unexpected error",
+        "relay.gave_up": "giving up",
+        "part.restarted": "part restarted after an error",
+        "http.accept_failed": "no connection can be accepted by the listener",
+        # Configuration
+        "config.warning": "configuration warning",
+        "config.reloaded": "configuration reloaded",
+        "config.reload_pending": "the configuration is not reloaded yet",
+        "config.reload_refused": "the configuration was not reloaded; nothing has changed",
+        "config.not_recorded": "the settings are not recorded",
+        "config.superseded": "another configuration of this sink is in force; draining",
+        # Database
+        "database.unreachable": "the database cannot be reached yet",
+        "database.tick_failed": "a tick failed",
+        "database.other_listened": (
+            "database.listen_dsn leads to another server or database than database.dsn: the relay polls until it is "
+            "corrected"
+        ),
+        "sessions.restarted": "sessions restarted from stored positions",
+        # Sinks
+        "sink.restarted": "session of a sink restarted after an error",
+        "sink.paused": "sink paused until it is resumed",
+        "sink.lagging": "sink lags",
+        "sink.recovered": "sink no longer lags",
+        "sink.throttled": "destination throttles",
+        "sink.unthrottled": "limit of requests restored",
+        "sink.trouble": "parts of the destination in trouble",
+        "sink.trouble_over": "parts of the destination recovered",
+        "sink.renamed": "this sink was renamed",
+        "sink.new_name": "serving a sink under its new name",
+        "sink.removed": "this sink was removed; its name is not registered again",
+        "sink.missing": "this sink was removed from the database; a restart adds it again",
+        "circuit.opened": "circuit opened",
+        "circuit.closed": "circuit closed",
+        KAFKA_CLIENT: "a line of Kafka's client, which is the message",
+        "kafka.failed": "Kafka sink failed",
+        # Deliveries
+        "event.dead": "event became a dead letter",
+        "rows.claim_failed": "claim of rows failed",
+        "rows.lost": "leases of rows were lost before they were settled",
+        "attempts.dropped": "attempts are not recorded",
+        "attempts.recorded": "attempts are recorded again",
+        # Shards
+        "shards.claimed": "claimed shards",
+        "shards.released": "released shards",
+        "shards.lost": "lost shards",
+        "shards.claim_undone": "released shards of a claim without an answer",
+        "leases.failed": "leases will be looked after again",
+        # Replays
+        "replay.serving": "serving a replay",
+        "replay.unserved": "a replay cannot be delivered here",
+        "replay.failed": "a replay will be looked after again",
+        "replays.failed": "replays will be looked after again",
+        "replays.leases_failed": "leases of replays were not renewed",
+        # Housekeeping and retention
+        "housekeeping.done": "housekeeping",
+        "housekeeping.failed": "housekeeping will try again",
+        "retention.emptied": "day emptied",
+        "retention.dropped": "partition removed",
+        "retention.blocked": "retention blocked",
+        "retention.archive_failed": "archive failed",
+        "retention.clock_jumped": "retention waits: the clock has jumped",
+        "retention.failed": "retention will try again",
+        # Traces
+        "traces.recording": "recording traces",
+        "traces.not_recorded": "traces are not recorded",
+        "traces.lost": "spans are lost",
+        "traces.lost_at_stop": "spans were lost",
+        "traces.library_problem": "problem of the tracing library",
+        LIBRARY: "a line of a library, which is the message",
+    }
+)
+"""The events by name, with their messages."""

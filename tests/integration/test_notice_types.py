@@ -1,0 +1,135 @@
+"""Types of notices: no function that matches types gives them to another sink than their receiver."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from outbox_relay import admin
+from outbox_relay.domain.window import Position
+from tests.support import replays
+from tests.support.database import Database
+from tests.support.ledger import Ledger, ledger
+from tests.support.notices import notice_types
+from tests.support.sink_actions import call, register, seek
+
+EVERYTHING = "9223372036854775807:9223372036854775807:"
+OF_RECEIVERS = {"ops": 2, "ops_and_all": 5}
+"""Sinks that receive notices, and how many of the two notices and three other events they get."""
+OF_OTHERS = {"all": 3, "suffix": 1, "prefix": 0}
+PATTERNS = {
+    "all": ["*"],
+    "suffix": ["*.dead", "*paused*"],
+    "prefix": ["o*tbox*", "outb*.dead"],
+    "ops": ["outbox.*"],
+    "ops_and_all": ["*", "outbox.*"],
+}
+V10_TYPES = {"all": None, "suffix": ["%.dead", "%paused%"], "prefix": ["o%tbox%", "outb%.dead"]}
+"""As a relay of an earlier version passes them."""
+
+
+@pytest.fixture
+async def books(database: Database) -> AsyncGenerator[Ledger]:
+    """A log with two notices and three events of an application, one of them of a similar type, and all sinks."""
+    async with ledger(database) as found:
+        await found.register(*((name, patterns, "beginning") for name, patterns in PATTERNS.items()))
+        register(database, "crm", "order.*")
+        found.emit("a", type="order.made")
+        call(database, "select outbox.set_paused('crm', true, null, null)")
+        found.emit("b", "c", type="order.dead")
+        call(database, "select outbox.set_paused('crm', false, null, null)")
+        call(database, "delete from outbox.event where type = 'order.dead' and key = 'c'")
+        found.emit("d", type="my.outbox")
+        assert notice_types(database) == ["outbox.sink.paused", "outbox.sink.recovered"]
+        yield found
+
+
+def expected() -> dict[str, int]:
+    """Return the number of events of each sink."""
+    return {**OF_OTHERS, **OF_RECEIVERS}
+
+
+def types_of(books: Ledger, sink: str) -> list[str] | None:
+    """Return the types of a sink as functions take them."""
+    [(types,)] = books.query("select outbox.types_of(%s)", sink)
+    return types
+
+
+@pytest.mark.parametrize("sink", PATTERNS)
+async def test_only_receivers_read_notices(books: Ledger, sink: str) -> None:
+    every = list(range(64))
+    for types in (types_of(books, sink), V10_TYPES.get(sink, types_of(books, sink))):
+        found = books.query(
+            "select type from outbox.read_rest(%s::smallint[], %s::text[], '3:3:', %s::pg_snapshot, 0, 1000000, 100,"
+            " 1000000)",
+            every, types, EVERYTHING,
+        )  # fmt: skip
+        assert len(found) == expected()[sink]
+        assert any(kind.startswith("outbox.") for (kind,) in found) == (sink in OF_RECEIVERS)
+
+
+@pytest.mark.parametrize("sink", PATTERNS)
+@pytest.mark.parametrize("most_payload", [None, 1000])
+async def test_only_receivers_read_notices_that_are_late(books: Ledger, sink: str, most_payload: int | None) -> None:
+    """All events count as late: their transactions ran at the first tick."""
+    [(low, high, listed)] = books.query(
+        "select min(xid::text::bigint), max(xid::text::bigint), string_agg(distinct xid::text, ',') from outbox.event"
+    )
+    ordered = ",".join(sorted(listed.split(","), key=int))
+    types = V10_TYPES.get(sink, types_of(books, sink))
+    found = books.query(
+        "select type from outbox.read_late(%s::smallint[], %s::text[], %s::pg_snapshot, %s, %s::pg_snapshot, 0,"
+        " 1000000, 100, 1000000, %s) where shard >= 0",
+        list(range(64)), types, f"{low}:{high + 1}:{ordered}", high + 1, EVERYTHING, most_payload,
+    )  # fmt: skip
+    assert len(found) == expected()[sink]
+
+
+async def test_counts_leave_notices_to_their_receivers(books: Ledger) -> None:
+    found = await admin.status(books.store)
+    assert {name: found["sinks"][name]["backlog"] for name in PATTERNS} == expected()
+    for sink, number in expected().items():
+        assert books.query("select undelivered from outbox.preview_removal(%s, 100, 5, 45)", sink) == [(number,)]
+        await books.place(sink, Position(await books.tick()))
+        assert seek(books.database, sink, "beginning")["again"] == number
+
+
+async def test_why_tells_who_gets_a_notice(books: Ledger) -> None:
+    [(uid,)] = books.query("select uid::text from outbox.event where type ^@ 'outbox.' order by id limit 1")
+    states = {name: said["state"] for name, said in (await admin.why(books.store, UUID(uid)))["sinks"].items()}
+    assert {name for name, state in states.items() if state == "pending"} == set(OF_RECEIVERS)
+    for sink in PATTERNS:
+        await books.own(sink)
+        await books.place(sink, Position(await books.tick()))
+    states = {name: said["state"] for name, said in (await admin.why(books.store, UUID(uid)))["sinks"].items()}
+    assert states.pop("crm") == "not routed"
+    assert states == {**dict.fromkeys(OF_OTHERS, "not routed"), **dict.fromkeys(OF_RECEIVERS, "settled")}
+
+
+async def test_replays_give_notices_to_their_receiver_alone(books: Ledger) -> None:
+    for sink in PATTERNS:
+        await books.place(sink, Position(await books.tick()))
+    day = {"since": "P1D"}
+
+    def matched(sink: str, to: str | None = None) -> Any:
+        return replays.preview(books.database, sink, to=to, **day)["matched"]
+
+    assert {sink: matched(sink) for sink in PATTERNS} == expected()
+    assert {sink: matched(sink, "all") for sink in OF_RECEIVERS} == {"ops": 0, "ops_and_all": 3}
+    assert {sink: matched(sink, "ops") for sink in PATTERNS} == expected()
+
+
+async def test_notices_are_no_types_without_a_route(books: Ledger) -> None:
+    assert (await admin.status(books.store))["unrouted"] == []
+    for sink in OF_RECEIVERS:
+        register(books.database, sink, "order.*")
+    assert (await admin.status(books.store))["unrouted"] == []
+
+
+async def test_a_notice_is_erased_only_once_its_receivers_have_it(books: Ledger) -> None:
+    [(ids,)] = books.query("select array_agg(id) from outbox.event where type ^@ 'outbox.'")
+    undelivered = books.query("select distinct sink from outbox.undelivered(%s)", ids)
+    assert {sink for (sink,) in undelivered} == set(OF_RECEIVERS)

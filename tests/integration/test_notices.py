@@ -1,0 +1,365 @@
+"""Notices: made in the transaction of what they tell, at most one per cause and hour, and never at its expense."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import psycopg
+import pytest
+from psycopg import errors
+
+from outbox_relay import outbox
+from outbox_relay.postgres.migrations import migrate
+from tests.support.database import Database, query
+from tests.support.ledger import ledger
+from tests.support.notices import RECEIVER, die, notice_types, notices, pass_hours, register_receiver
+from tests.support.roles import new_role
+from tests.support.sink_actions import call, register, remove, rename
+
+DEAD, PAUSED, RECOVERED = "outbox.dead", "outbox.sink.paused", "outbox.sink.recovered"
+SECONDS = 20
+
+
+@pytest.fixture
+def told(database: Database) -> Database:
+    """A database with a sink `crm` for every type, and one that receives notices alone."""
+    register(database, "crm")
+    register_receiver(database)
+    return database
+
+
+def set_paused(database: Database, paused: bool, sink: str = "crm") -> None:
+    """Pause or resume a sink as an operator does."""
+    call(database, "select outbox.set_paused(%s, %s, 'anna', 'maintenance')", sink, paused)
+
+
+def dies(database: Database, sink: str, *classes: str, first: int = 1) -> None:
+    """Insert dead rows in a transaction of their own."""
+    with database.connect() as connection:
+        die(connection, sink, *classes, first=first)
+
+
+# -- reserved types ------------------------------------------------------------------------------------------------
+
+
+def test_no_application_emits_a_reserved_type(told: Database) -> None:
+    with new_role(told, "app") as app:
+        migrate(told.dsn, grant_emit=[app])
+        with told.connect(user=app, autocommit=True) as connection:
+            for call_ in (
+                "select outbox.emit('outbox.dead', '1')",
+                "select outbox.emit('outbox.', '1', uid => gen_random_uuid())",
+                "select outbox.emit_raw('outbox.anything', '1', headers => '{\"a\": \"b\"}')",
+            ):
+                with pytest.raises(errors.InvalidParameterValue, match=r"type outbox\.\w* is reserved"):
+                    connection.execute(call_.encode())
+            fine = [outbox.Event("order.made", 1), outbox.Event("outbox.x", 2)]
+            named = r"event 1: type outbox\.x is reserved"
+            with connection.transaction(), pytest.raises(outbox.InvalidEvent, match=named):
+                outbox.emit_many(connection, fine)
+            for other in ("outbox", "outboxes.made", "Outbox.made", "my.outbox.dead"):
+                connection.execute("select outbox.emit(%s, '1')", (other,))
+    assert notices(told) == []
+
+
+def test_no_role_makes_notices_of_its_own(told: Database) -> None:
+    with new_role(told, "app") as app, new_role(told, "relay") as relay, new_role(told, "ops") as operator:
+        migrate(told.dsn, grant_emit=[app], grant_relay=[relay], grants={"operate": [operator]})
+        for role in (app, relay, operator):
+            with told.connect(user=role, autocommit=True) as connection:
+                for own in (
+                    "select outbox.make_notice('outbox.dead', 'crm', 'x', '{}')",
+                    "select outbox.notify_state('crm', 'paused', true, '{}')",
+                    "select outbox.notify_blocked('2026-01-01', '[]')",
+                    "insert into outbox.event (uid, type, content_type, emitter) "
+                    "values (gen_random_uuid(), 'outbox.dead', 'x', 'x')",
+                    "delete from outbox.notice",
+                ):
+                    with pytest.raises(errors.InsufficientPrivilege):
+                        connection.execute(own.encode())
+        with told.connect(user=relay, autocommit=True) as connection:
+            assert connection.execute("select sink from outbox.notify_sinks(300)").fetchall() == [("crm",), ("ops",)]
+            for wrong in ("null", "0", "'nan'", "'infinity'", "-1"):
+                with pytest.raises(errors.InvalidParameterValue, match="lagging_seconds must be"):
+                    connection.execute(f"select outbox.notify_sinks({wrong})".encode())
+    assert notices(told) == []
+
+
+def test_the_upgrade_warns_of_reserved_types_in_the_log(told: Database) -> None:
+    query(
+        told,
+        "insert into outbox.event (uid, type, content_type, emitter) "
+        "values (gen_random_uuid(), 'outbox.old', 'x', 'x') returning id",
+    )
+    said = apply_last_part(told)
+    assert "reserved" in said[0]
+
+
+def test_the_upgrade_maps_reserved_types_of_adopted_tables(told: Database) -> None:
+    """Their rows come from applications that know nothing of the relay."""
+    call(
+        told,
+        "create function outbox.debezium_type(row_type text, route text) returns text language sql immutable "
+        "return coalesce(row_type, route)",
+    )
+    assert apply_last_part(told) == []
+    mapped = "select outbox.debezium_type('outbox.event', null), outbox.debezium_type(null, 'my.outbox.x')"
+    assert query(told, mapped) == [("outbox_event", "my.outbox.x")]
+    migrate(told.dsn, debezium=True)
+    assert query(told, mapped) == [("outbox_event", "my.outbox.x")]
+
+
+def apply_last_part(database: Database) -> list[str]:
+    """Run the last part of the migration again; return its warnings."""
+    script = migrations_text().partition("-- Events that are there")[2].partition("\n\n")[2]
+    said: list[str] = []
+    with database.connect(autocommit=True) as connection:
+        connection.add_notice_handler(lambda notice: said.append(notice.message_primary or ""))
+        connection.execute(script.encode())
+    return said
+
+
+def migrations_text() -> str:
+    """Return the text of the migration that made notices."""
+    from outbox_relay.postgres.schema_versions import SCHEMA_FOLDER, migrations
+
+    return next(step.text for step in migrations(SCHEMA_FOLDER) if step.name.endswith("_notices"))
+
+
+# -- dead letters --------------------------------------------------------------------------------------------------
+
+
+def test_dead_letters_of_a_class_make_one_notice_an_hour_with_their_number(told: Database) -> None:
+    dies(told, "crm", "http_400", "http_400", "http_400", "redirect")
+    found = {payload["reason"]: payload for _, payload in notices(told)}
+    assert notice_types(told) == [DEAD, DEAD]
+    [(uid, kind)] = query(told, "select uid::text, type from outbox.delivery where id = 1")
+    at = found["http_400"].pop("at")
+    assert found["http_400"] == {
+        "sink": "crm", "reason": "http_400", "status": 400, "count": 3, "dead": 4, "exact": True, "uid": uid,
+        "type": kind,
+    }  # fmt: skip
+    assert at.endswith("+00:00")
+    assert found["redirect"]["count"] == 1
+    dies(told, "crm", "http_400", first=10)
+    assert len(notices(told)) == 2
+    pass_hours(told, 1)
+    dies(told, "crm", "http_400", first=20)
+    assert [(n[1]["reason"], n[1]["count"], n[1]["dead"]) for n in notices(told)][2:] == [("http_400", 2, 6)]
+    dumped = query(
+        told, "select string_agg(payload::text || key || coalesce(headers::text, ''), ' ') from outbox.event"
+    )
+    assert "CANARY" not in str(dumped)
+    assert b"CANARY".hex() not in str(dumped)
+
+
+def test_a_row_that_dies_later_is_told_and_one_that_a_replay_hands_over_is_not_told_again(told: Database) -> None:
+    dies(told, "crm", "http_400")
+    call(told, "update outbox.delivery set state = 'waiting'")
+    pass_hours(told, 2)
+    call(told, "update outbox.delivery set state = 'dead', last_attempt = null, last_status = null")
+    assert [n[1]["reason"] for n in notices(told)] == ["http_400", "refused"]
+    call(told, "update outbox.delivery set sink = 'other', state = 'dead'")
+    assert len(notices(told)) == 2
+
+
+def test_an_odd_class_of_an_error_is_not_repeated(told: Database) -> None:
+    dies(told, "crm", "a b; drop", "x" * 200)
+    assert [n[1]["reason"] for n in notices(told)] == ["status 400"]
+
+
+def test_a_settlement_that_is_rolled_back_has_told_nothing(told: Database) -> None:
+    with told.connect() as connection:
+        die(connection, "crm", "http_400")
+        connection.rollback()
+    assert notices(told) == []
+    dies(told, "crm", "http_400")
+    assert notice_types(told) == [DEAD]
+
+
+def test_two_settlements_of_one_cause_make_one_notice_and_neither_waits_long(told: Database) -> None:
+    with told.connect() as first, told.connect() as second:
+        die(first, "crm", "http_400")
+        began = time.monotonic()
+        die(second, "crm", *["http_400"] * 200, first=1000)
+        assert time.monotonic() - began < 5
+        second.commit()
+        first.commit()
+    assert notice_types(told) == [DEAD]
+    assert query(told, "select count(*) from outbox.delivery") == [(201,)]
+
+
+def test_settlements_with_two_causes_in_opposite_orders_are_no_deadlock(told: Database) -> None:
+    barrier = threading.Barrier(2)
+    failed: list[BaseException] = []
+
+    def settle(first: int, *classes: str) -> None:
+        try:
+            with told.connect() as connection:
+                die(connection, "crm", classes[0], first=first)
+                barrier.wait(SECONDS)
+                die(connection, "crm", classes[1], first=first + 1)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [
+        threading.Thread(target=settle, args=(1, "http_400", "http_404")),
+        threading.Thread(target=settle, args=(101, "http_404", "http_400")),
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SECONDS)
+    assert not failed
+    assert query(told, "select count(*) from outbox.delivery") == [(4,)]
+    assert sorted(n[1]["reason"] for n in notices(told)) == ["http_400", "http_404"]
+
+
+# -- a notice that cannot be written -------------------------------------------------------------------------------
+
+
+def test_a_notice_that_cannot_be_written_fails_nothing(told: Database) -> None:
+    with told.connect() as holder:
+        holder.execute("lock table outbox.event in share row exclusive mode")
+        began = time.monotonic()
+        set_paused(told, True)
+        dies(told, "crm", *(f"http_{n}" for n in range(400, 500)))
+        assert time.monotonic() - began < 3
+        holder.rollback()
+    assert query(told, "select paused from outbox.sink where name = 'crm'") == [(True,)]
+    assert query(told, "select count(*) from outbox.delivery") == [(100,)]
+    assert notices(told) == []
+    call(told, "select * from outbox.notify_sinks(300)")
+    assert notice_types(told) == [PAUSED], "what was not told is told later"
+
+
+def test_an_error_of_any_kind_fails_nothing_and_is_a_warning(told: Database) -> None:
+    call(told, "alter table outbox.event add constraint none check (type not like 'outbox.%%')")
+    said: list[str] = []
+    with told.connect(autocommit=True) as connection:
+        connection.add_notice_handler(lambda notice: said.append(notice.message_primary or ""))
+        die(connection, "crm", "http_400", "http_404")
+    assert query(told, "select count(*) from outbox.delivery") == [(2,)]
+    assert len(said) == 1, "one try in a transaction"
+    assert said[0].startswith("a notice of type outbox.dead was not written")
+    assert query(told, "select count(*) from outbox.notice") == [(0,)]
+
+
+# -- the receiver itself -------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_told_of_the_receiver_itself(told: Database) -> None:
+    set_paused(told, True, RECEIVER)
+    dies(told, RECEIVER, "http_400")
+    call(told, "insert into outbox.shard (sink, shard) values ('ops', 0) on conflict do nothing")
+    call(told, "select * from outbox.notify_sinks(300)")
+    set_paused(told, False, RECEIVER)
+    assert notices(told) == []
+
+
+def test_without_a_receiver_no_notice_is_made(database: Database) -> None:
+    register(database, "crm")
+    set_paused(database, True)
+    dies(database, "crm", "http_400")
+    call(database, "select * from outbox.notify_sinks(300)")
+    assert notices(database) == []
+    register_receiver(database)
+    set_paused(database, False)
+    assert notices(database) == [], "no recovery of what was not told"
+    register(database, RECEIVER, "order.*")
+    set_paused(database, True)
+    assert notices(database) == [], "the pattern is gone, and with it the notices"
+
+
+def test_a_removed_receiver_ends_notices(told: Database) -> None:
+    set_paused(told, True)
+    remove(told, RECEIVER)
+    set_paused(told, False)
+    dies(told, "crm", "http_400")
+    assert notice_types(told) == [PAUSED]
+
+
+def test_of_two_receivers_the_newer_one_counts(told: Database) -> None:
+    register(told, "ops2", "outbox.*")
+    set_paused(told, True, RECEIVER)
+    set_paused(told, True, "ops2")
+    assert [n[1]["sink"] for n in notices(told)] == [RECEIVER]
+
+
+# -- pauses --------------------------------------------------------------------------------------------------------
+
+
+def test_a_pause_and_its_end_are_told_with_who_and_why(told: Database) -> None:
+    set_paused(told, True)
+    set_paused(told, False)
+    (paused, first), (recovered, second) = notices(told)
+    assert (paused, recovered) == (PAUSED, RECOVERED)
+    assert first.pop("at")
+    assert second.pop("at")
+    assert first == {"sink": "crm", "reason": "maintenance", "actor": "anna", "role": "postgres"}
+    assert second.pop("since")
+    assert second == {"sink": "crm", "from": "paused", "seconds": 0, "actor": "anna"}
+    keys = query(told, "select distinct key, content_type from outbox.event where type ^@ 'outbox.'")
+    assert keys == [("crm", "application/json")]
+
+
+async def test_a_relay_that_pauses_a_sink_tells_it(told: Database) -> None:
+    async with ledger(told) as books:
+        await books.store.pause_sink("crm", "answered 410 Gone")
+        call(told, "update outbox.sink set paused = false, circuit = 'open', circuit_since = now() - interval '1 day'")
+        await books.store.record_circuit("crm", "open", "connection refused", None, 60)
+    assert notice_types(told) == [PAUSED, RECOVERED]
+    assert notices(told)[0][1]["reason"] == "answered 410 Gone"
+    pass_hours(told, 2)
+    call(told, "select * from outbox.notify_sinks(300)")
+    type_, payload = notices(told)[-1]
+    assert (type_, payload["reason"]) == (PAUSED, "the destination was down for 60 seconds: connection refused")
+
+
+def test_what_the_hour_suppresses_is_told_when_it_is_over_if_it_lasts(told: Database) -> None:
+    for paused in (True, False, True, False, True):
+        set_paused(told, paused)
+    assert notice_types(told) == [PAUSED, RECOVERED]
+    call(told, "select * from outbox.notify_sinks(300)")
+    assert notice_types(told) == [PAUSED, RECOVERED], "within the hour"
+    pass_hours(told, 1)
+    call(told, "select * from outbox.notify_sinks(300)")
+    call(told, "select * from outbox.notify_sinks(300)")
+    assert notice_types(told) == [PAUSED, RECOVERED, PAUSED]
+    set_paused(told, False)
+    assert notice_types(told)[3:] == [RECOVERED]
+
+
+def test_a_clock_that_goes_back_does_not_silence_notices(told: Database) -> None:
+    dies(told, "crm", "http_400")
+    pass_hours(told, -24)
+    dies(told, "crm", "http_400", first=10)
+    assert notice_types(told) == [DEAD, DEAD]
+
+
+def test_what_was_told_follows_a_sink_to_its_new_name_and_ends_with_it(told: Database) -> None:
+    set_paused(told, True)
+    rename(told, "crm", "erp")
+    set_paused(told, False, "erp")
+    assert [(n, payload["sink"]) for n, payload in notices(told)] == [(PAUSED, "crm"), (RECOVERED, "erp")]
+    remove(told, "erp", forget=True)
+    assert query(told, "select count(*) from outbox.notice") == [(0,)]
+
+
+def test_old_causes_are_forgotten_and_states_are_kept(told: Database) -> None:
+    set_paused(told, True)
+    dies(told, "crm", "http_400", "http_404")
+    pass_hours(told, 25)
+    dies(told, "crm", "http_500", first=10)
+    kept = query(told, "select type, cause from outbox.notice order by 1, 2")
+    assert kept == [(DEAD, "http_500"), (PAUSED, "paused")]
+
+
+def test_a_cancelled_statement_is_still_cancelled(told: Database) -> None:
+    """The notice does not hide that its transaction ran out of time."""
+    with told.connect() as holder, told.connect() as connection:
+        holder.execute("lock table outbox.event in share row exclusive mode")
+        connection.execute("set statement_timeout = '20ms'")
+        with pytest.raises(psycopg.errors.QueryCanceled):
+            die(connection, "crm", "http_400")

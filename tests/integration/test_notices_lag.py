@@ -1,0 +1,112 @@
+"""Notices of sinks that lag: by their positions and by rows that wait, and at the cost of a few looks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from outbox_relay.domain.window import Position
+from tests.support.database import Database
+from tests.support.ledger import ledger
+from tests.support.looks import touched
+from tests.support.notices import RECEIVER, die, notice_types, notices, register_receiver
+from tests.support.sink_actions import call, register
+
+PAUSED, RECOVERED, LAGGING = "outbox.sink.paused", "outbox.sink.recovered", "outbox.sink.lagging"
+
+
+@pytest.fixture
+def told(database: Database) -> Database:
+    """A database with a sink `crm` for every type, and one that receives notices alone."""
+    register(database, "crm")
+    register_receiver(database)
+    return database
+
+
+def set_paused(database: Database, paused: bool) -> None:
+    """Pause or resume the sink."""
+    call(database, "select outbox.set_paused('crm', %s, null, null)", paused)
+
+
+async def test_a_sink_that_lags_is_told_and_so_is_its_recovery(told: Database) -> None:
+    async with ledger(told) as books:
+        await books.own("crm")
+        books.emit("a", "b")
+        assert await lags(books) == {"crm": 0.0, RECEIVER: 0.0}
+        books.do("update outbox.event set created_at = created_at - interval '400 seconds'")
+        found = await lags(books)
+        assert found == {"crm": pytest.approx(400, abs=20), RECEIVER: pytest.approx(400, abs=20)}
+        await lags(books)
+        [(kind, payload)] = notices(told)
+        assert (kind, payload["sink"], payload["circuit"]) == (LAGGING, "crm", "closed")
+        assert payload["lagging_seconds"] == 300
+        assert payload["lag_seconds"] == pytest.approx(400, abs=20)
+        books.do("update outbox.event set created_at = now() - interval '200 seconds' where not type ^@ 'outbox.'")
+        await lags(books)
+        assert notice_types(told) == [LAGGING], "not recovered: it lags by more than half"
+        await books.place("crm", Position(await books.tick()))
+        assert (await lags(books))["crm"] == 0
+        assert notice_types(told) == [LAGGING, RECOVERED]
+        assert notices(told)[1][1]["from"] == "lagging"
+
+
+async def test_one_shard_that_stands_still_is_a_lag_and_a_paused_sink_is_not_judged(told: Database) -> None:
+    async with ledger(told) as books:
+        await books.own("crm")
+        behind = Position(await books.tick())
+        await books.place("crm", behind)
+        books.emit(*(f"k{n}" for n in range(20)))
+        books.do("update outbox.event set created_at = created_at - interval '400 seconds'")
+        await books.place("crm", Position(await books.tick()), range(1, 64))
+        set_paused(told, True)
+        await lags(books)
+        assert notice_types(told) == [PAUSED]
+        set_paused(told, False)
+        assert (await lags(books))["crm"] > 300
+        assert notice_types(told) == [PAUSED, RECOVERED, LAGGING]
+
+
+async def lags(books: Any) -> dict[str, float]:
+    """Return the lag of each sink, 0 for one below a minute."""
+    found = await books.store.notify_sinks(300.0)
+    return {sink: 0.0 if seconds < 60 else seconds for sink, seconds, _ in found}
+
+
+async def test_lags_are_found_by_an_index_however_long_the_log_is(told: Database) -> None:
+    async with ledger(told) as books:
+        books.do(
+            "insert into outbox.event (uid, type, content_type, emitter) "
+            "select gen_random_uuid(), 't', 'x', 'x' from generate_series(1, 50000)"
+        )
+        books.do("analyze outbox.event")
+        with told.connect() as connection:
+            before = touched(connection, "event_%")
+            connection.execute("select outbox.sink_lag('crm')")
+            assert touched(connection, "event_%") - before < 20
+
+
+async def test_an_event_that_fails_again_and_again_is_a_lag_and_a_scheduled_one_is_not(told: Database) -> None:
+    """A destination that is down for few events leaves the circuit closed, and positions move on."""
+    async with ledger(told) as books:
+        await books.own("crm")
+        failed, later, dead = books.emit("a", "b", "c")
+        books.do("update outbox.event set created_at = created_at - interval '400 seconds'")
+        await books.park("crm", books.row(later, ordered=False, due_in=9.0), books.row(dead, "dead"))
+        books.do("update outbox.delivery set deliver_at = now() + interval '1 day' where state = 'waiting'")
+        await books.place("crm", Position(await books.tick()))
+        assert (await lags(books))["crm"] == 0
+        await books.park("crm", books.row(failed, due_in=1800.0))
+        assert (await lags(books))["crm"] > 300
+        books.do("update outbox.delivery set deliver_at = now() - interval '1 minute' where state = 'waiting'")
+        assert (await lags(books))["crm"] < 100
+
+
+def test_rows_are_looked_at_up_to_a_thousand(told: Database) -> None:
+    with told.connect() as connection:
+        die(connection, "crm", *["http_400"] * 5000)
+        connection.execute("update outbox.delivery set state = 'waiting'")
+        connection.commit()
+        before = touched(connection, "delivery")
+        connection.execute("select outbox.sink_lag('crm')")
+        assert touched(connection, "delivery") - before <= 1000
