@@ -162,6 +162,27 @@ class RelayMeasures:
         """The durations of ticks."""
 
 
+def since(before: Distribution | None, after: Distribution) -> Distribution:
+    """Return the observations of a histogram between two copies, without exemplars."""
+    if before is None:
+        return Distribution(after.counts, after.sum)
+    counts = tuple(max(0, new - old) for old, new in zip(before.counts, after.counts, strict=True))
+    return Distribution(counts, max(0.0, after.sum - before.sum))
+
+
+def quantile(found: Distribution, share: float) -> float | None:
+    """Return an estimate of a quantile in seconds, at most the last bound; None without an observation."""
+    total, seen = sum(found.counts), 0
+    if not total:
+        return None
+    for bucket, count in enumerate(found.counts[: len(BOUNDS)]):
+        if count and seen + count >= share * total:
+            low = BOUNDS[bucket - 1] if bucket else 0.0
+            return low + (BOUNDS[bucket] - low) * max(0.0, share * total - seen) / count
+        seen += count
+    return BOUNDS[-1]
+
+
 def outcome_of(verdict: Verdict) -> Outcome | None:
     """Return the outcome of an attempt, or None if the event was not attempted."""
     match verdict:

@@ -28,6 +28,7 @@ from outbox_relay.relay.retention import Retention
 from outbox_relay.relay.ticker import Ticker
 from outbox_relay.retention.archiver import ProcessArchiver, archiver_for
 from outbox_relay.service.kafka import kafka_sink
+from outbox_relay.service.metrics.figures import Figures
 from outbox_relay.service.own_addresses import OwnAddresses
 from outbox_relay.service.recorded_config import RecordedConfig
 from outbox_relay.service.relays import SinkRelays
@@ -37,7 +38,7 @@ from outbox_relay.service.webhooks import Webhooks
 from outbox_relay.settings import KafkaSettings, Settings, WebhookSettings
 from outbox_relay.sinks import Sink
 
-CONNECTIONS, CONNECTIONS_PER_SINK, CONNECTIONS_MAX = 4, 3, 30
+CONNECTIONS, CONNECTIONS_PER_SINK, CONNECTIONS_MAX = 5, 3, 31
 """Database connections of a process: a base, more for each sink, and the limit of their sum."""
 
 
@@ -53,6 +54,7 @@ class Parts(NamedTuple):
     replay_clients: ReplayClients
     recorded_config: RecordedConfig
     measures: RelayMeasures
+    figures: Figures
     lag_watch: LagWatch
     background: Mapping[str, Callable[[], Awaitable[None]]]
     """Parts that run beside the relays of the sinks until they are cancelled, by their names in the log."""
@@ -91,6 +93,7 @@ def build(settings: Settings, log: BoundLogger, stopping: asyncio.Event, trace: 
         clients,
         recorded_config,
         measures,
+        Figures(store, relay, log),
         lag_watch,
         {
             "ownership": lease_manager.run,

@@ -19,6 +19,7 @@ from outbox_relay.service.check import check_schema
 from outbox_relay.service.health import AcceptErrors, Health
 from outbox_relay.service.logs import logger
 from outbox_relay.service.metrics.exposition import Exposition, negotiate
+from outbox_relay.service.metrics.history import History
 from outbox_relay.service.metrics.snapshot import Snapshots
 from outbox_relay.service.readiness import Readiness
 from outbox_relay.service.reload import Reload
@@ -88,9 +89,11 @@ class Service:
         self._reload_loop = ReloadLoop(reload.read, reload.apply, self._log, reload.describe)
         self._background = {**parts.background, "reload": self._reload_loop.run}
         self._readiness = Readiness(self._relays, lambda: self._reload_loop.last_successful, self._stopping)
-        self._exposition = Exposition(
-            Snapshots(self._relays, parts.measures, lambda _: (), lambda: self._reload_loop.last_successful).take
-        )
+        figures = parts.figures
+        snapshots = Snapshots(self._relays, parts.measures, figures.known, lambda: self._reload_loop.last_successful)
+        self._exposition = Exposition(snapshots.take)
+        history = History(self._store, parts.measures, snapshots.copies, figures.known, self._log)
+        self._background |= {"figures": figures.run, "history": history.run}
         self._supervisor = Supervisor(self._store.replace_lost_connections, self._stopping, self._log)
 
     async def serve(self) -> int:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outbox_relay.domain.event import StoredEvent
-from outbox_relay.domain.measures import BOUNDS, MOST_OBSERVED, Histogram, SinkMeasures
+from outbox_relay.domain.measures import BOUNDS, MOST_OBSERVED, Histogram, SinkMeasures, quantile, since
 from outbox_relay.domain.outcomes import DELIVERED, Failed, Refused, Unavailable, Verdict
 from tests.contract.harness import an_event
 
@@ -113,3 +113,32 @@ def test_a_copy_does_not_change() -> None:
     before = measures.end_to_end.copy()
     measures.delivered([emitted(1.0)], 0.2, NOW)
     assert sum(before.counts) == 0
+
+
+@pytest.mark.parametrize(
+    ("observed", "share", "expected"),
+    [
+        ([], 0.5, None),
+        ([0.0005] * 10, 0.5, 0.0005),
+        ([0.003] * 99 + [200.0], 0.5, 0.00376),
+        ([0.003] * 90 + [200.0] * 10, 0.99, 282.0),
+        ([1000.0], 0.99, 300.0),
+    ],
+)
+def test_a_quantile_is_estimated_inside_its_bucket(observed: list[float], share: float, expected: float | None) -> None:
+    histogram = Histogram()
+    for seconds in observed:
+        histogram.observe(seconds)
+    found = quantile(histogram.copy(), share)
+    assert found == (None if expected is None else pytest.approx(expected, rel=0.01))
+
+
+def test_an_interval_has_the_observations_between_two_copies() -> None:
+    histogram = Histogram()
+    histogram.observe(1.0)
+    before = histogram.copy()
+    histogram.observe(2.0, 3)
+    found = since(before, histogram.copy())
+    assert (sum(found.counts), found.sum) == (3, 6.0)
+    assert sum(since(None, histogram.copy()).counts) == 4
+    assert sum(since(histogram.copy(), before).counts) == 0

@@ -67,13 +67,15 @@ class Snapshots:
     def take(self) -> Snapshot:
         """Return the present state. Sinks that were removed from the database, and replays, are left out."""
         sinks: dict[str, SinkCopy] = {}
-        for relay in self._relays.values():
-            if relay.leases.removed or relay.spec.replay is not None:
-                continue
-            copy = _copy(relay)
+        for copy in self.copies().values():
             sinks[copy.name] = merge(sinks[copy.name], copy) if copy.name in sinks else copy
         figures = tuple(self._figures(time.monotonic()))
         return Snapshot(tuple(sinks.values()), self._measures.tick.copy(), figures, self._last_reload())
+
+    def copies(self) -> dict[str, SinkCopy]:
+        """Return the measures of the sinks by their names in the settings."""
+        relays = self._relays.items()
+        return {name: _copy(relay) for name, relay in relays if not relay.leases.removed and relay.spec.replay is None}
 
 
 def _copy(relay: SinkRelay) -> SinkCopy:
