@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 from uuid import UUID, uuid4
@@ -154,7 +154,7 @@ async def test_figures_come_back_when_their_row_was_deleted(database: Database) 
         assert values(figures)
 
 
-@pytest.mark.parametrize("stored", [None, 7, "x", [], {"format": 2}, {"format": 1, "entries": [{"group": []}]}])
+@pytest.mark.parametrize("stored", [None, 7, "x", [1], {"format": 2}, {"format": 1, "entries": [{"group": [1]}]}])
 async def test_anything_that_is_stored_can_be_read(database: Database, stored: object) -> None:
     sql = "update outbox.figures set owner = %s, lease_until = now() + interval '50 s', figures = %s returning 1"
     query(database, sql, uuid4(), None if stored is None else Jsonb(stored))
@@ -222,6 +222,26 @@ async def test_a_group_that_runs_into_its_limit_is_unknown_and_costs_no_connecti
         assert failed(figures) == set()
 
 
+async def test_fewer_rows_are_counted_after_a_count_that_failed(database: Database) -> None:
+    """Goes red when the bound stays: the figure would be unknown for as long as there are many rows."""
+    query(database, REGISTER)
+    asked: list[int] = []
+    async with measuring(database.dsn) as (figures, store, _):
+        measure = store.measure
+
+        async def fails(name: str, parameters: Mapping[str, Any]) -> list[Any]:
+            if name == "figures_of_rows":
+                asked.append(parameters["most"])
+                if len(asked) < 3:
+                    raise StatementFailed("canceling statement due to statement timeout", "57014")
+            return await measure(name, parameters)
+
+        store.measure = fails
+        for _ in range(3):
+            await figures.round()
+    assert asked == [100_000, 10_000, 1_000, 2_000, 4_000, 8_000]
+
+
 async def test_a_statement_that_takes_too_long_is_ended_by_the_server(database: Database) -> None:
     async with measuring(database.dsn) as (_, store, _):
         store._sql["figures_of_locks"] = "select pg_sleep(30)"  # pyright: ignore[reportPrivateUsage]
@@ -271,9 +291,12 @@ async def test_sinks_are_measured_in_turn_when_time_is_short(
         left[0] -= 1
         await measure(figures, sink)
 
+    def is_over(_until: float) -> bool:
+        return left[0] <= 0
+
     measure = Figures._sink  # pyright: ignore[reportPrivateUsage]
     monkeypatch.setattr(Figures, "_sink", one)
-    monkeypatch.setattr(module, "is_over", lambda _until: left[0] <= 0)
+    monkeypatch.setattr(module, "is_over", is_over)
     async with measuring(database.dsn) as (figures, _, _):
         for known in (2, 4, 5):
             left[0] = 2

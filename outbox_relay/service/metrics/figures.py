@@ -28,8 +28,8 @@ LEASE_SECONDS = 15.0
 """Time after which another relay measures if the present one does not."""
 SINKS_SECONDS = 2.0
 """Time of a round after which the remaining sinks are left for later rounds."""
-MOST_ROWS = 100_000
-"""Number of rows up to which those of a state are counted."""
+MOST_ROWS, FEWEST_ROWS = 100_000, 1_000
+"""Number of rows up to which those of a state are counted, and its minimum after counts that took too long."""
 MOST_EVENTS, MOST_EVENTS_SECONDS = 10_000, 0.3
 """Number of events of the log up to which a backlog is counted, and the time for that."""
 MOST_DEFAULT = 10_000
@@ -56,6 +56,7 @@ class Figures:
         self._database_now = 0.0
         self._heard_at = time.monotonic()
         self._turn = 0
+        self._most_rows = MOST_ROWS
 
     def known(self, now: float) -> list[Aged]:
         """Return the entries that are not too old at ``now``, a ``time.monotonic()`` value."""
@@ -167,7 +168,7 @@ class Figures:
         rows: dict[str, tuple[float, float]] = {}
 
         async def of_rows() -> list[Value]:
-            found = await self._store.measure("figures_of_rows", {"sink": sink.name, "most": MOST_ROWS})
+            found = await self._count_rows(sink.name)
             rows.update(dict.fromkeys(STATES, (0.0, 0.0)))
             rows.update((row.state, (float(row.rows), row.oldest)) for row in found)
             return [value for state in STATES for value in _row_values(sink.name, state, *rows[state])]
@@ -188,6 +189,13 @@ class Figures:
 
         await self._group("exceptions", of_rows, sink.name)
         await self._group("backlog", of_backlog, sink.name)
+
+    async def _count_rows(self, sink: str) -> list[Any]:
+        """Return the rows of a sink by state. Fewer are counted after a count that failed."""
+        most, self._most_rows = self._most_rows, max(FEWEST_ROWS, self._most_rows // 10)
+        found = await self._store.measure("figures_of_rows", {"sink": sink, "most": most})
+        self._most_rows = min(MOST_ROWS, 2 * most)
+        return found
 
     def _fail(self, group: str, error: Exception) -> None:
         reason = str(error) if isinstance(error, RelayError) else type(error).__name__
