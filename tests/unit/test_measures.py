@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -42,17 +44,28 @@ def test_counts_are_exact_however_many_events_a_call_has(events: int) -> None:
     assert measures.end_to_end.copy().sum == pytest.approx(events * 1.0)
 
 
-def test_a_large_call_is_observed_by_few_of_its_events() -> None:
+@pytest.mark.parametrize("events", [64, 65, 128, 4000])
+def test_a_large_call_is_observed_by_few_of_its_events(events: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Goes red when each event is observed: one call has 4,000 of them."""
-    asked: list[int] = []
+    observed: list[float] = []
 
-    class Counted(list[StoredEvent]):
-        def __getitem__(self, index: object) -> object:  # type: ignore[override]
-            asked.append(1)
-            return super().__getitem__(index)  # type: ignore[index]
+    def counted(bounds: Sequence[float], seconds: float) -> int:
+        observed.append(seconds)
+        return bisect_left(bounds, seconds)
 
-    SinkMeasures().delivered(Counted([emitted(1.0)] * 4000), 0.2, NOW)
-    assert len(asked) <= MOST_OBSERVED
+    measures = SinkMeasures()
+    monkeypatch.setattr("outbox_relay.domain.measures.bisect_left", counted)
+    measures.delivered([emitted(1.0)] * events, 0.2, NOW)
+    assert len(observed) - 1 <= MOST_OBSERVED, "and once for the duration of the call"
+    assert measures.end_to_end.count == events
+
+
+def test_the_last_observed_event_counts_for_those_that_are_left() -> None:
+    measures = SinkMeasures()
+    measures.delivered([emitted(1.0)] * 128 + [emitted(5.0)] * 2, 0.2, NOW)
+    found = measures.end_to_end.copy()
+    assert (found.counts[bisect_left(BOUNDS, 1.0)], found.counts[bisect_left(BOUNDS, 5.0)]) == (129, 1)
+    assert found.sum == pytest.approx(129 * 1.0 + 5.0)
 
 
 @pytest.mark.parametrize(
