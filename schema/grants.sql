@@ -123,6 +123,14 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
                           'supersede_archives, undelivered, undelivered_of_subject}', null, 'EXECUTE'),
 
     ('owner', 'function', '{bring_sinks_home, find_foreign_sink, follow_renamed_roles, home}', null, 'EXECUTE'),
+    -- Figures and history.
+    ('relay', 'function', '{add_history, claim_figures, figures_of_rows, figures_of_sinks, store_figures, trim_history}', null,
+     'EXECUTE'),
+    ('relay', 'table', '{history}', null, 'SELECT'),
+    ('relay', 'table', '{figures}', '{owner, lease_until, at, figures}', 'SELECT'),
+    ('read', 'table', '{figures}', '{owner, lease_until, at, figures}', 'SELECT'),
+    ('read', 'table', '{history}', null, 'SELECT'),
+    ('owner', 'function', '{history_deleted, move_history}', null, 'EXECUTE'),
     -- Notices.
     ('relay', 'function', '{notify_sinks}', null, 'EXECUTE'),
     ('owner', 'function', '{error_class, make_notice, notice_due, notices_deleted, notify_blocked, notify_dead, notify_sink, '

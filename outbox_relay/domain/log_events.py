@@ -35,6 +35,9 @@ LOG_EVENTS: Final[Mapping[str, str]] = MappingProxyType(
         "config.reload_refused": "the configuration was not reloaded; nothing has changed",
         "config.not_recorded": "the settings are not recorded",
         "config.superseded": "another configuration of this sink is in force; draining",
+        # Metrics
+        "figures.failed": "figures of the database are unknown",
+        "history.dropped": "a minute of the history was not written",
         # Database
         "database.unreachable": "the database cannot be reached yet",
         "database.tick_failed": "a tick failed",

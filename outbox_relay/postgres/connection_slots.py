@@ -1,7 +1,7 @@
 """Slots for the relay's connections, so that slow statements of one caller do not starve the others.
 
-Ticks, leases and chores have one connection each. One of the others is reserved for all remaining callers, and the
-sinks divide the rest equally. Without these limits, one sink whose statements wait for a lock would take every
+Ticks, leases, chores and figures have one connection each. One of the others is reserved for all remaining callers, and
+the sinks divide the rest equally. Without these limits, one sink whose statements wait for a lock would take every
 connection, the relay's leases would not be renewed, and all other sinks would stop.
 """
 
@@ -19,7 +19,8 @@ from outbox_relay.domain.errors import StatementFailed
 TICKS: Final = "ticks"
 LEASES: Final = "leases"
 CHORES: Final = "chores"
-ALONE: Final = frozenset({TICKS, LEASES, CHORES})
+FIGURES: Final = "figures"
+ALONE: Final = frozenset({TICKS, LEASES, CHORES, FIGURES})
 """Callers with a connection of their own, if there are at least ``FEWEST``."""
 OTHER: Final = "other"
 REPLAYS: Final = ":~"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from outbox_relay.postgres.delivery_statements import DeliveryStatements
+from outbox_relay.postgres.figure_statements import FigureStatements
 from outbox_relay.postgres.log_statements import LogStatements
 from outbox_relay.postgres.replay_statements import ReplayStatements
 from outbox_relay.postgres.retention_statements import RetentionStatements
@@ -10,5 +11,13 @@ from outbox_relay.postgres.shard_statements import ShardStatements
 from outbox_relay.postgres.sink_statements import SinkStatements
 
 
-class Store(LogStatements, SinkStatements, ShardStatements, DeliveryStatements, ReplayStatements, RetentionStatements):
+class Store(
+    LogStatements,
+    SinkStatements,
+    ShardStatements,
+    DeliveryStatements,
+    ReplayStatements,
+    RetentionStatements,
+    FigureStatements,
+):
     """All statements of the relay on one pool of connections. See ``Database`` for the errors of every call."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
@@ -14,6 +14,7 @@ from outbox_relay.domain.errors import LeaseLost
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.in_flight import BlockedKeys, Chunk
 from outbox_relay.domain.lease_clock import lease_clock
+from outbox_relay.domain.measures import DeadReason, SinkMeasures
 from outbox_relay.domain.outcomes import (
     Attempt,
     Dead,
@@ -58,6 +59,14 @@ class _Tried(NamedTuple):
     status: int | None = None
     attempt: Attempt | None = None
     record: AttemptRecord | None = None
+    dead: DeadReason | None = None
+
+
+class Answer(NamedTuple):
+    """The verdicts of one call, and its duration in ``seconds``."""
+
+    verdicts: Sequence[Verdict]
+    seconds: float
 
 
 NOT_TRIED = _Tried()
@@ -83,6 +92,7 @@ class DeliveryContext:
     due_timer: DueTimer
     now: Callable[[], datetime]
     noise: Callable[[], float]
+    measures: SinkMeasures = field(default_factory=SinkMeasures)
 
     @property
     def flows(self) -> bool:
@@ -101,23 +111,41 @@ class DeliveryContext:
             raise LeaseLost(f"sink {self.spec.name}: a lease could not be renewed in time")
         return until
 
-    async def deliver(self, events: Sequence[StoredEvent]) -> Sequence[Verdict]:
+    async def deliver(self, events: Sequence[StoredEvent]) -> Answer:
         """Deliver events of owned shards, and return a verdict for each.
 
         Raises ``LeaseLost`` if a lease ended before all of them were handed over.
         """
         until = self.until(events)
-        verdicts = await self.sink.deliver(events, until)
-        if lease_clock() >= until and any(isinstance(verdict, Unavailable) for verdict in verdicts):
+        answer = await self.call(events, until)
+        if lease_clock() >= until and any(isinstance(verdict, Unavailable) for verdict in answer.verdicts):
             self.until(events)
-        return verdicts
+        return answer
+
+    async def call(self, events: Sequence[StoredEvent], until: float, attempt: int = 0) -> Answer:
+        """Call the sink, as ``Sink.deliver`` says, and time the call."""
+        began = time.monotonic()
+        self.measures.begin_call()
+        try:
+            verdicts = await self.sink.deliver(events, until, attempt)
+        finally:
+            self.measures.end_call()
+        return Answer(verdicts, time.monotonic() - began)
 
     def delivered(self, permit: Permit) -> None:
         """Record that the destination accepted an event."""
         self.breaker.delivered(permit)
         self.report.delivered()
 
-    def judged(self, event: StoredEvent, verdict: Verdict, permit: Permit, *, failed_before: bool = False) -> Verdict:
+    def judged(
+        self, event: StoredEvent, answered: Verdict, permit: Permit, seconds: float, *, failed_before: bool = False
+    ) -> Verdict:
+        """Report the verdict of a call of ``seconds`` to the circuit, and return the verdict that counts."""
+        verdict = self._judged(event, answered, permit, failed_before=failed_before)
+        self.measures.attempted(verdict, seconds)
+        return verdict
+
+    def _judged(self, event: StoredEvent, verdict: Verdict, permit: Permit, *, failed_before: bool) -> Verdict:
         """Report ``verdict`` to the circuit, and return the verdict that counts.
 
         While the circuit is not closed, a failure is the destination's and not the event's. A probe that the
@@ -159,35 +187,37 @@ class DeliveryContext:
 
     # -- outcomes of events of the log ------------------------------------------------------------------------
 
-    def apply(self, chunk: Chunk, index: int, verdict: Verdict, permit: Permit) -> bool:
-        """Settle the event at ``index`` by its first verdict.
+    def apply(self, chunk: Chunk, index: int, verdict: Verdict, permit: Permit, seconds: float) -> bool:
+        """Settle the event at ``index`` by its first verdict, which a call of ``seconds`` returned.
 
         Return False if it stays in flight.
         """
         event = chunk.events[index]
-        settlement = decide(0, self.judged(event, verdict, permit), self.spec.retry, self.noise())
+        settlement = decide(0, self.judged(event, verdict, permit, seconds), self.spec.retry, self.noise())
         record = failure_record(self.spec.record_attempts, event, settlement, 0, time.monotonic())
         match settlement:
             case Done():
-                self.done(chunk, index, verdict)
+                self.done(chunk, index, verdict, seconds)
             case Retry(delay, attempts, error, status, attempt):
                 self.park(chunk, index, "waiting", due_in=delay, tried=_Tried(attempts, error, status, attempt, record))
-            case Dead(attempts, error, status, attempt):
-                self.park(chunk, index, "dead", tried=_Tried(attempts, error, status, attempt, record))
+            case Dead(attempts, error, status, attempt, refused):
+                dead: DeadReason = "refused" if refused else "exhausted"
+                self.park(chunk, index, "dead", tried=_Tried(attempts, error, status, attempt, record, dead))
             case StandStill():
                 return False
         return True
 
-    def done(self, chunk: Chunk, index: int, verdict: Verdict) -> None:
-        """Settle the event at ``index``, which was delivered."""
-        self.record_delivered((chunk.events[index],), (verdict,))
+    def done(self, chunk: Chunk, index: int, verdict: Verdict, seconds: float) -> None:
+        """Settle the event at ``index``, which a call of ``seconds`` delivered."""
+        self.record_delivered((chunk.events[index],), (verdict,), seconds)
         self.settler.done(chunk, index)
 
-    def record_delivered(self, events: Sequence[StoredEvent], verdicts: Sequence[Verdict]) -> None:
-        """Record the delivery of events at their first attempt, if the sink records all attempts.
+    def record_delivered(self, events: Sequence[StoredEvent], verdicts: Sequence[Verdict], seconds: float) -> None:
+        """Count the delivery of events at their first attempt, and record it if the sink records all attempts.
 
         To be called before they are settled, so that no position covers a delivery without its record.
         """
+        self.measures.delivered(events, seconds, self.now())
         if self.spec.record_attempts == "all":
             self.settler.record(events, verdicts)
 
@@ -202,7 +232,7 @@ class DeliveryContext:
         """
         event = chunk.events[index]
         if event.fault is not None:
-            self.park(chunk, index, "dead", tried=_Tried(error=clip(event.fault)))
+            self.park(chunk, index, "dead", tried=_Tried(error=clip(event.fault), dead="undeliverable"))
         elif event.deliver_at is not None and event.deliver_at > self.now():
             self.park(chunk, index, "waiting", ordered=False)
             self.due_timer.schedule_wakeup((event.deliver_at - self.now()).total_seconds())
@@ -256,4 +286,4 @@ class DeliveryContext:
         blocks = takes_part and (state != "dead" or self.spec.hold)
         if due_in is not None and state != "dead":
             self.due_timer.schedule_wakeup(due_in)
-        return self.settler.park(chunk, index, row, blocks=blocks)
+        return self.settler.park(chunk, index, row, blocks=blocks, dead=tried.dead)

@@ -138,16 +138,16 @@ class BatchDispatcher:
             return
         parts = [batch.events() for batch in batches]
         events = parts[0] if len(parts) == 1 else list(chain.from_iterable(parts))
-        verdicts = await self._context.deliver(events)
+        verdicts, seconds = await self._context.deliver(events)
         if verdicts.count(DELIVERED) == len(events):
             self._context.delivered(permit)
-            self._context.record_delivered(events, verdicts)
+            self._context.record_delivered(events, verdicts, seconds)
             for batch in batches:
                 self._done(batch)
             return
         answers = iter(verdicts)
         for batch in batches:
-            self._apply(batch, list(islice(answers, len(batch.indexes))), permit)
+            self._apply(batch, list(islice(answers, len(batch.indexes))), permit, seconds)
 
     def _deliverable(self, batch: _Batch) -> _Batch:
         """Park the events that must not be delivered now, and return the others."""
@@ -166,7 +166,7 @@ class BatchDispatcher:
             for index in batch.indexes:
                 self._context.settler.done(batch.chunk, index)
 
-    def _apply(self, batch: _Batch, verdicts: Sequence[Verdict], permit: Permit) -> None:
+    def _apply(self, batch: _Batch, verdicts: Sequence[Verdict], permit: Permit, seconds: float) -> None:
         """Settle a batch by event.
 
         The undelivered events of a key that becomes blocked wait for its row.
@@ -176,10 +176,10 @@ class BatchDispatcher:
         for index, verdict in zip(batch.indexes, verdicts, strict=True):
             event = chunk.events[index]
             if isinstance(verdict, Delivered):
-                context.done(chunk, index, verdict)
+                context.done(chunk, index, verdict, seconds)
             elif event.key in context.blocked and context.keyed(event):
                 context.park(chunk, index, "held")
-            elif not context.apply(chunk, index, verdict, permit):
+            elif not context.apply(chunk, index, verdict, permit, seconds):
                 undone.append(index)
         if undone:
             self._undone.append(_Batch(batch.number, chunk, undone))

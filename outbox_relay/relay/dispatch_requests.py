@@ -7,12 +7,10 @@ import time
 from collections import deque
 from datetime import timedelta
 
-from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.in_flight import Chunk
-from outbox_relay.domain.outcomes import Verdict
 from outbox_relay.postgres.rows import ClaimedRow
 from outbox_relay.relay.breaker import Permit
-from outbox_relay.relay.context import LEASE_MARGIN_SECONDS, DeliveryContext
+from outbox_relay.relay.context import LEASE_MARGIN_SECONDS, Answer, DeliveryContext
 from outbox_relay.relay.row_leases import new_row_lease
 from outbox_relay.relay.slow_requests import SlowRequest, SlowRequests
 
@@ -135,11 +133,12 @@ class RequestDispatcher:
         while True:
             permit = await self._admitted()
             began = began or time.monotonic()
-            request = asyncio.ensure_future(self._request(event))
+            request = asyncio.ensure_future(context.deliver([event]))
             if await self._outlasts(request, began):
                 self._park_slow(chunk, index, request, permit, began)
                 return True
-            if context.apply(chunk, index, request.result(), permit):
+            [verdict], seconds = request.result()
+            if context.apply(chunk, index, verdict, permit, seconds):
                 return False
             if context.breaker.closed:
                 if time.monotonic() - began >= context.spec.park_after_seconds:
@@ -157,11 +156,7 @@ class RequestDispatcher:
             await limiter.acquire()
         return permit
 
-    async def _request(self, event: StoredEvent) -> Verdict:
-        [verdict] = await self._context.deliver([event])
-        return verdict
-
-    async def _outlasts(self, request: asyncio.Future[Verdict], began: float) -> bool:
+    async def _outlasts(self, request: asyncio.Future[Answer], began: float) -> bool:
         """Wait for ``request`` until ``park_after_seconds`` have passed.
 
         Return True if it is still in flight.
@@ -178,7 +173,7 @@ class RequestDispatcher:
         return not request.done()
 
     def _park_slow(
-        self, chunk: Chunk, index: int, request: asyncio.Future[Verdict], permit: Permit, began: float
+        self, chunk: Chunk, index: int, request: asyncio.Future[Answer], permit: Permit, began: float
     ) -> None:
         """Make the event a row leased to its request: no position waits for it.
 

@@ -101,6 +101,7 @@ class Housekeeping:
             Chore("trim positions of former sinks", partial(store.trim_former_positions, TRIM_ROWS), 600.0, 60.0, bool),
             Chore("trim relays", store.trim_relays, 600.0, 60.0),
             Chore("trim passes", store.trim_passes, 600.0, 60.0, bool),
+            Chore("trim the history", partial(store.trim_history, TRIM_ROWS), 600.0, 60.0, bool),
             *more,
         ]
 

@@ -26,6 +26,7 @@ from outbox_relay.relay.dispatcher import Dispatcher
 from outbox_relay.relay.earlier_outcomes import EarlierOutcomes
 from outbox_relay.relay.leases import LeaseManager
 from outbox_relay.relay.ticker import Ticker
+from outbox_relay.relay.timing import timed
 
 CHUNK_EVENTS = 4000
 """Maximum number of events in one read."""
@@ -297,12 +298,13 @@ class LogReader:
         if b is None:
             raise ValueError("there is no window to read")
         ask = self._store.read_late if piece.late else self._store.read_rest
-        return await ask(
-            sorted(group.shards),
-            *(self._spec.types, a, b, piece.after, piece.upto, most, most_bytes),
-            most_payload=most_payload,
-            server=self._server,
-        )
+        with timed(self._context.measures.read):
+            return await ask(
+                sorted(group.shards),
+                *(self._spec.types, a, b, piece.after, piece.upto, most, most_bytes),
+                most_payload=most_payload,
+                server=self._server,
+            )
 
     async def _ask_without_payload(
         self, group: ShardGroup, piece: WindowSlice, error: StatementFailed

@@ -90,11 +90,11 @@ class ParkedDeliveries:
     async def _settle_slow(self, slow: SlowRequest) -> None:
         """Settle the row by the verdict, once the row is in the database."""
         try:
-            verdict = await slow.request
+            [verdict], seconds = await slow.request
         finally:
             self._context.limiter.release()
         await self._context.settler.committed(slow.settlement)
-        self._settler.decide(slow.row, verdict, slow.permit)
+        self._settler.decide(slow.row, verdict, slow.permit, seconds)
         self._slow_requests.decided(slow)
 
     # -- claimed rows -----------------------------------------------------------------------------------------
@@ -184,7 +184,8 @@ class ParkedDeliveries:
         """Return True, and make the row dead, if no relay can deliver its event."""
         if row.event.fault is None:
             return False
-        self._settler.send_back(row, RowUpdate(row.event.id, row.lease, row.attempts, "dead", None, row.event.fault))
+        back = RowUpdate(row.event.id, row.lease, row.attempts, "dead", None, row.event.fault)
+        self._settler.send_back(row, back, "undeliverable")
         return True
 
     def _stops_relays(self, row: ClaimedRow) -> bool:
@@ -192,20 +193,20 @@ class ParkedDeliveries:
         if row.claims <= MOST_CLAIMS:
             return False
         error = f"claimed {row.claims - 1} times without an outcome: it may have crashed the relays that delivered it"
-        self._settler.send_back(row, RowUpdate(row.event.id, row.lease, row.attempts, "dead", None, error))
+        self._settler.send_back(row, RowUpdate(row.event.id, row.lease, row.attempts, "dead", None, error), "crashes")
         return True
 
     async def _call(self, rows: list[ClaimedRow], until: float, permit: Permit) -> None:
         """Deliver rows with one call, and release its slot."""
         self._delivering += len(rows)
         try:
-            verdicts = await self._context.sink.deliver([row.event for row in rows], until, rows[0].attempts + 1)
-            self._apply(rows, verdicts, permit)
+            answer = await self._context.call([row.event for row in rows], until, rows[0].attempts + 1)
+            self._apply(rows, *answer, permit)
         finally:
             self._delivering -= len(rows)
             self._release_slots(1)
 
-    def _apply(self, rows: list[ClaimedRow], verdicts: Sequence[Verdict], permit: Permit) -> None:
+    def _apply(self, rows: list[ClaimedRow], verdicts: Sequence[Verdict], seconds: float, permit: Permit) -> None:
         """Settle the rows of a call.
 
         A row that is unavailable because of an earlier row of its key goes back with no attempt counted.
@@ -213,6 +214,7 @@ class ParkedDeliveries:
         if verdicts.count(DELIVERED) == len(rows):
             self._context.delivered(permit)
             self._context.limiter.increase()
+            self._settler.measure_delivered(rows, seconds)
             for row, verdict in zip(rows, verdicts, strict=True):
                 self._settler.delivered(row, verdict)
             return
@@ -222,6 +224,6 @@ class ParkedDeliveries:
             if key in stopped and isinstance(verdict, Unavailable):
                 self._settler.send_back(row, RowUpdate(row.event.id, row.lease, row.attempts))
                 continue
-            self._settler.decide(row, verdict, permit)
+            self._settler.decide(row, verdict, permit, seconds)
             if key is not None and not isinstance(verdict, Delivered):
                 stopped.add(key)

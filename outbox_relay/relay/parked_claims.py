@@ -16,6 +16,7 @@ from outbox_relay.postgres.store import Store
 from outbox_relay.relay.context import LEASE_MARGIN_SECONDS, DeliveryContext
 from outbox_relay.relay.portions import FIRST_PAUSE_SECONDS, MOST_TRIES, SHRINK, is_for_its_size, pause
 from outbox_relay.relay.row_leases import new_row_lease
+from outbox_relay.relay.timing import timed
 
 POLL_SECONDS = 1.0
 """Interval between claims for rows whose due time this relay does not know, and between sweeps while keys are held."""
@@ -170,19 +171,15 @@ class ParkedClaims:
         try:
             await self._give_doubtful_back()
             self._doubtful.append(lease)
-            claimed = await self._store.claim_rows(
-                context.spec.name,
-                self._relay,
-                lease,
-                lease_seconds,
-                min(most, size.rows),
-                size.payload_bytes,
-                hold=context.spec.hold,
-                keys=heads,
-                suspects=suspects,
-                with_followers=context.sink.keeps_order,
-                most_payload=0 if bare else MOST_PAYLOAD,
-            )
+            with timed(context.measures.claim):
+                claimed = await self._store.claim_rows(
+                    *(context.spec.name, self._relay, lease, lease_seconds, min(most, size.rows), size.payload_bytes),
+                    hold=context.spec.hold,
+                    keys=heads,
+                    suspects=suspects,
+                    with_followers=context.sink.keeps_order,
+                    most_payload=0 if bare else MOST_PAYLOAD,
+                )
         except StatementFailed as error:
             if size.failed.bit_count() <= 1:  # fewer and fewer lines while claims fail
                 self._log.warning("rows.claim_failed", sink=context.spec.name, reason=str(error), rows=size.rows)

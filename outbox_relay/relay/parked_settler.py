@@ -10,6 +10,7 @@ from structlog.stdlib import BoundLogger
 
 from outbox_relay.domain.attempts import AttemptRecord, delivery_record, failure_record
 from outbox_relay.domain.errors import StatementFailed
+from outbox_relay.domain.measures import DeadReason
 from outbox_relay.domain.outcomes import Dead, Delivered, Done, Retry, StandStill, Verdict, decide
 from outbox_relay.postgres.rows import ClaimedRow, DeliveredRow, RowUpdate
 from outbox_relay.postgres.store import Store
@@ -18,6 +19,7 @@ from outbox_relay.relay.breaker import Permit
 from outbox_relay.relay.context import DeliveryContext
 from outbox_relay.relay.parked_claims import BUSY_POLL_SECONDS, MOST_KEYS, MOST_PAUSE_SECONDS, MOST_ROWS, ParkedClaims
 from outbox_relay.relay.portions import write_in_portions
+from outbox_relay.relay.timing import timed
 
 MOST_UNSETTLED = 4 * MOST_ROWS
 """Approximate maximum of outcomes to be written. At that number no row is claimed."""
@@ -35,7 +37,7 @@ class ParkedSettler:
         self._log = log
         self._recorder = recorder
         self._done: list[tuple[ClaimedRow, AttemptRecord | None]] = []
-        self._back: list[tuple[ClaimedRow, RowUpdate]] = []
+        self._back: list[tuple[ClaimedRow, RowUpdate, DeadReason | None]] = []
         self._due = asyncio.Event()
         self._settled = asyncio.Event()
 
@@ -52,6 +54,10 @@ class ParkedSettler:
 
     # -- outcomes ---------------------------------------------------------------------------------------------
 
+    def measure_delivered(self, rows: list[ClaimedRow], seconds: float) -> None:
+        """Count rows that one call of ``seconds`` delivered."""
+        self._context.measures.delivered([row.event for row in rows], seconds, self._context.now())
+
     def delivered(self, row: ClaimedRow, verdict: Verdict) -> None:
         """Settle a row that was delivered."""
         record = None
@@ -61,31 +67,34 @@ class ParkedSettler:
         self._done.append((row, record))
         self._due.set()
 
-    def send_back(self, row: ClaimedRow, back: RowUpdate) -> None:
-        """Settle a row that was not delivered, and stays as ``back`` states."""
+    def send_back(self, row: ClaimedRow, back: RowUpdate, dead: DeadReason | None = None) -> None:
+        """Settle a row that was not delivered, and stays as ``back`` states; ``dead`` is why it is dead."""
         if back.state == "dead":
             self._context.report.dead(row.event, back.status, back.attempt)
-        self._back.append((row, back))
+        self._back.append((row, back, dead))
         self._due.set()
 
-    def decide(self, row: ClaimedRow, verdict: Verdict, permit: Permit) -> None:
-        """Settle a row by its verdict."""
+    def decide(self, row: ClaimedRow, verdict: Verdict, permit: Permit, seconds: float) -> None:
+        """Settle a row by its verdict, which a call of ``seconds`` returned."""
         context, event = self._context, row.event
-        judged = context.judged(event, verdict, permit, failed_before=row.attempts > 0)
+        dead: DeadReason | None = None
+        judged = context.judged(event, verdict, permit, seconds, failed_before=row.attempts > 0)
         settlement = decide(row.attempts, judged, context.spec.retry, context.noise())
         record = failure_record(context.spec.record_attempts, event, settlement, row.attempts, time.monotonic())
         match settlement:
             case Done():
+                self.measure_delivered([row], seconds)
                 self.delivered(row, judged)
                 return
             case Retry(delay, attempts, error, status, attempt):
                 state = "waiting"
-            case Dead(attempts, error, status, attempt):
-                state, delay = "dead", None
+            case Dead(attempts, error, status, attempt, refused):
+                state, delay, dead = "dead", None, "refused" if refused else "exhausted"
             case StandStill(error, status, retry_after, attempt):
                 state, attempts = None, row.attempts
                 delay = max(context.spec.circuit.probe_seconds, retry_after or 0.0)
-        self.send_back(row, RowUpdate(event.id, row.lease, attempts, state, delay, error, status, attempt, record))
+        back = RowUpdate(event.id, row.lease, attempts, state, delay, error, status, attempt, record)
+        self.send_back(row, back, dead)
 
     # -- settlements ------------------------------------------------------------------------------------------
 
@@ -122,7 +131,8 @@ class ParkedSettler:
         def delete(name: str | None) -> Awaitable[set[int]]:
             return self._store.delete_rows(spec.name, deleted, relay=name, only_tried=only_tried)
 
-        ours = await self._recorder.settle(sum(d.record is not None for d in deleted), delete)
+        with timed(self._context.measures.settle):
+            ours = await self._recorder.settle(sum(d.record is not None for d in deleted), delete)
         del self._done[:count]
         rows = [row for row, _ in done]
         self._written(rows, ours)
@@ -131,24 +141,27 @@ class ParkedSettler:
 
     async def _write_back(self, count: int) -> int:
         back, hold = self._back[:count], self._context.spec.hold
-        updates = [update for _, update in back]
+        updates = [update for _, update, _ in back]
 
         def update(name: str | None) -> Awaitable[set[int]]:
             return self._store.update_rows(self._context.spec.name, updates, relay=name)
 
-        ours = await self._recorder.settle(sum(u.record is not None for u in updates), update)
+        with timed(self._context.measures.settle):
+            ours = await self._recorder.settle(sum(u.record is not None for u in updates), update)
         del self._back[:count]
-        self._written([row for row, _ in back], ours)
-        for _, b in back:
+        self._written([row for row, _, _ in back], ours)
+        self._context.measures.died(dead for row, _, dead in back if dead and row.event.id in ours)
+        for _, b, _ in back:
             if b.due_in is not None:
                 self._context.due_timer.schedule_wakeup(b.due_in)
-        self._claims.follow([row for row, b in back if b.state == "dead" and not hold])
+        self._claims.follow([row for row, b, _ in back if b.state == "dead" and not hold])
         return count
 
     def _written(self, rows: list[ClaimedRow], ours: set[int]) -> None:
         self._settled.set()
         lost = sum(row.event.id not in ours for row in rows)
         if lost:
+            self._context.measures.lost_rows(lost)
             sink = self._context.spec.name
             self._log.warning("rows.lost", sink=sink, rows=lost)
 

@@ -16,6 +16,7 @@ from structlog.stdlib import BoundLogger
 
 from outbox_relay.domain.errors import DatabaseUnusable, PositionsMissing, RelayError, Reloaded
 from outbox_relay.domain.in_flight import InFlight
+from outbox_relay.domain.measures import SinkMeasures
 from outbox_relay.domain.sink_spec import SinkSpec
 from outbox_relay.postgres.connection_slots import REPLAYS, caller, sink_caller
 from outbox_relay.postgres.store import Store
@@ -85,7 +86,8 @@ class Session:
         noise: Callable[[], float],
         recorder: AttemptRecorder,
         start: Start,
-        may_send: Callable[[], bool] = always,
+        may_send: Callable[[], bool],
+        measures: SinkMeasures,
     ) -> None:
         report_due = asyncio.Event()
         self.in_flight = InFlight()
@@ -94,6 +96,7 @@ class Session:
             *(replay_log or store, leases, lease_manager.relay, self.in_flight, recorder, start.server),
             forward_seconds=FORWARD_SECONDS if replay_log is None else 0.0,
             flush_seconds=FLUSH_SECONDS if replay_log is None else REPLAY_FLUSH_SECONDS,
+            measures=measures,
         )
         self.breaker = CircuitBreaker(spec.circuit, report_due, may_send)
         self.limiter = ConcurrencyLimiter(sink.max_in_flight, report_due)
@@ -103,7 +106,7 @@ class Session:
         self._slow_requests = SlowRequests(spec.name, sink.max_in_flight)
         self.context = DeliveryContext(
             *(spec, sink, leases, self.in_flight.blocked, self.settler, self.breaker, self.limiter),
-            *(self._parked_limit, self._report, DueTimer(), ticker.now, noise),
+            *(self._parked_limit, self._report, DueTimer(), ticker.now, noise, measures),
         )
         self._dispatcher = dispatcher_for(self.context, leases.wake, self._slow_requests)
         self.parked = ParkedDeliveries(self.context, store, lease_manager.relay, log, self._slow_requests, recorder)
@@ -162,6 +165,8 @@ class SinkRelay:
     """The current session, or the last one until the next begins."""
     restarts: Counter[str] = field(default_factory=Counter[str])
     """The number of sessions that ended other than by the relay's stop, by ``RelayError.reason``."""
+    measures: SinkMeasures = field(default_factory=SinkMeasures)
+    """The counts and durations of all sessions."""
     recorder: AttemptRecorder = field(init=False)
     _next: NextConfiguration | None = None
     _retired: list[Sink] = field(default_factory=list[Sink])
@@ -241,7 +246,7 @@ class SinkRelay:
         self._forget_refusal()
         self.session = Session(
             *(self.spec, self.sink, self.store, self.ticker, self.lease_manager, self.leases, self.log, self.noise),
-            *(self.recorder, start, self.may_send),
+            *(self.recorder, start, self.may_send, self.measures),
         )
         await self.session.run(self._claim_deliver_settle)
         self._drained = True

@@ -16,12 +16,14 @@ from outbox_relay.domain.attempts import AttemptRecord, delivery_record
 from outbox_relay.domain.errors import LeaseLost, SessionReset
 from outbox_relay.domain.event import SHARDS, StoredEvent
 from outbox_relay.domain.in_flight import Chunk, InFlight
+from outbox_relay.domain.measures import DeadReason, SinkMeasures
 from outbox_relay.domain.outcomes import Delivered, Verdict
 from outbox_relay.domain.window import Position
 from outbox_relay.postgres.rows import NewRow
 from outbox_relay.relay.attempt_recorder import AttemptRecorder
 from outbox_relay.relay.portions import write_in_portions
 from outbox_relay.relay.sink_leases import SinkLeases
+from outbox_relay.relay.timing import timed
 
 FLUSH_SECONDS = 0.1
 """Maximum interval between two settlements while events are delivered. A crash repeats at most those since the last."""
@@ -77,6 +79,7 @@ class Settler:
         server: str | None = None,
         forward_seconds: float = FORWARD_SECONDS,
         flush_seconds: float = FLUSH_SECONDS,
+        measures: SinkMeasures | None = None,
     ) -> None:
         self._store = store
         self._leases = leases
@@ -84,7 +87,9 @@ class Settler:
         self._in_flight = in_flight
         self.server = server
         self._recorder = recorder
+        self._measures = measures or SinkMeasures()
         self._rows: list[NewRow] = []
+        self._dead: list[DeadReason] = []
         self._records: list[AttemptRecord] = []
         self._recording = 0
         self._writing = 0
@@ -127,8 +132,8 @@ class Settler:
             if isinstance(verdict, Delivered) and (record := delivery_record("all", event, verdict, 0, now)):
                 self._records.append(record)
 
-    def park(self, chunk: Chunk, index: int, row: NewRow, *, blocks: bool) -> int:
-        """Make the event at ``index`` a row.
+    def park(self, chunk: Chunk, index: int, row: NewRow, *, blocks: bool, dead: DeadReason | None = None) -> int:
+        """Make the event at ``index`` a row, which is dead for the reason ``dead`` if there is one.
 
         Return the number of the settlement that writes the row.
 
@@ -136,6 +141,8 @@ class Settler:
         """
         number = self._in_flight.park(chunk, index, blocks=blocks)
         self._rows.append(row)
+        if dead is not None:
+            self._dead.append(dead)
         self._progress(chunk)
         self._urgent.set()
         return number
@@ -176,6 +183,7 @@ class Settler:
             self._changed.clear()
             self._urgent.clear()
             rows, self._rows = self._rows, []
+            dead, self._dead = self._dead, []
             self._writing = len(rows)
             records, self._records = self._records, []
             self._recording = len(records)
@@ -183,7 +191,9 @@ class Settler:
                 self._forwarded_at = time.monotonic()
             number, positions = self._in_flight.begin_settlement(everything=everything)
             if rows or positions or records:
-                await self._write(positions, rows, records)
+                with timed(self._measures.settle):
+                    await self._write(positions, rows, records)
+                self._measures.died(dead)
                 await self._forget_crashes(self._in_flight.record_written(positions))
             self._flushed_at = time.monotonic()
             self._in_flight.blocked.commit(number)

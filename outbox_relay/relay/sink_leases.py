@@ -72,6 +72,8 @@ class SinkLeases:
     """The number of shards to drain and release."""
     doubtful_until: float = field(default=0.0, init=False)
     """The ``lease_clock()`` value until which a claim without an answer may have taken effect."""
+    losses: int = field(default=0, init=False)
+    """The number of shards that this relay lost to the end of their leases, since it started."""
     _held: dict[int, Lease] = field(default_factory=dict[int, Lease], init=False)
     _releasing: dict[int, int] = field(default_factory=dict[int, int], init=False)
     """The epochs of shards whose release has no answer yet, by shard."""
@@ -131,6 +133,7 @@ class SinkLeases:
 
     def replace(self, leases: Mapping[int, Lease]) -> None:
         """Replace all leases with those that were reclaimed."""
+        self.losses += len(self._held.keys() - leases.keys())
         self._held = dict(leases)
         self._lost = False
 
@@ -154,6 +157,7 @@ class SinkLeases:
             return False
         del self._held[shard]
         self._lost = True
+        self.losses += 1
         self.wake.set()
         return True
 

@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 from structlog.stdlib import BoundLogger
 
 from outbox_relay.domain.errors import DatabaseUnavailable, IncarnationChanged, RelayError, StatementFailed
+from outbox_relay.domain.measures import RelayMeasures
 from outbox_relay.domain.rate_limited_log import RateLimitedLog
 from outbox_relay.domain.window import Tick, nothing_new
 from outbox_relay.postgres.listener import CommitListener
@@ -39,7 +40,14 @@ class Ticker:
     these. A session drops what it read in an earlier epoch.
     """
 
-    def __init__(self, store: Store, wakeup: CommitListener, lease_seconds: float, log: BoundLogger) -> None:
+    def __init__(
+        self,
+        store: Store,
+        wakeup: CommitListener,
+        lease_seconds: float,
+        log: BoundLogger,
+        measures: RelayMeasures | None = None,
+    ) -> None:
         self._store = store
         self._wakeup = wakeup
         self._slow_seconds = lease_seconds / 3
@@ -52,6 +60,7 @@ class Ticker:
         self._empty_since = time.monotonic()
         self._poll_seconds = POLL_FIRST_SECONDS
         self._clock = datetime.min.replace(tzinfo=UTC)
+        self._measures = measures or RelayMeasures()
         self.taken = 0
         """The number of ticks taken."""
         self.session_epoch = 0
@@ -131,11 +140,14 @@ class Ticker:
             if before is not None and result.incarnation != before.incarnation:
                 result = await self._ask(marked=False)
         except RelayError as error:
+            self._measures.tick.observe(time.monotonic() - asked)
             if not isinstance(error, StatementFailed) or time.monotonic() - asked > self._slow_seconds:
                 self._new_session_epoch(str(error), None)
             raise
         self.seen_at, self._clock = time.monotonic(), result.now
-        reason = self._doubt(before, result, self.seen_at - asked)
+        took = self.seen_at - asked
+        self._measures.tick.observe(took)
+        reason = self._doubt(before, result, took)
         if reason:
             self._new_session_epoch(reason, result)
         elif before is None or _shows_more(before, result):

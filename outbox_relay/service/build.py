@@ -15,6 +15,7 @@ from structlog.stdlib import BoundLogger
 
 from outbox_relay import __version__
 from outbox_relay.domain.circuit import CircuitPolicy
+from outbox_relay.domain.measures import RelayMeasures
 from outbox_relay.domain.retry import RetryPolicy
 from outbox_relay.domain.routing import like_patterns
 from outbox_relay.domain.sink_spec import SinkSpec
@@ -27,6 +28,7 @@ from outbox_relay.relay.retention import Retention
 from outbox_relay.relay.ticker import Ticker
 from outbox_relay.retention.archiver import ProcessArchiver, archiver_for
 from outbox_relay.service.kafka import kafka_sink
+from outbox_relay.service.metrics.figures import Figures
 from outbox_relay.service.own_addresses import OwnAddresses
 from outbox_relay.service.recorded_config import RecordedConfig
 from outbox_relay.service.relays import SinkRelays
@@ -36,7 +38,7 @@ from outbox_relay.service.webhooks import Webhooks
 from outbox_relay.settings import KafkaSettings, Settings, WebhookSettings
 from outbox_relay.sinks import Sink
 
-CONNECTIONS, CONNECTIONS_PER_SINK, CONNECTIONS_MAX = 4, 3, 30
+CONNECTIONS, CONNECTIONS_PER_SINK, CONNECTIONS_MAX = 5, 3, 31
 """Database connections of a process: a base, more for each sink, and the limit of their sum."""
 
 
@@ -51,6 +53,8 @@ class Parts(NamedTuple):
     replays: ReplayRelays
     replay_clients: ReplayClients
     recorded_config: RecordedConfig
+    measures: RelayMeasures
+    figures: Figures
     lag_watch: LagWatch
     background: Mapping[str, Callable[[], Awaitable[None]]]
     """Parts that run beside the relays of the sinks until they are cancelled, by their names in the log."""
@@ -68,7 +72,8 @@ def build(settings: Settings, log: BoundLogger, stopping: asyncio.Event, trace: 
     sinks = {name: build_sink(name, settings, webhooks) for name in settings.sinks}
     store = build_store(settings, connections_for(len(sinks)))
     lease_seconds, name = settings.relay.lease_seconds, settings.relay.name
-    ticker = Ticker(store, CommitListener(wakeup_dsn(settings), store.database_identity, log), lease_seconds, log)
+    measures, listener = RelayMeasures(), CommitListener(wakeup_dsn(settings), store.database_identity, log)
+    ticker = Ticker(store, listener, lease_seconds, log, measures)
     relay = uuid4()
     lease_manager = LeaseManager(store, relay, name, __version__, lease_seconds, log)
     recorded_config = RecordedConfig(store, lease_manager, settings, log)
@@ -87,6 +92,8 @@ def build(settings: Settings, log: BoundLogger, stopping: asyncio.Event, trace: 
         ReplayRelays(store, ticker, lease_manager, relays, clients.make, log, stopping),
         clients,
         recorded_config,
+        measures,
+        Figures(store, relay, log),
         lag_watch,
         {
             "ownership": lease_manager.run,

@@ -1,8 +1,10 @@
 """The HTTP listener: ``/livez`` fails if the process must be restarted, ``/readyz`` if it does not do its work.
 
+``/metrics`` is for Prometheus.
+
 All resources that a client can occupy are bounded: connections, the size and duration of a request head, the duration
 of an answer. A connection carries one request, and a request has no body. No server library bounds all of these, and
-two paths need none.
+three paths need none.
 """
 
 from __future__ import annotations
@@ -13,9 +15,10 @@ import os
 import re
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from http import HTTPStatus
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from structlog.stdlib import BoundLogger
 
@@ -41,16 +44,44 @@ END = b"\r\n\r\n"
 _REQUEST = re.compile(rb"([A-Z]{1,20}) (/[!-~]*) HTTP/1\.[01]")
 _HEADER = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*([^\x00\r\n]*?)[ \t]*")
 
-Answer = tuple[int, Mapping[str, object]]
-"""A status and a JSON object."""
+METRICS_AT_ONCE = 4
+"""Maximum number of connections that wait for an answer of ``/metrics``, or have not read it."""
+
+
+class Answer(NamedTuple):
+    """The answer to a request."""
+
+    status: int
+    content_type: str
+    body: bytes
+
+
+Metrics = Callable[[Sequence[str]], Awaitable[tuple[str, bytes]]]
+"""Returns content type and body of ``/metrics`` for the lines of the header ``Accept``."""
+
+Later = Callable[[], Awaitable[tuple[str, bytes]]]
+"""Returns the same for one request."""
+
+
+def _json(status: int, content: Mapping[str, object]) -> Answer:
+    return Answer(status, "application/json", json.dumps(content).encode())
 
 
 class Health:
-    """Listens at ``address`` and answers at once; ``ready`` returns the answer of ``/readyz``."""
+    """Listens at ``address``. ``ready`` returns the answer of ``/readyz``, and ``metrics`` that of ``/metrics``.
 
-    def __init__(self, address: tuple[str, int], ready: Callable[[], tuple[bool, Mapping[str, object]]]) -> None:
+    Every answer but that of ``/metrics`` is given at once.
+    """
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        ready: Callable[[], tuple[bool, Mapping[str, object]]],
+        metrics: Metrics | None = None,
+    ) -> None:
         self._address = address
         self._ready = ready
+        self._metrics = metrics
         self._connections: dict[_Connection, None] = {}
         self._server: asyncio.Server | None = None
 
@@ -58,7 +89,10 @@ class Health:
         """Listen, and return host and port. Raises OSError if the address cannot be used."""
         host, port = self._address
         self._server = await asyncio.get_running_loop().create_server(
-            lambda: _Connection(self._connections, self._answer), host, port, backlog=ACCEPTED_AT_ONCE
+            lambda: _Connection(self._connections, self._answer, self._answer_metrics),
+            host,
+            port,
+            backlog=ACCEPTED_AT_ONCE,
         )
         for listening in self._server.sockets:
             # In asyncio the backlog is the size of the kernel's queue and also the number accepted in one turn.
@@ -79,20 +113,37 @@ class Health:
     def _answer(self, path: str) -> Answer:
         match path:
             case "/livez":
-                return 200, {"alive": True}
+                return _json(200, {"alive": True})
             case "/readyz":
                 ready, body = self._ready()
-                return (200 if ready else 503), {"ready": ready, **body}
+                return _json(200 if ready else 503, {"ready": ready, **body})
             case _:
-                return 404, {"error": "there are /livez and /readyz"}
+                return _json(404, {"error": "there are /livez, /readyz and /metrics"})
+
+    def _answer_metrics(self, path: str, accept: Sequence[str]) -> Later | Answer | None:
+        """Return how to get the answer of ``/metrics``, or a refusal; None for another path."""
+        if path != "/metrics" or self._metrics is None:
+            return None
+        if sum(connection.asked for connection in self._connections) >= METRICS_AT_ONCE:
+            return _json(503, {"error": "too many requests for /metrics at once"})
+        return partial(self._metrics, accept)
 
 
 class _Connection(asyncio.Protocol):
     """One connection with one request. ``connections`` holds all open ones, oldest first."""
 
-    def __init__(self, connections: dict[_Connection, None], answer: Callable[[str], Answer]) -> None:
+    def __init__(
+        self,
+        connections: dict[_Connection, None],
+        answer: Callable[[str], Answer],
+        answer_metrics: Callable[[str, Sequence[str]], Later | Answer | None],
+    ) -> None:
         self._connections = connections
         self._answer = answer
+        self._answer_metrics = answer_metrics
+        self._task: asyncio.Task[None] | None = None
+        self.asked = False
+        """True once ``/metrics`` was requested, until the connection ends."""
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._head = bytearray()
@@ -104,7 +155,7 @@ class _Connection(asyncio.Protocol):
         """Count the connection, and close another one if there are too many."""
         self._transport = cast("asyncio.Transport", transport)
         if len(self._connections) >= CONNECTIONS_MAX:
-            oldest = next((each for each in self._connections if not each._answered), next(iter(self._connections)))
+            oldest = next((each for each in self._connections if not each._has_request), next(iter(self._connections)))
             oldest.abort()
         self._connections[self] = None
         self._end_after(HEAD_SECONDS)
@@ -115,10 +166,16 @@ class _Connection(asyncio.Protocol):
         self._connections.pop(self, None)
         if self._timer is not None:
             self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+
+    @property
+    def _has_request(self) -> bool:
+        return self._answered or self.asked
 
     def data_received(self, data: bytes) -> None:
         """Answer when the head is complete, and drop further data."""
-        if self._answered or self._refused:
+        if self._has_request or self._refused:
             return
         searched = max(0, len(self._head) - len(END))
         self._head += data[: HEAD_BYTES + 1]
@@ -145,29 +202,50 @@ class _Connection(asyncio.Protocol):
             self._refuse(413)
         else:
             path = request[2].decode("ascii").partition("?")[0]
-            self._send(*self._answer(path), with_body=request[1] == b"GET")
-            self._answered = True
-            if self._transport is not None:
-                self._transport.close()
-            self._end_after(HEAD_SECONDS)
+            accept = [field[2].decode("latin-1") for field in fields if field and field[1].lower() == b"accept"]
+            found, with_body = self._answer_metrics(path, accept), request[1] == b"GET"
+            if found is None or isinstance(found, Answer):
+                self._finish(found or self._answer(path), with_body=with_body)
+            else:
+                self.asked = True
+                self._end_after(HEAD_SECONDS)
+                self._task = asyncio.get_running_loop().create_task(self._respond_later(found, with_body=with_body))
+
+    async def _respond_later(self, found: Later, *, with_body: bool) -> None:
+        """Answer when ``found`` has ended, with a status of 500 if it fails."""
+        try:
+            content_type, body = await found()
+        except Exception:  # an error of a page that is only read ends nothing else
+            self._finish(_json(500, {"error": "the metrics could not be rendered"}), with_body=with_body)
+        else:
+            self._finish(Answer(200, content_type, body), with_body=with_body)
+
+    def _finish(self, answer: Answer, *, with_body: bool) -> None:
+        """Send the answer, and close the connection when it is sent."""
+        self._send(answer, with_body=with_body)
+        self._answered = True
+        if self._transport is not None:
+            self._transport.close()
+        self._end_after(HEAD_SECONDS)
 
     def _refuse(self, status: int) -> None:
         """Answer with an error and keep reading for a moment. A client may see a reset if closed at once."""
         self._refused = True
         self._head.clear()
-        self._send(status, {"error": HTTPStatus(status).phrase}, with_body=True)
+        self._send(_json(status, {"error": HTTPStatus(status).phrase}), with_body=True)
         if self._transport is not None and self._transport.can_write_eof():
             self._transport.write_eof()
         self._end_after(REFUSED_SECONDS)
 
-    def _send(self, status: int, content: Mapping[str, object], *, with_body: bool) -> None:
-        body = json.dumps(content).encode()
+    def _send(self, answer: Answer, *, with_body: bool) -> None:
         head = (
-            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
-            f"content-length: {len(body)}\r\ncache-control: no-store\r\nconnection: close\r\n\r\n"
+            f"HTTP/1.1 {answer.status} {HTTPStatus(answer.status).phrase}\r\ncontent-type: {answer.content_type}\r\n"
+            f"content-length: {len(answer.body)}\r\ncache-control: no-store\r\nconnection: close\r\n\r\n"
         )
         if self._transport is not None:
-            self._transport.write(head.encode("ascii") + (body if with_body else b""))
+            self._transport.write(head.encode("ascii"))
+            if with_body:
+                self._transport.write(answer.body)
 
     # -- the end ----------------------------------------------------------------------------------------------
 
@@ -179,6 +257,8 @@ class _Connection(asyncio.Protocol):
     def abort(self) -> None:
         """Close the connection at once, and drop unsent data."""
         self._connections.pop(self, None)
+        if self._task is not None:
+            self._task.cancel()
         if self._transport is not None:
             self._transport.abort()
 

@@ -8,7 +8,7 @@ import gc
 import os
 import resource
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from structlog.stdlib import BoundLogger
 
@@ -18,6 +18,9 @@ from outbox_relay.service.build import build
 from outbox_relay.service.check import check_schema
 from outbox_relay.service.health import AcceptErrors, Health
 from outbox_relay.service.logs import logger
+from outbox_relay.service.metrics.exposition import Exposition, negotiate
+from outbox_relay.service.metrics.history import History
+from outbox_relay.service.metrics.snapshot import Snapshots
 from outbox_relay.service.readiness import Readiness
 from outbox_relay.service.reload import Reload
 from outbox_relay.service.reload_loop import ReloadLoop
@@ -86,6 +89,11 @@ class Service:
         self._reload_loop = ReloadLoop(reload.read, reload.apply, self._log, reload.describe)
         self._background = {**parts.background, "reload": self._reload_loop.run}
         self._readiness = Readiness(self._relays, lambda: self._reload_loop.last_successful, self._stopping)
+        figures = parts.figures
+        snapshots = Snapshots(self._relays, parts.measures, figures.known, lambda: self._reload_loop.last_successful)
+        self._exposition = Exposition(snapshots.take)
+        history = History(self._store, parts.measures, snapshots.copies, figures.known, self._log)
+        self._background |= {"figures": figures.run, "history": history.run}
         self._supervisor = Supervisor(self._store.replace_lost_connections, self._stopping, self._log)
 
     async def serve(self) -> int:
@@ -104,6 +112,7 @@ class Service:
                 await self._tracing.stop()
             if health:
                 await health.stop()
+            self._exposition.close()
         self._log.info("relay.stopped")
         return self._supervisor.exit_code
 
@@ -127,7 +136,7 @@ class Service:
         """Start the HTTP listener and return it, or None if the settings have none."""
         if self._address is None:
             return None
-        health = Health(self._address, self._readiness.report)
+        health = Health(self._address, self._readiness.report, self._metrics)
         try:
             host, port = await health.start()
         except OSError as error:
@@ -136,6 +145,10 @@ class Service:
         self._own_addresses.add(host, port)
         self._log.info("relay.listening", host=host, port=port)
         return health
+
+    async def _metrics(self, accept: Sequence[str]) -> tuple[str, bytes]:
+        content_type, body, _ = await self._exposition.page(negotiate(accept))
+        return content_type, body
 
     # -- start ------------------------------------------------------------------------------------------------
 

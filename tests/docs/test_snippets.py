@@ -31,6 +31,10 @@ ELSEWHERE = {
     ("docs/emitting.md", "sql"): "tests/integration/test_emit_docs.py::test_the_page_is_true",
     ("docs/getting-started.md", "python"): "tests/docs/test_getting_started.py::test_the_page_is_true",
     ("docs/getting-started.md", "sql"): "tests/docs/test_getting_started.py::test_the_page_is_true",
+    (
+        "docs/observability.md",
+        "yaml",
+    ): "tests/docs/test_metrics.py::test_prometheus_accepts_the_configuration_of_the_page",
     ("docs/operations.md", "python"): "tests/integration/test_archive.py::test_the_page_reads_an_archive",
     ("docs/webhooks.md", "http"): "tests/unit/test_webhook_docs.py::test_example_is_what_is_sent",
     ("docs/webhooks.md", "python"): "tests/unit/test_webhook_docs.py::test_receivers_verify_with_the_snippets",

@@ -15,7 +15,16 @@ import structlog
 
 from outbox_relay.domain.errors import DatabaseUnavailable, StatementFailed
 from outbox_relay.domain.rate_limited_log import RateLimitedLog
-from outbox_relay.postgres.connection_slots import CHORES, FEWEST, LEASES, OTHER, TICKS, ConnectionSlots, sink_caller
+from outbox_relay.postgres.connection_slots import (
+    CHORES,
+    FEWEST,
+    FIGURES,
+    LEASES,
+    OTHER,
+    TICKS,
+    ConnectionSlots,
+    sink_caller,
+)
 from outbox_relay.postgres.listener import CommitListener
 from outbox_relay.postgres.migrations import migrate
 from outbox_relay.relay.housekeeping import Chore, Housekeeping
@@ -170,7 +179,7 @@ async def test_a_call_that_runs_out_of_time_and_is_ended_by_the_server_is_no_los
 
 
 async def test_a_sink_that_takes_all_it_can_leaves_connections_for_the_others() -> None:
-    slots, release = ConnectionSlots(10), asyncio.Event()
+    slots, release = ConnectionSlots(11), asyncio.Event()
     async with slots.taken(sink_caller("b"), "settle", 30):
         pass  # both sinks are known
     begun: Counter[str] = Counter()
@@ -181,11 +190,11 @@ async def test_a_sink_that_takes_all_it_can_leaves_connections_for_the_others() 
             await release.wait()
 
     async with asyncio.TaskGroup() as tasks:
-        for who in (sink_caller("a"), sink_caller("b"), TICKS, LEASES, CHORES, OTHER):
+        for who in (sink_caller("a"), sink_caller("b"), TICKS, LEASES, CHORES, FIGURES, OTHER):
             for _ in range(20):
                 tasks.create_task(statement(who))
-        await auntil(lambda: asyncio.sleep(0, begun.total() == 10), seconds=5, what="every slot is taken")
-        assert begun == {":a": 3, ":b": 3, TICKS: 1, LEASES: 1, CHORES: 1, OTHER: 1}
+        await auntil(lambda: asyncio.sleep(0, begun.total() == 11), seconds=5, what="every slot is taken")
+        assert begun == {":a": 3, ":b": 3, TICKS: 1, LEASES: 1, CHORES: 1, FIGURES: 1, OTHER: 1}
         release.set()
     assert set(begun.values()) == {20}, "all have had their turn"
 

@@ -44,7 +44,7 @@ class CountingStore(Store):
     """A store that counts its statements by name, and those that the server ended for their time."""
 
     def __init__(
-        self, dsn: str, connections: int = 8, call_seconds: float = CALL_SECONDS, *, pooler: bool = False
+        self, dsn: str, connections: int = 9, call_seconds: float = CALL_SECONDS, *, pooler: bool = False
     ) -> None:
         super().__init__(lambda: dsn, pooler=pooler, connections=connections, call_seconds=call_seconds)
         self.calls: Counter[str] = Counter()

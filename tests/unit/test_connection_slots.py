@@ -13,7 +13,7 @@ from outbox_relay.postgres.connection_slots import REPLAYS, ConnectionSlots, sin
 
 async def test_replays_have_one_connection_and_take_none_of_the_share_of_a_sink() -> None:
     """Goes red when replays count as a sink: the only sink would have one connection instead of three."""
-    slots = ConnectionSlots(7)
+    slots = ConnectionSlots(8)
     async with AsyncExitStack() as held:
         await held.enter_async_context(slots.taken(REPLAYS, "read", 1.0))
         with pytest.raises(StatementFailed):

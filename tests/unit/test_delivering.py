@@ -20,7 +20,7 @@ from outbox_relay.domain.outcomes import DELIVERED, Failed, Unavailable, Verdict
 from outbox_relay.domain.window import Position, Tick
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.breaker import CircuitBreaker
-from outbox_relay.relay.context import DeliveryContext
+from outbox_relay.relay.context import Answer, DeliveryContext
 from outbox_relay.relay.dispatch_batches import BatchDispatcher
 from outbox_relay.relay.dispatch_requests import RequestDispatcher
 from outbox_relay.relay.dispatcher import Dispatcher
@@ -239,8 +239,8 @@ async def test_a_probe_that_was_answered_is_an_attempt_of_its_event_and_other_fa
     context.breaker.unavailable(1, Unavailable("down"), early, at_once=True, retry_after=0.0)
     probe = await context.breaker.admit()
     failed = Failed("status 500", 500)
-    assert context.judged(event, failed, early) == Unavailable("status 500", 500)
-    assert (probe.probe, context.judged(event, failed, probe)) == (True, failed)
+    assert context.judged(event, failed, early, 0.1) == Unavailable("status 500", 500)
+    assert (probe.probe, context.judged(event, failed, probe, 0.1)) == (True, failed)
     assert context.breaker.state == "open"
 
 
@@ -249,7 +249,7 @@ async def test_a_probe_that_was_not_answered_stays_where_it_is() -> None:
     context.breaker.unavailable(1, Unavailable("down"), await context.breaker.admit(), at_once=True, retry_after=0.0)
     probe = await context.breaker.admit()
     chunk = Chunk([event], NOWHERE, NOWHERE)
-    assert not context.apply(chunk, 0, Unavailable("down"), probe)
+    assert not context.apply(chunk, 0, Unavailable("down"), probe, 0.1)
     assert chunk.undone() == [0]
 
 
@@ -280,3 +280,40 @@ async def test_a_lease_ends_while_the_machine_is_suspended(monkeypatch: pytest.M
     monkeypatch.setattr(time, "clock_gettime", suspended)
     with pytest.raises(LeaseLost):
         context.until(events)
+
+
+async def test_calls_are_counted_and_timed_by_outcome_and_those_in_flight_too() -> None:
+    sink = Held()
+    context, read = a_context(sink), chunks(3)
+    dispatcher = BatchDispatcher(context, asyncio.Event())
+    async with at_work(dispatcher):
+        dispatcher.put(read[0])
+        await sink.has_calls(1)
+        assert context.measures.in_flight == 1
+        sink.answering.set()
+        await auntil_finished(read)
+    measures = context.measures
+    assert (measures.in_flight, measures.delivered_count, measures.end_to_end.count) == (0, 3, 3)
+    assert list(measures.attempts) == ["delivered"]
+
+
+async def test_a_call_that_is_cancelled_has_no_outcome() -> None:
+    sink = Held()
+    context = a_context(sink)
+    dispatcher = BatchDispatcher(context, asyncio.Event())
+    async with at_work(dispatcher):
+        dispatcher.put(chunks(3)[0])
+        await sink.has_calls(1)
+    assert (context.measures.in_flight, context.measures.attempts) == (0, {})
+
+
+async def test_a_failure_that_counts_as_the_destinations_is_an_attempt_that_was_unavailable() -> None:
+    sink = Held()
+    sink.answer = lambda _event: Failed("status 500", 500)
+    context, read = a_context(sink), chunks(1)
+    early = await context.breaker.admit()
+    for number in range(context.spec.circuit.open_after):
+        context.breaker.failed(number, "down", early)
+    verdicts, seconds = Answer([sink.answer(read[0].events[0])], 0.3)
+    context.apply(read[0], 0, verdicts[0], early, seconds)
+    assert {outcome: each.copy().sum for outcome, each in context.measures.attempts.items()} == {"unavailable": 0.3}

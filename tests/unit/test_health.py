@@ -6,23 +6,25 @@ import asyncio
 import errno
 import http.client
 import json
-from collections.abc import AsyncGenerator
+import socket
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
 from outbox_relay.service import health
-from outbox_relay.service.health import CONNECTIONS_MAX, HEAD_BYTES, AcceptErrors, Health
+from outbox_relay.service.health import CONNECTIONS_MAX, HEAD_BYTES, METRICS_AT_ONCE, AcceptErrors, Health, Metrics
 from tests.support.logs import RecordedLog
+from tests.support.wait import auntil
 
 HALF = b"GET /livez HTTP/1.1\r\nhost: x\r\nx-a: "
 
 
 @asynccontextmanager
-async def listening(ready: bool = True) -> AsyncGenerator[int]:
+async def listening(ready: bool = True, metrics: Metrics | None = None) -> AsyncGenerator[int]:
     """A listener on a free port; the port."""
-    listener = Health(("127.0.0.1", 0), lambda: (ready, {"sinks": {}}))
+    listener = Health(("127.0.0.1", 0), lambda: (ready, {"sinks": {}}), metrics)
     _, port = await listener.start()
     try:
         yield port
@@ -177,3 +179,92 @@ async def test_that_nothing_can_be_accepted_is_one_line_and_not_one_for_each_try
     complain(loop, {"message": "something else"})
     assert [record.getMessage() for record in caplog.records] == ["something else"]
     assert capsys.readouterr().out == ""
+
+
+ASK = b"GET /metrics HTTP/1.1\r\nAccept: a/b\r\naccept: c/d\r\n\r\n"
+
+
+async def a_page(accept: Sequence[str]) -> tuple[str, bytes]:
+    return "text/plain", ",".join(accept).encode()
+
+
+async def test_metrics_are_answered_with_their_own_type_and_get_all_lines_of_accept() -> None:
+    async with listening(metrics=a_page) as port:
+        head, _, body = (await sent(port, ASK)).partition(b"\r\n\r\n")
+        only_head = await sent(port, ASK.replace(b"GET", b"HEAD"))
+    assert (status(head), body) == (200, b"a/b,c/d")
+    assert b"content-type: text/plain\r\ncontent-length: 7\r\n" in head
+    assert only_head == head + b"\r\n\r\n"
+
+
+async def test_metrics_that_cannot_be_rendered_are_an_error_of_the_request_alone() -> None:
+    async def fails(_accept: Sequence[str]) -> tuple[str, bytes]:
+        raise ValueError("a secret")
+
+    async with listening(metrics=fails) as port:
+        answer = await sent(port, ASK)
+        assert status(await sent(port, b"GET /livez HTTP/1.1\r\n\r\n")) == 200
+    assert (status(answer), b"secret" in answer) == (500, False)
+
+
+async def test_requests_for_metrics_beyond_the_bound_are_refused_and_livez_waits_for_none() -> None:
+    go_on, asked = asyncio.Event(), list[object]()
+
+    async def slow(accept: Sequence[str]) -> tuple[str, bytes]:
+        asked.append(accept)
+        await go_on.wait()
+        return "text/plain", b"x"
+
+    async with listening(metrics=slow) as port:
+        waiting = [asyncio.ensure_future(sent(port, ASK)) for _ in range(METRICS_AT_ONCE)]
+        await auntil(lambda: asyncio.sleep(0, len(asked) == METRICS_AT_ONCE), seconds=10, what="they are rendered")
+        assert status(await sent(port, ASK)) == 503
+        assert status(await sent(port, b"GET /livez HTTP/1.1\r\n\r\n")) == 200
+        go_on.set()
+        assert [status(answer) for answer in await asyncio.gather(*waiting)] == [200] * METRICS_AT_ONCE
+        assert status(await sent(port, ASK)) == 200
+
+
+async def test_a_request_that_is_rendered_when_the_listener_stops_ends_with_it() -> None:
+    asked, cancelled = asyncio.Event(), asyncio.Event()
+
+    async def slow(_accept: Sequence[str]) -> tuple[str, bytes]:
+        asked.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+        return "", b""
+
+    async with listening(metrics=slow) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(ASK)
+        await asked.wait()
+    assert await ended(reader)
+    await asyncio.wait_for(cancelled.wait(), 5)
+    writer.close()
+
+
+async def test_clients_that_never_read_hold_few_answers_and_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goes red when each of them keeps an answer in memory: they get a refusal, which fits into the kernel's buffer."""
+    rendered: list[object] = []
+
+    async def large(accept: Sequence[str]) -> tuple[str, bytes]:
+        rendered.append(accept)
+        return "text/plain", b"x" * (8 << 20)
+
+    async with listening(metrics=large) as port:
+        held = [socket.create_connection(("127.0.0.1", port), timeout=10) for _ in range(CONNECTIONS_MAX)]
+        for each in held:
+            each.send(ASK)
+        assert status(await sent(port, b"GET /livez HTTP/1.1\r\n\r\n")) == 200
+        assert len(rendered) <= METRICS_AT_ONCE
+        for each in held:
+            each.close()
+        monkeypatch.setattr(health, "HEAD_SECONDS", 0.05)
+
+        async def is_answered() -> bool:
+            return status(await sent(port, ASK)) == 200
+
+        await auntil(is_answered, seconds=30, what="metrics are answered again")

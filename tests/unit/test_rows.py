@@ -15,10 +15,12 @@ import pytest
 from outbox_relay.domain.errors import LeaseLost, SessionReset, StatementFailed
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.in_flight import Chunk
-from outbox_relay.domain.outcomes import DELIVERED, Verdict
+from outbox_relay.domain.measures import SinkMeasures
+from outbox_relay.domain.outcomes import DELIVERED
 from outbox_relay.domain.window import BEGINNING, Position
 from outbox_relay.postgres.rows import ClaimedRow, DeliveredRow
 from outbox_relay.relay.breaker import Permit
+from outbox_relay.relay.context import Answer
 from outbox_relay.relay.dispatch_requests import RequestDispatcher
 from outbox_relay.relay.due_timer import DueTimer
 from outbox_relay.relay.limiter import ConcurrencyLimiter
@@ -28,6 +30,8 @@ from outbox_relay.relay.parked_settler import MOST_UNSETTLED, ParkedSettler
 from outbox_relay.relay.slow_requests import SlowRequest, SlowRequests
 from tests.contract.harness import an_event
 from tests.support.recording import a_recorder
+
+ANSWER = Answer([DELIVERED], 0.1)
 
 
 def park(*_: object, **__: object) -> int:
@@ -42,10 +46,10 @@ class Slow(NamedTuple):
     dispatcher: RequestDispatcher
     deliveries: ParkedDeliveries
 
-    def park(self) -> asyncio.Future[Verdict]:
+    def park(self) -> asyncio.Future[Answer]:
         """Park an event whose request does not end."""
         position = Position(BEGINNING)
-        request: Any = asyncio.ensure_future(asyncio.sleep(60, DELIVERED))
+        request: Any = asyncio.ensure_future(asyncio.sleep(60, ANSWER))
         self.dispatcher._park_slow(  # pyright: ignore[reportPrivateUsage]
             Chunk([an_event()], position, position), 0, request, Permit(0, probe=False), 0.0
         )
@@ -89,12 +93,12 @@ async def test_requests_that_wait_to_be_adopted_when_the_session_ends_are_cancel
     assert slow.deliveries.under_way == 0
 
 
-async def _fails_when_it_is_cancelled() -> Verdict:
+async def _fails_when_it_is_cancelled() -> Answer:
     try:
         await asyncio.sleep(60)
     except asyncio.CancelledError:
         raise LeaseLost("gone") from None
-    return DELIVERED
+    return ANSWER
 
 
 async def _ended_with_a_request_that_fails() -> None:
@@ -139,10 +143,10 @@ async def test_requests_are_adopted_and_counted_until_they_are_settled_while_eve
     settler: Any = slow.deliveries._settler  # pyright: ignore[reportPrivateUsage]
     settler.decide = lambda *_: decided.set()  # pyright: ignore[reportUnknownLambdaType]
     await context.limiter.acquire()
-    request: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+    request: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
     slow.requests.adopt_slow_request(SlowRequest(_row(key=None, ordered=False), Permit(0, probe=False), 1, request))
     adopting = asyncio.create_task(_adopt(slow.deliveries))
-    request.set_result(DELIVERED)
+    request.set_result(ANSWER)
     await asyncio.wait_for(context.limiter.acquire(), 5)
     assert (slow.deliveries.under_way, decided.is_set()) == (1, False)
     written.set()
@@ -196,6 +200,8 @@ def _parked() -> Parked:
         limiter=SimpleNamespace(increase=int, acquire=_claiming, parked_share=lambda: 1),
         due_timer=DueTimer(),
         delete_rows=_done,
+        measures=SinkMeasures(),
+        now=lambda: datetime.now(UTC),
     )
     deliveries = ParkedDeliveries(parts, parts, uuid4(), parts, SlowRequests("s", 1), a_recorder())
     claims, settler = deliveries._claims, deliveries._settler  # pyright: ignore[reportPrivateUsage]
@@ -210,7 +216,7 @@ async def test_only_rows_behind_those_that_have_an_order_are_asked_for() -> None
     """Scheduled events have a key and no place in its order: nothing waits behind them, and nothing is looked up."""
     parked = _parked()
     settled = [_row(key="scheduled", ordered=False), _row(key=None, ordered=False), _row(key="first", ordered=True)]
-    parked.deliveries._apply(settled, [DELIVERED] * 3, Permit(0, probe=False))  # pyright: ignore[reportPrivateUsage]
+    parked.deliveries._apply(settled, [DELIVERED] * 3, 0.1, Permit(0, probe=False))  # pyright: ignore[reportPrivateUsage]
     assert parked.deliveries.under_way == 3
     await parked.settler.settle()
     assert parked.deliveries.under_way == 0
@@ -258,7 +264,7 @@ async def test_a_claim_waits_until_half_of_the_share_is_free(monkeypatch: pytest
 async def test_no_row_is_claimed_while_too_many_outcomes_wait_to_be_written() -> None:
     parked = _parked()
     unsettled = [_row(key=None, ordered=False)] * MOST_UNSETTLED
-    parked.deliveries._apply(unsettled, [DELIVERED] * MOST_UNSETTLED, Permit(0, probe=False))  # pyright: ignore[reportPrivateUsage]
+    parked.deliveries._apply(unsettled, [DELIVERED] * MOST_UNSETTLED, 0.1, Permit(0, probe=False))  # pyright: ignore[reportPrivateUsage]
     async with asyncio.TaskGroup() as tasks:
         claim = asyncio.ensure_future(parked.deliveries._claim_and_deliver(tasks))  # pyright: ignore[reportPrivateUsage]
         for _ in range(10):  # It waits for nothing outside: by then it has come as far as it can.
@@ -309,7 +315,7 @@ async def test_outcomes_that_cannot_be_written_stay_and_the_session_ends_in_the_
 
     parked = _parked()
     parked.store.delete_rows = fails
-    parked.deliveries._apply([_row(key=None, ordered=False)] * 100, [DELIVERED] * 100, Permit(0, probe=False))  # pyright: ignore[reportPrivateUsage]
+    parked.deliveries._apply([_row(key=None, ordered=False)] * 100, [DELIVERED] * 100, 0.1, Permit(0, probe=False))  # pyright: ignore[reportPrivateUsage]
     with pytest.raises(StatementFailed):
         await parked.settler.settle()
     assert (asked[0], asked[-1], len(asked)) == (100, 1, 8)

@@ -1,0 +1,24 @@
+"""The duration of a block, for the metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from outbox_relay.domain.measures import Histogram
+
+
+@contextmanager
+def timed(histogram: Histogram) -> Generator[None]:
+    """Add the duration of the block to ``histogram``, also if it fails, but not if it is cancelled."""
+    began = time.monotonic()
+    try:
+        yield
+    except asyncio.CancelledError:
+        raise
+    except BaseException:
+        histogram.observe(time.monotonic() - began)
+        raise
+    histogram.observe(time.monotonic() - began)

@@ -1,0 +1,1 @@
+"""The metrics of a relay process, as ``/metrics`` exports them."""

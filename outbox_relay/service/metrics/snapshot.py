@@ -1,0 +1,119 @@
+"""An immutable copy of everything that is exported, made in the event loop for the thread that renders it."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from outbox_relay import __version__
+from outbox_relay.domain.measures import Distribution, RelayMeasures
+from outbox_relay.relay.session import SinkRelay
+from outbox_relay.service.metrics.stored_figures import Entry
+
+
+class Aged(NamedTuple):
+    """An entry of figures, and its age in seconds when the copy was made."""
+
+    entry: Entry
+    age: float
+
+
+class SinkCopy(NamedTuple):
+    """The measures of one sink."""
+
+    name: str
+    delivered: int
+    attempts: Mapping[str, Distribution]
+    dead: Mapping[str, int]
+    restarts: Mapping[str, int]
+    end_to_end: Distribution
+    read: Distribution
+    claim: Distribution
+    settle: Distribution
+    leases_lost: int
+    circuit: str
+    in_flight: int
+    in_flight_limit: int
+    shards: int
+
+
+class Snapshot(NamedTuple):
+    """The measures of a process, and the figures of the database that it knows."""
+
+    sinks: tuple[SinkCopy, ...]
+    tick: Distribution
+    figures: tuple[Aged, ...]
+    reload_successful: bool
+    version: str = __version__
+
+
+class Snapshots:
+    """Takes copies. ``last_reload`` returns False after a reload that failed."""
+
+    def __init__(
+        self,
+        relays: Mapping[str, SinkRelay],
+        measures: RelayMeasures,
+        figures: Callable[[float], Iterable[Aged]],
+        last_reload: Callable[[], bool],
+    ) -> None:
+        self._relays = relays
+        self._measures = measures
+        self._figures = figures
+        self._last_reload = last_reload
+
+    def take(self) -> Snapshot:
+        """Return the present state. Sinks that were removed from the database, and replays, are left out."""
+        sinks: dict[str, SinkCopy] = {}
+        for copy in self.copies().values():
+            sinks[copy.name] = merge(sinks[copy.name], copy) if copy.name in sinks else copy
+        figures = tuple(self._figures(time.monotonic()))
+        return Snapshot(tuple(sinks.values()), self._measures.tick.copy(), figures, self._last_reload())
+
+    def copies(self) -> dict[str, SinkCopy]:
+        """Return the measures of the sinks by their names in the settings."""
+        relays = self._relays.items()
+        return {name: _copy(relay) for name, relay in relays if not relay.leases.removed and relay.spec.replay is None}
+
+
+def _copy(relay: SinkRelay) -> SinkCopy:
+    measures = relay.measures
+    return SinkCopy(
+        relay.spec.name,
+        measures.delivered_count,
+        {outcome: histogram.copy() for outcome, histogram in measures.attempts.items()},
+        {str(reason): count for reason, count in measures.dead.items()},
+        dict(relay.restarts),
+        *(measures.end_to_end.copy(), measures.read.copy(), measures.claim.copy(), measures.settle.copy()),
+        relay.leases.losses + measures.row_leases_lost,
+        relay.circuit,
+        measures.in_flight,
+        relay.in_flight_limit,
+        len(relay.leases.held),
+    )
+
+
+def merge(a: SinkCopy, b: SinkCopy) -> SinkCopy:
+    """Return the measures of two relays of one sink together. They have one name after a rename."""
+    return SinkCopy(
+        a.name,
+        a.delivered + b.delivered,
+        {key: _sum(a.attempts.get(key), b.attempts.get(key)) for key in {**a.attempts, **b.attempts}},
+        Counter(a.dead) + Counter(b.dead),
+        Counter(a.restarts) + Counter(b.restarts),
+        *(_sum(a.end_to_end, b.end_to_end), _sum(a.read, b.read), _sum(a.claim, b.claim), _sum(a.settle, b.settle)),
+        a.leases_lost + b.leases_lost,
+        max(a.circuit, b.circuit, key=("closed", "half-open", "open").index),
+        a.in_flight + b.in_flight,
+        max(a.in_flight_limit, b.in_flight_limit),
+        a.shards + b.shards,
+    )
+
+
+def _sum(a: Distribution | None, b: Distribution | None) -> Distribution:
+    if a is None or b is None:
+        return a or b or Distribution((), 0.0)
+    counts = tuple(x + y for x, y in zip(a.counts, b.counts, strict=True))
+    return Distribution(counts, a.sum + b.sum, tuple(x or y for x, y in zip(a.exemplars, b.exemplars, strict=True)))

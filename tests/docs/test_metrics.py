@@ -1,0 +1,69 @@
+"""The page about metrics: its table is that of the code, and Prometheus accepts its queries and its configuration."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import NamedTuple
+
+from outbox_relay.service.metrics.definitions import DEFINITIONS, GROUPS
+from tests.docs.pages import blocks, text
+from tests.support.metrics import PROMTOOL
+
+PAGE = "docs/observability.md"
+ROW = re.compile(r"^\| `(outbox_\w+)` \| (\w+) \| (\w*) \| ([^|]*) \| (.+?) \| `([^|]+)` \|$", re.MULTILINE)
+
+
+class Listed(NamedTuple):
+    """A row of the page."""
+
+    name: str
+    type: str
+    unit: str
+    labels: tuple[str, ...]
+    meaning: str
+    query: str
+
+
+def listed() -> list[Listed]:
+    """Return every row of the page's table."""
+    rows = [Listed(row[1], row[2], row[3], tuple(re.findall(r"`(\w+)`", row[4])), row[5], row[6]) for row in found()]
+    assert len(rows) == len(re.findall(r"^\| `outbox_", text(PAGE), re.MULTILINE)), "a row that is not read"
+    return rows
+
+
+def found() -> list[re.Match[str]]:
+    return list(ROW.finditer(text(PAGE)))
+
+
+def test_the_page_lists_every_metric_with_its_type_unit_and_labels() -> None:
+    defined = [(d.name, d.type, d.unit, d.labels) for d in DEFINITIONS]
+    assert [(row.name, row.type, row.unit, row.labels) for row in listed()] == defined
+
+
+def test_the_page_names_every_group_of_figures() -> None:
+    sentence = text(PAGE).partition("`outbox_figures_failed` shows its group: ")[2].partition(". ")[0]
+    assert set(re.findall(r"`(\w+)`", sentence)) == GROUPS
+
+
+def test_each_query_uses_its_metric_and_is_one_of_prometheus(tmp_path: Path) -> None:
+    assert [row.name for row in listed() if row.name not in row.query] == []
+    rules = "\n".join(f"      - record: q{number}\n        expr: {row.query}" for number, row in enumerate(listed()))
+    file = tmp_path / "rules.yaml"
+    file.write_text(f"groups:\n  - name: page\n    rules:\n{rules}\n")
+    assert f"{len(DEFINITIONS)} rules found" in promtool("check", "rules", str(file))
+
+
+def test_prometheus_accepts_the_configuration_of_the_page(tmp_path: Path) -> None:
+    [block] = [block for block in blocks(PAGE) if "scrape_configs" in block.text]
+    file = tmp_path / "prometheus.yaml"
+    file.write_text(block.text)
+    assert "SUCCESS" in promtool("check", "config", str(file))
+
+
+def promtool(*arguments: str) -> str:
+    """Return the output of promtool, which must succeed."""
+    done = subprocess.run([PROMTOOL, *arguments], capture_output=True, check=False, timeout=60, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout

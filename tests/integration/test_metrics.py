@@ -1,0 +1,168 @@
+"""Metrics of a relay process, scraped as Prometheus does."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from outbox_relay.service.metrics.definitions import DEFINITIONS
+from outbox_relay.service.metrics.exposition import OPENMETRICS as OPENMETRICS_TYPE
+from outbox_relay.service.metrics.exposition import TEXT
+from tests.support.command import outbox_relay
+from tests.support.database import Database, query
+from tests.support.emitting import emit_types
+from tests.support.metrics import OPENMETRICS, families, promtool_complaints, scrape, value_of
+from tests.support.receiver import Receiver, Request
+from tests.support.receiver.answers import Behaviour, chosen, say
+from tests.support.receiver.signatures import SECRET
+from tests.support.service import RelayService
+from tests.support.wait import until
+
+CONFIG = """
+[database]
+dsn = "{dsn}"
+[relay]
+lease_seconds = 3
+[sinks.crm]
+type = "webhook"
+url = "{url}"
+secrets = ["{secret}"]
+record_attempts = "all"
+allow_http = true
+allow_networks = ["127.0.0.0/8"]
+[sinks.crm.retry]
+base_seconds = 0.1
+max_seconds = 0.1
+[routes]
+"*" = ["crm"]
+"""
+
+
+@pytest.fixture
+def receiver() -> Generator[Receiver]:
+    with Receiver() as receiver:
+        yield receiver
+
+
+def config(database: Database, receiver: Receiver) -> str:
+    """One webhook for every type, all of whose attempts are recorded."""
+    return CONFIG.format(dsn=database.dsn, url=receiver.url, secret=SECRET)
+
+
+def counted(relay: RelayService, metric: str, label: str, sink: str = "crm") -> dict[str, float]:
+    """Return the values of a counter by the second label."""
+    samples = families(scrape(relay.port)[1])[metric.removesuffix("_total")].samples
+    return {sample.labels[label]: sample.value for sample in samples if sample.labels["sink"] == sink}
+
+
+def exported(relay: RelayService) -> set[str]:
+    """Return the names of the metric families of a relay."""
+    return set(families(scrape(relay.port, OPENMETRICS)[1], is_openmetrics=True))
+
+
+def test_counts_agree_with_the_recorded_attempts_and_both_formats_with_each_other(
+    database: Database, receiver: Receiver, tmp_path: Path
+) -> None:
+    failed = set[str]()
+
+    def answer(request: Request) -> Behaviour:
+        kind = str(request.header("outbox-type"))
+        if kind == "a.refused":
+            return say(400)
+        if kind in ("a.3", "a.4") and kind not in failed:
+            failed.add(kind)
+            return say(500)
+        return say(204)
+
+    receiver.answer = chosen(answer)
+    with RelayService(tmp_path, config(database, receiver)) as relay:
+        emit_types(database, *(f"a.{number}" for number in range(10)), "a.refused")
+        recorded = "select a.outcome, count(*) from outbox.attempt a group by 1 order by 1"
+        expected = [("delivered", 10), ("failed", 2), ("refused", 1)]
+        until(lambda: query(database, recorded) == expected, seconds=60, what="all attempts are recorded")
+        attempts = {outcome: float(count) for outcome, count in expected}
+        until(
+            lambda: counted(relay, "outbox_attempts_total", "outcome") == attempts, seconds=20, what="they are exported"
+        )
+        assert counted(relay, "outbox_dead_total", "reason") == {"refused": 1.0}
+        content_type, text = scrape(relay.port)
+        assert value_of(text, "outbox_delivered_total", sink="crm") == 10.0
+        assert value_of(text, "outbox_end_to_end_seconds_count", sink="crm") == 10.0
+        assert value_of(text, "outbox_shards_owned", sink="crm") == 64.0
+        for metric in ("tick", "read", "claim", "settle"):
+            labels = {} if metric == "tick" else {"sink": "crm"}
+            assert value_of(text, f"outbox_{metric}_seconds_count", **labels), metric
+        assert (content_type, promtool_complaints(text)) == (TEXT, "")
+        content_type, text = scrape(relay.port, OPENMETRICS)
+        found = families(text, is_openmetrics=True)
+        exemplars = [sample.exemplar for sample in found["outbox_end_to_end_seconds"].samples if sample.exemplar]
+        uids = {str(uid) for (uid,) in query(database, "select uid from outbox.event")}
+        assert exemplars
+        assert {exemplar.labels["uid"] for exemplar in exemplars} <= uids
+        assert content_type == OPENMETRICS_TYPE
+        assert SECRET not in text
+        everything = {definition.family for definition in DEFINITIONS}
+        until(lambda: exported(relay) == everything, seconds=30, what="the figures are exported")
+        assert relay.stop() == 0
+
+
+def test_two_relays_share_the_shards_and_export_the_same_figures(
+    database: Database, receiver: Receiver, tmp_path: Path
+) -> None:
+    text = config(database, receiver)
+    with RelayService(tmp_path, text, "one") as one, RelayService(tmp_path, text, "two") as two:
+        emit_types(database, *(f"a.{number}" for number in range(20)))
+
+        def shared() -> bool:
+            owned = [value_of(scrape(each.port)[1], "outbox_shards_owned", sink="crm") for each in (one, two)]
+            delivered = [
+                value_of(scrape(each.port)[1], "outbox_delivered_total", sink="crm") or 0.0 for each in (one, two)
+            ]
+            return owned == [32.0, 32.0] and sum(delivered) == 20.0
+
+        until(shared, seconds=60, what="both own half of the shards, and count what they deliver")
+
+        def agree() -> bool:
+            unowned = [value_of(scrape(each.port)[1], "outbox_shards_unowned", sink="crm") for each in (one, two)]
+            sizes = {value_of(scrape(each.port)[1], "outbox_log_bytes") for each in (one, two)}
+            return unowned == [0.0, 0.0] and len(sizes) == 1 and None not in sizes
+
+        until(agree, seconds=60, what="both export the same figures")
+        [(owner,)] = query(database, "select r.name from outbox.figures f join outbox.relay r on r.id = f.owner")
+        ages = {each: value_of(scrape(each.port)[1], "outbox_figures_age_seconds", group="log") for each in (one, two)}
+        assert owner
+        assert all(age is not None and 0.0 <= age < 30.0 for age in ages.values())
+        assert one.stop() == 0
+        assert two.stop() == 0
+
+
+def test_a_renamed_sink_goes_on_under_its_new_name_and_a_removed_one_disappears(
+    database: Database, receiver: Receiver, tmp_path: Path
+) -> None:
+    with RelayService(tmp_path, config(database, receiver), expects=("reload",)) as relay:
+        emit_types(database, "a.1", "a.2")
+        until(lambda: delivered(relay) == {"crm": 2.0}, seconds=40, what="both are delivered")
+        assert value_of(scrape(relay.port)[1], "outbox_config_last_reload_successful") == 1.0
+        relay.config.write_text("nonsense")
+        relay.send(signal.SIGHUP)
+        until(lambda: is_reloaded(relay) == 0.0, seconds=20, what="the refused reload is exported")
+        assert outbox_relay("sinks", "rename", "crm", "shop", "--dsn", database.dsn).code == 0
+        until(lambda: delivered(relay) == {"shop": 2.0}, seconds=40, what="it goes on under its new name")
+        emit_types(database, "a.3")
+        until(lambda: delivered(relay) == {"shop": 3.0}, seconds=40, what="and counts on")
+        assert outbox_relay("sinks", "remove", "shop", "--yes", "--dsn", database.dsn).code == 0
+        until(lambda: delivered(relay) == {}, seconds=40, what="it disappears")
+
+
+def delivered(relay: RelayService) -> dict[str, float]:
+    """Return the delivered events of each sink."""
+    found = families(scrape(relay.port)[1])["outbox_delivered"]
+    return {sample.labels["sink"]: sample.value for sample in found.samples}
+
+
+def is_reloaded(relay: RelayService) -> float | None:
+    """Return the value that says whether the last reload was carried out."""
+    return value_of(scrape(relay.port)[1], "outbox_config_last_reload_successful")

@@ -1,0 +1,144 @@
+"""Counts and durations: buckets, exact counts of sampled calls, outcomes and exemplars."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outbox_relay.domain.event import StoredEvent
+from outbox_relay.domain.measures import BOUNDS, MOST_OBSERVED, Histogram, SinkMeasures, quantile, since
+from outbox_relay.domain.outcomes import DELIVERED, Failed, Refused, Unavailable, Verdict
+from tests.contract.harness import an_event
+
+NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
+PARENT = '{"traceparent":"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}'
+
+
+def emitted(seconds: float, *, due: float | None = None, headers: str | None = None) -> StoredEvent:
+    """Return an event that was emitted ``seconds`` ago, and was due ``due`` seconds ago."""
+    deliver_at = None if due is None else NOW - timedelta(seconds=due)
+    return an_event(headers=headers)._replace(created_at=NOW - timedelta(seconds=seconds), deliver_at=deliver_at)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "bucket"), [(0.0, 0), (0.001, 0), (0.0011, 1), (0.5, 8), (300.0, 16), (300.1, 17), (1e9, 17)]
+)
+def test_an_observation_is_counted_in_the_first_bucket_that_holds_it(seconds: float, bucket: int) -> None:
+    histogram = Histogram()
+    assert histogram.observe(seconds, 3) == bucket
+    found = histogram.copy()
+    assert (found.counts[bucket], sum(found.counts), found.sum) == (3, 3, pytest.approx(3 * seconds))
+    assert len(found.counts) == len(BOUNDS) + 1
+
+
+@given(st.integers(1, 5000))
+def test_counts_are_exact_however_many_events_a_call_has(events: int) -> None:
+    measures = SinkMeasures()
+    measures.delivered([emitted(1.0)] * events, 0.2, NOW)
+    assert measures.delivered_count == measures.attempts["delivered"].count == measures.end_to_end.count == events
+    assert measures.end_to_end.copy().sum == pytest.approx(events * 1.0)
+
+
+def test_a_large_call_is_observed_by_few_of_its_events() -> None:
+    """Goes red when each event is observed: one call has 4,000 of them."""
+    asked: list[int] = []
+
+    class Counted(list[StoredEvent]):
+        def __getitem__(self, index: object) -> object:  # type: ignore[override]
+            asked.append(1)
+            return super().__getitem__(index)  # type: ignore[index]
+
+    SinkMeasures().delivered(Counted([emitted(1.0)] * 4000), 0.2, NOW)
+    assert len(asked) <= MOST_OBSERVED
+
+
+@pytest.mark.parametrize(
+    ("event", "waited"),
+    [(emitted(2.0), 2.0), (emitted(90.0, due=1.0), 1.0), (emitted(1.0, due=90.0), 1.0), (emitted(-5.0), 0.0)],
+    ids=["emitted", "scheduled", "due before the emit", "a clock that is ahead"],
+)
+def test_end_to_end_begins_when_an_event_may_be_delivered(event: StoredEvent, waited: float) -> None:
+    measures = SinkMeasures()
+    measures.delivered([event], 0.2, NOW)
+    assert measures.end_to_end.copy().sum == waited
+
+
+def test_no_time_is_observed_before_the_clock_of_the_database_is_known() -> None:
+    measures = SinkMeasures()
+    measures.delivered([emitted(1.0)], 0.2, datetime.min.replace(tzinfo=UTC))
+    assert (measures.delivered_count, measures.end_to_end.count) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "outcomes"),
+    [
+        (Failed("status 500"), {"failed"}),
+        (Refused("status 400"), {"refused"}),
+        (Unavailable("down"), {"unavailable"}),
+        (Unavailable("part", part="topic"), {"unavailable"}),
+        (Unavailable("behind", behind=True), set[str]()),
+        (DELIVERED, set[str]()),
+    ],
+)
+def test_an_attempt_is_counted_by_the_verdict_that_counts(verdict: Verdict, outcomes: set[str]) -> None:
+    measures = SinkMeasures()
+    measures.attempted(verdict, 0.2)
+    assert set(measures.attempts) == outcomes
+
+
+def test_an_exemplar_is_the_newest_event_of_its_bucket_and_is_kept_for_a_second() -> None:
+    measures, first, second = SinkMeasures(), emitted(1.0, headers=PARENT), emitted(1.0)
+    measures.delivered([first], 0.2, NOW)
+    measures.delivered([second._replace(created_at=NOW - timedelta(seconds=0.1))], 0.2, NOW + timedelta(seconds=0.9))
+    [kept] = filter(None, measures.end_to_end.copy().exemplars)
+    assert (kept.uid, kept.headers, kept.seconds) == (first.uid, PARENT, 1.0)
+    measures.delivered([second._replace(created_at=NOW + timedelta(seconds=0.2))], 0.2, NOW + timedelta(seconds=1.2))
+    [kept] = filter(None, measures.end_to_end.copy().exemplars)
+    assert (kept.uid, kept.headers) == (second.uid, None)
+
+
+@pytest.mark.parametrize("headers", [None, "{}", PARENT[:-1] + ", " + " " * 4096 + "}", '{"traceparen": "x"}'])
+def test_headers_that_name_no_trace_or_are_large_are_not_kept(headers: str | None) -> None:
+    measures = SinkMeasures()
+    measures.delivered([emitted(1.0, headers=headers)], 0.2, NOW)
+    [kept] = filter(None, measures.end_to_end.copy().exemplars)
+    assert kept.headers is None
+
+
+def test_a_copy_does_not_change() -> None:
+    measures = SinkMeasures()
+    before = measures.end_to_end.copy()
+    measures.delivered([emitted(1.0)], 0.2, NOW)
+    assert sum(before.counts) == 0
+
+
+@pytest.mark.parametrize(
+    ("observed", "share", "expected"),
+    [
+        ([], 0.5, None),
+        ([0.0005] * 10, 0.5, 0.0005),
+        ([0.003] * 99 + [200.0], 0.5, 0.00376),
+        ([0.003] * 90 + [200.0] * 10, 0.99, 282.0),
+        ([1000.0], 0.99, 300.0),
+    ],
+)
+def test_a_quantile_is_estimated_inside_its_bucket(observed: list[float], share: float, expected: float | None) -> None:
+    histogram = Histogram()
+    for seconds in observed:
+        histogram.observe(seconds)
+    found = quantile(histogram.copy(), share)
+    assert found == (None if expected is None else pytest.approx(expected, rel=0.01))
+
+
+def test_an_interval_has_the_observations_between_two_copies() -> None:
+    histogram = Histogram()
+    histogram.observe(1.0)
+    before = histogram.copy()
+    histogram.observe(2.0, 3)
+    found = since(before, histogram.copy())
+    assert (sum(found.counts), found.sum) == (3, 6.0)
+    assert sum(since(None, histogram.copy()).counts) == 4
+    assert sum(since(histogram.copy(), before).counts) == 0
