@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from uuid import uuid4
 
 import pytest
+from hypothesis import settings
 
 from tests.support.database import Database
 from tests.support.kafka import KafkaBroker
@@ -18,6 +19,11 @@ TEMPLATE = "outbox_template"
 MARKERS = {"postgres": "postgres", "own_postgres": "postgres", "kafka": "kafka", "own_kafka": "kafka"}
 # Each has a make target of its own.
 ON_REQUEST = ("debezium", "image", "thorough")
+
+
+# The time of an example says nothing on a busy machine.
+settings.register_profile("patient", parent=settings(), deadline=None)
+settings.load_profile("patient")
 
 
 def pytest_configure() -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from outbox_relay.admin.deliveries import STATES, Filter, list_deliveries
+from outbox_relay.admin.deliveries import STATES, Filter, count_deliveries, list_deliveries
 from outbox_relay.postgres.store import Store
 
 STEP_ROWS = 1_000
@@ -45,11 +45,13 @@ class Result:
     under_way: int = 0
     unsettled: int = 0
     stalled: bool = False
+    unvisited: int = 0
+    """The number of deliveries that an action which ended early did not look at, counted up to 10,000."""
 
     @property
     def left(self) -> int:
-        """The number of matching deliveries that were not changed, as far as they were looked at."""
-        return self.under_way + self.unsettled
+        """The number of matching deliveries that were not changed."""
+        return self.under_way + self.unsettled + self.unvisited
 
 
 @dataclass(slots=True)
@@ -72,6 +74,12 @@ class _Steps:
         return row
 
 
+async def _count_unvisited(store: Store, wanted: Filter, done: int) -> int:
+    """Return how many deliveries an action has left that ended early. Retried ones still match if they were waiting."""
+    matched = (await count_deliveries(store, wanted)).count
+    return max(0, matched - done) if wanted.get("state") == "waiting" else matched
+
+
 async def retry_deliveries(
     store: Store, wanted: Filter, *, actor: str, report: Report, rate: float | None = None
 ) -> Result:
@@ -91,7 +99,7 @@ async def retry_deliveries(
             if row.due_mark != seen:
                 seen, seen_at = row.due_mark, time.monotonic()
             elif time.monotonic() - seen_at > FULL_SECONDS:
-                result.stalled = True
+                result.stalled, result.unvisited = True, await _count_unvisited(store, wanted, result.done)
                 break
             await asyncio.sleep(FULL_PAUSE_SECONDS)
             continue

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 from outbox_relay.domain.errors import DatabaseUnavailable, DatabaseUnusable
 from outbox_relay.postgres.retention_statements import Pass
@@ -17,6 +17,8 @@ from outbox_relay.retention.wording import day_name
 
 BUSY_SECONDS, BUSY_PAUSE_SECONDS = 30.0, 0.5
 """Longest wait for the pass of another process, and the pause between two questions."""
+AT_ONCE = "at_once needs the right to operate"
+"""Part of the refusal of a role that may do a pass, but not choose the policy."""
 BUSY = "another process is running retention, such as a relay that writes an archive: run this again later"
 
 
@@ -55,7 +57,9 @@ async def preview_retention(store: Store) -> dict[str, Any]:
 async def run_retention(
     store: Store, archiver: Archiver | None, actor: str, progress: Callable[[str], None]
 ) -> tuple[Pass, Outcome]:
-    """Do one pass, and return the policy and the outcome. A lower policy of all relays counts from now on.
+    """Do one pass, and return the policy and the outcome.
+
+    A lower policy of all relays counts from now on if the role may operate, and as in a pass of a relay otherwise.
 
     Raises ``DatabaseUnavailable`` if another process does not end its pass, and as ``retention_status``.
     """
@@ -66,11 +70,23 @@ async def run_retention(
     until = time.monotonic() + BUSY_SECONDS
     async with _granted("operate"):
         owner = uuid4()
-        while (result := await run_pass(store, owner, actor, do, at_once=True)) is None:
+        while (result := await _pass(store, owner, actor, do)) is None:
             if time.monotonic() > until:
                 raise DatabaseUnavailable(BUSY)
             await asyncio.sleep(BUSY_PAUSE_SECONDS)
     return result
+
+
+async def _pass(
+    store: Store, owner: UUID, actor: str, do: Callable[[Pass], Awaitable[Outcome]]
+) -> tuple[Pass, Outcome] | None:
+    """Do a pass as a person, or as a relay does if the role is only a relay's."""
+    try:
+        return await run_pass(store, owner, actor, do, at_once=True)
+    except DatabaseUnusable as error:
+        if AT_ONCE not in str(error):
+            raise
+        return await run_pass(store, owner, actor, do)
 
 
 @asynccontextmanager

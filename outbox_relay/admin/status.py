@@ -7,6 +7,7 @@ from typing import Any
 
 from outbox_relay.admin.alive import ALIVE_SECONDS
 from outbox_relay.admin.replays import replays
+from outbox_relay.admin.text import MOST_SECONDS
 from outbox_relay.domain.routing import NOTICE_TYPES, Routes, like_patterns
 from outbox_relay.postgres.store import Store
 
@@ -101,7 +102,7 @@ async def _sink(store: Store, sink: Any) -> dict[str, Any]:
     return {
         "backlog": found.backlog,
         "backlog_exact": found.exact,
-        "oldest_seconds": round(found.oldest_seconds, 3),
+        "oldest_seconds": round(min(found.oldest_seconds, MOST_SECONDS), 3),
         "waiting": found.waiting,
         "held": found.held,
         "dead": found.dead,

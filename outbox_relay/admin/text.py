@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
+MOST_SECONDS = 3.2e11
+"""Longest time that is shown, about 10,000 years. A time of the log may be -infinity, which gives an infinite age."""
+
 
 def duration(seconds: float) -> str:
     """Format ``seconds`` in at most two units: 0.4 s, 5 min 20 s, 3 h 12 min, 4 d 6 h."""
+    seconds = min(seconds, MOST_SECONDS)
     if seconds < 60:
         return f"{seconds:.1f} s"
     whole = int(seconds)

@@ -127,7 +127,10 @@ def _report(arguments: argparse.Namespace, wanted: Filter, done: str, result: Re
             f"again. Discard them when it has passed them ({sinks})"
         )
     if result.stalled:
-        say("stopped: the sink is not delivering due rows; see outbox-relay status, and run the command again")
+        say(
+            f"stopped with {result.unvisited:,} left: the sink is not delivering due rows; see outbox-relay status, "
+            "and run the command again"
+        )
     return FAILED if result.unsettled or result.stalled else DONE
 
 

@@ -121,6 +121,7 @@ class Service:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._request_stop, signal.Signals(number).name)
         loop.add_signal_handler(signal.SIGHUP, self._reload_loop.request)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # blocked by the command line since its start
         loop.set_exception_handler(AcceptErrors(self._log))
 
     def _request_stop(self, name: str) -> None:

@@ -162,6 +162,15 @@ async def test_running_shows_leased_rows_longest_first(books: Ledger) -> None:
     assert "unknown" in rows[0]
 
 
+async def test_running_shows_a_row_whose_owner_is_not_known(books: Ledger) -> None:
+    [event] = books.emit("a")
+    await books.park("s", books.row(event, due_in=0.0, lease=uuid4(), lease_for=60.0, claims=1))
+    books.do("update outbox.delivery set owner = null where id = %s", event)
+    found = await ask(books.database, "running")
+    assert (found.code, found.err) == (0, "")
+    assert "unknown" in found.out.splitlines()[1].split()[6]
+
+
 async def test_running_without_a_leased_row_says_so(database: Database) -> None:
     ended = await ask(database, "running")
     assert (ended.code, ended.err) == (0, "")

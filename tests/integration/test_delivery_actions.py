@@ -139,7 +139,7 @@ async def test_a_retry_that_nothing_follows_ends(books: Ledger, monkeypatch: pyt
     made = books.emit(*(f"k{n}" for n in range(2500)))
     await books.park("s", *(books.row(i, "dead") for i in made))
     result = await retry(books, {})
-    assert (result.done, result.stalled) == (1000, True)
+    assert (result.done, result.stalled, result.left) == (1000, True, 1500)
 
 
 async def test_a_rate_is_kept(books: Ledger) -> None:

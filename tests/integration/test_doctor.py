@@ -116,6 +116,14 @@ async def test_an_old_event_and_a_dead_letter_are_found(books: Ledger) -> None:
     ]
 
 
+async def test_an_event_of_no_time_is_an_old_one(books: Ledger) -> None:
+    [old] = books.emit("a")
+    books.do("update outbox.event set created_at = '-infinity' where id = %s", old)
+    assert "sink-behind" in await findings(books)
+    found = await admin.status(books.store)
+    assert json.dumps(found["sinks"]["s"], allow_nan=False)
+
+
 async def test_a_paused_replay_is_found(books: Ledger) -> None:
     books.emit("a")
     await books.place("s", Position(await books.tick()))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -52,6 +54,32 @@ def rewrite(relay: RelayService, *replaced: tuple[str, str]) -> None:
         text = text.replace(old, new)
     relay.config.write_text(text)
     relay.send(signal.SIGHUP)
+
+
+def blocks_hangups(process: int) -> bool:
+    """Whether SIGHUP would stay pending in a process."""
+    status = Path(f"/proc/{process}/status").read_text(encoding="ascii")
+    mask = next(line for line in status.splitlines() if line.startswith("SigBlk:"))
+    return bool(int(mask.split()[1], 16) & 1 << (signal.SIGHUP - 1))
+
+
+def test_a_sighup_during_the_start_is_carried_out_after_it(
+    database: Database, receiver: Receiver, tmp_path: Path
+) -> None:
+    config = tmp_path / "relay.toml"
+    config.write_text(webhook_config(database.dsn, receiver, tmp_path), encoding="utf-8")
+    with (tmp_path / "log").open("wb") as log:
+        started = subprocess.Popen([sys.executable, "-m", "outbox_relay", "run", "-c", config], stdout=log, stderr=log)
+        try:
+            until(lambda: blocks_hangups(started.pid), seconds=20, what="the command has begun")
+            started.send_signal(signal.SIGHUP)
+            until(lambda: RELOADED in (tmp_path / "log").read_text(), seconds=20, what="the reload is carried out")
+            assert started.poll() is None
+            started.terminate()
+            assert started.wait(30) == 0
+        finally:
+            started.kill()
+            started.wait()
 
 
 def test_a_sighup_while_the_database_is_away_is_carried_out_when_it_is_back(

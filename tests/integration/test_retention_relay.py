@@ -129,8 +129,9 @@ async def test_a_file_without_retention_empties_nothing_in_an_older_database(
             await gone(owner, 12, 11)
 
 
+@pytest.mark.parametrize("as_relay", [False, True], ids=["owner", "the relay's role"])
 async def test_a_relay_that_does_no_passes_leaves_them_to_the_command(
-    database: Database, owner: Connection, relay: str
+    database: Database, owner: Connection, relay: str, *, as_relay: bool
 ) -> None:
     async def passed() -> bool:
         return owner.execute("select epoch > 12 and keep_days = 5 from outbox.retention").fetchone() == (True,)
@@ -139,7 +140,7 @@ async def test_a_relay_that_does_no_passes_leaves_them_to_the_command(
         await auntil(passed, seconds=SECONDS, what="a dozen passes")
         assert [events_of(owner, table_ago(n)) for n in (12, 11)] == [3, 3]
         last = one(owner, "select outbox.retention_status() ->> 'last_pass'")
-        ended = await asyncio.to_thread(retention, database, "run")
+        ended = await asyncio.to_thread(retention, database, "run", user=relay if as_relay else None)
         assert (ended.code, ended.err) == (0, "")
         await gone(owner, 12, 11)
     assert last is None, "a pass without steps is none"

@@ -13,7 +13,7 @@ with leased as (
          where h.sink = k.name and h.state = 'held' and h.lease_until > now()
      ) d
 )
-select d.uid::text, d.sink, d.type, d.key, coalesce(r.name, d.owner::text) as relay, d.attempts, t.since,
+select d.uid::text, d.sink, d.type, d.key, coalesce(r.name, d.owner::text, 'unknown') as relay, d.attempts, t.since,
        extract(epoch from now() - t.since)::double precision as running_for,
        extract(epoch from d.lease_until - now())::double precision as leased_for
   from leased d
