@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 from structlog.stdlib import BoundLogger
 
@@ -77,8 +77,6 @@ def build(settings: Settings, log: BoundLogger, stopping: asyncio.Event, trace: 
     relay = uuid4()
     lease_manager = LeaseManager(store, relay, name, __version__, lease_seconds, log)
     recorded_config = RecordedConfig(store, lease_manager, settings, log)
-    stated, enabled = settings.stated_retention(), settings.retention.enabled
-    retention = Retention(store, relay, name, stated, build_archiver(settings), log, enabled=enabled)
     relays = SinkRelays(build_specs(settings), sinks, store, ticker, lease_manager, log, stopping, trace)
     clients = ReplayClients(settings, webhooks, trace)
     lag_watch = LagWatch(store, settings.notify.limit, log)
@@ -99,11 +97,18 @@ def build(settings: Settings, log: BoundLogger, stopping: asyncio.Event, trace: 
             "ownership": lease_manager.run,
             "ticking": ticker.run,
             "housekeeping": Housekeeping(store, log, lag_chore).run,
-            "retention": retention.run,
+            "retention": _retention(settings, store, relay, log).run,
             "own addresses": own_addresses.run,
             "recorded settings": recorded_config.run,
         },
     )
+
+
+def _retention(settings: Settings, store: Store, relay: UUID, log: BoundLogger) -> Retention:
+    """Return the retention of a process. Raises ``ConfigurationError`` without a package that its archive needs."""
+    stated, enabled = settings.stated_retention(), settings.retention.enabled
+    archiver = build_archiver(settings)
+    return Retention(store, relay, settings.relay.name, stated, archiver, log, enabled=enabled)
 
 
 def connections_for(sinks: int) -> int:
