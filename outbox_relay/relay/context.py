@@ -62,7 +62,7 @@ class _Tried(NamedTuple):
     dead: DeadReason | None = None
 
 
-class Answer(NamedTuple):
+class CallResult(NamedTuple):
     """The verdicts of one call, and its duration in ``seconds``."""
 
     verdicts: Sequence[Verdict]
@@ -111,7 +111,7 @@ class DeliveryContext:
             raise LeaseLost(f"sink {self.spec.name}: a lease could not be renewed in time")
         return until
 
-    async def deliver(self, events: Sequence[StoredEvent]) -> Answer:
+    async def deliver(self, events: Sequence[StoredEvent]) -> CallResult:
         """Deliver events of owned shards, and return a verdict for each.
 
         Raises ``LeaseLost`` if a lease ended before all of them were handed over.
@@ -122,7 +122,7 @@ class DeliveryContext:
             self.until(events)
         return answer
 
-    async def call(self, events: Sequence[StoredEvent], until: float, attempt: int = 0) -> Answer:
+    async def call(self, events: Sequence[StoredEvent], until: float, attempt: int = 0) -> CallResult:
         """Call the sink, as ``Sink.deliver`` says, and time the call."""
         began = time.monotonic()
         self.measures.begin_call()
@@ -130,7 +130,7 @@ class DeliveryContext:
             verdicts = await self.sink.deliver(events, until, attempt)
         finally:
             self.measures.end_call()
-        return Answer(verdicts, time.monotonic() - began)
+        return CallResult(verdicts, time.monotonic() - began)
 
     def delivered(self, permit: Permit) -> None:
         """Record that the destination accepted an event."""

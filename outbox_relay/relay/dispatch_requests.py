@@ -10,7 +10,7 @@ from datetime import timedelta
 from outbox_relay.domain.in_flight import Chunk
 from outbox_relay.postgres.rows import ClaimedRow
 from outbox_relay.relay.breaker import Permit
-from outbox_relay.relay.context import LEASE_MARGIN_SECONDS, Answer, DeliveryContext
+from outbox_relay.relay.context import LEASE_MARGIN_SECONDS, CallResult, DeliveryContext
 from outbox_relay.relay.row_leases import new_row_lease
 from outbox_relay.relay.slow_requests import SlowRequest, SlowRequests
 
@@ -156,7 +156,7 @@ class RequestDispatcher:
             await limiter.acquire()
         return permit
 
-    async def _outlasts(self, request: asyncio.Future[Answer], began: float) -> bool:
+    async def _outlasts(self, request: asyncio.Future[CallResult], began: float) -> bool:
         """Wait for ``request`` until ``park_after_seconds`` have passed.
 
         Return True if it is still in flight.
@@ -173,7 +173,7 @@ class RequestDispatcher:
         return not request.done()
 
     def _park_slow(
-        self, chunk: Chunk, index: int, request: asyncio.Future[Answer], permit: Permit, began: float
+        self, chunk: Chunk, index: int, request: asyncio.Future[CallResult], permit: Permit, began: float
     ) -> None:
         """Make the event a row leased to its request: no position waits for it.
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from outbox_relay.domain.errors import SessionReset
 from outbox_relay.postgres.rows import ClaimedRow
 from outbox_relay.relay.breaker import Permit
-from outbox_relay.relay.context import Answer
+from outbox_relay.relay.context import CallResult
 
 
 class SlowRequest(NamedTuple):
@@ -23,7 +23,7 @@ class SlowRequest(NamedTuple):
     row: ClaimedRow
     permit: Permit
     settlement: int
-    request: asyncio.Future[Answer]
+    request: asyncio.Future[CallResult]
 
 
 class SlowRequests:
@@ -36,7 +36,7 @@ class SlowRequests:
     def __init__(self, sink: str, maximum: int) -> None:
         self._sink = sink
         self._queue = asyncio.Queue[SlowRequest](maximum)
-        self._undecided: set[asyncio.Future[Answer]] = set()
+        self._undecided: set[asyncio.Future[CallResult]] = set()
         self._closed = False
 
     def __len__(self) -> int:
@@ -70,7 +70,7 @@ class SlowRequests:
         self._undecided.clear()
 
 
-def _abandon(request: asyncio.Future[Answer]) -> None:
+def _abandon(request: asyncio.Future[CallResult]) -> None:
     """Cancel a request whose verdict is not awaited, and retrieve its error, which would be logged otherwise."""
     request.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
     request.cancel()

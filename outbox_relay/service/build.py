@@ -71,10 +71,9 @@ def build(settings: Settings, log: BoundLogger, stopping: asyncio.Event, trace: 
     webhooks = Webhooks(settings, own_addresses)
     sinks = {name: build_sink(name, settings, webhooks) for name in settings.sinks}
     store = build_store(settings, connections_for(len(sinks)))
-    lease_seconds, name = settings.relay.lease_seconds, settings.relay.name
+    relay, lease_seconds, name = uuid4(), settings.relay.lease_seconds, settings.relay.name
     measures, listener = RelayMeasures(), CommitListener(wakeup_dsn(settings), store.database_identity, log)
     ticker = Ticker(store, listener, lease_seconds, log, measures)
-    relay = uuid4()
     lease_manager = LeaseManager(store, relay, name, __version__, lease_seconds, log)
     recorded_config = RecordedConfig(store, lease_manager, settings, log)
     stated, enabled = settings.stated_retention(), settings.retention.enabled
@@ -82,7 +81,6 @@ def build(settings: Settings, log: BoundLogger, stopping: asyncio.Event, trace: 
     relays = SinkRelays(build_specs(settings), sinks, store, ticker, lease_manager, log, stopping, trace)
     clients = ReplayClients(settings, webhooks, trace)
     lag_watch = LagWatch(store, settings.notify.limit, log)
-    lag_chore = Chore("look at lags", lag_watch.look, LOOK_SECONDS, LOOK_SECONDS)
     return Parts(
         store,
         own_addresses,
@@ -98,12 +96,17 @@ def build(settings: Settings, log: BoundLogger, stopping: asyncio.Event, trace: 
         {
             "ownership": lease_manager.run,
             "ticking": ticker.run,
-            "housekeeping": Housekeeping(store, log, lag_chore).run,
+            "housekeeping": Housekeeping(store, log, lag_chore(lag_watch)).run,
             "retention": retention.run,
             "own addresses": own_addresses.run,
             "recorded settings": recorded_config.run,
         },
     )
+
+
+def lag_chore(lag_watch: LagWatch) -> Chore:
+    """Return the chore that compares the lag of each sink with the limit."""
+    return Chore("look at lags", lag_watch.look, LOOK_SECONDS, LOOK_SECONDS)
 
 
 def connections_for(sinks: int) -> int:

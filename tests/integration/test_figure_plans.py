@@ -11,8 +11,8 @@ from collections.abc import Generator
 import pytest
 
 from outbox_relay.service.metrics.figures import MOST_EVENTS, MOST_EVENTS_SECONDS, MOST_ROWS
-from tests.integration.test_plans import EVENTS_OF_A_DAY, LOG, NEVER_IN_ORDER, PARTITIONS, Explained
 from tests.support.database import Database
+from tests.support.plans import EVENTS_OF_A_DAY, LOG, NEVER_IN_ORDER, PARTITIONS, Explained
 from tests.support.postgres import PostgresServer
 
 pytestmark = [pytest.mark.thorough, pytest.mark.xdist_group("plans"), pytest.mark.timeout(900)]

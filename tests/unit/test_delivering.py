@@ -20,7 +20,7 @@ from outbox_relay.domain.outcomes import DELIVERED, Failed, Unavailable, Verdict
 from outbox_relay.domain.window import Position, Tick
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.breaker import CircuitBreaker
-from outbox_relay.relay.context import Answer, DeliveryContext
+from outbox_relay.relay.context import CallResult, DeliveryContext
 from outbox_relay.relay.dispatch_batches import BatchDispatcher
 from outbox_relay.relay.dispatch_requests import RequestDispatcher
 from outbox_relay.relay.dispatcher import Dispatcher
@@ -314,6 +314,6 @@ async def test_a_failure_that_counts_as_the_destinations_is_an_attempt_that_was_
     early = await context.breaker.admit()
     for number in range(context.spec.circuit.open_after):
         context.breaker.failed(number, "down", early)
-    verdicts, seconds = Answer([sink.answer(read[0].events[0])], 0.3)
+    verdicts, seconds = CallResult([sink.answer(read[0].events[0])], 0.3)
     context.apply(read[0], 0, verdicts[0], early, seconds)
     assert {outcome: each.copy().sum for outcome, each in context.measures.attempts.items()} == {"unavailable": 0.3}

@@ -20,7 +20,7 @@ from outbox_relay.domain.outcomes import DELIVERED
 from outbox_relay.domain.window import BEGINNING, Position
 from outbox_relay.postgres.rows import ClaimedRow, DeliveredRow
 from outbox_relay.relay.breaker import Permit
-from outbox_relay.relay.context import Answer
+from outbox_relay.relay.context import CallResult
 from outbox_relay.relay.dispatch_requests import RequestDispatcher
 from outbox_relay.relay.due_timer import DueTimer
 from outbox_relay.relay.limiter import ConcurrencyLimiter
@@ -31,7 +31,7 @@ from outbox_relay.relay.slow_requests import SlowRequest, SlowRequests
 from tests.contract.harness import an_event
 from tests.support.recording import a_recorder
 
-ANSWER = Answer([DELIVERED], 0.1)
+ANSWER = CallResult([DELIVERED], 0.1)
 
 
 def park(*_: object, **__: object) -> int:
@@ -46,7 +46,7 @@ class Slow(NamedTuple):
     dispatcher: RequestDispatcher
     deliveries: ParkedDeliveries
 
-    def park(self) -> asyncio.Future[Answer]:
+    def park(self) -> asyncio.Future[CallResult]:
         """Park an event whose request does not end."""
         position = Position(BEGINNING)
         request: Any = asyncio.ensure_future(asyncio.sleep(60, ANSWER))
@@ -93,7 +93,7 @@ async def test_requests_that_wait_to_be_adopted_when_the_session_ends_are_cancel
     assert slow.deliveries.under_way == 0
 
 
-async def _fails_when_it_is_cancelled() -> Answer:
+async def _fails_when_it_is_cancelled() -> CallResult:
     try:
         await asyncio.sleep(60)
     except asyncio.CancelledError:
@@ -143,7 +143,7 @@ async def test_requests_are_adopted_and_counted_until_they_are_settled_while_eve
     settler: Any = slow.deliveries._settler  # pyright: ignore[reportPrivateUsage]
     settler.decide = lambda *_: decided.set()  # pyright: ignore[reportUnknownLambdaType]
     await context.limiter.acquire()
-    request: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+    request: asyncio.Future[CallResult] = asyncio.get_running_loop().create_future()
     slow.requests.adopt_slow_request(SlowRequest(_row(key=None, ordered=False), Permit(0, probe=False), 1, request))
     adopting = asyncio.create_task(_adopt(slow.deliveries))
     request.set_result(ANSWER)
