@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 from structlog.stdlib import BoundLogger
 
@@ -71,16 +71,16 @@ def build(settings: Settings, log: BoundLogger, stopping: asyncio.Event, trace: 
     webhooks = Webhooks(settings, own_addresses)
     sinks = {name: build_sink(name, settings, webhooks) for name in settings.sinks}
     store = build_store(settings, connections_for(len(sinks)))
-    lease_seconds, name = settings.relay.lease_seconds, settings.relay.name
+    relay, lease_seconds, name = uuid4(), settings.relay.lease_seconds, settings.relay.name
     measures, listener = RelayMeasures(), CommitListener(wakeup_dsn(settings), store.database_identity, log)
     ticker = Ticker(store, listener, lease_seconds, log, measures)
-    relay = uuid4()
     lease_manager = LeaseManager(store, relay, name, __version__, lease_seconds, log)
     recorded_config = RecordedConfig(store, lease_manager, settings, log)
+    stated, enabled = settings.stated_retention(), settings.retention.enabled
+    retention = Retention(store, relay, name, stated, build_archiver(settings), log, enabled=enabled)
     relays = SinkRelays(build_specs(settings), sinks, store, ticker, lease_manager, log, stopping, trace)
     clients = ReplayClients(settings, webhooks, trace)
     lag_watch = LagWatch(store, settings.notify.limit, log)
-    lag_chore = Chore("look at lags", lag_watch.look, LOOK_SECONDS, LOOK_SECONDS)
     return Parts(
         store,
         own_addresses,
@@ -96,19 +96,17 @@ def build(settings: Settings, log: BoundLogger, stopping: asyncio.Event, trace: 
         {
             "ownership": lease_manager.run,
             "ticking": ticker.run,
-            "housekeeping": Housekeeping(store, log, lag_chore).run,
-            "retention": _retention(settings, store, relay, log).run,
+            "housekeeping": Housekeeping(store, log, lag_chore(lag_watch)).run,
+            "retention": retention.run,
             "own addresses": own_addresses.run,
             "recorded settings": recorded_config.run,
         },
     )
 
 
-def _retention(settings: Settings, store: Store, relay: UUID, log: BoundLogger) -> Retention:
-    """Return the retention of a process. Raises ``ConfigurationError`` without a package that its archive needs."""
-    stated, enabled = settings.stated_retention(), settings.retention.enabled
-    archiver = build_archiver(settings)
-    return Retention(store, relay, settings.relay.name, stated, archiver, log, enabled=enabled)
+def lag_chore(lag_watch: LagWatch) -> Chore:
+    """Return the chore that compares the lag of each sink with the limit."""
+    return Chore("look at lags", lag_watch.look, LOOK_SECONDS, LOOK_SECONDS)
 
 
 def connections_for(sinks: int) -> int:

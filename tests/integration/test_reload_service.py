@@ -57,7 +57,7 @@ def rewrite(relay: RelayService, *replaced: tuple[str, str]) -> None:
 
 
 def blocks_hangups(process: int) -> bool:
-    """Whether SIGHUP would stay pending in a process."""
+    """Return True if SIGHUP would stay pending in a process."""
     status = Path(f"/proc/{process}/status").read_text(encoding="ascii")
     mask = next(line for line in status.splitlines() if line.startswith("SigBlk:"))
     return bool(int(mask.split()[1], 16) & 1 << (signal.SIGHUP - 1))

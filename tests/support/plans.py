@@ -1,4 +1,4 @@
-"""Plans of statements and of the functions inside them, as the server ran them, and a large log to run them on."""
+"""The plans of statements as the server ran them: a log to run them on, and the nodes of their plans."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from psycopg.errors import Diagnostic
 from outbox_relay.postgres.database import statements
 
 PARTITIONS = 30
+NEVER_IN_ORDER = {"Sort", "Incremental Sort", "Seq Scan", "Bitmap Heap Scan", "Bitmap Index Scan", "Hash Join"}
+
+
 LOG = f"""
 do $$
 declare
@@ -48,9 +51,6 @@ set auto_explain.log_timing = off;
 set auto_explain.log_format = json;
 set auto_explain.log_level = notice
 """
-
-
-NEVER_IN_ORDER = {"Sort", "Incremental Sort", "Seq Scan", "Bitmap Heap Scan", "Bitmap Index Scan", "Hash Join"}
 
 
 @dataclass(frozen=True)
@@ -88,12 +88,12 @@ class Explained:
         """The nodes of the statement inside the function that has the text ``of``."""
         plans = [json.loads(text[text.index("{") :]) for text in self.texts if "plan:" in text]
         [plan] = [plan["Plan"] for plan in plans if of in plan["Query Text"]]
-        return list(_walk(plan))
+        return list(walk(plan))
 
     def relations(self) -> set[str]:
         """Every table that any of the plans looked at, by name."""
         plans = [json.loads(text[text.index("{") :])["Plan"] for text in self.texts if "plan:" in text]
-        return {node.relation for plan in plans for node in _walk(plan) if node.relation}
+        return {node.relation for plan in plans for node in walk(plan) if node.relation}
 
     def scans(self, *tables: str, of: str) -> list[Node]:
         """The scans of the tables whose names begin with ``tables``."""
@@ -105,7 +105,7 @@ class Explained:
         return {(re.sub(r"^(event|past)_\w+?_(?=id_shard|xid)", "event_", use.index), use.condition) for use in uses}
 
 
-def _walk(plan: Mapping[str, Any]) -> Iterator[Node]:
+def walk(plan: Mapping[str, Any]) -> Iterator[Node]:
     loops = plan["Actual Loops"]
     if not loops:  # never run: what only sinks with when_dead = "hold" ask
         return
@@ -120,4 +120,4 @@ def _walk(plan: Mapping[str, Any]) -> Iterator[Node]:
         returned + removed,
     )
     for child in plan.get("Plans", ()):
-        yield from _walk(child)
+        yield from walk(child)
