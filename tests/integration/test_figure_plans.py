@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.thorough, pytest.mark.xdist_group("plans"), pytest.mar
 
 PER_PARTITION = 33_400
 ROWS = 1_000_000
-# Without triggers: a notice of so many dead rows in one statement takes minutes before PostgreSQL 16.
+# Without triggers: a notice of so many dead rows in one statement took more than eight minutes on PostgreSQL 15.
 FILL = f"""
 select outbox.register_sinks(
          '[{{"name": "crm", "patterns": ["*"]}}, {{"name": "other", "patterns": ["*"]}}]', 0, '3:3:', 3);
