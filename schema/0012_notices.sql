@@ -535,6 +535,7 @@ set search_path = pg_catalog, pg_temp
 set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set enable_sort = off
+set jit = off
 as $$
 declare
     most constant integer := 1000;
@@ -641,6 +642,7 @@ set plan_cache_mode = force_generic_plan
 set enable_seqscan = off
 set enable_bitmapscan = off
 set enable_sort = off
+set jit = off
 as $$
 declare
     most constant integer := 1000;

@@ -276,7 +276,7 @@ end
 $grants$;
 
 -- The settings of a relay's session, for relays behind a pooler, which can set nothing themselves: the defaults of a
--- role that is a relay's alone. What somebody else has set stays where it only bounds the time that something takes.
+-- role that is a relay's alone. A timeout that was set by hand is kept.
 do $settings$
 declare
     wanted constant text[] := array[

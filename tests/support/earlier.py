@@ -15,15 +15,13 @@ LAST_OF = {
     2: "a279329e970ce255453a04c1be4a38fa61f8422c",
     9: "12c2608dc5cb0c90c7edfbb440f9ed25439ced8d",
     10: "3e644f58228693274c9721fc70faca56d2f4ce4b",
-    12: "07cb07763d282b55f9d68f283f97045056357ae0",
 }
-"""The last commit of each earlier version of the schema that was in use: 3 to 8 came with 9."""
+"""The last commit of each earlier version of the schema that was in use: 3 to 8 came with 9, 11 and 12 with 13."""
 VERSION_IN = {
     1: "outbox_relay.migrate",
     2: "outbox_relay.postgres.migrations",
     9: "outbox_relay.postgres.schema_versions",
     10: "outbox_relay.postgres.schema_versions",
-    12: "outbox_relay.postgres.schema_versions",
 }
 """The module of each that knows the version of its schema."""
 PARTS = ("outbox_relay", "schema")

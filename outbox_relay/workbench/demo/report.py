@@ -32,7 +32,7 @@ class DestinationResult:
 
     @property
     def sound(self) -> bool:
-        """Return True if nothing was lost, made up, out of order or wrongly signed."""
+        """Return True if nothing was lost, phantom, out of order or wrongly signed."""
         return self.check.sound and not self.refused_signatures
 
 
@@ -117,7 +117,7 @@ ROWS: Sequence[tuple[str, Callable[[DestinationResult], str]]] = (
     ("committed", lambda one: f"{one.check.committed:,}"),
     ("arrived", lambda one: f"{one.check.arrived:,}"),
     ("lost", lambda one: f"{one.check.lost:,}"),
-    ("made up", lambda one: f"{one.check.phantom:,}"),
+    ("phantom", lambda one: f"{one.check.phantom:,}"),
     ("out of order", lambda one: f"{one.check.reordered:,}"),
     ("duplicates", lambda one: f"{one.check.duplicates:,}"),
     ("refused signatures", lambda one: f"{one.refused_signatures:,}" if one.kind == "webhook" else "-"),
