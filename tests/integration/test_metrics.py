@@ -142,7 +142,7 @@ def test_two_relays_share_the_shards_and_export_the_same_figures(
 def test_a_renamed_sink_goes_on_under_its_new_name_and_a_removed_one_disappears(
     database: Database, receiver: Receiver, tmp_path: Path
 ) -> None:
-    with RelayService(tmp_path, config(database, receiver), expects=("reload",)) as relay:
+    with RelayService(tmp_path, config(database, receiver), expects=("reload", "lease_lost")) as relay:
         emit_types(database, "a.1", "a.2")
         until(lambda: delivered(relay) == {"crm": 2.0}, seconds=40, what="both are delivered")
         assert value_of(scrape(relay.port)[1], "outbox_config_last_reload_successful") == 1.0

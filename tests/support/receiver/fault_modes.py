@@ -11,7 +11,7 @@ from tests.support.receiver.faults import hang
 from tests.support.receiver.request import Request
 
 OK = say(200)
-REFUSED_EVERY, FAILED_EVERY, HUNG_EVERY = 50, 5, 500
+REFUSED_EVERY, FAILED_EVERY, HUNG_EVERY = 50, 5, 250
 
 
 def number(uid: str) -> int:
@@ -30,7 +30,7 @@ def fails_twice(uid: str) -> bool:
 
 
 def hangs_once(uid: str) -> bool:
-    """Return True for one event in five hundred, which gets no answer the first time."""
+    """Return True for one event in 250, which gets no answer the first time."""
     return number(uid) % HUNG_EVERY == 3
 
 
