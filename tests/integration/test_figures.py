@@ -101,6 +101,19 @@ async def test_figures_say_what_is_in_the_database(database: Database) -> None:
     assert ("outbox_dead_tuples", "event") in found
 
 
+@pytest.mark.parametrize("time", ["-infinity", "infinity", "0001-01-01 00:00:00+00 BC"])
+async def test_an_event_of_no_time_is_measured(database: Database, time: str) -> None:
+    """Goes red on PostgreSQL 14 to 16, which subtract no infinite times, without `loadable_time`."""
+    query(database, REGISTER)
+    query(database, "select outbox.emit('a.x', '1')")
+    query(database, f"update outbox.event set created_at = '{time}' returning 1")
+    async with measuring(database.dsn) as (figures, _, log):
+        await figures.round()
+        assert (failed(figures), log.warnings) == (set(), [])
+        assert values(figures)["outbox_backlog_events", "crm"] == 1.0
+        assert (values(figures)["outbox_oldest_undelivered_seconds", "crm"] > 1e9) == (time != "infinity")
+
+
 async def test_one_relay_measures_and_the_other_reads_what_it_stored(database: Database) -> None:
     query(database, REGISTER)
     async with measuring(database.dsn) as (first, store, _), measuring(database.dsn) as (second, other, _):
