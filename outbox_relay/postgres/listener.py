@@ -24,6 +24,7 @@ from psycopg import AsyncConnection
 from psycopg.pq import ExecStatus
 
 from outbox_relay.domain.errors import DatabaseUnavailable, RelayError
+from outbox_relay.domain.file_reading import CONNECTION_FILES
 from outbox_relay.domain.log_events import LOG_EVENTS
 from outbox_relay.domain.rate_limited_log import RateLimitedLog
 from outbox_relay.postgres.connection import database_identity, direct, fix_settings
@@ -138,8 +139,9 @@ class CommitListener:
     async def _connect_within_limit(self, dsn: Callable[[], str]) -> AsyncConnection[Any] | None:
         """Return a connection, or None if there is none: the next attempt is made later."""
         try:
+            conninfo = await CONNECTION_FILES.acall(dsn)
             async with asyncio.timeout(ANSWER_SECONDS):
-                connection = await self._connect(dsn())
+                connection = await self._connect(conninfo)
                 if await self._is_expected(connection):
                     return connection
                 await connection.close()
