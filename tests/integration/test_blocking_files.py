@@ -48,14 +48,14 @@ def relay(database: Database, tmp_path: Path) -> Generator[RelayService]:
             relay.stop()
 
 
-def being_read(pipe: Path) -> int | None:
-    """Return a descriptor to write to a pipe, or None if no process reads it."""
+def being_read(pipe: Path) -> int:
+    """Return a descriptor to write to a pipe, or 0 if no process reads it."""
     try:
         return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
     except OSError as error:
         if error.errno != errno.ENXIO:
             raise
-        return None
+        return 0
 
 
 def replaced_by_pipe(relay: RelayService) -> str:
