@@ -13,7 +13,7 @@ INTERVAL_SECONDS = 10.0
 SUBJECTS = ("sink", "part", "chore", "cause")
 """The values that tell lines of one event apart. The cause is the stable label of an error, not its text."""
 MOST_LINES = 1_000
-"""Number of lines that are told apart. Further ones are limited by their event alone."""
+"""Number of lines that are counted apart. Further ones are limited by their event alone."""
 
 
 class RateLimitedLog:
