@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -16,6 +17,7 @@ from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.measures import RelayMeasures
 from outbox_relay.domain.window import Position
 from outbox_relay.postgres import database as database_module
+from outbox_relay.service.metrics.figures import Figures
 from outbox_relay.service.metrics.history import History, Moment
 from outbox_relay.service.metrics.snapshot import Snapshots
 from outbox_relay.settings.effective import recorded
@@ -121,6 +123,23 @@ def test_a_role_without_a_right_to_the_history_is_told_so(database: Database) ->
             owner.execute(f"revoke select on outbox.history from {role}".encode())
         said = inside("doctor", "--json", "--dsn", f"{database.dsn} user={role}").json["findings"]
     assert {"not examined: history", "not examined: minutes"} <= {finding["summary"] for finding in said}
+
+
+async def test_figures_that_a_relay_has_no_right_to_are_found(database: Database) -> None:
+    with new_role(database, "relay") as role:
+        assert inside("migrate", "--grant-relay", role, "--dsn", database.dsn).code == 0
+        store = CountingStore(f"{database.dsn} user={role}")
+        await store.open()
+        await Figures(store, uuid4(), RecordedLog()).round()
+        await store.close()
+        async with ledger(database) as books:
+            found = await findings(books)
+            assert (found.keys(), found["figures-unknown"].severity) == ({"figures-unknown"}, "ok")
+            assert found["figures-unknown"].evidence == "groups: transactions"
+            assert "pg_read_all_stats" in found["figures-unknown"].advice
+            for odd in ('{"entries": 7}', '{"entries": [7, {"failed": true}, {"group": {}, "failed": false}]}', "[]"):
+                books.do("update outbox.figures set figures = %s, at = now()", odd)
+                assert await findings(books) == {}
 
 
 def moment(snapshots: Snapshots) -> Moment:

@@ -31,6 +31,9 @@ FLAT = 1.5
 SILENT_SECONDS = 600.0
 """Time without a minute from which the history counts as missing, if a relay has run for as long."""
 
+FIGURES_SECONDS = 60.0
+"""Maximum age of stored figures that are examined: twice the age at which relays drop them."""
+
 
 def examine_history(found: Sequence[Any]) -> Iterator[Finding]:
     """Yield the findings on statements that take longer than they did, and on work that grows without deliveries."""
@@ -62,6 +65,19 @@ def examine_minutes(newest: float | None, uptime: float | None) -> Iterator[Find
             "history-missing", "ok", "not examined: whether the database becomes slower",
             f"a relay has been running for {duration(uptime or 0.0)}; history was last written: {last}",
             "read the relays' logs for history.dropped; relays of earlier versions write no history",
+        )  # fmt: skip
+
+
+def examine_figures(failed: Sequence[Any]) -> Iterator[Finding]:
+    """Yield a finding if relays cannot measure figures of the database, which are then missing in their metrics."""
+    names = [each.name for each in failed]
+    if names:
+        denied = names == ["transactions"]
+        yield Finding(
+            "figures-unknown", "ok", "not examined by the relays: metrics of the database are missing",
+            f"groups: {listed(names)}",
+            "grant pg_read_all_stats to the role of the relays" if denied
+            else "read the relays' logs for figures.failed; transactions need pg_read_all_stats for the relays' role",
         )  # fmt: skip
 
 

@@ -36,6 +36,7 @@ STATEMENTS: Sequence[tuple[str, Mapping[str, Any], Check]] = (
     ("doctor_autovacuum", {"dead": server.LATE_DEAD_ROWS, "seconds": server.LATE_SECONDS}, server.examine_autovacuum),
     ("doctor_topics", {}, sinks.examine_topics),
     ("doctor_history", {"seconds": degradation.RECENT_SECONDS}, degradation.examine_history),
+    ("doctor_figures", {"seconds": degradation.FIGURES_SECONDS}, degradation.examine_figures),
     ("doctor_minutes", {"seconds": ALIVE_SECONDS}, _minutes),
     ("relay_configs", {"seconds": ALIVE_SECONDS}, _configurations),
     ("foreign_privileges", {}, server.examine_privileges),
