@@ -26,6 +26,7 @@ dsn = "{dsn}"
 [relay]
 name = "{name}"
 lease_seconds = {lease_seconds}
+park_after_seconds = {park_after_seconds}
 
 [http]
 listen = "127.0.0.1:{port}"
@@ -41,13 +42,16 @@ type = "webhook"
 url = "{url}"
 secrets = ["{secret}"]
 allow_http = true
+max_in_flight = {max_in_flight}
 allow_networks = ["127.0.0.0/8"]
-timeout_seconds = 2
+timeout_seconds = {timeout_seconds}
 
 [routes]
 "order.*" = ["events", "crm"]
 """
-LEASE_SECONDS = 3
+LEASE_SECONDS, PARK_AFTER_SECONDS = 3, 1.0
+TIMEOUT_SECONDS = 2
+MAX_IN_FLIGHT = 64
 TOPIC = "shop.orders"
 
 
@@ -78,9 +82,9 @@ class ShopProcesses:
         command = ["outbox_relay.workbench.shop.consumer", *where, "--journal", str(journal)]
         return self._add(PythonProcess("consumer", command, self._directory))
 
-    def shop(self, summary: Path) -> PythonProcess:
-        """Start the shop, which emits immediately."""
-        command = ["outbox_relay.workbench.shop.orders", "--dsn", self._dsn, "--summary", str(summary)]
+    def shop(self, summary: Path, *options: str) -> PythonProcess:
+        """Start the shop, which emits immediately; `options` are those of its command line."""
+        command = ["outbox_relay.workbench.shop.orders", "--dsn", self._dsn, "--summary", str(summary), *options]
         return self._add(PythonProcess("shop", command, self._directory))
 
     def relay(self, name: str) -> RelayProcess:
@@ -90,6 +94,9 @@ class ShopProcesses:
             dsn=self._dsn,
             name=name,
             lease_seconds=LEASE_SECONDS,
+            park_after_seconds=PARK_AFTER_SECONDS,
+            timeout_seconds=TIMEOUT_SECONDS,
+            max_in_flight=MAX_IN_FLIGHT,
             port=port,
             topic=TOPIC,
             bootstrap=self._bootstrap,
