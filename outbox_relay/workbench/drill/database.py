@@ -21,12 +21,18 @@ Connection = psycopg.Connection[TupleRow]
 
 SHARDS = "select name, outbox.shard_of(name, gen_random_uuid()) from customer"
 UNLOADABLE = """
-insert into outbox.event (type, key, payload, content_type, deliver_at)
-select 'order.created', 'customer-' || n, convert_to('{}', 'UTF8'), 'application/json', '20000-01-01 00:00:00+00'
+insert into outbox.event (uid, type, key, payload, content_type, deliver_at)
+select gen_random_uuid(), 'order.created', 'customer-' || n, convert_to('{}', 'UTF8'), 'application/json',
+       '20000-01-01 00:00:00+00'
 from generate_series(1, %s) n
 """
 """Events that `emit` refuses and no client can load: the year 20000."""
 DEAD = "select sink, count(*) from outbox.delivery where state = 'dead' group by sink"
+UNANSWERED = """
+select distinct sink, uid::text from outbox.attempt
+where outcome <> 'delivered' and status is null and error not like 'no connection was made%%'
+"""
+"""Failed attempts in which a request may have been sent and was not answered."""
 WAITING = "select count(*), coalesce(max(attempts), 0) from outbox.delivery where sink = %s and state <> 'dead'"
 LOCK = "select name from customer order by name for update"
 BURST = """
@@ -50,7 +56,7 @@ STREAMING = "select true from pg_stat_replication where application_name = %s an
 
 
 class DrillDatabase:
-    """Statements of a drill. Methods raise :class:`ProcessFailed` if the database does not answer."""
+    """Statements of a drill. Methods raise :class:`ProcessFailed` if one fails."""
 
     def __init__(self, dsn: str) -> None:
         self.dsn = dsn
@@ -81,6 +87,10 @@ class DrillDatabase:
     def dead(self) -> Mapping[str, int]:
         """Return the number of dead letters of each sink that has any."""
         return dict(self._fetch(DEAD))
+
+    def unanswered(self) -> Sequence[tuple[str, str]]:
+        """Return sink and uid of every event that has a record of an attempt without an answer."""
+        return self._fetch(UNANSWERED, ())
 
     def waiting(self, sink: str) -> tuple[int, int]:
         """Return the number of rows of a sink that are not dead, and the most attempts of one."""
@@ -154,7 +164,7 @@ class DrillDatabase:
             ) as connection:
                 yield connection
         except psycopg.Error as error:
-            raise ProcessFailed(f"the database did not answer: {error}") from error
+            raise ProcessFailed(f"a statement of the drill failed: {error}") from error
 
 
 def _place(connection: Connection, customers: Sequence[str], **also: object) -> list[str]:

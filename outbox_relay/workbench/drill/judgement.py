@@ -6,10 +6,10 @@ Times are in seconds since 1970 by this machine's clock.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from outbox_relay.workbench.shop.checker import DeliveryChecker, Identity
 from outbox_relay.workbench.shop.journal import Arrival
@@ -40,13 +40,17 @@ class Repeats:
 class Evidence:
     """The arrivals of a sink in their order, and the events that were due.
 
-    `exempt` are uids of events that left the order of their key: dead letters that a person retried.
+    `exempt` are uids of events that left the order of their key: dead letters that a person retried. `unanswered` are
+    those of events of which a request had no answer, for example because it timed out. An event that first arrived in
+    one of the `interruptions` may be repeated, since the session of a relay was restarted or its lease was lost.
     """
 
     sink: str
     arrivals: Sequence[Arrival]
     committed: AbstractSet[Identity]
     exempt: AbstractSet[str] = frozenset()
+    unanswered: AbstractSet[str] = frozenset()
+    interruptions: Sequence[tuple[float, float]] = ()
 
 
 def check_deliveries(evidence: Evidence, repeats: Repeats | None) -> list[Check]:
@@ -70,31 +74,46 @@ def check_deliveries(evidence: Evidence, repeats: Repeats | None) -> list[Check]
     ]
 
 
-def _check_duplicates(evidence: Evidence, repeats: Repeats | None) -> Check:
-    what, (explained, others) = f"{evidence.sink}: duplicates", count_duplicates(evidence.arrivals, repeats)
-    if repeats is None:
-        return Check(what, f"{others:,}", "0", others == 0)
-    return Check(
-        what,
-        f"{explained + others:,}, {others:,} of them of events that were settled before",
-        f"at most {repeats.most:,}, of events not yet settled",
-        others == 0 and explained <= repeats.most,
-    )
+@dataclass(frozen=True, slots=True)
+class DuplicateCounts:
+    """Numbers of repeated arrivals, by what explains them."""
+
+    fault: int
+    interrupted: int
+    unanswered: int
+    unexplained: int
 
 
-def count_duplicates(arrivals: Iterable[Arrival], repeats: Repeats | None) -> tuple[int, int]:
-    """Return the numbers of duplicates that the fault explains, and of others."""
-    first: dict[tuple[str, int, str], float] = {}
-    explained = others = 0
-    for arrival in arrivals:
+def count_duplicates(evidence: Evidence, repeats: Repeats | None) -> DuplicateCounts:
+    """Count the duplicates by the first of these reasons that explains them."""
+    first: dict[Identity, float] = {}
+    counts: Counter[str] = Counter()
+    for arrival in evidence.arrivals:
         event = (arrival.key, arrival.number, arrival.uid)
-        if event not in first:
-            first[event] = arrival.arrived_at
-        elif repeats is not None and repeats.since <= first[event] <= repeats.until:
-            explained += 1
-        else:
-            others += 1
-    return explained, others
+        if event in first:
+            counts[_reason(first[event], arrival.uid, evidence, repeats)] += 1
+        first.setdefault(event, arrival.arrived_at)
+    return DuplicateCounts(*(counts[field.name] for field in fields(DuplicateCounts)))
+
+
+def _reason(first: float, uid: str, evidence: Evidence, repeats: Repeats | None) -> str:
+    """Return what explains the duplicate of an event that arrived first at a time, as a field of the counts."""
+    if repeats is not None and repeats.since <= first <= repeats.until:
+        return "fault"
+    if any(since <= first <= until for since, until in evidence.interruptions):
+        return "interrupted"
+    return "unanswered" if uid in evidence.unanswered else "unexplained"
+
+
+def _check_duplicates(evidence: Evidence, repeats: Repeats | None) -> Check:
+    counts, most = count_duplicates(evidence, repeats), 0 if repeats is None else repeats.most
+    found = [f"{counts.fault:,}"] if counts.fault or not counts.unexplained else []
+    found += [f"{counts.interrupted:,} after lost leases or restarts"] if counts.interrupted else []
+    found += [f"{counts.unanswered:,} after unanswered requests"] if counts.unanswered else []
+    found += [f"{counts.unexplained:,} for no reason"] if counts.unexplained else []
+    promised = f"at most {most:,}, of unsettled events" if repeats else "0"
+    kept = not counts.unexplained and counts.fault <= most
+    return Check(f"{evidence.sink}: duplicates", ", ".join(found), promised, kept)
 
 
 def check_time(what: str, found: float, promised: float, grace: float) -> Check:

@@ -1,4 +1,4 @@
-"""What an operator sees during a drill: metrics every few seconds, and what changes in `status` and `doctor`."""
+"""The view of an operator during a drill: metrics every few seconds, and changes in `status` and `doctor`."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ LINE_SECONDS = 3.0
 ASK_SECONDS = 4.0
 """Interval of `status` and `doctor`, and the time limit of both."""
 DELIVERED = "outbox_delivered_total"
+INTERRUPTIONS: Sequence[str] = ("outbox_session_restarts_total", "outbox_lease_lost_total")
 PER_SINK: Sequence[str] = ("waiting", "held", "dead", "circuit", "paused", "unowned", "last_error")
 """Values of a sink in `status` whose change shows its line."""
 Answer = tuple[dict[str, Any], list[Finding]]
@@ -33,6 +34,9 @@ class Observer:
         self._say = say
         self.scrape = Scrape(0, 0, {})
         """The newest scrape."""
+        self.interruptions: list[tuple[float, float]] = []
+        """Times, in seconds since 1970, between which a session was restarted or a lease was lost."""
+        self._wall = time.time()
         self._scraped_at = self._line_at = self._asked_at = 0.0
         self._before: tuple[float, Scrape] | None = None
         self._findings: dict[tuple[str, str], Finding] | None = None
@@ -45,13 +49,23 @@ class Observer:
         now = time.monotonic()
         if now >= self._scraped_at + SCRAPE_SECONDS:
             self._scraped_at = now
-            self.scrape = add_up([relay.metrics() for relay in self._relays()])
+            self._scrape()
         if now >= self._line_at + LINE_SECONDS:
             self._line_at = now
             self._say(f"metrics  {self._metrics_text(now)}")
         if now >= self._asked_at + ASK_SECONDS:
             self._ask()
             self._asked_at = time.monotonic()
+
+    def _scrape(self) -> None:
+        """Scrape all relays; say and record that a session was restarted or a lease was lost."""
+        before, since, self._wall = self.scrape, self._wall, time.time()
+        self.scrape = add_up([relay.metrics() for relay in self._relays()])
+        for name in INTERRUPTIONS:
+            for label, value in self.scrape.values(name).items():
+                if value > before.values(name).get(label, 0.0):
+                    self._say(f"metrics  {series_text(name, label, value)}")
+                    self.interruptions.append((since, self._wall))
 
     def _metrics_text(self, now: float) -> str:
         """Return the rates of deliveries, every value that is not normal, and further ones."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
 from outbox_relay.domain.errors import RelayError
@@ -12,9 +12,10 @@ from outbox_relay.workbench.drill import promises
 from outbox_relay.workbench.drill.environment import DrillEnvironment, write_line
 from outbox_relay.workbench.drill.judgement import NEVER, Check, Evidence, check_deliveries, check_none, check_time
 from outbox_relay.workbench.drill.report import DrillReport
-from outbox_relay.workbench.drill.scenarios import SCENARIOS, Fault, Scenario
+from outbox_relay.workbench.drill.scenarios import PLANS, DrillPlan, Fault
 from outbox_relay.workbench.guard import SHOP_MODULES, require_modules, run_guarded
 from outbox_relay.workbench.shop.checker import Identity
+from outbox_relay.workbench.shop.processes import LEASE_SECONDS, PARK_AFTER_SECONDS
 from outbox_relay.workbench.signals import Signals
 
 BEFORE_SECONDS, QUICK_BEFORE_SECONDS = 6.0, 2.0
@@ -34,7 +35,7 @@ def run_drill(name: str, *, quick: bool, grace: float) -> DrillReport:
     require_modules(SHOP_MODULES)
 
     def run(stack: ExitStack, signals: Signals) -> DrillReport:
-        return Drill(SCENARIOS[name], DrillEnvironment(stack, signals, quick=quick), grace).run()
+        return Drill(PLANS[name], DrillEnvironment(stack, signals, quick=quick), grace).run()
 
     return run_guarded(run, write_line, DrillFailed)
 
@@ -42,8 +43,8 @@ def run_drill(name: str, *, quick: bool, grace: float) -> DrillReport:
 class Drill:
     """One run of a drill."""
 
-    def __init__(self, scenario: Scenario, environment: DrillEnvironment, grace: float) -> None:
-        self._scenario = scenario
+    def __init__(self, plan: DrillPlan, environment: DrillEnvironment, grace: float) -> None:
+        self._plan = plan
         self._environment = environment
         self._grace = grace
         self._began = time.monotonic()
@@ -51,19 +52,20 @@ class Drill:
     def run(self) -> DrillReport:
         """Run the drill from the first server to the report."""
         drill = self._environment
-        drill.say(f"drill    {self._scenario.name}: {self._scenario.text}")
-        drill.open(standby=self._scenario.standby)
+        drill.say(f"drill    {self._plan.name}: {self._plan.text}")
+        drill.open(standby=self._plan.standby)
         drill.say("load     orders are placed, and nothing is wrong yet")
         drill.pause(drill.pick(BEFORE_SECONDS, QUICK_BEFORE_SECONDS))
-        fault = self._scenario.inject(drill, self._grace)
+        fault = self._plan.inject(drill, self._grace)
         drill.say("load     the shop closes; waiting for the last events and for the metrics")
         drill.close_shop()
         committed = drill.database.committed()
         calm = self._wait_until_calm(committed)
+        unanswered = drill.database.unanswered()
         drill.stop_all()
         return DrillReport(
-            drill=self._scenario.name,
-            checks=[*self._checks(fault, committed), *calm],
+            drill=self._plan.name,
+            checks=[*self._checks(fault, committed, unanswered), *calm],
             observed=drill.observed,
             seconds=time.monotonic() - self._began,
             load=os.getloadavg()[0],
@@ -86,10 +88,19 @@ class Drill:
             check_time("metrics of alerts normal again", normal_seconds, promises.METRICS_SECONDS, self._grace),
         ]
 
-    def _checks(self, fault: Fault, committed: set[Identity]) -> list[Check]:
+    def _checks(self, fault: Fault, committed: set[Identity], unanswered: Sequence[tuple[str, str]]) -> list[Check]:
         arrivals = self._environment.arrivals
+        before = LEASE_SECONDS + promises.unsettled_seconds(PARK_AFTER_SECONDS) + self._grace
+        interruptions = [(since - before, until) for since, until in self._environment.observer.interruptions]
         evidence: Mapping[str, Evidence] = {
-            sink: Evidence(sink, each.all, committed, fault.exempt.get(sink, frozenset()))
+            sink: Evidence(
+                sink,
+                each.all,
+                committed,
+                fault.exempt.get(sink, frozenset()),
+                {uid for other, uid in unanswered if other == sink},
+                interruptions,
+            )
             for sink, each in arrivals.items()
         }
         refused = sum(each.refused for each in arrivals.values())

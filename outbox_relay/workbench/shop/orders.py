@@ -129,7 +129,7 @@ class Shop:
     long_share: float = LONG_SHARE
     """Share of the first writer's transactions that stay open for ``LONG_SECONDS``."""
     reconnects: bool = False
-    """True if it goes on after a lost connection. The ledger shows what became of a COMMIT without an answer."""
+    """True if it continues after a lost connection. The ledger shows what became of a COMMIT without an answer."""
     events_per_second: float = 0.0
     rolled_back: int = 0
     """Number of events in transactions that were rolled back completely."""

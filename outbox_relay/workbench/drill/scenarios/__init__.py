@@ -12,18 +12,18 @@ from outbox_relay.workbench.drill.scenarios import (
     poison,
     worker_crash,
 )
-from outbox_relay.workbench.drill.scenarios.scenario import Fault, Scenario
+from outbox_relay.workbench.drill.scenarios.plan import DrillPlan, Fault
 
-SCENARIOS: Mapping[str, Scenario] = {
+PLANS: Mapping[str, DrillPlan] = {
     each.name: each
     for each in (
-        worker_crash.SCENARIO,
-        failover.SCENARIO,
-        poison.SCENARIO,
-        destination_down.SCENARIO,
-        burst.SCENARIO,
-        long_transaction.SCENARIO,
+        worker_crash.PLAN,
+        failover.PLAN,
+        poison.PLAN,
+        destination_down.PLAN,
+        burst.PLAN,
+        long_transaction.PLAN,
     )
 }
 
-__all__ = ["SCENARIOS", "Fault", "Scenario"]
+__all__ = ["PLANS", "DrillPlan", "Fault"]

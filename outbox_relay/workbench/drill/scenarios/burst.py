@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from outbox_relay.workbench.drill import promises
 from outbox_relay.workbench.drill.environment import DrillEnvironment
 from outbox_relay.workbench.drill.judgement import Check, Evidence, check_none
-from outbox_relay.workbench.drill.scenarios.scenario import Fault, Scenario
+from outbox_relay.workbench.drill.scenarios.plan import DrillPlan, Fault
 
 EVENTS, QUICK_EVENTS = 10_000, 2_000
 COUNTED: Mapping[str, str] = {
@@ -39,4 +39,4 @@ def _count(drill: DrillEnvironment, name: str) -> int:
     return int(sum(drill.observer.scrape.values(name).values()))
 
 
-SCENARIO = Scenario("burst", "commit thousands of events in one transaction", inject)
+PLAN = DrillPlan("burst", "commit thousands of events in one transaction", inject)

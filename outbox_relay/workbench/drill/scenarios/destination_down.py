@@ -17,7 +17,7 @@ from outbox_relay.workbench.drill.judgement import (
     first_of_every,
     longest_delay,
 )
-from outbox_relay.workbench.drill.scenarios.scenario import Fault, Scenario
+from outbox_relay.workbench.drill.scenarios.plan import DrillPlan, Fault
 from outbox_relay.workbench.shop.journal import Arrival
 from outbox_relay.workbench.shop.processes import (
     KAFKA,
@@ -65,4 +65,4 @@ def _resumed(arrivals: Sequence[Arrival], since: float, shards: Mapping[str, int
     return first_of_every([each for each in arrivals if each.arrived_at >= since], 0.0, shards)
 
 
-SCENARIO = Scenario("destination-down", "kill the receiver of the webhook, and start it again after a while", inject)
+PLAN = DrillPlan("destination-down", "kill the receiver of the webhook, and start it again after a while", inject)

@@ -15,7 +15,7 @@ from outbox_relay.workbench.drill.judgement import (
     first_of_any,
     first_of_every,
 )
-from outbox_relay.workbench.drill.scenarios.scenario import Fault, Scenario
+from outbox_relay.workbench.drill.scenarios.plan import DrillPlan, Fault
 from outbox_relay.workbench.shop.processes import KAFKA, PARK_AFTER_SECONDS, WEBHOOK
 
 RELAYS = 2
@@ -48,4 +48,4 @@ def inject(drill: DrillEnvironment, grace: float) -> Fault:
     return Fault(judge, {KAFKA: repeats, WEBHOOK: repeats})
 
 
-SCENARIO = Scenario("failover", "kill PostgreSQL and promote its synchronous standby", inject, standby=True)
+PLAN = DrillPlan("failover", "kill PostgreSQL and promote its synchronous standby", inject, standby=True)

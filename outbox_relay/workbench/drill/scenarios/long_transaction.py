@@ -9,7 +9,7 @@ from outbox_relay.admin.doctor.server import TRANSACTION_SECONDS as LIMIT
 from outbox_relay.workbench.drill import promises
 from outbox_relay.workbench.drill.environment import DrillEnvironment
 from outbox_relay.workbench.drill.judgement import NEVER, Check, Evidence, check_time, longest_delay
-from outbox_relay.workbench.drill.scenarios.scenario import Fault, Scenario
+from outbox_relay.workbench.drill.scenarios.plan import DrillPlan, Fault
 from outbox_relay.workbench.shop.processes import TIMEOUT_SECONDS
 
 OPEN_SECONDS, QUICK_OPEN_SECONDS = 25.0, 3.0
@@ -46,4 +46,4 @@ def inject(drill: DrillEnvironment, grace: float) -> Fault:
     return Fault(judge)
 
 
-SCENARIO = Scenario("long-transaction", "leave a transaction with events open for a while", inject)
+PLAN = DrillPlan("long-transaction", "leave a transaction with events open for a while", inject)

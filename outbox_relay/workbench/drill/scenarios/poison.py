@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from outbox_relay.domain.retry import RetryPolicy
 from outbox_relay.workbench.drill import promises
 from outbox_relay.workbench.drill.environment import DrillEnvironment
 from outbox_relay.workbench.drill.judgement import NEVER, Check, Evidence, check_none, check_time, longest_delay
-from outbox_relay.workbench.drill.scenarios.scenario import Fault, Scenario
+from outbox_relay.workbench.drill.scenarios.plan import DrillPlan, Fault
 from outbox_relay.workbench.shop.processes import KAFKA, TIMEOUT_SECONDS, WEBHOOK
 
 REFUSED, FAILING = 400, 500
@@ -19,11 +20,54 @@ DAMAGED, UNLOADABLE = 5, 3
 BROKEN_SECONDS, QUICK_BROKEN_SECONDS = 10.0, 2.0
 
 
+@dataclass(frozen=True)
+class Course:
+    """The course of the drill: times since 1970, durations in seconds, and the dead letters that are left."""
+
+    began: float
+    condemned: float
+    mended: float
+    attempts: int
+    """The most attempts of an event when the receiver was mended."""
+    recovered: float
+    left: int
+
+
 def inject(drill: DrillEnvironment, grace: float) -> Fault:
     """Emit poison, mend the receiver after a while, retry its dead letters and discard the others."""
     customers = [f"customer-{n}" for n in range(1, 2 * DAMAGED + 1)]
-    drill.break_receiver()
     began = time.time()
+    refused = _emit(drill, customers)
+    due = {KAFKA: UNLOADABLE, WEBHOOK: UNLOADABLE + DAMAGED}
+    condemned = _seconds(drill, lambda: drill.database.dead() == due)
+    drill.pause(drill.pick(BROKEN_SECONDS, QUICK_BROKEN_SECONDS))
+    attempts, mended = _mend(drill)
+    recovered = _seconds(drill, lambda: drill.database.waiting(WEBHOOK)[0] == 0)
+    _clear(drill)
+    course = Course(began, condemned, mended, attempts, recovered, sum(drill.database.dead().values()))
+    return Fault(
+        lambda evidence: _judge(evidence, course, frozenset(customers), grace), exempt={WEBHOOK: frozenset(refused)}
+    )
+
+
+def _judge(evidence: Mapping[str, Evidence], course: Course, keys: frozenset[str], grace: float) -> list[Check]:
+    promised = promises.delay_seconds(TIMEOUT_SECONDS)
+    retry = promises.retry_seconds(course.attempts, RetryPolicy()) + promised
+    delays = {sink: longest_delay(each.arrivals, course.began, course.mended, keys) for sink, each in evidence.items()}
+    return [
+        check_time("poison is a dead letter of its sinks", course.condemned, promised, grace),
+        *(
+            check_time(f"{sink}: longest delay of other keys meanwhile", delay, promised, grace)
+            for sink, delay in delays.items()
+        ),
+        check_time("failing events and their followers after the repair", course.recovered, retry, grace),
+        check_none("dead letters after dead retry and dead discard", course.left),
+    ]
+
+
+def _emit(drill: DrillEnvironment, customers: Sequence[str]) -> list[str]:
+    """Break the receiver and emit poison; return the uids of the events that the receiver refuses."""
+    drill.break_receiver()
     refused = drill.database.place_damaged(REFUSED, customers[:DAMAGED])
     drill.database.place_damaged(FAILING, customers[DAMAGED:])
     drill.database.insert_unloadable(UNLOADABLE)
@@ -31,33 +75,7 @@ def inject(drill: DrillEnvironment, grace: float) -> Fault:
         f"inject   {DAMAGED} events that the receiver answers with {REFUSED}, {DAMAGED} with {FAILING}, and "
         f"{UNLOADABLE} that no relay can load"
     )
-    due = {KAFKA: UNLOADABLE, WEBHOOK: UNLOADABLE + DAMAGED}
-    condemned = _seconds(drill, lambda: drill.database.dead() == due)
-    drill.pause(drill.pick(BROKEN_SECONDS, QUICK_BROKEN_SECONDS))
-    attempts, mended = _mend(drill)
-    recovered = _seconds(drill, lambda: drill.database.waiting(WEBHOOK)[0] == 0)
-    _clear(drill)
-    left = sum(drill.database.dead().values())
-    retry = promises.retry_seconds(attempts, RetryPolicy()) + promises.delay_seconds(TIMEOUT_SECONDS)
-
-    def judge(evidence: Mapping[str, Evidence]) -> list[Check]:
-        promised = promises.delay_seconds(TIMEOUT_SECONDS)
-        return [
-            check_time("poison is a dead letter of its sinks", condemned, promised, grace),
-            *(
-                check_time(
-                    f"{sink}: longest delay of other keys meanwhile",
-                    longest_delay(each.arrivals, began, mended, frozenset(customers)),
-                    promised,
-                    grace,
-                )
-                for sink, each in evidence.items()
-            ),
-            check_time("failing events and their followers after the repair", recovered, retry, grace),
-            check_none("dead letters after dead retry and dead discard", left),
-        ]
-
-    return Fault(judge, exempt={WEBHOOK: frozenset(refused)})
+    return refused
 
 
 def _seconds(drill: DrillEnvironment, fact: Callable[[], bool]) -> float:
@@ -82,4 +100,4 @@ def _clear(drill: DrillEnvironment) -> None:
     drill.say(f"repair   dead discard --reason drill: {drill.database.discard_dead()} deliveries")
 
 
-SCENARIO = Scenario("poison", "emit events that the receiver refuses, and events that no relay can load", inject)
+PLAN = DrillPlan("poison", "emit events that the receiver refuses, and events that no relay can load", inject)

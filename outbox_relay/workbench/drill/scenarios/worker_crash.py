@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from outbox_relay.workbench.drill import promises
 from outbox_relay.workbench.drill.environment import READY_SECONDS, DrillEnvironment
 from outbox_relay.workbench.drill.judgement import NEVER, Check, Evidence, Repeats, check_time, first_of_every
-from outbox_relay.workbench.drill.scenarios.scenario import Fault, Scenario
+from outbox_relay.workbench.drill.scenarios.plan import DrillPlan, Fault
 from outbox_relay.workbench.shop.processes import KAFKA, LEASE_SECONDS, PARK_AFTER_SECONDS, WEBHOOK
 
 
@@ -41,4 +41,4 @@ def inject(drill: DrillEnvironment, grace: float) -> Fault:
     return Fault(judge, {KAFKA: repeats, WEBHOOK: repeats})
 
 
-SCENARIO = Scenario("worker-crash", "kill one of two relays with SIGKILL", inject)
+PLAN = DrillPlan("worker-crash", "kill one of two relays with SIGKILL", inject)

@@ -25,7 +25,7 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class Scenario:
+class DrillPlan:
     """A drill by its name. `inject` makes the fault and returns when its end has been seen, or a limit has passed."""
 
     name: str
