@@ -76,7 +76,8 @@ class Drill:
         """Wait until every event has arrived and no metric keeps an alert pending; return the checks of both."""
         drill, closed = self._environment, time.monotonic()
         arrived = drill.wait(
-            lambda: not any(each.missing(committed) for each in drill.arrivals.values()), promises.IDLE_SECONDS
+            lambda: not any(each.missing(committed) for each in drill.arrivals.values()),
+            promises.IDLE_SECONDS + self._grace,
         )
         idle = time.monotonic()
         normal = drill.wait(lambda: not drill.observer.scrape.abnormal(), promises.METRICS_SECONDS + self._grace)
@@ -84,7 +85,9 @@ class Drill:
         if not normal:
             drill.say(f"metrics  still: {', '.join(drill.observer.scrape.abnormal())}")
         return [
-            check_time("the last event arrived", idle - closed if arrived else NEVER, promises.IDLE_SECONDS, 0.0),
+            check_time(
+                "the last event arrived", idle - closed if arrived else NEVER, promises.IDLE_SECONDS, self._grace
+            ),
             check_time("metrics of alerts normal again", normal_seconds, promises.METRICS_SECONDS, self._grace),
         ]
 

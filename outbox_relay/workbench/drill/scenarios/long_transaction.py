@@ -12,15 +12,17 @@ from outbox_relay.workbench.drill.judgement import NEVER, Check, Evidence, check
 from outbox_relay.workbench.drill.scenarios.plan import DrillPlan, Fault
 from outbox_relay.workbench.shop.processes import TIMEOUT_SECONDS
 
-OPEN_SECONDS, QUICK_OPEN_SECONDS = 25.0, 3.0
+METRIC = "outbox_oldest_transaction_seconds"
+OPEN_SECONDS, QUICK_OPEN_SECONDS = 25.0, 2.0
 
 
 def inject(drill: DrillEnvironment, grace: float) -> Fault:
-    """Emit events in a transaction, leave it open for a while, commit, and wait until they have arrived."""
+    """Emit events in a transaction, commit it once the metrics show it, and wait until the events have arrived."""
     began = time.time()
     with drill.database.hold_open() as held:
         drill.say(f"inject   a transaction with {len(held)} events stays open; doctor reports it after {LIMIT:g} s")
         drill.pause(drill.pick(OPEN_SECONDS, QUICK_OPEN_SECONDS))
+        drill.wait(lambda: _is_shown(drill), promises.METRICS_SECONDS)
         ended = time.time()
     committed, uids = time.time(), frozenset(held)
     drill.say(f"repair   it was committed after {committed - began:.1f} s")
@@ -44,6 +46,11 @@ def inject(drill: DrillEnvironment, grace: float) -> Fault:
         ]
 
     return Fault(judge)
+
+
+def _is_shown(drill: DrillEnvironment) -> bool:
+    """Return True if the metrics show a transaction of some seconds."""
+    return any(age >= QUICK_OPEN_SECONDS for age in drill.observer.scrape.values(METRIC).values())
 
 
 PLAN = DrillPlan("long-transaction", "leave a transaction with events open for a while", inject)
