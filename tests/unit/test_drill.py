@@ -223,7 +223,13 @@ def test_one_broken_promise_is_enough() -> None:
     assert "every promise was kept" in report(good).text()
     assert not report(good, bad).kept
     assert "a promise was NOT KEPT. See docs/reliability.md." in report(good, bad).text()
-    assert "--grace" in report(bad, load=2.5).text()
+
+
+def test_grace_is_suggested_only_if_a_busy_machine_may_be_the_cause() -> None:
+    late, lost = check_time("takeover", 5.0, 4.0, 0.0), check_none("lost", 1)
+    assert "--grace" in report(late, load=2.5).text()
+    assert "--grace" not in report(late, load=1.5).text()
+    assert "--grace" not in report(late, lost, load=2.5).text()
 
 
 def test_json_has_every_check() -> None:
@@ -233,6 +239,6 @@ def test_json_has_every_check() -> None:
         "seconds": 30.0,
         "load": 0.5,
         "processors": 2,
-        "checks": [{"what": "lost", "found": "0", "promised": "0", "kept": True}],
+        "checks": [{"what": "lost", "found": "0", "promised": "0", "kept": True, "of_time": False}],
         "observed": ["  1.0 s  metrics"],
     }

@@ -25,6 +25,8 @@ class Check:
     found: str
     promised: str
     kept: bool
+    of_time: bool = False
+    """True if a busy machine may be the cause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +122,7 @@ def check_time(what: str, found: float, promised: float, grace: float) -> Check:
     """Return the check of a time in seconds; infinity means that it did not end. `grace` is added to the promise."""
     shown = "not" if found == NEVER else f"{max(found, 0.0):.1f} s"
     allowed = f" + {grace:g} s of grace" if grace else ""
-    return Check(what, shown, f"at most {promised:.1f} s{allowed}", found <= promised + grace)
+    return Check(what, shown, f"at most {promised:.1f} s{allowed}", found <= promised + grace, of_time=True)
 
 
 def check_none(what: str, count: int) -> Check:
