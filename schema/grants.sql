@@ -319,7 +319,7 @@ begin
              limit 1
           ) h on true
          where not coalesce(h.is_ours and h.value = w.value or h.is_roles and w.name = any (bounds), false)
-           -- Only superusers may set it: they are needed where something else stands.
+           -- Only superusers may set it, so it is set only if another value is stored.
            and (w.name <> 'session_replication_role' or h.value <> w.value);
         continue when missing.settings is null;
         begin
