@@ -17,10 +17,12 @@ create table outbox.replay_exception (
     primary key (id, replay)
 );
 
-alter table outbox.replay add column passed_by bigint, add column end_ids bigint[];
+alter table outbox.replay add column passed_by bigint, add column end_ids bigint[], add column unknown_upto bigint[];
 comment on column outbox.replay.passed_by is
     'The number of events that were passed by, of a cleared replay; null if an earlier version settled some of its events.';
 comment on column outbox.replay.end_ids is 'The last id of each shard that was settled, by shard, of a cleared replay.';
+comment on column outbox.replay.unknown_upto is
+    'The last id of each shard that was settled when a rebase was adopted. Up to there it meant other events.';
 
 alter table outbox.replay_progress add column passed_by bigint default 0;
 comment on column outbox.replay_progress.passed_by is
@@ -216,6 +218,37 @@ $$;
 -- ---------------------------------------------------------------------------------------------------------
 -- Looking after replays
 -- ---------------------------------------------------------------------------------------------------------
+
+-- As in version 8. What was settled before is kept apart: the replay means other events now.
+create or replace function outbox.adopt_rebase(r outbox.replay) returns outbox.replay
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    everything constant pg_snapshot := '9223372036854775807:9223372036854775807:';
+    floor_now constant bigint := (select m.floor from outbox.meta m);
+begin
+    if r.redirected then
+        r.a_seqs := array_fill(floor_now, array[64]);
+        r.a_snapshots := array_fill('3:3:'::pg_snapshot, array[64]);
+        r.a_nexts := array_fill(3::bigint, array[64]);
+        r.b_snapshots := array_fill(everything, array[64]);
+        r.last_ids := array_fill(0::bigint, array[64]);
+    else
+        r := outbox.place_replay(r);
+    end if;
+    update outbox.replay p
+       set floor = floor_now, a_seqs = r.a_seqs, a_snapshots = r.a_snapshots, a_nexts = r.a_nexts,
+           b_snapshots = r.b_snapshots, last_ids = r.last_ids, counted = 0, counted_upto = p.from_id,
+           unknown_upto = array(select l.last_id from outbox.replay_places(r.id) l order by l.shard)
+     where p.id = r.id
+    returning p.* into r;
+    perform setval(pg_get_serial_sequence('outbox.replay_progress', 'seq'), greatest(max(p.seq), 1))
+       from outbox.replay_progress p
+     having max(p.seq) >= nextval(pg_get_serial_sequence('outbox.replay_progress', 'seq'));
+    return r;
+end
+$$;
 
 -- The number of events that a replay has passed by; null if an earlier version settled some of its events.
 create function outbox.replay_passed_by(r outbox.replay) returns bigint
@@ -443,13 +476,14 @@ as $$
                     when f.exception is not null then f.exception
                     when f.covered and f.row_state = 'dead' then 'failed'
                     when f.row_state is not null or not f.covered then case when f.cancelled then 'cancelled' else 'pending' end
-                    when f.covered and outbox.replay_passed_by(r) is not null then 'delivered'
+                    when f.covered and event_id > coalesce(r.unknown_upto[event_shard + 1], 0)
+                         and outbox.replay_passed_by(r) is not null then 'delivered'
                     when exists (select from outbox.attempt a
                                   where a.uid = event_uid and a.id = event_id and a.outcome = 'delivered'
                                     and a.detail ->> 'replay' = r.id::text) then 'delivered'
                     when exists (select from outbox.delivery d
                                   where d.id = event_id and d.sink = r.target and d.replay = r.id) then 'failed'
-                    when r.state = 'done' and r.counted = outbox.replay_delivered(r) then 'delivered'
+                    when r.state = 'done' and r.unknown_upto is null and r.counted = outbox.replay_delivered(r) then 'delivered'
                     else 'unknown' end as outcome
           from found f
     )
