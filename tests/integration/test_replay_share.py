@@ -88,8 +88,14 @@ async def test_failures_of_a_replay_do_not_open_the_circuit_of_its_sink(database
             return any(relay.circuit != "closed" for relay in replays.relays.values())
 
         await auntil(opened, seconds=20, what="the circuit of the replay is open")
-        await delivered(sink, emit(database, KEYS[:20]))
+        before = destination.asked
+
+        async def probed() -> bool:
+            return destination.asked >= before + 10
+
+        await auntil(probed, seconds=20, what="the replay probes, long after its first report")
         assert query(database, STATE) == [("closed", None)]
+        await delivered(sink, emit(database, KEYS[:20]))
         destination.down_for_replays = False
         await ended(database, number)
     assert len(set(clients.ids(number))) == len(KEYS)
