@@ -13,7 +13,7 @@ from outbox_relay import admin
 from outbox_relay.domain.event import StoredEvent, pop_passed_by
 from outbox_relay.domain.window import Position
 from outbox_relay.postgres.rows import MOST_PAYLOAD
-from tests.support.database import Database
+from tests.support.database import Database, query
 from tests.support.deliveries import emit
 from tests.support.ledger import ledger
 from tests.support.memory_sink import MemorySink
@@ -215,14 +215,17 @@ async def test_to_another_sink_events_that_are_not_due_are_passed_by(database: D
         [later] = emit(database, ["k"], deliver_at=datetime(2100, 1, 1, tzinfo=UTC))
         number = start(database, to="t", since="PT1H")
         await ended(database, number)
-    assert clients.ids(number) == [now]
-    assert counts(database, number) == (2, 1, 0, 1)
+        uids = [uid for (uid,) in query(database, "select uid::text from outbox.event")]
+        named = start(database, to="t", uids=uids)
+        await ended(database, named)
+    assert clients.ids(number) == clients.ids(named) == [now]
+    assert counts(database, number) == counts(database, named) == (2, 1, 0, 1)
     async with ledger(database) as found:
         books = ReplayLedger(database, found.store)
-        entry = {"id": number, "state": "done"}
-        assert await judged(books, now, "t") == ("settled", [entry | {"outcome": "delivered"}])
-        late = entry | {"outcome": "passed by", "reason": "not due"}
-        assert await judged(books, later, "t") == ("not routed", [late])
+        both = [{"id": each, "state": "done"} for each in (number, named)]
+        assert await judged(books, now, "t") == ("settled", [entry | {"outcome": "delivered"} for entry in both])
+        late = {"outcome": "passed by", "reason": "not due"}
+        assert await judged(books, later, "t") == ("not routed", [entry | late for entry in both])
 
 
 async def test_an_event_that_comes_again_after_a_replay_says_so(books: ReplayLedger) -> None:
