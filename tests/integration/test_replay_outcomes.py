@@ -181,15 +181,18 @@ async def test_a_replay_of_which_every_event_was_delivered_says_so_whoever_settl
     assert await judged(books, 1) == ("settled", [{"id": 1, "state": "done", "outcome": "delivered"}])
 
 
-async def test_a_recorded_attempt_of_the_replay_is_shown(books: ReplayLedger) -> None:
+async def test_a_recorded_attempt_shows_what_a_relay_of_the_version_before_delivered(books: ReplayLedger) -> None:
+    """Goes red when records of attempts are not looked at."""
     epochs = await books.claim()
-    await books.settle(epochs, EVENTS, EVENTS)
+    values = (list(epochs), list(epochs.values()), [EVENTS] * len(epochs))
+    call(books.database, OLD_SETTLE.replace(" 6,", " 5,"), books.relay, *values)
     books.do(
         "insert into outbox.attempt (at, uid, id, sink, number, relay, outcome, detail) "
         "values (now(), %s, 1, 's', 1, 'here', 'delivered', '{\"replay\": 1}')",
         books.uid(1),
     )
     assert await judged(books, 1) == ("delivered", [{"id": 1, "state": "running", "outcome": "delivered"}])
+    assert await judged(books, 2) == ("passed over", [{"id": 1, "state": "running", "outcome": "unknown"}])
 
 
 async def test_outcomes_follow_a_rename_and_end_with_a_removal(books: ReplayLedger) -> None:
