@@ -14,7 +14,7 @@ from tests.support.replays import start, tend
 async def test_the_judge_finds_exceptions_and_rows_that_are_no_longer_there(database: Database) -> None:
     """Goes red when the judge sees only the rows and the exceptions that are left at the end."""
     with database.connect() as connection:
-        connection.execute(days.KEEP.encode())
+        connection.execute(days.PREPARE.encode())
     async with ledger(database) as found:
         books = ReplayLedger(database, found.store)
         events = books.emit("a", "b", "c", "d")
