@@ -14,6 +14,7 @@ from structlog.stdlib import BoundLogger
 
 from outbox_relay import __version__
 from outbox_relay.domain.errors import ConfigurationError
+from outbox_relay.domain.file_reading import FILES
 from outbox_relay.service.build import build
 from outbox_relay.service.check import check_schema
 from outbox_relay.service.health import AcceptErrors, Health
@@ -78,7 +79,8 @@ class Service:
         self._log: BoundLogger = logger().bind(relay=settings.relay.name)
         self._stopping = asyncio.Event()
         self._tracing = tracing = start_tracing(os.environ, settings.relay.name, self._log)
-        parts = build(settings, self._log, self._stopping, tracing.traced if tracing else untraced)
+        trace = tracing.traced if tracing else untraced
+        parts = FILES.call(lambda: build(settings, self._log, self._stopping, trace))
         self._store, self._sinks, self._relays = parts.store, parts.sinks, parts.relays
         self._own_addresses = parts.own_addresses
         self._replays = parts.replays
