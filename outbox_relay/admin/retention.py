@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from typing import Any
 from uuid import UUID, uuid4
 
 from outbox_relay.domain.errors import DatabaseUnavailable, DatabaseUnusable
+from outbox_relay.postgres.errors import advise_grant
 from outbox_relay.postgres.retention_statements import Pass
 from outbox_relay.postgres.store import Store
 from outbox_relay.retention.passes import Archiver, Outcome, RetentionPass, run_pass
@@ -36,7 +36,7 @@ async def retention_status(store: Store) -> dict[str, Any]:
 
     Raises ``DatabaseUnusable`` or ``DatabaseUnavailable``.
     """
-    async with _granted("read"):
+    with advise_grant("read"):
         return await store.retention_status(live=True)
 
 
@@ -45,7 +45,7 @@ async def preview_retention(store: Store) -> dict[str, Any]:
 
     Raises as ``retention_status``.
     """
-    async with _granted("operate"):
+    with advise_grant("operate"):
         checks = {day_name(day): await store.check_day(day, None) for day in await store.due_days()}
         policy = await store.retention_status(live=False)
     held = policy["hold_until"] is not None
@@ -68,7 +68,7 @@ async def run_retention(
         return await RetentionPass(store, granted, archiver, None, progress).run()
 
     until = time.monotonic() + BUSY_SECONDS
-    async with _granted("operate"):
+    with advise_grant("operate"):
         owner = uuid4()
         while (result := await _pass(store, owner, actor, do)) is None:
             if time.monotonic() > until:
@@ -87,16 +87,3 @@ async def _pass(
         if AT_ONCE not in str(error):
             raise
         return await run_pass(store, owner, actor, do)
-
-
-@asynccontextmanager
-async def _granted(kind: str) -> AsyncGenerator[None]:
-    """Name the grant that is missing if the block is refused."""
-    try:
-        yield
-    except DatabaseUnusable as error:
-        if "(42501)" not in str(error):
-            raise
-        reason = str(error).partition(": run outbox-relay")[0]
-        fix = f"run outbox-relay migrate --grant-{kind} ROLE as the owner of the schema"
-        raise DatabaseUnusable(f"{reason}: {fix}") from None

@@ -37,6 +37,7 @@ def _add_selection(parser: argparse.ArgumentParser, states: Sequence[str]) -> No
     parser.add_argument("uids", type=uid, nargs="*", metavar="UID", help="only these events")
     add_filter(parser)
     add_state(parser, states)
+    parser.set_defaults(states=states)
     parser.add_argument("--dry-run", action="store_true", help="only count")
     add_yes(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -99,7 +100,7 @@ def _none(arguments: argparse.Namespace, wanted: Filter) -> int:
     """Report that no delivery matches, and where the named events are."""
     from outbox_relay import admin
 
-    lines, known = query(arguments, lambda store: admin.missing(store, wanted))
+    lines, known = query(arguments, lambda store: admin.missing(store, wanted, arguments.states))
     for line in lines:
         say(line)
     if not known:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from outbox_relay.cli.arguments import integer_between, moment, text, uid
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 MOST_RATE = 1_000_000
 MOST_ID = 10**18 - 1
 """Largest number of a replay."""
+NAMED_TYPES = 10
+"""Number of types that a message names."""
 
 
 def add(commands: Any) -> None:
@@ -84,7 +87,7 @@ def _start(arguments: argparse.Namespace) -> int:
 
     wanted = _wanted(arguments)
     found = query(arguments, lambda store: replays.preview(store, wanted, arguments.to))
-    _say_what_is_missing(found)
+    _say_what_is_missing(found, arguments.sink)
     if arguments.dry_run:
         print(_matched_json(found) if arguments.json else f"{_count(found)} match{'es' if found.matched == 1 else ''}")
         return DONE
@@ -102,11 +105,19 @@ def _start(arguments: argparse.Namespace) -> int:
     return DONE
 
 
-def _say_what_is_missing(found: Preview) -> None:
+def _say_what_is_missing(found: Preview, sink: str) -> None:
     for unknown in found.unknown:
         say(f"there is no event {unknown} in the log")
     if found.oldest is not None:
         say(f"the log begins at {found.oldest.isoformat(timespec='seconds')}: earlier events are not in it")
+    if found.unrouted:
+        _say_types(found.unrouted, sink)
+
+
+def _say_types(types: Sequence[str], sink: str) -> None:
+    more = f" and {len(types) - NAMED_TYPES} more" if len(types) > NAMED_TYPES else ""
+    named = ", ".join(types[:NAMED_TYPES]) + more
+    say(f"sink {sink} has no route for {named}: a replay delivers only events that the sink's routes match")
 
 
 def _none(arguments: argparse.Namespace) -> int:
@@ -149,10 +160,11 @@ def _change(arguments: argparse.Namespace) -> int:
     from outbox_relay.admin import replays
 
     number, action = arguments.id, arguments.action
-    changed = query(arguments, lambda store: replays.change(store, number, action, actor=actor()))
+    found = query(arguments, lambda store: replays.change(store, number, action, actor=actor()))
     if arguments.json:
-        print(json.dumps({"done": int(changed), "left": 0}))
+        print(json.dumps({"done": int(found is None), "left": 0}))
+    elif found is None:
+        print(f"replay {number} is {replays.STATE_AFTER[action]}")
     else:
-        done = {"pause": "paused", "resume": "running", "cancel": "cancelled"}[action]
-        print(f"replay {number} is {done}" if changed else f"replay {number} was {done} already")
+        print(f"replay {number} was {found} already: nothing to do")
     return DONE

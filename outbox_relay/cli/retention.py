@@ -40,7 +40,7 @@ def _run(arguments: argparse.Namespace) -> int:
 def _preview(arguments: argparse.Namespace) -> int:
     from outbox_relay import admin
 
-    show(arguments, admin.preview_retention, admin.preview_text)
+    show(arguments, admin.preview_retention, admin.preview_text, grant="operate")
     return DONE
 
 
@@ -58,6 +58,7 @@ def _do(arguments: argparse.Namespace) -> int:
         lambda store: admin.run_retention(store, archiver, actor(), progress),
         lambda found: admin.outcome_text(*found),
         lambda found: _as_json(found[1]),
+        grant="operate",
     )
     return FAILED if outcome.failed else DONE
 

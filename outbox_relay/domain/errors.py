@@ -4,6 +4,7 @@
       ConfigurationError     the file, the environment or the command line is wrong; exit code 2
       DatabaseUnusable       the database refuses the relay: password, rights, schema; exit code 2
         PositionsMissing     shards of a sink have no position, so it is unknown what was delivered
+        RightMissing         the role has no right to something
       NotFound               the named object does not exist; exit code 3
       ArchiveFailed          an archive was not written or not verified; nothing is emptied
       DatabaseUnavailable    the database did not answer; the relay waits and starts a new session
@@ -48,6 +49,17 @@ class PositionsMissing(DatabaseUnusable):
 
     The message names the shards and the fix.
     """
+
+
+class RightMissing(DatabaseUnusable):
+    """A right that the database role does not have.
+
+    ``said`` is the database's message, without the advice that the message of the exception ends with.
+    """
+
+    def __init__(self, said: str, advice: str) -> None:
+        super().__init__(f"{said}: {advice}")
+        self.said = said
 
 
 class NotFound(RelayError):
