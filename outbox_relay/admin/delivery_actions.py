@@ -81,7 +81,13 @@ async def _count_unvisited(store: Store, wanted: Filter, done: int) -> int:
 
 
 async def retry_deliveries(
-    store: Store, wanted: Filter, *, actor: str, report: Report, rate: float | None = None
+    store: Store,
+    wanted: Filter,
+    *,
+    actor: str,
+    report: Report,
+    reason: str | None = None,
+    rate: float | None = None,
 ) -> Result:
     """Make the deliveries that ``wanted`` selects due now, and reset their attempt counts.
 
@@ -90,7 +96,7 @@ async def retry_deliveries(
 
     Raises ``ConfigurationError``, ``NotFound``, ``DatabaseUnusable`` or ``DatabaseUnavailable``.
     """
-    parameters = {"filter": json.dumps(wanted), "actor": actor, "reason": None}
+    parameters = {"filter": json.dumps(wanted), "actor": actor, "reason": reason}
     steps, result, pace = _Steps(store, "dead_retry", parameters), Result(), _Pace(rate)
     seen, seen_at = None, time.monotonic()
     while steps.after is not None:

@@ -73,9 +73,17 @@ async def _unrouted(store: Store, wanted: Mapping[str, Any]) -> list[str]:
     return [each for each in types if not any(matches(pattern, each) for pattern in chain.from_iterable(patterns))]
 
 
-async def start(store: Store, wanted: Mapping[str, Any], to: str | None, rate: int | None, *, actor: str) -> int:
+async def start(
+    store: Store,
+    wanted: Mapping[str, Any],
+    to: str | None,
+    rate: int | None,
+    *,
+    actor: str,
+    reason: str | None = None,
+) -> int:
     """Start a replay, and return its number. Raises as ``preview``."""
-    parameters = {**_filter(wanted, to), "rate": rate, "actor": actor, "reason": None}
+    parameters = {**_filter(wanted, to), "rate": rate, "actor": actor, "reason": reason}
     for attempt in range(1, TICK_TRIES + 1):
         [tick] = await store.action("action_tick", {})
         try:

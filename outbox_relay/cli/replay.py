@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from outbox_relay.cli.arguments import integer_between, moment, text, uid
 from outbox_relay.cli.command import add_command, add_group, query, show
-from outbox_relay.cli.confirmation import actor, add_yes, confirmed
+from outbox_relay.cli.confirmation import actor, add_reason, add_yes, confirmed
 from outbox_relay.cli.output import DONE, FAILED, NOT_FOUND, say
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ def add(commands: Any) -> None:
     pause = add_command(actions, "pause", _change, "pause a replay on all relays")
     resume = add_command(actions, "resume", _change, "resume a paused replay")
     cancel = add_command(actions, "cancel", _change, "cancel a replay; delivered events are not undone")
+    for parser in (pause, resume, cancel):
+        add_reason(parser)
     for parser in (one, pause, resume, cancel):
         parser.add_argument("id", type=integer_between(1, MOST_ID), metavar="ID", help="its number")
         parser.add_argument("--json", action="store_true", help="print JSON")
@@ -68,6 +70,7 @@ def _add_start(actions: Any) -> None:
         metavar="N",
         help="maximum number of events per second, on all relays together",
     )
+    add_reason(start)
     start.add_argument("--dry-run", action="store_true", help="only count the events")
     add_yes(start)
     start.add_argument("--json", action="store_true", help="print JSON")
@@ -99,7 +102,8 @@ def _start(arguments: argparse.Namespace) -> int:
     if not arguments.uids and not confirmed(arguments, f"deliver {_count(found)} to sink {target} again?"):
         say("no replay was started")
         return FAILED
-    number = query(arguments, lambda store: replays.start(store, wanted, arguments.to, arguments.rate, actor=actor()))
+    given = {"actor": actor(), "reason": arguments.reason}
+    number = query(arguments, lambda store: replays.start(store, wanted, arguments.to, arguments.rate, **given))
     print(json.dumps({"id": number, "matched": found.matched, "exact": found.exact}) if arguments.json else number)
     _say_what_it_waits_for(target, found)
     return DONE
@@ -160,7 +164,8 @@ def _change(arguments: argparse.Namespace) -> int:
     from outbox_relay.admin import replays
 
     number, action = arguments.id, arguments.action
-    found = query(arguments, lambda store: replays.change(store, number, action, actor=actor()))
+    given = {"actor": actor(), "reason": arguments.reason}
+    found = query(arguments, lambda store: replays.change(store, number, action, **given))
     if arguments.json:
         print(json.dumps({"done": int(found is None), "left": 0}))
     elif found is None:

@@ -69,8 +69,13 @@ class NotFound(RelayError):
 class ArchiveFailed(RelayError):
     """An archive that was not written, or that did not hold what was read.
 
-    The message names the address without its query, and the class of the error.
+    The message names the address without its query, which is another one at each attempt, and the cause, which is
+    the class of the error or the system's words.
     """
+
+    def __init__(self, address: str, cause: str) -> None:
+        super().__init__(f"the archive {address} was not written: {cause}; nothing was emptied")
+        self.cause = cause
 
 
 class DatabaseUnavailable(RelayError):
