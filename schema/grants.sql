@@ -291,7 +291,8 @@ declare
         ['idle_session_timeout', '0'], ['transaction_timeout', '0'],
         ['jit', 'off'], ['plan_cache_mode', 'auto'], ['enable_seqscan', 'on'], ['enable_indexscan', 'on'],
         ['enable_indexonlyscan', 'on'], ['enable_bitmapscan', 'on'], ['enable_sort', 'on'], ['enable_nestloop', 'on'],
-        ['enable_hashjoin', 'on'], ['enable_mergejoin', 'on']
+        ['enable_hashjoin', 'on'], ['enable_mergejoin', 'on'],
+        ['restrict_nonsystem_relation_kind', ''], ['session_replication_role', 'origin']
     ];
     bounds constant text[] := '{statement_timeout, lock_timeout, idle_in_transaction_session_timeout}';
     relay record;
@@ -319,7 +320,9 @@ begin
              order by s.setrole <> 0 and s.setdatabase <> 0 desc, s.setrole <> 0 desc, s.setdatabase <> 0 desc
              limit 1
           ) h on true
-         where not coalesce(h.is_ours and h.value = w.value or h.is_roles and w.name = any (bounds), false);
+         where not coalesce(h.is_ours and h.value = w.value or h.is_roles and w.name = any (bounds), false)
+           -- Only superusers may set it: they are needed where something else stands.
+           and (w.name <> 'session_replication_role' or h.value <> w.value);
         continue when missing.settings is null;
         begin
             for n in 1..array_length(missing.settings, 1) loop
@@ -337,3 +340,27 @@ begin
     end loop;
 end
 $settings$;
+
+-- A relay compares the identity of its server with the one that the schema knows. PUBLIC may have lost the right to ask.
+do $control$
+declare
+    relay name;
+    statement text;
+begin
+    for relay in
+        select g.role_name from outbox.grantee g
+         where g.kind = 'relay' and not has_function_privilege(g.role_name, 'pg_catalog.pg_control_system()', 'execute')
+         order by 1
+    loop
+        statement := format('grant execute on function pg_catalog.pg_control_system() to %I', relay);
+        begin
+            execute statement;
+        exception when insufficient_privilege then null;
+        end;
+        if not has_function_privilege(relay, 'pg_catalog.pg_control_system()', 'execute') then
+            raise notice 'role "%" may not call pg_control_system(), which a relay needs: let an administrator run: %',
+                relay, statement;
+        end if;
+    end loop;
+end
+$control$;

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from outbox_relay.cli.output import keep_libraries_quiet
+from outbox_relay.domain.file_reading import FILES
 
 if TYPE_CHECKING:
     from outbox_relay.postgres.store import Store
@@ -56,7 +57,12 @@ def add_group(commands: Any, name: str, text: str) -> Any:
 
 
 def load_settings(arguments: argparse.Namespace) -> Settings:
-    """Return the settings from file, environment and options. Raises ``ConfigurationError``."""
+    """Return the settings from file, environment and options. Raises ``ConfigurationError``, also if a file blocks."""
+    return FILES.call(lambda: read_settings(arguments))
+
+
+def read_settings(arguments: argparse.Namespace) -> Settings:
+    """Do what ``load_settings`` does, in this thread, which may block."""
     from outbox_relay import settings
 
     return settings.load(arguments.config, os.environ, arguments.dsn)

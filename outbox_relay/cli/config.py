@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from typing import Any
 
 from outbox_relay.cli.command import add_command, add_group, load_settings, query
@@ -32,10 +31,9 @@ def _show(arguments: argparse.Namespace) -> int:
 
 
 def _diff(arguments: argparse.Namespace) -> int:
-    from outbox_relay import settings
     from outbox_relay.admin import config, render_sinks
 
-    ours = settings.load(arguments.config, os.environ)
+    ours = load_settings(argparse.Namespace(config=arguments.config, dsn=None))
     found = query(arguments, lambda store: config.diff(store, ours))
     if found.unknown:
         say(f"these relays have not recorded their settings: {', '.join(found.unknown)}")

@@ -9,6 +9,7 @@ from outbox_relay.cli.arguments import PAYLOAD_BYTES, PAYLOAD_LEAST, integer_bet
 from outbox_relay.cli.command import add_command, load_settings
 from outbox_relay.cli.confirmation import actor, add_reason
 from outbox_relay.cli.output import DONE
+from outbox_relay.domain.file_reading import FILES
 
 _GRANTS = {
     "emit": "grant a role of an application what it needs",
@@ -59,4 +60,4 @@ def _owner_dsn(arguments: argparse.Namespace) -> str:
     """Return the connection string for a change of the schema. With ``--dsn`` alone, no settings are read."""
     if arguments.dsn is not None and arguments.config is None:
         return arguments.dsn
-    return load_settings(arguments).database.dsn()
+    return FILES.call(load_settings(arguments).database.dsn)

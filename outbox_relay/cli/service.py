@@ -10,9 +10,10 @@ import sys
 import time
 from typing import Any
 
-from outbox_relay.cli.command import add_command, load_settings
+from outbox_relay.cli.command import add_command, load_settings, read_settings
 from outbox_relay.cli.output import DONE, FAILED, USAGE, exit_code, keep_libraries_quiet, missing_package, say
 from outbox_relay.domain.errors import ConfigurationError, RelayError
+from outbox_relay.domain.file_reading import FILES
 
 HEALTH_SECONDS = 3.0
 """Time limit for the answer of a running relay."""
@@ -33,14 +34,14 @@ def _check(arguments: argparse.Namespace) -> int:
     from outbox_relay.service import check, webhooks
 
     loaded = load_settings(arguments)
-    warnings = [*settings.warnings(loaded), *settings.exposures(loaded, os.environ)]
+    warnings = FILES.call(lambda: [*settings.warnings(loaded), *settings.exposures(loaded, os.environ)])
     problems: list[str] = []
     if arguments.online:
         keep_libraries_quiet()
         problems, found = asyncio.run(check.check_online(loaded))
         warnings += found
     else:
-        warnings += webhooks.unreadable(loaded)
+        warnings += FILES.call(lambda: webhooks.unreadable(loaded))
         try:
             loaded.database.require_dsn()
         except ConfigurationError as error:
@@ -74,7 +75,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         loaded.database.require_dsn()
         for warning in settings.warnings(loaded):
             logs.logger().warning("config.warning", reason=warning)
-        return process.run(loaded, lambda: load_settings(arguments))
+        return process.run(loaded, lambda: read_settings(arguments))
     except Exception as error:
         if log_format != "json":
             raise

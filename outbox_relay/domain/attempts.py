@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple, TypeAlias
 
 from outbox_relay.domain.event import StoredEvent
-from outbox_relay.domain.outcomes import Attempt, Dead, Delivered, Done, Retry, StandStill, printable
+from outbox_relay.domain.outcomes import Attempt, Dead, Delivered, Done, Retry, StandStill, next_attempt, printable
 
 RecordAttempts: TypeAlias = Literal["failures", "none", "all"]
 """The attempts of a sink that are recorded.
@@ -43,7 +43,7 @@ def delivery_record(
     if record == "none":
         return None
     return AttemptRecord(
-        *(event.id, event.uid, failures + 1, "delivered", now),
+        *(event.id, event.uid, next_attempt(failures), "delivered", now),
         *(verdict.seconds, verdict.status, None, verdict.detail and _printable(verdict.detail)),
     )
 

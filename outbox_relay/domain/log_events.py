@@ -45,6 +45,10 @@ LOG_EVENTS: Final[Mapping[str, str]] = MappingProxyType(
             "database.listen_dsn leads to another server or database than database.dsn: the relay polls until it is "
             "corrected"
         ),
+        "database.notify_flood": (
+            "notifications on channel outbox that no emit sends: the relay polls for a while; take CONNECT on this "
+            "database from the roles that have no business here"
+        ),
         "sessions.restarted": "sessions restarted from stored positions",
         # Sinks
         "sink.restarted": "session of a sink restarted after an error",

@@ -133,6 +133,9 @@ class StandStill:
     attempt: Attempt | None = None
 
 
+MOST_ATTEMPTS = 2**31 - 1
+"""The largest number of attempts: a row that was changed by hand may have it."""
+
 Settlement: TypeAlias = Done | Retry | Dead | StandStill
 
 DONE = Done()
@@ -149,13 +152,18 @@ def decide(attempts: int, verdict: Verdict, policy: RetryPolicy, noise: float) -
         case Unavailable():
             return _wait(attempts, verdict, policy, noise)
         case Refused(reason, status, attempt):
-            return Dead(attempts + 1, clip(reason), status, attempt, refused=True)
+            return Dead(next_attempt(attempts), clip(reason), status, attempt, refused=True)
         case Failed(reason, status, retry_after, attempt):
-            counted = attempts + 1
+            counted = next_attempt(attempts)
             if counted >= policy.attempts:
                 return Dead(counted, clip(reason), status, attempt)
             delay = max(policy.delay_seconds(counted, noise), requested_delay(retry_after, policy, noise))
             return Retry(delay, counted, clip(reason), status, attempt)
+
+
+def next_attempt(attempts: int) -> int:
+    """Return the number of the attempt after ``attempts`` counted ones, at most the largest that the database holds."""
+    return min(attempts + 1, MOST_ATTEMPTS)
 
 
 def _wait(attempts: int, verdict: Unavailable, policy: RetryPolicy, noise: float) -> Settlement:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from structlog.stdlib import BoundLogger
 
 INTERVAL_SECONDS = 10.0
 """Least time between two lines of one event that recurs, for example while the database is away."""
-SUBJECTS = ("sink", "part", "chore")
-"""The values that tell lines of one event apart."""
+SUBJECTS = ("sink", "part", "chore", "cause")
+"""The values that tell lines of one event apart. The cause is the stable label of an error, not its text."""
+MOST_LINES = 1_000
+"""Number of lines that are counted apart. Further ones are limited by their event alone."""
 
 
 class RateLimitedLog:
@@ -27,9 +30,9 @@ class RateLimitedLog:
     def warning(self, event: str, /, **values: Any) -> None:
         """Write a line, or count it if one with the same ``event`` and subject is recent.
 
-        The number of different subjects must be small.
+        A second cause is written at once, even if a line of the first one is recent.
         """
-        line = (event, *(values.get(name) for name in SUBJECTS))
+        line = self._line(event, values)
         now = time.monotonic()
         written_at, left_out = self._written.get(line, (float("-inf"), 0))
         if now - written_at < self._seconds:
@@ -38,3 +41,7 @@ class RateLimitedLog:
         self._written[line] = (now, 0)
         more = {"left_out": left_out} if left_out else {}
         self._log.warning(event, **values, **more)
+
+    def _line(self, event: str, values: Mapping[str, Any]) -> tuple[object, ...]:
+        line = (event, *(values.get(name) for name in SUBJECTS))
+        return line if line in self._written or len(self._written) < MOST_LINES else (event,)

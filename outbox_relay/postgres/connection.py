@@ -16,7 +16,7 @@ from psycopg import AsyncConnection
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.waiting import Ready, Wait
 
-from outbox_relay.postgres.session_settings import startup_options
+from outbox_relay.postgres.session_settings import CORRECTION, startup_options
 
 T = TypeVar("T")
 
@@ -54,7 +54,10 @@ async def fix_settings(connection: AsyncConnection[Any]) -> None:
     """Set the settings of a direct connection that its startup packet cannot set.
 
     PGTZ and PGDATESTYLE override the options of a connection, and an old server refuses the name of a newer setting.
+
+    Raises ``psycopg.errors.InsufficientPrivilege`` if this role may not change a setting that the relay depends on.
     """
+    await connection.execute(CORRECTION)
     reported = connection.pgconn.parameter_status
     if connection.info.server_version >= 170000:
         await connection.execute("set transaction_timeout = 0")

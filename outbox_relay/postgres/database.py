@@ -20,6 +20,7 @@ from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
 from outbox_relay.domain.cancellation import propagate_cancellation
 from outbox_relay.domain.errors import DatabaseUnavailable, DatabaseUnusable, IncarnationChanged, StatementFailed
+from outbox_relay.domain.file_reading import CONNECTION_FILES
 from outbox_relay.postgres.connection import Connection, database_identity, direct, fix_settings
 from outbox_relay.postgres.connection_slots import TICKS, ConnectionSlots, caller
 from outbox_relay.postgres.errors import action_refusals, encoding_fault, explain, explain_statement
@@ -97,9 +98,10 @@ class Database:
         Raises ``DatabaseUnavailable`` or ``DatabaseUnusable``.
         """
         await self.close()
+        conninfo = await self._conninfo()
         try:
             async with asyncio.timeout(CONNECT_SECONDS * 2):
-                connection = await self._connect()
+                connection = await self._connect(conninfo)
                 problem = encoding_fault(connection.info)
                 try:
                     await self._try(connection)
@@ -199,12 +201,13 @@ class Database:
 
     # -- connecting ---------------------------------------------------------------------------------------
 
-    def _conninfo(self) -> str:
-        return self._dsn() if self._pooler else direct(self._dsn())
+    async def _conninfo(self) -> str:
+        dsn = await CONNECTION_FILES.acall(self._dsn)
+        return dsn if self._pooler else direct(dsn)
 
-    async def _connect(self) -> Connection:
+    async def _connect(self, conninfo: str) -> Connection:
         try:
-            return await Connection.connect(self._conninfo(), autocommit=True, **cast(Any, CONNECTION_DEFAULTS))
+            return await Connection.connect(conninfo, autocommit=True, **cast(Any, CONNECTION_DEFAULTS))
         except psycopg.Error as error:
             raise explain(error) from None
 

@@ -40,6 +40,21 @@ ROW_SECURITY_FIX: Final = (
     "it hides rows from this role, so nothing is read: alter table outbox.NAME disable row level security, for each "
     "table that outbox-relay doctor lists"
 )
+REPLICA_FIX: Final = (
+    "it is not origin in this session, so triggers of schema outbox would not fire: an administrator resets the "
+    "default that sets it (alter role ROLE reset session_replication_role, also for the database; pg_db_role_setting "
+    "lists it)"
+)
+CONTROL_FIX: Final = (
+    "a superuser runs outbox-relay migrate --grant-relay ROLE, or grant execute on function "
+    "pg_catalog.pg_control_system() to ROLE, where ROLE is the relay's role; the owner of schema outbox needs it too"
+)
+NAMED_FIXES: Final = {
+    ROW_SECURITY: ROW_SECURITY_FIX,
+    "session_replication_role": REPLICA_FIX,
+    "pg_control_system": CONTROL_FIX,
+}
+"""Fixes of refusals that no grant on schema outbox mends, by a part of the message."""
 # Errors that pass without a fix: connection, transaction state and rollback, resources, object state, operator,
 # system, internal.
 TRANSIENT: Final = ("08", "25", "40", "53", "55", "57", "58", "XX")
@@ -157,7 +172,7 @@ def explain_refusal(error: psycopg.Error, grant: str) -> RelayError | None:
         case "22023":
             return ConfigurationError(said)
         case "42501":
-            fix = ROW_SECURITY_FIX if ROW_SECURITY in said else f"run outbox-relay migrate --grant-{grant} ROLE"
+            fix = _named_fix(said) or f"run outbox-relay migrate --grant-{grant} ROLE"
             return DatabaseUnusable(f"the database says: {said} (42501): {fix}")
         case _:
             return None
@@ -201,9 +216,13 @@ def _answered(state: str, said: str) -> RelayError:
 
 
 def _fix_of(state: str, said: str) -> str | None:
-    if state == "42501" and ROW_SECURITY in said:
-        return ROW_SECURITY_FIX
+    if state == "42501" and (fix := _named_fix(said)):
+        return fix
     return FIXES.get(state) or FIXES.get(state[:2])
+
+
+def _named_fix(said: str) -> str | None:
+    return next((fix for part, fix in NAMED_FIXES.items() if part in said), None)
 
 
 def _not_connected(error: psycopg.OperationalError) -> RelayError:

@@ -6,6 +6,10 @@ No caller ever waits for the lock.
 
 A notification can be missed: an emit may try the lock before the relay takes it and commit afterwards. Every wait is
 therefore limited.
+
+Any role that may connect can send notifications on any channel. The relay connects in the background and waits for the
+lock for half a second at most, since both happen between two ticks. If notifications flood the channel, it disconnects
+and polls for a while.
 """
 
 from __future__ import annotations
@@ -17,10 +21,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import psycopg
 from psycopg import AsyncConnection
+from psycopg.pq import ExecStatus
 
-from outbox_relay.domain.cancellation import propagate_cancellation
 from outbox_relay.domain.errors import DatabaseUnavailable, RelayError
+from outbox_relay.domain.file_reading import CONNECTION_FILES
 from outbox_relay.domain.log_events import LOG_EVENTS
+from outbox_relay.domain.rate_limited_log import RateLimitedLog
 from outbox_relay.postgres.connection import database_identity, direct, fix_settings
 from outbox_relay.postgres.errors import explain
 
@@ -30,7 +36,15 @@ if TYPE_CHECKING:
 LOCK = (1869967971, 1)
 """The two keys of the advisory lock of idle relays, as in ``outbox.emit_raw``."""
 ANSWER_SECONDS = 5.0
-"""Longest wait for any statement on this connection."""
+"""Longest wait for a new connection."""
+LOCK_SECONDS = 0.5
+"""Longest wait for the answer of a statement about the lock. No tick is taken meanwhile."""
+FLOOD = 1_000
+"""Notifications in a second that no number of emits explains: one emit wakes the relay, which releases the lock."""
+FLOOD_POLL_SECONDS = 30.0
+"""Time for which the log is polled after a flood."""
+FLOOD_LOG_SECONDS = 600.0
+"""Least time between two log lines about floods."""
 RETRY_SECONDS = 2.0
 """Shortest time between a failed connection and the next attempt; the log is polled meanwhile."""
 WRONG_SECONDS = 60.0
@@ -51,6 +65,27 @@ DatabaseIdentity = tuple[int, int]
 """The identity of a database: see ``connection.database_identity``."""
 
 
+class NotificationFlood(Exception):
+    """Notifications arrive faster than emits send them."""
+
+
+class NotificationCount:
+    """Counts the notifications of each second."""
+
+    def __init__(self) -> None:
+        self._since = float("-inf")
+        self._count = 0
+
+    def add(self) -> None:
+        """Count a notification. Raise ``NotificationFlood`` at the ``FLOOD``-th of a second."""
+        now = time.monotonic()
+        if now - self._since >= 1:
+            self._since, self._count = now, 0
+        self._count += 1
+        if self._count >= FLOOD:
+            raise NotificationFlood
+
+
 class CommitListener:
     """Waits until an emit commits, or for a limited time.
 
@@ -68,7 +103,10 @@ class CommitListener:
         self._dsn = dsn
         self._here = here
         self._log = log
+        self._flood_log = RateLimitedLog(log, FLOOD_LOG_SECONDS) if log is not None else None
+        self._connecting: asyncio.Task[AsyncConnection[Any] | None] | None = None
         self._connection: AsyncConnection[Any] | None = None
+        self._notifications = NotificationCount()
         self._has_lock = False
         self._retry_at = float("-inf")
         self._warned = False
@@ -81,32 +119,36 @@ class CommitListener:
     async def begin_listening(self) -> bool:
         """Take the lock of idle relays. Return False without a connection: no notification ends the next ``sleep``.
 
-        The log must be read once more between this call and ``sleep``.
+        A connection is made in the background, for a later call. The log must be read once more between this call and
+        ``sleep``.
         """
-        if self._dsn is None or (self._connection is None and time.monotonic() < self._retry_at):
-            return False
-        try:
-            with propagate_cancellation():
-                async with asyncio.timeout(ANSWER_SECONDS):
-                    await self._connect_and_lock(self._dsn())
-        except (psycopg.Error, TimeoutError, RelayError):
-            await self.close()
-            self._retry_at = time.monotonic() + RETRY_SECONDS
-            return False
+        if self._connection is None:
+            self._adopt_connection()
+        if self._connection is not None and not self._has_lock:
+            self._has_lock = await self._ask(b"select pg_catalog.pg_try_advisory_lock(%d, %d)" % LOCK)
         return self.listening
 
-    async def _connect_and_lock(self, dsn: str) -> None:
-        if self._connection is None:
-            connection = await self._connect(dsn)
-            if not await self._is_expected(connection):
+    def _adopt_connection(self) -> None:
+        """Use the connection that was made in the background, or begin to make one."""
+        if self._connecting is None:
+            if self._dsn is not None and time.monotonic() >= self._retry_at:
+                self._connecting = asyncio.create_task(self._connect_within_limit(self._dsn))
+        elif self._connecting.done():
+            self._connection, self._connecting = self._connecting.result(), None
+
+    async def _connect_within_limit(self, dsn: Callable[[], str]) -> AsyncConnection[Any] | None:
+        """Return a connection, or None if there is none: the next attempt is made later."""
+        try:
+            conninfo = await CONNECTION_FILES.acall(dsn)
+            async with asyncio.timeout(ANSWER_SECONDS):
+                connection = await self._connect(conninfo)
+                if await self._is_expected(connection):
+                    return connection
                 await connection.close()
                 self._retry_at = time.monotonic() + WRONG_SECONDS
-                return
-            self._connection = connection
-        if not self._has_lock:
-            cursor = await self._connection.execute("select pg_try_advisory_lock(%s, %s)", LOCK)
-            row = await cursor.fetchone()
-            self._has_lock = bool(row and row[0])
+        except (psycopg.Error, TimeoutError, RelayError):
+            self._retry_at = time.monotonic() + RETRY_SECONDS
+        return None
 
     async def _is_expected(self, connection: AsyncConnection[Any]) -> bool:
         """Return whether this connection leads to the database whose log is read."""
@@ -122,32 +164,88 @@ class CommitListener:
 
     async def sleep(self, seconds: float) -> bool:
         """Wait for a notification for at most ``seconds``; return whether one arrived."""
-        if self._connection is None:
+        connection = self._connection
+        if connection is None:
             await asyncio.sleep(seconds)
             return False
-        woken = False
         try:
-            if await _readable(self._connection.fileno(), seconds):
-                self._connection.pgconn.consume_input()
-                while self._connection.pgconn.notifies():
-                    woken = True
+            if await _readable(connection.fileno(), seconds):
+                connection.pgconn.consume_input()
+                return self._take_notifications(connection)
+        except NotificationFlood:
+            await self._poll_through_flood()
         except psycopg.Error:
-            await self.close()
-        return woken
+            await self._disconnect()
+        return False
 
     async def stop_listening(self) -> None:
         """Release the lock when there is work. It is kept over waits that end without a new event."""
-        if not self._has_lock or self._connection is None:
-            return
-        self._has_lock = False
+        if self._has_lock:
+            self._has_lock = False
+            await self._ask(b"select pg_catalog.pg_advisory_unlock(%d, %d)" % LOCK)
+
+    async def _ask(self, statement: bytes) -> bool:
+        """Return the answer of a statement about the lock. Disconnect if there is none in time.
+
+        The driver would wait for the end of a statement that it has cancelled, however long notifications delay it.
+        """
+        if self._connection is None:
+            return False
         try:
-            async with asyncio.timeout(ANSWER_SECONDS):
-                await self._connection.execute("select pg_advisory_unlock(%s, %s)", LOCK)
+            async with asyncio.timeout(LOCK_SECONDS):
+                return await self._answer(self._connection, statement)
+        except NotificationFlood:
+            await self._poll_through_flood()
         except (psycopg.Error, TimeoutError):
-            await self.close()
+            self._retry_at = time.monotonic() + RETRY_SECONDS
+            await self._disconnect()
+        except BaseException:  # cancelled: what arrives next would be taken for the answer of the next statement
+            await self._disconnect()
+            raise
+        return False
+
+    async def _answer(self, connection: AsyncConnection[Any], statement: bytes) -> bool:
+        pgconn = connection.pgconn
+        pgconn.send_query(statement)
+        if pgconn.flush():
+            raise psycopg.OperationalError("the connection accepts no statement")
+        answer = False
+        while True:
+            while pgconn.is_busy():
+                await _readable(connection.fileno(), LOCK_SECONDS)
+                pgconn.consume_input()
+                self._take_notifications(connection)
+            if (result := pgconn.get_result()) is None:
+                return answer
+            if result.status != ExecStatus.TUPLES_OK:
+                raise psycopg.OperationalError("the statement was refused")
+            answer = result.get_value(0, 0) == b"t"
+
+    def _take_notifications(self, connection: AsyncConnection[Any]) -> bool:
+        """Drop the notifications that were received; return whether there were any."""
+        found = False
+        while connection.pgconn.notifies():
+            found = True
+            self._notifications.add()
+        return found
+
+    async def _poll_through_flood(self) -> None:
+        self._retry_at = time.monotonic() + FLOOD_POLL_SECONDS
+        await self._disconnect()
+        if self._flood_log is not None:
+            self._flood_log.warning("database.notify_flood", polls_seconds=FLOOD_POLL_SECONDS)
 
     async def close(self) -> None:
-        """Close the connection, which releases the lock."""
+        """Close the connection, which releases the lock, and end the attempt to make one."""
+        if self._connecting is not None:
+            connecting, self._connecting = self._connecting, None
+            connecting.cancel()
+            await asyncio.wait([connecting])
+            if not connecting.cancelled() and (made := connecting.result()) is not None:
+                await made.close()
+        await self._disconnect()
+
+    async def _disconnect(self) -> None:
         connection, self._connection, self._has_lock = self._connection, None, False
         if connection is not None:
             await connection.close()

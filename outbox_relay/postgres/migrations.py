@@ -29,6 +29,7 @@ from outbox_relay.postgres.schema_script import (
     step_sql,
 )
 from outbox_relay.postgres.schema_versions import SCHEMA_FOLDER, SCHEMA_VERSION, Migration, fit, migrations
+from outbox_relay.postgres.session_settings import CORRECTION
 
 CONNECT_SECONDS: Final = 10
 ATTEMPTS: Final = 3
@@ -139,6 +140,7 @@ def _connect(dsn: str) -> psycopg.Connection[tuple[Any, ...]]:
     connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
     connection.read_only = False
     connection.deferrable = False
+    connection.execute(CORRECTION)
     return connection
 
 

@@ -8,7 +8,7 @@ which overrides all three. Behind a pooler no setting of a session can be set: t
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final, LiteralString, NamedTuple
 
 SESSION_SETTINGS: Final[Mapping[str, str]] = {
     # The text format of values.
@@ -47,6 +47,21 @@ SESSION_SETTINGS: Final[Mapping[str, str]] = {
 """name → value, for every version of PostgreSQL from 14 on."""
 NEWER_SETTINGS: Final[Mapping[str, tuple[int, str]]] = {"transaction_timeout": (170000, "0")}
 """name → (``server_version_num`` from which it exists, value). An older server refuses a connection that names it."""
+CORRECTED_SETTINGS: Final[Mapping[str, str]] = {
+    # Otherwise no trigger of the schema fires, and configurations and positions change unnoticed.
+    "session_replication_role": "origin",
+    # Otherwise the views of the schema cannot be read.
+    "restrict_nonsystem_relation_kind": "",
+}
+"""name → value of settings that a connection changes only if they differ.
+
+Not every role may change the first one, and minor versions of PostgreSQL 12 to 16 introduced the second one."""
+CORRECTION: Final[LiteralString] = """
+select pg_catalog.set_config(s.name, s.value, false)
+  from (values ('session_replication_role', 'origin'), ('restrict_nonsystem_relation_kind', '')) s (name, value)
+ where pg_catalog.current_setting(s.name, true) <> s.value
+"""
+"""The statement that changes them."""
 
 _UTC: Final = frozenset({"utc", "etc/utc", "gmt", "etc/gmt", "uct", "etc/uct", "zulu", "etc/zulu", "universal"})
 _MIN_MS: Final[Mapping[str, int]] = {
@@ -73,7 +88,7 @@ class WrongSetting(NamedTuple):
 def settings_of(server_version: int) -> dict[str, str]:
     """Return the settings that exist on a server of this version (180006 for 18.6)."""
     newer = {name: value for name, (since, value) in NEWER_SETTINGS.items() if server_version >= since}
-    return {**SESSION_SETTINGS, **newer}
+    return {**SESSION_SETTINGS, **CORRECTED_SETTINGS, **newer}
 
 
 def startup_options(before: str = "") -> str:

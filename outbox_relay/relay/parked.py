@@ -15,7 +15,7 @@ from uuid import UUID
 from structlog.stdlib import BoundLogger
 
 from outbox_relay.domain.lease_clock import lease_clock
-from outbox_relay.domain.outcomes import DELIVERED, Delivered, Unavailable, Verdict
+from outbox_relay.domain.outcomes import DELIVERED, Delivered, Unavailable, Verdict, next_attempt
 from outbox_relay.postgres.rows import ClaimedRow, RowUpdate
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.attempt_recorder import AttemptRecorder
@@ -200,7 +200,7 @@ class ParkedDeliveries:
         """Deliver rows with one call, and release its slot."""
         self._delivering += len(rows)
         try:
-            answer = await self._context.call([row.event for row in rows], until, rows[0].attempts + 1)
+            answer = await self._context.call([row.event for row in rows], until, next_attempt(rows[0].attempts))
             self._apply(rows, *answer, permit)
         finally:
             self._delivering -= len(rows)

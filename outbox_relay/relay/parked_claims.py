@@ -11,6 +11,7 @@ from uuid import UUID
 from structlog.stdlib import BoundLogger
 
 from outbox_relay.domain.errors import StatementFailed
+from outbox_relay.domain.event import max_wire_bytes
 from outbox_relay.postgres.rows import MOST_PAYLOAD, ClaimedRow
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.context import LEASE_MARGIN_SECONDS, DeliveryContext
@@ -134,7 +135,7 @@ class ParkedClaims:
         else:
             self.suspect_was_last = False
         self.more_due = len(claimed) == most
-        cut = self.more_due or 2 * sum(len(row.event.payload or b"") for row in claimed) > most_bytes
+        cut = self.more_due or 2 * max_wire_bytes([row.event for row in claimed]) > most_bytes
         if cut or self._size.failed:
             self._heads.update(dict.fromkeys(heads))
         elif not claimed:

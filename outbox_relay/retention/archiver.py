@@ -14,6 +14,7 @@ from typing import Any
 from uuid import uuid4
 
 from outbox_relay.domain.errors import ArchiveFailed, ConfigurationError
+from outbox_relay.domain.file_reading import CONNECTION_FILES
 from outbox_relay.postgres.store import Store
 from outbox_relay.retention.files import without_query
 from outbox_relay.retention.wording import day_name
@@ -52,7 +53,7 @@ class ProcessArchiver:
 
         Raises ``ArchiveFailed``, and as the store.
         """
-        dsn = await asyncio.to_thread(self._dsn)
+        dsn = await CONNECTION_FILES.acall(self._dsn)
         root, folder = without_query(self._address), f"{day_name(day)}-{uuid4().hex}"
         task = Task(dsn, self._pooler, self._address, self._form, day, lease, folder)
         removed = await self._remove(task, await store.unfinished_archives(day, lease))

@@ -13,7 +13,7 @@ from uuid import UUID
 from outbox_relay.domain.errors import ArchiveFailed, RelayError, StatementFailed
 from outbox_relay.postgres.retention_statements import FIRST, DayCheck, Pass, Person
 from outbox_relay.postgres.store import Store
-from outbox_relay.retention.wording import day_name, keepers_text
+from outbox_relay.retention.wording import CHANGED, LOCKED, day_name, keepers_text
 
 if TYPE_CHECKING:
     from structlog.stdlib import BoundLogger
@@ -30,8 +30,6 @@ STEP_ROWS = 1_000
 """Number of uids or dead rows that one statement examines."""
 STEPS = 100
 """Limit of the steps over uids, over dead rows and over attempts, in one pass."""
-LOCKED = "a lock was not granted; the next pass tries again"
-"""Reason for which a day is left."""
 
 
 class Archiver(Protocol):
@@ -198,7 +196,7 @@ class RetentionPass:
             return
         self.outcome.locked = answer == "locked"
         reasons = {"locked": LOCKED, "archive": "it must be archived first"}
-        await self._leave(day, reasons.get(answer, "it changed while it was checked; the next pass tries again"))
+        await self._leave(day, reasons.get(answer, CHANGED))
 
     async def _leave(self, day: str, reason: str) -> None:
         """Record why a day is left. If that takes too long, continue the pass without the record."""

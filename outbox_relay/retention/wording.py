@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+LOCKED = "a lock was not granted; the next pass tries again"
+CHANGED = "it changed while it was checked; the next pass tries again"
+PASSING = (LOCKED, CHANGED)
+"""Reasons for which a day is left that the next pass most likely does not meet."""
+
 
 def day_name(day: str) -> str:
     """Return the name of a day for people: -infinity means the DEFAULT partition."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from outbox_relay.domain.errors import ConfigurationError, DatabaseUnavailable, DatabaseUnusable, StatementFailed
+from outbox_relay.domain.file_reading import CONNECTION_FILES, FILES
 from outbox_relay.postgres import migrations
 from outbox_relay.postgres.listener import WRONG_DATABASE, dsn_identity
 from outbox_relay.postgres.shard_statements import missing_positions
@@ -50,7 +51,7 @@ async def check_online(settings: Settings) -> Findings:
     """
     findings = Findings([], [])
     payload_bytes = await _check_database(settings, findings)
-    own_addresses = OwnAddresses(settings)
+    own_addresses = await CONNECTION_FILES.acall(lambda: OwnAddresses(settings))
     await own_addresses.refresh()
     webhooks = Webhooks(settings, own_addresses)
     for name in settings.sinks:
@@ -86,8 +87,7 @@ async def _check_database(settings: Settings, findings: Findings) -> int | None:
 
 async def _check_listening(settings: Settings, store: Store) -> list[str]:
     """Return a problem if ``database.listen_dsn`` leads to another database than the one whose log is read."""
-    dsn = wakeup_dsn(settings)
-    if dsn is None or not settings.database.listen_dsn:
+    if not settings.database.listen_dsn or (dsn := wakeup_dsn(settings)) is None:
         return []
     try:
         same = await dsn_identity(dsn()) == await store.database_identity()
@@ -100,7 +100,7 @@ async def _check_sink(
     name: str, settings: Settings, webhooks: Webhooks, payload_bytes: int | None, findings: Findings
 ) -> None:
     try:
-        sink = build_sink(name, settings, webhooks)
+        sink = await FILES.acall(lambda: build_sink(name, settings, webhooks))
     except ConfigurationError as error:
         findings.problems.append(str(error))
         return

@@ -16,7 +16,6 @@ import re
 import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
 from http import HTTPStatus
 from typing import Any, NamedTuple, cast
 
@@ -56,21 +55,25 @@ class Answer(NamedTuple):
     body: bytes
 
 
-Metrics = Callable[[Sequence[str]], Awaitable[tuple[str, bytes]]]
-"""Returns content type and body of ``/metrics`` for the lines of the header ``Accept``."""
+Content = tuple[str, bytes]
+"""Content type and body."""
 
-Later = Callable[[], Awaitable[tuple[str, bytes]]]
-"""Returns the same for one request."""
+Metrics = Callable[[Sequence[str]], Content | Awaitable[Content]]
+"""Returns the content of ``/metrics`` for the lines of the header ``Accept``, at once or later."""
 
 
 def _json(status: int, content: Mapping[str, object]) -> Answer:
     return Answer(status, "application/json", json.dumps(content).encode())
 
 
+NOT_RENDERED = _json(500, {"error": "the metrics could not be rendered"})
+"""The answer to a request for metrics after an error."""
+
+
 class Health:
     """Listens at ``address``. ``ready`` returns the answer of ``/readyz``, and ``metrics`` that of ``/metrics``.
 
-    Every answer but that of ``/metrics`` is given at once.
+    Every answer but that of ``/metrics`` is given at once, and that one too if it is returned at once.
     """
 
     def __init__(
@@ -120,13 +123,16 @@ class Health:
             case _:
                 return _json(404, {"error": "there are /livez, /readyz and /metrics"})
 
-    def _answer_metrics(self, path: str, accept: Sequence[str]) -> Later | Answer | None:
-        """Return how to get the answer of ``/metrics``, or a refusal; None for another path."""
+    def _answer_metrics(self, path: str, accept: Sequence[str]) -> Content | Awaitable[Content] | Answer | None:
+        """Return the content of ``/metrics``, or a refusal; None for another path."""
         if path != "/metrics" or self._metrics is None:
             return None
         if sum(connection.asked for connection in self._connections) >= METRICS_AT_ONCE:
             return _json(503, {"error": "too many requests for /metrics at once"})
-        return partial(self._metrics, accept)
+        try:
+            return self._metrics(accept)
+        except Exception:  # an error of a page that is only read ends nothing else
+            return NOT_RENDERED
 
 
 class _Connection(asyncio.Protocol):
@@ -136,7 +142,7 @@ class _Connection(asyncio.Protocol):
         self,
         connections: dict[_Connection, None],
         answer: Callable[[str], Answer],
-        answer_metrics: Callable[[str, Sequence[str]], Later | Answer | None],
+        answer_metrics: Callable[[str, Sequence[str]], Content | Awaitable[Content] | Answer | None],
     ) -> None:
         self._connections = connections
         self._answer = answer
@@ -206,19 +212,21 @@ class _Connection(asyncio.Protocol):
             found, with_body = self._answer_metrics(path, accept), request[1] == b"GET"
             if found is None or isinstance(found, Answer):
                 self._finish(found or self._answer(path), with_body=with_body)
+                return
+            self.asked = True
+            if isinstance(found, tuple):
+                self._finish(Answer(200, *found), with_body=with_body)
             else:
-                self.asked = True
                 self._end_after(HEAD_SECONDS)
                 self._task = asyncio.get_running_loop().create_task(self._respond_later(found, with_body=with_body))
 
-    async def _respond_later(self, found: Later, *, with_body: bool) -> None:
+    async def _respond_later(self, found: Awaitable[Content], *, with_body: bool) -> None:
         """Answer when ``found`` has ended, with a status of 500 if it fails."""
         try:
-            content_type, body = await found()
+            answer = Answer(200, *await found)
         except Exception:  # an error of a page that is only read ends nothing else
-            self._finish(_json(500, {"error": "the metrics could not be rendered"}), with_body=with_body)
-        else:
-            self._finish(Answer(200, content_type, body), with_body=with_body)
+            answer = NOT_RENDERED
+        self._finish(answer, with_body=with_body)
 
     def _finish(self, answer: Answer, *, with_body: bool) -> None:
         """Send the answer, and close the connection when it is sent."""

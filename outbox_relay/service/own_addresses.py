@@ -8,6 +8,7 @@ import socket
 from collections.abc import Collection
 
 from outbox_relay.domain.errors import ConfigurationError
+from outbox_relay.domain.file_reading import CONNECTION_FILES
 from outbox_relay.postgres import dsn
 from outbox_relay.settings import Settings
 
@@ -46,10 +47,13 @@ class OwnAddresses:
 
     async def refresh(self) -> None:
         """Look up the host names once, in a thread. A name that is not found keeps its last addresses."""
-        self._known = await asyncio.to_thread(self._look_up)
+        try:
+            configured = await CONNECTION_FILES.acall(self._configured)
+        except ConfigurationError:  # its file blocks
+            return
+        self._known = await asyncio.to_thread(self._look_up, configured)
 
-    def _look_up(self) -> frozenset[Address]:
-        configured = self._configured()
+    def _look_up(self, configured: Collection[Address]) -> frozenset[Address]:
         found = set(configured)
         for host, port in configured:
             try:

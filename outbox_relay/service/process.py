@@ -8,17 +8,18 @@ import gc
 import os
 import resource
 import signal
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 
 from structlog.stdlib import BoundLogger
 
 from outbox_relay import __version__
 from outbox_relay.domain.errors import ConfigurationError
+from outbox_relay.domain.file_reading import FILES
 from outbox_relay.service.build import build
 from outbox_relay.service.check import check_schema
 from outbox_relay.service.health import AcceptErrors, Health
 from outbox_relay.service.logs import logger
-from outbox_relay.service.metrics.exposition import Exposition, negotiate
+from outbox_relay.service.metrics.exposition import Exposition
 from outbox_relay.service.metrics.history import History
 from outbox_relay.service.metrics.snapshot import Snapshots
 from outbox_relay.service.readiness import Readiness
@@ -78,7 +79,8 @@ class Service:
         self._log: BoundLogger = logger().bind(relay=settings.relay.name)
         self._stopping = asyncio.Event()
         self._tracing = tracing = start_tracing(os.environ, settings.relay.name, self._log)
-        parts = build(settings, self._log, self._stopping, tracing.traced if tracing else untraced)
+        trace = tracing.traced if tracing else untraced
+        parts = FILES.call(lambda: build(settings, self._log, self._stopping, trace))
         self._store, self._sinks, self._relays = parts.store, parts.sinks, parts.relays
         self._own_addresses = parts.own_addresses
         self._replays = parts.replays
@@ -136,7 +138,7 @@ class Service:
         """Start the HTTP listener and return it, or None if the settings have none."""
         if self._address is None:
             return None
-        health = Health(self._address, self._readiness.report, self._metrics)
+        health = Health(self._address, self._readiness.report, self._exposition.answer)
         try:
             host, port = await health.start()
         except OSError as error:
@@ -145,10 +147,6 @@ class Service:
         self._own_addresses.add(host, port)
         self._log.info("relay.listening", host=host, port=port)
         return health
-
-    async def _metrics(self, accept: Sequence[str]) -> tuple[str, bytes]:
-        content_type, body, _ = await self._exposition.page(negotiate(accept))
-        return content_type, body
 
     # -- start ------------------------------------------------------------------------------------------------
 

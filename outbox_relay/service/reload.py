@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Collection, Mapping, MutableMapping
 from typing import NamedTuple
 
 from outbox_relay.domain.errors import ConfigurationError
+from outbox_relay.domain.file_reading import FILES
 from outbox_relay.domain.sink_spec import SinkSpec
 from outbox_relay.relay.lag_watch import LagWatch
 from outbox_relay.service.build import ReplayClients, build_sink, build_specs
@@ -90,7 +90,7 @@ class Reload:
 
         Raises ``ConfigurationError`` for a wrong setting, and if every change needs a restart.
         """
-        new = await asyncio.to_thread(self._read)
+        new = await FILES.acall(self._read)
         remade = list(new.remade.values())
         try:
             for sink in remade:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from structlog.stdlib import BoundLogger
 
 from outbox_relay.domain.errors import ConfigurationError, RelayError, StatementFailed
+from outbox_relay.domain.file_reading import FILES
 from outbox_relay.domain.rate_limited_log import RateLimitedLog
 from outbox_relay.domain.sink_spec import ReplaySpec, SinkSpec
 from outbox_relay.postgres.replay_statements import ReplayRow
@@ -198,7 +199,7 @@ class ReplayRelays:
 
     async def _client(self, number: int, basis: Basis) -> Sink:
         """Return an open client. Raises ``ConfigurationError``."""
-        client = await asyncio.to_thread(self._make_client, basis.configured, number, basis.slots)
+        client = await FILES.acall(lambda: self._make_client(basis.configured, number, basis.slots))
         try:
             await client.open()
         except BaseException:  # also if the relay stops meanwhile

@@ -10,6 +10,8 @@ from typing import Annotated, Any, cast
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationInfo
 from pydantic.fields import FieldInfo
 
+from outbox_relay.domain.file_reading import read_file
+
 STRICTNESS = ConfigDict(
     frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False, use_attribute_docstrings=True
 )
@@ -48,8 +50,7 @@ def as_list(value: object) -> list[Any]:
 def read_text(path: Path, limit: int = SMALL_FILE_BYTES) -> str:
     """Return the text in the file at ``path``, of at most ``limit`` bytes. Raises ValueError without any content."""
     try:
-        with path.open("rb") as file:
-            content = file.read(limit + 1)
+        content = read_file(path, limit)
         if len(content) > limit:
             raise ValueError(f"is larger than {limit} bytes")
         return content.decode("utf-8-sig")

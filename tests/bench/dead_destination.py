@@ -34,8 +34,10 @@ GROWTH_BYTES = 20_000_000
 WAITING = 1_000
 """Initial number of events for the dead destination."""
 PORTION_SECONDS = 0.02
-SETTLED_MINUTES = 2
-"""Memory may grow until this minute."""
+SETTLED_PERIODS = 2
+"""Memory may grow until the end of this period, which is a minute unless a test says otherwise."""
+FOREIGN = "other.*"
+"""Types of the events for the healthy sink."""
 CONFIG = """
 [database]
 dsn = "{dsn}"
@@ -102,28 +104,25 @@ def lag(emitter: Emitter) -> int:
     return int(found)
 
 
-def measure(service: RelayService, emitter: Emitter, minutes: int, report: Callable[[str], None]) -> int:
-    """Emit for `minutes` and return the growth of the relay's memory in bytes since the second minute."""
+def measure(
+    service: RelayService, emitter: Emitter, periods: int, seconds: float, report: Callable[[str], None]
+) -> int:
+    """Emit for some periods and return the growth of the relay's memory in bytes since the end of the second one."""
     process, found, began = service.process.pid, list[int](), time.monotonic()
     emitter.emit_waiting()
-    for minute in range(1, minutes + 1):
-        emitter.until(began + 60.0 * minute)
+    for period in range(1, periods + 1):
+        emitter.until(began + seconds * period)
         found.append(resident_bytes(process))
         files = len(list(Path(f"/proc/{process}/fd").iterdir()))
         report(
-            f"minute {minute}: {found[-1] / 1e6:.1f} MB resident, {files} open files, "
+            f"{seconds * period:.0f} s: {found[-1] / 1e6:.1f} MB resident, {files} open files, "
             f"{len(service.lines())} log lines, {emitter.emitted} foreign events, {lag(emitter)} behind"
         )
-    return found[-1] - found[min(SETTLED_MINUTES, len(found)) - 1]
+    return found[-1] - found[min(SETTLED_PERIODS, len(found)) - 1]
 
 
-def main(argv: list[str]) -> int:
-    """Run the measurement, print the results and return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m tests.bench.dead_destination")
-    parser.add_argument("--minutes", type=int, default=60)
-    parser.add_argument("--rate", type=int, default=1000)
-    parser.add_argument("--unrouted", action="store_true")
-    given = parser.parse_args(argv)
+def run(periods: int, seconds: float, rate: int, foreign: str, report: Callable[[str], None]) -> int:
+    """Start everything, measure, and return the growth in bytes. `foreign` is the pattern of the healthy sink."""
     load = Load("alive", 1, 0, 0.0)
     with PostgresServer() as server, receiver(load) as [alive], tempfile.TemporaryDirectory() as directory:
         server.create_database("dead")
@@ -133,14 +132,23 @@ def main(argv: list[str]) -> int:
             dsn=dsn,
             dead=f"http://127.0.0.1:{free_port()}/hooks",
             alive=alive,
-            foreign="nothing.*" if given.unrouted else "other.*",
+            foreign=foreign,
             common=COMMON.format(secret=SECRET),
         )
         with RelayService(Path(directory), text) as service, psycopg.connect(dsn, autocommit=True) as connection:
-            grown = measure(
-                service, Emitter(connection, given.rate), given.minutes, lambda line: print(line, flush=True)
-            )
-    print(f"grew by {grown / 1e6:.1f} MB from minute {SETTLED_MINUTES} on")
+            return measure(service, Emitter(connection, rate), periods, seconds, report)
+
+
+def main(argv: list[str]) -> int:
+    """Run the measurement, print the results and return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.dead_destination")
+    parser.add_argument("--minutes", type=int, default=60)
+    parser.add_argument("--rate", type=int, default=1000)
+    parser.add_argument("--unrouted", action="store_true")
+    given = parser.parse_args(argv)
+    foreign = "nothing.*" if given.unrouted else FOREIGN
+    grown = run(given.minutes, 60.0, given.rate, foreign, lambda line: print(line, flush=True))
+    print(f"grew by {grown / 1e6:.1f} MB from minute {SETTLED_PERIODS} on")
     return int(grown >= GROWTH_BYTES)
 
 

@@ -1,132 +1,115 @@
-"""Partitions of the log that cover some seconds, so that retention can empty them while events flow."""
+"""Past days of the log, into which a share of the events is emitted, so that retention empties days as events flow."""
 
 from __future__ import annotations
 
 import random
+import subprocess
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import psycopg
 from psycopg import sql
 
 from tests.chaos.nemesis import Strike
+from tests.support.command import outbox_relay
 
-EXAMPLE = "event_20260101"
-"""Name of the partition in the block."""
-BLOCK = """begin isolation level read committed;
-do $$
-begin
-    if current_setting('transaction_isolation') <> 'read committed' then
-        raise exception 'this must see what was committed just now';
-    end if;
-    set local lock_timeout = '50ms';
-    lock table outbox.event_20260101 in access exclusive mode;
-    if outbox.replay_keepers('outbox.event_20260101', 'infinity') <> '[]' or exists (
-        select from outbox.sink k
-         cross join lateral outbox.unsettled(k.name) u
-         cross join lateral (
-            select from outbox.event_20260101 e
-             where e.xid >= pg_snapshot_xmin(u.a) and not pg_visible_in_snapshot(e.xid, u.a)
-               and e.id > u.after_id and e.id <= u.upto_id and e.shard = any (u.shards)
-             limit 1
-         ) left_over
-    ) then
-        raise exception 'a sink or a replay has not settled this day: see outbox-relay status';
-    end if;
-    truncate outbox.event_20260101;
-end
-$$;
-commit;"""
-"""Empties one partition by the rules of `outbox.empty_day`, whose days are longer than a run."""
+POLICY = """
+[retention]
+keep_days = 1
+"""
+"""What the files of all relays say. The days are years ago, so each is past from its first event on."""
+SHARE = 0.3
+"""Share of the events that are emitted into a day of the past."""
+FIRST_DAY = "2001-01-01"
 KEPT = "chaos_emptied"
-"""Table with the events of emptied partitions, which the judge reads together with the log."""
-DAYS = 20
-"""Number of partitions from now on; later events are stored in the DEFAULT partition."""
-TRY_SECONDS = 60.0
+"""Table with the events of emptied days, which the judge reads together with the log."""
+TRY_SECONDS = 120.0
 """Time limit of a strike. On a busy machine a backlog or a replay may keep every day for a while."""
-AGAIN_SECONDS = 0.25
-PARTS = b"""select c.relname::text from pg_inherits i join pg_class c on c.oid = i.inhrelid
- where i.inhparent = 'outbox.event'::regclass and c.relname ~ '^event_[0-9]{8}$' order by 1"""
-KEEP = f"""create table public.{KEPT} (like outbox.event);
+AGAIN_SECONDS = 1.0
+PREPARE = f"""create table public.{KEPT} (like outbox.event, removed_at timestamptz not null);
+create index on public.{KEPT} (created_at);
 create function public.keep_emptied() returns trigger language plpgsql as $$
 begin
-    execute format('insert into public.{KEPT} select * from outbox.%I', tg_table_name);
+    execute format('insert into public.{KEPT} select *, clock_timestamp() from outbox.%I', tg_table_name);
     return null;
 end
-$$"""
-"""Copies the events of a partition at the moment in which it is truncated, and not when the block is refused."""
-OVER = b"""select c.relname::text from pg_class c
- where c.relnamespace = 'outbox'::regnamespace and c.relname ~ '^event_chaos_' and c.relkind = 'r'
-   and pg_relation_size(c.oid) > 0
- order by 1"""
+$$;
+create function public.keep_deleted() returns trigger language plpgsql as $$
+begin
+    insert into public.{KEPT} select old.*, clock_timestamp();
+    return null;
+end
+$$;
+create trigger kept after delete on outbox.event_default for each row execute function public.keep_deleted();
+create table public.chaos_day (day date not null);
+insert into public.chaos_day values ('{FIRST_DAY}');
+create function public.chaos_time() returns timestamptz language sql volatile as $$
+    select case when random() < {SHARE} then (select (d.day + time '12:00') at time zone 'UTC' from public.chaos_day d)
+                else clock_timestamp() end
+$$;
+alter table outbox.event alter column created_at set default public.chaos_time();
+update outbox.retention set clock_mark = clock_timestamp()"""
+"""Copies of events are made at the moment in which the product removes them. The mark is set because the first pass
+takes the time of the newest event for the newest time that the server has seen, which may be of the past here."""
+EMPTIED = f"""select from (select (%s::date + time '12:00') at time zone 'UTC' as at) t
+ where exists (select from public.{KEPT} k where k.created_at = t.at)
+   and not exists (select from outbox.event e where e.created_at = t.at)"""
+NEXT = "update public.chaos_day set day = day + 1 returning (day - 1)::text, day::text"
 
 
-def prepare(dsn: str, seconds: float) -> None:
-    """Replace the daily partitions by :data:`DAYS` partitions of `seconds` each."""
+def prepare(dsn: str) -> None:
+    """Emit a share of the events into the first day of the past, and keep the events that retention removes."""
     with psycopg.connect(dsn) as connection:
-        connection.execute(KEEP.encode())
-        # Relays would remove the daily partitions, which have moved to a range of the past.
-        connection.execute("update outbox.retention set unset_days = 0, keep_days = 0")
-        days = [str(name) for (name,) in connection.execute(PARTS)]
-        for number, name in enumerate(days):
-            # They keep their names, so that no relay creates them again, and move to a range without events.
-            day = sql.Identifier("outbox", name)
-            connection.execute(sql.SQL("alter table outbox.event detach partition {}").format(day))
-            _attach(connection, name, f"1999-01-{number + 1:02}", f"1999-01-{number + 2:02}")
-        [(now,)] = connection.execute("select extract(epoch from clock_timestamp())::float8").fetchall()
-        for number in range(DAYS):
-            name = f"event_chaos_{number:04}"
-            part = sql.Identifier("outbox", name)
-            like = "create table {} (like outbox.event including defaults including generated)"
-            connection.execute(sql.SQL(like).format(part))
-            _attach(connection, name, *(_at(connection, now + seconds * n) for n in (number, number + 1)))
-            emptied = "create trigger kept before truncate on {} execute function public.keep_emptied()"
-            connection.execute(sql.SQL(emptied).format(part))
+        connection.execute(PREPARE.encode())
+        _add(connection, FIRST_DAY)
 
 
-def _at(connection: psycopg.Connection, epoch: float) -> str:
-    [(at,)] = connection.execute("select to_timestamp(%s)::text", (epoch,)).fetchall()
-    return str(at)
-
-
-def _attach(connection: psycopg.Connection, name: str, begins: str, ends: str) -> None:
-    connection.execute(
-        sql.SQL("alter table outbox.event attach partition {} for values from ({}) to ({})").format(
-            sql.Identifier("outbox", name), sql.Literal(begins), sql.Literal(ends)
-        )
-    )
+def _add(connection: psycopg.Connection, day: str) -> None:
+    """Make the partition of a day. If a pass removes it before its first event, the DEFAULT partition has the day."""
+    part = sql.Identifier("outbox", "event_" + day.replace("-", ""))
+    ends = connection.execute("select (%s::date + 1)::text", (day,)).fetchall()[0][0]
+    statement = sql.SQL("create table {} partition of outbox.event for values from ({}) to ({})")
+    bounds = (sql.Literal(f"{at} 00:00:00+00") for at in (day, ends))
+    connection.execute(statement.format(part, *bounds))
+    emptied = "create trigger kept before truncate on {} execute function public.keep_emptied()"
+    connection.execute(sql.SQL(emptied).format(part))
 
 
 @dataclass
 class Retention:
-    """Runs the block on the partitions with events, which may be the current one, from the oldest on."""
+    """Begins another day of the past, and runs passes until the one before is emptied. Relays do passes too."""
 
     dsn: str
+    config: Path
     fault: str = "retention"
 
     def strike(self, rng: random.Random) -> Strike:  # noqa: ARG002 - there is nothing to choose
-        """Try until a partition is emptied. The strike is of another kind if it is always refused."""
+        """Try until the day is emptied. The strike is of another kind if it is always refused."""
         began = time.monotonic()
+        day = None
         while time.monotonic() < began + TRY_SECONDS:
-            if emptied := self._emptied():
-                return Strike(self.fault, began, time.monotonic(), emptied)
+            day = day or self._next()
+            if day and self._run(day):
+                return Strike(self.fault, began, time.monotonic(), day)
             time.sleep(AGAIN_SECONDS)
-        return Strike("day not settled", began, time.monotonic())
+        return Strike("day not settled", began, time.monotonic(), day or "")
 
-    def _emptied(self) -> str | None:
-        """Return the partition that was emptied, or None if each is still needed or in use."""
+    def _next(self) -> str | None:
+        """Begin the next day and return the one before, or None while the server does not allow it."""
         try:
-            with psycopg.connect(self.dsn, connect_timeout=5, autocommit=True) as connection:
-                days = [str(day) for (day,) in connection.execute(OVER).fetchall()]
-                return next((day for day in days if _empty(connection, day)), None)
+            with psycopg.connect(self.dsn, connect_timeout=5, options="-c lock_timeout=500") as connection:
+                ended, begun = connection.execute(NEXT).fetchall()[0]
+                _add(connection, begun)
         except psycopg.OperationalError:
-            return None  # a server is restarting
+            return None  # it is restarting, or a transaction has a lock of the log
+        return str(ended)
 
-
-def _empty(connection: psycopg.Connection, day: str) -> bool:
-    try:
-        connection.execute(BLOCK.replace(EXAMPLE, day).encode())
-    except (psycopg.errors.RaiseException, psycopg.errors.LockNotAvailable):
-        connection.execute("rollback")
-        return False
-    return True
+    def _run(self, day: str) -> bool:
+        """Do a pass as an operator would. Return True if the day is emptied by now, by any pass."""
+        try:
+            outbox_relay("retention", "run", "--json", "-c", self.config)
+            with psycopg.connect(self.dsn, connect_timeout=5) as connection:
+                return connection.execute(EMPTIED.encode(), (day,)).fetchone() is not None
+        except (psycopg.OperationalError, subprocess.TimeoutExpired):
+            return False

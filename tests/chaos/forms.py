@@ -31,8 +31,6 @@ class Form:
     """Additional time for the storm if the required counts are not reached."""
     rest_seconds: float
     """Time limit for the system to deliver everything at the end."""
-    day_seconds: float
-    """Period of a partition of the log, short enough that some can be emptied."""
     start_seconds: float = 3.0
     """Time before the first relay is replaced."""
 
@@ -90,7 +88,6 @@ SHORT = Form(
     least_events=100_000,
     extra_seconds=240.0,
     rest_seconds=300.0,
-    day_seconds=20.0,
 )
 LONG = Form(
     name="long",
@@ -150,6 +147,5 @@ LONG = Form(
     least_events=2_000_000,
     extra_seconds=1_800.0,
     rest_seconds=900.0,
-    day_seconds=240.0,
 )
 FORMS: Mapping[str, Form] = {form.name: form for form in (SHORT, LONG)}

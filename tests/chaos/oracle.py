@@ -37,7 +37,7 @@ AFTER_SECONDS = 10.0
 """Time after the end of a fault in which an event in flight may arrive: a lease, a poll, and reconnecting. Later it may
 arrive only before the first event of its key that was emitted after the fault."""
 MOST_SECONDS = 300.0
-"""Limit for every such arrival."""
+"""Limit for every such arrival, except after a restore: whatever the dump had not settled is then due, in its order."""
 LATE_SECONDS = 30.0
 """Longest time for which an open transaction may delay positions."""
 RESTORE = "restore"
@@ -202,7 +202,7 @@ class Faults:
         return (
             all(repeated.uid in restored.unsettled.get(self._sink, ()) for restored in crossed)
             and repeated.before >= self._still_since(first.dumped) - LATE_SECONDS
-            and _in_time(Strike(RESTORE, first.dumped, last.rebased), repeated.again, times)
+            and repeated.again <= max(last.rebased + AFTER_SECONDS, times.flowed(last.rebased))
         )
 
     def _still_since(self, at: float) -> float:

@@ -27,10 +27,10 @@ ENDED = """select r.id, r.target, r.state, r.counted, r.counted - n.delivered - 
   from outbox.replay r join outbox.replays(null, false, 1000) n on n.id = r.id
  where extract(epoch from r.created_at) > %s order by r.id"""
 EXPECTED = f"""select uuid_send(e.uid)
-  from (select xid, id, shard, uid, type, key, content_type, created_at from outbox.event
+  from (select xid, id, shard, uid, type, key, content_type, created_at, 'infinity' as removed_at from outbox.event
         union all
-        select xid, id, shard, uid, type, key, content_type, created_at from public.{KEPT}) e
-  join outbox.replay r on r.id = %s
+        select xid, id, shard, uid, type, key, content_type, created_at, removed_at from public.{KEPT}) e
+  join outbox.replay r on r.id = %s and r.created_at < e.removed_at
  where e.id > r.from_id and e.id <= r.upto_id and (r.ids is null or e.id = any (r.ids))
    and outbox.replay_means(e.id, e.xid, e.shard, e.type, e.key, e.content_type, e.created_at, r.type_like, r.routed,
                            r.key, r.since, r.until, r.floor, r.a_seqs, r.a_snapshots, r.a_nexts, r.b_snapshots,

@@ -105,7 +105,7 @@ class Run:
             webhook, both = self._configs()
             self._fleet = stack.enter_context(Fleet(self._directory, both, webhook, fork_server, self._form.relays))
             writer.prepare(self._database.dsn, self._form.keys + inputs.OWN_KEYS)
-            days.prepare(self._database.dsn, self._form.day_seconds)
+            days.prepare(self._database.dsn)
             self._writers = [self._writer(number) for number in range(self._form.writers)]
             for one in self._writers:
                 stack.callback(one.kill)
@@ -119,7 +119,7 @@ class Run:
         webhook = CONFIG.format(
             dsn=self._database.relay_dsn, lease=LEASE_SECONDS, url=self._receiver.url, secret=SECRET
         )  # fmt: skip
-        webhook += ROUTE
+        webhook = days.POLICY + webhook + ROUTE
         return webhook, webhook + CONFIG_OF_KAFKA.format(topic=TOPIC, bootstrap=self._broker.bootstrap)
 
     def _writer(self, number: int) -> WriterProcess:
@@ -146,7 +146,7 @@ class Run:
             ReceiverMode(self._receiver, "hanging"),
             Reload(fleet),
             HealthFlood(fleet),
-            Retention(self._database.dsn),
+            Retention(self._database.dsn, fleet.relays[0].config),
             Replay(self._database.dsn, self._form.keys),
             Restore(self._database, fleet, self._restored),
             Restore(self._database, fleet, self._restored, times=2),

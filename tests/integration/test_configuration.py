@@ -308,6 +308,9 @@ alter table outbox.progress enable trigger user;
 """
 
 
+LOST_SHARDS = "select id from outbox.event where (shard in (3, 7)) = %s order by id"
+
+
 async def test_shards_without_a_position_are_not_served_and_are_named(database: Database) -> None:
     async with ledger(database) as books:
         await books.register(("s", ["*"], "beginning"))
@@ -319,6 +322,29 @@ async def test_shards_without_a_position_are_not_served_and_are_named(database: 
         with pytest.raises(PositionsMissing, match=r"sink s: 4 of its shards .*\(60, 61, 62, 63\).*rebase"):
             await books.store.positions("s", range(SHARDS))
         assert set(await books.store.positions("s", range(60))) == set(range(60))
+
+
+async def test_shards_whose_rows_were_deleted_are_named_and_their_events_come_after_a_rebase(
+    database: Database,
+) -> None:
+    before, after = MemorySink(), MemorySink()
+    async with ledger(database) as books:
+        await books.register(("s", ["*"], "beginning"))
+        books.emit(*map(str, range(200)))
+        do(database, "delete from outbox.shard where shard in (3, 7)")
+        lost, others = ([event for (event,) in books.query(LOST_SHARDS, wanted)] for wanted in (True, False))
+        assert lost
+        async with running(database.dsn, (spec("s"), before)) as harness:
+            await delivered(before, others)
+            await harness.stop()
+        assert await books.store.missing_positions() == {"s": [3, 7]}
+        found = await status(books.store)
+        assert "2 shards without a position" in status_text(found)
+        rebase(database.dsn)
+        assert await books.store.missing_positions() == {}
+        async with running(database.dsn, (spec("s"), after)):
+            await delivered(after, lost)
+    assert not set(lost) & set(ids(before))
 
 
 async def test_status_says_that_positions_are_missing_and_counts_the_log(database: Database) -> None:

@@ -12,12 +12,13 @@ import psycopg
 import pytest
 
 from outbox_relay import admin
-from outbox_relay.admin.doctor import Finding, doctor, log, server
+from outbox_relay.admin.doctor import doctor, log, server
 from outbox_relay.domain.window import Position
 from outbox_relay.postgres.migrations import migrate
 from tests.support.command import inside
 from tests.support.database import Database
 from tests.support.days import fill_days
+from tests.support.findings import EXPECTED, a_served_sink, findings
 from tests.support.ledger import Ledger, ledger
 from tests.support.memory_sink import MemorySink
 from tests.support.postgres import PostgresServer
@@ -26,23 +27,12 @@ from tests.support.replays import start as start_replay
 from tests.support.roles import new_role
 from tests.support.wait import auntil
 
-EXPECTED = {"durability-off"}
-"""Findings on every server of the tests: it runs without fsync."""
-
 
 @pytest.fixture
 async def books(database: Database) -> AsyncGenerator[Ledger]:
     """A database with one live relay that owns the shards of one sink, all at the end of the log."""
-    async with ledger(database) as found:
-        await found.register(("s", ["test.*"], "beginning"))
-        await found.live("relay-1", "s")
-        await found.own("s")
+    async with a_served_sink(database) as found:
         yield found
-
-
-async def findings(books: Ledger) -> dict[str, Finding]:
-    """Return the findings by id, without those on every server of the tests."""
-    return {finding.id: finding for finding in await doctor(books.store) if finding.id not in EXPECTED}
 
 
 async def test_a_healthy_system_has_no_finding(books: Ledger) -> None:

@@ -13,7 +13,7 @@ from outbox_relay.domain.errors import DatabaseUnusable
 from outbox_relay.postgres.migrations import migrate
 from outbox_relay.postgres.schema_script import script
 from outbox_relay.postgres.schema_versions import SCHEMA_FOLDER
-from outbox_relay.postgres.session_settings import NEWER_SETTINGS, SESSION_SETTINGS
+from outbox_relay.postgres.session_settings import CORRECTED_SETTINGS, NEWER_SETTINGS, SESSION_SETTINGS
 from outbox_relay.postgres.store import Store
 from tests.support.database import Database
 from tests.support.postgres import PostgresServer
@@ -315,7 +315,8 @@ def test_a_relays_role_gets_the_settings_that_a_pooler_cannot_carry(database: Da
 def test_the_settings_are_those_of_the_relay() -> None:
     text = (SCHEMA_FOLDER / "grants.sql").read_text(encoding="utf-8").partition("do $settings$")[2]
     listed = dict(re.findall(r"\['(\w+)', '([^']*)'\]", text))
-    assert listed == {**SESSION_SETTINGS, **{name: value for name, (_, value) in NEWER_SETTINGS.items()}}
+    newer = {name: value for name, (_, value) in NEWER_SETTINGS.items()}
+    assert listed == {**SESSION_SETTINGS, **CORRECTED_SETTINGS, **newer}
 
 
 # -- encodings ------------------------------------------------------------------------------------------------------

@@ -82,6 +82,10 @@ def test_events_of_a_missing_topic_wait_as_rows_while_others_flow(
         found = shown(database)
         assert (found["attempts"], found["dead"], found["circuit"]) == (0, 0, "closed")
         assert f"{topic}.bad" in found["error"]
+        said = inside("doctor", "--json", "--dsn", database.dsn).json["findings"]
+        [trouble] = [finding["evidence"] for finding in said if finding["id"] == "topics-in-trouble"]
+        assert f"topic {topic}.bad" in trouble
+        assert good not in trouble
         Administration(real_kafka.bootstrap).create_topic(f"{topic}.bad", 1)
         until(lambda: shown(database)["waiting"] + shown(database)["held"] == 0, seconds=60, what="nothing waits")
         assert service.stop() == 0
@@ -117,6 +121,10 @@ def test_from_parked_max_rows_on_the_sink_stops_and_names_the_topic(
         found = shown(database)
         assert found["waiting"] + found["held"] < 5_000
         assert f"{topic}.bad" in found["error"]
+        said = inside("doctor", "--json", "--dsn", database.dsn).json["findings"]
+        [trouble] = [finding["evidence"] for finding in said if finding["id"] == "topics-in-trouble"]
+        assert f"topic {topic}.bad" in trouble
+        assert good not in trouble
         Administration(real_kafka.bootstrap).create_topic(f"{topic}.bad", 1)
         until(lambda: len(numbers(real_kafka, good)) == 50, seconds=90, what="good events arrive again")
         bad = f"{topic}.bad"

@@ -95,7 +95,7 @@ def test_nothing_is_lost_when_pg_upgrade_moves_the_log_to_a_newer_version(
             emitted |= emit(new, range(2 * BATCH, 3 * BATCH))
             relay = RelayService(tmp_path, config(new.dsn, receiver), "new")
             with relay.start(wait=False):
-                assert relay.process.wait(60) == 2
+                assert relay.ended(60) == 2
             assert "outbox-relay rebase" in relay.log.read_text()
             arrived = len(receiver.requests)
             assert inside("rebase", "--dsn", new.dsn).code == 0

@@ -319,17 +319,21 @@ def test_row_that_is_there_already_stays_as_it_is(connection: Connection, sink: 
 # -- claiming rows ------------------------------------------------------------------------------------------------
 
 
+LARGE = Jsonb({"h": "x" * 9_990})
+"""Headers of a little less than 10,000 bytes."""
+
+
 def add(connection: Connection, sink: str, event: int, key: str | None = "k", **changes: Any) -> None:
     """A row, due for a minute, unless ``changes`` say otherwise. Times in seconds from now."""
     row = {
         "state": "waiting", "ordered": key is not None, "due_in": -60.0, "claims": 0, "lease": None, "lease_for": None,
-        "payload": b"p", **changes,
+        "payload": b"p", "headers": None, **changes,
     }  # fmt: skip
     connection.execute(
         "insert into outbox.delivery (sink, id, shard, state, ordered, due_at, claims, lease, lease_until, uid, type, "
-        "key, payload, content_type, created_at) values (%(sink)s, %(id)s, 0, %(state)s, %(ordered)s, "
+        "key, payload, headers, content_type, created_at) values (%(sink)s, %(id)s, 0, %(state)s, %(ordered)s, "
         "now() + %(due_in)s * interval '1 s', %(claims)s, %(lease)s, now() + %(lease_for)s * interval '1 s', "
-        "gen_random_uuid(), 't', %(key)s, %(payload)s, 't', now())",
+        "gen_random_uuid(), 't', %(key)s, %(payload)s, %(headers)s, 't', now())",
         {"sink": sink, "id": event, "key": key, **row},
     )
 
@@ -487,6 +491,24 @@ def test_rows_behind_take_no_place_of_the_first_of_another_key(
     for event in range(1, 41):
         add(connection, sink, event, key=f"key-{(event - 1) // 10}", payload=bytes(1000))
     assert claimed(connection, sink, with_followers=True, **bound) == found
+
+
+def test_headers_count_in_the_bytes_of_a_claim(connection: Connection, sink: str) -> None:
+    for event in range(1, 5):
+        add(connection, sink, event, key=None, headers=LARGE)
+    assert claimed(connection, sink, bytes=15_000) == [1, 2]
+
+
+@pytest.mark.parametrize("read", ["read_late", "read_rest"])
+def test_headers_count_in_the_bytes_of_a_read(day_missing: Database, read: str) -> None:
+    with day_missing.connect(autocommit=True) as connection:
+        ids = [emitted(connection)[0] for _ in range(4)]
+        connection.execute("update outbox.event set headers = %s", (LARGE,))
+        rows = call(
+            connection, read, shards=list(range(64)), types=None, a="3:3:", a_next=2**40, b="9000000000:9000000000:",
+            after=0, upto=2**40, rows=100, bytes=15_000, most_payload=1 << 20,
+        )  # fmt: skip
+    assert [row[0] for row in rows if row[1] >= 0] == ids[:2]
 
 
 def test_suspect_of_a_key_comes_without_those_behind_it(connection: Connection, sink: str) -> None:

@@ -26,7 +26,7 @@ SECRET = "canary-7f3a"
 def ended(service: RelayService, seconds: float = 30) -> int:
     """Wait until the process has ended by itself; its exit code."""
     service.start(wait=False)
-    return service.process.wait(seconds)
+    return service.ended(seconds)
 
 
 def said(service: RelayService) -> str:
@@ -153,7 +153,7 @@ def test_a_second_signal_ends_it_at_once(
             with pytest.raises(subprocess.TimeoutExpired):
                 relay.process.wait(1)
             relay.send(signal.SIGTERM)
-            assert relay.process.wait(10) == 1
+            assert relay.ended(10) == 1
     assert "at once" in said(relay)
 
 

@@ -12,6 +12,7 @@ from psycopg import sql
 
 from outbox_relay.domain.errors import DatabaseUnusable
 from outbox_relay.postgres.session_settings import (
+    CORRECTED_SETTINGS,
     NEWER_SETTINGS,
     SESSION_SETTINGS,
     startup_options,
@@ -54,6 +55,8 @@ HOSTILE = {
     "enable_nestloop": "off",
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",
+    "session_replication_role": "replica",
+    "restrict_nonsystem_relation_kind": "view",
 }
 """A default that would do harm, for every setting."""
 HARMLESS_BEHIND_A_POOLER = {"jit", "default_transaction_deferrable"}
@@ -65,7 +68,7 @@ create function hostile.clock_timestamp() returns timestamptz language sql as 's
 
 
 def test_every_setting_has_a_hostile_default() -> None:
-    assert HOSTILE.keys() == {*SESSION_SETTINGS, *NEWER_SETTINGS}
+    assert HOSTILE.keys() == {*SESSION_SETTINGS, *NEWER_SETTINGS, *CORRECTED_SETTINGS}
 
 
 @pytest.fixture
@@ -84,9 +87,9 @@ def relay(database: Database) -> Generator[str]:
 
 def poison(database: Database, role: str, name: str) -> None:
     """Make the hostile value the default of `role` in this database."""
-    if name in NEWER_SETTINGS and database.server.major < 17:
-        pytest.skip("this server has no such setting")
     with database.connect(autocommit=True) as connection:
+        if connection.execute("select current_setting(%s, true)", [name]).fetchone() == (None,):
+            pytest.skip("this server has no such setting")
         target = (sql.Identifier(role), sql.Identifier(database.name), sql.SQL(cast(Any, name)))
         value = sql.SQL(cast(Any, HOSTILE[name])) if name == "search_path" else sql.Literal(HOSTILE[name])
         connection.execute(sql.SQL("alter role {} in database {} set {} = {}").format(*target, value))

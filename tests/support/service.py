@@ -23,8 +23,9 @@ READY_SECONDS = 30
 STOP_SECONDS = 40
 SHOWN_LINES = 8
 """Log lines of restarted sessions that a failure shows at most."""
-_RESTARTED = re.compile(r"sink\.restarted|sink \S+ starts again")
-"""The events of a restarted session, today and before events had names."""
+_RESTARTED = re.compile(r"(sink|part)\.restarted|.+ starts again")
+"""The events of a restarted session or another part, today and before events had names."""
+_STOPS = frozenset({signal.SIGTERM, signal.SIGINT})
 
 
 class RelayService:
@@ -32,7 +33,8 @@ class RelayService:
 
     `config` is the TOML text without `[http]`, which is added on a free port. `program` is the module to run, with
     arguments before the command. `expects` are the reasons (:attr:`RelayError.reason`) for which the test makes
-    sessions of sinks restart. Any other is an error when the process is stopped or killed, and at the end of the block.
+    sessions of sinks and other parts restart. Any other is an error when the process is stopped or killed, and at the
+    end of the block. So is a process that ended by itself, unless the test asked for its code by :meth:`ended`.
     """
 
     def __init__(
@@ -54,9 +56,14 @@ class RelayService:
         self._environment = environment
         self._process: subprocess.Popen[bytes] | None = None
         self._counted: Counter[str] = Counter()
+        self._end_is_known = False
+        self._sent: set[signal.Signals] = set()
 
     def start(self, *, wait: bool = True) -> Self:
         """Start the process and, unless told otherwise, wait until it is ready."""
+        self._judge_end()
+        self._end_is_known = False
+        self._sent.clear()
         with self.log.open("ab") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-X", "faulthandler", "-m", *self._program, "run", "-c", self.config],
@@ -67,7 +74,7 @@ class RelayService:
                 start_new_session=True,
             )
         if wait:
-            until(lambda: self.ready or self._ended(), seconds=READY_SECONDS, what=f"{self.config.stem} is ready")
+            until(lambda: self.ready or self._ended_early(), seconds=READY_SECONDS, what=f"{self.config.stem} is ready")
         return self
 
     @property
@@ -95,20 +102,28 @@ class RelayService:
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal."""
+        self._sent.add(number)
         self.process.send_signal(number)
+
+    def ended(self, seconds: float) -> int:
+        """Wait until the process has ended by itself, and return its exit code, which the test judges."""
+        code = self.process.wait(seconds)
+        self._end_is_known = True
+        return code
 
     def kill(self) -> None:
         """Send SIGKILL, wait until the process is gone, and judge its restarts by the log alone."""
-        self.process.kill()
-        self.process.wait(10)
+        self._judge_end()
+        self._end()
         self.judge()
 
     def stop(self) -> int:
         """Send SIGTERM and return the exit code. A process that does not end shows its stacks."""
+        self._judge_end()
         self._count_restarts()
         self.process.terminate()
         try:
-            code = self.process.wait(STOP_SECONDS)
+            code = self.ended(STOP_SECONDS)
         except subprocess.TimeoutExpired:
             self.process.send_signal(signal.SIGABRT)
             self.process.wait(10)
@@ -116,8 +131,21 @@ class RelayService:
         self.judge()
         return code
 
+    def _end(self) -> None:
+        self._end_is_known = True
+        self.process.kill()
+        self.process.wait(10)
+
+    def _judge_end(self) -> None:
+        """Raise AssertionError when the process ended by itself and the test does not know."""
+        code = None if self._process is None else self._process.poll()
+        asked = code == 0 and not self._sent.isdisjoint(_STOPS)
+        assert code is None or asked or self._end_is_known, (
+            f"{self.config.stem} ended by itself with {code}: {self.log.read_text()[-3000:]}"
+        )
+
     def judge(self) -> None:
-        """Raise AssertionError when a session restarted for a reason that the test did not declare."""
+        """Raise AssertionError when a session or part restarted for a reason that the test did not declare."""
         logged = [line for line in self.lines() if _RESTARTED.fullmatch(str(line.get("event")))]
         found = self._counted | Counter(_cause(line) for line in logged)
         undeclared = {reason: count for reason, count in found.items() if reason not in self.expects}
@@ -143,7 +171,7 @@ class RelayService:
                 found.append(json.loads(line))
         return found
 
-    def _ended(self) -> bool:
+    def _ended_early(self) -> bool:
         if self.process.poll() is not None:
             raise AssertionError(f"ended with {self.process.returncode}: {self.log.read_text()[-3000:]}")
         return False
@@ -158,9 +186,9 @@ class RelayService:
             self._process.send_signal(signal.SIGCONT)
             if kind is None:
                 self._count_restarts()
-            self._process.kill()
-            self._process.wait(10)
+            self._end()
         if kind is None:
+            self._judge_end()
             self.judge()
 
 

@@ -1,6 +1,9 @@
 """A relay process in a test: a session that restarts unexpectedly fails the test."""
 
+import json
+import os
 import re
+import signal
 from collections.abc import Callable, Collection
 from pathlib import Path
 
@@ -31,6 +34,13 @@ ENDS: dict[str, Callable[[RelayService], object]] = {
     "stopped": RelayService.stop,
     "killed": RelayService.kill,
 }
+THEN: dict[str, Callable[[RelayService], object]] = {
+    "left": lambda _: None,
+    "stopped": RelayService.stop,
+    "killed": RelayService.kill,
+    "started": RelayService.start,
+}
+"""The next thing that a test does with a process that it does not know to have ended."""
 
 
 def relay_of(database: Database, directory: Path, expects: Collection[str] = ()) -> RelayService:
@@ -82,6 +92,62 @@ def test_a_restart_that_the_log_leaves_out_is_counted(database: Database, tmp_pa
         lose_and_end(database, relay_of(database, tmp_path), lose_again)
     counts = re.findall(r"'[a-z_]+': (\d+)", str(failure.value))
     assert sum(map(int, counts)) > 1
+
+
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS.keys())
+def test_a_second_reason_is_seen_though_the_first_was_logged_just_now(
+    database: Database, tmp_path: Path, end: Callable[[RelayService], object]
+) -> None:
+    def reload(relay: RelayService) -> None:
+        until(lambda: relay.ready and _owned(relay), seconds=30, what="the relay works again")
+        relay.config.write_text(relay.config.read_text().replace('"*" =', '"order.*" ='))
+        relay.send(signal.SIGHUP)
+        until(lambda: "reload" in _restarts(relay), seconds=30, what="the session uses the new routes")
+        end(relay)
+
+    with pytest.raises(AssertionError, match=r"sessions restarted that this test did not cause: {'reload': 1}"):
+        lose_and_end(database, relay_of(database, tmp_path, LOST), reload)
+
+
+@pytest.mark.parametrize(
+    "event", ["sink.restarted", "part.restarted", "sink crm starts again", "heartbeat starts again"]
+)
+def test_a_restart_of_any_part_is_judged(tmp_path: Path, event: str) -> None:
+    relay = RelayService(tmp_path, "", expects={"statement_failed"})
+    relay.log.write_text(
+        "\n".join(json.dumps({"event": event, "cause": cause}) for cause in ("statement_failed", None))
+    )
+    with pytest.raises(AssertionError, match=r"did not cause: {'unknown': 1}"):
+        relay.judge()
+
+
+@pytest.mark.parametrize("then", THEN.values(), ids=THEN.keys())
+def test_a_process_that_ended_by_itself_fails_the_test(tmp_path: Path, then: Callable[[RelayService], object]) -> None:
+    def run(relay: RelayService) -> None:
+        with relay.start(wait=False):
+            relay.process.wait(30)
+            then(relay)
+
+    with pytest.raises(AssertionError, match=r"relay ended by itself with 2: "):
+        run(RelayService(tmp_path, "no = 'setting'"))
+
+
+def test_a_process_that_was_killed_by_another_fails_the_test(database: Database, tmp_path: Path) -> None:
+    def run(relay: RelayService) -> None:
+        with relay:
+            os.kill(relay.process.pid, signal.SIGKILL)
+            relay.process.wait(30)
+
+    with pytest.raises(AssertionError, match=r"relay ended by itself with -9: "):
+        run(relay_of(database, tmp_path))
+
+
+def test_a_process_may_end_in_a_way_that_the_test_knows(database: Database, tmp_path: Path) -> None:
+    with RelayService(tmp_path, "no = 'setting'").start(wait=False) as relay:
+        assert relay.ended(30) == 2
+    with relay_of(database, tmp_path) as relay:
+        relay.send(signal.SIGTERM)
+        relay.process.wait(30)
 
 
 def test_what_the_test_itself_raises_is_what_it_reports(database: Database, tmp_path: Path) -> None:

@@ -472,6 +472,16 @@ def test_an_event_comes_again_after_two_restores_only_if_both_dumps_have_it_unse
     assert account.sound is explained
 
 
+@pytest.mark.parametrize(("again", "explained"), [(790, True), (810, False)])
+def test_a_restore_explains_a_late_repetition_in_the_order_of_its_key(again: float, explained: bool) -> None:
+    early = restored(2, uid(1, 3), uid(1, 4), unsettled=[uid(1, 2)])
+    later = [arrived(other(3), 800, emitted=45), arrived(other(4), 801, emitted=46), arrived(uid(1, 2), again)]
+    arrivals = sorted([*BEFORE, *later], key=lambda arrival: arrival.arrived)
+    account = judge("kafka", after_restore(early), arrivals, [])
+    assert account.duplicates == ({"restore": 1} if explained else {})
+    assert account.sound is explained
+
+
 def test_a_dead_letter_after_a_restore_is_the_one_that_survived() -> None:
     number = (1, 3)
     account = judged_restore(*BEFORE, AFTER[1], dead=Dead({number}, excused={number}))

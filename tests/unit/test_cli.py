@@ -84,7 +84,7 @@ def test_every_group_of_commands_is_tested() -> None:
 
 def is_group(name: str) -> bool:
     """Return True if the command is a group of commands."""
-    return "ACTION" in outbox_relay(name, "--help").out
+    return "ACTION" in inside(name, "--help").out
 
 
 @pytest.mark.parametrize(

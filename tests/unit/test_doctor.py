@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from textwrap import indent
 from types import SimpleNamespace
@@ -10,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from outbox_relay.admin.doctor import Finding, findings_text, log, server, sinks
+from outbox_relay.admin.doctor import Finding, degradation, findings_text, log, server, sinks
 from outbox_relay.admin.doctor.finding import worst_first
+from outbox_relay.retention.wording import LOCKED
 
 PACKAGE = Path(sinks.__file__).parent
 SINK: dict[str, Any] = {
@@ -22,6 +24,7 @@ RELAY = {"name": "r", "version": "1", "seen_seconds_ago": 1.0, "shards": {"s": 6
 SERVER: dict[str, Any] = {
     "fsync": "on", "full_page_writes": "on", "synchronous_commit": "on", "autovacuum": "on", "seq_cache": 1,
     "uncertain_roles": [],
+    "mxid_age": 800_000_000, "mxid_freeze_max_age": 400_000_000,
     "xid_age": 400_000_000, "freeze_max_age": 200_000_000, "sees_all": True, "clock": 1000.0,
 }  # fmt: skip
 RETENTION: dict[str, Any] = {
@@ -63,11 +66,14 @@ def test_sinks(sink: dict[str, Any], wanted: list[tuple[str, str]]) -> None:
 
 def test_without_a_relay_no_sink_is_named_for_it() -> None:
     alone = status(relays=[])
-    unowned = [SimpleNamespace(sink="r", shards=1), SimpleNamespace(sink="s", shards=64)]
+    unowned = [SimpleNamespace(sink="r", shards=1, served=True), SimpleNamespace(sink="s", shards=64, served=True)]
     assert found(sinks.examine_shards(unowned, alive=False)) == []
     assert found(sinks.examine_shards(unowned, alive=True)) == [
         ("shards-unowned", "warning"), ("shards-unowned", "critical"),
     ]  # fmt: skip
+    assert found(sinks.examine_shards([SimpleNamespace(sink="s", shards=64, served=False)], alive=True)) == [
+        ("sink-unserved", "critical")
+    ]
     assert found(sinks.examine_relays(alone)) == [("no-relay", "critical")]
     assert found(sinks.examine_relays({**alone, "sinks": {}})) == []
 
@@ -91,6 +97,7 @@ def test_only_some_names_are_listed() -> None:
 DUE: dict[str, Any] = {
     "day": "2026-01-01", "due": True, "due_seconds": 86_400.0, "archived": None, "kept_by": [], "left_because": None,
 }  # fmt: skip
+LEFT_AT = "2026-02-01T00:00:00+00:00"
 LATE = DUE | {"due_seconds": 86_401.0}
 KEPT = DUE | {"day": "2026-01-02", "kept_by": [{"kind": "sink", "name": "s", "paused": True, "shards": 3}]}
 
@@ -109,6 +116,8 @@ KEPT = DUE | {"day": "2026-01-02", "kept_by": [{"kind": "sink", "name": "s", "pa
         ({"idle": True}, [LATE], ["retention-idle"]),
         ({"hold_until": "2026-11-02T00:00:00Z"}, [LATE], ["clock-jumped"]),
         ({"archive": True}, [DUE], []),
+        ({"archive": True}, [DUE | {"left_because": LOCKED, "left_at": LEFT_AT}], []),
+        ({"archive": True}, [DUE | {"left_because": "no space", "left_at": LEFT_AT}], ["archive-missing"]),
         ({"archive": True}, [LATE, KEPT], ["retention-blocked", "archive-missing"]),
         ({"archive": True}, [LATE | {"archived": "file:x"}], ["retention-late"]),
         ({"archive": True, "idle": True}, [DUE], ["retention-idle"]),
@@ -130,6 +139,95 @@ def test_a_late_day_is_named_with_what_the_newest_pass_said(archive: bool) -> No
     days = [LATE | left, LATE | {"day": "2026-01-02"}]
     [finding] = log.examine_retention(RETENTION | {"archive": archive, "days": days})
     assert "2026-01-01 to 2026-01-02; left at 2026-02-01T00:00:00: no space; last pass" in finding.evidence
+
+
+GIB = 1 << 30
+
+
+def held(gibs: Sequence[float], first: int = 1) -> list[dict[str, Any]]:
+    """Days of October in a row, of these sizes."""
+    return [
+        {"day": f"2026-10-{first + n:02}", "bytes": size * GIB, "emptied": None} | DUE_NOT
+        for n, size in enumerate(gibs)
+    ]  # fmt: skip
+
+
+DUE_NOT: dict[str, Any] = {"due": False, "due_seconds": None, "archived": None, "kept_by": [], "left_because": None}
+
+
+@pytest.mark.parametrize(
+    ("keep_days", "days", "wanted"),
+    [
+        (30, [], False),
+        (30, held([5.0]), False),
+        (30, held([1.0, 0.5]), True),
+        (30, held([0.3, 0.1]), False),
+        (4, held([5.0, 5.0, 5.0, 0.5]), False),
+        (30, held([1.0] * 16), False),
+        (30, held([1.0] * 15), True),
+        (30, [{**held([900.0])[0], "day": "default"}, *held([0.1, 0.1])], False),
+        (30, [{**held([900.0])[0], "emptied": "2026-10-02"}, *held([0.1, 0.1], 2)], False),
+        (30, [held([1.0])[0], held([0.1], 31)[0]], False),
+        (0, held([1.0, 0.1]), True),
+        (0, held([0.9, 5.0]), False),
+    ],
+)
+def test_growth_of_the_log(keep_days: int, days: list[Any], wanted: bool) -> None:
+    findings = log.examine_growth(RETENTION | {"keep_days": keep_days, "days": days})
+    assert found(findings) == [("log-growth", "warning")] * wanted
+
+
+def a_measure(measure: str, recent: float | None, earlier: float | None, sink: str = "", **minutes: int) -> Any:
+    counted = {"recent_minutes": 5, "earlier_minutes": 60} | minutes
+    return SimpleNamespace(sink=sink, measure=measure, recent=recent, earlier=earlier, **counted)
+
+
+@pytest.mark.parametrize(
+    ("measures", "wanted"),
+    [
+        ([], []),
+        ([a_measure("tick", 0.06, 0.02)], ["statements-slower"]),
+        ([a_measure("tick", 0.0599, 0.02)], []),
+        ([a_measure("tick", 0.049, 0.001)], []),
+        ([a_measure("claim", 0.5, 0.01, "s")], ["statements-slower"]),
+        ([a_measure("settle", 0.5, 0.0, "s")], ["statements-slower"]),
+        ([a_measure("tick", 0.5, 0.01, recent_minutes=4)], []),
+        ([a_measure("tick", 0.5, 0.01, earlier_minutes=59)], []),
+        ([a_measure("tick", 0.5, None)], []),
+        ([a_measure("tick", float("nan"), 0.01)], []),
+        ([a_measure("busy", 6_000.0, 2_000.0), a_measure("rate", 150.0, 100.0)], ["database-busy"]),
+        ([a_measure("busy", 6_000.0, 2_000.0), a_measure("rate", 151.0, 100.0)], []),
+        ([a_measure("busy", 6_000.0, 2_001.0), a_measure("rate", 1.0, 100.0)], []),
+        ([a_measure("busy", 5_999.0, 1.0), a_measure("rate", 1.0, 100.0)], []),
+        ([a_measure("busy", 9_000.0, 0.0), a_measure("rate", 0.0, 0.0)], ["database-busy"]),
+        ([a_measure("busy", 9_000.0, 0.0)], []),
+    ],
+)
+def test_degradation(measures: list[Any], wanted: list[str]) -> None:
+    assert [each.id for each in degradation.examine_history(measures)] == wanted
+
+
+def test_the_slowest_statements_are_named_first() -> None:
+    [finding] = degradation.examine_history([a_measure("tick", 0.06, 0.004), a_measure("claim", 2.5, 0.1, "crm")])
+    assert finding.evidence == (
+        "claim of sink crm: 2.5 s (before: 100 ms), tick: 60 ms (before: 4 ms); "
+        "these are 99th percentiles of the median minute of the last 15, and of the two days before"
+    )
+
+
+@pytest.mark.parametrize(
+    ("newest", "uptime", "wanted"),
+    [
+        (None, None, []),
+        (None, 600.0, []),
+        (None, 601.0, [("history-missing", "ok")]),
+        (601.0, 601.0, [("history-missing", "ok")]),
+        (600.0, 9_000.0, []),
+        (9_000.0, None, []),
+    ],
+)
+def test_a_history_that_nobody_writes(newest: float | None, uptime: float | None, wanted: list[Any]) -> None:
+    assert found(degradation.examine_minutes(newest, uptime)) == wanted
 
 
 @pytest.mark.parametrize(
@@ -160,6 +258,8 @@ def test_partitions(in_default: int, ahead: float | None, wanted: list[str]) -> 
         ({"xid_age": 400_000_001}, [("wraparound", "warning")]),
         ({"xid_age": 1_500_000_001}, [("wraparound", "critical")]),
         ({"xid_age": 1_500_000_001, "freeze_max_age": 1_000_000_000}, [("wraparound", "critical")]),
+        ({"mxid_age": 800_000_001}, [("wraparound", "warning")]),
+        ({"mxid_age": 1_500_000_001}, [("wraparound", "critical")]),
         ({"clock": 1008.0}, []),
         ({"clock": 1008.1}, [("clocks-apart", "warning")]),
         ({"clock": 994.9}, [("clocks-apart", "warning")]),
@@ -172,11 +272,24 @@ def test_settings_of_the_server(settings: dict[str, Any], wanted: list[tuple[str
 
 def test_a_transaction_is_critical_after_an_hour() -> None:
     def transactions(*ages: float) -> list[Any]:
-        return [SimpleNamespace(who=f"pid {n}", seconds=age, prepared=False) for n, age in enumerate(ages)]
+        return [
+            SimpleNamespace(who=f"pid {n}", seconds=age, prepared=False, held=n or None, dead=7)
+            for n, age in enumerate(ages)
+        ]
 
     assert found(server.examine_transactions([])) == []
     assert found(server.examine_transactions(transactions(3600.0, 400.0))) == [("long-transaction", "warning")]
     assert found(server.examine_transactions(transactions(3601.0))) == [("long-transaction", "critical")]
+
+
+def test_a_transaction_is_named_with_what_it_holds_back() -> None:
+    idle = SimpleNamespace(who="pid 1", seconds=400.0, prepared=False, held=None, dead=7)
+    writes = SimpleNamespace(who="pid 2", seconds=350.0, prepared=False, held=12, dead=7)
+    [finding] = server.examine_transactions([idle, writes])
+    assert finding.evidence == (
+        "pid 1: 6 min 40 s, holds only its locks; pid 2: 5 min 50 s, keeps what the last 12 transactions deleted or "
+        "changed; dead rows in schema outbox now: 7"
+    )
 
 
 def test_relays_differ_by_the_settings_that_both_have_recorded() -> None:

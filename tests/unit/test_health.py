@@ -188,8 +188,13 @@ async def a_page(accept: Sequence[str]) -> tuple[str, bytes]:
     return "text/plain", ",".join(accept).encode()
 
 
-async def test_metrics_are_answered_with_their_own_type_and_get_all_lines_of_accept() -> None:
-    async with listening(metrics=a_page) as port:
+def a_page_at_once(accept: Sequence[str]) -> tuple[str, bytes]:
+    return "text/plain", ",".join(accept).encode()
+
+
+@pytest.mark.parametrize("metrics", [a_page, a_page_at_once])
+async def test_metrics_are_answered_with_their_own_type_and_get_all_lines_of_accept(metrics: Metrics) -> None:
+    async with listening(metrics=metrics) as port:
         head, _, body = (await sent(port, ASK)).partition(b"\r\n\r\n")
         only_head = await sent(port, ASK.replace(b"GET", b"HEAD"))
     assert (status(head), body) == (200, b"a/b,c/d")
@@ -197,11 +202,15 @@ async def test_metrics_are_answered_with_their_own_type_and_get_all_lines_of_acc
     assert only_head == head + b"\r\n\r\n"
 
 
-async def test_metrics_that_cannot_be_rendered_are_an_error_of_the_request_alone() -> None:
-    async def fails(_accept: Sequence[str]) -> tuple[str, bytes]:
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_metrics_that_cannot_be_rendered_are_an_error_of_the_request_alone(at_once: bool) -> None:
+    def fails(_accept: Sequence[str]) -> tuple[str, bytes]:
         raise ValueError("a secret")
 
-    async with listening(metrics=fails) as port:
+    async def fails_later(accept: Sequence[str]) -> tuple[str, bytes]:
+        return fails(accept)
+
+    async with listening(metrics=fails if at_once else fails_later) as port:
         answer = await sent(port, ASK)
         assert status(await sent(port, b"GET /livez HTTP/1.1\r\n\r\n")) == 200
     assert (status(answer), b"secret" in answer) == (500, False)
@@ -246,15 +255,21 @@ async def test_a_request_that_is_rendered_when_the_listener_stops_ends_with_it()
     writer.close()
 
 
-async def test_clients_that_never_read_hold_few_answers_and_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_clients_that_never_read_hold_few_answers_and_are_closed(
+    monkeypatch: pytest.MonkeyPatch, at_once: bool
+) -> None:
     """Goes red when each of them keeps an answer in memory: they get a refusal, which fits into the kernel's buffer."""
     rendered: list[object] = []
 
-    async def large(accept: Sequence[str]) -> tuple[str, bytes]:
+    def large(accept: Sequence[str]) -> tuple[str, bytes]:
         rendered.append(accept)
         return "text/plain", b"x" * (8 << 20)
 
-    async with listening(metrics=large) as port:
+    async def large_later(accept: Sequence[str]) -> tuple[str, bytes]:
+        return large(accept)
+
+    async with listening(metrics=large if at_once else large_later) as port:
         held = [socket.create_connection(("127.0.0.1", port), timeout=10) for _ in range(CONNECTIONS_MAX)]
         for each in held:
             each.send(ASK)

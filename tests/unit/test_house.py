@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
@@ -12,20 +13,24 @@ ROOT = Path(__file__).parents[2]
 MAX_LINES = 35
 """Maximum number of lines of the body of a function, without its docstring."""
 
+IMPORT = re.compile(r"^[ \t]*(?:from [\w.]+ )?import (?:\([^)]*\)|[^\n]*)", re.MULTILINE)
+"""An import statement, over several lines if it has parentheses."""
+
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @cache
-def trees(folder: str) -> dict[str, ast.Module]:
-    """Return the parsed modules of a folder by their path in the project."""
-    paths = sorted((ROOT / folder).rglob("*.py"))
+def trees() -> dict[str, ast.Module]:
+    """Return the parsed modules of the package by their path in the project."""
+    paths = sorted((ROOT / "outbox_relay").rglob("*.py"))
     return {str(path.relative_to(ROOT)): ast.parse(path.read_text(encoding="utf-8")) for path in paths}
 
 
-def imported(module: str, tree: ast.Module) -> Iterator[str]:
-    """Yield the modules that a module of the tests imports, as dotted names."""
+def imported(module: str, text: str) -> Iterator[str]:
+    """Yield the modules and names that the text of a module of the tests imports, as dotted names."""
     package = module.removesuffix(".py").split("/")[:-1]
-    for node in ast.walk(tree):
+    for statement in IMPORT.findall(text):
+        node = ast.parse(statement.strip()).body[0]
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -44,7 +49,7 @@ def lines_of(function: Function) -> int:
 def test_no_two_classes_of_the_package_have_one_name() -> None:
     classes = [
         (node.name, module)
-        for module, tree in trees("outbox_relay").items()
+        for module, tree in trees().items()
         for node in ast.walk(tree)
         if isinstance(node, ast.ClassDef)
     ]
@@ -55,7 +60,7 @@ def test_no_two_classes_of_the_package_have_one_name() -> None:
 def test_functions_of_the_package_are_short() -> None:
     long = [
         f"{module}:{node.lineno} {node.name}: {lines_of(node)}"
-        for module, tree in trees("outbox_relay").items()
+        for module, tree in trees().items()
         for node in ast.walk(tree)
         if isinstance(node, Function) and lines_of(node) > MAX_LINES
     ]
@@ -64,9 +69,15 @@ def test_functions_of_the_package_are_short() -> None:
 
 def test_no_test_module_imports_another() -> None:
     found = [
-        f"{module}: {name}"
-        for module, tree in trees("tests").items()
-        for name in imported(module, tree)
+        f"{path}: {name}"
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        for name in imported(str(path.relative_to(ROOT)), path.read_text(encoding="utf-8"))
         if name.startswith("tests.") and any(part.startswith("test_") for part in name.split(".")[:-1])
     ]
     assert found == []
+
+
+def test_imports_are_found() -> None:
+    text = "import a.b\nfrom .c import (\n    d,\n    e,\n)\ndef f() -> None:\n    from tests import g\n"
+    found = list(imported("tests/unit/x.py", text))
+    assert found == ["a.b", "tests.unit.c", "tests.unit.c.d", "tests.unit.c.e", "tests", "tests.g"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
@@ -15,7 +16,15 @@ from outbox_relay.domain.measures import RelayMeasures, SinkMeasures
 from outbox_relay.domain.outcomes import Failed
 from outbox_relay.service.metrics import exposition
 from outbox_relay.service.metrics.definitions import DEFINITIONS, FIGURES, GROUPS, PER_SINK, TABLES
-from outbox_relay.service.metrics.exposition import OPENMETRICS, TEXT, Exposition, negotiate, render
+from outbox_relay.service.metrics.exposition import (
+    OPENMETRICS,
+    SINKS_AT_ONCE,
+    TEXT,
+    Content,
+    Exposition,
+    negotiate,
+    render,
+)
 from outbox_relay.service.metrics.snapshot import Aged, SinkCopy, Snapshot, merge
 from outbox_relay.service.metrics.stored_figures import Entry, Value, dump, load
 from tests.contract.harness import an_event
@@ -139,31 +148,39 @@ def test_no_header_is_too_odd_to_choose_by(accept: list[str]) -> None:
     assert negotiate(accept) in (TEXT, OPENMETRICS)
 
 
-async def test_an_answer_is_rendered_once_for_all_who_ask_within_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+async def answered(answer: Content | Awaitable[Content]) -> Content:
+    return answer if isinstance(answer, tuple) else await answer
+
+
+@pytest.mark.parametrize("sinks", [SINKS_AT_ONCE, SINKS_AT_ONCE + 1])
+async def test_an_answer_is_rendered_once_for_all_who_ask_within_a_second(
+    monkeypatch: pytest.MonkeyPatch, sinks: int
+) -> None:
     taken: list[Snapshot] = []
 
     def take() -> Snapshot:
-        taken.append(a_snapshot())
+        taken.append(a_snapshot(sinks))
         return taken[-1]
 
     pages = Exposition(take)
-    bodies = {page.body for page in await asyncio.gather(*(pages.page(TEXT) for _ in range(20)))}
-    assert (len(taken), len(bodies)) == (1, 1)
-    await pages.page(TEXT)
-    await pages.page(OPENMETRICS)
+    answers = [pages.answer([]) for _ in range(20)]
+    assert isinstance(answers[0], tuple) == (sinks == SINKS_AT_ONCE)
+    assert len({await answered(answer) for answer in answers}) == len(taken) == 1
+    await answered(pages.answer([]))
+    await answered(pages.answer([OPENMETRICS]))
     assert len(taken) == 2
     monkeypatch.setattr(exposition, "KEPT_SECONDS", 0.0)
-    await pages.page(TEXT)
+    await answered(pages.answer([]))
     assert len(taken) == 3
     pages.close()
 
 
 async def test_a_rendering_goes_on_for_the_others_when_one_who_asked_is_gone() -> None:
-    pages = Exposition(a_snapshot)
-    first, second = (asyncio.ensure_future(pages.page(TEXT)) for _ in range(2))
+    pages = Exposition(lambda: a_snapshot(SINKS_AT_ONCE + 1))
+    first, second = (asyncio.ensure_future(answered(pages.answer([]))) for _ in range(2))
     await asyncio.sleep(0)
     first.cancel()
-    assert b"outbox_build_info" in (await second).body
+    assert b"outbox_build_info" in (await second)[1]
     pages.close()
 
 

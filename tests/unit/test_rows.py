@@ -242,6 +242,27 @@ async def test_a_claim_asks_about_few_keys_in_turn_however_many_are_free() -> No
     assert asked == [names[:100], names[100:200], [*names[200:], *names[:50]]]
 
 
+@pytest.mark.parametrize("field", ["payload", "headers"])
+async def test_the_keys_of_a_claim_that_its_bytes_ended_are_asked_about_again(field: str) -> None:
+    """Headers are in the bytes by which the database ends a claim, as payloads are."""
+    parked, asked = _parked(), list[list[str]]()
+    large: Any = {"payload": bytes(MOST_BYTES // 4), "headers": "x" * (MOST_BYTES // 4)}
+    row = _row(key=None, ordered=False)
+    row = row._replace(event=row.event._replace(**{field: large[field]}))
+
+    async def claim_rows(*_: Any, keys: list[str], **__: Any) -> list[ClaimedRow]:
+        asked.append(keys)
+        return [row] * 4
+
+    parked.store.claim_rows, parked.store.now = claim_rows, lambda: datetime.now(UTC)
+    parked.store.blocked, parked.store.sink = (), SimpleNamespace(timeout_seconds=15.0, keeps_order=False)
+    parked.claims._swept_at = parked.claims._suspected_at = float("inf")  # pyright: ignore[reportPrivateUsage]
+    parked.claims.follow([_row(key="k", ordered=True)])
+    for _ in range(2):
+        await parked.claims.claim(100)
+    assert asked == [["k"], ["k"]]
+
+
 async def test_a_claim_waits_until_half_of_the_share_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     parked = _parked()
     parked.store.limiter = ConcurrencyLimiter(4, asyncio.Event())

@@ -10,9 +10,10 @@ from collections.abc import Callable, Generator, Sequence
 from datetime import UTC, datetime
 
 import pytest
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import Decision, Sampler, SamplingResult
 
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Attempt, Failed, Unavailable, Verdict
@@ -147,6 +148,33 @@ async def test_a_request_that_is_cancelled_ends_its_span() -> None:
         await request
     [span] = exporter.get_finished_spans()
     assert (span.attributes or {})["error.type"] == "CancelledError"
+
+
+class Faulty(Sampler, SpanProcessor):
+    """A sampler and a processor of another package, one of which fails."""
+
+    def __init__(self, failing: str) -> None:
+        self._failing = failing
+
+    def should_sample(self, *_arguments: object, **_named: object) -> SamplingResult:
+        if self._failing == "sampler":
+            raise RuntimeError("faulty")
+        return SamplingResult(Decision.RECORD_AND_SAMPLE)
+
+    def get_description(self) -> str:
+        return "faulty"
+
+    def on_end(self, span: ReadableSpan) -> None:
+        raise RuntimeError(f"{span.name} is not exported")
+
+
+@pytest.mark.parametrize("failing", ["sampler", "processor"])
+async def test_a_library_that_fails_stops_no_delivery(failing: str) -> None:
+    provider = TracerProvider(sampler=Faulty(failing), shutdown_on_exit=False)
+    provider.add_span_processor(Faulty(failing))
+    sink = MemorySink()
+    made = traced_sink(provider.get_tracer("test"), "crm", sink)
+    assert await made.deliver([an_event(0)], float("inf")) == [DELIVERED]
 
 
 async def test_a_failed_request_has_its_status_or_its_code() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 from outbox_relay.admin.alive import ALIVE_SECONDS
-from outbox_relay.admin.doctor import log, server, sinks
+from outbox_relay.admin.doctor import degradation, log, server, sinks
 from outbox_relay.admin.doctor.finding import Finding, worst_first
 from outbox_relay.admin.status import status
 from outbox_relay.domain.errors import DatabaseUnavailable, DatabaseUnusable, RelayError, StatementFailed
@@ -18,12 +18,27 @@ Check: TypeAlias = Callable[[Sequence[Any]], Iterable[Finding]]
 """A check of the rows of a statement."""
 STATEMENT_SECONDS = 5.0
 """Time limit of each statement on the server."""
+
+
+def _configurations(rows: Sequence[Any]) -> Iterable[Finding]:
+    return [*server.examine_configurations(rows), *server.examine_poolers(rows)]
+
+
+def _minutes(rows: Sequence[Any]) -> Iterable[Finding]:
+    return degradation.examine_minutes(*rows[0])
+
+
 STATEMENTS: Sequence[tuple[str, Mapping[str, Any], Check]] = (
     ("doctor_transactions", {"seconds": server.TRANSACTION_SECONDS}, server.examine_transactions),
     ("doctor_locks", {"seconds": server.LOCK_SECONDS}, server.examine_locks),
     ("doctor_tables", {"dead": server.DEAD_ROWS}, server.examine_tables),
     ("doctor_slots", {"bytes": server.SLOT_BYTES}, server.examine_slots),
-    ("relay_configs", {"seconds": ALIVE_SECONDS}, server.examine_configurations),
+    ("doctor_autovacuum", {"dead": server.LATE_DEAD_ROWS, "seconds": server.LATE_SECONDS}, server.examine_autovacuum),
+    ("doctor_topics", {}, sinks.examine_topics),
+    ("doctor_history", {"seconds": degradation.RECENT_SECONDS}, degradation.examine_history),
+    ("doctor_figures", {"seconds": degradation.FIGURES_SECONDS}, degradation.examine_figures),
+    ("doctor_minutes", {"seconds": ALIVE_SECONDS}, _minutes),
+    ("relay_configs", {"seconds": ALIVE_SECONDS}, _configurations),
     ("foreign_privileges", {}, server.examine_privileges),
     ("row_security", {}, server.examine_row_security),
 )
@@ -50,6 +65,7 @@ async def doctor(store: Store, oldest_seconds: float = sinks.OLDEST_SECONDS) -> 
         findings.append(_not_examined("retention", days))
     else:
         findings += log.examine_retention(days)
+        findings += log.examine_growth(days)
     known: Mapping[str, Any] = {} if isinstance(found, StatementFailed) else found
     findings += await _examine(store, known.get("in_default_partition", 0), alive=bool(known.get("relays", True)))
     return worst_first(findings)
@@ -78,7 +94,7 @@ async def _examine(store: Store, in_default: int, *, alive: bool) -> list[Findin
     before = time.time()
     checks: Sequence[tuple[str, Mapping[str, Any], Check]] = (
         ("doctor_server", {}, settings),
-        ("doctor_shards", {"seconds": sinks.UNOWNED_SECONDS}, shards),
+        ("doctor_shards", {"seconds": sinks.UNOWNED_SECONDS, "alive": ALIVE_SECONDS}, shards),
         ("doctor_partitions", {}, partitions),
         *STATEMENTS,
     )

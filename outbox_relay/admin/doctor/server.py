@@ -14,10 +14,14 @@ TRANSACTION_SECONDS = 300.0
 """Age from which a transaction counts as long."""
 LONG_TRANSACTION_SECONDS = 3600.0
 """Age from which that is critical: the log's tables bloat, and positions' snapshots grow."""
-LOCK_SECONDS = 5.0
-"""Wait for a lock that is reported."""
+LOCK_SECONDS = 1.0
+"""Wait for a lock that is reported. A statement of a relay ends after 5 s of it."""
 DEAD_ROWS = 100_000
 """Dead rows of a table from which they are reported, if they outnumber its live rows."""
+LATE_DEAD_ROWS = 10_000
+"""Dead rows of a table from which autovacuum should come, if they are also more than twice its own limit."""
+LATE_SECONDS = 3600.0
+"""Time without a visit from which autovacuum is late."""
 SLOT_BYTES = 10 << 30
 """WAL that a replication slot may keep."""
 XID_SHARE = 2.0
@@ -34,13 +38,8 @@ def examine_server(server: Any, before: float, after: float) -> Iterator[Finding
     ``before`` and ``after`` are the times of this machine around the statement, in seconds since the epoch.
     """
     yield from _examine_settings(server)
-    if server.xid_age > min(XID_SHARE * server.freeze_max_age, LAST_XIDS):
-        severity = "critical" if server.xid_age > LAST_XIDS else "warning"
-        yield Finding(
-            "wraparound", severity, "VACUUM does not keep up with transaction ids",
-            f"age of the oldest: {server.xid_age}; the server stops at 2,000,000,000",
-            "end what holds it back: see the findings on transactions and replication slots; then VACUUM FREEZE",
-        )  # fmt: skip
+    yield from _examine_age("transaction ids", server.xid_age, server.freeze_max_age)
+    yield from _examine_age("multixact ids", server.mxid_age, server.mxid_freeze_max_age)
     apart = max(before - server.clock, server.clock - after)
     if apart > CLOCK_SECONDS:
         yield Finding(
@@ -52,6 +51,16 @@ def examine_server(server: Any, before: float, after: float) -> Iterator[Finding
         yield Finding(
             "sessions-unseen", "ok", "long transactions of other roles were not examined",
             "this role does not see the sessions of others", "grant pg_read_all_stats to it",
+        )  # fmt: skip
+
+
+def _examine_age(ids: str, age: int, freeze_max_age: int) -> Iterator[Finding]:
+    """Yield a finding if ids that VACUUM has to freeze are old. Rows that several sessions lock take multixact ids."""
+    if age > min(XID_SHARE * freeze_max_age, LAST_XIDS):
+        yield Finding(
+            "wraparound", "critical" if age > LAST_XIDS else "warning", f"VACUUM does not keep up with {ids}",
+            f"age of the oldest: {age}; the server stops at 2,000,000,000",
+            "end what holds it back: see the findings on transactions and replication slots; then VACUUM FREEZE",
         )  # fmt: skip
 
 
@@ -91,10 +100,18 @@ def examine_transactions(found: Sequence[Any]) -> Iterator[Finding]:
     yield Finding(
         "long-transaction", "critical" if critical else "warning",
         "long transactions keep VACUUM from removing dead rows anywhere in the database",
-        "; ".join(f"{each.who}: {duration(each.seconds)}" for each in found),
+        "; ".join(f"{each.who}: {duration(each.seconds)}, {_held_text(each)}" for each in found)
+        + f"; dead rows in schema outbox now: {found[0].dead}",
         "let the application commit, or end the session: select pg_terminate_backend(PID). A prepared one: "
         "rollback prepared",
     )  # fmt: skip
+
+
+def _held_text(transaction: Any) -> str:
+    """Return what a transaction holds back."""
+    if transaction.held is None:
+        return "holds only its locks"
+    return f"keeps what the last {transaction.held} transactions deleted or changed"
 
 
 def examine_locks(found: Sequence[Any]) -> Iterator[Finding]:
@@ -120,6 +137,27 @@ def examine_tables(found: Sequence[Any]) -> Iterator[Finding]:
             f"dead: {table.dead}, live: {table.live}, last vacuum: {last}",
             "end long transactions first; then VACUUM the table, and let autovacuum visit it more often",
         )  # fmt: skip
+
+
+def examine_autovacuum(found: Sequence[Any]) -> Iterator[Finding]:
+    """Yield the findings on tables that autovacuum passes by, or does not visit in time."""
+    off = [table.name for table in found if not table.enabled]
+    if off:
+        yield Finding(
+            "autovacuum-off", "warning", "autovacuum passes by tables of the schema: their dead rows stay",
+            f"autovacuum_enabled is off for {listed(off)}", "alter table outbox.NAME reset (autovacuum_enabled)",
+        )  # fmt: skip
+    late = [table for table in found if table.enabled]
+    if late:
+        yield Finding(
+            "autovacuum-late", "warning", "autovacuum does not keep up with tables of the schema",
+            listed([f"{table.name}: {table.dead} dead rows, last visit: {_visit_text(table)}" for table in late]),
+            "VACUUM them; if it comes again, raise autovacuum_max_workers or autovacuum_vacuum_cost_limit",
+        )  # fmt: skip
+
+
+def _visit_text(table: Any) -> str:
+    return "never" if table.visited is None else f"{duration(table.visited)} ago"
 
 
 def examine_slots(found: Sequence[Any]) -> Iterator[Finding]:
@@ -164,4 +202,21 @@ def examine_configurations(found: Sequence[Any]) -> Iterator[Finding]:
             "relay-configurations", "warning", "relays run with different settings",
             f"settings: {listed(settings)}; relays: {listed(sorted(each.name for each in known))}",
             "finish the rolling deployment, or run outbox-relay config diff with each file",
+        )  # fmt: skip
+
+
+def examine_poolers(found: Sequence[Any]) -> Iterator[Finding]:
+    """Yield a finding if relays behind a pooler have no connection of their own for wake-ups."""
+    polling = [
+        each.name
+        for each in found
+        if is_known(each.config)
+        and each.config.get("database.pooler") == "transaction"
+        and each.config.get("database.listen_dsn") is None
+    ]
+    if polling:
+        yield Finding(
+            "pooler-without-listen", "warning", "relays behind a pooler are not woken by new events: they poll",
+            f"relays without database.listen_dsn: {listed(sorted(polling))}",
+            "set database.listen_dsn to a connection string that leads to the server itself",
         )  # fmt: skip

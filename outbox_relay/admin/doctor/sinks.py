@@ -37,12 +37,34 @@ def examine_sinks(status: Mapping[str, Any], oldest_seconds: float = OLDEST_SECO
 def examine_shards(found: Sequence[Any], *, alive: bool) -> Iterator[Finding]:
     """Yield the findings on shards that have had no owner for ``UNOWNED_SECONDS``, if a relay is alive."""
     for each in found if alive else ():
+        if not each.served:
+            yield _unserved(each)
+            continue
         severity = "critical" if each.shards == SHARDS else "warning"
         yield Finding(
             "shards-unowned", severity, f"no relay serves {'any shard' if each.shards == SHARDS else 'some shards'} "
             f"of sink {each.sink}",
             f"shards without an owner for {UNOWNED_SECONDS:.0f} s or longer: {each.shards} of {SHARDS}",
             "run outbox-relay sinks list: it shows which relays have the sink in their settings, and read their logs",
+        )  # fmt: skip
+
+
+def _unserved(each: Any) -> Finding:
+    """Return the finding on a sink that no live relay serves."""
+    return Finding(
+        "sink-unserved", "critical", f"no live relay serves sink {each.sink}",
+        f"shards without an owner for {UNOWNED_SECONDS:.0f} s or longer: {each.shards} of {SHARDS}",
+        f"deploy a file that has the sink with its newest patterns, or run outbox-relay sinks remove {each.sink}",
+    )  # fmt: skip
+
+
+def examine_topics(found: Sequence[Any]) -> Iterator[Finding]:
+    """Yield a finding for each sink with topics that accept no events while others do."""
+    for sink in dict.fromkeys(each.sink for each in found):
+        errors = [f"{each.error} ({each.waiting} rows)" for each in found if each.sink == sink]
+        yield Finding(
+            "topics-in-trouble", "warning", f"topics of sink {sink} accept no events; others do",
+            listed(errors), "create the topic, or grant the relay access to it; its events are retried by themselves",
         )  # fmt: skip
 
 

@@ -1,13 +1,14 @@
--- Claim up to `most` shards that have had no owner for `free_for` seconds. An expired lease counts as a crash.
+-- Claim up to `most` shards that have had no owner for `free_for` seconds. An expired lease counts as a crash. A shard at
+-- the last epoch can have no further owner: the others are claimed.
 update outbox.shard s
    set owner = %(owner)s::uuid,
        epoch = s.epoch + 1,
        lease_until = clock_timestamp() + %(lease)s::double precision * interval '1 second',
-       crashes = s.crashes + (s.owner is not null and not outbox.known_down(s.sink))::integer
+       crashes = least(s.crashes::bigint + (s.owner is not null and not outbox.known_down(s.sink))::integer, 2147483647)
   from (
     select c.shard
       from outbox.shard c
-     where c.sink = %(sink)s
+     where c.sink = %(sink)s and c.epoch < 9223372036854775807
        and c.lease_until <= clock_timestamp() - case when c.owner is null then %(free_for)s::double precision
                                                      else %(lapsed_for)s::double precision end * interval '1 second'
        and (exists (select from outbox.sink k

@@ -9,5 +9,8 @@ select current_setting('fsync') as fsync, current_setting('full_page_writes') as
        (select s.seqcache from pg_catalog.pg_sequence s where s.seqrelid = 'outbox.event_id_seq'::regclass) as seq_cache,
        (select age(d.datfrozenxid)::bigint from pg_catalog.pg_database d where d.datname = current_database()) as xid_age,
        (select (s.setting::bigint) from pg_catalog.pg_settings s where s.name = 'autovacuum_freeze_max_age') as freeze_max_age,
+       (select mxid_age(d.datminmxid)::bigint from pg_catalog.pg_database d where d.datname = current_database()) as mxid_age,
+       (select (s.setting::bigint) from pg_catalog.pg_settings s where s.name = 'autovacuum_multixact_freeze_max_age')
+           as mxid_freeze_max_age,
        pg_has_role(current_user, 'pg_read_all_stats', 'usage') as sees_all,
        extract(epoch from clock_timestamp())::double precision as clock

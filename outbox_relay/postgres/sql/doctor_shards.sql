@@ -1,6 +1,11 @@
--- The number of shards without an owner since some time, of each sink that is not paused. Of a shard that was released,
--- `lease_until` is the time of the release.
-select s.sink, count(*)::integer as shards
+-- The number of shards without an owner since some time, of each sink that is not paused, and whether a live relay serves
+-- it. Of a shard that was released, `lease_until` is the time of the release.
+select s.sink, count(*)::integer as shards,
+       exists (
+           select from outbox.relay r
+            where s.sink = any (r.sinks)
+              and r.seen_at > clock_timestamp() - %(alive)s::double precision * interval '1 second'
+       ) as served
   from outbox.shard s
   join outbox.sink k on k.name = s.sink and not k.paused
  where s.lease_until <= clock_timestamp() - %(seconds)s::double precision * interval '1 second'

@@ -1,12 +1,16 @@
-"""The answer of ``/metrics``: rendered in a thread of its own, shared by concurrent requests, kept for a second."""
+"""The answer of ``/metrics``, kept for a second.
+
+That of a process with few sinks is rendered in the event loop: under load, waiting for a thread takes much longer than
+rendering. That of many sinks is rendered in a thread of its own, once for all concurrent requests.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, TypeAlias, cast
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
@@ -20,16 +24,14 @@ OPENMETRICS: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8
 """The content types of the two formats."""
 KEPT_SECONDS: Final = 1.0
 """Time for which an answer is given again."""
+SINKS_AT_ONCE: Final = 10
+"""Maximum number of sinks that are rendered in the event loop, in about a millisecond each."""
 MOST_RANGES: Final = 32
 """Maximum number of media ranges of a request that are looked at."""
 
 
-class Page(NamedTuple):
-    """A rendered answer. ``made_at`` is a ``time.monotonic()`` value."""
-
-    content_type: str
-    body: bytes
-    made_at: float
+Content: TypeAlias = tuple[str, bytes]
+"""The content type and the body of an answer."""
 
 
 class Exposition:
@@ -38,32 +40,46 @@ class Exposition:
     def __init__(self, take: Callable[[], Snapshot]) -> None:
         self._take = take
         self._thread = ThreadPoolExecutor(1, "metrics")
-        self._pages: dict[str, Page] = {}
-        self._rendering: dict[str, asyncio.Task[Page]] = {}
+        self._kept: dict[str, tuple[float, Content]] = {}
+        self._rendering: dict[str, asyncio.Task[Content]] = {}
 
-    async def page(self, content_type: str) -> Page:
-        """Return a page that is at most ``KEPT_SECONDS`` old. Raises any error of the rendering."""
-        kept = self._pages.get(content_type)
-        if kept is not None and time.monotonic() - kept.made_at < KEPT_SECONDS:
+    def answer(self, accept: Iterable[str]) -> Content | Awaitable[Content]:
+        """Return the answer to an ``Accept`` header, at once or later, at most ``KEPT_SECONDS`` old.
+
+        Raises any error of the rendering.
+        """
+        content_type = negotiate(accept)
+        made_at, kept = self._kept.get(content_type, (float("-inf"), None))
+        if kept is not None and time.monotonic() - made_at < KEPT_SECONDS:
             return kept
         rendering = self._rendering.get(content_type)
         if rendering is None:
-            rendering = asyncio.create_task(self._render(content_type))
-            self._rendering[content_type] = rendering
-            rendering.add_done_callback(lambda ended: self._ended(content_type, ended))
-        return await asyncio.shield(rendering)
+            made_at, snapshot = time.monotonic(), self._take()
+            if len(snapshot.sinks) <= SINKS_AT_ONCE:
+                return self._keep(content_type, made_at, render(snapshot, content_type))
+            rendering = self._start(content_type, made_at, snapshot)
+        return asyncio.shield(rendering)
 
-    def _ended(self, content_type: str, rendering: asyncio.Task[Page]) -> None:
+    def _start(self, content_type: str, made_at: float, snapshot: Snapshot) -> asyncio.Task[Content]:
+        rendering = asyncio.get_running_loop().create_task(self._render(content_type, made_at, snapshot))
+        self._rendering[content_type] = rendering
+        rendering.add_done_callback(lambda ended: self._ended(content_type, ended))
+        return rendering
+
+    def _ended(self, content_type: str, rendering: asyncio.Task[Content]) -> None:
         """Forget a rendering. Its error, if nothing awaits it any more, is not logged."""
         self._rendering.pop(content_type, None)
         if not rendering.cancelled():
             rendering.exception()
 
-    async def _render(self, content_type: str) -> Page:
-        made_at, snapshot = time.monotonic(), self._take()
+    async def _render(self, content_type: str, made_at: float, snapshot: Snapshot) -> Content:
         body = await asyncio.get_running_loop().run_in_executor(self._thread, render, snapshot, content_type)
-        page = self._pages[content_type] = Page(content_type, body, made_at)
-        return page
+        return self._keep(content_type, made_at, body)
+
+    def _keep(self, content_type: str, made_at: float, body: bytes) -> Content:
+        content = content_type, body
+        self._kept[content_type] = made_at, content
+        return content
 
     def close(self) -> None:
         """End the thread once it has finished what it renders."""

@@ -7,12 +7,14 @@ what is forwarded.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import TypeAlias
 from urllib.parse import urlsplit
 
 from opentelemetry.context import Context
 from opentelemetry.trace import (
+    INVALID_SPAN,
     Link,
     NonRecordingSpan,
     Span,
@@ -157,14 +159,25 @@ class _Ending:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
             _fail(self._span, kind.__name__)
-        self._span.end()
+        with suppress(Exception):
+            self._span.end()
 
 
 # -- the beginning of a span --------------------------------------------------------------------------------------
 
 
 def _start(tracer: Tracer, name: str, batch: Sequence[StoredEvent], attributes: Attributes) -> Span:
-    """Start a span that links to the contexts of ``batch``, and is a child of that of a single event."""
+    """Start a span that links to the contexts of ``batch``, and is a child of that of a single event.
+
+    Return a span that records nothing if the library fails, such as a sampler of another package.
+    """
+    try:
+        return _started(tracer, name, batch, attributes)
+    except Exception:
+        return INVALID_SPAN
+
+
+def _started(tracer: Tracer, name: str, batch: Sequence[StoredEvent], attributes: Attributes) -> Span:
     parent = trace_context(batch[0].headers) if len(batch) == 1 else None
     context = Context() if parent is None else set_span_in_context(NonRecordingSpan(_span_context(parent)), Context())
     links = [Link(_span_context(found)) for found in islice(_recorded(batch), MOST_LINKS)]

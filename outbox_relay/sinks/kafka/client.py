@@ -11,6 +11,7 @@ from typing import TypeAlias, cast
 from confluent_kafka import KafkaError, KafkaException
 
 from outbox_relay.domain.errors import ConfigurationError
+from outbox_relay.domain.file_reading import is_stream, read_file
 from outbox_relay.domain.secret_names import may_hold_secret
 from outbox_relay.sinks.kafka.certificate_errors import with_certificate_error
 from outbox_relay.sinks.kafka.repeat_filter import RepeatFilter
@@ -159,11 +160,11 @@ class ClientSettings:
 
     def _read_files(self) -> dict[str, str]:
         """Return the contents of the files, without the final line break."""
+        self._refuse_streams()
         found: dict[str, str] = {}
         for name, path in self._files.items():
             try:
-                with path.open("rb") as file:
-                    content = file.read(MAX_FILE_BYTES + 1)
+                content = read_file(path, MAX_FILE_BYTES)
                 if len(content) > MAX_FILE_BYTES:
                     raise ConfigurationError(f'producer_files."{name}": {path} is larger than {MAX_FILE_BYTES} bytes')
                 found[name] = content.decode().removesuffix("\n").removesuffix("\r")
@@ -175,6 +176,12 @@ class ClientSettings:
                 raise ConfigurationError(f'producer_files."{name}": {path} is empty')
         self._file_values = found
         return found
+
+    def _refuse_streams(self) -> None:
+        """Raise ``ConfigurationError`` for a file of librdkafka's that it would wait for."""
+        for name, value in self._user.items():
+            if name.endswith(".location") and is_stream(Path(str(value))):
+                raise ConfigurationError(f'producer."{name}": {value} is neither a regular file nor a directory')
 
     def redact(self, text: str) -> str:
         """Return ``text`` without the values of secret settings."""

@@ -14,6 +14,7 @@ from confluent_kafka import KafkaException
 
 from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.domain.event import StoredEvent
+from outbox_relay.domain.file_reading import FILES
 from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.outcomes import Verdict
 from outbox_relay.formats.topics import TOPICS_MAX
@@ -120,7 +121,7 @@ class KafkaSink:
             hold_keys=self._hold_keys,
         )
         try:
-            await asyncio.to_thread(thread.start)
+            await FILES.acall(thread.start)
         except KafkaException as exception:
             raise self._misconfigured(self._settings.describe(error_of(exception)), "producer: ") from None
         except ConfigurationError as reason:

@@ -6,6 +6,8 @@ import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
+from outbox_relay.domain.file_reading import is_stream, while_reading
+
 
 @dataclass(frozen=True, slots=True)
 class Tls:
@@ -20,7 +22,15 @@ class Tls:
 
         Raises ValueError, with the setting and the file and without their content, when one cannot be used.
         """
-        context = _trusting(self.ca_file)
+        for setting, path in (
+            ("ca_file", self.ca_file),
+            ("client_certificate", self.client_certificate),
+            ("client_key", self.client_key),
+        ):
+            if path is not None and is_stream(path):
+                raise ValueError(f"{setting} {path}: is not a regular file")
+        with while_reading(self.ca_file):
+            context = _trusting(self.ca_file)
         self._load_certificate(context)
         return context
 
@@ -31,7 +41,8 @@ class Tls:
         if self.client_key is not None:
             named += f" or client_key {self.client_key}"
         try:
-            context.load_cert_chain(self.client_certificate, self.client_key, password=_no_password)
+            with while_reading(self.client_certificate):
+                context.load_cert_chain(self.client_certificate, self.client_key, password=_no_password)
         except _EncryptedError:
             raise ValueError(f"{named}: the key is encrypted; the relay takes keys without a password") from None
         except ssl.SSLError as error:

@@ -1,0 +1,154 @@
+"""Reading of small files that may not answer: a pipe without a writer, a network file system whose server is gone.
+
+A pipe is given up after a time. What else blocks cannot be interrupted, so it runs in a daemon thread, which keeps no
+process from ending. At most one such thread is stuck at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import os
+import select
+import stat
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from outbox_relay.domain.errors import ConfigurationError
+
+T = TypeVar("T")
+
+READ_SECONDS = 10.0
+"""Longest wait for the contents of files, in seconds."""
+PIECE_BYTES = 64 * 1024
+
+_reading = threading.local()
+
+
+def read_file(path: Path, limit: int) -> bytes:
+    """Return the contents of the file at ``path``, up to one byte more than ``limit``. Raises OSError.
+
+    A pipe may be read, such as ``/dev/stdin``. It has ``READ_SECONDS`` to deliver its contents and to end.
+    """
+    with while_reading(path):
+        is_regular = stat.S_ISREG(path.stat().st_mode)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (0 if is_regular else os.O_NONBLOCK))
+        try:
+            return _contents(descriptor, limit + 1, None if is_regular else time.monotonic() + READ_SECONDS)
+        finally:
+            os.close(descriptor)
+
+
+def _contents(descriptor: int, most: int, until: float | None) -> bytes:
+    found = bytearray()
+    while len(found) < most:
+        if until is not None:
+            _wait_for_data(descriptor, until)
+        try:
+            piece = os.read(descriptor, min(PIECE_BYTES, most - len(found)))
+        except BlockingIOError:
+            continue
+        if not piece:
+            break
+        found += piece
+    return bytes(found)
+
+
+def _wait_for_data(descriptor: int, until: float) -> None:
+    arrived = select.poll()
+    arrived.register(descriptor, select.POLLIN)
+    if not arrived.poll(max(0, until - time.monotonic()) * 1000):
+        raise OSError(0, f"is not a regular file, and its contents did not arrive within {READ_SECONDS:g} s")
+
+
+@contextmanager
+def while_reading(path: Path | str | None) -> Generator[None]:
+    """Name ``path`` as the file that this thread reads in the block."""
+    names: list[str] | None = getattr(_reading, "names", None)
+    if names is None or path is None:
+        yield
+        return
+    names.append(str(path))
+    yield
+    names.pop()
+
+
+def is_stream(path: Path) -> bool:
+    """Return True if ``path`` is a pipe, a socket or a device, for which a library that opens it may wait."""
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):
+        return False
+    return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
+
+
+class FileReader:
+    """Runs functions that read files, one after another, each in a daemon thread for at most ``seconds``.
+
+    While one is stuck longer, every call is refused with ``ConfigurationError``, which names its file.
+    """
+
+    def __init__(self, seconds: float | None = None) -> None:
+        self._seconds = seconds
+        self._turn = threading.Lock()
+        self._since = float("inf")
+        self._names: list[str] = []
+
+    @property
+    def _limit(self) -> float:
+        return READ_SECONDS + 1 if self._seconds is None else self._seconds
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Return the result of ``function``. Raises ``ConfigurationError`` if it takes too long."""
+        running = self._start(function)
+        try:
+            return running.result(self._limit)
+        except concurrent.futures.TimeoutError:
+            if running.done():
+                raise
+            raise self._stuck() from None
+
+    async def acall(self, function: Callable[[], T]) -> T:
+        """Do what ``call`` does, without blocking the event loop."""
+        waiting = asyncio.wrap_future(self._start(function))
+        try:
+            await asyncio.wait([waiting], timeout=self._limit)
+            if waiting.done():
+                return waiting.result()
+        finally:
+            waiting.cancel()
+        raise self._stuck()
+
+    def _start(self, function: Callable[[], T]) -> concurrent.futures.Future[T]:
+        if self._turn.locked() and time.monotonic() - self._since > self._limit:
+            raise self._stuck()
+        running = concurrent.futures.Future[T]()
+        running.set_running_or_notify_cancel()
+        threading.Thread(target=self._run, args=(function, running), name="files", daemon=True).start()
+        return running
+
+    def _run(self, function: Callable[[], T], running: concurrent.futures.Future[T]) -> None:
+        if not self._turn.acquire(timeout=self._limit):
+            return
+        try:
+            self._since, self._names, _reading.names = time.monotonic(), (names := list[str]()), names
+            running.set_result(function())
+        except BaseException as error:
+            running.set_exception(error)
+        finally:
+            self._since = float("inf")
+            self._turn.release()
+
+    def _stuck(self) -> ConfigurationError:
+        file = self._names[-1] if self._names else "a file of the configuration"
+        return ConfigurationError(f"{file}: could not be read within {READ_SECONDS:g} s: is its file system available?")
+
+
+FILES = FileReader()
+"""The reader of the configuration, and of the files that it names."""
+CONNECTION_FILES = FileReader()
+"""The reader of ``dsn_file``, at each connection."""

@@ -1,0 +1,156 @@
+-- Guards against stored values at the ends of their types.
+
+-- Claims rows as in version 10, but the count of claims stops at the largest integer: the relay that gets such a row makes it
+-- dead. Before, the claim of one such row failed, and with it all others of the sink.
+create or replace function outbox.claim_rows(
+    sink_name text, owner_id uuid, lease_id uuid, lease_for double precision, most_rows integer, most_bytes bigint,
+    hold boolean, keys text[], sweep boolean, suspects boolean, with_followers boolean, most_payload bigint default null
+) returns table (
+    id bigint, shard smallint, uid text, type text, key text, payload bytea, content_type text, headers text,
+    deliver_at timestamptz, created_at timestamptz, ordered boolean, attempts integer, claims integer, fault text
+)
+language plpgsql volatile
+set search_path = pg_catalog, pg_temp
+set plan_cache_mode = force_generic_plan
+set enable_seqscan = off
+set enable_hashjoin = off
+set enable_mergejoin = off
+as $$
+#variable_conflict use_column
+declare
+    first_time constant timestamptz := '0001-01-01 00:00:00+00';
+    last_time constant timestamptz := '9999-01-01 00:00:00+00';
+    ceiling constant bigint := case when most_payload is not null then least(most_payload, outbox.payload_ceiling()) end;
+    waiting bigint[];
+    held bigint[];
+    behind bigint[] := '{}';
+    chosen bigint[];
+    counted integer := case when outbox.known_down(sink_name) then 0 else 1 end;
+begin
+    if suspects then
+        chosen := array(
+            select d.id from outbox.delivery d
+             where d.sink = sink_name and d.suspect and d.state <> 'dead' and d.due_at <= now()
+               and (d.lease_until is null or d.lease_until <= now())
+               and (not d.ordered or (
+                    not exists (
+                        select from outbox.delivery f
+                         where f.sink = sink_name and f.key = d.key and f.id < d.id and f.ordered and f.state <> 'dead')
+                    and not (hold and coalesce(outbox.first_dead(sink_name, d.key) < d.id, false))))
+             order by d.due_at, d.id
+             limit 1
+               for update skip locked
+        );
+    else
+        waiting := array(
+            select d.id from outbox.delivery d
+             where d.sink = sink_name and d.state = 'waiting' and d.due_at <= now()
+               and (d.lease_until is null or d.lease_until <= now()) and not d.suspect
+               and (not d.ordered or (
+                    not exists (
+                        select from outbox.delivery f
+                         where f.sink = sink_name and f.key = d.key and f.id < d.id and f.ordered and f.state <> 'dead')
+                    and not (hold and coalesce(outbox.first_dead(sink_name, d.key) < d.id, false))))
+             order by d.due_at, d.id
+             limit most_rows
+               for update skip locked
+        );
+        if sweep then
+            keys := array(select k.key from outbox.held_keys(sink_name, null, null) k);
+        end if;
+        held := array(
+            select h.id from unnest(keys) k (key)
+             cross join lateral (
+                select d.id, d.state, d.due_at, d.lease_until, d.suspect from outbox.delivery d
+                 where d.sink = sink_name and d.key = k.key and d.ordered and d.state <> 'dead'
+                 order by d.id limit 1
+             ) h
+             where h.state = 'held' and h.due_at <= now()
+               and (h.lease_until is null or h.lease_until <= now()) and not h.suspect
+               and not (hold and coalesce(outbox.first_dead(sink_name, k.key) < h.id, false))
+             limit most_rows
+        );
+        if with_followers and cardinality(waiting || held) between 1 and most_rows - 1 then
+            behind := array(
+                select r.id from outbox.delivery h
+                 cross join lateral (
+                    select d.id, d.due_at, d.lease_until, d.last_error, d.suspect from outbox.delivery d
+                     where d.sink = sink_name and d.key = h.key and d.ordered and d.id > h.id and d.state <> 'dead'
+                     order by d.id limit most_rows / cardinality(waiting || held)
+                 ) r
+                 where h.sink = sink_name and h.id = any (waiting || held) and h.ordered and h.last_error is null
+                   and r.last_error is null and not r.suspect and r.due_at <= now()
+                   and (r.lease_until is null or r.lease_until <= now())
+            );
+        end if;
+        chosen := array(
+            select c.id from (
+                select b.id, b.follows, sum(b.bytes) over (order by b.follows, b.id) - b.bytes as before
+                  from (
+                    select d.id, d.id = any (behind) as follows,
+                           case when octet_length(d.payload) > ceiling then 0
+                                else coalesce(octet_length(d.payload), 0) end
+                           + coalesce(octet_length(d.key), 0)
+                           + case when d.headers is null then 0 else octet_length(d.headers::text) end as bytes
+                      from outbox.delivery d
+                     where d.sink = sink_name and d.id = any (waiting || held || behind)
+                  ) b
+            ) c
+            where c.before < most_bytes or c.before <= 0
+            order by c.follows, c.id
+            limit most_rows
+        );
+        -- A statement of its own: joined to the change, a plan made while there was no row goes through all rows of the
+        -- sink for each row that is claimed.
+        if held <> '{}' or behind <> '{}' then
+            chosen := array(
+                select l.id from outbox.delivery l
+                 where l.sink = sink_name and l.id = any (chosen) and l.state <> 'dead' and l.due_at <= now()
+                   and (l.lease_until is null or l.lease_until <= now())
+                   for update skip locked
+            );
+        end if;
+        -- A row that must wait, or was claimed by another relay since it was looked for, may come before what is locked
+        -- here.
+        if behind <> '{}' then
+            chosen := array(
+                select i.id from (
+                    select l.key, l.ordered, array_agg(l.id) as ids,
+                           case when hold and l.ordered then outbox.first_dead(sink_name, l.key) end as dead
+                      from outbox.delivery l
+                     where l.sink = sink_name and l.id = any (chosen) group by l.key, l.ordered
+                ) c
+                 left join lateral (
+                    select f.id from outbox.delivery f
+                     where f.sink = sink_name and f.key = c.key and f.ordered and f.state <> 'dead'
+                       and f.id <> all (c.ids)
+                     order by f.id limit 1
+                ) other on c.ordered
+                 cross join lateral unnest(c.ids) i (id)
+                 where (other.id is null or i.id < other.id) and (c.dead is null or i.id < c.dead)
+            );
+        end if;
+    end if;
+    return query
+    update outbox.delivery d
+       set owner = owner_id, lease = lease_id, lease_until = clock_timestamp() + lease_for * interval '1 second',
+           claims = least(d.claims::bigint + counted, 2147483647)::integer
+     where d.sink = sink_name and d.id = any (chosen)
+    returning d.id, d.shard, d.uid::text, d.type, d.key,
+              case when ceiling is null
+                     or octet_length(d.payload) <= ceiling
+                        and (d.deliver_at is null or d.deliver_at >= first_time and d.deliver_at < last_time)
+                   then d.payload end,
+              d.content_type, d.headers::text,
+              case when ceiling is null or d.deliver_at >= first_time and d.deliver_at < last_time then d.deliver_at end,
+              case when ceiling is null then d.created_at
+                   else greatest(first_time, least(d.created_at, last_time - interval '1 second')) end,
+              d.ordered, d.attempts, d.claims,
+              case when ceiling is not null and (d.deliver_at < first_time or d.deliver_at >= last_time)
+                   then 'deliver_at lies outside the years 1 to 9998'
+                   when ceiling is not null and d.payload is null then 'payload is null'
+                   when octet_length(d.payload) > ceiling
+                   then format('payload has %s bytes, more than the ceiling of %s', octet_length(d.payload), ceiling)
+              end;
+end
+$$;

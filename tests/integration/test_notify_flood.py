@@ -1,0 +1,119 @@
+"""Notifications of a role that may do nothing but connect: the relay polls, and delivers what is emitted."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+
+import pytest
+from structlog.testing import capture_logs
+from structlog.typing import EventDict
+
+from outbox_relay.postgres.listener import LOCK, CommitListener
+from tests.support.database import Database
+from tests.support.deliveries import delivered, emit, has
+from tests.support.logs import RecordedLog
+from tests.support.memory_sink import MemorySink
+from tests.support.relay_harness import running, spec
+from tests.support.roles import new_role
+from tests.support.wait import auntil, becomes
+
+FLOOD = "select count(pg_notify('outbox', g::text || repeat('x', 100))) from generate_series(1, 2000) g"
+BATCH_SECONDS = 0.02
+"""Pause between two batches: enough for a flood, and little work for the machine."""
+ASLEEP = "select 1 from pg_locks where locktype = 'advisory' and classid = %s and objid = %s and mode = 'ExclusiveLock'"
+
+
+@contextmanager
+def flood(database: Database) -> Generator[None]:
+    """Send thousands of notifications a second, as a role with no more than CONNECT."""
+    end = threading.Event()
+
+    def send(stranger: str) -> None:
+        with database.connect(user=stranger, autocommit=True) as connection:
+            while not end.wait(BATCH_SECONDS):
+                connection.execute(FLOOD)
+
+    with new_role(database, "stranger") as stranger:
+        thread = threading.Thread(target=send, args=[stranger])
+        thread.start()
+        try:
+            yield
+        finally:
+            end.set()
+            thread.join()
+
+
+async def test_a_relay_polls_through_a_flood_and_delivers_what_is_emitted(database: Database) -> None:
+    sink = MemorySink()
+    with capture_logs() as log:
+        async with running(database.dsn, (spec("s"), sink)) as harness:
+            await harness.owns_all()
+            await has(database, ASLEEP, *LOCK)
+            with flood(database):
+                await becomes(lambda: _floods(log), "it has noticed the flood")
+                for n in range(10):
+                    wanted = await asyncio.to_thread(emit, database, [f"k{n}"])
+                    await delivered(sink, wanted)
+                assert query_locks(database) == []
+    assert _floods(log) == [{"event": "database.notify_flood", "log_level": "warning", "polls_seconds": 30.0}]
+
+
+async def test_a_listener_asks_for_the_lock_in_a_flood_only_until_it_notices(database: Database) -> None:
+    log = RecordedLog()
+    listener = CommitListener(lambda: database.dsn, log=log)
+    await auntil(listener.begin_listening, seconds=10, what="it listens")
+    with flood(database):
+        while log.warnings == []:
+            await listener.begin_listening()
+            await listener.stop_listening()
+        assert not listener.listening
+        for _ in range(100):
+            assert not await listener.begin_listening()
+    assert [event for event, _ in log.warnings] == ["database.notify_flood"]
+    await listener.close()
+
+
+async def test_a_listener_connects_again_some_time_after_a_flood(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outbox_relay.postgres.listener.FLOOD_POLL_SECONDS", 0.2)
+    log = RecordedLog()
+    listener = CommitListener(lambda: database.dsn, log=log)
+    await auntil(listener.begin_listening, seconds=10, what="it listens")
+    with flood(database):
+        while log.warnings == []:
+            await listener.sleep(0.1)
+
+    async def woken() -> bool:
+        await listener.begin_listening()
+        await asyncio.to_thread(emit, database, ["a"])
+        return await listener.sleep(0.1)
+
+    await auntil(woken, seconds=10, what="it listens again, and an emit wakes it")
+    await listener.close()
+
+
+async def test_a_server_that_accepts_connections_and_never_answers_delays_no_tick() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        dsn = f"postgresql://nobody@127.0.0.1:{silent.getsockname()[1]}/nowhere?sslmode=disable"
+        listener = CommitListener(lambda: dsn)
+        assert not await listener.begin_listening()
+        accepted, _ = await asyncio.to_thread(silent.accept)
+        assert not await listener.begin_listening()
+        assert listener._connecting is not None  # pyright: ignore[reportPrivateUsage] - it is being made meanwhile
+        await listener.close()
+        accepted.close()
+
+
+def _floods(log: Sequence[EventDict]) -> list[EventDict]:
+    return [line for line in log if line["event"] == "database.notify_flood"]
+
+
+def query_locks(database: Database) -> list[object]:
+    """Return the locks of idle relays."""
+    with database.connect() as connection:
+        return list(connection.execute(ASLEEP, LOCK).fetchall())

@@ -1,0 +1,115 @@
+"""Sessions whose defaults switch off triggers or hide views, and servers whose identity PUBLIC may not ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+import psycopg
+import pytest
+
+from outbox_relay.domain.errors import DatabaseUnusable
+from outbox_relay.postgres.migrations import migrate
+from outbox_relay.postgres.session_settings import CORRECTED_SETTINGS, CORRECTION
+from tests.support.database import Database, query
+from tests.support.deliveries import delivered, emit
+from tests.support.memory_sink import MemorySink
+from tests.support.postgres import PostgresServer
+from tests.support.relay_harness import CountingStore, running, spec
+from tests.support.roles import new_role
+
+REPLICA = "alter role {} in database {} set session_replication_role = replica"
+CONTROL = "revoke execute on function pg_control_system() from public"
+
+
+@pytest.fixture
+def relay(database: Database) -> Generator[str]:
+    with new_role(database, "relay") as name:
+        migrate(database.dsn, grant_relay=[name])
+        yield name
+
+
+def run(database: Database, *statements: str) -> None:
+    with database.connect(autocommit=True) as connection:
+        for statement in statements:
+            connection.execute(statement.encode())
+
+
+def test_the_statement_corrects_every_setting() -> None:
+    assert all(f"('{name}', '{value}')" in CORRECTION for name, value in CORRECTED_SETTINGS.items())
+
+
+async def test_a_relay_refuses_sessions_without_triggers_and_names_the_setting(database: Database, relay: str) -> None:
+    run(database, REPLICA.format(relay, database.name))
+    with pytest.raises(DatabaseUnusable, match=r"session_replication_role.*alter role ROLE reset"):
+        await CountingStore(database.dsn_as(relay)).open()
+
+
+async def test_migrate_mends_the_default_of_a_relays_role(database: Database, relay: str) -> None:
+    run(database, REPLICA.format(relay, database.name))
+    [note] = migrate(database.dsn).notes
+    assert "session_replication_role = 'replica'" in note
+    await _delivers(database, relay)
+    assert migrate(database.dsn).notes == ()
+
+
+async def test_triggers_fire_in_the_sessions_of_a_superuser_with_such_a_default(database: Database) -> None:
+    run(database, f"alter database {database.name} set session_replication_role = replica")
+    before = query(database, "select config from outbox.meta")
+    await _delivers(database, "postgres")
+    assert query(database, "select config from outbox.meta") > before
+    run(database, f"alter database {database.name} reset session_replication_role")
+
+
+async def test_views_are_read_whatever_the_database_restricts(database: Database, relay: str) -> None:
+    with database.connect() as connection:
+        if connection.execute("select current_setting('restrict_nonsystem_relation_kind', true)").fetchone() == (None,):
+            pytest.skip("this server has no such setting")
+    run(database, f"alter database {database.name} set restrict_nonsystem_relation_kind = 'view'")
+    await _delivers(database, relay)
+    migrate(database.dsn)
+    run(database, f"alter role {relay} in database {database.name} reset all")
+    await _delivers(database, relay)
+
+
+async def test_a_relay_that_may_not_ask_for_the_server_s_identity_names_the_grant(
+    own_postgres: PostgresServer,
+) -> None:
+    own_postgres.create_database("control")
+    database = Database(own_postgres, "control")
+    with new_role(database, "relay") as relay:
+        migrate(database.dsn, grant_relay=[relay])
+        run(database, CONTROL)
+        store = CountingStore(database.dsn_as(relay))
+        await store.open()
+        try:
+            with pytest.raises(DatabaseUnusable, match=r"grant execute on function pg_catalog\.pg_control_system\(\)"):
+                await store.floor()
+            assert migrate(database.dsn).notes == ()
+            await store.floor()
+        finally:
+            await store.close()
+        await _delivers(database, relay)
+
+
+def test_an_owner_who_cannot_give_that_right_says_what_to_run(own_postgres: PostgresServer) -> None:
+    own_postgres.create_database("control")
+    database = Database(own_postgres, "control")
+    with new_role(database, "owner") as owner, new_role(database, "relay") as relay:
+        run(
+            database,
+            f"alter database control owner to {owner}",
+            CONTROL,
+            f"grant execute on function pg_control_system() to {owner}",
+        )
+        notes = migrate(database.dsn_as(owner), grant_relay=[relay]).notes
+        statement = f"grant execute on function pg_catalog.pg_control_system() to {relay}"
+        assert any(note.endswith(statement) for note in notes)
+        with pytest.raises(psycopg.errors.InsufficientPrivilege), database.connect(user=relay) as connection:
+            connection.execute("select pg_control_system()")
+        run(database, "alter database control owner to postgres")
+
+
+async def _delivers(database: Database, role: str) -> None:
+    sink = MemorySink()
+    async with running(database.dsn_as(role), (spec("s"), sink)):
+        await delivered(sink, emit(database, ["a", None]))

@@ -1,0 +1,24 @@
+"""A recurring warning is written seldom, and another one is not hidden by it."""
+
+import pytest
+
+from outbox_relay.domain.rate_limited_log import MOST_LINES, RateLimitedLog
+from tests.support.logs import RecordedLog
+
+
+def test_a_second_cause_is_written_at_once() -> None:
+    log = RecordedLog()
+    limited = RateLimitedLog(log)
+    for cause in ("connection_lost", "connection_lost", "lease_lost", None, "lease_lost"):
+        limited.warning("sink.restarted", sink="crm", cause=cause)
+    assert [values["cause"] for _, values in log.warnings] == ["connection_lost", "lease_lost", None]
+
+
+def test_the_number_of_lines_that_are_told_apart_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outbox_relay.domain.rate_limited_log.MOST_LINES", 3)
+    log = RecordedLog()
+    limited = RateLimitedLog(log)
+    for number in range(20):
+        limited.warning("sink.restarted", cause=f"cause {number}")
+    assert [values["cause"] for _, values in log.warnings] == ["cause 0", "cause 1", "cause 2", "cause 3"]
+    assert MOST_LINES < 10_000
