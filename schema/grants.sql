@@ -104,8 +104,10 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
     ('read', 'function', '{retention_status}', null, 'EXECUTE'),
     -- A role that cannot read a day cannot record that an archive has it.
     ('payloads', 'function', '{begin_archive, read_day, record_archive, unfinished_archives}', null, 'EXECUTE'),
+    ('relay', 'function', '{keep_days_of}', null, 'EXECUTE'),
+    ('read', 'function', '{keep_days_of}', null, 'EXECUTE'),
     ('owner', 'function', '{acts_as, asks_less, at_home, came_since, checked_day, day_holders, day_keepers, died_before, '
-                          'keep_archive_names, keeper_names, kept_since, lease_interval, mark_clock, more_days, part_of, partitions, past_days, '
+                          'is_past, keep_archive_names, keeper_names, kept_since, lease_interval, mark_clock, more_days, part_of, partitions, past_days, '
                           'require_day, weigh_retention}', null, 'EXECUTE'),
 
     -- Passes.

@@ -188,6 +188,24 @@ def test_a_replay_keeps_the_days_that_it_may_still_read(database: Database) -> N
     assert retention(database, "run", "--json").json["emptied"] == [date_ago(11)]
 
 
+def test_a_replay_keeps_a_day_since_its_start_whether_or_not_a_pass_has_seen_it(database: Database) -> None:
+    """Goes red when the time of the question is shown until a pass has looked at the day."""
+    with database.connect(autocommit=True) as connection:
+        fill_days(connection, 12, 11)
+        keep(connection, 5)
+        days.register(connection, "s", "now")
+    start(database, to="s", since=f"{date_ago(12)}T00:00:00Z")
+    query(database, "update outbox.replay set created_at = '2026-03-01 12:30:15.5+01' returning 1")
+
+    def since() -> list[Any]:
+        found = retention(database, "status", "--json").json["days"]
+        return [keeper["since"] for day in found for keeper in day["kept_by"]]
+
+    assert since() == ["2026-03-01T11:30:15+00:00"] * 2
+    assert retention(database, "run").code == 0
+    assert since() == ["2026-03-01T11:30:15+00:00"] * 2
+
+
 def test_a_range_that_the_log_no_longer_has_is_refused_with_the_oldest_day(database: Database) -> None:
     with database.connect(autocommit=True) as connection:
         fill_days(connection, 12, 8)
