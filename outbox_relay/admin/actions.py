@@ -40,9 +40,19 @@ async def _set_paused(store: Store, sink: str, *, paused: bool, actor: str | Non
     return row.changed
 
 
+async def require_sink(store: Store, sink: str | None) -> None:
+    """Raise ``NotFound``, which names the nearest sink, if ``sink`` is the name of none; None is accepted."""
+    names = [row.name for row in await store.named("sink_names", {})]
+    if sink is not None and sink not in names:
+        raise NotFound(_unknown(sink, names))
+
+
 async def unknown_sink(store: Store, sink: str) -> str:
     """Return the message for a sink that does not exist, with the nearest name or all names."""
-    names = [row.name for row in await store.named("sink_names", {})]
+    return _unknown(sink, [row.name for row in await store.named("sink_names", {})])
+
+
+def _unknown(sink: str, names: list[str]) -> str:
     return f"there is no sink {sink!r} in this database; {_meant(sink, names)}"
 
 

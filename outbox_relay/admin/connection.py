@@ -7,21 +7,25 @@ from contextlib import asynccontextmanager
 
 from outbox_relay.domain.errors import DatabaseUnusable
 from outbox_relay.postgres import migrations
+from outbox_relay.postgres.errors import advise_grant
 from outbox_relay.postgres.store import Store
 
 
 @asynccontextmanager
-async def connect(dsn: Callable[[], str], *, pooler: bool, check_schema: bool) -> AsyncGenerator[Store]:
+async def connect(dsn: Callable[[], str], *, pooler: bool, check_schema: bool, grant: str) -> AsyncGenerator[Store]:
     """Open a store on one connection, and close it at the end.
+
+    ``grant`` is the kind of grant that the caller needs, which is named if the role has no right to something.
 
     Raises ``DatabaseUnusable`` if password, rights or schema are wrong, ``DatabaseUnavailable`` if the database does
     not answer.
     """
     store = Store(dsn, pooler=pooler, connections=1)
     try:
-        await store.open()
-        if check_schema and (problem := migrations.fit(*await store.schema())):
-            raise DatabaseUnusable(problem)
-        yield store
+        with advise_grant(grant):
+            await store.open()
+            if check_schema and (problem := migrations.fit(*await store.schema())):
+                raise DatabaseUnusable(problem)
+            yield store
     finally:
         await store.close()

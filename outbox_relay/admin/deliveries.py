@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from outbox_relay.admin.actions import unknown_sink
+from outbox_relay.admin.actions import require_sink, unknown_sink
 from outbox_relay.admin.attempts import recorded_attempts
 from outbox_relay.admin.text import iso_time
 from outbox_relay.domain.errors import NotFound
@@ -74,6 +74,7 @@ async def show_deliveries(store: Store, uid: UUID, sink: str | None, *, payload:
     """
     rows = await store.call("dead_show", {"uid": uid, "sink": sink}, "read")
     if not rows:
+        await require_sink(store, sink)
         raise NotFound(
             f"event {uid} has no delivery of its own{'' if sink is None else f' to sink {sink}'}: "
             f"outbox-relay why {uid} shows its state"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -81,7 +81,13 @@ async def _count_unvisited(store: Store, wanted: Filter, done: int) -> int:
 
 
 async def retry_deliveries(
-    store: Store, wanted: Filter, *, actor: str, report: Report, rate: float | None = None
+    store: Store,
+    wanted: Filter,
+    *,
+    actor: str,
+    report: Report,
+    reason: str | None = None,
+    rate: float | None = None,
 ) -> Result:
     """Make the deliveries that ``wanted`` selects due now, and reset their attempt counts.
 
@@ -90,7 +96,7 @@ async def retry_deliveries(
 
     Raises ``ConfigurationError``, ``NotFound``, ``DatabaseUnusable`` or ``DatabaseUnavailable``.
     """
-    parameters = {"filter": json.dumps(wanted), "actor": actor, "reason": None}
+    parameters = {"filter": json.dumps(wanted), "actor": actor, "reason": reason}
     steps, result, pace = _Steps(store, "dead_retry", parameters), Result(), _Pace(rate)
     seen, seen_at = None, time.monotonic()
     while steps.after is not None:
@@ -203,25 +209,30 @@ async def unknown_events(store: Store, wanted: Filter) -> list[str]:
     return [uid for uid in left if uid not in with_rows] if len(rows) < STEP_ROWS else []
 
 
-async def missing(store: Store, wanted: Filter) -> tuple[list[str], bool]:
+async def missing(store: Store, wanted: Filter, states: Sequence[str]) -> tuple[list[str], bool]:
     """Explain, a line for each of up to ``NAMED_UIDS`` uids, why ``wanted`` selects no delivery of it.
 
-    Return also True if one of them is the uid of a known event. Without uids there is no line.
+    ``states`` are those that the action can select. Return also True if one of the uids is that of a known event.
+    Without uids there is no line.
     """
     uids: list[str] = list(wanted.get("uids", ()))[:NAMED_UIDS]
     if not uids:
         return [], True
     sink = {"sink": wanted["sink"]} if "sink" in wanted else {}
     rows = await list_deliveries(store, {"uids": uids, "states": list(STATES), **sink}, STEP_ROWS)
-    places = {uid: [f"{r['state']} for sink {r['sink']}" for r in rows if r["uid"] == uid] for uid in uids}
+    places = {uid: [(r["state"], r["sink"]) for r in rows if r["uid"] == uid] for uid in uids}
     known = {(str(row.uid), row.discarded) for row in await store.call("known_uids", {"uids": uids}, "read")}
-    lines = [_missing(uid, places[uid], known) for uid in uids]
+    lines = [_missing(uid, places[uid], states, known) for uid in uids]
     return lines, any(places.values()) or bool(known)
 
 
-def _missing(uid: str, places: list[str], known: set[tuple[str, bool]]) -> str:
+def _missing(
+    uid: str, places: Sequence[tuple[str, str]], states: Sequence[str], known: Collection[tuple[str, bool]]
+) -> str:
     if places:
-        return f"event {uid} is {', '.join(places)}"
+        found = f"event {uid} is {', '.join(f'{state} for sink {sink}' for state, sink in places)}"
+        other = next((state for state, _ in places if state in states), None)
+        return found + (f": add --state {other} to select it" if other else "")
     if (uid, True) in known:
         return f"event {uid} was discarded"
     if (uid, False) in known:

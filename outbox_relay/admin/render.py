@@ -66,6 +66,9 @@ def _retention_lines(found: dict[str, Any]) -> list[str]:
     lines = [f"days past keep_days ({found['keep_days']}) that are not emptied: {len(found['blocked'])}"]
     if found["hold_until"]:
         lines.append(f"the clock has jumped: no day is emptied before {found['hold_until']}")
+    if found["idle"]:
+        since = f"since {found['last_pass'][:19]}" if found["last_pass"] else "yet"
+        lines.append(f"no relay empties days, no pass {since}: set [retention] enabled = true, or run retention run")
     for reason, days in _by_reason(found["blocked"]).items():
         lines.append(f"  {days[0]}{f' to {days[-1]}' if len(days) > 1 else ''}: {reason}")
     return ["", *lines]

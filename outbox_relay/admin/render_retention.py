@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from outbox_relay.admin.render import replace_unprintable, table
-from outbox_relay.postgres.retention_statements import Pass
-from outbox_relay.retention.passes import Outcome
+from outbox_relay.admin.retention import RetentionRun
 from outbox_relay.retention.wording import keepers_text, left_text
 
 DAY_HEADER = ("DAY", "EVENTS", "BYTES", "ARCHIVED", "EMPTIED", "KEPT BY")
 FOR_ALL_TIME = (
     "events are kept indefinitely: to empty old days, write [retention] with keep_days in the file of every relay"
 )
-NOTHING_DUE = "no day is past keep_days"
+NO_FILE = "no live relay has another value in its file"
+"""Text for a number of days that is the database's default, or from an earlier time."""
 
 
 def retention_text(found: dict[str, Any]) -> str:
@@ -52,11 +53,21 @@ def preview_text(found: dict[str, Any]) -> str:
     ]
     if found["hold_until"]:
         lines.append(f"the clock has jumped: no day is emptied before {found['hold_until']}")
-    return "\n".join(map(replace_unprintable, lines or [NOTHING_DUE]))
+    return "\n".join(map(replace_unprintable, lines or [_nothing_due(found["keep_days"], found["keep_days_of"])]))
 
 
-def outcome_text(policy: Pass, outcome: Outcome) -> str:
-    """Render the outcome of a pass."""
+def _nothing_due(keep_days: int, relays: Sequence[str]) -> str:
+    """Return that no day is due, with the value that counts and the relays that have it."""
+    if not keep_days:
+        return FOR_ALL_TIME
+    return f"no day is past keep_days, {keep_days}: " + (
+        f"the largest value of the live relays, in the file of {', '.join(relays)}" if relays else NO_FILE
+    )
+
+
+def outcome_text(run: RetentionRun) -> str:
+    """Render a pass."""
+    policy, outcome, relays = run
     lines = [f"{day}: emptied" for day in outcome.emptied]
     lines += [f"{day}: left: {reason}" for day, reason in outcome.left.items()]
     lines += [f"{day}: its empty partition was removed" for day in outcome.dropped]
@@ -65,6 +76,6 @@ def outcome_text(policy: Pass, outcome: Outcome) -> str:
     lines += [f"partitions and rows of old attempts removed: {outcome.attempts}"] if outcome.attempts else []
     if policy.hold_until is not None:
         lines.append(f"the clock has jumped: no day is emptied before {policy.hold_until.isoformat()}")
-    if not policy.keep_days:
+    if lines and not policy.keep_days:
         lines.append(FOR_ALL_TIME)
-    return "\n".join(map(replace_unprintable, lines or [NOTHING_DUE]))
+    return "\n".join(map(replace_unprintable, lines or [_nothing_due(policy.keep_days, relays)]))

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
+from itertools import chain
 from typing import Any, NamedTuple
 
 from outbox_relay.admin.actions import unknown_sink
 from outbox_relay.admin.alive import ALIVE_SECONDS
 from outbox_relay.admin.text import iso_time
-from outbox_relay.domain.errors import NotFound, StatementFailed
+from outbox_relay.domain.errors import ConfigurationError, NotFound, StatementFailed
+from outbox_relay.domain.routing import matches
 from outbox_relay.postgres.store import Store
 
 EXACT_EVENTS = 10_000
@@ -24,6 +26,10 @@ MOST_LISTED = 1000
 """Maximum number of replays in a list."""
 TICK_TRIES = 3
 """Attempts to start a replay while the configuration changes."""
+STATE_AFTER = {"pause": "paused", "resume": "running", "cancel": "cancelled"}
+"""The state of a replay after each action."""
+ENDED = ("done", "cancelled")
+"""The states of a replay that has ended."""
 SERIALIZATION_FAILURE = "40001"
 """The SQLSTATE of a start whose tick is older than the configuration."""
 
@@ -33,6 +39,7 @@ class Preview(NamedTuple):
 
     ``unknown`` are uids that the log does not have, and ``oldest`` is the time of its oldest event if the range has no
     beginning. ``paused`` is True if the target is paused, and ``relays`` is the number of live relays that serve it.
+    ``unrouted`` are the types of named events that no route of the sink matches.
     """
 
     matched: int
@@ -41,6 +48,7 @@ class Preview(NamedTuple):
     oldest: datetime | None
     paused: bool
     relays: int
+    unrouted: Sequence[str] = ()
 
 
 async def preview(store: Store, wanted: Mapping[str, Any], to: str | None) -> Preview:
@@ -53,12 +61,29 @@ async def preview(store: Store, wanted: Mapping[str, Any], to: str | None) -> Pr
     [tick] = await store.action("action_tick", {})
     limits = {"most": EXACT_EVENTS, "seconds": SEARCH_SECONDS, "alive": ALIVE_SECONDS}
     [found] = await _act(store, "preview_replay", {**_filter(wanted, to), **limits, **tick._asdict()})
-    return Preview(*found)
+    return Preview(*found, unrouted=await _unrouted(store, wanted))
 
 
-async def start(store: Store, wanted: Mapping[str, Any], to: str | None, rate: int | None, *, actor: str) -> int:
+async def _unrouted(store: Store, wanted: Mapping[str, Any]) -> list[str]:
+    """Return the types of the events that ``wanted`` names and that no route of its sink matches."""
+    if "uids" not in wanted:
+        return []
+    types = [row.type for row in await store.call("event_types", {"uids": wanted["uids"]}, "read")]
+    patterns = [row.patterns for row in await store.named("status_sinks", {}) if row.name == wanted["sink"]]
+    return [each for each in types if not any(matches(pattern, each) for pattern in chain.from_iterable(patterns))]
+
+
+async def start(
+    store: Store,
+    wanted: Mapping[str, Any],
+    to: str | None,
+    rate: int | None,
+    *,
+    actor: str,
+    reason: str | None = None,
+) -> int:
     """Start a replay, and return its number. Raises as ``preview``."""
-    parameters = {**_filter(wanted, to), "rate": rate, "actor": actor, "reason": None}
+    parameters = {**_filter(wanted, to), "rate": rate, "actor": actor, "reason": reason}
     for attempt in range(1, TICK_TRIES + 1):
         [tick] = await store.action("action_tick", {})
         try:
@@ -71,14 +96,19 @@ async def start(store: Store, wanted: Mapping[str, Any], to: str | None, rate: i
     raise AssertionError("unreachable")
 
 
-async def change(store: Store, replay: int, action: str, *, actor: str) -> bool:
-    """Pause, resume or cancel a replay; return False if that changed nothing.
+async def change(store: Store, number: int, action: str, *, actor: str, reason: str | None = None) -> str | None:
+    """Pause, resume or cancel a replay; return None, or the state that it had if there was nothing to change.
 
-    Raises ``NotFound``, and ``ConfigurationError`` if the replay has ended.
+    Raises ``NotFound``, and ``ConfigurationError`` if a replay is to be resumed that has ended.
     """
-    parameters = {"replay": replay, "action": action, "actor": actor, "reason": None}
-    [found] = await store.action("set_replay", parameters)
-    return found.changed
+    parameters = {"replay": number, "action": action, "actor": actor, "reason": reason}
+    try:
+        [found] = await store.action("set_replay", parameters)
+    except ConfigurationError:
+        if action == "resume" or (state := (await replay(store, number))["state"]) not in ENDED:
+            raise
+        return state
+    return None if found.changed else STATE_AFTER[action]
 
 
 async def replays(store: Store, *, unfinished: bool = False) -> list[dict[str, Any]]:

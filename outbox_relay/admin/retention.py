@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
 from outbox_relay.domain.errors import DatabaseUnavailable, DatabaseUnusable
-from outbox_relay.postgres.retention_statements import Pass
+from outbox_relay.postgres.errors import advise_grant
+from outbox_relay.postgres.retention_statements import Pass, Person
 from outbox_relay.postgres.store import Store
 from outbox_relay.retention.passes import Archiver, Outcome, RetentionPass, run_pass
 from outbox_relay.retention.wording import day_name
@@ -36,28 +36,40 @@ async def retention_status(store: Store) -> dict[str, Any]:
 
     Raises ``DatabaseUnusable`` or ``DatabaseUnavailable``.
     """
-    async with _granted("read"):
+    with advise_grant("read"):
         return await store.retention_status(live=True)
 
 
 async def preview_retention(store: Store) -> dict[str, Any]:
     """Return what a pass would empty, and change nothing: ``matched`` days, and each due day with its keepers.
 
+    ``keep_days_of`` are the live relays whose files decide ``keep_days``.
+
     Raises as ``retention_status``.
     """
-    async with _granted("operate"):
+    with advise_grant("operate"):
         checks = {day_name(day): await store.check_day(day, None) for day in await store.due_days()}
         policy = await store.retention_status(live=False)
+        relays = await store.keep_days_of()
     held = policy["hold_until"] is not None
     free = [day for day, check in checks.items() if not check.kept_by and not held]
     days = [{"day": day, "kept_by": check.kept_by} for day, check in checks.items()]
-    return {"matched": len(free), "exact": True, "days": days, "hold_until": policy["hold_until"]}
+    kept = {"keep_days": policy["keep_days"], "keep_days_of": relays}
+    return {"matched": len(free), "exact": True, "days": days, "hold_until": policy["hold_until"], **kept}
+
+
+class RetentionRun(NamedTuple):
+    """A pass: its policy and outcome, and the live relays whose files decide keep_days."""
+
+    policy: Pass
+    outcome: Outcome
+    keep_days_of: list[str]
 
 
 async def run_retention(
-    store: Store, archiver: Archiver | None, actor: str, progress: Callable[[str], None]
-) -> tuple[Pass, Outcome]:
-    """Do one pass, and return the policy and the outcome.
+    store: Store, archiver: Archiver | None, by: Person, progress: Callable[[str], None]
+) -> RetentionRun:
+    """Do one pass, and return it.
 
     A lower policy of all relays counts from now on if the role may operate, and as in a pass of a relay otherwise.
 
@@ -68,35 +80,22 @@ async def run_retention(
         return await RetentionPass(store, granted, archiver, None, progress).run()
 
     until = time.monotonic() + BUSY_SECONDS
-    async with _granted("operate"):
+    with advise_grant("operate"):
         owner = uuid4()
-        while (result := await _pass(store, owner, actor, do)) is None:
+        while (result := await _pass(store, owner, by, do)) is None:
             if time.monotonic() > until:
                 raise DatabaseUnavailable(BUSY)
             await asyncio.sleep(BUSY_PAUSE_SECONDS)
-    return result
+        return RetentionRun(*result, await store.keep_days_of())
 
 
 async def _pass(
-    store: Store, owner: UUID, actor: str, do: Callable[[Pass], Awaitable[Outcome]]
+    store: Store, owner: UUID, by: Person, do: Callable[[Pass], Awaitable[Outcome]]
 ) -> tuple[Pass, Outcome] | None:
     """Do a pass as a person, or as a relay does if the role is only a relay's."""
     try:
-        return await run_pass(store, owner, actor, do, at_once=True)
+        return await run_pass(store, owner, by, do, at_once=True)
     except DatabaseUnusable as error:
         if AT_ONCE not in str(error):
             raise
-        return await run_pass(store, owner, actor, do)
-
-
-@asynccontextmanager
-async def _granted(kind: str) -> AsyncGenerator[None]:
-    """Name the grant that is missing if the block is refused."""
-    try:
-        yield
-    except DatabaseUnusable as error:
-        if "(42501)" not in str(error):
-            raise
-        reason = str(error).partition(": run outbox-relay")[0]
-        fix = f"run outbox-relay migrate --grant-{kind} ROLE as the owner of the schema"
-        raise DatabaseUnusable(f"{reason}: {fix}") from None
+        return await run_pass(store, owner, by, do)

@@ -84,7 +84,13 @@ async def removal(store: Store, sink: str) -> Removal | None:
 
 
 async def remove(
-    store: Store, sink: str, *, forget: bool, actor: str, progress: Callable[[int], None] = lambda _: None
+    store: Store,
+    sink: str,
+    *,
+    forget: bool,
+    actor: str,
+    reason: str | None = None,
+    progress: Callable[[int], None] = lambda _: None,
 ) -> Removed:
     """Remove ``sink``, or, with ``forget``, the name of a sink that was removed or renamed.
 
@@ -94,9 +100,9 @@ async def remove(
     Raises as ``removal``.
     """
     audit, deleted = None, 0
+    given = {"sink": sink, "forget": forget, "most": STEP_ROWS, "actor": actor, "reason": reason}
     while True:
-        parameters = {"sink": sink, "forget": forget, "most": STEP_ROWS, "actor": actor, "reason": None, "audit": audit}
-        [found] = await _act(store, "drop_sink", parameters)
+        [found] = await _act(store, "drop_sink", {**given, "audit": audit})
         audit = found.audit if audit is None else audit
         deleted += found.deliveries
         if found.removed or found.forgotten or not found.deliveries:
@@ -104,7 +110,7 @@ async def remove(
         progress(deleted)
 
 
-async def rename(store: Store, sink: str, new: str, *, actor: str) -> int:
+async def rename(store: Store, sink: str, new: str, *, actor: str, reason: str | None = None) -> int:
     """Rename ``sink`` to ``new``; return the number of rows that it has.
 
     A sink with many rows is paused until its relays have released it and its rows have moved. After an interruption it
@@ -112,7 +118,7 @@ async def rename(store: Store, sink: str, new: str, *, actor: str) -> int:
 
     Raises ``ConfigurationError`` if ``new`` is no name, or is taken; otherwise as ``removal``.
     """
-    parameters = {"sink": sink, "new": new, "actor": actor, "reason": None}
+    parameters = {"sink": sink, "new": new, "actor": actor, "reason": reason}
     try:
         [found] = await _act(store, "rename_sink", parameters)
     except StatementFailed as error:
@@ -160,12 +166,13 @@ async def preview_seek(store: Store, sink: str, to: str) -> Seek:
     return Seek(*found)
 
 
-async def seek(store: Store, sink: str, to: str, *, actor: str) -> None:
+async def seek(store: Store, sink: str, to: str, *, actor: str, reason: str | None = None) -> None:
     """Put ``sink`` at another place of the log. Raises as ``preview_seek``."""
+    given = {"sink": sink, "to": to, "actor": actor, "reason": reason}
     for attempt in range(1, TICK_TRIES + 1):
         [tick] = await _act(store, "action_tick", {})
         try:
-            await _act(store, "seek_sink", {"sink": sink, "to": to, "actor": actor, "reason": None, **tick._asdict()})
+            await _act(store, "seek_sink", {**given, **tick._asdict()})
         except StatementFailed as error:
             if error.sqlstate != SERIALIZATION_FAILURE or attempt == TICK_TRIES:
                 raise

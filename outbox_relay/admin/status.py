@@ -51,6 +51,7 @@ async def status(store: Store) -> dict[str, Any]:
     ``retention`` has ``keep_days`` (0 means indefinitely), ``hold_until`` (None, or the time until which no day is
     emptied because the clock has jumped), and ``blocked``: the days that are past keep_days and still hold events,
     with ``kept_by`` as of the last pass, and ``since``; or, if nothing kept the day, ``left_because`` and ``left_at``.
+    ``idle`` is True if no pass has begun in the last 15 minutes, and ``last_pass`` is the time of the newest one.
     ``replays`` are those that have not ended: see ``replays``.
 
     Raises ``DatabaseUnusable`` or ``DatabaseUnavailable``.
@@ -163,7 +164,8 @@ async def _retention(store: Store) -> dict[str, Any]:
         for day in found["days"]
         if day["due"]
     ]
-    return {"keep_days": found["keep_days"], "hold_until": found["hold_until"], "blocked": blocked}
+    policy = {name: found[name] for name in ("keep_days", "hold_until", "idle", "last_pass")}
+    return {**policy, "blocked": blocked}
 
 
 async def _in_default_partition(store: Store) -> int:

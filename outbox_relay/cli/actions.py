@@ -79,7 +79,7 @@ def _emit(arguments: argparse.Namespace) -> int:
             uid=arguments.uid,
         )
 
-    print(query(arguments, emit, check_schema=False))
+    print(query(arguments, emit, check_schema=False, grant="emit"))
     return DONE
 
 

@@ -24,6 +24,11 @@ def text(value: str) -> str:
     return value
 
 
+def reason(value: str) -> str | None:
+    """Return ``value`` as ``text`` does; None if it is blank."""
+    return text(value).strip() or None
+
+
 def uid(value: str) -> UUID:
     """Return the UUID that ``value`` spells."""
     try:

@@ -68,8 +68,17 @@ def read_settings(arguments: argparse.Namespace) -> Settings:
     return settings.load(arguments.config, os.environ, arguments.dsn)
 
 
-def query(arguments: argparse.Namespace, ask: Callable[[Store], Awaitable[T]], *, check_schema: bool = True) -> T:
-    """Return the result of ``ask``, which is called with a store on a new connection."""
+def query(
+    arguments: argparse.Namespace,
+    ask: Callable[[Store], Awaitable[T]],
+    *,
+    check_schema: bool = True,
+    grant: str = "operate",
+) -> T:
+    """Return the result of ``ask``, which is called with a store on a new connection.
+
+    ``grant`` is the kind of grant that a role needs for it.
+    """
     from outbox_relay import admin
 
     database = load_settings(arguments).database
@@ -78,7 +87,7 @@ def query(arguments: argparse.Namespace, ask: Callable[[Store], Awaitable[T]], *
 
     async def run() -> T:
         pooler = database.pooler == "transaction"
-        async with admin.connect(database.dsn, pooler=pooler, check_schema=check_schema) as store:
+        async with admin.connect(database.dsn, pooler=pooler, check_schema=check_schema, grant=grant) as store:
             return await ask(store)
 
     return asyncio.run(run())
@@ -89,11 +98,13 @@ def show(
     ask: Callable[[Store], Awaitable[T]],
     render: Callable[[T], str],
     as_json: Callable[[T], object] | None = None,
+    *,
+    grant: str = "read",
 ) -> T:
     """Print the result of ``ask``, as JSON with ``--json`` and otherwise as ``render`` returns it; return the result.
 
     ``as_json`` returns the value to print as JSON, if that is not the result itself.
     """
-    found = query(arguments, ask)
+    found = query(arguments, ask, grant=grant)
     print(json.dumps(as_json(found) if as_json else found) if arguments.json else render(found))
     return found

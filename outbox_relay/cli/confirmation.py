@@ -1,4 +1,4 @@
-"""The question before an action that changes much, and the name of the person who runs it."""
+"""The question before an action that changes much, the name of the person who runs it, and the reason."""
 
 from __future__ import annotations
 
@@ -7,7 +7,13 @@ import getpass
 import socket
 import sys
 
+from outbox_relay.cli.arguments import reason
 from outbox_relay.domain.errors import ConfigurationError
+
+
+def add_reason(parser: argparse.ArgumentParser) -> None:
+    """Add ``--reason``."""
+    parser.add_argument("--reason", type=reason, metavar="TEXT", help="recorded in the audit")
 
 
 def add_yes(parser: argparse.ArgumentParser) -> None:

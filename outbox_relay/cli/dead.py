@@ -74,6 +74,7 @@ def _show(arguments: argparse.Namespace) -> int:
         arguments,
         lambda store: admin.show_deliveries(store, arguments.uid, arguments.sink, payload=arguments.payload),
         admin.show_text,
+        grant="payloads" if arguments.payload else "read",
     )
     return DONE
 
@@ -88,6 +89,6 @@ def _export(arguments: argparse.Namespace) -> int:
             written += 1
         return written
 
-    if not query(arguments, write):
+    if not query(arguments, write, grant="payloads"):
         say("no delivery matches")
     return DONE

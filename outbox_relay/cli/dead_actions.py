@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from outbox_relay.cli.arguments import number_between, text, uid
 from outbox_relay.cli.command import add_command, query
-from outbox_relay.cli.confirmation import actor, add_yes, confirmed
+from outbox_relay.cli.confirmation import actor, add_reason, add_yes, confirmed
 from outbox_relay.cli.delivery_filter import add_filter, add_state, read_filter
 from outbox_relay.cli.output import DONE, FAILED, NOT_FOUND, say
 from outbox_relay.cli.progress import ProgressLine
@@ -28,6 +28,7 @@ def add(group: Any, states: Sequence[str]) -> None:
     retry.add_argument(
         "--rate", type=number_between(0.01, 100_000), metavar="N", help="at most N deliveries per second become due"
     )
+    add_reason(retry)
     discard = add_command(group, "discard", _discard, "discard dead letters or other deliveries, recorded in the audit")
     _add_selection(discard, states)
     discard.add_argument("--reason", type=text, metavar="TEXT", required=True, help="recorded, and shown by why")
@@ -37,6 +38,7 @@ def _add_selection(parser: argparse.ArgumentParser, states: Sequence[str]) -> No
     parser.add_argument("uids", type=uid, nargs="*", metavar="UID", help="only these events")
     add_filter(parser)
     add_state(parser, states)
+    parser.set_defaults(states=states)
     parser.add_argument("--dry-run", action="store_true", help="only count")
     add_yes(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -46,7 +48,8 @@ def _retry(arguments: argparse.Namespace) -> int:
     from outbox_relay import admin
 
     def act(store: Store, wanted: Filter, report: Report) -> Awaitable[Result]:
-        return admin.retry_deliveries(store, wanted, actor=actor(), rate=arguments.rate, report=report)
+        given: dict[str, Any] = {"actor": actor(), "reason": arguments.reason, "rate": arguments.rate}
+        return admin.retry_deliveries(store, wanted, report=report, **given)
 
     return _run(arguments, "retry", "retried", act)
 
@@ -99,7 +102,7 @@ def _none(arguments: argparse.Namespace, wanted: Filter) -> int:
     """Report that no delivery matches, and where the named events are."""
     from outbox_relay import admin
 
-    lines, known = query(arguments, lambda store: admin.missing(store, wanted))
+    lines, known = query(arguments, lambda store: admin.missing(store, wanted, arguments.states))
     for line in lines:
         say(line)
     if not known:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
@@ -23,6 +24,7 @@ from outbox_relay.cli import (
     workbench,
 )
 from outbox_relay.cli.command import add_config, add_dsn
+from outbox_relay.cli.output import USAGE
 
 _SECRETS = re.compile(r"(?<=://)\S*@|(?<=password=)('[^']*'?|\S+)", re.IGNORECASE)
 _INVALID_CHOICE = re.compile(r"invalid choice: '([\w-]+)' \(choose from (.+)\)$")
@@ -41,7 +43,10 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         near = self._nearest(message)
-        super().error(_SECRETS.sub("…", message) + (f"; did you mean {near[0]}?" if near else ""))
+        said = _SECRETS.sub("…", message) + (f"; did you mean {near[0]}?" if near else "")
+        if _is_of_value(sys.exception()):  # the usage would not help
+            self.exit(USAGE, f"{self.prog}: error: {said}\n")
+        super().error(said)
 
     def _nearest(self, message: str) -> list[str]:
         """Return the nearest command to a misspelt one, or the nearest option, if there is one."""
@@ -50,6 +55,11 @@ class _Parser(argparse.ArgumentParser):
         if found := _UNKNOWN_OPTION.search(message):
             return get_close_matches(found[1], re.findall(r"--[\w-]+", self.format_usage()), 1)
         return []
+
+
+def _is_of_value(error: BaseException | None) -> bool:
+    """Return True if the error is about the value of an argument, which its type has refused."""
+    return isinstance(error, argparse.ArgumentError) and isinstance(error.__context__, argparse.ArgumentTypeError)
 
 
 def build() -> argparse.ArgumentParser:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from outbox_relay.cli.arguments import integer_between, moment, text, uid
 from outbox_relay.cli.command import add_command, add_group, query, show
-from outbox_relay.cli.confirmation import actor, add_yes, confirmed
+from outbox_relay.cli.confirmation import actor, add_reason, add_yes, confirmed
 from outbox_relay.cli.output import DONE, FAILED, NOT_FOUND, say
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 MOST_RATE = 1_000_000
 MOST_ID = 10**18 - 1
 """Largest number of a replay."""
+NAMED_TYPES = 10
+"""Number of types that a message names."""
 
 
 def add(commands: Any) -> None:
@@ -29,6 +32,8 @@ def add(commands: Any) -> None:
     pause = add_command(actions, "pause", _change, "pause a replay on all relays")
     resume = add_command(actions, "resume", _change, "resume a paused replay")
     cancel = add_command(actions, "cancel", _change, "cancel a replay; delivered events are not undone")
+    for parser in (pause, resume, cancel):
+        add_reason(parser)
     for parser in (one, pause, resume, cancel):
         parser.add_argument("id", type=integer_between(1, MOST_ID), metavar="ID", help="its number")
         parser.add_argument("--json", action="store_true", help="print JSON")
@@ -65,6 +70,7 @@ def _add_start(actions: Any) -> None:
         metavar="N",
         help="maximum number of events per second, on all relays together",
     )
+    add_reason(start)
     start.add_argument("--dry-run", action="store_true", help="only count the events")
     add_yes(start)
     start.add_argument("--json", action="store_true", help="print JSON")
@@ -84,7 +90,7 @@ def _start(arguments: argparse.Namespace) -> int:
 
     wanted = _wanted(arguments)
     found = query(arguments, lambda store: replays.preview(store, wanted, arguments.to))
-    _say_what_is_missing(found)
+    _say_what_is_missing(found, arguments.sink)
     if arguments.dry_run:
         print(_matched_json(found) if arguments.json else f"{_count(found)} match{'es' if found.matched == 1 else ''}")
         return DONE
@@ -96,17 +102,26 @@ def _start(arguments: argparse.Namespace) -> int:
     if not arguments.uids and not confirmed(arguments, f"deliver {_count(found)} to sink {target} again?"):
         say("no replay was started")
         return FAILED
-    number = query(arguments, lambda store: replays.start(store, wanted, arguments.to, arguments.rate, actor=actor()))
+    given = {"actor": actor(), "reason": arguments.reason}
+    number = query(arguments, lambda store: replays.start(store, wanted, arguments.to, arguments.rate, **given))
     print(json.dumps({"id": number, "matched": found.matched, "exact": found.exact}) if arguments.json else number)
     _say_what_it_waits_for(target, found)
     return DONE
 
 
-def _say_what_is_missing(found: Preview) -> None:
+def _say_what_is_missing(found: Preview, sink: str) -> None:
     for unknown in found.unknown:
         say(f"there is no event {unknown} in the log")
     if found.oldest is not None:
         say(f"the log begins at {found.oldest.isoformat(timespec='seconds')}: earlier events are not in it")
+    if found.unrouted:
+        _say_types(found.unrouted, sink)
+
+
+def _say_types(types: Sequence[str], sink: str) -> None:
+    more = f" and {len(types) - NAMED_TYPES} more" if len(types) > NAMED_TYPES else ""
+    named = ", ".join(types[:NAMED_TYPES]) + more
+    say(f"sink {sink} has no route for {named}: a replay delivers only events that the sink's routes match")
 
 
 def _none(arguments: argparse.Namespace) -> int:
@@ -149,10 +164,12 @@ def _change(arguments: argparse.Namespace) -> int:
     from outbox_relay.admin import replays
 
     number, action = arguments.id, arguments.action
-    changed = query(arguments, lambda store: replays.change(store, number, action, actor=actor()))
+    given = {"actor": actor(), "reason": arguments.reason}
+    found = query(arguments, lambda store: replays.change(store, number, action, **given))
     if arguments.json:
-        print(json.dumps({"done": int(changed), "left": 0}))
+        print(json.dumps({"done": int(found is None), "left": 0}))
+    elif found is None:
+        print(f"replay {number} is {replays.STATE_AFTER[action]}")
     else:
-        done = {"pause": "paused", "resume": "running", "cancel": "cancelled"}[action]
-        print(f"replay {number} is {done}" if changed else f"replay {number} was {done} already")
+        print(f"replay {number} was {found} already: nothing to do")
     return DONE

@@ -7,11 +7,11 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from outbox_relay.cli.command import add_command, add_group, load_settings, show
-from outbox_relay.cli.confirmation import actor
+from outbox_relay.cli.confirmation import actor, add_reason
 from outbox_relay.cli.output import DONE, FAILED, say
 
 if TYPE_CHECKING:
-    from outbox_relay.retention.passes import Outcome
+    from outbox_relay.admin.retention import RetentionRun
 
 
 def add(commands: Any) -> None:
@@ -22,6 +22,7 @@ def add(commands: Any) -> None:
     )
     status.add_argument("--json", action="store_true", help="print JSON")
     run = add_command(actions, "run", _run, "empty all expired days that nothing retains")
+    add_reason(run)
     run.add_argument("--dry-run", action="store_true", help="change nothing; show what would be emptied")
     run.add_argument("--json", action="store_true", help="print JSON")
 
@@ -40,12 +41,13 @@ def _run(arguments: argparse.Namespace) -> int:
 def _preview(arguments: argparse.Namespace) -> int:
     from outbox_relay import admin
 
-    show(arguments, admin.preview_retention, admin.preview_text)
+    show(arguments, admin.preview_retention, admin.preview_text, grant="operate")
     return DONE
 
 
 def _do(arguments: argparse.Namespace) -> int:
     from outbox_relay import admin
+    from outbox_relay.postgres.retention_statements import Person
     from outbox_relay.retention.archiver import archiver_for
 
     settings = load_settings(arguments)
@@ -53,17 +55,27 @@ def _do(arguments: argparse.Namespace) -> int:
     pooler = database.pooler == "transaction"
     archiver = archiver_for(stated.archive, stated.archive_format, database.dsn, pooler=pooler)
     progress = say if sys.stderr.isatty() else _ignore
-    _, outcome = show(
+    by = Person(actor(), arguments.reason)
+    run = show(
         arguments,
-        lambda store: admin.run_retention(store, archiver, actor(), progress),
-        lambda found: admin.outcome_text(*found),
-        lambda found: _as_json(found[1]),
+        lambda store: admin.run_retention(store, archiver, by, progress),
+        admin.outcome_text,
+        _as_json,
+        grant="operate",
     )
-    return FAILED if outcome.failed else DONE
+    return FAILED if run.outcome.failed else DONE
 
 
-def _as_json(outcome: Outcome) -> dict[str, Any]:
-    return {"done": len(outcome.emptied), "left": len(outcome.left), "emptied": outcome.emptied, "kept": outcome.left}
+def _as_json(run: RetentionRun) -> dict[str, Any]:
+    outcome = run.outcome
+    return {
+        "done": len(outcome.emptied),
+        "left": len(outcome.left),
+        "emptied": outcome.emptied,
+        "kept": outcome.left,
+        "keep_days": run.policy.keep_days,
+        "keep_days_of": run.keep_days_of,
+    }
 
 
 def _ignore(_: str) -> None:

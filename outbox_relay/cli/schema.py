@@ -7,6 +7,7 @@ from typing import Any
 
 from outbox_relay.cli.arguments import PAYLOAD_BYTES, PAYLOAD_LEAST, integer_between
 from outbox_relay.cli.command import add_command, load_settings
+from outbox_relay.cli.confirmation import actor, add_reason
 from outbox_relay.cli.output import DONE
 from outbox_relay.domain.file_reading import FILES
 
@@ -32,7 +33,7 @@ def add(commands: Any) -> None:
     )  # fmt: skip
     migrate.add_argument("--debezium", action="store_true", help="create outbox.adopt_debezium too (docs/debezium.md)")
     text = "after a restore into another cluster, while no relay runs: adapt the log's numbers to this server"
-    add_command(commands, "rebase", _rebase, text)
+    add_reason(add_command(commands, "rebase", _rebase, text))
 
 
 def _migrate(arguments: argparse.Namespace) -> int:
@@ -50,7 +51,7 @@ def _migrate(arguments: argparse.Namespace) -> int:
 def _rebase(arguments: argparse.Namespace) -> int:
     from outbox_relay.postgres import migrations
 
-    floor = migrations.rebase(_owner_dsn(arguments))
+    floor = migrations.rebase(_owner_dsn(arguments), actor(), arguments.reason)
     print(f"rebased: new ids start above {floor}; start the relays")
     return DONE
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from outbox_relay.cli.arguments import moment, text
 from outbox_relay.cli.command import add_command, add_group, query, show
-from outbox_relay.cli.confirmation import actor, add_yes, confirmed
+from outbox_relay.cli.confirmation import actor, add_reason, add_yes, confirmed
 from outbox_relay.cli.output import DONE, FAILED, say
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ def add(commands: Any) -> None:
         "--to", type=_place, metavar="now|beginning|T", required=True,
         help="the end or the beginning of the log, or the first event emitted at or after a time or within an age",
     )  # fmt: skip
+    for parser in (removed, renamed, sought):
+        add_reason(parser)
     for parser in (removed, sought):
         add_yes(parser)
     for parser in (listed, removed, renamed, sought):
@@ -67,7 +69,7 @@ def _remove(arguments: argparse.Namespace) -> int:
             return _declined()
     done = query(
         arguments,
-        lambda store: sinks.remove(store, name, forget=arguments.forget, actor=actor(), progress=_progress),
+        lambda store: sinks.remove(store, name, forget=arguments.forget, progress=_progress, **_by(arguments)),
     )
     if not done.removed:
         return _done(arguments, done.deliveries, f"the name {name} is forgotten: a relay can register it again")
@@ -102,9 +104,13 @@ def _rename(arguments: argparse.Namespace) -> int:
     from outbox_relay.admin import sinks
 
     old, new = arguments.sink, arguments.new
-    rows = query(arguments, lambda store: sinks.rename(store, old, new, actor=actor()))
+    rows = query(arguments, lambda store: sinks.rename(store, old, new, **_by(arguments)))
     said = f"sink {old} is now {new}; relays that have {old} in their settings serve {new}"
     return _done(arguments, rows, said)
+
+
+def _by(arguments: argparse.Namespace) -> dict[str, Any]:
+    return {"actor": actor(), "reason": arguments.reason}
 
 
 def _declined() -> int:
@@ -120,7 +126,7 @@ def _seek(arguments: argparse.Namespace) -> int:
     effect = _effect(found)
     if not confirmed(arguments, f"Seek sink {name}? {effect}"):
         return _declined()
-    query(arguments, lambda store: sinks.seek(store, name, to, actor=actor()))
+    query(arguments, lambda store: sinks.seek(store, name, to, **_by(arguments)))
     return _done(arguments, found.again + found.passed_over, f"sink {name} moved. {effect}")
 
 

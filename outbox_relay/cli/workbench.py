@@ -1,4 +1,4 @@
-"""Commands that start servers of their own: demo, bench."""
+"""Commands that start servers of their own: demo, drill, bench."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ LOAD_SECONDS, LOAD_LEAST, LOAD_MOST = 20, 2, 600
 """Duration of the demo's load in seconds: default, minimum, maximum."""
 RUNS, RUNS_MOST = 3, 100
 """Measurements of each scenario: default, maximum."""
+DRILLS = ("worker-crash", "failover", "poison", "destination-down", "burst", "long-transaction")
+GRACE_MOST = 600
 SCALE_LEAST, SCALE_MOST = 0.0001, 100.0
 """Factor for the events and seconds of the bench: minimum, maximum."""
 
@@ -25,6 +27,7 @@ SCALE_LEAST, SCALE_MOST = 0.0001, 100.0
 def add(commands: Any) -> None:
     """Add the commands of this module."""
     _add_demo(commands)
+    _add_drill(commands)
     _add_bench(commands)
 
 
@@ -37,6 +40,19 @@ def _add_demo(commands: Any) -> None:
     )  # fmt: skip
     demo.add_argument("--json", action="store_true", help="print the report as JSON")
     demo.set_defaults(do=_demo, extra="demo")
+
+
+def _add_drill(commands: Any) -> None:
+    text = "inject a fault on this machine, show what an operator sees, and judge the recovery by what is promised"
+    drill: argparse.ArgumentParser = commands.add_parser("drill", help=text, description=text, allow_abbrev=False)
+    drill.add_argument("drill", choices=DRILLS, metavar="NAME", help=", ".join(DRILLS))
+    drill.add_argument("--quick", action="store_true", help="a short form: the fault lasts a few seconds")
+    drill.add_argument(
+        "--grace", type=seconds_between(0, GRACE_MOST), default=0.0, metavar="SECONDS",
+        help=f"added to each promised time, for a busy machine, 0 to {GRACE_MOST}; default: 0",
+    )  # fmt: skip
+    drill.add_argument("--json", action="store_true", help="print the report as JSON")
+    drill.set_defaults(do=_drill, extra="demo")
 
 
 def _add_bench(commands: Any) -> None:
@@ -70,6 +86,14 @@ def _demo(arguments: argparse.Namespace) -> int:
     report = run_demo(arguments.seconds)
     print(json.dumps(report.json()) if arguments.json else report.text())
     return DONE if report.sound else FAILED
+
+
+def _drill(arguments: argparse.Namespace) -> int:
+    from outbox_relay.workbench.drill.run import run_drill
+
+    report = run_drill(arguments.drill, quick=arguments.quick, grace=arguments.grace)
+    print(json.dumps(report.json()) if arguments.json else report.text())
+    return DONE if report.kept else FAILED
 
 
 def _bench(arguments: argparse.Namespace) -> int:

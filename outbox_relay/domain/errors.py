@@ -4,6 +4,7 @@
       ConfigurationError     the file, the environment or the command line is wrong; exit code 2
       DatabaseUnusable       the database refuses the relay: password, rights, schema; exit code 2
         PositionsMissing     shards of a sink have no position, so it is unknown what was delivered
+        RightMissing         the role has no right to something
       NotFound               the named object does not exist; exit code 3
       ArchiveFailed          an archive was not written or not verified; nothing is emptied
       DatabaseUnavailable    the database did not answer; the relay waits and starts a new session
@@ -50,6 +51,17 @@ class PositionsMissing(DatabaseUnusable):
     """
 
 
+class RightMissing(DatabaseUnusable):
+    """A right that the database role does not have.
+
+    ``said`` is the database's message, without the advice that the message of the exception ends with.
+    """
+
+    def __init__(self, said: str, advice: str) -> None:
+        super().__init__(f"{said}: {advice}")
+        self.said = said
+
+
 class NotFound(RelayError):
     """The object that the command names does not exist."""
 
@@ -57,8 +69,13 @@ class NotFound(RelayError):
 class ArchiveFailed(RelayError):
     """An archive that was not written, or that did not hold what was read.
 
-    The message names the address without its query, and the class of the error.
+    The message names the address without its query, which is another one at each attempt, and the cause, which is
+    the class of the error or the system's words.
     """
+
+    def __init__(self, address: str, cause: str) -> None:
+        super().__init__(f"the archive {address} was not written: {cause}; nothing was emptied")
+        self.cause = cause
 
 
 class DatabaseUnavailable(RelayError):

@@ -16,6 +16,7 @@ from outbox_relay.domain.errors import (
     IncarnationChanged,
     NotFound,
     RelayError,
+    RightMissing,
     StatementFailed,
 )
 
@@ -191,11 +192,22 @@ def action_refusals(grant: str) -> Generator[None]:
         raise refusal from None
 
 
+@contextmanager
+def advise_grant(kind: str) -> Generator[None]:
+    """Name the grant of this kind in the error that the block raises if the role has no right to something."""
+    try:
+        yield
+    except RightMissing as error:
+        fix = f"run outbox-relay migrate --grant-{kind} ROLE as the owner of the schema"
+        raise DatabaseUnusable(f"{error.said}: {fix}") from None
+
+
 def _answered(state: str, said: str) -> RelayError:
     if state == ANOTHER_SERVER:
         return IncarnationChanged(said)
     if fix := _fix_of(state, said):
-        return DatabaseUnusable(f"the database says: {said} ({state}): {fix}")
+        refusal = f"the database says: {said} ({state})"
+        return RightMissing(refusal, fix) if fix == FIXES["42501"] else DatabaseUnusable(f"{refusal}: {fix}")
     if state.startswith(TRANSIENT):
         return DatabaseUnavailable(f"the database says: {said} ({state})")
     return DatabaseUnusable(

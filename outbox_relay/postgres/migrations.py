@@ -16,7 +16,7 @@ from psycopg import errors
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import tuple_row
 
-from outbox_relay.domain.errors import DatabaseUnavailable, DatabaseUnusable, RelayError
+from outbox_relay.domain.errors import ConfigurationError, DatabaseUnavailable, DatabaseUnusable, RelayError
 from outbox_relay.postgres.errors import encoding_fault, explain
 from outbox_relay.postgres.schema_script import (
     DEBEZIUM,
@@ -107,21 +107,24 @@ def migrate(
         raise _explain(error) from None
 
 
-def rebase(dsn: str) -> int:
+def rebase(dsn: str, actor: str | None = None, reason: str | None = None) -> int:
     """Make a log with the numbers of another server relayable again (``outbox.rebase``); return the floor.
 
-    Use it after a restore, or a move to another cluster.
+    Use it after a restore, or a move to another cluster. ``actor`` and ``reason`` are recorded in the audit.
 
-    Raises ``DatabaseUnusable`` while relays run, and as ``migrate`` does.
+    Raises ``DatabaseUnusable`` while relays run, ``ConfigurationError`` for a reason that is too long, and as
+    ``migrate`` does.
     """
     try:
         with _connect(dsn) as connection, connection.transaction():
             connection.execute("set transaction isolation level read committed")
             connection.execute("set local lock_timeout = '30s'")
-            rows = connection.execute("select outbox.rebase()").fetchall()
+            rows = connection.execute("select outbox.rebase(%s, %s)", (actor, reason)).fetchall()
             return rows[0][0]
     except errors.LockNotAvailable:
         raise DatabaseUnavailable("applications or relays use the log: stop them, then rebase") from None
+    except errors.InvalidParameterValue as error:
+        raise ConfigurationError(str(error.diag.message_primary)) from None
     except errors.ObjectInUse as error:
         raise DatabaseUnusable(f"{error.diag.message_primary}. {error.diag.message_hint}") from None
     except psycopg.Error as error:

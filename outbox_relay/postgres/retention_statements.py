@@ -28,6 +28,13 @@ class Pass(NamedTuple):
     hold_until: Any
 
 
+class Person(NamedTuple):
+    """The one who does something, for the audit, and the reason that a person gives."""
+
+    actor: str
+    reason: str | None = None
+
+
 class DayCheck(NamedTuple):
     """The result of a check: what keeps a day, and its archive if a verified one has all of its events."""
 
@@ -65,12 +72,17 @@ class RetentionStatements(Database):
         return found
 
     async def begin_retention(
-        self, owner: UUID, actor: str, seconds: float, *, at_once: bool, works: bool = True
+        self, owner: UUID, by: Person, seconds: float, *, at_once: bool, works: bool = True
     ) -> Pass | None:
         """Claim the lease for ``seconds``; return None while another process has it."""
-        parameters = {"owner": owner, "actor": actor, "seconds": seconds, "at_once": at_once, "works": works}
-        [row] = await self._rows("begin_retention", parameters)
+        parameters = {**by._asdict(), "owner": owner, "seconds": seconds, "at_once": at_once, "works": works}
+        [row] = await self.call("begin_retention", parameters, "operate" if at_once else "relay")
         return None if row[0] is None else Pass(*row)
+
+    async def keep_days_of(self) -> list[str]:
+        """Return the names of the live relays whose files decide keep_days, at most 20."""
+        [(relays,)] = await self._rows("keep_days_of", {})
+        return relays
 
     async def renew_retention(self, lease: int) -> None:
         """Renew the lease."""

@@ -11,7 +11,7 @@ from structlog.stdlib import BoundLogger
 
 from outbox_relay.domain.errors import RelayError
 from outbox_relay.domain.rate_limited_log import RateLimitedLog
-from outbox_relay.postgres.retention_statements import Pass
+from outbox_relay.postgres.retention_statements import Pass, Person
 from outbox_relay.postgres.store import Store
 from outbox_relay.retention.passes import Archiver, Outcome, RetentionPass, run_pass
 
@@ -21,6 +21,8 @@ SOON_SECONDS = 1.0
 """Time after which a pass that could not begin is tried again, before the first one."""
 PAUSES_MAX = 8
 """Longest interval between two passes while a lock is not granted or an archive fails, as a multiple. It doubles."""
+LATE_SECONDS = 86_400.0
+"""Time within which a command that a scheduler runs empties a day that is past keep_days."""
 DROP_EVERY = 10
 """Number of passes of which one removes an empty partition: emits wait up to 50 ms behind each attempt."""
 
@@ -46,7 +48,7 @@ class Retention:
     ) -> None:
         self._store = store
         self._relay = relay
-        self._name = name
+        self._person = Person(f"relay {name}")
         self._stated = stated
         self._archiver = archiver
         self._log = log
@@ -54,6 +56,8 @@ class Retention:
         self._enabled = enabled
         self._pass_seconds = pass_seconds
         self._held = False
+        self._failures: dict[str, str] = {}
+        self._idle = False
         self._passes = 0
         self._pauses = 1
 
@@ -64,7 +68,9 @@ class Retention:
             try:
                 began = await self._store.state_retention(self._relay, self._stated)
                 if began:
-                    await run_pass(self._store, self._relay, f"relay {self._name}", self._pass, works=self._enabled)
+                    await run_pass(self._store, self._relay, self._person, self._pass, works=self._enabled)
+                    if not self._enabled:
+                        await self._watch()
             except RelayError as error:
                 began = True
                 self._seldom.warning("retention.failed", reason=str(error))
@@ -77,7 +83,16 @@ class Retention:
             self._log.warning("retention.clock_jumped", until=granted.hold_until.isoformat())
         self._held = granted.hold_until is not None
         self._passes += 1
-        retention = RetentionPass(self._store, granted, self._archiver, self._log)
+        retention = RetentionPass(self._store, granted, self._archiver, self._log, failures=self._failures)
         outcome = await retention.run(drop=self._passes % DROP_EVERY == 1)
         self._pauses = min(PAUSES_MAX, 2 * self._pauses) if outcome.locked or outcome.failed else 1
         return outcome
+
+    async def _watch(self) -> None:
+        """Log once that no relay or command empties days that have been past keep_days for ``LATE_SECONDS``."""
+        found = await self._store.retention_status(live=False) if await self._store.due_days() else None
+        late = [day for day in found["days"] if (day["due_seconds"] or 0.0) > LATE_SECONDS] if found else []
+        if found and late and found["idle"] and not self._idle:
+            self._log.warning("retention.idle", days=len(late))
+            self._idle = True
+        self._idle = self._idle and bool(late)

@@ -84,7 +84,7 @@ class ProcessArchiver:
         except (OSError, ValueError) as error:  # no process could be started, or it ended in the middle of its answer
             answer = {"error": f"its process failed ({type(error).__name__})"}
         if "error" in answer:
-            raise ArchiveFailed(f"the archive {address} was not written: {answer['error']}; nothing was emptied")
+            raise ArchiveFailed(address, answer["error"])
         return answer
 
 

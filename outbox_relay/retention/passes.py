@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from uuid import UUID
 
 from outbox_relay.domain.errors import ArchiveFailed, RelayError, StatementFailed
-from outbox_relay.postgres.retention_statements import FIRST, DayCheck, Pass
+from outbox_relay.postgres.retention_statements import FIRST, DayCheck, Pass, Person
 from outbox_relay.postgres.store import Store
 from outbox_relay.retention.wording import CHANGED, LOCKED, day_name, keepers_text
 
@@ -64,7 +64,11 @@ class Outcome:
 
 
 class RetentionPass:
-    """The steps of one pass, under one lease. ``progress`` is called before each day; a command has no log."""
+    """The steps of one pass, under one lease. ``progress`` is called before each day; a command has no log.
+
+    ``failures`` are the causes for which archives failed in the pass before, by day, which are logged once. The pass
+    replaces them by its own.
+    """
 
     def __init__(
         self,
@@ -73,8 +77,11 @@ class RetentionPass:
         archiver: Archiver | None,
         log: BoundLogger | None,
         progress: Callable[[str], None] = lambda _: None,
+        failures: dict[str, str] | None = None,
     ) -> None:
         self._store = store
+        self._failures = {} if failures is None else failures
+        self._failed_before = dict(self._failures)
         self._granted = granted
         self._lease = granted.lease
         self._archiver = archiver
@@ -87,6 +94,7 @@ class RetentionPass:
 
         Raises ``StatementFailed`` if another process has the lease by now, and as the store.
         """
+        self._failures.clear()
         if self._granted.hold_until is None:
             await self._try("the list of days", self._do_days)
             if drop:
@@ -127,9 +135,7 @@ class RetentionPass:
         try:
             events = await self._prepare(day, check)
         except ArchiveFailed as error:
-            self.outcome.failed = True
-            if self._log:
-                self._log.warning("retention.archive_failed", day=day_name(day), reason=str(error))
+            self._note_failure(day, error)
             await self._leave(day, str(error))
             return
         if events is None:
@@ -138,6 +144,13 @@ class RetentionPass:
             await self._leave(day, LOCKED)
         else:
             await self._empty(day, events)
+
+    def _note_failure(self, day: str, error: ArchiveFailed) -> None:
+        """Log an archive that was not written, unless it failed for the same cause in the pass before."""
+        self.outcome.failed = True
+        self._failures[day] = error.cause
+        if self._log and self._failed_before.get(day) != error.cause:
+            self._log.warning("retention.archive_failed", day=day_name(day), reason=str(error))
 
     async def _prepare(self, day: str, check: DayCheck) -> int | None:
         """Return the number of events of a day, after archiving it if required; None if that is impossible here."""
@@ -226,7 +239,7 @@ class RetentionPass:
 async def run_pass(
     store: Store,
     owner: UUID,
-    actor: str,
+    by: Person,
     do: Callable[[Pass], Awaitable[Outcome]],
     *,
     at_once: bool = False,
@@ -236,7 +249,7 @@ async def run_pass(
 
     One without ``works`` does no steps, and does not count as a pass for ``retention status``.
     """
-    granted = await store.begin_retention(owner, actor, LEASE_SECONDS, at_once=at_once, works=works)
+    granted = await store.begin_retention(owner, by, LEASE_SECONDS, at_once=at_once, works=works)
     if granted is None:
         return None
     try:

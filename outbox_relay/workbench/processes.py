@@ -69,18 +69,32 @@ class RelayProcess(PythonProcess):
 
     def shards(self) -> Mapping[str, int] | None:
         """Return the number of owned shards by sink; None if the relay is not ready or does not answer."""
+        answer = self._get("/readyz")
+        if answer is None:
+            return None
+        try:
+            body: dict[str, Any] = json.loads(answer)
+        except ValueError:
+            return None
+        return {name: sink["shards"] for name, sink in body["sinks"].items()}
+
+    def metrics(self) -> str | None:
+        """Return the text of its metrics; None if the relay does not answer."""
+        answer = self._get("/metrics")
+        return None if answer is None else answer.decode()
+
+    def _get(self, path: str) -> bytes | None:
+        """Return the body of an answer with status 200; None without one."""
         connection = http.client.HTTPConnection(ports.LOOPBACK, self._port, timeout=ASK_SECONDS)
         try:
-            connection.request("GET", "/readyz")
+            connection.request("GET", path)
             answer = connection.getresponse()
-            body: dict[str, Any] = json.loads(answer.read())
-        except (OSError, http.client.HTTPException, ValueError):
+            body = answer.read()
+        except (OSError, http.client.HTTPException):
             return None
         finally:
             connection.close()
-        return (
-            {name: sink["shards"] for name, sink in body["sinks"].items()} if answer.status == http.client.OK else None
-        )
+        return body if answer.status == http.client.OK else None
 
 
 def _environment() -> dict[str, str]:

@@ -24,7 +24,7 @@ import structlog
 
 from outbox_relay.postgres.database import statements
 from outbox_relay.postgres.migrations import migrate
-from outbox_relay.postgres.retention_statements import Pass
+from outbox_relay.postgres.retention_statements import Pass, Person
 from outbox_relay.postgres.store import Store
 from outbox_relay.retention.passes import Outcome, RetentionPass, run_pass
 from tests.support.days import date_ago, emit_ago, fill_days, keep, make_day, register
@@ -127,7 +127,7 @@ async def one_pass(dsn: str) -> Outcome:
 
     try:
         for _ in range(20):
-            result = await run_pass(store, uuid4(), "bench", do)
+            result = await run_pass(store, uuid4(), Person("bench"), do)
             if result is not None:
                 found.emptied += result[1].emptied
                 found.left = result[1].left

@@ -65,7 +65,7 @@ def test_archives_that_cannot_be_removed_stay_named_until_they_are(
 
 async def refuse(*_: Any) -> None:
     """Fail as a parent process does that gives an archive up after it was written."""
-    raise ArchiveFailed("given up")
+    raise ArchiveFailed("here", "given up")
 
 
 def test_an_archive_of_a_server_that_was_restarted_is_removed(
@@ -98,7 +98,7 @@ def test_an_archive_whose_process_fails_leaves_no_objects(
 
     async def fails(self: archiver.ProcessArchiver, task: Any, address: str) -> Any:
         await inner(self, task, address)
-        raise ArchiveFailed("its process ended")
+        raise ArchiveFailed("here", "its process ended")
 
     monkeypatch.setattr(archiver.ProcessArchiver, "_run", fails)
     assert run(config).code == 1

@@ -30,6 +30,7 @@ NOWHERE = "01900000-0000-7000-8000-000000000000"
 QUESTIONS: list[tuple[str, ...]] = [
     *(("status",), ("why", NOWHERE), ("attempts", NOWHERE), ("running",), ("pause", "s"), ("resume", "s")),
 ]
+OPERATORS: list[tuple[str, ...]] = [("pause", "s"), ("resume", "s")]
 OPERATIONS: list[tuple[str, ...]] = [("dead", "list"), ("dead", "summary"), ("audit",)]
 CONFIG = """
 [database]
@@ -226,10 +227,39 @@ def test_a_wrong_password_is_one_line_without_it(database: Database, guarded: st
     assert "SECRET" not in ended.err
 
 
-@pytest.mark.parametrize("command", [*QUESTIONS, ("emit", "t")], ids=" ".join)
-def test_missing_rights_say_how_they_are_granted(database: Database, guarded: str, command: tuple[str, ...]) -> None:
+GRANTS: dict[tuple[str, ...], str] = {
+    ("status",): "read",
+    ("why", NOWHERE): "read",
+    ("attempts", NOWHERE): "read",
+    ("running",): "read",
+    ("doctor",): "read",
+    ("audit",): "read",
+    ("dead", "list"): "read",
+    ("dead", "show", NOWHERE): "read",
+    ("dead", "show", NOWHERE, "--payload"): "payloads",
+    ("dead", "export"): "payloads",
+    ("replay", "list"): "read",
+    ("sinks", "list"): "read",
+    ("retention", "status"): "read",
+    ("retention", "run"): "operate",
+    ("retention", "run", "--dry-run"): "operate",
+    ("pause", "s"): "operate",
+    ("resume", "s"): "operate",
+    ("dead", "retry", "--yes"): "operate",
+    ("replay", "start", "--sink", "s", "--key", "k", "--yes"): "operate",
+    ("sinks", "seek", "s", "--to", "now", "--yes"): "operate",
+    ("erase", "--key", "k", "--reason", "r", "--yes"): "operate",
+    ("emit", "t"): "emit",
+}
+"""The grant that a role without any right is advised to get, by command."""
+
+
+@pytest.mark.parametrize("command", GRANTS, ids=" ".join)
+def test_missing_rights_say_which_grant_the_command_needs(
+    database: Database, guarded: str, command: tuple[str, ...]
+) -> None:
     ended = inside(*command, "--dsn", database.dsn_as(guarded, password="SECRET-RIGHT"))
-    refused(ended, 2, "outbox-relay migrate --grant-relay ROLE")
+    refused(ended, 2, f"run outbox-relay migrate --grant-{GRANTS[command]} ROLE")
 
 
 @pytest.mark.parametrize("command", [*QUESTIONS, *OPERATIONS], ids=" ".join)
@@ -275,10 +305,11 @@ def test_migrate_grants_what_emit_and_the_questions_need(empty_database: Databas
             ended = inside("emit", "order.created", "--dsn", empty_database.dsn_as(role))
             assert (ended.code, ended.err) == (0, "")
         register(empty_database, "s")
-        for command in (("status",), ("why", ended.out.strip()), ("pause", "s"), ("resume", "s")):
+        for command in (("status",), ("why", ended.out.strip()), *OPERATORS):
             ended = inside(*command, "--dsn", empty_database.dsn_as(relay))
             assert (ended.code, ended.err) == (0, "")
-            refused(inside(*command, "--dsn", empty_database.dsn_as(emitter)), 2, "--grant-relay")
+            kind = "operate" if command in OPERATORS else "read"
+            refused(inside(*command, "--dsn", empty_database.dsn_as(emitter)), 2, f"--grant-{kind} ROLE")
 
 
 class _role:  # noqa: N801 - a context manager

@@ -28,6 +28,7 @@ select 'crm', id, shard, 'dead', true, now(), 'answered 422', 422, uid, type, ke
        created_at
   from outbox.event
 """
+NOWHERE = "01900000-0000-7000-8000-000000000000"
 COPIES = """
 insert into outbox.delivery (sink, id, shard, state, ordered, due_at, uid, type, key, payload, content_type, created_at)
 select 'crm', g, g % 64, 'dead', true, now(), gen_random_uuid(), 't', 'k' || g, convert_to('x', 'UTF8'), 't', now()
@@ -194,7 +195,7 @@ def test_an_action_by_filter_wants_a_yes(database: Database, uid: str) -> None:
     assert (ended.code, ended.json) == (0, {"done": 1, "left": 0})
     ended = ask(database, "dead", "retry", uid)
     assert (ended.code, ended.out) == (0, "no dead delivery matches\n")
-    assert ended.err == f"event {uid} is waiting for sink crm\n"
+    assert ended.err == f"event {uid} is waiting for sink crm: add --state waiting to select it\n"
 
 
 def test_a_named_event_is_discarded_and_why_and_audit_say_so(database: Database, uid: str) -> None:
@@ -208,6 +209,29 @@ def test_a_named_event_is_discarded_and_why_and_audit_say_so(database: Database,
     assert "customer was deleted" in ask(database, "audit", "--since", "1h").out
     ended = ask(database, "dead", "discard", uid, "--reason", "again")
     assert (ended.code, ended.err) == (0, f"event {uid} was discarded\n")
+
+
+def test_a_row_in_another_state_is_explained_with_the_option_that_selects_it(database: Database, uid: str) -> None:
+    with database.connect() as connection:
+        connection.execute(
+            "update outbox.delivery set state = 'waiting', ordered = false, due_at = now() + interval '1 day',"
+            " deliver_at = now() + interval '1 day'"
+        )
+    ended = ask(database, "dead", "discard", uid, "--reason", "r")
+    assert (ended.code, ended.out) == (0, "no dead delivery matches\n")
+    assert ended.err == f"event {uid} is scheduled for sink crm: add --state scheduled to select it\n"
+    ended = ask(database, "dead", "retry", uid)
+    assert ended.err == f"event {uid} is scheduled for sink crm\n"
+    ended = ask(database, "dead", "discard", uid, "--reason", "r", "--state", "scheduled")
+    assert (ended.code, ended.out) == (0, "discarded 1 delivery\n")
+
+
+def test_an_age_in_a_filter_is_shown_as_people_write_it(database: Database, uid: str) -> None:
+    assert uid
+    assert ask(database, "dead", "retry", "--since", "120m", "--yes").code == 0
+    [action] = ask(database, "audit", "--json").json["audit"]
+    assert action["filter"] == {"since": "2h", "states": ["dead"]}
+    assert '"since": "2h"' in ask(database, "audit").out
 
 
 @pytest.mark.usefixtures("uid")
@@ -246,6 +270,8 @@ def test_a_delivery_that_would_be_read_again_is_left_with_the_reason(
 MISTAKES: list[tuple[tuple[str, ...], int, str]] = [
     (("list", "--sink", "crn"), 3, "did you mean crm?"),
     (("retry", "--sink", "zzz", "--yes"), 3, "there are: crm, events"),
+    (("show", NOWHERE, "--sink", "crn"), 3, "did you mean crm?"),
+    (("show", NOWHERE, "--sink", "events"), 3, "has no delivery of its own to sink events"),
     (("list", "--type", ""), 2, "type of a filter must be a pattern"),
     (("list", "--since", "2100-01-01T00:00:00Z"), 2, "since lies in the future"),
     (("list", "--since", "1h", "--until", "2h"), 2, "is after until"),

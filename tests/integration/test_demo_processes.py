@@ -14,10 +14,10 @@ from aiohttp.test_utils import TestClient, TestServer
 from confluent_kafka import Producer
 from standardwebhooks.webhooks import Webhook
 
-from outbox_relay.workbench.demo.consumer import TopicReader
-from outbox_relay.workbench.demo.journal import REFUSED, UNREADABLE, Arrival, JournalReader, JournalWriter
-from outbox_relay.workbench.demo.receiver import PATH, VerifyingReceiver
-from outbox_relay.workbench.demo.shop import Shop, ShopDatabase
+from outbox_relay.workbench.shop.consumer import TopicReader
+from outbox_relay.workbench.shop.journal import REFUSED, UNREADABLE, Arrival, JournalReader, JournalWriter
+from outbox_relay.workbench.shop.orders import Shop, ShopDatabase
+from outbox_relay.workbench.shop.receiver import PATH, VerifyingReceiver
 from tests.support.database import Database
 from tests.support.kafka import KafkaBroker
 from tests.support.wait import until

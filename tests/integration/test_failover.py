@@ -24,8 +24,8 @@ from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Failed, Verdict
 from outbox_relay.postgres.migrations import migrate
 from outbox_relay.relay import log_reader, settler
-from outbox_relay.workbench.demo.checker import DeliveryChecker
 from outbox_relay.workbench.embedded.ports import LOOPBACK
+from outbox_relay.workbench.shop.checker import DeliveryChecker
 from tests.support.database import Database, query
 from tests.support.kafka import KafkaBroker
 from tests.support.memory_sink import MemorySink

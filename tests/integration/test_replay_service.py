@@ -116,16 +116,32 @@ def test_the_commands_say_what_they_did(database: Database) -> None:
     assert "crm to idle" in command(database, "list").out
     assert "replay 1 of sink crm, to sink idle: running" in command(database, "show", "1").out
     assert command(database, "pause", "1").out == "replay 1 is paused\n"
-    assert command(database, "pause", "1").out == "replay 1 was paused already\n"
+    assert command(database, "pause", "1").out == "replay 1 was paused already: nothing to do\n"
     assert command(database, "resume", "1", "--json").json == {"done": 1, "left": 0}
     assert command(database, "cancel", "1").out == "replay 1 is cancelled\n"
     refused = command(database, "resume", "1")
     assert (refused.code, refused.out) == (2, "")
     assert "replay 1 is cancelled already" in refused.err
+    for words in (("pause",), ("cancel",)):
+        again = command(database, *words, "1")
+        assert (again.code, again.out, again.err) == (0, "replay 1 was cancelled already: nothing to do\n", "")
+        assert command(database, *words, "1", "--json").json == {"done": 0, "left": 0}
     query(database, "update outbox.sink set paused = true returning 1")
     paused = command(database, "start", "--sink", "crm", *there, "--yes")
     assert (paused.code, paused.err) == (0, "sink idle is paused: the replay waits until it is resumed\n")
     assert show(database, "2")["waits_for"] == "sink idle is paused"
+
+
+def test_a_named_event_whose_route_is_gone_is_explained(database: Database) -> None:
+    register(database, "crm")
+    [uid] = emit(database, 1)
+    query(database, "update outbox.sink set patterns = '{payment.*}' returning 1")
+    ended = command(database, "start", "--sink", "crm", "--uid", uid, "--json")
+    assert (ended.code, ended.json) == (0, {"id": None, "matched": 0, "exact": True})
+    assert ended.err.splitlines() == [
+        "sink crm has no route for order.created: a replay delivers only events that the sink's routes match",
+        "no event matches that the sink has passed: nothing was started",
+    ]
 
 
 def test_wrong_input_is_refused_with_the_fix(database: Database) -> None:

@@ -11,7 +11,7 @@ from psycopg import errors
 
 from outbox_relay.postgres.migrations import migrate
 from tests.support.database import Database
-from tests.support.days import Connection, begin, one, register, relay_says, said
+from tests.support.days import Connection, begin, emit_ago, fill_days, one, register, relay_says, retention, said
 from tests.support.roles import new_role
 
 
@@ -89,6 +89,44 @@ def test_the_first_file_of_an_older_database_waits_for_the_others(owner: Connect
     assert one(owner, "select stated from outbox.retention") is False
     wait_for(owner, 25)
     assert asks(owner, me, 30) == 30
+
+
+@pytest.mark.parametrize("name", ["keep_days", "keep_uids_days"])
+def test_the_first_file_of_a_new_database_waits_a_day_if_it_would_empty_something_at_once(
+    owner: Connection, name: str
+) -> None:
+    """Goes red when a first file counts at once, whatever the log holds."""
+    me = uuid4()
+    fill_days(owner, 12, 12)
+    relay_says(owner, {**said(30), name: 7})
+    begin(owner, me)
+    assert one(owner, f"select {name} from outbox.retention") == 30
+    wait_for(owner, 25)
+    begin(owner, me)
+    assert one(owner, f"select {name} from outbox.retention") == 7
+
+
+def test_the_first_file_of_a_new_database_counts_at_once_if_it_would_empty_nothing(owner: Connection) -> None:
+    fill_days(owner, 12, 12)
+    assert asks(owner, uuid4(), 14) == 14
+
+
+def test_a_pass_that_finds_no_day_names_the_relays_that_decide_keep_days(database: Database, owner: Connection) -> None:
+    """Goes red when the operator has to look for the file that has the larger value."""
+    fill_days(owner, 12, 12)
+    emit_ago(owner, 0)
+    for name, words in (("web-1", said(30)), ("web-2", said(7)), ("web-3", said(30))):
+        relay_says(owner, words)
+        owner.execute("update outbox.relay set name = %s where name = 'r'", (name,))
+    plain = "no day is past keep_days, 30: the largest value of the live relays, in the file of web-1, web-3\n"
+    assert retention(database, "run").out == plain
+    assert retention(database, "run", "--dry-run").out == plain
+    found = retention(database, "run", "--json").json
+    assert (found["keep_days"], found["keep_days_of"]) == (30, ["web-1", "web-3"])
+    owner.execute("delete from outbox.relay")
+    assert (
+        retention(database, "run").out == "no day is past keep_days, 30: no live relay has another value in its file\n"
+    )
 
 
 def test_a_value_that_becomes_less_waits_for_a_day_of_its_own(owner: Connection) -> None:

@@ -13,13 +13,26 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
+from outbox_relay.domain.errors import ArchiveFailed
 from outbox_relay.postgres.migrations import migrate
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.retention import Retention
-from outbox_relay.retention.archiver import archiver_for
+from outbox_relay.retention.archiver import ProcessArchiver, archiver_for
 from outbox_relay.settings.retention import RetentionSettings
+from tests.support.command import inside
 from tests.support.database import Database
-from tests.support.days import Connection, date_ago, emit_ago, events_of, fill_days, one, register, retention, table_ago
+from tests.support.days import (
+    Connection,
+    date_ago,
+    emit_ago,
+    events_of,
+    fill_days,
+    keep,
+    one,
+    register,
+    retention,
+    table_ago,
+)
 from tests.support.roles import new_role
 from tests.support.wait import auntil
 
@@ -36,10 +49,11 @@ def relay(database: Database) -> Iterator[str]:
 
 @pytest.fixture
 def owner(database: Database) -> Iterator[Connection]:
-    """A connection of the schema's owner, in autocommit mode, to a database with two old days."""
+    """A connection of the schema's owner, in autocommit mode, to a database with two days that are past keep_days."""
     with database.connect(autocommit=True) as connection:
         fill_days(connection, 12, 11)
         emit_ago(connection, 0)
+        keep(connection, 5)
         yield connection
 
 
@@ -108,10 +122,51 @@ async def test_what_keeps_a_day_is_logged_once(database: Database, owner: Connec
         assert blocked() == [date_ago(12), date_ago(11)]
 
 
+async def test_an_archive_that_fails_for_the_same_cause_is_logged_once_a_day(
+    database: Database, owner: Connection, relay: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goes red when lines are compared with the address, which is another one at each attempt."""
+
+    async def refuse(_: ProcessArchiver, _task: object, address: str) -> dict[str, Any]:
+        raise ArchiveFailed(address, "No space left on device")
+
+    monkeypatch.setattr(ProcessArchiver, "_run", refuse)
+    settings = RetentionSettings(keep_days=5, archive=str(tmp_path / "archive"))
+    left = "select count(distinct left_at) from outbox.day where left_because like '%%was not written%%'"
+    with capture_logs() as logs:
+        async with passes(database.dsn_as(relay), settings):
+            seen = set[Any]()
+
+            async def tried() -> bool:
+                seen.update(owner.execute("select left_at from outbox.day where left_at is not null").fetchall())
+                return len(seen) >= 4
+
+            await auntil(tried, seconds=SECONDS, what="two passes that archive two days")
+    assert one(owner, left) == 2
+    failed = [line for line in logs if line["event"] == "retention.archive_failed"]
+    assert [line["day"] for line in failed] == [date_ago(12), date_ago(11)]
+    assert str(tmp_path) in failed[0]["reason"]
+
+
+async def test_a_relay_without_passes_says_once_that_no_relay_empties_days(
+    database: Database, owner: Connection, relay: str
+) -> None:
+    with capture_logs() as logs:
+        async with passes(database.dsn_as(relay), RetentionSettings(enabled=False, keep_days=5)):
+
+            async def passed() -> bool:
+                return owner.execute("select epoch > 6 from outbox.retention").fetchone() == (True,)
+
+            await auntil(passed, seconds=SECONDS, what="some passes")
+    assert [(line["event"], line["days"]) for line in logs] == [("retention.idle", 2)]
+    said = (await asyncio.to_thread(inside, "status", "--dsn", database.dsn)).out
+    assert "no relay empties days, no pass yet: set [retention] enabled = true, or run retention run" in said
+
+
 async def test_a_file_without_retention_empties_nothing_in_an_older_database(
     database: Database, owner: Connection, relay: str
 ) -> None:
-    owner.execute("update outbox.retention set unset_days = 0, keep_days = 0, keep_uids_days = 0")
+    owner.execute("update outbox.retention set unset_days = 0, keep_days = 0, keep_uids_days = 0, stated = false")
 
     async def passed() -> bool:
         return owner.execute("select epoch > 5 from outbox.retention").fetchone() == (True,)

@@ -7,60 +7,37 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Literal, Self
 
-from psycopg.conninfo import make_conninfo
-
-from outbox_relay.workbench.embedded.ports import LOOPBACK
-from outbox_relay.workbench.embedded.postgres import SUPERUSER, Setting
+from outbox_relay.workbench.embedded.postgres import Setting
+from outbox_relay.workbench.embedded.standby import NAME, StandbyServer, primary_conninfo
 from tests.support.postgres import PostgresServer
 from tests.support.volume import Volume
 from tests.support.wait import until
 
-COPY_SECONDS = 120
-"""Longest time for the copy of a server."""
 REPLAYED = "select replay_lsn >= %s::pg_lsn from pg_stat_replication where application_name = %s"
 CATCH_UP_SECONDS = 60
 """Longest time until a standby streams."""
-PROMOTE_SECONDS = 30
 REPLICATION: Mapping[str, Setting] = {"wal_keep_size": "512MB", "wal_retrieve_retry_interval": "100ms"}
 """A standby that was away for a while finds what it missed, and looks for its primary often."""
-NAME = "standby"
 STATES = "select state, sync_state from pg_stat_replication where application_name = %s"
 Mode = Literal["synchronous", "asynchronous"]
 
 
-class Standby(PostgresServer):
+class Standby(StandbyServer, PostgresServer):
     """A copy of `primary` that streams from it. `port` is a free one unless it takes the place of another server."""
 
     def __init__(
         self, primary: PostgresServer, settings: Mapping[str, Setting] | None = None, *, port: int | None = None
     ) -> None:
         self._primary = primary
-        super().__init__(settings, major=primary.major)
+        PostgresServer.__init__(self, settings, major=primary.major)
         self._given_port = port
         self.port = port or self.port
 
     def detach(self) -> None:
         """Receive nothing more: what is committed from now on it lacks."""
         with self.connect() as connection:
-            connection.execute(f"alter system set primary_conninfo = '{_origin(1)}'".encode())
+            connection.execute(f"alter system set primary_conninfo = '{primary_conninfo(1)}'".encode())
             connection.execute("select pg_reload_conf()")
-
-    def promote(self) -> None:
-        """Make it a primary; returns when it takes writes."""
-        with self.connect() as connection:
-            row = connection.execute("select pg_promote(true, %s)", (PROMOTE_SECONDS,)).fetchone()
-        assert row == (True,), "the standby was not promoted in time"
-
-    def prepare(self) -> None:
-        """Copy the primary."""
-        self.run(
-            "pg_basebackup", "--pgdata", self.data, "--host", LOOPBACK, "--port", str(self._primary.port),
-            "--username", SUPERUSER, "--wal-method", "stream", "--checkpoint", "fast", "--no-sync", "--no-manifest",
-            seconds=COPY_SECONDS,
-        )  # fmt: skip
-        # What the primary waits for is not what this one shall wait for when it is one.
-        (self.data / "postgresql.auto.conf").write_text(f"primary_conninfo = '{_origin(self._primary.port)}'\n")
-        (self.data / "standby.signal").touch()
 
     def start_first(self) -> None:
         """Start on the given port, or on some free one."""
@@ -223,7 +200,3 @@ class Pair:
     def _close(self) -> None:
         for server in list(self._made):
             self.remove(server)
-
-
-def _origin(port: int) -> str:
-    return make_conninfo(host=LOOPBACK, port=port, user=SUPERUSER, application_name=NAME)

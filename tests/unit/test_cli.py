@@ -101,6 +101,24 @@ def test_a_misspelt_option_is_answered_with_the_nearest_one(words: tuple[str, ..
     assert ended.err.endswith(f"; did you mean {right}?\n")
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("dead", "list", "--since", "yesterday"),
+        ("audit", "--since", "2026-11-23"),
+        ("sinks", "seek", "crm", "--to", "tomorrow"),
+        ("status", "--max-oldest", "soon"),
+        ("why", "order-1"),
+    ],
+    ids=" ".join,
+)
+def test_a_wrong_value_is_answered_in_one_line(words: tuple[str, ...]) -> None:
+    ended = inside(*words)
+    assert (ended.code, ended.out) == (2, "")
+    [line] = ended.err.splitlines()
+    assert re.match(rf"outbox-relay {words[0]}\b.*: error: argument .*: should be a ", line)
+
+
 def test_an_option_of_another_command_is_not_suggested() -> None:
     ended = inside("status", "--online")
     assert ended.code == 2

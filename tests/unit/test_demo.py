@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from outbox_relay.workbench.demo import rate_control
-from outbox_relay.workbench.demo.checker import CheckResult, DeliveryChecker, Identity
-from outbox_relay.workbench.demo.destinations import MonitoredDestination
-from outbox_relay.workbench.demo.figures import Latency, RateMeter, RecentLatency, summarise_latency
-from outbox_relay.workbench.demo.journal import REFUSED, UNREADABLE, Arrival, JournalReader, JournalWriter
 from outbox_relay.workbench.demo.rate_control import EmitRate
 from outbox_relay.workbench.demo.report import DemoReport, DestinationResult
+from outbox_relay.workbench.shop.checker import CheckResult, DeliveryChecker, Identity
+from outbox_relay.workbench.shop.destinations import MonitoredDestination
+from outbox_relay.workbench.shop.figures import Latency, RateMeter, RecentLatency, summarise_latency
+from outbox_relay.workbench.shop.journal import REFUSED, UNREADABLE, Arrival, JournalReader, JournalWriter
 
 A1, A2, A3, B1 = ("a", 1, "u1"), ("a", 2, "u2"), ("a", 3, "u3"), ("b", 1, "u4")
 NO_LATENCY = Latency(None, None, None)

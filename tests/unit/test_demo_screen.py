@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from outbox_relay.workbench.demo.figures import Latency
 from outbox_relay.workbench.demo.screen import (
     DemoState,
     DestinationState,
@@ -17,6 +16,7 @@ from outbox_relay.workbench.demo.screen import (
     RelayState,
     open_screen,
 )
+from outbox_relay.workbench.shop.figures import Latency
 
 RECENT = Latency(0.012, 0.345, 1.0)
 NOW = DemoState(

@@ -62,7 +62,7 @@ def test_control_characters_are_replaced() -> None:
     assert replace_unprintable("a\x1b[2Jb\u202ec\nd") == "a?[2Jb?c?d"
 
 
-RETENTION: dict[str, Any] = {"keep_days": 30, "hold_until": None, "blocked": []}
+RETENTION: dict[str, Any] = {"keep_days": 30, "hold_until": None, "idle": False, "last_pass": None, "blocked": []}
 
 
 def test_days_that_are_kept_are_grouped_by_their_reason() -> None:
@@ -77,10 +77,11 @@ def test_days_that_are_kept_are_grouped_by_their_reason() -> None:
         "sinks": {},
         "unrouted": [],
         "in_default_partition": 0,
-        "retention": {"keep_days": 30, "hold_until": None, "blocked": blocked},
+        "retention": {"keep_days": 30, "hold_until": None, "idle": True, "last_pass": None, "blocked": blocked},
     }
     assert admin.status_text(found).splitlines()[4:] == [
         "days past keep_days (30) that are not emptied: 4",
+        "no relay empties days, no pass yet: set [retention] enabled = true, or run retention run",
         "  2026-10-01 to 2026-10-02: kept by sink crm (paused) with 12 shards since 2026-11-02T08:00:00+00:00",
         "  2026-10-03: due at the next pass; left at 2026-11-02T08:00:00: the archive was not written",
         "  2026-10-04: due at the next pass",

@@ -1,4 +1,5 @@
 -- Begin a pass of the retention. `lease` is null while another process does it.
 select * from outbox.begin_retention(
-    %(owner)s::uuid, %(actor)s::text, %(seconds)s::double precision, %(at_once)s::boolean, %(works)s::boolean
+    %(owner)s::uuid, %(actor)s::text, %(seconds)s::double precision, %(at_once)s::boolean, %(works)s::boolean,
+    %(reason)s::text
 )

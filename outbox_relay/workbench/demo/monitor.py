@@ -6,14 +6,15 @@ import time
 from collections.abc import Callable, Sequence
 
 from outbox_relay.domain.event import SHARDS
-from outbox_relay.workbench.demo.destinations import MonitoredDestination
-from outbox_relay.workbench.demo.figures import RateMeter
 from outbox_relay.workbench.demo.rate_control import EmitRate
 from outbox_relay.workbench.demo.screen import DemoState, DestinationState, RelayState, Screen
-from outbox_relay.workbench.demo.shop import ShopDatabase
 from outbox_relay.workbench.embedded.process import ProcessFailed, WatchedProcess
 from outbox_relay.workbench.processes import PythonProcess, RelayProcess
+from outbox_relay.workbench.shop.destinations import MonitoredDestination
+from outbox_relay.workbench.shop.figures import RateMeter
+from outbox_relay.workbench.shop.orders import ShopDatabase
 from outbox_relay.workbench.signals import Signals
+from outbox_relay.workbench.watch import ProcessWatch
 
 POLL_SECONDS = 0.25
 QUERY_SECONDS = 1.0
@@ -31,12 +32,10 @@ class Monitor:
     def __init__(
         self, signals: Signals, screen: Screen, destinations: Sequence[MonitoredDestination], load_seconds: float
     ) -> None:
-        self._signals = signals
+        self._watch = ProcessWatch(signals)
         self._screen = screen
         self._destinations = destinations
         self._load_seconds = load_seconds
-        self._servers: dict[str, WatchedProcess] = {}
-        self._processes: list[PythonProcess] = []
         self._relays: dict[RelayProcess, RelayState] = {}
         self._database: ShopDatabase | None = None
         self._emit_rate = EmitRate()
@@ -51,23 +50,23 @@ class Monitor:
 
     def add_server(self, name: str, server: WatchedProcess) -> None:
         """Watch a server."""
-        self._servers[name] = server
+        self._watch.add_server(name, server)
 
     def add(self, process: PythonProcess) -> None:
         """Watch a process until it is stopped."""
-        self._processes.append(process)
+        self._watch.add(process)
         if isinstance(process, RelayProcess):
             self._relays[process] = RelayState(process.name, "starting")
 
     def stop(self, process: PythonProcess) -> None:
         """Stop a process gracefully."""
-        self._processes.remove(process)
+        self._watch.remove(process)
         process.stop()
 
     def kill(self, relay: RelayProcess) -> int:
         """Kill a relay and return the number of shards of the first sink that it owned."""
         owned = self._relays[relay].shards.get(self._destinations[0].name, 0)
-        self._processes.remove(relay)
+        self._watch.remove(relay)
         self._killed_at = time.monotonic()
         relay.kill()
         self._relays[relay] = RelayState(relay.name, "killed")
@@ -105,7 +104,7 @@ class Monitor:
 
     def say(self, message: str) -> None:
         """Show a message, unless a signal was received."""
-        self._signals.check()
+        self._watch.check_signals()
         self._screen.say(message)
 
     def wait(self, fact: Callable[[], bool], seconds: float) -> bool:
@@ -120,11 +119,10 @@ class Monitor:
     def require(self, fact: Callable[[], bool], seconds: float, what: str) -> None:
         """Poll until `fact` returns True. Raise :class:`ProcessFailed` with the ends of all logs after `seconds`."""
         if not self.wait(fact, seconds):
-            logs = "".join(f"\n{process.name}: {process.log_tail()}" for process in self._processes)
-            raise ProcessFailed(f"{what}: not within {seconds:g} s; the ends of the logs:{logs}")
+            raise ProcessFailed(f"{what}: not within {seconds:g} s; the ends of the logs:{self._watch.log_tails()}")
 
     def _poll(self) -> None:
-        self._check()
+        self._watch.check()
         for destination in self._destinations:
             destination.read()
         if time.monotonic() >= self._queried_at + QUERY_SECONDS:
@@ -133,14 +131,6 @@ class Monitor:
             self._query_shop()
         self._screen.show(self._state())
         time.sleep(POLL_SECONDS)
-
-    def _check(self) -> None:
-        self._signals.check()
-        for name, server in self._servers.items():
-            if not server.alive:
-                raise ProcessFailed(f"{name} ended by itself; the end of its log:\n{server.log_tail()}")
-        for process in self._processes:
-            process.check()
 
     def _query_relays(self) -> None:
         for relay, before in self._relays.items():

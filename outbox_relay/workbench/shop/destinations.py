@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 
-from outbox_relay.workbench.demo.checker import CheckResult, DeliveryChecker, Identity
-from outbox_relay.workbench.demo.figures import Latency, RateMeter, RecentLatency, summarise_latency
-from outbox_relay.workbench.demo.journal import JournalReader
+from outbox_relay.workbench.shop.checker import CheckResult, DeliveryChecker, Identity
+from outbox_relay.workbench.shop.figures import Latency, RateMeter, RecentLatency, summarise_latency
+from outbox_relay.workbench.shop.journal import JournalReader
 
 
 class MonitoredDestination:

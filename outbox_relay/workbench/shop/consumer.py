@@ -17,11 +17,11 @@ from typing import cast
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
-from outbox_relay.workbench.demo.journal import UNREADABLE, Arrival, JournalWriter
 from outbox_relay.workbench.embedded.broker import partitions_with_leader
+from outbox_relay.workbench.shop.journal import UNREADABLE, Arrival, JournalWriter
 
 SETTINGS = {
-    "group.id": "demo",
+    "group.id": "shop",
     "enable.auto.commit": False,
     # The embedded broker always waits this long, even if there are records to return.
     "fetch.wait.max.ms": 1,
@@ -29,7 +29,7 @@ SETTINGS = {
 POLL_SECONDS = 0.1
 END_SECONDS = 20.0
 """Time limit for reading to the markers."""
-MARKER = b"end of the demo"
+MARKER = b"end of the run"
 TRANSIENT = (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN)  # pyright: ignore[reportPrivateUsage] - librdkafka's own
 """Errors from which the client recovers by itself."""
 
@@ -105,7 +105,7 @@ def _arrival(message: Message, arrived_at: float) -> Arrival:
 
 def main() -> int:
     """Read until SIGTERM, then to the markers."""
-    parser = argparse.ArgumentParser(prog="outbox-relay demo: consumer")
+    parser = argparse.ArgumentParser(prog="outbox-relay shop: consumer")
     parser.add_argument("--bootstrap", required=True)
     parser.add_argument("--topic", required=True)
     parser.add_argument("--journal", type=Path, required=True)
