@@ -81,14 +81,15 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
      null, 'EXECUTE'),
 
     -- Replays.
-    ('relay', 'function', '{attempt_detail, read_replay, replay_of, replays, settle_replay, sink_of, '
-                          'spend_replay, tend_replay}', null, 'EXECUTE'),
+    ('relay', 'function', '{attempt_detail, read_replay, read_replayed, replay_of, replays, settle_replay, settle_replayed, sink_of, '
+                          'spend_replay, tend_replay, trim_replay_exceptions}', null, 'EXECUTE'),
     ('relay', 'table', '{replay, replay_progress}', null, 'SELECT'),
     ('read', 'function', '{replays}', null, 'EXECUTE'),
     ('operate', 'function', '{preview_replay, set_replay, start_replay}', null, 'EXECUTE'),
-    ('owner', 'function', '{adopt_rebase, at_its_end, clear_replay, count_matches, follow_rename, id_behind, move_dead, place_replay, '
-                          'plan_replay, replay_delivered, replay_keepers, replay_means, replay_places, replay_rows, replays_of, '
-                          'replay_shards, replays_cancelled, require_days, trim_replay}', null, 'EXECUTE'),
+    ('owner', 'function', '{adopt_rebase, at_its_end, clear_replay, count_matches, drop_replay_rows, follow_rename, id_behind, move_dead, '
+                          'place_replay, plan_replay, replay_delivered, replay_keepers, replay_means, replay_outcome, '
+                          'replay_outcomes, replay_passed_by, replay_places, replay_rows, replay_shards, replays_cancelled, '
+                          'require_days, trim_replay}', null, 'EXECUTE'),
 
     -- Retention: done by relays, and by roles that operate; roles that read see the days.
     ('relay', 'function', '{begin_archive, begin_retention, check_day, count_day, discard_expired, drop_day, due_days, '
@@ -113,7 +114,8 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
     ('relay', 'function', '{trim_passes, why}', null, 'EXECUTE'),
     ('read', 'function', '{event_states, why}', null, 'EXECUTE'),
     ('owner', 'function', '{begin_claimed, begin_passes, end_passes, in_seconds, keep_late, keep_patterns, keep_rows_ahead, '
-                          'mark_generation, move_passes, newest_xid, pass_spans, passage, passes_deleted, recorded_deliveries, '
+                          'mark_generation, move_passes, newest_xid, pass_spans, passage, passage_states, passes_deleted, '
+                          'recorded_deliveries, '
                           'type_matches}', null, 'EXECUTE'),
     -- Erase.
     ('operate', 'function', '{erase}', null, 'EXECUTE'),
@@ -321,7 +323,7 @@ begin
              limit 1
           ) h on true
          where not coalesce(h.is_ours and h.value = w.value or h.is_roles and w.name = any (bounds), false)
-           -- Only superusers may set it: they are needed where something else stands.
+           -- Only superusers may set it, so it is set only if another value is stored.
            and (w.name <> 'session_replication_role' or h.value <> w.value);
         continue when missing.settings is null;
         begin

@@ -12,6 +12,11 @@ OVER = {
     "start": 'passed over: emitted before this sink began, with start = "now"',
     "seek": "skipped by sinks seek",
 }
+PASSED_BY = {
+    "row": "the sink had a row of it",
+    "discarded": "it had been discarded",
+    "not due": "it was not due",
+}
 UNKNOWN = {
     "rebase needed": "the database was restored: stop every relay, then run outbox-relay rebase",
     "too many rows": "too many rows of outbox.delivery were beyond the position when the sink was moved, or its routes "
@@ -65,8 +70,13 @@ def _state(sink: dict[str, Any], shard: int | None) -> str:
         parts.append("the sink is paused")
     if sink.get("circuit", "closed") != "closed":
         parts.append(f"the circuit of the sink is {sink['circuit']}: {sink['sink_error'] or 'no reason is known'}")
-    parts += [f"in replay {replay['id']} ({replay['state']})" for replay in sink.get("replays", ())]
+    parts += [_replay(replay) for replay in sink.get("replays", ())]
     return "; ".join(parts)
+
+
+def _replay(replay: dict[str, Any]) -> str:
+    reason = f", {PASSED_BY[replay['reason']]}" if "reason" in replay else ""
+    return f"in replay {replay['id']} ({replay['state']}): {replay['outcome']}{reason}"
 
 
 def _attempt(attempt: dict[str, Any]) -> str:

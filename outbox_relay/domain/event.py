@@ -32,6 +32,7 @@ class StoredEvent(NamedTuple):
     """Why the event cannot be delivered, or None. Its payload was not fetched, and it becomes a dead letter."""
 
 
+ID = itemgetter(StoredEvent._fields.index("id"))
 KEY = itemgetter(StoredEvent._fields.index("key"))
 PAYLOAD = itemgetter(StoredEvent._fields.index("payload"))
 HEADERS = itemgetter(StoredEvent._fields.index("headers"))
@@ -66,3 +67,14 @@ def pop_scan_end(events: list[StoredEvent]) -> int | None:
     None if the read was complete or was cut only by its bounds. See ``outbox.read_late``.
     """
     return events.pop().id if events and events[-1].shard < 0 else None
+
+
+def pop_passed_by(events: list[StoredEvent]) -> list[StoredEvent]:
+    """Remove the events that a replay passes by, and return them. Their ``fault`` is the reason.
+
+    See ``outbox.read_replayed``, which returns them without a uid.
+    """
+    passed_by = [event for event in events if not event.uid]
+    if passed_by:
+        events[:] = [event for event in events if event.uid]
+    return passed_by

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from outbox_relay.domain.attempts import AttemptRecord
-from outbox_relay.domain.event import StoredEvent
+from outbox_relay.domain.event import ID, StoredEvent
 from outbox_relay.postgres.attempt_values import record_columns, recorded_events
 from outbox_relay.postgres.database import Database
 from outbox_relay.postgres.delivery_statements import new_row_columns
@@ -67,7 +67,10 @@ class ReplayStatements(Database):
         most_payload: int,
         server: str | None,
     ) -> list[StoredEvent]:
-        """Return the events of a replay with ids in (after, upto], the ``bounds``, as ``LogStatements.read_rest``."""
+        """Return the events of a replay with ids in (after, upto], the ``bounds``, as ``LogStatements.read_rest``.
+
+        Those that it passes by are among them: see ``event.pop_passed_by``.
+        """
         parameters = {
             "replay": replay,
             "shards": shards,
@@ -78,7 +81,7 @@ class ReplayStatements(Database):
             "most_payload": most_payload,
             "server": server,
         }
-        return await self._rows("read_replay", parameters, event_row)
+        return sorted(await self._rows("read_replay", parameters, event_row), key=ID)
 
     async def replay_positions(
         self, replay: int, shards: Iterable[int], *, server: str | None = None
@@ -96,12 +99,14 @@ class ReplayStatements(Database):
         rows: Sequence[NewRow],
         epochs: Mapping[int, int],
         *,
+        passed_by: Mapping[int, str] | None = None,
         records: Sequence[AttemptRecord] = (),
         relay: str | None = "",
         server: str | None = None,
     ) -> bool:
         """Write ``places`` (shard → epoch, last id), with ``seen`` events settled since, and ``rows``, all or none.
 
+        ``passed_by`` are the ids of the events that these places pass by, with the reasons.
         Return False, with nothing written, if ``owner`` does not own one of their shards at its epoch.
         """
         kept = [*(row.record for row in rows if row.record is not None), *records]
@@ -115,6 +120,8 @@ class ReplayStatements(Database):
             "epochs": [epoch for epoch, _ in places.values()],
             "lasts": [last for _, last in places.values()],
             "seen": seen,
+            "passed_ids": list(passed_by or {}),
+            "passed_reasons": list((passed_by or {}).values()),
             **new_row_columns(rows, epochs),
             **recorded_events(recorded),
             **record_columns(recorded),

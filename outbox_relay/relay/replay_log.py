@@ -1,8 +1,8 @@
 """The log and the ledger of one replay in one session.
 
 A replay's events are those of a fixed range of ids that its filter matches. A position is the last id that is settled.
-With each settlement the number of events is recorded that became settled by it, behind the fence of their shards: so
-each event is counted once, whatever crashes.
+With each settlement the number of events is recorded that became settled by it, and the events that it passed by,
+behind the fence of their shards: so each event is counted once, whatever crashes.
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ from uuid import UUID
 
 from outbox_relay.domain.attempts import AttemptRecord
 from outbox_relay.domain.errors import LeaseLost
-from outbox_relay.domain.event import StoredEvent
+from outbox_relay.domain.event import ID, StoredEvent
 from outbox_relay.domain.sink_spec import ReplaySpec
 from outbox_relay.domain.window import BEGINNING, EVERYTHING, Position, Tick, WindowSlice
 from outbox_relay.postgres.rows import NewRow
 from outbox_relay.postgres.store import Store
+
+MOST_PASSED_BY = 20_000
+"""Maximum number of events that were passed by and wait for a settlement."""
 
 
 class ReplayLog:
@@ -29,6 +32,8 @@ class ReplayLog:
         self.replay = replay
         self._unsettled: defaultdict[int, list[int]] = defaultdict(list)
         """The ids of the events that were read and are not settled, in order, by shard."""
+        self._passed_by: defaultdict[int, list[StoredEvent]] = defaultdict(list)
+        """The events that were passed by since the last settlement, in the same way."""
 
     async def positions(self, shards: Collection[int], *, server: str | None) -> dict[int, Position]:
         """Return the stored positions of these shards, each in the window of the replay's ids."""
@@ -37,6 +42,7 @@ class ReplayLog:
             raise LeaseLost(f"replay {self.replay.id}: it has ended")
         for shard in shards:
             self._unsettled.pop(shard, None)
+            self._passed_by.pop(shard, None)
         return {shard: _position(*place) for shard, place in found.items()}
 
     async def read(
@@ -48,16 +54,22 @@ class ReplayLog:
         most_payload: int,
         server: str | None,
     ) -> list[StoredEvent]:
-        """Return the next events of ``piece``."""
+        """Return the next events of ``piece``, with those that are passed by."""
         bounds = (piece.after, piece.upto)
         return await self._store.read_replay(
             self.replay.id, shards, bounds, rows, payload_bytes, most_payload, server
         )  # fmt: skip
 
-    def take(self, events: Sequence[StoredEvent]) -> None:
-        """Count ``events``, in id order, as read."""
+    def take(self, events: Sequence[StoredEvent], passed_by: Sequence[StoredEvent]) -> None:
+        """Count ``events`` as read, and others of the same read as passed by, each in id order."""
         for event in events:
             self._unsettled[event.shard].append(event.id)
+        for event in passed_by:
+            self._passed_by[event.shard].append(event)
+
+    def has_capacity(self) -> bool:
+        """Return True if fewer than ``MOST_PASSED_BY`` events that were passed by wait for a settlement."""
+        return sum(map(len, self._passed_by.values())) < MOST_PASSED_BY
 
     async def spend(self, events: int) -> float:
         """Pay for events that were read; return how many may be read now."""
@@ -80,14 +92,20 @@ class ReplayLog:
         """Write a settlement as ``Store.settle``, with the number of events that its positions pass."""
         places = {shard: (epoch, _last_id(position)) for shard, (epoch, position) in positions.items()}
         passed = {shard: bisect_right(self._unsettled[shard], last) for shard, (_, last) in places.items()}
+        passed_by = {
+            shard: self._passed_by[shard][: bisect_right(self._passed_by[shard], last, key=ID)]
+            for shard, (_, last) in places.items()
+        }
+        reasons = {event.id: event.fault or "" for events in passed_by.values() for event in events}
         mine = await self._store.settle_replay(
             *(self.replay.id, owner, places, sum(passed.values()), rows, epochs),
-            records=records, relay=relay, server=server,
+            passed_by=reasons, records=records, relay=relay, server=server,
         )  # fmt: skip
         if not mine:
             raise LeaseLost(f"sink {sink}: a shard to settle has another owner")
         for shard, count in passed.items():
             del self._unsettled[shard][:count]
+            del self._passed_by[shard][: len(passed_by[shard])]
 
     async def reset_crashes(self, sink: str, owner: UUID, held: Mapping[int, int]) -> None:
         """Reset the crash count of shards (shard → epoch)."""

@@ -11,9 +11,10 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
-from outbox_relay.domain.event import StoredEvent
+from outbox_relay.domain.event import StoredEvent, pop_passed_by
 from outbox_relay.domain.in_flight import Chunk, ShardGroup
 from outbox_relay.domain.window import MAX_ID, Position, WindowSlice
+from outbox_relay.postgres.rows import MOST_PAYLOAD
 from outbox_relay.relay.log_reader import LogReader
 from outbox_relay.relay.replay_log import ReplayLog
 
@@ -21,6 +22,8 @@ PER_SLOT = 4
 """Events in one read for each request that may be in flight, so that a pause need not wait for many of them."""
 MOST_WAIT_SECONDS = 1.0
 """Maximum wait before a replay with a rate asks again how many events it may read."""
+PASSED_BY_SECONDS = 0.1
+"""Wait before a replay looks again whether the events that it passed by are settled."""
 
 
 class ReplayReader(LogReader):
@@ -29,6 +32,7 @@ class ReplayReader(LogReader):
     def __init__(self, replay_log: ReplayLog, *parts: Any) -> None:
         super().__init__(*parts)
         self._log = replay_log
+        self._passed_by: list[StoredEvent] = []
         self._tokens = float("inf") if replay_log.replay.rate is None else 0.0
 
     async def step(self) -> bool:
@@ -44,7 +48,7 @@ class ReplayReader(LogReader):
         group = min(self._open(), key=_last_id, default=None)
         if group is None or self._dispatcher.saturated or not self._settler.has_capacity():
             return False
-        if not await self._may_read():
+        if not await self._may_read() or not self._may_pass_by():
             return False
         await self._read(group)
         self._settler.moved()
@@ -67,6 +71,13 @@ class ReplayReader(LogReader):
             return True
         delay = min(MOST_WAIT_SECONDS, (1.0 - self._tokens) / self._log.replay.rate)
         asyncio.get_running_loop().call_later(delay, self._leases.wake.set)
+        return False
+
+    def _may_pass_by(self) -> bool:
+        """Return False, and wake the loop later, while too many events that were passed by are not settled."""
+        if self._log.has_capacity():
+            return True
+        asyncio.get_running_loop().call_later(PASSED_BY_SECONDS, self._leases.wake.set)
         return False
 
     async def _positions(self, gained: Collection[int]) -> dict[int, Position]:
@@ -92,11 +103,19 @@ class ReplayReader(LogReader):
     ) -> list[StoredEvent]:
         events = await self._log.read(sorted(group.shards), piece, most, most_bytes, most_payload, self._server)
         if self._log.replay.rate is not None:
-            self._tokens = await self._log.spend(len(events))
+            self._tokens = await self._log.spend(sum(1 for event in events if event.uid))
         return events
 
+    async def _ask(
+        self, group: ShardGroup, piece: WindowSlice, most_payload: int = MOST_PAYLOAD
+    ) -> tuple[list[StoredEvent], int | None]:
+        """Keep the events that are passed by until the others are handed over."""
+        events, upto = await super()._ask(group, piece, most_payload)
+        self._passed_by = pop_passed_by(events)
+        return events, upto
+
     def _hand_over(self, group: ShardGroup, chunk: Chunk) -> None:
-        self._log.take(chunk.events)
+        self._log.take(chunk.events, self._passed_by)
         super()._hand_over(group, chunk)
 
 

@@ -18,7 +18,7 @@ POLICY = """
 [retention]
 keep_days = 1
 """
-"""What the files of all relays say. The days are years ago, so each is past from its first event on."""
+"""The same for all relays. The days are years ago, so each is past from its first event on."""
 SHARE = 0.3
 """Share of the events that are emitted into a day of the past."""
 FIRST_DAY = "2001-01-01"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import psycopg
@@ -23,9 +23,35 @@ TICK = "select seq, snapshot::text, next_xid, incarnation, generations from outb
 START = "select id from outbox.start_replay(%s, null, null, %s, %s::pg_snapshot, %s, %s, %s, 'chaos', null)"
 UIDS = """select uid::text from outbox.event
  where id > (select max(id) from outbox.event) - 20000 order by random() limit %s"""
-ENDED = """select r.id, r.target, r.state, r.counted, r.counted - n.delivered - n.failed as others, n.failed
+ENDED = """select r.id, r.target, r.state, r.counted, n.delivered, n.failed, coalesce(n.passed_by, 0)
   from outbox.replay r join outbox.replays(null, false, 1000) n on n.id = r.id
  where extract(epoch from r.created_at) > %s order by r.id"""
+EXCEPTIONS, ROWS = "chaos_exception", "chaos_row"
+"""Tables with the exceptions of replays, and with the rows that sinks had: relays delete them from the schema."""
+KEEP = f"""create table public.{EXCEPTIONS} (like outbox.replay_exception including indexes);
+create function public.keep_exception() returns trigger language plpgsql security definer as $$
+begin
+    insert into public.{EXCEPTIONS} values (new.*) on conflict do nothing;
+    return null;
+end
+$$;
+create trigger kept after insert on outbox.replay_exception for each row execute function public.keep_exception();
+create table public.{ROWS} (sink text, uid uuid, primary key (sink, uid));
+create function public.keep_row() returns trigger language plpgsql security definer as $$
+begin
+    insert into public.{ROWS} values (new.sink, new.uid) on conflict do nothing;
+    return null;
+end
+$$;
+create trigger kept after insert or update of sink on outbox.delivery
+    for each row when (new.sink < '~') execute function public.keep_row()"""
+LOG = f"""(select id, uid from outbox.event union all select id, uid from public.{KEPT}) e"""
+PASSED = f"""select uuid_send(e.uid) from {LOG} join public.{EXCEPTIONS} x on x.id = e.id
+ where x.replay = %s and x.outcome = 'passed by'"""
+DIED = f"""select uuid_send(e.uid) from {LOG} join public.{EXCEPTIONS} x on x.id = e.id
+ where x.replay = %s and x.outcome = 'failed'"""
+ROWED = f"""select uuid_send(w.uid) from public.{ROWS} w where w.sink = %s
+ union select uuid_send(m.uid) from outbox.discarded m where m.sink = %s"""
 EXPECTED = f"""select uuid_send(e.uid)
   from (select xid, id, shard, uid, type, key, content_type, created_at, 'infinity' as removed_at from outbox.event
         union all
@@ -75,21 +101,64 @@ class Replay:
         return int(started[0])
 
 
+@dataclass(frozen=True)
+class Found:
+    """A replay as the database has it: its counts, and the uids of the events that it means, passed by, or that died.
+
+    ``rowed`` are the events that the target had a row or a mark of at any time.
+    """
+
+    number: int
+    sink: str
+    state: str
+    total: int
+    delivered: int
+    failed: int
+    passed_by: int
+    expected: set[bytes]
+    passed: set[bytes]
+    died: set[bytes]
+    rowed: set[bytes]
+
+
+def prepare(dsn: str) -> None:
+    """Keep every row of a sink and every exception of a replay, which relays delete."""
+    with psycopg.connect(dsn) as connection:
+        connection.execute(KEEP.encode())
+
+
 def violations(dsn: str, arrived: Mapping[tuple[str, int], set[bytes]], since: float) -> Iterator[str]:
     """Yield a line for each replay, started after `since` in unix seconds, that did not deliver what it should.
 
     `arrived` are the uids that arrived at a sink with the number of a replay.
     """
     with psycopg.connect(dsn) as connection:
-        for number, sink, state, counted, others, failed in connection.execute(ENDED, (since,)).fetchall():
-            expected = {uid for (uid,) in connection.execute(EXPECTED.encode(), (number,), binary=True)}
-            came = arrived.get((sink, number), set[bytes]())
-            name = f"replay {number} of {sink}"
-            if state != "done":
-                yield f"{name} is {state} at the end"
-            if strangers := came - expected:
-                yield f"{name}: {len(strangers)} events arrived that it does not mean"
-            if counted != len(expected):
-                yield f"{name}: it counted {counted} events, and means {len(expected)}"
-            if len(missing := expected - came) > others + failed:
-                yield f"{name}: {len(missing)} events did not arrive, but {others} were passed by and {failed} died"
+        for row in connection.execute(ENDED, (since,)).fetchall():
+            number, sink = row[:2]
+            parts = ((EXPECTED, (number,)), (PASSED, (number,)), (DIED, (number,)), (ROWED, (sink, sink)))
+            uids = ({uid for (uid,) in connection.execute(text.encode(), of, binary=True)} for text, of in parts)
+            yield from judge(Found(*row, *uids), arrived.get((sink, number), set[bytes]()))
+
+
+def judge(found: Found, came: Collection[bytes]) -> Iterator[str]:
+    """Yield a line for everything that a replay did not do as it should. `came` are the uids that arrived by it."""
+    name, came = f"replay {found.number} of {found.sink}", set(came)
+    if found.state != "done":
+        yield f"{name} is {found.state} at the end"
+    if strangers := came - found.expected:
+        yield f"{name}: {len(strangers)} events arrived that it does not mean"
+    if found.total != len(found.expected):
+        yield f"{name}: it counted {found.total} events, and means {len(found.expected)}"
+    if missing := found.expected - came - found.passed - found.died:
+        yield f"{name}: {len(missing)} events did not arrive, were not passed by and did not die"
+    if unfounded := found.passed - found.rowed:
+        yield f"{name}: {len(unfounded)} events were passed by that had neither a row nor a mark"
+    if (found.passed_by, found.failed) != (len(found.passed), len(found.died)):
+        yield (
+            f"{name}: it counted {found.passed_by} events as passed by and {found.failed} as failed, and they are "
+            f"{len(found.passed)} and {len(found.died)}"
+        )
+    if found.delivered > len(came):
+        yield f"{name}: it counted {found.delivered} events as delivered, and {len(came)} arrived"
+    if found.total != (parts := found.delivered + found.failed + found.passed_by):
+        yield f"{name}: it counted {found.total} events, and {parts} were delivered, failed or passed by"

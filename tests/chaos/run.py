@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import psycopg
 
-from tests.chaos import days, inputs, writer
+from tests.chaos import days, inputs, replays, writer
 from tests.chaos.arrivals import TOPIC_SETTINGS
 from tests.chaos.database import DatabaseSide
 from tests.chaos.days import Retention
@@ -106,6 +106,7 @@ class Run:
             self._fleet = stack.enter_context(Fleet(self._directory, both, webhook, fork_server, self._form.relays))
             writer.prepare(self._database.dsn, self._form.keys + inputs.OWN_KEYS)
             days.prepare(self._database.dsn)
+            replays.prepare(self._database.dsn)
             self._writers = [self._writer(number) for number in range(self._form.writers)]
             for one in self._writers:
                 stack.callback(one.kill)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
 from outbox_relay.service.metrics.definitions import DEFINITIONS, GROUPS
 from tests.docs.pages import blocks, text
-from tests.support.metrics import PROMTOOL
+from tests.support.prometheus import promtool
 
 PAGE = "docs/observability.md"
 ROW = re.compile(r"^\| `(outbox_\w+)` \| (\w+) \| (\w*) \| ([^|]*) \| (.+?) \| `([^|]+)` \|$", re.MULTILINE)
@@ -52,18 +51,11 @@ def test_each_query_uses_its_metric_and_is_one_of_prometheus(tmp_path: Path) -> 
     rules = "\n".join(f"      - record: q{number}\n        expr: {row.query}" for number, row in enumerate(listed()))
     file = tmp_path / "rules.yaml"
     file.write_text(f"groups:\n  - name: page\n    rules:\n{rules}\n")
-    assert f"{len(DEFINITIONS)} rules found" in promtool("check", "rules", str(file))
+    assert f"{len(DEFINITIONS)} rules found" in promtool("check", "rules", file)
 
 
 def test_prometheus_accepts_the_configuration_of_the_page(tmp_path: Path) -> None:
     [block] = [block for block in blocks(PAGE) if "scrape_configs" in block.text]
     file = tmp_path / "prometheus.yaml"
     file.write_text(block.text)
-    assert "SUCCESS" in promtool("check", "config", str(file))
-
-
-def promtool(*arguments: str) -> str:
-    """Return the output of promtool, which must succeed."""
-    done = subprocess.run([PROMTOOL, *arguments], capture_output=True, check=False, timeout=60, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    assert "SUCCESS" in promtool("check", "config", file)

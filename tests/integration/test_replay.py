@@ -403,7 +403,7 @@ async def test_why_names_the_replays_of_an_event(database: Database) -> None:
         )
         for event_id in wanted
     ]
-    assert named == ("settled", [{"id": number, "state": "done"}])
+    assert named == ("settled", [{"id": number, "state": "done", "outcome": "delivered"}])
     assert other == ("settled", None)
 
 

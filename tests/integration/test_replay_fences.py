@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncGenerator
-from typing import Any
 from uuid import uuid4
 
 import psycopg
@@ -13,13 +12,12 @@ import pytest
 from psycopg import errors
 
 from outbox_relay.domain.errors import DatabaseUnusable
-from outbox_relay.domain.event import SHARDS
 from outbox_relay.domain.window import Position
-from outbox_relay.postgres.rows import NewRow
 from tests.support import days
 from tests.support.database import Database, query
 from tests.support.days import date_ago, emit_ago, fill_days, keep, retention, table_ago
-from tests.support.ledger import Ledger, ledger
+from tests.support.ledger import ledger
+from tests.support.replay_ledger import ReplayLedger
 from tests.support.replays import act, counts, preview, show, start, tend
 from tests.support.sink_actions import call, register, remove, rename
 from tests.support.wait import until
@@ -29,28 +27,11 @@ DEAD = "update outbox.delivery set state = 'dead', lease = null, lease_until = n
 ROWS = "select sink, state, replay, ordered from outbox.delivery order by id, sink"
 
 
-class Books(Ledger):
-    """A ledger that owns the shards of a replay, too."""
-
-    async def claim(self, replay: int = 1, target: str = "s") -> dict[int, int]:
-        """Claim every shard of a replay; return their epochs."""
-        generation = await self._generation(target)
-        found = await self.store.claim_shards(f"~{replay}", self.relay, generation, 60.0, SHARDS)
-        return {claimed.shard: claimed.epoch for claimed in found}
-
-    async def settle(
-        self, epochs: dict[int, int], last: int, seen: int, *rows: NewRow, owner: Any = None, replay: int = 1
-    ) -> bool:
-        """Write that every shard of a replay stands behind `last`, and rows."""
-        places = {shard: (epoch, last) for shard, epoch in epochs.items()}
-        return await self.store.settle_replay(replay, owner or self.relay, places, seen, rows, epochs)
-
-
 @pytest.fixture
-async def books(database: Database) -> AsyncGenerator[Books]:
+async def books(database: Database) -> AsyncGenerator[ReplayLedger]:
     """A database with one sink `s` for every type that has passed 40 events, and a replay of all of them."""
     async with ledger(database) as found:
-        mine = Books(database, found.store)
+        mine = ReplayLedger(database, found.store)
         await mine.register(("s", ["*"], "beginning"))
         await mine.own("s")
         mine.emit(*KEYS)
@@ -59,7 +40,7 @@ async def books(database: Database) -> AsyncGenerator[Books]:
         yield mine
 
 
-async def test_a_settlement_of_a_replay_at_an_old_epoch_writes_and_counts_nothing(books: Books) -> None:
+async def test_a_settlement_of_a_replay_at_an_old_epoch_writes_and_counts_nothing(books: ReplayLedger) -> None:
     """Goes red when outbox.settle_replay does not compare epochs and owners."""
     old = await books.claim()
     assert await books.settle(old, 10, 10)
@@ -72,7 +53,7 @@ async def test_a_settlement_of_a_replay_at_an_old_epoch_writes_and_counts_nothin
     assert books.query("select from outbox.delivery") == []
 
 
-async def test_a_claim_passes_by_the_shards_of_a_settlement_of_a_replay(books: Books) -> None:
+async def test_a_claim_passes_by_the_shards_of_a_settlement_of_a_replay(books: ReplayLedger) -> None:
     epochs = await books.claim()
     books.query("update outbox.shard set lease_until = now() where sink = '~1' returning 1")
     with books.database.connect() as other:
@@ -81,7 +62,7 @@ async def test_a_claim_passes_by_the_shards_of_a_settlement_of_a_replay(books: B
     assert set(await books.claim()) == set(epochs)
 
 
-async def test_a_row_that_the_position_has_not_passed_is_neither_moved_nor_counted(books: Books) -> None:
+async def test_a_row_that_the_position_has_not_passed_is_neither_moved_nor_counted(books: ReplayLedger) -> None:
     """Goes red when dead rows are moved at once: after a crash their event is read again, and left out or doubled."""
     epochs = await books.claim()
     await books.store.settle_replay(1, books.relay, {}, 0, [books.row(5, "dead")], epochs)
@@ -99,7 +80,7 @@ async def test_a_row_that_the_position_has_not_passed_is_neither_moved_nor_count
     assert counts(books.database, 1)[1:3] == (9, 1)
 
 
-async def test_rows_of_a_cancelled_replay_that_no_position_has_passed_are_not_counted(books: Books) -> None:
+async def test_rows_of_a_cancelled_replay_that_no_position_has_passed_are_not_counted(books: ReplayLedger) -> None:
     epochs = await books.claim()
     await books.store.settle_replay(1, books.relay, {}, 0, [books.row(5), books.row(20)], epochs)
     await books.settle(epochs, 10, 10)
@@ -111,7 +92,7 @@ async def test_rows_of_a_cancelled_replay_that_no_position_has_passed_are_not_co
     assert (found["delivered"], found["dropped"], found["shards_left"]) == (9, 1, 0)
 
 
-async def test_a_dead_letter_waits_until_the_target_has_passed_its_event(books: Books) -> None:
+async def test_a_dead_letter_waits_until_the_target_has_passed_its_event(books: ReplayLedger) -> None:
     """Goes red when it is moved at once: the target would take the row for one of its own first delivery."""
     register(books.database, "t")
     number = start(books.database, to="t", since="PT1H")
@@ -129,7 +110,7 @@ async def test_a_dead_letter_waits_until_the_target_has_passed_its_event(books: 
     assert counts(books.database, number) == (40, 39, 1, 0)
 
 
-async def test_an_event_that_is_erased_between_read_and_settlement_becomes_no_row(books: Books) -> None:
+async def test_an_event_that_is_erased_between_read_and_settlement_becomes_no_row(books: ReplayLedger) -> None:
     """Goes red when rows are made of the remains of an erasure: a husk would be delivered."""
     epochs = await books.claim()
     books.query("update outbox.event set content_type = 'application/x-erased', payload = '' where id = 5 returning 1")
@@ -270,7 +251,7 @@ def test_the_rate_saves_up_one_second_at_most_and_owes_what_was_taken_too_much(d
     assert query(database, "select outbox.spend_replay(99, 1)") == [(None,)]
 
 
-async def test_a_step_of_one_replay_does_not_wait_for_another(books: Books) -> None:
+async def test_a_step_of_one_replay_does_not_wait_for_another(books: ReplayLedger) -> None:
     start(books.database, since="PT1H")
     with books.database.connect() as other:
         other.execute("select from outbox.replay where id = 1 for update")

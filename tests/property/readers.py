@@ -7,20 +7,27 @@ date: it reads up to an old tick, and settles after its lease has ended.
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from uuid import UUID, uuid4
 
-from outbox_relay.domain.errors import LeaseLost
-from outbox_relay.domain.event import StoredEvent, pop_scan_end
+from outbox_relay.domain.attempts import AttemptRecord, delivery_record
+from outbox_relay.domain.errors import LeaseLost, StatementFailed
+from outbox_relay.domain.event import StoredEvent, pop_passed_by, pop_scan_end
+from outbox_relay.domain.outcomes import DELIVERED
 from outbox_relay.domain.routing import like_pattern
+from outbox_relay.domain.sink_spec import ReplaySpec
 from outbox_relay.domain.window import Position, next_slice, nothing_new, position_after
-from outbox_relay.postgres.rows import NewRow, TickResult
+from outbox_relay.postgres.rows import MOST_PAYLOAD, NewRow, TickResult
 from outbox_relay.postgres.store import Store
+from outbox_relay.relay.replay_log import ReplayLog
 
 LEASE_SECONDS = 3600.0
 MANY_IDS = 1_000_000
 MANY_BYTES = 1 << 30
+RECORDED = 0.2
+"""Share of the deliveries that leave a record."""
 
 
 @dataclass
@@ -87,10 +94,14 @@ class Reader:
         self.lost = False
         self._types = None if "*" in patterns else [like_pattern(pattern) for pattern in patterns]
         self._store = store
+        self._settlements: Store | ReplayLog = store
         self._drawn = drawn
         self._tick: TickResult | None = None
         self._versions = -1
         self._rows: list[tuple[NewRow, int]] = []
+        self._records: list[AttemptRecord] = []
+        self.parked = set[int]()
+        """The ids of the events that it made rows."""
 
     async def claim(self, shards: Collection[int]) -> dict[int, int]:
         """Claim every shard that has no owner; return the epochs of those among ``shards``."""
@@ -141,12 +152,16 @@ class Reader:
 
     def _begin(self, shard: int, piece: Piece, index: int, received: Received) -> None:
         """Deliver an event, park it, or leave it in flight."""
+        event = piece.events[index]
         match self._drawn.choice(["deliver"] * 6 + ["waiting", "dead", "leave"]):
             case "deliver":
-                received.delivered.add(piece.events[index].id)
+                received.delivered.add(event.id)
                 piece.left.discard(index)
+                if self._drawn.random() < RECORDED:
+                    self._records += filter(None, [delivery_record("all", event, DELIVERED, 0, time.monotonic())])
             case "waiting" | "dead" as state:
-                self._rows.append((NewRow(piece.events[index].id, shard, state, ordered=False), shard))
+                self.parked.add(event.id)
+                self._rows.append((NewRow(event.id, shard, state, ordered=False), shard))
                 piece.left.discard(index)
             case _:
                 pass
@@ -165,8 +180,11 @@ class Reader:
         epochs = {shard: reading.epoch for shard, reading in self.readings.items()}
         positions = {shard: (reading.epoch, reading.settled) for shard, reading in self.readings.items()}
         rows, self._rows = [row for row, _ in self._rows], []
+        records, self._records = self._records, []
         try:
-            await self._store.settle(self.sink, self.relay, positions, rows, epochs)
+            await self._settlements.settle(
+                *(self.sink, self.relay, positions, rows, epochs), records=records, relay="reader"
+            )
         except LeaseLost:
             self.lost = True
             return {}
@@ -176,3 +194,55 @@ class Reader:
         """Release every shard; nothing may be in flight."""
         held = {shard: reading.epoch for shard, reading in self.readings.items()}
         await self._store.release_shards(self.sink, self.relay, held)
+
+
+class ReplayReader(Reader):
+    """A relay's session for one replay, which reads and settles through the product's ``ReplayLog``."""
+
+    def __init__(self, store: Store, number: int, generation: int, drawn: random.Random) -> None:
+        super().__init__(store, f"~{number}", generation, ["*"], drawn)
+        self.number = number
+        self._log = self._settlements = ReplayLog(store, ReplaySpec(number))
+
+    async def claim(self, shards: Collection[int]) -> dict[int, int]:
+        """Claim every shard that has no owner; those that are not among ``shards`` have no events."""
+        claimed = await self._store.claim_shards(self.sink, self.relay, self.generation, LEASE_SECONDS, 64)
+        epochs = {c.shard: c.epoch for c in claimed}
+        if epochs:
+            positions = await self._log.positions(list(epochs), server=None)
+            self.readings |= {shard: Reading(epoch, positions[shard]) for shard, epoch in epochs.items()}
+            for shard in self.readings.keys() - set(shards):
+                self.readings[shard].position = _end(positions[shard])
+        return {shard: epoch for shard, epoch in epochs.items() if shard in shards}
+
+    async def read(self, received: Received) -> None:
+        """Read a few events of one shard that is not at its end, and deliver some of them."""
+        unread = sorted(shard for shard, reading in self.readings.items() if reading.position.b is not None)
+        if self.lost or not unread:
+            return
+        shard = self._drawn.choice(unread)
+        reading = self.readings[shard]
+        try:
+            piece = await self._piece(shard, reading.position)
+        except StatementFailed:  # a rebase came, and the replay has not adopted it
+            self.lost = True
+            return
+        reading.pieces.append(piece)
+        reading.position = piece.end
+        for index in sorted(piece.left):
+            self._begin(shard, piece, index, received)
+
+    async def _piece(self, shard: int, start: Position) -> Piece:
+        slice_ = next_slice(start, MANY_IDS, await self._store.floor())
+        most = self._drawn.choice([1, 3, 100])
+        events = await self._log.read([shard], slice_, most, MANY_BYTES, MOST_PAYLOAD, None)
+        upto = events[-1].id if len(events) >= most else None
+        end = position_after(start, slice_) if upto is None else start.at(upto)
+        passed_by = pop_passed_by(events)
+        self._log.take(events, passed_by)
+        return Piece(start, events, end, set(range(len(events))))
+
+
+def _end(position: Position) -> Position:
+    """Return the end of the window of ``position``."""
+    return position if position.b is None else position_after(position, next_slice(position, MANY_IDS, 0))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import subprocess
 from collections.abc import Iterable
 from typing import Any, cast
 
@@ -11,8 +10,9 @@ from prometheus_client import Metric
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.support.prometheus import promtool
+
 OPENMETRICS = "application/openmetrics-text"
-PROMTOOL = "/usr/bin/promtool"
 
 
 def scrape(port: int, accept: str = "") -> tuple[str, str]:
@@ -45,7 +45,4 @@ def value_of(text: str, name: str, **labels: str) -> float | None:
 
 def promtool_complaints(text: str) -> str:
     """Return everything that ``promtool check metrics`` says of a text."""
-    done = subprocess.run(
-        [PROMTOOL, "check", "metrics"], input=text.encode(), capture_output=True, check=False, timeout=60
-    )
-    return (done.stdout + done.stderr).decode()
+    return promtool("check", "metrics", stdin=text)

@@ -330,7 +330,8 @@ def ids_in_the_code() -> set[str]:
 def test_the_runbook_has_a_section_for_each_finding() -> None:
     page = (PACKAGE.parents[2] / "docs/runbook.md").read_text(encoding="utf-8")
     sections = re.split(r"^## ", page, flags=re.MULTILINE)[1:]
-    assert {section.partition("\n")[0] for section in sections} == ids_in_the_code()
+    of_findings = {section.partition("\n")[0] for section in sections if "**Alert" not in section}
+    assert of_findings <= ids_in_the_code() <= {section.partition("\n")[0] for section in sections}
     for section in sections:
         assert all(f"**{part}**" in section for part in ("Means", "Look at", "Do", "Resolved when")), section
 

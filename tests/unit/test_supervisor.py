@@ -55,13 +55,16 @@ async def test_a_part_is_started_again_after_what_a_service_survives(process: Pr
     assert await process.supervise(DatabaseUnavailable("away"), SessionReset("old"), DatabaseUnusable("refused")) == 4
     assert process.reconnects == 1
     assert process.supervisor.exit_code == 0
-    [(level, event, values)] = process.log.lines
-    assert (level, event, values["reason"], values["cause"]) == (
-        "warning",
-        "part.restarted",
-        "away",
-        DatabaseUnavailable.reason,
-    )
+    assert [(level, event, values["reason"], values["cause"]) for level, event, values in process.log.lines] == [
+        ("warning", "part.restarted", "away", DatabaseUnavailable.reason),
+        ("warning", "part.restarted", "old", SessionReset.reason),
+        ("warning", "part.restarted", "refused", DatabaseUnusable.reason),
+    ]
+
+
+async def test_a_cause_that_recurs_is_logged_once(process: Process) -> None:
+    assert await process.supervise(*[SessionReset("old")] * 3) == 4
+    assert [values["cause"] for _, _, values in process.log.lines] == [SessionReset.reason]
 
 
 async def test_another_error_ends_the_process(process: Process) -> None:

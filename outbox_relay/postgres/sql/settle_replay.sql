@@ -1,9 +1,10 @@
 -- One settlement of a replay: rows and positions behind their fence, then records of attempts, under the name of the target.
 -- False: the fence failed and no change was made.
 with settled as materialized (
-    select outbox.settle_replay(
+    select outbox.settle_replayed(
         %(replay)s::bigint, %(owner)s::uuid,
         %(shards)s::smallint[], %(epochs)s::bigint[], %(lasts)s::bigint[], %(seen)s::bigint,
+        %(passed_ids)s::bigint[], %(passed_reasons)s::text[],
         %(ids)s::bigint[], %(states)s::text[], %(ordereds)s::boolean[], %(due_in)s::double precision[],
         %(attempts)s::integer[], %(claims)s::integer[], %(leases)s::uuid[], %(lease_for)s::double precision[],
         %(errors)s::text[], %(statuses)s::integer[], %(last_attempts)s::text[],

@@ -169,7 +169,7 @@ class _Ending:
 def _start(tracer: Tracer, name: str, batch: Sequence[StoredEvent], attributes: Attributes) -> Span:
     """Start a span that links to the contexts of ``batch``, and is a child of that of a single event.
 
-    Return a span that records nothing if the library fails, such as a sampler of another package.
+    If the library fails, for example in a sampler of another package, return a span that is not recorded.
     """
     try:
         return _started(tracer, name, batch, attributes)
