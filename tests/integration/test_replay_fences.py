@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncGenerator
+from typing import Any
 from uuid import uuid4
 
 import psycopg
