@@ -12,7 +12,9 @@ from outbox_relay.postgres.store import Store
 
 
 @asynccontextmanager
-async def connect(dsn: Callable[[], str], *, pooler: bool, check_schema: bool, grant: str) -> AsyncGenerator[Store]:
+async def connect(
+    dsn: Callable[[], str], *, pooler: bool, check_schema: bool, grant: str = "read"
+) -> AsyncGenerator[Store]:
     """Open a store on one connection, and close it at the end.
 
     ``grant`` is the kind of grant that the caller needs, which is named if the role has no right to something.

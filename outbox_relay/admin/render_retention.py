@@ -61,7 +61,7 @@ def _nothing_due(keep_days: int, relays: Sequence[str]) -> str:
     if not keep_days:
         return FOR_ALL_TIME
     return f"no day is past keep_days, {keep_days}: " + (
-        f"the largest value of the live relays, in the file of {', '.join(relays)}" if relays else NO_FILE
+        f"the largest value of the live relays, that of {', '.join(relays)}" if relays else NO_FILE
     )
 
 

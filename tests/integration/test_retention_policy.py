@@ -118,7 +118,7 @@ def test_a_pass_that_finds_no_day_names_the_relays_that_decide_keep_days(databas
     for name, words in (("web-1", said(30)), ("web-2", said(7)), ("web-3", said(30))):
         relay_says(owner, words)
         owner.execute("update outbox.relay set name = %s where name = 'r'", (name,))
-    plain = "no day is past keep_days, 30: the largest value of the live relays, in the file of web-1, web-3\n"
+    plain = "no day is past keep_days, 30: the largest value of the live relays, that of web-1, web-3\n"
     assert retention(database, "run").out == plain
     assert retention(database, "run", "--dry-run").out == plain
     found = retention(database, "run", "--json").json
