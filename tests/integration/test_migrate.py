@@ -15,7 +15,7 @@ from psycopg import sql
 from sqlalchemy import NullPool, create_engine, text
 
 from outbox_relay import outbox
-from outbox_relay.domain.errors import DatabaseUnavailable, DatabaseUnusable, RelayError
+from outbox_relay.domain.errors import DatabaseUnavailable, DatabaseUnusable, RelayError, RightMissing
 from outbox_relay.postgres.errors import explain
 from outbox_relay.postgres.migrations import MigrationResult, migrate
 from outbox_relay.postgres.schema_script import script
@@ -451,7 +451,8 @@ def test_a_schema_of_somebody_elses(empty_database: Database) -> None:
     ("states", "kind"),
     [
         ("08006 25006 25P03 40001 40P01 53300 53200 55P03 57014 57P01 57P02 57P03 58030 XX000", DatabaseUnavailable),
-        ("28000 28P01 3D000 3F000 42501 42P01 42703 42883 0A000 22P02 23505", DatabaseUnusable),
+        ("28000 28P01 3D000 3F000 42P01 42703 42883 0A000 22P02 23505", DatabaseUnusable),
+        ("42501", RightMissing),
     ],
 )
 def test_which_errors_pass_by_themselves(states: str, kind: type[RelayError]) -> None:
