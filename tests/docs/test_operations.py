@@ -19,7 +19,7 @@ from outbox_relay.domain.outcomes import DELIVERED, Refused, Verdict
 from outbox_relay.relay import settler
 from outbox_relay.service.build import CONNECTIONS, CONNECTIONS_MAX, CONNECTIONS_PER_SINK, connections_for
 from tests.docs.pages import blocks, commands, prose, text
-from tests.docs.parsing import COMMON, options, parsers
+from tests.docs.parsing import COMMON, options, parse, parsers
 from tests.support.command import inside, outbox_relay
 from tests.support.database import Database
 from tests.support.memory_sink import MemorySink
@@ -66,6 +66,17 @@ def uids(sink: MemorySink) -> list[str]:
 
 def test_the_page_needs_no_sql_by_hand() -> None:
     assert not [block for block in blocks(PAGE) if block.language == "sql"]
+
+
+def test_each_question_has_a_command_that_exists() -> None:
+    [table] = [
+        part for part in text(PAGE).split("\n\n") if part.startswith("| question | command |\n|---|---|\n| how far")
+    ]
+    questions = table.splitlines()[2:]
+    assert len(questions) == 20
+    for question in questions:
+        [line] = re.findall(r"`outbox-relay (.+?)` \|$", question)
+        parse(shlex.split(line))
 
 
 def test_events_are_erased_as_the_page_shows(database: Database) -> None:
