@@ -99,7 +99,8 @@ def test_the_page_reads_an_archive(owner: Connection, config: Path) -> None:
     assert read == list(zip((event.uid for event in before), payloads, strict=True))
 
 
-def test_a_day_is_archived_to_s3(database: Database, owner: Connection, tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_a_day_is_archived_to_s3(database: Database, owner: Connection, tmp_path: Path, form: str) -> None:
     from moto.server import ThreadedMotoServer
 
     odd_events(owner)
@@ -114,7 +115,7 @@ def test_a_day_is_archived_to_s3(database: Database, owner: Connection, tmp_path
             for name, value in keys.items():
                 patch.setenv(name, value)
             urlopen(Request(f"http://127.0.0.1:{port}/events", method="PUT")).close()
-            ended = run(write_config(database, tmp_path, f"s3://events/log{query}"))
+            ended = run(write_config(database, tmp_path, f"s3://events/log{query}", form))
             assert (ended.code, ended.json["emptied"]) == (0, [date_ago(12)]), ended
             [(address,)] = owner.execute("select archived_to from outbox.day where emptied_at is not null").fetchall()
             assert address.startswith(f"s3://events/log/{date_ago(12)}-")

@@ -34,6 +34,7 @@ from tests.support.days import (
     said,
     table_ago,
 )
+from tests.support.replays import act, start
 from tests.support.schemas import schema_up_to
 
 
@@ -66,16 +67,22 @@ def test_each_day_of_forty_is_kept_by_what_needs_it_alone(database: Database, ow
     owner.execute(DEAD.encode(), ("events", 1, one(owner, "select min(id) from outbox.event")))
     emit_ago(owner, 0)
     keep(owner, 7)
+    replay = start(
+        database, "events", to="events", since=f"{date_ago(38)}T00:00:00Z", until=f"{date_ago(36)}T00:00:00Z"
+    )
     preview = retention(database, "run", "--dry-run", "--json").json
-    assert preview["matched"] == 20
+    assert preview["matched"] == 18
     assert events_of(owner, table_ago(40)) == 3
     ended = retention(database, "run", "--json")
     assert ended.code == 0, ended
-    assert ended.json["emptied"] == [date_ago(n) for n in range(40, 20, -1)]
-    assert list(ended.json["kept"]) == [date_ago(n) for n in range(20, 7, -1)]
-    assert all("sink crm (paused)" in reason for reason in ended.json["kept"].values())
-    assert [events_of(owner, table_ago(n)) for n in (21, 20, 8, 7, 4)] == [0, 3, 3, 3, 3]
+    assert ended.json["emptied"] == [date_ago(n) for n in range(40, 20, -1) if n not in (38, 37)]
+    for_replay, for_sink = [date_ago(38), date_ago(37)], [date_ago(n) for n in range(20, 7, -1)]
+    assert list(ended.json["kept"]) == [*for_replay, *for_sink]
+    assert all(f"replay {replay}" in ended.json["kept"][day] for day in for_replay)
+    assert all("sink crm (paused)" in ended.json["kept"][day] for day in for_sink)
+    assert [events_of(owner, table_ago(n)) for n in (38, 37, 36, 21, 20, 8, 7, 4)] == [3, 3, 0, 0, 3, 3, 3, 3]
     owner.execute("select outbox.remove_sink('crm')")
+    act(database, "cancel", replay)
     assert retention(database, "run", "--json").json["left"] == 0
     assert one(owner, "select count(*) from outbox.delivery where state = 'dead'") == 1
     days = {day["day"]: day for day in retention(database, "status", "--json").json["days"]}
