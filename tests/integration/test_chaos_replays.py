@@ -13,11 +13,10 @@ from tests.support.replays import start, tend
 
 async def test_the_judge_finds_exceptions_and_rows_that_are_no_longer_there(database: Database) -> None:
     """Goes red when the judge sees only the rows and the exceptions that are left at the end."""
-    with database.connect() as connection:
-        connection.execute(days.PREPARE.encode())
     async with ledger(database) as found:
         books = ReplayLedger(database, found.store)
         events = books.emit("a", "b", "c", "d")
+        books.do(days.PREPARE)  # from now on, events may be of a day in the past
         await books.register(("s", ["*"], "now"))
         await books.own("s")
         replays.prepare(database.dsn)

@@ -369,7 +369,8 @@ async def test_the_events_of_a_large_transaction_that_commits_late_are_found_onc
     async with running(database.dsn, (spec("s"), sink)) as harness:
         await harness.owns_all()
         with database.connect() as connection:
-            outbox.emit_many(connection, [outbox.Event("test.event", n, key=f"k{n % 7}") for n in range(20_000)])
+            events = [outbox.Event("test.event", n, key=f"k{n % 7}") for n in range(20_000)]
+            await asyncio.to_thread(outbox.emit_many, connection, events)
             await delivered(sink, emit(database, ["while it is open"]))
             before = harness.store.calls["read_late"]
         await auntil(lambda: _true(len(sink.delivered) > 20_000), seconds=60, what="all of them are delivered")

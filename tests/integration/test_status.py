@@ -38,7 +38,7 @@ async def sink(books: Ledger, name: str = "s") -> dict[str, Any]:
 
 
 async def test_a_new_database_has_no_sinks_and_no_relays(books: Ledger) -> None:
-    retention: dict[str, Any] = {"keep_days": 30, "hold_until": None, "blocked": []}
+    retention: dict[str, Any] = {"keep_days": 30, "hold_until": None, "idle": True, "last_pass": None, "blocked": []}
     nothing: dict[str, Any] = {"relays": [], "sinks": {}, "unrouted": [], "in_default_partition": 0}
     nothing["retention"] = retention
     nothing["replays"] = []
