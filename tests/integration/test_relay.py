@@ -366,13 +366,14 @@ async def test_shards_at_the_same_position_are_read_with_one_call(database: Data
 async def test_the_events_of_a_large_transaction_that_commits_late_are_found_once(database: Database) -> None:
     """Each read finds a bounded number of them by xid: goes red when most reads bring nothing."""
     sink = MemorySink()
+    connection = database.connect()
+    outbox.emit_many(connection, [outbox.Event("test.event", n, key=f"k{n % 7}") for n in range(20_000)])
     async with running(database.dsn, (spec("s"), sink)) as harness:
         await harness.owns_all()
-        with database.connect() as connection:
-            events = [outbox.Event("test.event", n, key=f"k{n % 7}") for n in range(20_000)]
-            await asyncio.to_thread(outbox.emit_many, connection, events)
-            await delivered(sink, emit(database, ["while it is open"]))
-            before = harness.store.calls["read_late"]
+        await delivered(sink, emit(database, ["while it is open"]))
+        before = harness.store.calls["read_late"]
+        with connection:
+            connection.commit()
         await auntil(lambda: _true(len(sink.delivered) > 20_000), seconds=60, what="all of them are delivered")
         assert len(sink.delivered) == 20_001
         assert in_order(sink.delivered)
