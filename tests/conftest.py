@@ -18,7 +18,7 @@ TEMPLATE = "outbox_template"
 # A fixture's name, and the marker that tests get which ask for it, directly or through other fixtures.
 MARKERS = {"postgres": "postgres", "own_postgres": "postgres", "kafka": "kafka", "own_kafka": "kafka"}
 # Each has a make target of its own.
-ON_REQUEST = ("debezium", "image", "thorough")
+ON_REQUEST = ("debezium", "image", "slow", "thorough")
 
 
 # The time of an example says nothing on a busy machine.

@@ -19,6 +19,7 @@ TINY = ("--runs", "1", "--scale", "0.005")
 DATABASES = "select datname from pg_database where datname like 'outbox_bench%'"
 
 
+@pytest.mark.slow
 def test_backlogs_are_drained_next_to_the_bare_loops_and_nothing_is_left(
     postgres: PostgresServer, real_kafka: KafkaBroker, tmp_path: Path
 ) -> None:

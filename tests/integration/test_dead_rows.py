@@ -137,6 +137,7 @@ def names(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("statement", "parameters", "returned"), STATEMENTS, ids=names)
 @pytest.mark.parametrize("calls", [1, 8], ids=["first call", "beyond the calls that are planned one by one"])
 def test_dead_rows_cost_nothing(

@@ -105,6 +105,7 @@ def rows(request: pytest.FixtureRequest, size: int, filled: Callable[[int], Data
     return database
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("statement", "expected"), [step[1:] for step in STEPS], ids=[step[0] for step in STEPS])
 @pytest.mark.parametrize("calls", [1, 7], ids=["first call", "beyond the calls that are planned one by one"])
 def test_a_step_costs_the_same_whatever_the_number_of_rows(

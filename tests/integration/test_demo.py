@@ -55,6 +55,7 @@ def test_demo_delivers_everything_to_both_destinations(directory: Path) -> None:
     assert left == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "number", "code"),
     [
@@ -79,6 +80,7 @@ def test_everything_ends_when_the_demo_itself_is_killed(demo: ChildProcess) -> N
     until(lambda: not demo.left(), seconds=GONE_SECONDS, what="processes and directories are gone")
 
 
+@pytest.mark.slow
 def test_relay_that_ends_by_itself_ends_the_demo_with_its_log(demo: ChildProcess) -> None:
     demo.says("the shop opens")
     for relay in demo.descendants("relay-2.toml"):

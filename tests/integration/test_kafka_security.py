@@ -22,7 +22,7 @@ from tests.support.kafka.secured import SecuredBroker
 from tests.support.service import RelayService
 from tests.support.wait import until
 
-pytestmark = pytest.mark.xdist_group("secured broker")
+pytestmark = [pytest.mark.xdist_group("secured broker"), pytest.mark.slow]
 
 STALL_SECONDS = 2.0
 PASSWORD = "correct-horse"

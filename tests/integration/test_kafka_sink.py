@@ -141,6 +141,7 @@ def _murmur2(data: bytes) -> int:
 # -- faults ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_a_frozen_broker_loses_and_reorders_nothing(
     real_kafka: KafkaBroker, topic: str, sink_on: Any, report: Callable[[str], None]
 ) -> None:

@@ -130,6 +130,7 @@ def test_a_notice_that_dies_and_a_receiver_that_is_down_make_no_notices(
     assert notice_types(database) == [DEAD, PAUSED]
 
 
+@pytest.mark.slow
 def test_a_sink_that_lags_is_told_and_logged_and_so_is_its_recovery(
     database: Database, crm: Receiver, ops: Receiver, tmp_path: Path
 ) -> None:
@@ -151,6 +152,7 @@ def test_a_sink_that_lags_is_told_and_logged_and_so_is_its_recovery(
     assert received_types(ops) == [LAGGING, RECOVERED]
 
 
+@pytest.mark.slow
 def test_a_reload_begins_and_ends_notices(database: Database, crm: Receiver, ops: Receiver, tmp_path: Path) -> None:
     text = config(database.dsn, crm, ops, routes='"*" = ["crm", "ops"]')
     with RelayService(tmp_path, text, expects={"reload"}) as relay:

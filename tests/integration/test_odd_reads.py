@@ -20,6 +20,8 @@ from tests.support.memory_sink import MemorySink
 from tests.support.relay_harness import RelayHarness, running, spec
 from tests.support.wait import auntil
 
+pytestmark = pytest.mark.slow
+
 INSERT = """
 insert into outbox.event (uid, type, key, payload, content_type, headers, deliver_at, created_at)
 values (gen_random_uuid(), 't', %(key)s, %(payload)s, 'text/plain', %(headers)s::jsonb, %(deliver_at)s::timestamptz,

@@ -84,6 +84,7 @@ REST, LATE = "not pg_visible_in_snapshot(l.xid, a)", "l.id + 0 <= last_id"
 LOOK, NEXT = "limit most_looks + 1", "limit each"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [0, EVENTS // 2, EVENTS - 4500])
 @pytest.mark.parametrize("calls", [1, 7], ids=["first call", "beyond the calls that are planned one by one"])
 def test_rest_is_read_in_index_order_and_no_further_than_needed(explained: Explained, after: int, calls: int) -> None:
@@ -149,6 +150,7 @@ select %s + g * %s::bigint, gen_random_uuid(), 'huge', 'key-' || g %% 1000, '{}'
 """
 
 
+@pytest.mark.slow
 @dataclass(frozen=True)
 class Huge:
     """A late transaction of `HUGE` events after all others, whose ids are `apart`; it is read from inside."""

@@ -127,6 +127,7 @@ async def test_a_dump_restored_into_another_cluster_loses_nothing(
         assert sorted(await relayed(new, every, name="later")) == sorted(every), "a sink from the beginning"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("caught_up", [False, True], ids=["its numbers are ahead", "the new cluster has caught up"])
 @pytest.mark.parametrize("options", [(), ("--disable-triggers",)], ids=["", "without triggers"])
 async def test_data_that_is_moved_into_a_migrated_schema_loses_nothing(
@@ -160,6 +161,7 @@ async def test_data_that_is_moved_into_a_migrated_schema_loses_nothing(
         assert await relayed(new, after) == after
 
 
+@pytest.mark.slow
 async def test_a_second_restore_in_a_row_loses_nothing(own_postgres: PostgresServer) -> None:
     """The second while the window of the first is still open, and after events of the cluster between."""
     with shop(own_postgres) as first, PostgresServer() as server:
@@ -209,6 +211,7 @@ async def test_events_of_a_sequence_that_was_left_behind_get_new_ids(own_postgre
         assert await relayed(new, after) == after
 
 
+@pytest.mark.slow
 async def test_a_sequence_left_behind_that_has_caught_up_with_the_log_is_found(own_postgres: PostgresServer) -> None:
     with shop(own_postgres) as old, PostgresServer() as server:
         before = emit(old, 4)
@@ -220,6 +223,7 @@ async def test_a_sequence_left_behind_that_has_caught_up_with_the_log_is_found(o
         assert set(await relayed(new, between)) >= set(between)
 
 
+@pytest.mark.slow
 async def test_a_transaction_that_was_late_for_a_position_is_read_after_a_restore(own_postgres: PostgresServer) -> None:
     with shop(own_postgres) as old, PostgresServer() as server:
         burn(old, AHEAD)
@@ -257,6 +261,7 @@ async def test_what_was_discarded_is_not_delivered_after_a_restore(own_postgres:
         assert await relayed(new, again) == again, "all but the discarded event is delivered again"
 
 
+@pytest.mark.slow
 async def test_marks_of_discarded_events_follow_them_to_new_ids(own_postgres: PostgresServer) -> None:
     """Copied events look as if this cluster had emitted them if its transaction numbers are ahead."""
     with shop(own_postgres) as old, PostgresServer() as server:

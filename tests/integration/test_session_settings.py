@@ -133,6 +133,7 @@ async def test_the_settings_of_a_connection_outrank_those_of_its_dsn_and_of_the_
         assert found["transaction_timeout"] in ("0", None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HOSTILE)
 async def test_behind_a_pooler_a_default_is_harmless_or_named_with_its_fix(
     database: Database, relay: str, name: str, monkeypatch: pytest.MonkeyPatch

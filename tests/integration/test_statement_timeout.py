@@ -19,6 +19,8 @@ from tests.support.pgbouncer import PgBouncer
 from tests.support.relay_harness import RelayHarness, running, spec
 from tests.support.short_statements import short_statements
 
+pytestmark = pytest.mark.slow
+
 LIMIT_MS = 1000
 """Long enough for every statement but those that a test makes slow."""
 EVENTS = 1100

@@ -20,6 +20,7 @@ OTHER = "whsec_" + base64.b64encode(bytes(32)).decode()
 BODY = '{"id": 1}'
 
 
+@pytest.mark.slow
 def test_the_services_of_compose_do_their_work(
     own_postgres: PostgresServer, kafka: KafkaBroker, tmp_path: Path
 ) -> None:
