@@ -349,7 +349,7 @@ def clear(database: Database) -> None:
 
 @pytest.mark.parametrize(
     "seeds",
-    [range(HISTORIES), *(pytest.param(range(n, n + 50), marks=pytest.mark.thorough) for n in range(1000, 1200, 50))],
+    [range(HISTORIES), *(pytest.param(range(n, n + 20), marks=pytest.mark.thorough) for n in range(1000, 1200, 20))],
     ids=str,
 )
 async def test_why_tells_what_was_received(database: Database, seeds: range) -> None:
