@@ -34,13 +34,14 @@ class Course:
 
 
 def inject(drill: DrillEnvironment, grace: float) -> Fault:
-    """Emit poison, mend the receiver after a while, retry its dead letters and discard the others."""
+    """Emit poison, mend the receiver once the metrics show it, retry the refused events and discard the others."""
     customers = [f"customer-{n}" for n in range(1, 2 * DAMAGED + 1)]
     began = time.time()
     refused = _emit(drill, customers)
     due = {KAFKA: UNLOADABLE, WEBHOOK: UNLOADABLE + DAMAGED}
     condemned = _seconds(drill, lambda: drill.database.dead() == due)
     drill.pause(drill.pick(BROKEN_SECONDS, QUICK_BROKEN_SECONDS))
+    drill.wait(lambda: _shows_dead(drill), promises.METRICS_SECONDS)
     attempts, mended = _mend(drill)
     recovered = _seconds(drill, lambda: drill.database.waiting(WEBHOOK)[0] == 0)
     _clear(drill)
@@ -82,6 +83,11 @@ def _seconds(drill: DrillEnvironment, fact: Callable[[], bool]) -> float:
     """Wait for a fact and return how long that took; infinity if it did not come."""
     since = time.monotonic()
     return time.monotonic() - since if drill.wait(fact, promises.IDLE_SECONDS) else NEVER
+
+
+def _shows_dead(drill: DrillEnvironment) -> bool:
+    """Return True if the metrics show dead letters of the webhook."""
+    return drill.observer.scrape.values("outbox_exceptions").get(f"{WEBHOOK},dead", 0.0) > 0.0
 
 
 def _mend(drill: DrillEnvironment) -> tuple[int, float]:
