@@ -97,6 +97,7 @@ def test_rest_is_read_in_index_order_and_no_further_than_needed(explained: Expla
     assert sum(node.scanned for node in scans) <= len(found) + len(scans)
 
 
+@pytest.mark.slow
 def test_rest_of_few_shards_looks_at_its_span_only(explained: Explained) -> None:
     found = read(explained, shards=[5], after=100_000, upto=102_000)
     assert {row[1] for row in found} == {5}

@@ -60,6 +60,7 @@ async def test_triggers_fire_in_the_sessions_of_a_superuser_with_such_a_default(
     run(database, f"alter database {database.name} reset session_replication_role")
 
 
+@pytest.mark.slow
 async def test_views_are_read_whatever_the_database_restricts(database: Database, relay: str) -> None:
     with database.connect() as connection:
         if connection.execute("select current_setting('restrict_nonsystem_relation_kind', true)").fetchone() == (None,):

@@ -207,6 +207,7 @@ def refused_beside_a_long_transaction(database: Database) -> None:
 # -- what an earlier schema holds ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("earlier", [1, *EACH[1:]], indirect=True)
 def test_what_an_earlier_schema_holds_is_delivered_or_dead_after_the_migration(
     old_database: Database, earlier: Earlier, receiver: Receiver, tmp_path: Path
