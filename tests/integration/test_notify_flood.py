@@ -99,7 +99,7 @@ async def test_a_listener_connects_again_some_time_after_a_flood(
 
 async def test_a_server_that_accepts_connections_and_never_answers_delays_no_tick() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        dsn = f"postgresql://nobody@127.0.0.1:{silent.getsockname()[1]}/nowhere?sslmode=disable"
+        dsn = f"postgresql://relay@127.0.0.1:{silent.getsockname()[1]}/shop?sslmode=disable"
         listener = CommitListener(lambda: dsn)
         assert not await listener.begin_listening()
         accepted, _ = await asyncio.to_thread(silent.accept)
