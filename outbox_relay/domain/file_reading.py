@@ -1,20 +1,22 @@
 """Reading of small files that may not answer: a pipe without a writer, a network file system whose server is gone.
 
 A pipe is given up after a time. What else blocks cannot be interrupted, so it runs in a daemon thread, which keeps no
-process from ending. At most one such thread is stuck at a time.
+process from ending. Each sink has a reader of its own: a file that blocks affects only the sink that names it, and at
+most one thread per reader is stuck at a time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import os
 import select
 import stat
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -65,31 +67,44 @@ def _wait_for_data(descriptor: int, until: float) -> None:
         raise OSError(0, f"is not a regular file, and its contents did not arrive within {READ_SECONDS:g} s")
 
 
-@contextmanager
+@contextlib.contextmanager
 def while_reading(path: Path | str | None) -> Generator[None]:
-    """Name ``path`` as the file that this thread reads in the block."""
+    """Name ``path``, or the setting that names a file, as what this thread reads in the block."""
     names: list[str] | None = getattr(_reading, "names", None)
     if names is None or path is None:
         yield
         return
     names.append(str(path))
-    yield
-    names.pop()
+    try:
+        yield
+    finally:
+        names.pop()
 
 
 def is_stream(path: Path) -> bool:
     """Return True if ``path`` is a pipe, a socket or a device, for which a library that opens it may wait."""
     try:
-        mode = path.stat().st_mode
+        with while_reading(path):
+            mode = path.stat().st_mode
     except (OSError, ValueError):
         return False
     return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
 
 
+def probe(path: Path) -> None:
+    """Open and close the file or directory at ``path``, which a library is about to open, and ignore errors.
+
+    A file that blocks does so here, under its name.
+    """
+    with contextlib.suppress(OSError, ValueError), while_reading(path):
+        os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+
+
 class FileReader:
     """Runs functions that read files, one after another, each in a daemon thread for at most ``seconds``.
 
-    While one is stuck longer, every call is refused with ``ConfigurationError``, which names its file.
+    While one is stuck longer, every call is refused with ``ConfigurationError``, which names its file. A function that
+    the reader runs may call it again.
     """
 
     def __init__(self, seconds: float | None = None) -> None:
@@ -104,6 +119,8 @@ class FileReader:
 
     def call(self, function: Callable[[], T]) -> T:
         """Return the result of ``function``. Raises ``ConfigurationError`` if it takes too long."""
+        if getattr(_reading, "reader", None) is self:
+            return function()
         running = self._start(function)
         try:
             return running.result(self._limit)
@@ -135,7 +152,8 @@ class FileReader:
         if not self._turn.acquire(timeout=self._limit):
             return
         try:
-            self._since, self._names, _reading.names = time.monotonic(), (names := list[str]()), names
+            self._since, self._names = time.monotonic(), (names := list[str]())
+            _reading.reader, _reading.names = self, names
             running.set_result(function())
         except BaseException as error:
             running.set_exception(error)
@@ -144,11 +162,17 @@ class FileReader:
             self._turn.release()
 
     def _stuck(self) -> ConfigurationError:
-        file = self._names[-1] if self._names else "a file of the configuration"
+        file = ": ".join(self._names) or "a file of the configuration"
         return ConfigurationError(f"{file}: could not be read within {READ_SECONDS:g} s: is its file system available?")
 
 
 FILES = FileReader()
-"""The reader of the configuration, and of the files that it names."""
+"""The reader of the configuration, and of all files that it names while no sink runs yet."""
 CONNECTION_FILES = FileReader()
 """The reader of ``dsn_file``, at each connection."""
+_sink_files = defaultdict[str, FileReader](FileReader)
+
+
+def sink_files(sink: str) -> FileReader:
+    """Return the reader of the files that the settings of ``sink`` name. All clients of the sink share it."""
+    return _sink_files[sink]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from outbox_relay.domain.errors import ConfigurationError, DatabaseUnavailable, DatabaseUnusable, StatementFailed
-from outbox_relay.domain.file_reading import CONNECTION_FILES, FILES
+from outbox_relay.domain.file_reading import CONNECTION_FILES, sink_files
 from outbox_relay.postgres import migrations
 from outbox_relay.postgres.listener import WRONG_DATABASE, dsn_identity
 from outbox_relay.postgres.shard_statements import missing_positions
@@ -100,7 +100,7 @@ async def _check_sink(
     name: str, settings: Settings, webhooks: Webhooks, payload_bytes: int | None, findings: Findings
 ) -> None:
     try:
-        sink = await FILES.acall(lambda: build_sink(name, settings, webhooks))
+        sink = await sink_files(name).acall(lambda: build_sink(name, settings, webhooks))
     except ConfigurationError as error:
         findings.problems.append(str(error))
         return

@@ -46,15 +46,13 @@ def _topic_creation(settings: KafkaSettings) -> TopicCreation | None:
     return None
 
 
-def read_producers(sinks: Mapping[str, Sink], settings: Settings) -> list[tuple[KafkaSink, ClientSettings]]:
+async def read_producers(sinks: Mapping[str, Sink], settings: Settings) -> list[tuple[KafkaSink, ClientSettings]]:
     """Return each Kafka sink among ``sinks`` with the producer settings that a reload gives it. Apply none of them.
-
-    Blocks while small files are read.
 
     Raises ``ConfigurationError`` if librdkafka does not accept them, or a file cannot be used.
     """
     return [
-        (sink, sink.validated_settings(kafka.producer, kafka.producer_files))
+        (sink, await sink.validated_settings(kafka.producer, kafka.producer_files))
         for name, sink in sinks.items()
         if isinstance(sink, KafkaSink) and isinstance(kafka := settings.sinks[name], KafkaSettings)
     ]

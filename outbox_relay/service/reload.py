@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, MutableMapping
+from functools import partial
 from typing import NamedTuple
 
 from outbox_relay.domain.errors import ConfigurationError
-from outbox_relay.domain.file_reading import FILES
+from outbox_relay.domain.file_reading import FILES, sink_files
 from outbox_relay.domain.sink_spec import SinkSpec
 from outbox_relay.relay.lag_watch import LagWatch
 from outbox_relay.service.build import ReplayClients, build_sink, build_specs
@@ -90,7 +91,7 @@ class Reload:
 
         Raises ``ConfigurationError`` for a wrong setting, and if every change needs a restart.
         """
-        new = await FILES.acall(self._read)
+        new = await self._read(await FILES.acall(self._read_settings))
         remade = list(new.remade.values())
         try:
             for sink in remade:
@@ -108,17 +109,20 @@ class Reload:
         """Close the sinks that were made for a configuration that is not applied."""
         await _close(self._unused)
 
-    def _read(self) -> NewConfiguration:
-        old, wanted = self._settings, self._read_settings()
+    async def _read(self, wanted: Settings) -> NewConfiguration:
+        old = self._settings
         taken = [dotted(path) for path in applied(old, wanted)]
         left = [dotted(path) for path in not_applied(old, wanted)]
         if left and not taken:
             raise ConfigurationError("; ".join(restart_needed(old, wanted)))
         settings = merged(old, wanted)
         webhooks = Webhooks(settings, self._own_addresses)
-        remade = {name: build_sink(name, settings, webhooks) for name in remade_sinks(old, wanted)}
+        remade = {
+            name: await sink_files(name).acall(partial(build_sink, name, settings, webhooks))
+            for name in remade_sinks(old, wanted)
+        }
         kept = {name: sink for name, sink in self._sinks.items() if name not in remade}
-        renewal, producers = self._webhooks.read(settings), read_producers(kept, settings)
+        renewal, producers = await self._webhooks.read(settings), await read_producers(kept, settings)
         return NewConfiguration(
             settings, taken, left, build_specs(settings), renewal, remade, webhooks, producers
         )  # fmt: skip

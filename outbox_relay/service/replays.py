@@ -15,7 +15,7 @@ from typing import NamedTuple
 from structlog.stdlib import BoundLogger
 
 from outbox_relay.domain.errors import ConfigurationError, RelayError, StatementFailed
-from outbox_relay.domain.file_reading import FILES
+from outbox_relay.domain.file_reading import sink_files
 from outbox_relay.domain.rate_limited_log import RateLimitedLog
 from outbox_relay.domain.sink_spec import ReplaySpec, SinkSpec
 from outbox_relay.postgres.replay_statements import ReplayRow
@@ -91,6 +91,7 @@ class ReplayRelays:
         self._rate_limited_log = RateLimitedLog(log)
         self._stopping = stopping
         self._served: dict[int, _Served] = {}
+        self._opening: dict[int, asyncio.Task[None]] = {}
         self._ending = asyncio.Lock()
         self._version = 0
         self._tended = 0
@@ -143,8 +144,10 @@ class ReplayRelays:
             elif served.basis != wanted.get(number, (None, None))[1]:
                 served.stop()
         for number, (row, basis) in wanted.items():
-            if number not in self._served and not self._stopping.is_set():
-                await self._begin(row, basis, group, supervise)
+            if number not in (*self._served, *self._opening) and not self._stopping.is_set():
+                # A task of its own: a file of the target that blocks must not hold up the other replays.
+                self._opening[number] = task = group.create_task(self._begin(row, basis, group, supervise))
+                task.add_done_callback(lambda _, number=number: self._opening.pop(number))
         await self._tend([row.id for row in rows])
 
     async def _tend(self, numbers: list[int]) -> None:
@@ -199,7 +202,8 @@ class ReplayRelays:
 
     async def _client(self, number: int, basis: Basis) -> Sink:
         """Return an open client. Raises ``ConfigurationError``."""
-        client = await FILES.acall(lambda: self._make_client(basis.configured, number, basis.slots))
+        files = sink_files(basis.configured)
+        client = await files.acall(lambda: self._make_client(basis.configured, number, basis.slots))
         try:
             await client.open()
         except BaseException:  # also if the relay stops meanwhile

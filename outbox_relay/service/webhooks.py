@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import ssl
 from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
 from typing import NamedTuple
 
 from outbox_relay.domain.errors import ConfigurationError
+from outbox_relay.domain.file_reading import sink_files
 from outbox_relay.settings import Settings, WebhookSettings
 from outbox_relay.sinks.webhook import Credentials, Endpoint, RequestFormat, ResponsePolicy, Tls, WebhookSink
 
@@ -81,16 +83,18 @@ class Webhooks:
         self._sinks.update((name, sink) for name, sink in other._sinks.items() if name not in kept)
         self._contexts.update(other._contexts)
 
-    def read(self, settings: Settings) -> Renewal:
+    async def read(self, settings: Settings) -> Renewal:
         """Read what ``renew`` applies of ``settings``, and change no sink.
 
-        Blocks and raises as ``make``.
+        Raises as ``make``.
         """
         contexts: dict[Tls, ssl.SSLContext] = {}
+        credentials: dict[str, Credentials] = {}
         for name, sink in _webhooks(settings):
-            if (tls := _tls(sink)) != Tls() and tls not in contexts:
-                contexts[tls] = _load(tls, settings, name)
-        credentials = {name: _credentials(settings, name, sink) for name, sink in _webhooks(settings)}
+            reader, tls = sink_files(name), _tls(sink)
+            if tls != Tls() and tls not in contexts:
+                contexts[tls] = await reader.acall(partial(_load, tls, settings, name))
+            credentials[name] = await reader.acall(partial(_credentials, settings, name, sink))
         return Renewal(credentials, contexts)
 
     def renew(self, renewal: Renewal, kept: Collection[str] = ()) -> None:

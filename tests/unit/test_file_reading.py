@@ -3,34 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
-import signal
 import threading
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from outbox_relay.domain.errors import ConfigurationError
-from outbox_relay.domain.file_reading import FileReader, read_file
+from outbox_relay.domain.file_reading import FileReader, probe, read_file, sink_files, while_reading
+from tests.support.blocking_files import held, reading_threads
 from tests.support.wait import until
 
 LIMIT = 1000
-
-
-@contextmanager
-def held(path: Path) -> Generator[None]:
-    """Keep every open of ``path`` waiting, as a file server that is gone does: a lease blocks it for 45 seconds."""
-    before = signal.signal(signal.SIGIO, signal.SIG_IGN)
-    lease = os.open(path, os.O_RDWR)
-    try:
-        fcntl.fcntl(lease, fcntl.F_SETLEASE, fcntl.F_WRLCK)
-        yield
-    finally:
-        os.close(lease)
-        signal.signal(signal.SIGIO, before)
 
 
 @pytest.fixture
@@ -45,11 +29,6 @@ def file(tmp_path: Path) -> Path:
     path = tmp_path / "file"
     path.write_text("text", encoding="ascii")
     return path
-
-
-def threads() -> int:
-    """Return the number of threads that read files."""
-    return sum(thread.name == "files" for thread in threading.enumerate())
 
 
 def test_a_pipe_without_a_writer_is_given_up(pipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,9 +60,9 @@ def test_a_file_that_blocks_is_named_and_keeps_one_thread_busy(file: Path, tmp_p
     with held(file):
         for _ in range(20):
             with pytest.raises(ConfigurationError, match=f"{file}: could not be read within"):
-                reader.call(lambda: read_file(file if threads() < 2 else other, LIMIT))
-        assert threads() == 1
-    until(lambda: threads() == 0, seconds=10, what="the file was read")
+                reader.call(lambda: read_file(file if reading_threads() < 2 else other, LIMIT))
+        assert reading_threads() == 1
+    until(lambda: reading_threads() == 0, seconds=10, what="the file was read")
     assert reader.call(lambda: read_file(other, LIMIT)) == b"other"
 
 
@@ -106,3 +85,30 @@ async def test_errors_of_the_function_are_raised_and_the_next_call_works(file: P
     with pytest.raises(ZeroDivisionError):
         reader.call(lambda: 1 // 0)
     assert await reader.acall(lambda: read_file(file, LIMIT)) == reader.call(lambda: b"text")
+
+
+def test_a_file_of_one_sink_that_blocks_refuses_no_read_of_another(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outbox_relay.domain.file_reading.READ_SECONDS", -0.9)
+    with held(file):
+        for _ in range(3):
+            with pytest.raises(ConfigurationError, match=f"{file}: could not be read"):
+                sink_files("first").call(lambda: read_file(file, LIMIT))
+        assert sink_files("second").call(lambda: b"read") == b"read"
+        assert reading_threads() == 1
+    until(lambda: reading_threads() == 0, seconds=10, what="the file was read")
+    assert sink_files("first").call(lambda: read_file(file, LIMIT)) == b"text"
+
+
+def test_a_function_that_a_reader_runs_may_call_it_again(file: Path) -> None:
+    reader = FileReader(5)
+    assert reader.call(lambda: reader.call(lambda: read_file(file, LIMIT))) == b"text"
+
+
+def test_a_file_that_blocks_is_named_with_its_setting_and_none_that_was_read_before(file: Path, tmp_path: Path) -> None:
+    def read() -> None:
+        probe(tmp_path / "missing")
+        with while_reading("producer"):
+            probe(file)
+
+    with held(file), pytest.raises(ConfigurationError, match=f"^producer: {file}: could not be read"):
+        FileReader(0.1).call(read)

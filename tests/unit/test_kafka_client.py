@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import KafkaError
 
+from outbox_relay.domain.file_reading import FileReader
 from outbox_relay.formats.headers import own_headers
 from outbox_relay.sinks.kafka.certificate_errors import with_certificate_error
 from outbox_relay.sinks.kafka.client import DEFAULTS, GUARANTEES, ClientLog, ClientSettings
@@ -189,5 +190,5 @@ def test_an_error_that_ends_a_producer_is_not_shown() -> None:
     ],
 )
 def test_a_reason_without_a_known_fault_of_a_certificate_is_unchanged(reason: str, tmp_path: Path) -> None:
-    assert with_certificate_error(reason, None) == reason
-    assert with_certificate_error(reason, str(tmp_path / "gone")) == reason
+    assert with_certificate_error(reason, None, FileReader()) == reason
+    assert with_certificate_error(reason, str(tmp_path / "gone"), FileReader()) == reason

@@ -293,6 +293,6 @@ async def test_a_stall_does_not_lose_new_settings(clock: SteppedClock, client: S
 async def test_settings_that_open_no_producer_change_nothing() -> None:
     sink = KafkaSink("s", TopicTemplate.parse("t"), NEWER, STALL_SECONDS)
     with pytest.raises(ConfigurationError, match=r"sinks\.s\.producer: .*no.such.setting"):
-        sink.validated_settings({**NEWER, "no.such.setting": "hunter2"}, {})
+        await sink.validated_settings({**NEWER, "no.such.setting": "hunter2"}, {})
     with pytest.raises(ConfigurationError, match=r'sinks\.s\.producer_files\."ssl\.key\.pem": .*No such file'):
-        sink.validated_settings(NEWER, {"ssl.key.pem": Path("/nowhere/key")})
+        await sink.validated_settings(NEWER, {"ssl.key.pem": Path("/nowhere/key")})

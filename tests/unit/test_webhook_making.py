@@ -63,7 +63,7 @@ async def test_a_reload_changes_secrets_and_certificates_of_all_who_share_them(t
         assert not await deliver(sinks[0], receiver)
         show(tmp_path, authority.client_files())
         (tmp_path / "secrets").write_text(OTHER)
-        webhooks.renew(webhooks.read(read))
+        webhooks.renew(await webhooks.read(read))
         assert [await deliver(sink, receiver) for sink in sinks] == [True, True]
 
 
@@ -79,7 +79,7 @@ async def test_a_reload_that_cannot_be_read_changes_nothing(tmp_path: Path, bad:
         (tmp_path / "secrets").write_text(OTHER)
         (tmp_path / bad).write_text("hunter2")
         with pytest.raises(ConfigurationError, match=rf"relay\.toml:2: sinks\.a: .*{bad}") as refused:
-            webhooks.read(read)
+            await webhooks.read(read)
         assert "hunter2" not in str(refused.value)
         assert any(bad in line for line in unreadable(read))
         assert await deliver(sink, receiver)
@@ -95,7 +95,7 @@ async def test_other_files_take_a_restart_and_disturb_no_reload(tmp_path: Path) 
         sink = webhooks.make("a")
         (tmp_path / "key.pem").rename(tmp_path / "new.pem")
         (tmp_path / "secrets").write_text(OTHER)
-        webhooks.renew(webhooks.read(settings(tmp_path, receiver.url, key="new.pem", names=("a",))))
+        webhooks.renew(await webhooks.read(settings(tmp_path, receiver.url, key="new.pem", names=("a",))))
         assert await deliver(sink, receiver)
 
 

@@ -111,7 +111,7 @@ async def test_what_the_proxy_is_shown_is_for_the_proxy_alone_and_may_change(tmp
             await sink.open()
             assert await verdict(sink) == DELIVERED
             file.write_text(f"{AUTHORIZATION}2")
-            webhooks.renew(webhooks.read(read))
+            webhooks.renew(await webhooks.read(read))
             await sink.reset()
             assert await verdict(sink) == DELIVERED
             await sink.close()

@@ -11,7 +11,7 @@ from typing import TypeAlias, cast
 from confluent_kafka import KafkaError, KafkaException
 
 from outbox_relay.domain.errors import ConfigurationError
-from outbox_relay.domain.file_reading import is_stream, read_file
+from outbox_relay.domain.file_reading import FileReader, is_stream, probe, read_file, while_reading
 from outbox_relay.domain.secret_names import may_hold_secret
 from outbox_relay.sinks.kafka.certificate_errors import with_certificate_error
 from outbox_relay.sinks.kafka.repeat_filter import RepeatFilter
@@ -81,12 +81,19 @@ class ClientSettings:
     """The settings of one sink's clients, from its table ``producer``.
 
     ``files`` contain values of settings and are read again for every client. With ``creates`` the sink creates topics,
-    so requests of its producers do not make a broker create one.
+    so requests of its producers do not make a broker create one. Every client is made by ``reader``, since it opens
+    files.
     """
 
     def __init__(
-        self, user: Mapping[str, Scalar], files: Mapping[str, Path] | None = None, *, creates: bool = False
+        self,
+        user: Mapping[str, Scalar],
+        files: Mapping[str, Path] | None = None,
+        *,
+        creates: bool = False,
+        reader: FileReader | None = None,
     ) -> None:
+        self.reader = reader or FileReader()
         self._creation: Mapping[str, Scalar] = {"allow.auto.create.topics": False} if creates else {}
         self._user = {name: value for name, value in user.items() if name not in ALIASES}
         self._files = dict(files or {})
@@ -160,11 +167,12 @@ class ClientSettings:
 
     def _read_files(self) -> dict[str, str]:
         """Return the contents of the files, without the final line break."""
-        self._refuse_streams()
+        self._check_locations()
         found: dict[str, str] = {}
         for name, path in self._files.items():
             try:
-                content = read_file(path, MAX_FILE_BYTES)
+                with while_reading(f'producer_files."{name}"'):
+                    content = read_file(path, MAX_FILE_BYTES)
                 if len(content) > MAX_FILE_BYTES:
                     raise ConfigurationError(f'producer_files."{name}": {path} is larger than {MAX_FILE_BYTES} bytes')
                 found[name] = content.decode().removesuffix("\n").removesuffix("\r")
@@ -177,11 +185,15 @@ class ClientSettings:
         self._file_values = found
         return found
 
-    def _refuse_streams(self) -> None:
+    def _check_locations(self) -> None:
         """Raise ``ConfigurationError`` for a file of librdkafka's that it would wait for."""
         for name, value in self._user.items():
-            if name.endswith(".location") and is_stream(Path(str(value))):
-                raise ConfigurationError(f'producer."{name}": {value} is neither a regular file nor a directory')
+            if not name.endswith(".location"):
+                continue
+            with while_reading(f'producer."{name}"'):
+                if is_stream(path := Path(str(value))):
+                    raise ConfigurationError(f'producer."{name}": {value} is neither a regular file nor a directory')
+                probe(path)
 
     def redact(self, text: str) -> str:
         """Return ``text`` without the values of secret settings."""
@@ -252,7 +264,7 @@ class ClientLog:
         """Return ``reason`` with the client's last error, unless that is included. Blocks for at most 2 s."""
         if self.last_error is None or self.last_error in reason:
             return reason
-        cause = with_certificate_error(self.last_error, self.settings.authorities)
+        cause = with_certificate_error(self.last_error, self.settings.authorities, self.settings.reader)
         return f"{reason}; the client's last error: {cause}"
 
 

@@ -16,6 +16,7 @@ from confluent_kafka.admin import (
 )
 from confluent_kafka.cimpl import NewTopic
 
+from outbox_relay.domain.file_reading import while_reading
 from outbox_relay.sinks.kafka.certificate_errors import with_certificate_error
 from outbox_relay.sinks.kafka.client import ClientLog, ClientSettings, error_of
 
@@ -36,9 +37,14 @@ def admin_client(settings: ClientSettings, log: ClientLog, *, create_topics: boo
 
     Raise ``ConfigurationError`` for a file that cannot be used.
     """
-    # A client that waits for an answer reconnects every few milliseconds: its log lines would flood.
-    config: dict[str, Any] = {**settings.admin(create_topics=create_topics), **log.callbacks(), "log_level": 0}
-    return AdminClient(config, logger=log)
+
+    def make() -> AdminClient:
+        # A client that waits for an answer reconnects every few milliseconds: its log lines would flood.
+        config: dict[str, Any] = {**settings.admin(create_topics=create_topics), **log.callbacks(), "log_level": 0}
+        with while_reading("producer"):
+            return AdminClient(config, logger=log)
+
+    return settings.reader.call(make)
 
 
 def cluster_metadata(
@@ -66,10 +72,12 @@ def cluster_metadata(
 
 
 def _unavailable(admin: AdminClient, log: ClientLog) -> ClusterUnavailable:
-    reason = log.last_error
+    reason, settings = log.last_error, log.settings
     # Serves the client's own errors, such as a refused password, which replace the last error by the cause.
     admin.poll(0)
-    return ClusterUnavailable(with_certificate_error(log.last_error or reason or "", log.settings.authorities))
+    return ClusterUnavailable(
+        with_certificate_error(log.last_error or reason or "", settings.authorities, settings.reader)
+    )
 
 
 def topic_configs(admin: AdminClient, topics: Sequence[str], seconds: float) -> dict[str, Future[dict[str, Any]]]:

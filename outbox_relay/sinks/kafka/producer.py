@@ -9,6 +9,7 @@ from typing import cast
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
+from outbox_relay.domain.file_reading import while_reading
 from outbox_relay.formats.headers import own_headers
 from outbox_relay.sinks.kafka.call import DeliverCall
 from outbox_relay.sinks.kafka.client import LINGER_MS, ClientLog, ClientSettings, Scalar, error_of
@@ -44,8 +45,13 @@ class RecordProducer:
         self._log = log
         self._format = None if record_format.plain else record_format
         callbacks = {"error_cb": log.unreachable, "stats_cb": self._take_statistics}
-        config = {**settings.producer(batch_bytes, extra or {}), **callbacks}
-        self._producer = Producer(config, logger=log)
+
+        def make() -> Producer:
+            config = {**settings.producer(batch_bytes, extra or {}), **callbacks}
+            with while_reading("producer"):
+                return Producer(config, logger=log)
+
+        self._producer = settings.reader.call(make)
 
     def put(self, call: DeliverCall, indexes: Sequence[int]) -> int:
         """Hand events to the client and return how many of ``indexes`` are dealt with.

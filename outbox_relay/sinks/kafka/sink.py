@@ -14,7 +14,7 @@ from confluent_kafka import KafkaException
 
 from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.domain.event import StoredEvent
-from outbox_relay.domain.file_reading import FILES
+from outbox_relay.domain.file_reading import sink_files
 from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.outcomes import Verdict
 from outbox_relay.formats.topics import TOPICS_MAX
@@ -83,7 +83,8 @@ class KafkaSink:
         self.timeout_seconds = CALL_STALLS * stall_seconds
         self._name = name
         self._topics = TopicResolver(topic, topics, topics_max)
-        self._settings = ClientSettings(producer, files, creates=creation is not None)
+        self._reader = sink_files(name)
+        self._settings = ClientSettings(producer, files, creates=creation is not None, reader=self._reader)
         self._format = record_format or RecordFormat()
         self._creation = creation
         self._stall_seconds = stall_seconds
@@ -121,7 +122,7 @@ class KafkaSink:
             hold_keys=self._hold_keys,
         )
         try:
-            await FILES.acall(thread.start)
+            await self._reader.acall(thread.start)
         except KafkaException as exception:
             raise self._misconfigured(self._settings.describe(error_of(exception)), "producer: ") from None
         except ConfigurationError as reason:
@@ -129,14 +130,18 @@ class KafkaSink:
         self._thread = thread
         self._round = DeliveryRound()
 
-    def validated_settings(self, producer: Mapping[str, Scalar], files: Mapping[str, Path]) -> ClientSettings:
+    async def validated_settings(self, producer: Mapping[str, Scalar], files: Mapping[str, Path]) -> ClientSettings:
         """Return settings for ``use_settings``, with the present contents of the files.
 
-        Raise ``ConfigurationError`` as ``open`` does. Blocks for some milliseconds.
+        Raise ``ConfigurationError`` as ``open`` does.
         """
-        newer = ClientSettings(producer, files, creates=self._creation is not None)
-        try:
+        newer = ClientSettings(producer, files, creates=self._creation is not None, reader=self._reader)
+
+        def make_producer() -> None:
             RecordProducer(newer, ClientLog(newer), self._format, newer.batch_bytes).close()
+
+        try:
+            await self._reader.acall(make_producer)
         except KafkaException as exception:
             raise self._misconfigured(newer.describe(error_of(exception)), "producer: ") from None
         except ConfigurationError as reason:
