@@ -12,9 +12,7 @@ from pydantic.fields import FieldInfo
 
 from outbox_relay.domain.file_reading import read_file
 
-STRICTNESS = ConfigDict(
-    frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False, use_attribute_docstrings=True
-)
+STRICTNESS = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False)
 """Immutable, no unknown names, no value in an error, no infinity."""
 SMALL_FILE_BYTES = 64 * 1024
 """Size limit of files that hold secrets, in bytes."""

@@ -8,13 +8,13 @@ from typing import get_args
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ValidationError
-from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.postgres import dsn as connection_strings
 from outbox_relay.settings.addresses import canonical_host
 from outbox_relay.settings.fields import fields
+from outbox_relay.settings.meanings import meaning
 from outbox_relay.settings.model import SINKS, Settings
 from outbox_relay.settings.problems import InvalidSetting, Origins, Problem, SettingPath, suggestion, variable
 from outbox_relay.settings.sources import EnvironmentSource, FileSource
@@ -69,9 +69,9 @@ def _problems(details: ErrorDetails, environment: EnvironmentSource, origins: Or
         yield Problem((*path, "type"), _kind_fault(details, path, origins))
     elif details["type"] == "extra_forbidden":
         by_variable = any(given[: len(path)] == path for given in origins.given)
-        nearest = suggestion(
-            str(path[-1]), _names(loc[:-1]), lambda name: variable((*path[:-1], name)) if by_variable else name
-        )
+        table = _table(loc[:-1])
+        known = fields(table) if table else ()
+        nearest = suggestion(str(path[-1]), known, lambda name: variable((*path[:-1], name)) if by_variable else name)
         yield Problem(path, f"there is no such setting; {nearest}")
     else:
         yield Problem(path, _text(details, loc))
@@ -106,22 +106,22 @@ def _text(details: ErrorDetails, loc: SettingPath) -> str:
             for subject in ("Input ", "String ", "Tuple ", "Dictionary "):
                 text = text.removeprefix(subject)
     last = max(n for n, step in enumerate(loc) if isinstance(step, str))
-    field = _names(loc[:last]).get(str(loc[last]))
-    meaning = " ".join((field.description or "").split()).partition(". ")[0].rstrip(".") if field else ""
-    return f"{text} ({meaning[:1].lower()}{meaning[1:]})" if meaning else text
+    table = _table(loc[:last])
+    about = meaning(table, str(loc[last])) if table else ""
+    return f"{text} ({about[:1].lower()}{about[1:]})" if about else text
 
 
-def _names(loc: SettingPath) -> dict[str, FieldInfo]:
-    """Return the settings of the table at pydantic's ``loc``; an empty dict if any name is allowed there."""
-    found = fields(Settings)
+def _table(loc: SettingPath) -> type[BaseModel] | None:
+    """Return the model of the table at pydantic's ``loc``, or None if any name is allowed there."""
+    found: type[BaseModel] | None = Settings
     if loc[:1] == ("sinks",):
-        found, loc = fields(SINKS[str(loc[2])]) if len(loc) > 2 else {}, loc[3:]
+        found, loc = SINKS[str(loc[2])] if len(loc) > 2 else None, loc[3:]
     for step in loc:
         if isinstance(step, str):
-            annotation = found[step].annotation if step in found else None
+            field = fields(found).get(step) if found else None
+            annotation = field.annotation if field else None
             models = (each for each in (annotation, *get_args(annotation)) if isinstance(each, type))
-            model = next((each for each in models if issubclass(each, BaseModel)), None)
-            found = fields(model) if model else {}
+            found = next((each for each in models if issubclass(each, BaseModel)), None)
     return found
 
 
