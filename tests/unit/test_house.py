@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
+
+from tests.support.sources import nodes
 
 ROOT = Path(__file__).parents[2]
 MAX_LINES = 35
@@ -20,10 +22,9 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @cache
-def trees() -> dict[str, ast.Module]:
-    """Return the parsed modules of the package by their path in the project."""
-    paths = sorted((ROOT / "outbox_relay").rglob("*.py"))
-    return {str(path.relative_to(ROOT)): ast.parse(path.read_text(encoding="utf-8")) for path in paths}
+def trees() -> dict[str, Sequence[ast.AST]]:
+    """Return the nodes of the modules of the package by their path in the project."""
+    return {str(path.relative_to(ROOT)): nodes(path) for path in sorted((ROOT / "outbox_relay").rglob("*.py"))}
 
 
 def imported(module: str, text: str) -> Iterator[str]:
@@ -48,10 +49,7 @@ def lines_of(function: Function) -> int:
 
 def test_no_two_classes_of_the_package_have_one_name() -> None:
     classes = [
-        (node.name, module)
-        for module, tree in trees().items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ClassDef)
+        (node.name, module) for module, tree in trees().items() for node in tree if isinstance(node, ast.ClassDef)
     ]
     times = Counter(name for name, _ in classes)
     assert sorted(each for each in classes if times[each[0]] > 1) == []
@@ -61,7 +59,7 @@ def test_functions_of_the_package_are_short() -> None:
     long = [
         f"{module}:{node.lineno} {node.name}: {lines_of(node)}"
         for module, tree in trees().items()
-        for node in ast.walk(tree)
+        for node in tree
         if isinstance(node, Function) and lines_of(node) > MAX_LINES
     ]
     assert long == []

@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.support.sources import nodes
+
 PACKAGE = Path(__file__).parents[2] / "outbox_relay"
 UNDONE: list[str] = []
 """Rooms whose prose is not yet rewritten; none of them may be added again."""
@@ -70,7 +72,7 @@ def docstrings(room: str) -> Sequence[tuple[Documented, Text]]:
     """Return every docstring of a room with the node it belongs to."""
     found: list[tuple[Documented, Text]] = []
     for path in modules(room):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             if isinstance(node, Documented) and (text := ast.get_docstring(node)):
                 line = getattr(node, "lineno", 1)
                 found.append((node, Text(f"{path.relative_to(PACKAGE.parent)}:{line}", text)))
@@ -181,7 +183,7 @@ def texts_of_tests(folder: str) -> Iterator[Text]:
     """Yield every docstring, description of a variable and comment of the tests in a folder."""
     for path in sorted((TESTS / folder).rglob("*.py")):
         source = path.read_text()
-        for node in ast.walk(ast.parse(source)):
+        for node in nodes(path):
             if (
                 isinstance(node, ast.Expr)
                 and isinstance(node.value, ast.Constant)
