@@ -15,10 +15,11 @@ import pytest
 from outbox_relay import outbox
 from outbox_relay.admin import status
 from outbox_relay.domain.event import StoredEvent
+from outbox_relay.domain.log_events import LOG_EVENTS
 from outbox_relay.domain.outcomes import DELIVERED, Refused, Verdict
 from outbox_relay.relay import settler
 from outbox_relay.service.build import CONNECTIONS, CONNECTIONS_MAX, CONNECTIONS_PER_SINK, connections_for
-from tests.docs.pages import blocks, commands, prose, text
+from tests.docs.pages import PAGES, blocks, commands, prose, text
 from tests.docs.parsing import COMMON, options, parse, parsers
 from tests.support.command import inside, outbox_relay
 from tests.support.database import Database
@@ -66,6 +67,21 @@ def uids(sink: MemorySink) -> list[str]:
 
 def test_the_page_needs_no_sql_by_hand() -> None:
     assert not [block for block in blocks(PAGE) if block.language == "sql"]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_pages_name_log_lines_by_their_events(page: str) -> None:
+    words = " ".join(prose(page).split())
+    messages = [message for message in LOG_EVENTS.values() if " " in message]
+    assert [message for message in messages if f"`{message}`" in words or f'"{message}' in words] == []
+    said = re.findall(r"\blog(?:s|ged)?(?: has a| lines?| with)? (?:line )?`([a-z]+\.[a-z_]+)`", words)
+    assert set(said) <= LOG_EVENTS.keys()
+
+
+def test_answers_of_the_page_are_those_that_are_run_elsewhere() -> None:
+    answers = [block.text for block in blocks(PAGE) if commands(block) and block.language == "text"]
+    shown = [block.text.partition("\n")[2] for block in blocks("docs/commands.md")]
+    assert [answer for answer in answers if answer.partition("\n")[2] not in shown] == []
 
 
 def test_each_question_has_a_command_that_exists() -> None:
