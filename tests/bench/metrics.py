@@ -1,6 +1,6 @@
 """Measure the cost of metrics within drains: slots with and without ten times the work for it take turns.
 
-usage: python -m tests.bench.metrics [--of scrapes|records|figures] [--sinks 1] [--events 1500000] [--drains 6]
+usage: python -m tests.bench.metrics [--of scrapes|records|figures] [--sinks 1] [--asked 12] [--drains 6]
 
 A relay drains a backlog to a topic of a real Kafka as fast as it can. The next drain has a relay with new sinks. Slots
 take 1.2 seconds. The work is ten `scrapes` a second of OpenMetrics, each rendered, where a scraper asks every 5 to 60
@@ -9,7 +9,8 @@ round each second instead of every ten. The printed costs are a tenth of the dif
 one scrape a second, of records and of figures as they are.
 
 Prints the pairs of slots as JSON, one in a line, then estimates, each with an interval of 95 %. `--earlier FILE...`
-adds pairs that earlier runs printed. Ends with 1 if an answer took longer than 50 ms.
+adds pairs that earlier runs printed. With `--asked 1`, `/metrics` is asked once in a slot: the times of answers are
+then those of usual scrapes, and costs are less exact. Ends with 1 if an answer took longer than 50 ms.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import json
 import os
 import signal
 import socket
+import statistics
 import sys
 import tempfile
 import time
@@ -40,8 +42,6 @@ from tests.support.service import RelayService
 from tests.support.wait import until
 
 SLOT_SECONDS = 1.2
-ASKED_EACH_SECONDS = 1.0 / TIMES
-"""Interval of the requests to `/metrics` in a slot."""
 MOST_MS = 50.0
 """Time within which each answer must be complete."""
 PARTS = ("scrapes", "records", "figures")
@@ -80,10 +80,11 @@ class Scraper:
 class Drain:
     """A relay with a backlog, and the counts of what it has done."""
 
-    def __init__(self, ends: EndOffsets, relay: RelayService, part: str) -> None:
+    def __init__(self, ends: EndOffsets, relay: RelayService, part: str, asked: int) -> None:
         self._ends = ends
         self._relay = relay
         self._part = part
+        self._asked = asked if part == "scrapes" else 0
         self._is_on = False
         self.scraper = Scraper(relay.port)
 
@@ -114,10 +115,9 @@ class Drain:
     def _slot(self, *, with_it: bool) -> Slot:
         self._switch(with_it=with_it)
         began, deliveries, processor = time.perf_counter(), self._ends.count(), self._processor()
-        if with_it and self._part == "scrapes":
-            for number in range(round(SLOT_SECONDS / ASKED_EACH_SECONDS)):
-                time.sleep(max(0.0, began + number * ASKED_EACH_SECONDS - time.perf_counter()))
-                self.scraper.ask()
+        for number in range(self._asked if with_it else 0):
+            time.sleep(max(0.0, began + number * SLOT_SECONDS / self._asked - time.perf_counter()))
+            self.scraper.ask()
         time.sleep(max(0.0, began + SLOT_SECONDS - time.perf_counter()))
         ended, after = time.perf_counter(), self._ends.count()
         return Slot(after - deliveries, ended - began, self._processor() - processor)
@@ -139,8 +139,8 @@ def configuration(dsn: str, sinks: Sequence[str], bootstrap: str) -> str:
     return f'[database]\ndsn = "{dsn}"\n{"".join(each)}[routes]\n"*" = {json.dumps(sinks)}\n'
 
 
-def measure(part: str, sinks: int, events: int, drains: int) -> Iterator[dict[str, Any]]:
-    """Yield each pair, and the answers that took longest."""
+def measure(part: str, sinks: int, asked: int, events: int, drains: int) -> Iterator[dict[str, Any]]:
+    """Yield each pair, and the times of the answers."""
     with ExitStack() as stack:
         server = stack.enter_context(PostgresServer(SERVER))
         broker = stack.enter_context(KafkaBroker())
@@ -157,11 +157,11 @@ def measure(part: str, sinks: int, events: int, drains: int) -> Iterator[dict[st
             names = [f"drain_{number}_{sink}" for sink in range(sinks)]
             config = configuration(dsn, names, broker.bootstrap)
             with RelayService(directory, config, f"{NAME}_{number}", program=("tests.bench.toggled", part)) as relay:
-                yield from Drain(ends, relay, part).lines((number + 1) * events * sinks)
+                yield from Drain(ends, relay, part, asked).lines((number + 1) * events * sinks)
 
 
-def estimates(lines: Sequence[dict[str, Any]]) -> dict[str, object]:
-    """Return the estimates of all pairs, and the slowest answers."""
+def estimates(lines: Sequence[dict[str, Any]], times: float) -> dict[str, object]:
+    """Return the estimates of all pairs, whose slots had the work ``times`` times, and the slowest answers."""
     found = [line for line in lines if "without" in line]
     pairs = [Pair(Slot(*pair["without"]), Slot(*pair["with_it"]), pair["answers"]) for pair in found]
     rates = sorted(pair.without.rate for pair in pairs)
@@ -170,10 +170,11 @@ def estimates(lines: Sequence[dict[str, Any]]) -> dict[str, object]:
     return {
         "pairs": len(pairs),
         "deliveries/s without": round(rates[len(rates) // 2]),
-        "less deliveries/s, %": rate_cost(pairs).over(TIMES),
-        "more processor time per delivery, %": processor_cost(pairs).over(TIMES),
+        "less deliveries/s, %": rate_cost(pairs).over(times),
+        "more processor time per delivery, %": processor_cost(pairs).over(times),
         **processor,
         "answers": len(answered),
+        "median answer, ms": round(statistics.median(answered or [0.0]), 1),
         "slowest answers, ms": [round(each, 1) for each in answered[-5:]],
         "load": round(os.getloadavg()[0], 1),
     }
@@ -184,15 +185,17 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.metrics")
     parser.add_argument("--of", choices=PARTS, default="scrapes")
     parser.add_argument("--sinks", type=int, default=1)
+    parser.add_argument("--asked", type=int, default=round(SLOT_SECONDS * TIMES))
     parser.add_argument("--events", type=int, default=1_500_000)
     parser.add_argument("--drains", type=int, default=6)
     parser.add_argument("--earlier", type=Path, nargs="*", default=[])
     arguments = parser.parse_args(argv)
     lines = [json.loads(line) for path in arguments.earlier for line in path.read_text().splitlines()]
-    for found in measure(arguments.of, arguments.sinks, arguments.events, arguments.drains):
+    part, asked = arguments.of, arguments.asked
+    for found in measure(part, arguments.sinks, asked, arguments.events, arguments.drains):
         lines.append(found)
         print(json.dumps(found), flush=True)
-    print(json.dumps(estimates(lines)), flush=True)
+    print(json.dumps(estimates(lines, asked / SLOT_SECONDS if part == "scrapes" else TIMES)), flush=True)
     return int(any(each > MOST_MS for line in lines for each in line.get("milliseconds", ())))
 
 

@@ -50,7 +50,7 @@ class Estimate(NamedTuple):
     low: float
     high: float
 
-    def over(self, times: int) -> list[float]:
+    def over(self, times: float) -> list[float]:
         """Return mean, lower and upper bound for printing, divided by ``times``."""
         return [round(value / times, 2) for value in self]
 
