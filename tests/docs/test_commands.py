@@ -25,9 +25,9 @@ from tests.support.service import RelayService
 from tests.support.wait import until
 
 PAGE = "docs/commands.md"
-GROUPS = ("config ", "sinks ", "replay ", "audit", "dead ")
+GROUPS = ("rebase", "config ", "sinks ", "replay ", "audit", "dead ")
 """Groups of commands whose examples are run, those of the last one in `tests/integration/test_dead_commands.py`."""
-NOT_RUN = {"rebase", "health", "why", "erase", "demo", "drill"}
+NOT_RUN = {"health", "why", "erase", "demo", "drill"}
 DEAD = """
 insert into outbox.delivery (sink, id, shard, state, ordered, due_at, uid, type, key, payload, content_type, created_at)
 select 'crm', id, shard, 'dead', true, now(), uid, type, key, payload, content_type, created_at
@@ -42,6 +42,12 @@ def shop(database: Database, monkeypatch: pytest.MonkeyPatch) -> Database:
     for _ in range(4):
         query(database, "select outbox.emit('order.created', '{}', key => 'k7')")
     return database
+
+
+@pytest.mark.usefixtures("shop")
+def test_rebase() -> None:
+    [example] = examples("rebase")
+    assert_true(example)
 
 
 def test_config_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
