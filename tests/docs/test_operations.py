@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import shlex
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -22,14 +23,20 @@ from outbox_relay.service.build import CONNECTIONS, CONNECTIONS_MAX, CONNECTIONS
 from tests.docs.pages import PAGES, blocks, commands, prose, text
 from tests.docs.parsing import COMMON, options, parse, parsers
 from tests.support.command import inside, outbox_relay
-from tests.support.database import Database
+from tests.support.database import Database, query
 from tests.support.memory_sink import MemorySink
+from tests.support.receiver import Receiver
+from tests.support.relay_config import webhook_config
 from tests.support.relay_harness import RelayHarness, running, spec
-from tests.support.wait import auntil, becomes
+from tests.support.service import RelayService
+from tests.support.wait import auntil, becomes, until
 
 SECONDS = 30
 UID = "01a1fe9a-d7b3-795c-8af1-aa7f5518f66b"
 PAGE = "docs/operations.md"
+CHANGING = {"retry", "discard", "start", "pause", "remove", "rename", "rebase"}
+"""Words of the commands that change something."""
+RECORDED = "select 1 from outbox.relay where config is not null"
 
 
 _SECTION = text(PAGE).split("### Dead letters\n")[1].split("\n## ")[0]
@@ -93,6 +100,37 @@ def test_each_question_has_a_command_that_exists() -> None:
     for question in questions:
         [line] = re.findall(r"`outbox-relay (.+?)` \|$", question)
         parse(shlex.split(line))
+
+
+def test_commands_of_the_tables_answer_and_only_read(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [
+        line
+        for table in ("symptom | run |", "question | command |\n|---|---|\n| how far")
+        for line in _commands_of(table)
+    ]
+    read = [line for line in lines if not set(shlex.split(line)) & CHANGING or "--dry-run" in line]
+    with database.connect() as conn:
+        values = {"UID": emit(conn, "k1"), "KEY": "k1", "SINK": "crm"}
+    with Receiver() as receiver:
+        config = webhook_config(database.dsn, receiver, tmp_path).replace('"a.*"', '"*"')
+        with RelayService(tmp_path, config) as relay:
+            until(lambda: query(database, RECORDED), seconds=SECONDS, what="the relay has recorded its settings")
+            monkeypatch.setenv("OUTBOX_RELAY_CONFIG", str(relay.config))
+            for line in read:
+                words = [values.get(word, word) for word in shlex.split(line)]
+                ended = inside(*words)
+                assert ended.code == (words[0] == "doctor"), (line, ended)  # test servers run with fsync off
+                assert ended.out, line
+    assert len(read) > len(lines) / 2
+    assert query(database, "select count(*) from outbox.audit") == [(0,)]
+
+
+def _commands_of(table: str) -> list[str]:
+    """Return the commands of the table of the page that begins so, without the program."""
+    [rows] = [part for part in text(PAGE).split("\n\n") if part.startswith(f"| {table}")]
+    return [re.findall(r"`outbox-relay (.+?)` \|", row)[0] for row in rows.splitlines()[2:]]
 
 
 def test_events_are_erased_as_the_page_shows(database: Database) -> None:
