@@ -1,10 +1,11 @@
 """Measure how long emits and reads wait while a day of the log is emptied and its partition is removed.
 
-usage: python -m tests.bench.empty_day [--events 1000000]
+usage: python -m tests.bench.empty_day [--events 1000000] [--archive]
 
 Fills one day of 12 days ago, among 30 partitions, on an embedded PostgreSQL. One thread emits, one reads the newest
-events with the statement of a relay, as fast as they can; the longest of their calls count, before the pass and during
-it.
+events with the statement of a relay, as fast as they can; the longest of their calls count, before the passes and
+during them. With `--archive`, the day is first archived to a directory. Ends with 1 if a call took longer than 200 ms
+during the passes, or if the day was not emptied.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 from uuid import uuid4
 
 import psycopg
@@ -26,13 +30,16 @@ from outbox_relay.postgres.database import statements
 from outbox_relay.postgres.migrations import migrate
 from outbox_relay.postgres.retention_statements import Pass, Person
 from outbox_relay.postgres.store import Store
+from outbox_relay.retention.archiver import archiver_for
 from outbox_relay.retention.passes import Outcome, RetentionPass, run_pass
 from tests.support.days import date_ago, emit_ago, fill_days, keep, make_day, register
 from tests.support.postgres import PostgresServer
 
 FILLED = 12
 BEFORE_SECONDS = 3.0
-"""Time for which calls are measured before the pass."""
+"""Time for which calls are measured before the passes."""
+MOST_MS = 200.0
+"""Time within which each call must end."""
 READ = {
     "shards": list(range(64)), "types": None, "a": "3:3:", "b": "9000000000:9000000000:", "rows": 10, "bytes": 1 << 20,
     "upto": 1 << 62, "most_payload": 1 << 20, "server": None, "a_next": 3,
@@ -73,9 +80,9 @@ class Calls:
                 self.count += 1
 
 
-def measure(events: int) -> dict[str, object]:
-    """Return the longest calls before and during the pass, and what the pass did."""
-    with PostgresServer() as server:
+def measure(events: int, *, archive: bool) -> dict[str, Any]:
+    """Return the longest calls before and during the passes, and what these did."""
+    with PostgresServer() as server, TemporaryDirectory() as directory:
         server.create_database("bench")
         dsn = server.dsn("bench")
         migrate(dsn)
@@ -85,7 +92,7 @@ def measure(events: int) -> dict[str, object]:
             fill_days(connection, FILLED, FILLED, events)
             emit_ago(connection, 0)
             register(connection, "crm", "now")
-            keep(connection, 5)
+            keep(connection, 5, archive=archive)
             connection.execute("vacuum analyze outbox.event")
             [(newest,)] = connection.execute("select max(id) from outbox.event").fetchall()
         read = statements()["read_rest"]
@@ -101,13 +108,14 @@ def measure(events: int) -> dict[str, object]:
             time.sleep(BEFORE_SECONDS)
             before = {name: each.reset() for name, each in calls.items()}
             began = time.monotonic()
-            outcome = asyncio.run(one_pass(dsn))
+            outcome = asyncio.run(passes(dsn, directory if archive else ""))
             seconds = time.monotonic() - began
             during = {name: each.reset() for name, each in calls.items()}
         names = ("calls", "longest_ms")
         return {
             "events": events,
             "emptied": outcome.emptied == [date_ago(FILLED)],
+            "archived": sum(1 for _ in Path(directory).rglob("manifest.json")),
             "left": outcome.left,
             "pass_seconds": round(seconds, 2),
             **{f"before_{name}": dict(zip(names, found, strict=True)) for name, found in before.items()},
@@ -115,15 +123,16 @@ def measure(events: int) -> dict[str, object]:
         }
 
 
-async def one_pass(dsn: str) -> Outcome:
-    """Do passes until the day is emptied, as a relay does, at most 20 of them."""
+async def passes(dsn: str, archive: str) -> Outcome:
+    """Do passes until the day is emptied, as a relay does, at most 20 of them. Archive the day first if told where."""
     store = Store(lambda: dsn, pooler=False, connections=2)
     await store.open()
     log = structlog.stdlib.get_logger("bench")
     found = Outcome()
+    archiver = archiver_for(archive, "jsonl.zst", lambda: dsn, pooler=False)
 
     async def do(granted: Pass) -> Outcome:
-        return await RetentionPass(store, granted, None, log).run()
+        return await RetentionPass(store, granted, archiver, log).run()
 
     try:
         for _ in range(20):
@@ -142,8 +151,13 @@ def main() -> int:
     """Measure, and print the figures as JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--events", type=int, default=1_000_000, help="events of the day; default 1000000")
-    print(json.dumps(measure(parser.parse_args().events), indent=1))
-    return 0
+    parser.add_argument("--archive", action="store_true", help="archive the day before it is emptied")
+    arguments = parser.parse_args()
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    found = measure(arguments.events, archive=arguments.archive)
+    print(json.dumps(found, indent=1))
+    longest = max(found[f"during_{name}"]["longest_ms"] for name in ("emit", "read"))
+    return int(longest > MOST_MS or not found["emptied"] or found["archived"] != arguments.archive)
 
 
 if __name__ == "__main__":

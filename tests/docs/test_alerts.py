@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from ruamel.yaml import YAML
 from outbox_relay.service.metrics.definitions import DEFINITIONS
 from tests.alerts.scenarios import SCENARIOS
 from tests.alerts.series import FIRED, Series, document, notation
-from tests.docs.pages import ROOT, anchors, text
+from tests.docs.pages import ROOT, anchors, blocks, commands, text
 from tests.support.prometheus import promtool
 
 DEPLOY = ROOT / "deploy/prometheus"
@@ -88,12 +89,20 @@ def test_the_rules_use_metrics_and_labels_that_exist() -> None:
         assert used <= said, name
 
 
-def test_a_place_is_put_before_the_runbook_as_the_file_says() -> None:
-    [command] = re.findall(r"^#   sed -i (.+) alerts.yaml$", RULES.read_text(), re.MULTILINE)
-    done = subprocess.run([SED, command.strip("'"), RULES], capture_output=True, check=True, timeout=20, text=True)
-    places = re.findall(r"^ +runbook_url: (.+)$", done.stdout, re.MULTILINE)
-    assert len(places) == len(alerts())
-    assert [place for place in places if not place.startswith("https://wiki.example.com/outbox-relay/docs/")] == []
+def test_a_place_is_put_before_the_runbook_as_the_page_says(tmp_path: Path) -> None:
+    file = tmp_path / "alerts.yaml"
+    file.write_text(RULES.read_text())
+    [command] = [
+        line for block in blocks(PAGE) if block.language == "sh" for line in commands(block) if line.startswith("sed ")
+    ]
+    assert f"#   {command}\n" in file.read_text()
+    _, *arguments = shlex.split(command)
+    for _ in range(2):
+        subprocess.run([SED, *arguments], check=True, timeout=20, cwd=tmp_path)
+        places = re.findall(r"^ +runbook_url: (.+)$", file.read_text(), re.MULTILINE)
+        assert len(places) == len(alerts())
+        wanted = r"https://wiki\.example\.com/outbox-relay/docs/runbook\.md#[a-z-]+"
+        assert [place for place in places if not re.fullmatch(wanted, place)] == []
 
 
 # -- recorded runs --------------------------------------------------------------------------------------------

@@ -8,7 +8,12 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
+
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models import dashboard as schema
 
 from outbox_relay.service.metrics.definitions import DEFINITIONS
 from tests.alerts.pictures import IMAGES, SHOWN, STORED, pictures
@@ -18,8 +23,16 @@ from tests.support.prometheus import promtool
 
 ROWS = ["Is anything behind?", "Is it fast?", "What is wrong?", "What does the database say?"]
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+MISSING = object()
 UNITS = {"short", "s", "ops", "bytes"}
 WIDTH = 24
+NOT_IN_SCHEMA = {
+    ".id": None,
+    ".annotations.list[0].builtIn": 1,
+    ".templating.list[1].definition": dashboard()["templating"]["list"][1]["query"]["query"],
+    ".templating.list[2].definition": dashboard()["templating"]["list"][2]["query"]["query"],
+}
+"""Fields that Grafana writes into every dashboard, and that its published schema does not have."""
 
 
 def test_the_dashboard_has_what_grafana_needs() -> None:
@@ -30,6 +43,25 @@ def test_the_dashboard_has_what_grafana_needs() -> None:
     assert [panel["title"] for panel in found["panels"] if panel["type"] == "row"] == ROWS
     ids = [panel["id"] for panel in found["panels"]]
     assert len(set(ids)) == len(ids)
+
+
+def test_the_published_schema_of_grafana_has_every_field() -> None:
+    read = schema.Dashboard.from_json(dashboard())
+    assert dict(changes(dashboard(), json.loads(json.dumps(read, cls=JSONEncoder)))) == NOT_IN_SCHEMA
+
+
+def changes(given: Any, read: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the fields that Grafana's models left out or read as something else, with their values."""
+    if isinstance(given, dict) and isinstance(read, dict):
+        fields, others = cast("dict[str, Any]", given), cast("dict[str, Any]", read)
+        for name, value in fields.items():
+            yield from changes(value, others.get(name, MISSING), f"{path}.{name}")
+    elif isinstance(given, list) and isinstance(read, list):
+        pairs = itertools.zip_longest(cast("list[Any]", given), cast("list[Any]", read), fillvalue=MISSING)
+        for number, (value, other) in enumerate(pairs):
+            yield from changes(value, other, f"{path}[{number}]")
+    elif given != read:
+        yield path, given
 
 
 def test_each_panel_has_a_source_a_unit_a_description_and_named_queries() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import shlex
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -15,20 +16,27 @@ import pytest
 from outbox_relay import outbox
 from outbox_relay.admin import status
 from outbox_relay.domain.event import StoredEvent
+from outbox_relay.domain.log_events import LOG_EVENTS
 from outbox_relay.domain.outcomes import DELIVERED, Refused, Verdict
 from outbox_relay.relay import settler
 from outbox_relay.service.build import CONNECTIONS, CONNECTIONS_MAX, CONNECTIONS_PER_SINK, connections_for
-from tests.docs.pages import blocks, commands, prose, text
+from tests.docs.pages import PAGES, blocks, commands, prose, text
 from tests.docs.parsing import COMMON, options, parse, parsers
 from tests.support.command import inside, outbox_relay
-from tests.support.database import Database
+from tests.support.database import Database, query
 from tests.support.memory_sink import MemorySink
+from tests.support.receiver import Receiver
+from tests.support.relay_config import webhook_config
 from tests.support.relay_harness import RelayHarness, running, spec
-from tests.support.wait import auntil, becomes
+from tests.support.service import RelayService
+from tests.support.wait import auntil, becomes, until
 
 SECONDS = 30
 UID = "01a1fe9a-d7b3-795c-8af1-aa7f5518f66b"
 PAGE = "docs/operations.md"
+CHANGING = {"retry", "discard", "start", "pause", "remove", "rename", "rebase"}
+"""Words of the commands that change something."""
+RECORDED = "select 1 from outbox.relay where config is not null"
 
 
 _SECTION = text(PAGE).split("### Dead letters\n")[1].split("\n## ")[0]
@@ -68,6 +76,21 @@ def test_the_page_needs_no_sql_by_hand() -> None:
     assert not [block for block in blocks(PAGE) if block.language == "sql"]
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_pages_name_log_lines_by_their_events(page: str) -> None:
+    words = " ".join(prose(page).split())
+    messages = [message for message in LOG_EVENTS.values() if " " in message]
+    assert [message for message in messages if f"`{message}`" in words or f'"{message}' in words] == []
+    said = re.findall(r"\blog(?:s|ged)?(?: has a| lines?| with)? (?:line )?`([a-z]+\.[a-z_]+)`", words)
+    assert set(said) <= LOG_EVENTS.keys()
+
+
+def test_answers_of_the_page_are_those_that_are_run_elsewhere() -> None:
+    answers = [block.text for block in blocks(PAGE) if commands(block) and block.language == "text"]
+    shown = [block.text.partition("\n")[2] for block in blocks("docs/commands.md")]
+    assert [answer for answer in answers if answer.partition("\n")[2] not in shown] == []
+
+
 def test_each_question_has_a_command_that_exists() -> None:
     [table] = [
         part for part in text(PAGE).split("\n\n") if part.startswith("| question | command |\n|---|---|\n| how far")
@@ -77,6 +100,37 @@ def test_each_question_has_a_command_that_exists() -> None:
     for question in questions:
         [line] = re.findall(r"`outbox-relay (.+?)` \|$", question)
         parse(shlex.split(line))
+
+
+def test_commands_of_the_tables_answer_and_only_read(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [
+        line
+        for table in ("symptom | run |", "question | command |\n|---|---|\n| how far")
+        for line in _commands_of(table)
+    ]
+    read = [line for line in lines if not set(shlex.split(line)) & CHANGING or "--dry-run" in line]
+    with database.connect() as conn:
+        values = {"UID": emit(conn, "k1"), "KEY": "k1", "SINK": "crm"}
+    with Receiver() as receiver:
+        config = webhook_config(database.dsn, receiver, tmp_path).replace('"a.*"', '"*"')
+        with RelayService(tmp_path, config) as relay:
+            until(lambda: query(database, RECORDED), seconds=SECONDS, what="the relay has recorded its settings")
+            monkeypatch.setenv("OUTBOX_RELAY_CONFIG", str(relay.config))
+            for line in read:
+                words = [values.get(word, word) for word in shlex.split(line)]
+                ended = inside(*words)
+                assert ended.code == (words[0] == "doctor"), (line, ended)  # test servers run with fsync off
+                assert ended.out, line
+    assert len(read) > len(lines) / 2
+    assert query(database, "select count(*) from outbox.audit") == [(0,)]
+
+
+def _commands_of(table: str) -> list[str]:
+    """Return the commands of the table of the page that begins so, without the program."""
+    [rows] = [part for part in text(PAGE).split("\n\n") if part.startswith(f"| {table}")]
+    return [re.findall(r"`outbox-relay (.+?)` \|", row)[0] for row in rows.splitlines()[2:]]
 
 
 def test_events_are_erased_as_the_page_shows(database: Database) -> None:

@@ -46,6 +46,9 @@ RUN_ELSEWHERE = {
     ("docs/configuration.md", "="): f"{CONFIGURATION}::test_environment_of_the_page_makes_a_relay",
     ("docs/debezium.md", "curl"): "tests/debezium/test_page.py::test_the_page_is_true",
     ("docs/observability.md", "="): "tests/unit/test_tracing.py::test_the_variables_of_the_page_are_followed",
+    ("docs/observability.md", "sed"): (
+        "tests/docs/test_alerts.py::test_a_place_is_put_before_the_runbook_as_the_page_says"
+    ),
     ("docs/deploying.md", "="): "tests/packaging/test_deploying_docs.py::test_the_variables_are_those_of_compose",
 }
 EXAMPLE = ROOT / "config" / "relay.example.toml"

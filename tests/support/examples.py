@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 
 from tests.support.command import Ended, inside
@@ -25,11 +26,27 @@ def answer(example: str, uid: str) -> Ended:
     command = re.sub(r"[0-9a-f]{8}-[0-9a-f-]{27}", uid, example.partition("\n")[0])
     program, *arguments = shlex.split(command)
     ended = inside(*arguments)
-    assert (program, ended.code, ended.err) == ("outbox-relay", 0, "")
+    assert (program, ended.code, ended.err) == ("outbox-relay", 0, ""), ended
     return ended
 
 
 def same(text: str) -> str:
-    """Return `text` with uids, numbers and the width of columns replaced, which differ from run to run."""
+    """Return `text` with uids, numbers, people and the width of columns replaced, which differ from run to run."""
     text = re.sub(r"[0-9a-f]{8}-[0-9a-f-]{27}", "UID", text)
-    return re.sub(r" +", " ", re.sub(r"\d[\d.:T+-]*", "0", text))
+    text = re.sub(r"\S+@\S+", "PERSON", text)
+    return re.sub(r" +", " ", re.sub(r"\d(?:[\d.:T+-]|,(?=\d))*", "0", text))
+
+
+def examples(group: str) -> list[str]:
+    """Return the examples of a group of commands with output that depends on what happened, in the page's order."""
+    sections = [section.split("\n## ")[0] for section in PAGE.split(f"\n## {group}")[1:]]
+    found = (block for section in sections for block in re.findall(r"```text\n(.*?)```", section, re.DOTALL))
+    return [example for block in found for example in block.split("$ ")[1:]]
+
+
+def assert_true(example: str, uid: str = "", *, instead: Mapping[str, str] | None = None) -> None:
+    """Assert that the command of an example prints what the page shows, with texts of the output replaced."""
+    printed = answer(example, uid).out
+    for text, replacement in (instead or {}).items():
+        printed = printed.replace(text, replacement)
+    assert same(printed) == same(example.partition("\n")[2])

@@ -15,6 +15,7 @@ from typing import Any, Final, TypeAlias, cast
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.openmetrics.exposition import ALLOWUTF8
 
 from outbox_relay.service.metrics.collector import SnapshotCollector
 from outbox_relay.service.metrics.snapshot import Snapshot
@@ -89,11 +90,15 @@ class Exposition:
 
 
 def render(snapshot: Snapshot, content_type: str) -> bytes:
-    """Return a snapshot in one of the two formats."""
+    """Return a snapshot in one of the two formats.
+
+    No name of ours needs escaping. For OpenMetrics, the library would otherwise examine each character of the names of
+    all samples, which takes a third of the time.
+    """
     registry = CollectorRegistry(auto_describe=False)
     registry.register(SnapshotCollector(snapshot))
     if content_type == OPENMETRICS:
-        return cast("bytes", cast("Any", openmetrics).generate_latest(registry))
+        return cast("bytes", cast("Any", openmetrics).generate_latest(registry, ALLOWUTF8))
     return generate_latest(registry)
 
 

@@ -1,0 +1,131 @@
+"""docs/commands.md: examples whose output depends on relays, people and what happened before."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+
+import pytest
+
+from outbox_relay.domain.outcomes import Unavailable
+from outbox_relay.postgres.migrations import migrate
+from tests.docs.pages import blocks, commands
+from tests.support.command import inside
+from tests.support.database import Database, query
+from tests.support.deliveries import has
+from tests.support.examples import answer, assert_true, examples, register
+from tests.support.memory_sink import MemorySink
+from tests.support.receiver import Receiver
+from tests.support.receiver.answers import say
+from tests.support.relay_config import webhook_config
+from tests.support.relay_harness import running, spec
+from tests.support.roles import new_role
+from tests.support.service import RelayService
+from tests.support.wait import until
+
+PAGE = "docs/commands.md"
+GROUPS = ("rebase", "config ", "sinks ", "replay ", "audit", "dead ")
+"""Groups of commands whose examples are run, those of the last one in `tests/integration/test_dead_commands.py`."""
+NOT_RUN = {"health", "why", "erase", "demo", "drill"}
+DEAD = """
+insert into outbox.delivery (sink, id, shard, state, ordered, due_at, uid, type, key, payload, content_type, created_at)
+select 'crm', id, shard, 'dead', true, now(), uid, type, key, payload, content_type, created_at
+  from outbox.event order by id limit 3"""
+SETTLED = "select from outbox.backlog('crm', null, 1000, 5.0) where events = 0"
+
+
+@pytest.fixture
+def shop(database: Database, monkeypatch: pytest.MonkeyPatch) -> Database:
+    """The database that commands without options use, with a few events of the key that the page names."""
+    monkeypatch.setenv("OUTBOX_RELAY_DATABASE__DSN", database.dsn)
+    for _ in range(4):
+        query(database, "select outbox.emit('order.created', '{}', key => 'k7')")
+    return database
+
+
+@pytest.mark.usefixtures("shop")
+def test_rebase() -> None:
+    [example] = examples("rebase")
+    assert_true(example)
+
+
+def test_config_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    [example] = examples("config show")
+    with Receiver() as receiver:
+        text = webhook_config("postgresql://relay@nowhere.invalid/shop", receiver, tmp_path)
+    (tmp_path / "relay.toml").write_text(re.sub('url = ".*"', 'url = "https://crm.example.com/hooks"', text))
+    monkeypatch.setenv("OUTBOX_RELAY_CONFIG", str(tmp_path / "relay.toml"))
+    shown = answer(example, "").out.splitlines()
+    assert set(example.splitlines()[1:]) <= set(shown)
+
+
+def test_config_diff(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    [example] = examples("config diff")
+    names = re.findall(r"relay-[\w:]+", example)
+    with Receiver() as receiver:
+        text = webhook_config(database.dsn, receiver, tmp_path)
+        first, second = (
+            RelayService(tmp_path, text.replace("[relay]", f'[relay]\nname = "{name}"'), f"relay-{number}")
+            for number, name in enumerate(names)
+        )
+        with first, second:
+            recorded = "select 1 from outbox.relay where config is not null"
+            until(lambda: len(query(database, recorded)) == len(names), seconds=20, what="both have recorded theirs")
+            file = tmp_path / "relay.toml"
+            file.write_text(text.replace("[sinks.crm]", "[sinks.crm]\ntimeout_seconds = 7"))
+            monkeypatch.setenv("OUTBOX_RELAY_CONFIG", str(file))
+            assert answer(example, "").out == example.partition("\n")[2]
+
+
+@pytest.mark.parametrize("example", examples("sinks "), ids=lambda example: example.partition("\n")[0][14:30])
+async def test_sinks(shop: Database, example: str) -> None:
+    async with running(shop.dsn, (spec("crm"), MemorySink())):
+        await has(shop, SETTLED)
+    if " remove " in example:
+        query(shop, f"{DEAD} returning 1")
+    await asyncio.to_thread(assert_true, example)
+
+
+def waits(shop: Database) -> bool:
+    """Return True once all events of the replay are counted, and some of them failed."""
+    found = inside("replay", "show", "3", "--json", "--dsn", shop.dsn).json
+    return bool(found["total_exact"] and found["waiting"])
+
+
+def test_replays(shop: Database, tmp_path: Path) -> None:
+    query(shop, "select setval(pg_get_serial_sequence('outbox.replay', 'id'), 2)")
+    with Receiver() as receiver:
+        config = webhook_config(shop.dsn, receiver, tmp_path).replace('"a.*"', '"*"')
+        with RelayService(tmp_path, config):
+            until(lambda: query(shop, SETTLED), seconds=20, what="the sink has passed the events")
+            receiver.answer = say(500)
+            started, *others = examples("replay ")
+            assert_true(started)
+            until(lambda: waits(shop), seconds=20, what="events of the replay are counted, and wait")
+            for example in others:
+                assert_true(example)
+
+
+async def test_audit(shop: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    [example] = examples("audit")
+    register(shop, "crm")
+    query(shop, "delete from outbox.event where id > 1 returning 1")
+    gone = MemorySink(lambda _event, _attempt: Unavailable("answered 410 Gone", 410, gone=True))
+    with new_role(shop, "relay") as relay, new_role(shop, "operators") as operators:
+        migrate(shop.dsn, grants={"relay": [relay], "operate": [operators]})
+        async with running(shop.dsn_as(relay), (spec("crm"), gone)):
+            await has(shop, "select from outbox.sink where paused")
+        query(shop, f"{DEAD} returning 1")
+        query(shop, "delete from outbox.event returning 1")
+        monkeypatch.setenv("OUTBOX_RELAY_DATABASE__DSN", shop.dsn_as(operators))
+        discarded = "outbox-relay dead discard --sink crm --reason 'customer was deleted' --yes"
+        await asyncio.to_thread(answer, discarded, "")
+        await asyncio.to_thread(assert_true, example, instead={relay: "relay", operators: "operators"})
+
+
+def test_every_example_is_run() -> None:
+    here = [example for group in GROUPS for example in examples(group)]
+    shown = [line for block in blocks(PAGE) if block.language == "text" for line in commands(block)]
+    left = {line for line in shown if line not in {example.partition("\n")[0] for example in here}}
+    assert {tuple(line.split()[1:2]) for line in left} == {(command,) for command in NOT_RUN}
