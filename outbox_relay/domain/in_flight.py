@@ -224,12 +224,13 @@ class InFlight:
     its positions are written until it is dropped.
     """
 
-    __slots__ = ("_chunks", "_inherited", "_leaving", "_progressed", "_readable", "_written", "blocked")
+    __slots__ = ("_chunks", "_inherited", "_leaving", "_progressed", "_readable", "_shards", "_written", "blocked")
 
     def __init__(self) -> None:
         self.blocked = BlockedKeys()
         self._readable: list[ShardGroup] = []
         self._leaving: list[ShardGroup] = []
+        self._shards: frozenset[int] = frozenset()
         self._chunks: deque[Chunk] = deque()
         self._progressed: dict[int, Chunk] = {}
         self._written: dict[int, Position] = {}
@@ -253,13 +254,14 @@ class InFlight:
         return tuple(self._leaving)
 
     @property
-    def shards(self) -> set[int]:
+    def shards(self) -> frozenset[int]:
         """The shards of all groups."""
-        return {shard for group in self.groups for shard in group.shards}
+        return self._shards
 
     def take_over(self, shards: Collection[int], position: Position) -> None:
         """Add shards whose stored position is ``position``, which an earlier owner wrote."""
         self._readable.append(ShardGroup(shards, position))
+        self._shards |= frozenset(shards)
         self._written.update(dict.fromkeys(shards, position))
         self._inherited.update(shards)
 
@@ -275,6 +277,7 @@ class InFlight:
     def drop(self, group: ShardGroup) -> None:
         """Remove a leaving group, whose shards are released, and the blocked keys of its shards."""
         self._leaving.remove(group)
+        self._shards -= group.shards
         self.blocked.forget(group.shards)
         for shard in group.shards:
             self._written.pop(shard, None)

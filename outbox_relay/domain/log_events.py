@@ -40,6 +40,7 @@ LOG_EVENTS: Final[Mapping[str, str]] = MappingProxyType(
         "history.dropped": "a minute of the history was not written",
         # Database
         "database.unreachable": "the database cannot be reached yet",
+        "database.look_failed": "a read with a tick failed",
         "database.tick_failed": "a tick failed",
         "database.other_listened": (
             "database.listen_dsn leads to another server or database than database.dsn: the relay polls until it is "

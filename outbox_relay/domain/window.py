@@ -133,6 +133,11 @@ class ScanStep:
         return max(1, most >> 2 * min(self._failures, MAX_REDUCTIONS))
 
     @property
+    def reduced(self) -> bool:
+        """True if the next read is smaller than usual."""
+        return self._failures > 0
+
+    @property
     def exhausted(self) -> bool:
         """True after repeated failed reads of a single event."""
         return self._failures >= MAX_REDUCTIONS + MAX_SINGLE_EVENT_FAILURES

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 import select
-from collections.abc import Generator
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any, LiteralString, TypeVar
 
 import psycopg
-from psycopg import AsyncConnection
+from psycopg import AsyncConnection, BaseConnection
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.pq import ConnStatus, TransactionStatus
 from psycopg.waiting import Ready, Wait
 
 from outbox_relay.postgres.session_settings import CORRECTION, startup_options
@@ -24,6 +25,16 @@ IDENTITY: LiteralString = """
 select c.system_identifier, d.oid::bigint
   from pg_catalog.pg_control_system() c, pg_catalog.pg_database d where d.datname = pg_catalog.current_database()
 """
+CONNECT_SECONDS = 5
+"""Longest wait for a new connection."""
+CONNECTION_DEFAULTS: Mapping[str, str | int] = {
+    "connect_timeout": CONNECT_SECONDS,
+    "tcp_user_timeout": 15_000,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+}
+"""With these, a peer that vanished is detected within 15 to 25 s; the kernel's defaults take 15 minutes."""
 MOST_PIECES = 16
 """Maximum number of pieces of an answer that are read before the event loop runs again."""
 
@@ -57,14 +68,27 @@ async def fix_settings(connection: AsyncConnection[Any]) -> None:
 
     Raises ``psycopg.errors.InsufficientPrivilege`` if this role may not change a setting that the relay depends on.
     """
-    await connection.execute(CORRECTION)
+    for statement in settings_to_fix(connection):
+        await connection.execute(statement)
+
+
+def settings_to_fix(connection: BaseConnection[Any]) -> Sequence[LiteralString]:
+    """Return the statements with which ``fix_settings`` sets the settings of a new connection."""
     reported = connection.pgconn.parameter_status
+    statements: list[LiteralString] = [CORRECTION]
     if connection.info.server_version >= 170000:
-        await connection.execute("set transaction_timeout = 0")
+        statements.append("set transaction_timeout = 0")
     if reported(b"TimeZone") != b"UTC":
-        await connection.execute("set TimeZone = 'UTC'")
+        statements.append("set TimeZone = 'UTC'")
     if not (reported(b"DateStyle") or b"").startswith(b"ISO"):
-        await connection.execute("set DateStyle = 'ISO'")
+        statements.append("set DateStyle = 'ISO'")
+    return statements
+
+
+def is_alive(connection: BaseConnection[Any]) -> bool:
+    """Return whether the server answered the last statement on this connection, if only to refuse or cancel it."""
+    unanswered = (TransactionStatus.ACTIVE, TransactionStatus.UNKNOWN)
+    return connection.pgconn.status == ConnStatus.OK and connection.pgconn.transaction_status not in unanswered
 
 
 async def database_identity(connection: AsyncConnection[Any]) -> tuple[int, int]:

@@ -1,8 +1,9 @@
 """Slots for the relay's connections, so that slow statements of one caller do not starve the others.
 
-Ticks, leases, chores and figures have one connection each. One of the others is reserved for all remaining callers, and
-the sinks divide the rest equally. Without these limits, one sink whose statements wait for a lock would take every
-connection, the relay's leases would not be renewed, and all other sinks would stop.
+Leases, chores and figures have one connection each; looks at the log have one outside of the pool. One of the others is
+reserved for all remaining callers, and the sinks divide the rest equally. Without these limits, one sink whose
+statements wait for a lock would take every connection, the relay's leases would not be renewed, and all other sinks
+would stop.
 """
 
 from __future__ import annotations
@@ -16,11 +17,10 @@ from typing import Final
 
 from outbox_relay.domain.errors import StatementFailed
 
-TICKS: Final = "ticks"
 LEASES: Final = "leases"
 CHORES: Final = "chores"
 FIGURES: Final = "figures"
-ALONE: Final = frozenset({TICKS, LEASES, CHORES, FIGURES})
+ALONE: Final = frozenset({LEASES, CHORES, FIGURES})
 """Callers with a connection of their own, if there are at least ``FEWEST``."""
 OTHER: Final = "other"
 REPLAYS: Final = ":~"

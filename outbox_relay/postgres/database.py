@@ -14,23 +14,30 @@ from typing import Any, LiteralString, TypeVar, cast
 
 import psycopg
 from psycopg import AsyncConnection
-from psycopg.pq import ConnStatus, TransactionStatus
 from psycopg.rows import AsyncRowFactory, namedtuple_row, tuple_row
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
 from outbox_relay.domain.cancellation import propagate_cancellation
 from outbox_relay.domain.errors import DatabaseUnavailable, DatabaseUnusable, IncarnationChanged, StatementFailed
 from outbox_relay.domain.file_reading import CONNECTION_FILES
-from outbox_relay.postgres.connection import Connection, database_identity, direct, fix_settings
-from outbox_relay.postgres.connection_slots import TICKS, ConnectionSlots, caller
+from outbox_relay.postgres.connection import (
+    CONNECT_SECONDS,
+    CONNECTION_DEFAULTS,
+    Connection,
+    database_identity,
+    direct,
+    fix_settings,
+    is_alive,
+)
+from outbox_relay.postgres.connection_slots import ConnectionSlots, caller
 from outbox_relay.postgres.errors import action_refusals, encoding_fault, explain, explain_statement
+from outbox_relay.postgres.look_thread import LookThread
+from outbox_relay.postgres.rows import Look, TickResult, WindowRequest
 from outbox_relay.postgres.session_settings import WrongSetting, settings_of, wrong_settings, wrong_settings_message
 
 T = TypeVar("T")
 TUPLES: AsyncRowFactory[Any] = cast(Any, tuple_row)
 
-CONNECT_SECONDS = 5
-"""Longest wait for a new connection."""
 CALL_SECONDS = 10.0
 """Longest wait for the answer to a statement, COMMIT included: no setting of the server limits a COMMIT that waits for
 a synchronous standby."""
@@ -40,14 +47,6 @@ OUT_OF_TIME = "57014"
 """The SQLSTATE of a cancelled statement. The server's timeout cancels too."""
 NEWEST_SERVER = 1_000_000
 """A ``server_version_num`` at which every setting exists."""
-CONNECTION_DEFAULTS: Mapping[str, str | int] = {
-    "connect_timeout": CONNECT_SECONDS,
-    "tcp_user_timeout": 15_000,
-    "keepalives_idle": 10,
-    "keepalives_interval": 5,
-    "keepalives_count": 3,
-}
-"""With these, a peer that vanished is detected within 15 to 25 s; the kernel's defaults take 15 minutes."""
 TOO_SHORT = {
     OUT_OF_TIME: WrongSetting("statement_timeout", "shorter than a statement takes", "9s"),
     "57P05": WrongSetting("idle_session_timeout", "too short", "0"),
@@ -85,6 +84,7 @@ class Database:
         self._prepare_after = None if pooler else 2
         self._connections = connections
         self._slots = ConnectionSlots(connections)
+        self._look_thread = LookThread(dsn, self._sql, pooler=pooler)
         self._replaced_losses = 0
         self._call_seconds = call_seconds
         self._pool: AsyncConnectionPool[Connection] | None = None
@@ -127,6 +127,7 @@ class Database:
 
     async def close(self) -> None:
         """Close every connection, after at most a second for those in use."""
+        await self._look_thread.close()
         if self._pool is not None:
             pool, self._pool = self._pool, None
             await pool.close(timeout=1.0)
@@ -139,6 +140,7 @@ class Database:
         """
         if self._pool is not None and self.connection_losses != self._replaced_losses:
             self._replaced_losses = self.connection_losses
+            self._look_thread.renew()
             await self._pool.drain()
 
     async def check_session(self) -> None:
@@ -249,7 +251,7 @@ class Database:
         try:
             with propagate_cancellation():
                 async with (
-                    self._slots.taken(TICKS if name in ("tick", "arm") else caller.get(), name, deadline),
+                    self._slots.taken(caller.get(), name, deadline),
                     asyncio.timeout(deadline),
                     self._pool.connection(timeout=min(deadline, CONNECT_SECONDS)) as connection,
                 ):
@@ -257,7 +259,7 @@ class Database:
                     try:
                         yield connection
                     except BaseException:
-                        alive = _alive(connection)
+                        alive = is_alive(connection)
                         raise
         except (PoolTimeout, PoolClosed):
             raise DatabaseUnavailable("no database connection is available") from None
@@ -288,6 +290,32 @@ class Database:
             except (MemoryError, ValueError, ArithmeticError) as error:  # a value that cannot be sent, or loaded
                 raise explain_statement(error, name) from None
 
+    async def _look(
+        self,
+        request: WindowRequest | None,
+        deadline: float,
+        patience: float,
+        is_news: Callable[[TickResult, float], bool],
+    ) -> Look:
+        """Look as ``LookThread.look`` does.
+
+        Behind a pooler no window is read: the server may have no time limit that ends a slow read before the relay
+        gives up the connection.
+        """
+        try:
+            return await self._look_thread.look(None if self._pooler else request, deadline, patience, is_news)
+        except DatabaseUnavailable:
+            self.connection_losses += 1
+            raise
+
+    async def _mark(self, deadline: float) -> None:
+        """Mark the server, on the connection of the looks."""
+        try:
+            await self._look_thread.execute("arm", deadline)
+        except DatabaseUnavailable:
+            self.connection_losses += 1
+            raise
+
     async def _do(self, name: str, parameters: Mapping[str, Any], deadline: float | None = None) -> int:
         """Run a statement, and return the number of rows that it changed."""
         async with self._connection(deadline or self._call_seconds, name) as connection:
@@ -295,9 +323,3 @@ class Database:
                 return (await connection.execute(self._sql[name], parameters)).rowcount
             except (MemoryError, ValueError, ArithmeticError) as error:
                 raise explain_statement(error, name) from None
-
-
-def _alive(connection: AsyncConnection[Any]) -> bool:
-    """Return whether the server answered the last statement on this connection, if only to refuse or cancel it."""
-    unanswered = (TransactionStatus.ACTIVE, TransactionStatus.UNKNOWN)
-    return connection.pgconn.status == ConnStatus.OK and connection.pgconn.transaction_status not in unanswered

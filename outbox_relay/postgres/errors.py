@@ -149,7 +149,7 @@ def explain_statement(error: Exception, name: str) -> RelayError:
         return StatementFailed(f"statement {name} failed, or its answer cannot be loaded ({type(error).__name__})")
     state, said = error.sqlstate, error.diag.message_primary or ""
     explained = _answered(state, said)
-    standby = name == "tick" and state == "55000"  # "recovery is in progress", in any language
+    standby = name in ("tick", "look") and state == "55000"  # "recovery is in progress", in any language
     ended = state.startswith(LOST) or error.diag.severity_nonlocalized in ("FATAL", "PANIC")
     if ended or standby or isinstance(explained, IncarnationChanged):
         return explained

@@ -12,7 +12,8 @@ from outbox_relay.domain.errors import DatabaseUnusable
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.window import Tick
 from outbox_relay.postgres.database import TUPLES, Database
-from outbox_relay.postgres.rows import TickResult
+from outbox_relay.postgres.looks import tick_of
+from outbox_relay.postgres.rows import Look, TickResult, WindowRequest
 
 TICK_SECONDS = 5.0
 """Longest wait for a tick, which reads next to nothing. It is the first call to notice a connection that was lost
@@ -64,14 +65,22 @@ class LogStatements(Database):
 
     async def arm(self) -> None:
         """Mark the server, so that a restart after a crash of one of its processes is detected: see ``outbox.arm``."""
-        await self._rows("arm", {}, deadline=self._tick_seconds())
+        await self._mark(self._tick_seconds())
 
     async def tick(self) -> TickResult:
-        """Take a tick."""
-        [(seq, snapshot, next_xid, incarnation, wal, now, versions)] = await self._rows(
-            "tick", {}, TUPLES, self._tick_seconds()
-        )
-        return TickResult(Tick(seq, snapshot, next_xid), incarnation, wal, now, int(versions))
+        """Take a tick on a connection of the pool."""
+        [row] = await self._rows("tick", {}, TUPLES, self._tick_seconds())
+        return tick_of(row)
+
+    async def look(
+        self, request: WindowRequest | None, patience: float, is_news: Callable[[TickResult, float], bool]
+    ) -> Look:
+        """Take a tick, and read the requested window up to it if that is small.
+
+        Repeat that at a steady pace until ``is_news`` returns True for a tick and its duration in seconds, or for
+        ``patience`` seconds. ``is_news`` is called in another thread.
+        """
+        return await self._look(request, self._tick_seconds(), patience, is_news)
 
     def _tick_seconds(self) -> float:
         return min(TICK_SECONDS, self._call_seconds)

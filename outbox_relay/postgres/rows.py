@@ -31,6 +31,56 @@ class TickResult:
     config_versions: int
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class WindowRequest:
+    """The window that a session reads next: events of ``shards`` and ``types``, from the tick ``a`` on.
+
+    ``types`` are SQL LIKE patterns. Ids up to ``floor`` are of an older numbering. A window of more than ``most_ids``
+    ids is not read. ``most_events`` and ``most_bytes``, not counting the last event, limit the latecomers and the other
+    events, each. A larger payload than ``most_payload`` bytes is not returned.
+    """
+
+    a: Tick
+    floor: int
+    shards: frozenset[int]
+    types: Sequence[str] | None
+    most_ids: int = 4_000
+    most_events: int = 1_000
+    most_bytes: int = 1 << 20
+    most_payload: int = 256 << 10
+
+
+class WindowRead(NamedTuple):
+    """The events of a requested window up to the tick ``b``, in id order.
+
+    They are all, or those with ids up to ``upto``. Without ``usable``, the window must be read in the usual way.
+    """
+
+    request: WindowRequest
+    b: Tick
+    events: list[StoredEvent]
+    upto: int | None
+    usable: bool = True
+
+    @property
+    def empty(self) -> bool:
+        """True if the window has no events."""
+        return self.usable and not self.events and self.upto is None
+
+
+class Look(NamedTuple):
+    """A tick, the events of the requested window if they were read, and when the answer came.
+
+    ``at`` is a ``time.monotonic()`` value. ``seconds`` are the durations of this look and of the ones before it that
+    showed the same.
+    """
+
+    result: TickResult
+    window: WindowRead | None
+    at: float
+    seconds: Sequence[float]
+
+
 class Claimed(NamedTuple):
     """A shard that this relay owns.
 

@@ -71,6 +71,12 @@ class CircuitBreaker:
                 continue
         return Permit(self._circuit.term, not self.closed)
 
+    def admit_at_once(self) -> Permit | None:
+        """Return a permit if the circuit is closed, or None if the caller has to wait."""
+        if self.handing_over or not self.closed:
+            return None
+        return Permit(self._circuit.term, probe=False)
+
     def _admission_delay(self) -> float:
         if self.handing_over or not self._may_send():
             return BLOCKED_POLL_SECONDS

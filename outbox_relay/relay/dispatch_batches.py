@@ -52,6 +52,7 @@ class BatchDispatcher:
         self._queue: deque[_Batch] = deque()
         self._undone: list[_Batch] = []
         self._under_way: set[asyncio.Task[None]] = set()
+        self._calls: asyncio.TaskGroup | None = None
         self._filled = asyncio.Event()
         self._count = 0
 
@@ -70,12 +71,24 @@ class BatchDispatcher:
         self._count += 1
         indexes = range(len(chunk.events))
         step = self._context.sink.max_batch
+        is_idle = not (self._queue or self._undone or self._under_way)
         self._queue.extend(_Batch(self._count, chunk, indexes[first : first + step]) for first in indexes[::step])
-        self._filled.set()
+        if is_idle:
+            self._send_at_once()
+        if self._queue:
+            self._filled.set()
+
+    def _send_at_once(self) -> None:
+        """Send the first call without a turn of the event loop, if it need not wait for anything."""
+        if self._calls is None or not self._context.parked_limit.has_capacity:
+            return
+        if (permit := self._context.breaker.admit_at_once()) is not None:
+            self._send(self._calls, self._next_call(), permit)
 
     async def run(self) -> None:
         """Send batches until cancelled."""
         async with asyncio.TaskGroup() as calls:
+            self._calls = calls
             while True:
                 await self._wait_for_turn()
                 await self._context.parked_limit.wait_for_capacity()

@@ -19,7 +19,7 @@ from outbox_relay.domain.errors import HandedOver, LeaseLost, PositionsMissing, 
 from outbox_relay.domain.event import StoredEvent, max_wire_bytes, pop_scan_end
 from outbox_relay.domain.in_flight import Chunk, InFlight, ShardGroup
 from outbox_relay.domain.window import Position, ScanStep, WindowSlice, next_slice, position_after
-from outbox_relay.postgres.rows import MOST_PAYLOAD
+from outbox_relay.postgres.rows import MOST_PAYLOAD, WindowRequest
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.context import SUSPECT_CRASHES, DeliveryContext
 from outbox_relay.relay.dispatcher import Dispatcher
@@ -96,6 +96,7 @@ class LogReader:
         self._session_epoch = session_epoch
         self._server = context.settler.server
         self._config_versions = -1
+        self._request: WindowRequest | None = None
         self._max_ids = IDS_PER_READ
         self._steps = ScanStep()
 
@@ -106,13 +107,15 @@ class LogReader:
 
         Raises ``LeaseLost`` if a shard was lost.
         """
-        known = self._in_flight.shards
-        if self._leases.lost or known - self._leases.held.keys():
+        known, held = self._in_flight.shards, self._leases.held.keys()
+        if self._leases.lost or not known <= held:
             raise LeaseLost(f"sink {self._spec.name}: a shard was lost")
-        if gained := self._leases.held.keys() - known:
-            await self._take_over(gained)
-        self._in_flight.drain(self._leases.leaving())
-        await self._release()
+        if len(known) < len(held):
+            await self._take_over(held - known)
+        if leaving := self._leases.leaving():
+            self._in_flight.drain(leaving)
+        if self._in_flight.leaving:
+            await self._release()
 
     async def _take_over(self, gained: Collection[int]) -> None:
         """Load outcomes of earlier owners and then positions.
@@ -200,8 +203,24 @@ class LogReader:
                 return False
             await self._read(group)
         if not groups and self._in_flight.readable and not saturated:
-            self._ticker.want(self._leases.wake)
+            self.want_tick()
         return bool(groups)
+
+    def want_tick(self) -> None:
+        """Set the wake event once there is a newer tick, which may come with the next window."""
+        self._request = self._next_request()
+        self._ticker.want(self._leases.wake, self._request)
+
+    def _next_request(self) -> WindowRequest | None:
+        """Return the window that will be read next, if the next tick may come with it.
+
+        It must not concern events that reads failed for, or that may crash a relay.
+        """
+        groups = self._in_flight.readable
+        if len(groups) != 1 or groups[0].position.b is not None or self._steps.reduced or self._is_suspect(groups[0]):
+            return None
+        [group] = groups
+        return WindowRequest(group.position.a, self._floor, group.shards, self._spec.types)
 
     async def _check_configuration(self) -> bool:
         """Ask for another configuration of this sink before the new tick is used.
@@ -233,22 +252,42 @@ class LogReader:
         start = group.position
         if start.b is None:
             return
-        piece = self._next_slice(start)
         try:
-            answer = await self._ask_in_steps(group, piece)
-            if answer is None:
+            found = self._looked_at(group) or await self._read_slice(group, start)
+            if found is None:
                 return
-            events, upto = answer
+            events, end = found
             deliverable = await self._earlier_outcomes.screen(events)
         except StatementFailed as error:
             if error.sqlstate == StatementFailed.NO_CONNECTION:  # its turn comes; no event is the reason
                 return
             raise
-        self._steps.succeeded()
         self._ticker.since(self._session_epoch)
-        end = position_after(start, piece) if upto is None else start.at(upto)
-        self._max_ids = IDS_PER_READ if events else min(self._max_ids * 2, MOST_IDS_PER_READ)
         self._hand_over(group, Chunk(deliverable, start, end))
+
+    def _looked_at(self, group: ShardGroup) -> tuple[list[StoredEvent], Position] | None:
+        """Return the events that came with the tick at which the window of ``group`` ends, and the position after them.
+
+        None if they did not come with it, or if the group is no longer the one that they were requested for.
+        """
+        request, start = self._request, group.position
+        window = self._ticker.window(request)
+        if request is None or window is None or not window.usable:
+            return None
+        if start != Position(request.a, window.b) or group.shards != request.shards:
+            return None
+        return window.events, start.closed() if window.upto is None else start.at(window.upto)
+
+    async def _read_slice(self, group: ShardGroup, start: Position) -> tuple[list[StoredEvent], Position] | None:
+        """Return the events of the next slice, and the position after them; None if a smaller read is to be tried."""
+        piece = self._next_slice(start)
+        answer = await self._ask_in_steps(group, piece)
+        if answer is None:
+            return None
+        events, upto = answer
+        self._steps.succeeded()
+        self._max_ids = IDS_PER_READ if events else min(self._max_ids * 2, MOST_IDS_PER_READ)
+        return events, position_after(start, piece) if upto is None else start.at(upto)
 
     def _next_slice(self, start: Position) -> WindowSlice:
         newest = self._ticker.latest

@@ -57,6 +57,11 @@ class ParkedLimit:
         """True if no more events may be parked."""
         return self._parked_count >= self._spec.parked_max
 
+    @property
+    def has_capacity(self) -> bool:
+        """True if ``wait_for_capacity`` would not wait."""
+        return not self._uncounted and not self.full
+
     def add(self) -> None:
         """Count one more parked event."""
         self._added += 1
@@ -82,7 +87,7 @@ class ParkedLimit:
         Parked events are claimed and delivered meanwhile, so the wait ends.
         """
         was_full = False
-        while self._uncounted or self.full:
+        while not self.has_capacity:
             if self.full:
                 was_full = True
                 self._set_notice(self._fullness())

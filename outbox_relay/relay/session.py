@@ -370,9 +370,9 @@ def first(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 async def _within(seconds: float, event: asyncio.Event) -> None:
-    """Wait at most ``seconds`` for ``event``."""
+    """Wait for ``event``, and set it after ``seconds``: the loop cannot tell who woke it. A timeout would cost more."""
+    waking = asyncio.get_running_loop().call_later(seconds, event.set)
     try:
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    except TimeoutError:
-        return
+        await event.wait()
+    finally:
+        waking.cancel()

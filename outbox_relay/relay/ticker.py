@@ -1,7 +1,9 @@
 """The ticks of one relay, taken while one of its sinks wants one.
 
-While events flow, a tick is taken about every millisecond. After a moment without new events the relay announces that
-it will sleep, takes one more tick, and sleeps until an emit wakes it or 250 ms have passed.
+While events flow, a tick is taken every two milliseconds. After a moment without new events the relay announces that it
+will sleep, takes one more tick, and sleeps until an emit wakes it or 250 ms have passed.
+
+A tick of which a single session is waiting comes with the window that this session reads next, in one round trip.
 """
 
 from __future__ import annotations
@@ -9,19 +11,24 @@ from __future__ import annotations
 import asyncio
 import time
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 from structlog.stdlib import BoundLogger
 
-from outbox_relay.domain.errors import DatabaseUnavailable, IncarnationChanged, RelayError, StatementFailed
+from outbox_relay.domain.errors import (
+    DatabaseUnavailable,
+    DatabaseUnusable,
+    IncarnationChanged,
+    RelayError,
+    StatementFailed,
+)
 from outbox_relay.domain.measures import RelayMeasures
 from outbox_relay.domain.rate_limited_log import RateLimitedLog
 from outbox_relay.domain.window import Tick, nothing_new
 from outbox_relay.postgres.listener import CommitListener
-from outbox_relay.postgres.rows import TickResult
+from outbox_relay.postgres.rows import Look, TickResult, WindowRead, WindowRequest
 from outbox_relay.postgres.store import Store
 
-PACE_SECONDS = 0.001
-"""Pause between two ticks while events flow."""
 AWAKE_SECONDS = 0.02
 """Time without new events after which the relay sleeps until a wake-up."""
 SLEEP_SECONDS = 0.25
@@ -30,6 +37,14 @@ POLL_FIRST_SECONDS = 0.005
 """First sleep where no wake-up can come. It is doubled each time, up to ``SLEEP_SECONDS``."""
 AGAIN_SECONDS = 0.1
 """Pause after a tick whose statement failed."""
+ALONE_SECONDS = 1.0
+"""Time for which a session must have been the only one that wants ticks before they come with windows."""
+WINDOW_SECONDS = 4.0
+"""Time that a tick with a window may take. If less counts as slow, ticks come without."""
+SLOW_WINDOW_SECONDS = 0.1
+"""Duration of a look above which windows are suspended."""
+NO_WINDOW_SECONDS = 10.0
+"""Time without windows after a look with one failed. Sessions then read in the usual way, which finds the reason."""
 
 
 class Ticker:
@@ -52,12 +67,16 @@ class Ticker:
         self._wakeup = wakeup
         self._slow_seconds = lease_seconds / 3
         self._log = RateLimitedLog(log)
-        self._waiting: set[asyncio.Event] = set()
+        self._waiting: dict[asyncio.Event, WindowRequest | None] = {}
         self._wanted = asyncio.Event()
         self._one_at_a_time = asyncio.Lock()
         self._result: TickResult | None = None
+        self._window: WindowRead | None = None
+        self._no_window_until = float("-inf")
         self._losses = 0
-        self._empty_since = time.monotonic()
+        self._awake_until = time.monotonic() + AWAKE_SECONDS
+        self._last: asyncio.Event | None = None
+        self._alone_since = float("-inf")
         self._poll_seconds = POLL_FIRST_SECONDS
         self._clock = datetime.min.replace(tzinfo=UTC)
         self._measures = measures or RelayMeasures()
@@ -92,10 +111,24 @@ class Ticker:
             raise IncarnationChanged("the server may not be the one that was read from")
         return self.latest
 
-    def want(self, event: asyncio.Event) -> None:
-        """Set ``event`` once a tick may show more than the newest one."""
-        self._waiting.add(event)
+    def want(self, event: asyncio.Event, request: WindowRequest | None = None) -> None:
+        """Set ``event`` once a tick may show more than the newest one.
+
+        If no other session waits then, the tick may come with the window of ``request``: see ``window``.
+        """
+        if event is not self._last:
+            self._alone_since = float("-inf") if self._last is None else time.monotonic()
+            self._last = event
+        self._waiting[event] = request
         self._wanted.set()
+
+    def window(self, request: WindowRequest | None) -> WindowRead | None:
+        """Return the window of ``request`` if it came with the newest tick, and forget it; otherwise None."""
+        found = self._window
+        if request is None or found is None or found.request is not request:
+            return None
+        self._window = None
+        return found
 
     async def run(self) -> None:
         """Take ticks while they are wanted, until cancelled.
@@ -108,8 +141,8 @@ class Ticker:
             while True:
                 await self._wanted.wait()
                 try:
-                    await self._tick()
-                    if self._waiting:
+                    await self._tick(self._awake_until - time.monotonic())
+                    if not self._awake:
                         await self._rest()
                 except StatementFailed as error:
                     self._log.warning("database.tick_failed", reason=str(error))
@@ -127,57 +160,92 @@ class Ticker:
             raise DatabaseUnavailable("no tick could be taken")
         return self._result
 
-    async def _tick(self) -> None:
-        """Take one tick at a time: answers are compared in the order of questions."""
+    async def _tick(self, patience: float = 0.0) -> None:
+        """Take one tick at a time, or several until one shows more: answers are compared in the order of questions."""
         async with self._one_at_a_time:
-            await self._compare()
+            while not await self._compare(patience):
+                pass
 
-    async def _compare(self) -> None:
-        before = self._result
+    async def _compare(self, patience: float) -> bool:
+        """Take a tick. Return False if a new session epoch began meanwhile: the tick may be from before."""
+        before, session_epoch = self._result, self.session_epoch
         asked = time.monotonic()
         try:
-            result = await self._ask(marked=before is not None)
-            if before is not None and result.incarnation != before.incarnation:
-                result = await self._ask(marked=False)
+            look = await self._look(before, patience)
+            if before is not None and look.result.incarnation != before.incarnation:
+                look = await self._look(None, 0.0)
         except RelayError as error:
-            self._measures.tick.observe(time.monotonic() - asked)
-            if not isinstance(error, StatementFailed) or time.monotonic() - asked > self._slow_seconds:
+            took = time.monotonic() - asked
+            self._measures.tick.observe(took)
+            if not isinstance(error, StatementFailed) or took > self._slow_seconds:
                 self._new_session_epoch(str(error), None)
             raise
-        self.seen_at, self._clock = time.monotonic(), result.now
-        took = self.seen_at - asked
-        self._measures.tick.observe(took)
-        reason = self._doubt(before, result, took)
+        if session_epoch != self.session_epoch:
+            return False
+        self.seen_at, self._clock = look.at, look.result.now
+        reason = self._doubt(before, look)
         if reason:
-            self._new_session_epoch(reason, result)
-        elif before is None or _shows_more(before, result):
-            self._publish(result)
+            self._new_session_epoch(reason, look.result)
+        elif before is None or _shows_more(before, look.result):
+            self._publish(look.result, look.window)
+        return True
 
-    async def _ask(self, *, marked: bool) -> TickResult:
-        """Take a tick from a marked server.
-
-        A mark that was made later would look like another incarnation.
-        """
-        if not marked:
+    async def _look(self, before: TickResult | None, patience: float) -> Look:
+        """Look at a marked server. Without ``before`` it is marked first, since a later mark looks like a restart."""
+        if before is None:
             await self._store.arm()
-        result = await self._store.tick()
-        self.taken += 1
-        return result
+        look = await self._look_in_thread(before, patience) or await self._look_through_pool()
+        self.taken += len(look.seconds)
+        for took in look.seconds:
+            self._measures.tick.observe(took)
+        if look.window is not None and (not look.window.usable or look.seconds[-1] > SLOW_WINDOW_SECONDS):
+            self._suspend_windows()
+        return look
 
-    def _doubt(self, before: TickResult | None, result: TickResult, took: float) -> str | None:
+    async def _look_in_thread(self, before: TickResult | None, patience: float) -> Look | None:
+        """Return a look, or None if it failed: the reason may be an event of one sink, which is that sink's trouble."""
+        asked = time.monotonic()
+        try:
+            return await self._store.look(self._request(), patience, partial(_is_news, before, self._slow_seconds))
+        except (StatementFailed, DatabaseUnusable) as error:
+            if time.monotonic() - asked > self._slow_seconds:
+                raise
+            self._suspend_windows()
+            self._log.warning("database.look_failed", reason=str(error))
+            return None
+
+    async def _look_through_pool(self) -> Look:
+        asked = time.monotonic()
+        result = await self._store.tick()
+        at = time.monotonic()
+        return Look(result, None, at, (at - asked,))
+
+    def _suspend_windows(self) -> None:
+        self._no_window_until = time.monotonic() + NO_WINDOW_SECONDS
+
+    def _request(self) -> WindowRequest | None:
+        """Return the request of the only session that waits, or None.
+
+        The others would have to wait for its events. A tick that takes long would end every session, so none comes with
+        a window where little time counts as long.
+        """
+        now = time.monotonic()
+        if (
+            self._slow_seconds < WINDOW_SECONDS
+            or now < self._no_window_until
+            or now < self._alone_since + ALONE_SECONDS
+        ):
+            return None
+        return next(iter(self._waiting.values())) if len(self._waiting) == 1 else None
+
+    def _doubt(self, before: TickResult | None, look: Look) -> str | None:
         """Return why anything read before may be wrong, or None."""
         if before is None:
             self._losses = self._store.connection_losses
             return None
         if self._store.connection_losses != self._losses:
             return "a connection was lost"
-        if took > self._slow_seconds:
-            return f"a tick took {took:.1f} s"
-        if result.incarnation != before.incarnation:
-            return "the server is another incarnation"
-        if result.tick.seq < before.tick.seq or result.tick.next_xid < before.tick.next_xid or result.wal < before.wal:
-            return "the server's numbers went back"
-        return None
+        return _doubt(before, look.result, look.seconds[-1], self._slow_seconds)
 
     def _new_session_epoch(self, reason: str, result: TickResult | None) -> None:
         self.session_epoch += 1
@@ -185,28 +253,48 @@ class Ticker:
         self._log.warning("sessions.restarted", reason=reason)
         self._publish(result)
 
-    def _publish(self, result: TickResult | None) -> None:
-        self._result = result
-        self._empty_since = time.monotonic()
-        self._poll_seconds = POLL_FIRST_SECONDS
+    def _publish(self, result: TickResult | None, window: WindowRead | None = None) -> None:
+        self._result, self._window = result, window
+        if window is None or not window.empty:
+            self._awake_until = time.monotonic() + AWAKE_SECONDS
+            self._poll_seconds = POLL_FIRST_SECONDS
         for event in self._waiting:
             event.set()
         self._waiting.clear()
         self._wanted.clear()
 
+    @property
+    def _awake(self) -> bool:
+        return time.monotonic() < self._awake_until
+
     async def _rest(self) -> None:
-        """Pause before the next tick, longer while no new events come."""
-        if time.monotonic() - self._empty_since < AWAKE_SECONDS:
-            await asyncio.sleep(PACE_SECONDS)
-        elif await self._wakeup.begin_listening():
-            await self._tick()
-            while self._waiting:
-                await self._wakeup.sleep(SLEEP_SECONDS)
-                await self._tick()
-            await self._wakeup.stop_listening()
-        else:
+        """Take ticks seldom, until one shows more."""
+        if not await self._wakeup.begin_listening():
             await asyncio.sleep(self._poll_seconds)
             self._poll_seconds = min(self._poll_seconds * 2, SLEEP_SECONDS)
+            return
+        await self._tick()
+        while not self._awake:
+            await self._wakeup.sleep(SLEEP_SECONDS)
+            await self._wanted.wait()
+            await self._tick()
+        await self._wakeup.stop_listening()
+
+
+def _is_news(before: TickResult | None, slow_seconds: float, result: TickResult, took: float) -> bool:
+    """Return True if a tick shows more than the published one, or casts doubt on it."""
+    return before is None or _doubt(before, result, took, slow_seconds) is not None or _shows_more(before, result)
+
+
+def _doubt(before: TickResult, result: TickResult, took: float, slow_seconds: float) -> str | None:
+    """Return why a tick casts doubt on the one before, or None. It ``took`` this long, in seconds."""
+    if took > slow_seconds:
+        return f"a tick took {took:.1f} s"
+    if result.incarnation != before.incarnation:
+        return "the server is another incarnation"
+    if result.tick.seq < before.tick.seq or result.tick.next_xid < before.tick.next_xid or result.wal < before.wal:
+        return "the server's numbers went back"
+    return None
 
 
 def _shows_more(before: TickResult, result: TickResult) -> bool:

@@ -40,6 +40,8 @@ from outbox_relay.sinks import Sink
 
 CONNECTIONS, CONNECTIONS_PER_SINK, CONNECTIONS_MAX = 5, 3, 31
 """Database connections of a process: a base, more for each sink, and the limit of their sum."""
+LOOK_CONNECTIONS = 1
+"""The number of them that is not in the pool: the one on which the relay looks at the log."""
 
 
 class Parts(NamedTuple):
@@ -70,7 +72,7 @@ def build(settings: Settings, log: BoundLogger, stopping: asyncio.Event, trace: 
     own_addresses = OwnAddresses(settings)
     webhooks = Webhooks(settings, own_addresses)
     sinks = {name: build_sink(name, settings, webhooks) for name in settings.sinks}
-    store = build_store(settings, connections_for(len(sinks)))
+    store = build_store(settings, connections_for(len(sinks)) - LOOK_CONNECTIONS)
     relay, lease_seconds, name = uuid4(), settings.relay.lease_seconds, settings.relay.name
     measures, listener = RelayMeasures(), CommitListener(wakeup_dsn(settings), store.database_identity, log)
     ticker = Ticker(store, listener, lease_seconds, log, measures)
@@ -115,7 +117,7 @@ def connections_for(sinks: int) -> int:
 
 
 def build_store(settings: Settings, connections: int) -> Store:
-    """Return a store, not yet open, with at most ``connections`` connections."""
+    """Return a store, not yet open, with at most ``connections`` connections in its pool."""
     database = settings.database
     return Store(database.dsn, pooler=database.pooler == "transaction", connections=connections)
 

@@ -56,7 +56,7 @@ async def test_a_backlog_costs_two_statements_a_chunk_and_next_to_no_wal(capsys:
         )
     assert made["read_rest"] + made["read_late"] <= SINKS * (CHUNKS + 20)
     assert made["settle"] <= SINKS * (CHUNKS + 20)
-    assert made["tick"] <= 20
+    assert made["look"] <= 20
     assert not made["blocked_keys"] + made["still_blocked"] + made["highest_discarded"] + made["discarded"]
     assert wal <= made["settle"] * POSITION_BYTES + AROUND_BYTES
 

@@ -21,7 +21,6 @@ from outbox_relay.postgres.connection_slots import (
     FIGURES,
     LEASES,
     OTHER,
-    TICKS,
     ConnectionSlots,
     sink_caller,
 )
@@ -133,12 +132,13 @@ async def test_a_tick_that_is_cancelled_is_taken_again(database: Database) -> No
         wanted = emit(database, ["before"])
         await delivered(sink, wanted)
         session_epoch, statements = harness.ticker.session_epoch, harness.store._sql  # pyright: ignore[reportPrivateUsage]
-        tick, asked = statements["tick"], harness.store.calls["tick"]
-        statements["tick"] = "select pg_cancel_backend(pg_backend_pid()), pg_sleep(600)"
+        look, tick, asked = statements["look"], statements["tick"], harness.store.calls["tick"]
+        for name in ("look", "tick"):
+            statements[name] = "select pg_cancel_backend(pg_backend_pid()), pg_sleep(600)"
         await auntil(
             lambda: asyncio.sleep(0, harness.store.calls["tick"] > asked + 3), seconds=20, what="some have failed"
         )
-        statements["tick"] = tick
+        statements["look"], statements["tick"] = look, tick
         await delivered(sink, [*wanted, *emit(database, ["a"])])
         assert harness.ticker.session_epoch == session_epoch
 
@@ -179,7 +179,7 @@ async def test_a_call_that_runs_out_of_time_and_is_ended_by_the_server_is_no_los
 
 
 async def test_a_sink_that_takes_all_it_can_leaves_connections_for_the_others() -> None:
-    slots, release = ConnectionSlots(11), asyncio.Event()
+    slots, release = ConnectionSlots(10), asyncio.Event()
     async with slots.taken(sink_caller("b"), "settle", 30):
         pass  # both sinks are known
     begun: Counter[str] = Counter()
@@ -190,24 +190,24 @@ async def test_a_sink_that_takes_all_it_can_leaves_connections_for_the_others() 
             await release.wait()
 
     async with asyncio.TaskGroup() as tasks:
-        for who in (sink_caller("a"), sink_caller("b"), TICKS, LEASES, CHORES, FIGURES, OTHER):
+        for who in (sink_caller("a"), sink_caller("b"), LEASES, CHORES, FIGURES, OTHER):
             for _ in range(20):
                 tasks.create_task(statement(who))
-        await auntil(lambda: asyncio.sleep(0, begun.total() == 11), seconds=5, what="every slot is taken")
-        assert begun == {":a": 3, ":b": 3, TICKS: 1, LEASES: 1, CHORES: 1, FIGURES: 1, OTHER: 1}
+        await auntil(lambda: asyncio.sleep(0, begun.total() == 10), seconds=5, what="every slot is taken")
+        assert begun == {":a": 3, ":b": 3, LEASES: 1, CHORES: 1, FIGURES: 1, OTHER: 1}
         release.set()
     assert set(begun.values()) == {20}, "all have had their turn"
 
 
 async def test_who_gets_no_connection_in_time_is_told_and_takes_none() -> None:
     slots = ConnectionSlots(FEWEST)
-    async with slots.taken(TICKS, "tick", 1):
-        with pytest.raises(StatementFailed, match="tick had to wait"):
-            async with slots.taken(TICKS, "tick", 0.05):
+    async with slots.taken(LEASES, "renew_shards", 1):
+        with pytest.raises(StatementFailed, match="renew_shards had to wait"):
+            async with slots.taken(LEASES, "renew_shards", 0.05):
                 pytest.fail("it got one")
         async with slots.taken(sink_caller("a"), "settle", 1):
             pass
-    async with slots.taken(TICKS, "tick", 1):
+    async with slots.taken(LEASES, "renew_shards", 1):
         pass
 
 

@@ -112,8 +112,8 @@ async def test_a_relay_without_a_direct_connection_polls_through_the_pooler(
         await harness.owns_all()
         await delivered(sink, emit(database, ["a"]))
         await harness.settled()
-        taken = harness.store.calls["tick"]
+        taken = harness.store.calls["look"]
         await harness.settled()
         await delivered(sink, emit(database, ["b"]))
-        assert harness.store.calls["tick"] > taken
+        assert harness.store.calls["look"] > taken
         assert query(database, ASLEEP, *LOCK) == []

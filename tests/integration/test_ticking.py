@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 from uuid import UUID, uuid4
@@ -15,7 +16,7 @@ from outbox_relay.domain.errors import DatabaseUnusable, IncarnationChanged, Sta
 from outbox_relay.domain.window import BEGINNING, Position, Tick
 from outbox_relay.postgres.listener import LOCK, CommitListener
 from outbox_relay.postgres.migrations import migrate, rebase
-from outbox_relay.postgres.rows import TickResult
+from outbox_relay.postgres.rows import Look, TickResult, WindowRequest
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.ticker import Ticker
 from tests.support.database import Database, query
@@ -118,9 +119,11 @@ class Scripted(CountingStore):
     async def arm(self) -> None:
         """Its server has no mark."""
 
-    async def tick(self) -> TickResult:
+    async def look(self, request: WindowRequest | None, patience: float, is_news: object) -> Look:
         """The next look; the last one again and again."""
-        return self._results.pop(0) if len(self._results) > 1 else self._results[0]
+        del request, patience, is_news
+        result = self._results.pop(0) if len(self._results) > 1 else self._results[0]
+        return Look(result, None, time.monotonic(), (0.0,))
 
 
 def tick_results(*changes: dict[str, Any]) -> list[TickResult]:
@@ -163,9 +166,9 @@ async def test_what_was_read_is_doubted_when_the_server_is_not_the_same(change: 
 class Overtaking(Scripted):
     """A store whose first tick is answered last, as on a connection of its own it may be: a mock, for its order."""
 
-    async def tick(self) -> TickResult:
+    async def look(self, request: WindowRequest | None, patience: float, is_news: object) -> Look:
         """The next look, the earlier the longer it takes."""
-        look = await super().tick()
+        look = await super().look(request, patience, is_news)
         await asyncio.sleep(0.05 * len(self._results))
         return look
 

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 from outbox_relay.domain.event import SHARDS, StoredEvent, max_wire_bytes, pop_scan_end
 from outbox_relay.domain.window import BEGINNING, Position, Tick, WindowSlice, next_slice, nothing_new, position_after
+from outbox_relay.postgres.rows import TickResult, WindowRequest
 from outbox_relay.postgres.store import Store
 
 AMPLE_BYTES = 1 << 30
@@ -57,6 +58,8 @@ class Follower:
         self.got: list[StoredEvent] = []
         self.reads: list[tuple[WindowSlice, list[int]]] = []
         """Every piece that was asked for, and the ids that came."""
+        self.windows = 0
+        """The number of windows that came with their tick."""
         self.longest_range = 0
         """Most transactions above the xmax of a tick that was followed."""
 
@@ -120,4 +123,47 @@ class WithoutList(Follower):
         return a._replace(snapshot=f"{a.xmax}:{a.xmax}:")
 
 
-ALL: Sequence[Callable[..., Follower]] = (Follower, WithoutRange, WithoutList)
+def at_once(_result: TickResult, _seconds: float) -> bool:
+    """End a look after the first one."""
+    return True
+
+
+class Looking(Follower):
+    """Reads the window with the tick, and in pieces what is left."""
+
+    fault_at: int = AMPLE_BYTES
+    """The size from which on a look returns no payload."""
+
+    async def follow(self) -> Tick:
+        a, drawn = self.position.a, self._random
+        request = WindowRequest(
+            *(a, 0, frozenset(self._shards), self._types, drawn.choice([50, 4_000]), drawn.randint(1, self._most_rows)),
+            *(self._most_bytes, self.fault_at),
+        )
+        look = await self._store.look(request, 0.0, at_once)
+        tick, window = look.result.tick, look.window
+        if nothing_new(a, tick):
+            return tick
+        self.position = self.position.opened(tick)
+        if window is not None and window.usable:
+            self.windows += 1
+            self.got += window.events
+            self.position = self.position.closed() if window.upto is None else self.position.at(window.upto)
+        while self.position.b is not None:
+            await self.read_piece()
+        return tick
+
+
+class OnlyWhenMoved(Looking):
+    """Looks, and takes a window for empty if no id was taken since."""
+
+    async def follow(self) -> Tick:
+        a, read = self.position.a, len(self.got)
+        tick = await super().follow()
+        if tick.seq == a.seq:
+            del self.got[read:]
+            self.position = Position(tick)
+        return tick
+
+
+ALL: Sequence[Callable[..., Follower]] = (Follower, WithoutRange, WithoutList, Looking, OnlyWhenMoved)

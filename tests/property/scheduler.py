@@ -7,6 +7,7 @@ statement; then it stands there until it gets its turn. A settlement takes two: 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
@@ -21,6 +22,8 @@ from psycopg.rows import AsyncRowFactory
 
 from outbox_relay.postgres.database import TUPLES
 from outbox_relay.postgres.errors import explain
+from outbox_relay.postgres.looks import look_parameters, tick_of, window_of
+from outbox_relay.postgres.rows import Look, WindowRequest
 from outbox_relay.postgres.store import Store
 
 LANE: ContextVar[str] = ContextVar("LANE")
@@ -223,6 +226,16 @@ class SteppedStore(Store):
             return await self._settle(parameters)
         async with self._turn(name, parameters):
             return await super()._rows(name, parameters, row_factory, deadline)
+
+    async def _look(self, request: WindowRequest | None, deadline: float, patience: float, is_news: object) -> Look:
+        """Look once, as a step: the thread has a connection and a clock of its own."""
+        del deadline, patience, is_news
+        rows = await self._rows("look", look_parameters(request))
+        result = tick_of(rows[0])
+        return Look(result, window_of(rows, result.tick, request), time.monotonic(), (0.0,))
+
+    async def _mark(self, deadline: float) -> None:
+        await self._rows("arm", {}, deadline=deadline)
 
     async def _do(self, name: str, parameters: Mapping[str, Any], deadline: float | None = None) -> int:
         async with self._turn(name, parameters):

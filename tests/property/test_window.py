@@ -19,7 +19,7 @@ import psycopg
 import pytest
 
 from outbox_relay.postgres.migrations import migrate
-from tests.property.follower import ALL, Follower, WithoutList, WithoutRange, opened
+from tests.property.follower import ALL, Follower, OnlyWhenMoved, WithoutList, WithoutRange, opened
 from tests.property.numbering import WRAP, burn_to, move_near_the_wrap, set_epoch
 from tests.property.writers import SLOW_KEY, TABLES, Verdict, Writers, emit, emit_next, judge
 from tests.support.database import Database
@@ -83,7 +83,8 @@ def seed() -> int:
 
 
 async def test_window_is_complete_and_loses_without_pending(database: Database, seed: int) -> None:
-    writers, (follower, without_range, without_list) = await follow_writers(database.dsn, seed, LONG_SECONDS)
+    writers, followers = await follow_writers(database.dsn, seed, LONG_SECONDS)
+    follower, without_range, without_list, looking, only_when_moved = followers
     committed = writers.committed()
     assert judge(committed, follower.got) == SOUND
     assert any(piece.late and ids for piece, ids in follower.reads), "no latecomer came: the run shows nothing"
@@ -92,14 +93,19 @@ async def test_window_is_complete_and_loses_without_pending(database: Database, 
     assert judge(committed, without_range.got).lost > 0
     assert isinstance(without_list, WithoutList)
     assert judge(committed, without_list.got).lost > 0
+    assert judge(committed, looking.got) == SOUND
+    assert looking.windows > len(looking.reads) / 10, "few windows came with their ticks: the run shows nothing"
+    assert isinstance(only_when_moved, OnlyWhenMoved)
+    assert judge(committed, only_when_moved.got).lost > 0
 
 
 async def test_window_is_complete_beyond_32_bits(own_postgres: PostgresServer, seed: int) -> None:
     set_epoch(own_postgres, 3)
     dsn = prepared(own_postgres)
-    writers, (follower, without_range, without_list) = await follow_writers(dsn, seed, SHORT_SECONDS)
+    writers, (follower, without_range, without_list, looking, _) = await follow_writers(dsn, seed, SHORT_SECONDS)
     assert xids(dsn)[0] > 3 * WRAP
     assert judge(writers.committed(), follower.got) == SOUND
+    assert judge(writers.committed(), looking.got) == SOUND
     assert judge(writers.committed(), without_range.got).lost > 0
     assert judge(writers.committed(), without_list.got).lost > 0
 
@@ -108,10 +114,11 @@ async def test_window_is_complete_across_the_wrap(own_postgres: PostgresServer, 
     move_near_the_wrap(own_postgres)
     dsn = prepared(own_postgres)
     burn_to(dsn, WRAP - BEFORE_THE_WRAP)
-    writers, (follower, without_range, without_list) = await follow_writers(dsn, seed, SHORT_SECONDS)
+    writers, (follower, without_range, without_list, looking, _) = await follow_writers(dsn, seed, SHORT_SECONDS)
     first, last = xids(dsn)
     assert first < WRAP < last
     assert judge(writers.committed(), follower.got) == SOUND
+    assert judge(writers.committed(), looking.got) == SOUND
     assert judge(writers.committed(), without_range.got).lost > 0
     assert judge(writers.committed(), without_list.got).lost > 0
 

@@ -19,8 +19,9 @@ from outbox_relay.domain.event import SHARDS, StoredEvent, pop_scan_end
 from outbox_relay.domain.routing import like_pattern
 from outbox_relay.domain.window import BEGINNING, MAX_ID, Position, Tick, nothing_new
 from outbox_relay.postgres.migrations import migrate
+from outbox_relay.postgres.rows import WindowRequest
 from outbox_relay.postgres.store import Store
-from tests.property.follower import AMPLE_BYTES, Follower, WithoutList, WithoutRange, opened
+from tests.property.follower import AMPLE_BYTES, Follower, Looking, WithoutList, WithoutRange, at_once, opened
 from tests.property.writers import TABLES
 from tests.support.database import Database
 from tests.support.postgres import PostgresServer
@@ -454,6 +455,41 @@ async def test_few_latecomers_that_match_among_many_are_all_read(
         await follower.follow()
     await follower.follow()
     assert follower.ids == [event for n, event in late if n % 70 == 69]
+
+
+@pytest.mark.parametrize("bound", [{"most_rows": 1}, {"most_bytes": 1}], ids=["events", "bytes"])
+async def test_look_ends_with_the_latecomers_that_it_read(
+    database: Database, store: Store, bound: dict[str, Any]
+) -> None:
+    """The read of the latecomers is cut by a bound and also says how far it searched: the bound counts."""
+    looking = Looking(store, position=Position(quiet(database)), **bound)
+    with database.connect() as connection:
+        late = [emit(connection) for _ in range(30)]
+        await looking.follow()
+        rest = [emit_and_commit(database) for _ in range(3)]
+    await looking.follow()
+    assert looking.ids == [*late, *rest]
+    assert looking.windows >= 1
+
+
+async def test_look_leaves_large_payloads_to_the_usual_read(database: Database, store: Store) -> None:
+    looking = Looking(store, position=Position(quiet(database)))
+    looking.fault_at = 10
+    ids = [emit_and_commit(database, payload=payload) for payload in (b"small", b"larger than that", b"small")]
+    await looking.follow()
+    assert looking.ids == ids
+    assert not any(event.fault for event in looking.got)
+    assert looking.windows == 0
+
+
+async def test_look_reads_no_backlog(database: Database, store: Store) -> None:
+    looking = Looking(store, position=Position(quiet(database)))
+    request = WindowRequest(looking.position.a, 0, frozenset(range(SHARDS)), None, most_ids=5)
+    for _ in range(5):
+        emit_and_commit(database)
+    assert (await store.look(request, 0.0, at_once)).window is not None
+    emit_and_commit(database)
+    assert (await store.look(request, 0.0, at_once)).window is None
 
 
 async def test_every_span_boundary_is_read_once(database: Database, store: Store) -> None:

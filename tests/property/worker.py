@@ -264,6 +264,7 @@ class Worker:
 
     def _once(self, what: str, session: Steps) -> Callable[[], Coroutine[Any, Any, None]]:
         async def read() -> None:
+            session.log_reader.want_tick()
             await self.ticker.refresh()
             await session.log_reader.adopt()
             await session.log_reader.step()

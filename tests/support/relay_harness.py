@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Collection, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +23,7 @@ from outbox_relay.domain.sink_spec import SinkSpec
 from outbox_relay.postgres.connection import direct
 from outbox_relay.postgres.database import CALL_SECONDS, TUPLES
 from outbox_relay.postgres.listener import CommitListener
+from outbox_relay.postgres.rows import Look, TickResult, WindowRequest
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.leases import LeaseManager
 from outbox_relay.relay.session import SinkRelay
@@ -69,6 +70,17 @@ class CountingStore(Store):
         self.calls[name] += 1
         with self._counting(name):
             return await super()._do(name, parameters, deadline)
+
+    async def _look(
+        self,
+        request: WindowRequest | None,
+        deadline: float,
+        patience: float,
+        is_news: Callable[[TickResult, float], bool],
+    ) -> Look:
+        look = await super()._look(request, deadline, patience, is_news)
+        self.calls["look"] += len(look.seconds)
+        return look
 
     @contextmanager
     def _counting(self, name: str) -> Generator[None]:
