@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Collection
 
 from structlog.stdlib import BoundLogger
 
@@ -128,7 +128,7 @@ class ParkedSettler:
         spec = self._context.spec
         only_tried = spec.record_attempts == "failures"
 
-        def delete(name: str | None) -> Awaitable[set[int]]:
+        def delete(name: str | None) -> Awaitable[dict[int, bool]]:
             return self._store.delete_rows(spec.name, deleted, relay=name, only_tried=only_tried)
 
         with timed(self._context.measures.settle):
@@ -136,7 +136,7 @@ class ParkedSettler:
         del self._done[:count]
         rows = [row for row, _ in done]
         self._written(rows, ours)
-        self._claims.follow(rows)
+        self._claims.follow([row for row in rows if ours.get(row.event.id)])
         return count
 
     async def _write_back(self, count: int) -> int:
@@ -157,7 +157,7 @@ class ParkedSettler:
         self._claims.follow([row for row, b, _ in back if b.state == "dead" and not hold])
         return count
 
-    def _written(self, rows: list[ClaimedRow], ours: set[int]) -> None:
+    def _written(self, rows: list[ClaimedRow], ours: Collection[int]) -> None:
         self._settled.set()
         lost = sum(row.event.id not in ours for row in rows)
         if lost:

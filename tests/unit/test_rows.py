@@ -178,9 +178,10 @@ async def _claiming() -> None:
     raise Claiming
 
 
-async def _done(_sink: str, rows: list[DeliveredRow], *, relay: str | None, only_tried: bool) -> set[int]:
+async def _done(_sink: str, rows: list[DeliveredRow], *, relay: str | None, only_tried: bool) -> dict[int, bool]:
+    """Settle rows of keys with further rows."""
     assert (relay, only_tried) == ("here", True)
-    return {row.id for row in rows}
+    return {row.id: True for row in rows}
 
 
 class Parked(NamedTuple):
@@ -221,6 +222,19 @@ async def test_only_rows_behind_those_that_have_an_order_are_asked_for() -> None
     await parked.settler.settle()
     assert parked.deliveries.under_way == 0
     assert list(parked.claims._heads) == ["first"]  # pyright: ignore[reportPrivateUsage]
+
+
+async def test_no_key_is_asked_for_of_which_no_row_is_left() -> None:
+    """Goes red when each row that is delivered costs looks for rows behind it, again and again while more are due."""
+    parked = _parked()
+
+    async def alone(_sink: str, rows: list[DeliveredRow], **_: Any) -> dict[int, bool]:
+        return {row.id: False for row in rows}
+
+    parked.store.delete_rows = alone
+    parked.deliveries._apply([_row(key="k", ordered=True)], [DELIVERED], 0.1, Permit(0, probe=False))  # pyright: ignore[reportPrivateUsage]
+    await parked.settler.settle()
+    assert list(parked.claims._heads) == []  # pyright: ignore[reportPrivateUsage]
 
 
 async def test_a_claim_asks_about_few_keys_in_turn_however_many_are_free() -> None:
