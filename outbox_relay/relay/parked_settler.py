@@ -23,6 +23,11 @@ from outbox_relay.relay.timing import timed
 
 MOST_UNSETTLED = 4 * MOST_ROWS
 """Approximate maximum of outcomes to be written. At that number no row is claimed."""
+GATHER_SECONDS = 0.025
+"""Maximum wait for more outcomes before a settlement, while other rows are being delivered.
+
+A statement for each row would cost more than its delivery.
+"""
 
 
 class ParkedSettler:
@@ -40,6 +45,9 @@ class ParkedSettler:
         self._back: list[tuple[ClaimedRow, RowUpdate, DeadReason | None]] = []
         self._due = asyncio.Event()
         self._settled = asyncio.Event()
+        self._none_awaited = asyncio.Event()
+        self.awaited = 0
+        """The number of claimed rows that have no outcome yet."""
 
     @property
     def unsettled(self) -> int:
@@ -53,6 +61,16 @@ class ParkedSettler:
             await self._settled.wait()
 
     # -- outcomes ---------------------------------------------------------------------------------------------
+
+    def expect(self, count: int) -> None:
+        """Record that the outcomes of ``count`` rows will follow."""
+        self.awaited += count
+
+    def arrived(self, count: int) -> None:
+        """Record that ``count`` rows that were expected have an outcome, or that their call failed."""
+        self.awaited -= count
+        if not self.awaited:
+            self._none_awaited.set()
 
     def measure_delivered(self, rows: list[ClaimedRow], seconds: float) -> None:
         """Count rows that one call of ``seconds`` delivered."""
@@ -102,8 +120,20 @@ class ParkedSettler:
         """Write outcomes as they come, together if there are several, until cancelled."""
         while True:
             await self._due.wait()
+            await self._gather()
             self._due.clear()
             await self.settle()
+
+    async def _gather(self) -> None:
+        """Wait for more outcomes, at most for ``GATHER_SECONDS``, while rows are being delivered."""
+        if not self.awaited:
+            return
+        self._none_awaited.clear()
+        try:
+            async with asyncio.timeout(GATHER_SECONDS):
+                await self._none_awaited.wait()
+        except TimeoutError:
+            return
 
     async def settle(self) -> None:
         """Write all outcomes. If the database fails with them, write smaller portions.

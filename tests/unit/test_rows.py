@@ -277,25 +277,6 @@ async def test_the_keys_of_a_claim_that_its_bytes_ended_are_asked_about_again(fi
     assert asked == [["k"], ["k"]]
 
 
-async def test_a_claim_waits_until_half_of_the_share_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    parked = _parked()
-    parked.store.limiter = ConcurrencyLimiter(4, asyncio.Event())
-    deliveries: Any = parked.deliveries
-    for _ in range(4):
-        await deliveries._take_slot()
-    monkeypatch.setattr("outbox_relay.relay.parked.GATHER_SECONDS", 60.0)
-    gathering = asyncio.ensure_future(deliveries._gather_slots())
-    deliveries._release_slots(1)
-    for _ in range(10):
-        await asyncio.sleep(0)
-    assert not gathering.done()
-    deliveries._release_slots(1)
-    await asyncio.wait_for(gathering, 5)
-    monkeypatch.setattr("outbox_relay.relay.parked.GATHER_SECONDS", 0.0)
-    await deliveries._take_slot()
-    await asyncio.wait_for(deliveries._gather_slots(), 5)
-
-
 async def test_no_row_is_claimed_while_too_many_outcomes_wait_to_be_written() -> None:
     parked = _parked()
     unsettled = [_row(key=None, ordered=False)] * MOST_UNSETTLED
