@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 from outbox_relay.relay.limiter import ConcurrencyLimiter
 
@@ -11,7 +10,7 @@ PAUSE_SECONDS = 0.001
 """Maximum wait of a request for the one before it. A destination that takes longer gets more of them at once."""
 CLAIM_SECONDS = 0.025
 """Time in which the rows of one claim begin. A claim of more rows is one long statement."""
-LEAST_SECONDS = 0.001
+LEAST_SECONDS = 0.0005
 """Duration of a request below which a claim does not become larger."""
 FIRST_SECONDS = 1.0
 """Assumed duration of requests before the first one."""
@@ -49,7 +48,8 @@ class ParkedPace:
     async def take_slot(self) -> None:
         """Wait for a slot of those that parked deliveries may take, and take it."""
         while self._taken >= self._limiter.parked_share():
-            await self._release_within(None)
+            self._released.clear()
+            await self._released.wait()
         await self._limiter.acquire()
         self._taken += 1
 
@@ -61,14 +61,11 @@ class ParkedPace:
 
     async def wait_for_turn(self) -> None:
         """Wait until the next request of a claim may begin."""
-        until = time.monotonic() + PAUSE_SECONDS
-        while self._limiter.flows and self._taken and (left := until - time.monotonic()) > 0:
-            await self._release_within(left)
-
-    async def _release_within(self, seconds: float | None) -> None:
-        self._released.clear()
-        try:
-            async with asyncio.timeout(seconds):
-                await self._released.wait()
-        except TimeoutError:
+        if not (self._taken and self._limiter.flows):
             return
+        self._released.clear()
+        pause = asyncio.get_running_loop().call_later(PAUSE_SECONDS, self._released.set)
+        try:
+            await self._released.wait()
+        finally:
+            pause.cancel()

@@ -120,17 +120,20 @@ class Deliveries:
             spec=SimpleNamespace(name="s", hold=False, record_attempts="failures"),
             sink=SimpleNamespace(max_batch=1, keeps_order=False),
             limiter=ConcurrencyLimiter(1, asyncio.Event()),
-            breaker=SimpleNamespace(holds=lambda _permit: self.holds, handing_over=False),
+            breaker=SimpleNamespace(holds=self._circuit_holds, handing_over=False),
             leases=SimpleNamespace(serving=True),
             due_timer=DueTimer(),
             measures=SinkMeasures(),
             now=lambda: self.rows[0].event.created_at,
-            delivered=lambda _permit: None,
+            delivered=self._circuit_holds,
             call=self._call,
             delete_rows=self._delete_rows,
         )
         self.parked: Any = ParkedDeliveries(parts, parts, uuid4(), parts, SlowRequests("s", 1), a_recorder())
         self.settler: Any = self.parked._settler
+
+    def _circuit_holds(self, _permit: Permit) -> bool:
+        return self.holds
 
     async def _call(self, events: Sequence[Any], _until: float, _attempt: int) -> CallResult:
         self.sent += [event.id for event in events]
