@@ -15,7 +15,9 @@ from outbox_relay.postgres.store import Store
 
 STEP_ROWS = 1_000
 """Maximum number of deliveries that one step looks at."""
-STEP_SECONDS = 0.1
+RETRY_ROWS = 100
+"""Maximum number of deliveries that one step of a retry makes due. A longer step would delay the events of the log."""
+STEP_SECONDS = 0.05
 """Minimum interval between the steps of a retry with a rate, unless it allows less than one delivery in that time."""
 FULL_PAUSE_SECONDS = 0.05
 """Pause before the next step while the sinks have enough deliveries that are due."""
@@ -99,8 +101,10 @@ async def retry_deliveries(
     parameters = {"filter": json.dumps(wanted), "actor": actor, "reason": reason}
     steps, result, pace = _Steps(store, "dead_retry", parameters), Result(), _Pace(rate)
     seen, seen_at = None, time.monotonic()
+    looks = STEP_ROWS
     while steps.after is not None:
-        row = await steps.take(most_done=await pace.allowed())
+        allowed = await pace.allowed()
+        row = await steps.take(most=max(looks, allowed), most_done=allowed)
         if row.is_full:
             if row.due_mark != seen:
                 seen, seen_at = row.due_mark, time.monotonic()
@@ -109,6 +113,7 @@ async def retry_deliveries(
                 break
             await asyncio.sleep(FULL_PAUSE_SECONDS)
             continue
+        looks = allowed if row.done == allowed else STEP_ROWS
         pace.spend(row.done)
         result.done += row.done
         result.under_way += row.under_way
@@ -127,12 +132,12 @@ class _Pace:
     async def allowed(self) -> int:
         """Return the number of deliveries that the next step may change, after a wait if it would be 0."""
         if self._rate is None:
-            return STEP_ROWS
+            return RETRY_ROWS
         wait = (self._spent + max(1.0, self._rate * STEP_SECONDS)) / self._rate - (time.monotonic() - self._began)
         if wait > 0:
             await asyncio.sleep(wait)
         allowed = int((time.monotonic() - self._began) * self._rate) - self._spent
-        return min(max(allowed, 1), STEP_ROWS)
+        return min(max(allowed, 1), RETRY_ROWS)
 
     def spend(self, count: int) -> None:
         """Count changed deliveries. Time in which there was none to change is not made up for."""

@@ -157,8 +157,10 @@ class DeliveryStatements(Database):
 
     async def delete_rows(
         self, sink: str, done: Sequence[DeliveredRow], *, relay: str | None = "", only_tried: bool = False
-    ) -> set[int]:
+    ) -> dict[int, bool]:
         """Delete delivered rows; return the ids of those whose lease was still valid.
+
+        The value of an id is True if its row had a key and a row of that key is left to be delivered in order.
 
         Their records are written under the name of the ``relay``, none if that is None; with ``only_tried``, only of
         events tried before.
@@ -171,7 +173,7 @@ class DeliveryStatements(Database):
             "only_tried": only_tried,
             **record_columns([d.record if relay is not None else None for d in done]),
         }
-        return {row_id for (row_id,) in await self._rows("delete_rows", parameters)}
+        return dict(await self._rows("delete_rows", parameters))
 
     async def update_rows(self, sink: str, updates: Sequence[RowUpdate], *, relay: str | None = "") -> set[int]:
         """Update rows that were not delivered and end their leases; return the ids of those that were still leased.

@@ -37,6 +37,11 @@ class ConcurrencyLimiter:
         """The current limit; None means the maximum."""
         return self.limit if self._current < self._maximum else None
 
+    @property
+    def free(self) -> int:
+        """The number of slots that may be taken now."""
+        return max(0, self.limit - self._taken)
+
     def full(self) -> bool:
         """Return True if the next request has to wait."""
         return self._taken >= self.limit
@@ -52,10 +57,14 @@ class ConcurrencyLimiter:
         """Record that an event of the log asks for a slot."""
         self._flowed_at = time.monotonic()
 
+    @property
+    def flows(self) -> bool:
+        """True if an event of the log asked for a slot a moment ago."""
+        return time.monotonic() - self._flowed_at < FLOW_SECONDS
+
     def parked_share(self) -> int:
         """Return the number of slots that parked deliveries may take now."""
-        flows = time.monotonic() - self._flowed_at < FLOW_SECONDS
-        return max(1, self.limit // PARKED_SHARE) if flows else self.limit
+        return max(1, self.limit // PARKED_SHARE) if self.flows else self.limit
 
     async def acquire(self) -> None:
         """Wait for a slot. The caller releases it."""

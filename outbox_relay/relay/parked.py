@@ -8,8 +8,9 @@ therefore delivered one after another, by whichever relay.
 from __future__ import annotations
 
 import asyncio
-import time
+from collections import deque
 from collections.abc import Sequence
+from itertools import chain
 from uuid import UUID
 
 from structlog.stdlib import BoundLogger
@@ -22,11 +23,12 @@ from outbox_relay.relay.attempt_recorder import AttemptRecorder
 from outbox_relay.relay.breaker import Permit
 from outbox_relay.relay.context import LEASE_MARGIN_SECONDS, DeliveryContext
 from outbox_relay.relay.parked_claims import BUSY_POLL_SECONDS, MOST_ROWS, ParkedClaims
+from outbox_relay.relay.parked_pace import ParkedPace
 from outbox_relay.relay.parked_settler import ParkedSettler
 from outbox_relay.relay.slow_requests import SlowRequest, SlowRequests
 
-GATHER_SECONDS = 0.01
-"""Maximum wait for more slots before a claim, while more rows are due. A claim takes about as long as several calls."""
+START_SECONDS = 1.0
+"""Time after a claim within which the calls with its rows begin. Rows of later ones go back."""
 MOST_CLAIMS = 5
 """Claims without an outcome after which a row is dead, since it may stop every relay that delivers it."""
 
@@ -47,15 +49,12 @@ class ParkedDeliveries:
         self._slow_requests = slow_requests
         self._claims = ParkedClaims(context, store, relay, log)
         self._settler = ParkedSettler(context, store, self._claims, log, recorder)
-        self._delivering = 0
-        self._slots = 0
-        """The slots that claims and calls hold, those of slow requests excepted."""
-        self._released = asyncio.Event()
+        self._pace = ParkedPace(context.limiter)
 
     @property
     def under_way(self) -> int:
-        """The number of rows that are being delivered here or wait to be settled."""
-        return self._delivering + len(self._slow_requests) + self._settler.unsettled
+        """The number of rows that were claimed here and are not settled."""
+        return self._settler.awaited + len(self._slow_requests) + self._settler.unsettled
 
     async def run(self) -> None:
         """Claim, deliver and settle rows, until cancelled.
@@ -108,61 +107,56 @@ class ParkedDeliveries:
         """
         context = self._context
         await self._settler.wait_for_capacity()
-        while self._slots >= context.limiter.parked_share():
-            self._released.clear()
-            await self._released.wait()
-        if self._claims.more_due:
-            await self._gather_slots()
-        await self._take_slot()
+        await self._pace.take_slot()
         permit = await context.breaker.admit()
-        slots, most = await self._take_slots(1 if permit.probe else MOST_ROWS)
         sent = lease_clock()
-        claimed = await self._claims.claim(most)
-        until = sent + LEASE_MARGIN_SECONDS
+        claimed = await self._claims.claim(1 if permit.probe else self._claim_rows())
         rows = self._deliverable(claimed)
-        calls = [rows[first : first + context.sink.max_batch] for first in range(0, len(rows), context.sink.max_batch)]
-        self._release_slots(slots - len(calls))
-        if not rows and permit.probe:
-            context.breaker.unused(permit)
-        for call in calls:
-            if context.sink.keeps_order and self._claims.suspect_was_last:
-                await self._call(call, until, permit)
-            else:
-                tasks.create_task(self._call(call, until, permit))
+        size = context.sink.max_batch
+        calls = deque(rows[first : first + size] for first in range(0, len(rows), size))
+        self._settler.expect(len(rows))
+        if not calls:
+            self._pace.release_slot()
+            if permit.probe:
+                context.breaker.unused(permit)
+        elif context.sink.keeps_order and self._claims.suspect_was_last:
+            await self._call(calls.popleft(), sent + LEASE_MARGIN_SECONDS, permit)
+        else:
+            await self._start(tasks, calls, sent, permit)
 
-    async def _gather_slots(self) -> None:
-        """Wait until half of the share is free, or until ``GATHER_SECONDS`` are over, so that one claim fills it."""
-        until = time.monotonic() + GATHER_SECONDS
-        while 2 * self._slots > self._context.limiter.parked_share() and (left := until - time.monotonic()) > 0:
-            self._released.clear()
-            try:
-                async with asyncio.timeout(left):
-                    await self._released.wait()
-            except TimeoutError:
-                return
+    def _claim_rows(self) -> int:
+        """Return the number of rows of the next claim."""
+        sink = self._context.sink
+        return min(MOST_ROWS, sink.max_batch) if sink.keeps_order else self._pace.rows(MOST_ROWS)
 
-    async def _take_slots(self, most: int) -> tuple[int, int]:
-        """Take free slots besides the acquired one.
+    async def _start(
+        self, tasks: asyncio.TaskGroup, calls: deque[list[ClaimedRow]], sent: float, permit: Permit
+    ) -> None:
+        """Start the calls of one claim one after another; the first one has its slot.
 
-        Return the number of calls, and of rows in them up to ``most``.
+        Rows go back if their call cannot begin soon, since another relay may deliver them meanwhile.
         """
-        context, taken = self._context, 1
-        if context.sink.keeps_order:
-            return taken, min(most, context.sink.max_batch)
-        while taken < most and self._slots < context.limiter.parked_share() and not context.limiter.full():
-            await self._take_slot()
-            taken += 1
-        return taken, taken
+        until = sent + LEASE_MARGIN_SECONDS
+        tasks.create_task(self._call(calls.popleft(), until, permit))
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                while calls and await self._slot_for_next(permit):
+                    tasks.create_task(self._call(calls.popleft(), until, permit))
+        except TimeoutError:
+            pass
+        for row in chain(*calls):
+            self._settler.send_back(row, RowUpdate(row.event.id, row.lease, row.attempts))
+            self._settler.arrived(1)
 
-    async def _take_slot(self) -> None:
-        await self._context.limiter.acquire()
-        self._slots += 1
-
-    def _release_slots(self, count: int) -> None:
-        for _ in range(count):
-            self._slots -= 1
-            self._context.limiter.release()
-        self._released.set()
+    async def _slot_for_next(self, permit: Permit) -> bool:
+        """Take a slot for the next call of a claim. Return False if nothing may be sent any more."""
+        await self._pace.wait_for_turn()
+        await self._pace.take_slot()
+        breaker = self._context.breaker
+        if breaker.holds(permit) and not breaker.handing_over and self._context.leases.serving:
+            return True
+        self._pace.release_slot()
+        return False
 
     def _deliverable(self, claimed: list[ClaimedRow]) -> list[ClaimedRow]:
         """Return the rows that may be sent.
@@ -198,13 +192,13 @@ class ParkedDeliveries:
 
     async def _call(self, rows: list[ClaimedRow], until: float, permit: Permit) -> None:
         """Deliver rows with one call, and release its slot."""
-        self._delivering += len(rows)
         try:
             answer = await self._context.call([row.event for row in rows], until, next_attempt(rows[0].attempts))
+            self._pace.observe(answer.seconds)
             self._apply(rows, *answer, permit)
         finally:
-            self._delivering -= len(rows)
-            self._release_slots(1)
+            self._settler.arrived(len(rows))
+            self._pace.release_slot()
 
     def _apply(self, rows: list[ClaimedRow], verdicts: Sequence[Verdict], seconds: float, permit: Permit) -> None:
         """Settle the rows of a call.

@@ -90,8 +90,6 @@ class ParkedClaims:
         self._suspects = False
         self.suspect_was_last = False
         """True if the last claim was of a row that may have killed its owners."""
-        self.more_due = False
-        """True if the last claim was as large as its limit, so that more rows may be due."""
         self._heads: dict[str, None] = {}
         """Keys whose first row may have become claimable, those that were looked up longest ago first."""
         self._doubtful: list[UUID] = []
@@ -134,8 +132,7 @@ class ParkedClaims:
             claimed = await self._claim_suspect(now)
         else:
             self.suspect_was_last = False
-        self.more_due = len(claimed) == most
-        cut = self.more_due or 2 * max_wire_bytes([row.event for row in claimed]) > most_bytes
+        cut = len(claimed) == most or 2 * max_wire_bytes([row.event for row in claimed]) > most_bytes
         if cut or self._size.failed:
             self._heads.update(dict.fromkeys(heads))
         elif not claimed:

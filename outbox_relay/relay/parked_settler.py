@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Collection
 
 from structlog.stdlib import BoundLogger
 
@@ -23,6 +23,11 @@ from outbox_relay.relay.timing import timed
 
 MOST_UNSETTLED = 4 * MOST_ROWS
 """Approximate maximum of outcomes to be written. At that number no row is claimed."""
+GATHER_SECONDS = 0.025
+"""Maximum wait for more outcomes before a settlement, while other rows are being delivered.
+
+A statement for each row would cost more than its delivery.
+"""
 
 
 class ParkedSettler:
@@ -40,6 +45,9 @@ class ParkedSettler:
         self._back: list[tuple[ClaimedRow, RowUpdate, DeadReason | None]] = []
         self._due = asyncio.Event()
         self._settled = asyncio.Event()
+        self._none_awaited = asyncio.Event()
+        self.awaited = 0
+        """The number of claimed rows that have no outcome yet."""
 
     @property
     def unsettled(self) -> int:
@@ -53,6 +61,16 @@ class ParkedSettler:
             await self._settled.wait()
 
     # -- outcomes ---------------------------------------------------------------------------------------------
+
+    def expect(self, count: int) -> None:
+        """Record that the outcomes of ``count`` rows will follow."""
+        self.awaited += count
+
+    def arrived(self, count: int) -> None:
+        """Record that ``count`` rows that were expected have an outcome, or that their call failed."""
+        self.awaited -= count
+        if not self.awaited:
+            self._none_awaited.set()
 
     def measure_delivered(self, rows: list[ClaimedRow], seconds: float) -> None:
         """Count rows that one call of ``seconds`` delivered."""
@@ -102,8 +120,20 @@ class ParkedSettler:
         """Write outcomes as they come, together if there are several, until cancelled."""
         while True:
             await self._due.wait()
+            await self._gather()
             self._due.clear()
             await self.settle()
+
+    async def _gather(self) -> None:
+        """Wait for more outcomes, at most for ``GATHER_SECONDS``, while rows are being delivered."""
+        if not self.awaited:
+            return
+        self._none_awaited.clear()
+        try:
+            async with asyncio.timeout(GATHER_SECONDS):
+                await self._none_awaited.wait()
+        except TimeoutError:
+            return
 
     async def settle(self) -> None:
         """Write all outcomes. If the database fails with them, write smaller portions.
@@ -128,7 +158,7 @@ class ParkedSettler:
         spec = self._context.spec
         only_tried = spec.record_attempts == "failures"
 
-        def delete(name: str | None) -> Awaitable[set[int]]:
+        def delete(name: str | None) -> Awaitable[dict[int, bool]]:
             return self._store.delete_rows(spec.name, deleted, relay=name, only_tried=only_tried)
 
         with timed(self._context.measures.settle):
@@ -136,7 +166,7 @@ class ParkedSettler:
         del self._done[:count]
         rows = [row for row, _ in done]
         self._written(rows, ours)
-        self._claims.follow(rows)
+        self._claims.follow([row for row in rows if ours.get(row.event.id)])
         return count
 
     async def _write_back(self, count: int) -> int:
@@ -157,7 +187,7 @@ class ParkedSettler:
         self._claims.follow([row for row, b, _ in back if b.state == "dead" and not hold])
         return count
 
-    def _written(self, rows: list[ClaimedRow], ours: set[int]) -> None:
+    def _written(self, rows: list[ClaimedRow], ours: Collection[int]) -> None:
         self._settled.set()
         lost = sum(row.event.id not in ours for row in rows)
         if lost:

@@ -435,7 +435,7 @@ async def test_outcomes_of_rows_are_written_again_after_a_statement_failed(datab
     async with running(database.dsn, (spec("s"), sink)) as harness:
         failures, done = [1, 2, 3], harness.store.delete_rows
 
-        async def slow(name: str, rows: Sequence[Any], **more: Any) -> set[int]:
+        async def slow(name: str, rows: Sequence[Any], **more: Any) -> dict[int, bool]:
             if failures:
                 failures.pop()
                 raise StatementFailed("canceling statement due to lock timeout", "55P03")

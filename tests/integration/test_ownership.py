@@ -276,7 +276,7 @@ async def test_an_expired_lease_of_a_row_settles_nothing(database: Database) -> 
         query(
             database, "update outbox.delivery set due_at = now() + interval '1 hour', lease = %s returning 1", uuid4()
         )
-        assert await harness.store.delete_rows("s", [DeliveredRow(event, uuid4())]) == set()
+        assert await harness.store.delete_rows("s", [DeliveredRow(event, uuid4())]) == {}
         assert await harness.store.update_rows("s", [RowUpdate(event, uuid4(), 7, "dead", None, "zombie")]) == set()
         assert query(database, "select state, attempts from outbox.delivery") == [("waiting", 1)]
 

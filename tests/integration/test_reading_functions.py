@@ -434,7 +434,7 @@ def test_rows_of_a_key_are_claimed_one_after_another(connection: Connection, sin
     for event in (1, 2, 3, 4):
         lease = uuid4()
         assert claimed(connection, sink, lease=lease) == [event]
-        assert call(connection, "delete_rows", sink=sink, ids=[event], leases=[lease]) == [(event,)]
+        assert call(connection, "delete_rows", sink=sink, ids=[event], leases=[lease]) == [(event, event < 4)]
     assert claimed(connection, sink) == []
 
 
@@ -640,7 +640,7 @@ def test_no_row_is_claimed_twice_however_many_claim(database: Database, connecti
                 with lock:
                     got.update(ids)
                 done = call(mine, "delete_rows", sink=sink, ids=ids, leases=[lease] * len(ids))
-                assert sorted(done) == [(event,) for event in ids]
+                assert sorted(event for event, _ in done) == ids
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(work, range(4)))
@@ -736,8 +736,39 @@ def test_row_done_needs_its_lease(connection: Connection, sink: str) -> None:
     assert call(connection, "delete_rows", sink=sink, ids=[1], leases=[uuid4()]) == []
     assert call(connection, "delete_rows", sink="another", ids=[1], leases=[lease]) == []
     assert written(connection, sink) == (1, 0)
-    assert call(connection, "delete_rows", sink=sink, ids=[1], leases=[lease]) == [(1,)]
+    assert call(connection, "delete_rows", sink=sink, ids=[1], leases=[lease]) == [(1, False)]
     assert written(connection, sink) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("other", "followed"),
+    [
+        ({"state": "waiting"}, True),
+        ({"state": "held"}, True),
+        ({"state": "dead"}, False),
+        ({"ordered": False}, False),
+        ({"key": "another"}, False),
+    ],
+)
+@pytest.mark.parametrize("later", [True, False], ids=["later", "earlier"])
+def test_row_done_says_whether_rows_of_its_key_are_left(
+    connection: Connection, sink: str, other: dict[str, Any], *, followed: bool, later: bool
+) -> None:
+    """An earlier row is that of a transaction that committed late."""
+    lease = uuid4()
+    add(connection, sink, 2)
+    assert claimed(connection, sink, lease=lease) == [2]
+    add(connection, sink, 3 if later else 1, **other)
+    assert call(connection, "delete_rows", sink=sink, ids=[2], leases=[lease]) == [(2, followed)]
+
+
+def test_rows_done_together_are_not_left(connection: Connection, sink: str) -> None:
+    lease = uuid4()
+    for event in (1, 2):
+        add(connection, sink, event)
+    assert claimed(connection, sink, lease=lease, with_followers=True) == [1, 2]
+    done = call(connection, "delete_rows", sink=sink, ids=[1, 2], leases=[lease] * 2)
+    assert sorted(done) == [(1, False), (2, False)]
 
 
 def test_row_back_needs_its_lease(connection: Connection, sink: str) -> None:
@@ -767,7 +798,7 @@ def test_row_done_under_two_leases_goes_once(connection: Connection, sink: str) 
     ended, lease = claimed_again(connection, sink)
     assert call(connection, "delete_rows", sink=sink, ids=[1, 1], leases=[ended, uuid4()]) == []
     assert written(connection, sink) == (1, 0)
-    assert call(connection, "delete_rows", sink=sink, ids=[1, 1], leases=[ended, lease]) == [(1,)]
+    assert call(connection, "delete_rows", sink=sink, ids=[1, 1], leases=[ended, lease]) == [(1, False)]
     assert written(connection, sink) == (0, 0)
 
 

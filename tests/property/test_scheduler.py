@@ -41,7 +41,7 @@ async def worker(database: Database, leases: list[UUID]) -> AsyncGenerator[tuple
 async def settle(store: SteppedStore, statement: str, named: Named) -> set[int]:
     """Settle the rows ``named`` under these leases."""
     if statement == "delete_rows":
-        return await store.delete_rows("s", [DeliveredRow(row, lease) for row, lease in named])
+        return set(await store.delete_rows("s", [DeliveredRow(row, lease) for row, lease in named]))
     return await store.update_rows("s", [RowUpdate(row, lease, 1, "waiting", 0.0, "no") for row, lease in named])
 
 

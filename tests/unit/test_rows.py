@@ -178,9 +178,10 @@ async def _claiming() -> None:
     raise Claiming
 
 
-async def _done(_sink: str, rows: list[DeliveredRow], *, relay: str | None, only_tried: bool) -> set[int]:
+async def _done(_sink: str, rows: list[DeliveredRow], *, relay: str | None, only_tried: bool) -> dict[int, bool]:
+    """Settle rows of keys with further rows."""
     assert (relay, only_tried) == ("here", True)
-    return {row.id for row in rows}
+    return {row.id: True for row in rows}
 
 
 class Parked(NamedTuple):
@@ -223,6 +224,19 @@ async def test_only_rows_behind_those_that_have_an_order_are_asked_for() -> None
     assert list(parked.claims._heads) == ["first"]  # pyright: ignore[reportPrivateUsage]
 
 
+async def test_no_key_is_asked_for_of_which_no_row_is_left() -> None:
+    """Goes red when each row that is delivered costs looks for rows behind it, again and again while more are due."""
+    parked = _parked()
+
+    async def alone(_sink: str, rows: list[DeliveredRow], **_: Any) -> dict[int, bool]:
+        return {row.id: False for row in rows}
+
+    parked.store.delete_rows = alone
+    parked.deliveries._apply([_row(key="k", ordered=True)], [DELIVERED], 0.1, Permit(0, probe=False))  # pyright: ignore[reportPrivateUsage]
+    await parked.settler.settle()
+    assert list(parked.claims._heads) == []  # pyright: ignore[reportPrivateUsage]
+
+
 async def test_a_claim_asks_about_few_keys_in_turn_however_many_are_free() -> None:
     """Each key is looked up in the database, and a sink with many due rows comes to none of those behind them."""
     parked, asked = _parked(), list[list[str]]()
@@ -261,25 +275,6 @@ async def test_the_keys_of_a_claim_that_its_bytes_ended_are_asked_about_again(fi
     for _ in range(2):
         await parked.claims.claim(100)
     assert asked == [["k"], ["k"]]
-
-
-async def test_a_claim_waits_until_half_of_the_share_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    parked = _parked()
-    parked.store.limiter = ConcurrencyLimiter(4, asyncio.Event())
-    deliveries: Any = parked.deliveries
-    for _ in range(4):
-        await deliveries._take_slot()
-    monkeypatch.setattr("outbox_relay.relay.parked.GATHER_SECONDS", 60.0)
-    gathering = asyncio.ensure_future(deliveries._gather_slots())
-    deliveries._release_slots(1)
-    for _ in range(10):
-        await asyncio.sleep(0)
-    assert not gathering.done()
-    deliveries._release_slots(1)
-    await asyncio.wait_for(gathering, 5)
-    monkeypatch.setattr("outbox_relay.relay.parked.GATHER_SECONDS", 0.0)
-    await deliveries._take_slot()
-    await asyncio.wait_for(deliveries._gather_slots(), 5)
 
 
 async def test_no_row_is_claimed_while_too_many_outcomes_wait_to_be_written() -> None:

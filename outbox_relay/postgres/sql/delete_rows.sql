@@ -1,5 +1,6 @@
 -- Delete delivered rows if their leases are still valid, and record their deliveries: with `only_tried`, those of events
--- that were tried before, also before a retry by an operator, after which attempts are counted from 1 again.
+-- that were tried before, also before a retry by an operator, after which attempts are counted from 1 again. `followed`
+-- are those of whose key a row is left to be delivered.
 with deleted as (
     delete from outbox.delivery d
      using unnest(%(ids)s::bigint[], %(leases)s::uuid[], %(record_numbers)s::integer[], %(record_outcomes)s::text[],
@@ -7,7 +8,8 @@ with deleted as (
                   %(record_statuses)s::integer[], %(record_errors)s::text[], %(record_details)s::text[])
            r (id, lease, number, outcome, age, milliseconds, status, error, detail)
      where d.sink = %(sink)s and d.id = any (%(ids)s::bigint[]) and d.id = r.id and d.lease = r.lease
-    returning d.id, d.uid, d.last_attempt_at, r.number, r.outcome, r.age, r.milliseconds, r.status, r.error, r.detail
+    returning d.id, d.uid, d.last_attempt_at, d.ordered, d.key, r.number, r.outcome, r.age, r.milliseconds, r.status,
+              r.error, r.detail
 ), recorded as materialized (
     select outbox.record_attempts(
                %(sink)s::text, %(relay)s::text, array_agg(r.id), array_agg(r.uid), array_agg(r.number),
@@ -17,4 +19,9 @@ with deleted as (
      where r.outcome is not null and (not %(only_tried)s or r.last_attempt_at is not null)
     having count(*) > 0
 )
-select r.id from deleted r left join recorded on true  -- which records them
+select r.id, k.key is not null as followed
+  from deleted r
+  left join recorded on true  -- which records them
+  left join outbox.keys_with_rows(
+                %(sink)s::text, (select array_agg(distinct o.key) from deleted o where o.ordered)) k
+         on k.key = r.key and r.ordered

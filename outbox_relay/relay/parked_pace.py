@@ -1,0 +1,71 @@
+"""The pace of parked deliveries, which leaves time to the events of the log."""
+
+from __future__ import annotations
+
+import asyncio
+
+from outbox_relay.relay.limiter import ConcurrencyLimiter
+
+PAUSE_SECONDS = 0.001
+"""Maximum wait of a request for the one before it. A destination that takes longer gets more of them at once."""
+CLAIM_SECONDS = 0.025
+"""Time in which the rows of one claim begin. A claim of more rows is one long statement."""
+LEAST_SECONDS = 0.0005
+"""Duration of a request below which a claim does not become larger."""
+FIRST_SECONDS = 1.0
+"""Assumed duration of requests before the first one."""
+WEIGHT = 0.1
+"""Weight of the last request in the mean duration of requests."""
+
+
+class ParkedPace:
+    """The slots of parked deliveries: when the next request begins, and how many rows a claim takes.
+
+    Requests that are under way together delay the events of the log, even if they use few slots: the relay, the server
+    and the destination work on all of them before the next event. While the log flows, parked requests therefore follow
+    one another as far as the destination is quick.
+    """
+
+    def __init__(self, limiter: ConcurrencyLimiter) -> None:
+        self._limiter = limiter
+        self._taken = 0
+        self._released = asyncio.Event()
+        self._call_seconds = FIRST_SECONDS
+
+    def observe(self, seconds: float) -> None:
+        """Record the duration of a request."""
+        self._call_seconds += (seconds - self._call_seconds) * WEIGHT
+
+    def rows(self, most: int) -> int:
+        """Return the number of rows of the next claim: those that begin soon, and one for each slot."""
+        limiter = self._limiter
+        share = limiter.parked_share()
+        at_once = 1 if limiter.flows else share
+        soon = int(at_once * CLAIM_SECONDS / max(self._call_seconds, LEAST_SECONDS))
+        free = min(share - self._taken, limiter.free) + 1
+        return min(max(free, soon), most)
+
+    async def take_slot(self) -> None:
+        """Wait for a slot of those that parked deliveries may take, and take it."""
+        while self._taken >= self._limiter.parked_share():
+            self._released.clear()
+            await self._released.wait()
+        await self._limiter.acquire()
+        self._taken += 1
+
+    def release_slot(self) -> None:
+        """Release a slot."""
+        self._taken -= 1
+        self._limiter.release()
+        self._released.set()
+
+    async def wait_for_turn(self) -> None:
+        """Wait until the next request of a claim may begin."""
+        if not (self._taken and self._limiter.flows):
+            return
+        self._released.clear()
+        pause = asyncio.get_running_loop().call_later(PAUSE_SECONDS, self._released.set)
+        try:
+            await self._released.wait()
+        finally:
+            pause.cancel()
