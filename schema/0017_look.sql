@@ -29,6 +29,8 @@ declare
     above bigint;
     below bigint;
     finished boolean := false;
+    rows_limit constant integer := greatest(most_rows, 1);
+    bytes_limit constant bigint := greatest(most_bytes, 1);
     found_late bigint;
 begin
     select * into t from outbox.tick();
@@ -36,11 +38,11 @@ begin
     if a is not null then
         above := pg_snapshot_xmax(a)::text::bigint;
         below := least(a_next, pg_snapshot_xmax(b)::text::bigint);
-        finished := below - above > (
+        finished := below > above and below - above > (
             select count(*) from pg_snapshot_xip(b) x where x::text::bigint >= above and x::text::bigint < below
         ) or exists (select from pg_snapshot_xip(a) x where pg_visible_in_snapshot(x, b));
     end if;
-    read := coalesce((finished or t.seq <> a_seq) and t.seq - a_seq <= most_ids, false);
+    read := coalesce((finished or t.seq <> a_seq) and t.seq::numeric - a_seq <= most_ids, false);
     return query
     select t.seq, t.snapshot::text, t.next_xid, t.incarnation, t.wal, t.now, t.generations, read,
            null::bigint, null::smallint, null::text, null::text, null::text, null::bytea, null::text, null::text,
@@ -53,17 +55,17 @@ begin
         select null::bigint, null::text, null::bigint, null::text, null::bigint, null::timestamptz, null::bigint, true,
                l.*
           from outbox.read_late(
-            shards, types, a, a_next, b, floor_id, a_seq, most_rows, most_bytes, most_payload
+            shards, types, a, a_next, b, floor_id, a_seq, rows_limit, bytes_limit, most_payload
           ) l;
         get diagnostics found_late = row_count;
-        if found_late >= most_rows then
+        if found_late >= rows_limit then
             return;
         end if;
     end if;
     return query
     select null::bigint, null::text, null::bigint, null::text, null::bigint, null::timestamptz, null::bigint, true, r.*
       from outbox.read_rest(
-        shards, types, a, b, a_seq, 9223372036854775807, most_rows, most_bytes, most_payload
+        shards, types, a, b, a_seq, 9223372036854775807, rows_limit, bytes_limit, most_payload
       ) r;
 end
 $$;
