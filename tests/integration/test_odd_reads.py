@@ -147,6 +147,7 @@ class Failing:
         self.poison: set[int] = set()
         self.everything = False
         self.failures = 0
+        harness.store.windows = False
         harness.store.read_rest = self._read_rest  # type: ignore[method-assign]
 
     async def _read_rest(self, *arguments: Any, **options: Any) -> list[StoredEvent]:
@@ -302,6 +303,7 @@ async def test_no_event_is_dead_because_its_read_waited_for_a_connection(databas
                     pytest.fail("there is but one")
             return await read(*arguments, **options)
 
+        harness.store.windows = False
         harness.store.read_rest = read_rest  # type: ignore[method-assign]
         event = insert(database)
         await settled(harness, database, 1)

@@ -51,6 +51,8 @@ class CountingStore(Store):
         self.calls: Counter[str] = Counter()
         self.returned: Counter[str] = Counter()
         """The number of rows that statements returned, by name."""
+        self.windows = True
+        """False where a test makes reads fail, which ticks with windows would go round."""
         self.timed_out: Counter[str] = Counter()
 
     async def _rows(
@@ -78,7 +80,7 @@ class CountingStore(Store):
         patience: float,
         is_news: Callable[[TickResult, float], bool],
     ) -> Look:
-        look = await super()._look(request, deadline, patience, is_news)
+        look = await super()._look(request if self.windows else None, deadline, patience, is_news)
         self.calls["look"] += len(look.seconds)
         return look
 
