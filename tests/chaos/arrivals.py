@@ -30,9 +30,12 @@ class Replayed:
     since: float = 0.0
     uids: dict[tuple[str, int], set[bytes]] = field(default_factory=dict[tuple[str, int], set[bytes]])
     """Sink and number of a replay → the uids that arrived with it."""
+    count: int = 0
+    """The number of arrivals, those from before the restore too: it may come after every replay."""
 
     def add(self, sink: str, number: bytes, uid: str, arrived: float) -> None:
-        """Add an arrival, unless it is from before the restore."""
+        """Count an arrival, and add it unless it is from before the restore."""
+        self.count += 1
         if arrived >= self.since:
             self.uids.setdefault((sink, int(number)), set()).add(bytes.fromhex(uid.replace("-", "")))
 

@@ -62,7 +62,7 @@ class Evidence:
             flow.close()
         since = time.time() - (time.monotonic() - restored)
         outcome.replays = list(replays.violations(self.dsn, replayed.uids, since))
-        outcome.replayed = sum(map(len, replayed.uids.values()))
+        outcome.replayed = replayed.count
 
     def _arrivals(self, sink: str, replayed: arrivals.Replayed) -> Iterator[Arrival]:
         if sink == "webhook":

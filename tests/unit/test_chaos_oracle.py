@@ -559,3 +559,4 @@ def test_arrivals_by_a_replay_count_from_the_last_restore_on(tmp_path: Path) -> 
     replayed = Replayed(since=100.0)
     assert list(from_journal(journal, replayed)) == []
     assert replayed.uids == {("webhook", 1): {found.bytes}}
+    assert replayed.count == 2, "a restore may come after every replay"
