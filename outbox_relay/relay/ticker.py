@@ -276,7 +276,8 @@ class Ticker:
         await self._tick()
         while not self._awake:
             await self._wakeup.sleep(SLEEP_SECONDS)
-            await self._wanted.wait()
+            if not self._wanted.is_set():  # with the lock kept, every emit would send a notification
+                break
             await self._tick()
         await self._wakeup.stop_listening()
 
