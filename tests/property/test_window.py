@@ -49,11 +49,17 @@ async def follow_writers(dsn: str, seed: int, seconds: float) -> tuple[Writers, 
 
 
 async def newest_transaction(dsn: str, followers: Sequence[Follower]) -> None:
-    """A tick while the newest transaction has emitted and nothing newer has finished; then it commits."""
+    """Follow the newest transaction while it is open, once it has committed, and once another has emitted.
+
+    No control is left to chance by it: nothing newer has finished at the first tick, and no id is taken until the
+    second.
+    """
     with psycopg.connect(dsn) as newest:
         emit_next(newest, SLOW_KEY)
         for follower in followers:
             await follower.follow()
+    for follower in followers:
+        await follower.follow()
     with psycopg.connect(dsn) as another:
         emit_next(another, SLOW_KEY)
     for follower in followers:
@@ -102,25 +108,27 @@ async def test_window_is_complete_and_loses_without_pending(database: Database, 
 async def test_window_is_complete_beyond_32_bits(own_postgres: PostgresServer, seed: int) -> None:
     set_epoch(own_postgres, 3)
     dsn = prepared(own_postgres)
-    writers, (follower, without_range, without_list, looking, _) = await follow_writers(dsn, seed, SHORT_SECONDS)
+    writers, (follower, without_range, without_list, looking, moved) = await follow_writers(dsn, seed, SHORT_SECONDS)
     assert xids(dsn)[0] > 3 * WRAP
     assert judge(writers.committed(), follower.got) == SOUND
     assert judge(writers.committed(), looking.got) == SOUND
     assert judge(writers.committed(), without_range.got).lost > 0
     assert judge(writers.committed(), without_list.got).lost > 0
+    assert judge(writers.committed(), moved.got).lost > 0
 
 
 async def test_window_is_complete_across_the_wrap(own_postgres: PostgresServer, seed: int) -> None:
     move_near_the_wrap(own_postgres)
     dsn = prepared(own_postgres)
     burn_to(dsn, WRAP - BEFORE_THE_WRAP)
-    writers, (follower, without_range, without_list, looking, _) = await follow_writers(dsn, seed, SHORT_SECONDS)
+    writers, (follower, without_range, without_list, looking, moved) = await follow_writers(dsn, seed, SHORT_SECONDS)
     first, last = xids(dsn)
     assert first < WRAP < last
     assert judge(writers.committed(), follower.got) == SOUND
     assert judge(writers.committed(), looking.got) == SOUND
     assert judge(writers.committed(), without_range.got).lost > 0
     assert judge(writers.committed(), without_list.got).lost > 0
+    assert judge(writers.committed(), moved.got).lost > 0
 
 
 async def test_tick_counts_the_transactions_on_both_sides_of_the_wrap(own_postgres: PostgresServer) -> None:
