@@ -1,9 +1,9 @@
 # The image of outbox-relay. It does not run as root, writes nothing to its own file system, and reads
 # /etc/outbox-relay/relay.toml, which is mounted into it. docs/deploying.md shows how.
 #
-# The tag of the base image moves with fixes of Python 3.11 and of Debian. To build on one that does not move, pass its
-# digest: docker build --build-arg BASE=python:3.11-slim@sha256:… .
-ARG BASE=python:3.11-slim
+# The digest always names the same base image, without the fixes of Python and Debian that came after it. To build on
+# another: docker build --build-arg BASE=python:3.11-slim@sha256:… .
+ARG BASE=python:3.11.16-slim@sha256:9c900dea9e8fb7e16277c179b555cc72d29a352dbc33cff48ad5a0412fd5bfc7
 
 FROM ${BASE} AS build
 

@@ -121,13 +121,16 @@ def test_the_unit_bounds_what_the_relay_may_do() -> None:
 
 
 def test_images_are_named_in_one_place_each() -> None:
-    """By a variable, so that a digest can take the tag's place."""
+    """With a digest, and by a variable, so that another image can take its place."""
     assert re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE) == ["${BASE}", "${BASE}"]
     (base,) = re.findall(r"^ARG BASE=(\S+)$", DOCKERFILE, re.MULTILINE)
     text = compose.FILE.read_text(encoding="utf-8")
     assert f"BASE: ${{BASE_IMAGE:-{base}}}" in text
     images = re.findall(r"^ +image: (\S+)$", text, re.MULTILINE)
     assert [image for image in images if not image.startswith("${")] == ["outbox-relay:compose"]
+    named = [base, *re.findall(r"^ +image: \$\{\w+:-(\S+)\}$", text, re.MULTILINE)]
+    assert len(named) == 3
+    assert [image for image in named if not re.fullmatch(r"[a-z/]+:[0-9][^@]*@sha256:[0-9a-f]{64}", image)] == []
 
 
 def _analyze() -> str:
