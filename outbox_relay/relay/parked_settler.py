@@ -45,7 +45,8 @@ class ParkedSettler:
         self._back: list[tuple[ClaimedRow, RowUpdate, DeadReason | None]] = []
         self._due = asyncio.Event()
         self._settled = asyncio.Event()
-        self._none_awaited = asyncio.Event()
+        self._gathered = asyncio.Event()
+        """Set if the outcomes are to be written without a wait for more of them."""
         self.awaited = 0
         """The number of claimed rows that have no outcome yet."""
 
@@ -70,7 +71,7 @@ class ParkedSettler:
         """Record that ``count`` rows that were expected have an outcome, or that their call failed."""
         self.awaited -= count
         if not self.awaited:
-            self._none_awaited.set()
+            self._gathered.set()
 
     def measure_delivered(self, rows: list[ClaimedRow], seconds: float) -> None:
         """Count rows that one call of ``seconds`` delivered."""
@@ -83,14 +84,14 @@ class ParkedSettler:
             mode = self._context.spec.record_attempts
             record = delivery_record(mode, row.event, verdict, row.attempts, time.monotonic())
         self._done.append((row, record))
-        self._due.set()
+        self._wake(row)
 
     def send_back(self, row: ClaimedRow, back: RowUpdate, dead: DeadReason | None = None) -> None:
         """Settle a row that was not delivered, and stays as ``back`` states; ``dead`` is why it is dead."""
         if back.state == "dead":
             self._context.report.dead(row.event, back.status, back.attempt)
         self._back.append((row, back, dead))
-        self._due.set()
+        self._wake(row)
 
     def decide(self, row: ClaimedRow, verdict: Verdict, permit: Permit, seconds: float) -> None:
         """Settle a row by its verdict, which a call of ``seconds`` returned."""
@@ -125,15 +126,23 @@ class ParkedSettler:
             await self.settle()
 
     async def _gather(self) -> None:
-        """Wait for more outcomes, at most for ``GATHER_SECONDS``, while rows are being delivered."""
-        if not self.awaited:
-            return
-        self._none_awaited.clear()
-        try:
-            async with asyncio.timeout(GATHER_SECONDS):
-                await self._none_awaited.wait()
-        except TimeoutError:
-            return
+        """Wait for more outcomes, at most for ``GATHER_SECONDS``, while rows are being delivered.
+
+        A row that was claimed before without an outcome does not wait. If another row crashed the relay meanwhile, it
+        would be claimed once more, and after ``MOST_CLAIMS`` be dead for the crashes of the other.
+        """
+        if self.awaited:
+            try:
+                async with asyncio.timeout(GATHER_SECONDS):
+                    await self._gathered.wait()
+            except TimeoutError:
+                pass
+        self._gathered.clear()
+
+    def _wake(self, row: ClaimedRow) -> None:
+        if row.claims > 1:
+            self._gathered.set()
+        self._due.set()
 
     async def settle(self) -> None:
         """Write all outcomes. If the database fails with them, write smaller portions.

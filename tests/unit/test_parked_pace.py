@@ -14,7 +14,7 @@ import pytest
 from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.measures import SinkMeasures
 from outbox_relay.domain.outcomes import DELIVERED
-from outbox_relay.postgres.rows import ClaimedRow, DeliveredRow
+from outbox_relay.postgres.rows import ClaimedRow, DeliveredRow, RowUpdate
 from outbox_relay.relay.breaker import Permit
 from outbox_relay.relay.context import CallResult
 from outbox_relay.relay.due_timer import DueTimer
@@ -128,6 +128,7 @@ class Deliveries:
             delivered=self._circuit_holds,
             call=self._call,
             delete_rows=self._delete_rows,
+            update_rows=self._update_rows,
         )
         self.parked: Any = ParkedDeliveries(parts, parts, uuid4(), parts, SlowRequests("s", 1), a_recorder())
         self.settler: Any = self.parked._settler
@@ -144,6 +145,10 @@ class Deliveries:
         self.deleted.append([row.id for row in rows])
         self.wrote.set()
         return {row.id: False for row in rows}
+
+    async def _update_rows(self, _sink: str, rows: Sequence[RowUpdate], **_: Any) -> set[int]:
+        self.wrote.set()
+        return {row.id for row in rows}
 
     async def start(self, tasks: asyncio.TaskGroup) -> Coroutine[Any, Any, None]:
         """Return the start of one claim with three calls, of which the first has the slot."""
@@ -197,6 +202,24 @@ async def test_outcomes_are_written_together_while_rows_are_being_delivered(monk
         await spin()
         writes.cancel()
     assert deliveries.deleted == [[row.event.id for row in deliveries.rows]]
+
+
+@pytest.mark.parametrize("outcome", ["delivered", "sent back"])
+async def test_a_row_that_was_claimed_before_is_settled_at_once(monkeypatch: pytest.MonkeyPatch, outcome: str) -> None:
+    """Goes red when a row that crashes its relays takes those with it that are delivered beside it."""
+    monkeypatch.setattr(GATHER, 60.0)
+    deliveries = Deliveries()
+    deliveries.settler.expect(2)
+    row = deliveries.rows[0]._replace(claims=2)
+    if outcome == "delivered":
+        deliveries.settler.delivered(row, DELIVERED)
+    else:
+        deliveries.settler.send_back(row, RowUpdate(row.event.id, row.lease, row.attempts))
+    async with asyncio.TaskGroup() as tasks:
+        writes = tasks.create_task(deliveries.settler.run())
+        await asyncio.wait_for(deliveries.wrote.wait(), 5)
+        writes.cancel()
+    assert deliveries.settler.awaited == 2
 
 
 async def test_an_outcome_waits_a_moment_at_most_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
