@@ -152,6 +152,7 @@ def assert_all_settled(committed: dict[str, int], arrivals: Sequence[Arrival], l
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.slow
 def test_both_sinks_get_everything_though_a_relay_is_killed_and_the_receiver_misbehaves(
     database: Database, kafka: KafkaBroker, topic: str, tmp_path: Path
 ) -> None:

@@ -64,6 +64,7 @@ def is_refused(relay: RelayService) -> bool:
     return said.startswith(CLIENT) and "Connection refused" in said
 
 
+@pytest.mark.slow
 def test_an_idle_sink_whose_broker_is_down_from_the_start_says_so_until_it_answers(
     database: Database, stopped_kafka: KafkaBroker, topic: str, tmp_path: Path
 ) -> None:

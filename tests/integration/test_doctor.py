@@ -272,6 +272,7 @@ async def test_vacuum_is_no_long_transaction(books: Ledger) -> None:
         thread.join(30)
 
 
+@pytest.mark.slow
 async def test_days_are_found_while_positions_are_locked(books: Ledger) -> None:
     with books.database.connect(autocommit=True) as owner:
         fill_days(owner, 36, 35)
@@ -296,6 +297,7 @@ def test_a_role_that_emits_without_waiting_for_the_disk_is_found(database: Datab
     assert found["evidence"] == f"synchronous_commit is off for {emits}"
 
 
+@pytest.mark.slow
 async def test_a_log_that_is_locked_hides_only_what_is_in_it(books: Ledger) -> None:
     books.do("alter sequence outbox.event_id_seq cache 20")
     with books.database.connect() as other:

@@ -215,6 +215,7 @@ async def test_what_was_read_from_a_server_that_is_gone_is_of_no_use_at_its_succ
         connection.close()
 
 
+@pytest.mark.slow
 async def test_a_commit_that_waits_for_a_standby_is_given_up_and_settled_once(shop: Shop) -> None:
     """The standby is gone: a settlement is committed, but not confirmed before its deadline.
 

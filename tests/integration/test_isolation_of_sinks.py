@@ -46,7 +46,7 @@ FAILING = {
 FAILED = "rows.claim_failed"
 
 
-@pytest.mark.parametrize("how", FAILING)
+@pytest.mark.parametrize("how", [pytest.param(how, marks=[pytest.mark.slow] * (how == "locked")) for how in FAILING])
 async def test_a_sink_whose_statements_fail_ends_no_session(database: Database, how: str) -> None:
     """The rows of sink `ill` cannot be claimed; `well` reads the same log over the same pool."""
     ill, well = MemorySink(), MemorySink()

@@ -159,6 +159,7 @@ async def test_a_frozen_broker_loses_and_reorders_nothing(
     report(f"frozen broker: {len(events)} events, 0 lost, 0 out of order, {duplicates} duplicates")
 
 
+@pytest.mark.slow
 async def test_a_broker_that_is_killed_and_comes_back_loses_and_reorders_nothing(
     real_kafka: KafkaBroker, topic: str, sink_on: Any, report: Callable[[str], None]
 ) -> None:
@@ -343,6 +344,7 @@ async def test_a_topic_that_the_broker_creates_is_waited_for(kafka: KafkaBroker,
     assert_all_arrived_in_order(kafka.read_all(topic), events)
 
 
+@pytest.mark.slow
 async def test_an_unknown_topic_is_named_and_nothing_is_lost(topic: str, sink_on: Any) -> None:
     with KafkaBroker({"auto.create.topics.enable": "false"}) as broker:
         _only_real(broker)

@@ -81,6 +81,7 @@ def test_events_of_pgbench_arrive_in_order_per_key(
         assert relay.stop() == 0
 
 
+@pytest.mark.slow
 def test_two_relays_share_the_work_and_neither_repeats_the_other(
     database: Database, kafka: KafkaBroker, topic: str, tmp_path: Path
 ) -> None:

@@ -109,6 +109,7 @@ def test_counts_agree_with_the_recorded_attempts_and_both_formats_with_each_othe
         assert relay.stop() == 0
 
 
+@pytest.mark.slow
 def test_two_relays_share_the_shards_and_export_the_same_figures(
     database: Database, receiver: Receiver, tmp_path: Path
 ) -> None:

@@ -102,6 +102,7 @@ def test_dead_letters_and_pauses_reach_the_receiver_alone_once_for_two_relays(
     assert "CANARY" not in json.dumps(bodies(ops))
 
 
+@pytest.mark.slow
 def test_a_notice_that_dies_and_a_receiver_that_is_down_make_no_notices(
     database: Database, crm: Receiver, ops: Receiver, tmp_path: Path
 ) -> None:

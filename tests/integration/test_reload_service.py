@@ -82,6 +82,7 @@ def test_a_sighup_during_the_start_is_carried_out_after_it(
             started.wait()
 
 
+@pytest.mark.slow
 def test_a_sighup_while_the_database_is_away_is_carried_out_when_it_is_back(
     database: Database, receiver: Receiver, tmp_path: Path
 ) -> None:
@@ -305,6 +306,7 @@ OWNERS = "select distinct owner from outbox.shard where lease_until > now()"
 SEEN = "select seen_at from outbox.relay where id = %s"
 
 
+@pytest.mark.slow
 def test_a_process_with_an_older_configuration_that_comes_back_changes_nothing_for_those_that_stayed(
     database: Database, receiver: Receiver, tmp_path: Path
 ) -> None:

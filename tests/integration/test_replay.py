@@ -160,6 +160,7 @@ async def test_to_another_sink_goes_everything_that_matches(database: Database) 
     assert second.delivered == []
 
 
+@pytest.mark.slow
 async def test_dead_letters_become_those_of_the_sink_and_hold_no_key(database: Database) -> None:
     """Goes red when the row takes part in the order of its key: with when_dead = "hold" live events would wait."""
 
@@ -194,6 +195,7 @@ async def test_events_that_fail_are_tried_again_and_the_end_waits_for_them(datab
     assert counts(database, number) == (14, 14, 0, 0)
 
 
+@pytest.mark.slow
 async def test_two_relays_share_a_replay_and_a_crash_of_one_loses_and_counts_nothing_twice(database: Database) -> None:
     """Goes red when positions of a replay are written without the fence, or the count without the position."""
     wanted = list[int]()
@@ -407,6 +409,7 @@ async def test_why_names_the_replays_of_an_event(database: Database) -> None:
     assert other == ("settled", None)
 
 
+@pytest.mark.slow
 async def test_an_event_of_a_replay_is_erased_once_that_has_ended(database: Database) -> None:
     """Goes red when an erasure looks at sinks and rows only."""
     sink, clients = MemorySink(), Clients()

@@ -209,6 +209,7 @@ async def test_outcomes_follow_a_rename_and_end_with_a_removal(books: ReplayLedg
     assert (await judged(books, 1, "t"))[1] == []
 
 
+@pytest.mark.slow
 async def test_to_another_sink_events_that_are_not_due_are_passed_by(database: Database) -> None:
     """Goes red when only marks and rows are looked at."""
     sink, other, clients = MemorySink(), MemorySink(), Clients()

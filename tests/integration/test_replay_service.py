@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.support.command import Ended, inside
 from tests.support.database import Database, query
 from tests.support.kafka import KafkaBroker
@@ -59,6 +61,7 @@ def in_order(uids: list[str], arrived: list[str]) -> bool:
     )
 
 
+@pytest.mark.slow
 def test_both_kinds_of_sinks_get_the_header_while_relays_are_killed(
     database: Database, kafka: KafkaBroker, topic: str, tmp_path: Path
 ) -> None:

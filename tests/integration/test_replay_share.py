@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Unavailable, Verdict
 from tests.support.database import Database, query
@@ -50,6 +52,7 @@ class Destination:
         return Clients(lambda: self.replay, keeps_order=False)
 
 
+@pytest.mark.slow
 async def test_a_replay_takes_a_quarter_of_the_requests(database: Database) -> None:
     """Goes red when a replay gets all slots, or when two replays get a quarter each."""
     destination = Destination()
@@ -72,6 +75,7 @@ async def test_a_replay_takes_a_quarter_of_the_requests(database: Database) -> N
     assert [slots for number, slots, _ in clients.made if number == 1] == [SLOTS // 4]
 
 
+@pytest.mark.slow
 async def test_failures_of_a_replay_do_not_open_the_circuit_of_its_sink(database: Database) -> None:
     """Goes red when a replay reports its circuit under the name of the sink, or shares its breaker."""
     destination = Destination()
@@ -101,6 +105,7 @@ async def test_failures_of_a_replay_do_not_open_the_circuit_of_its_sink(database
     assert len(set(clients.ids(number))) == len(KEYS)
 
 
+@pytest.mark.slow
 async def test_an_open_circuit_of_the_sink_pauses_its_replay(database: Database) -> None:
     """Goes red when a replay sends whatever the circuit of its target is."""
     destination = Destination()

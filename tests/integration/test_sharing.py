@@ -252,7 +252,13 @@ def slowly(rng: random.Random, *, fails: bool) -> Any:
     return script
 
 
-@pytest.mark.parametrize(("keeps_order", "fails"), [(True, False), (False, True)], ids=["batches", "failing requests"])
+@pytest.mark.parametrize(
+    ("keeps_order", "fails"),
+    [
+        pytest.param(True, False, id="batches"),
+        pytest.param(False, True, id="failing requests", marks=pytest.mark.slow),
+    ],
+)
 async def test_joins_and_leaves_under_load_repeat_and_reorder_nothing(
     database: Database, keeps_order: bool, fails: bool, report: Callable[[str], None]
 ) -> None:
