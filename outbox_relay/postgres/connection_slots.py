@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from typing import Final
 
@@ -30,6 +30,16 @@ FEWEST: Final = len(ALONE) + 2
 
 caller: Final = ContextVar("caller", default=OTHER)
 """The caller of this task's statements: one of the names above, or the name of a sink after a colon."""
+
+
+@contextmanager
+def called_by(who: str) -> Generator[None]:
+    """Count the statements of the block as those of ``who``."""
+    token = caller.set(who)
+    try:
+        yield
+    finally:
+        caller.reset(token)
 
 
 def sink_caller(sink: str) -> str:

@@ -124,6 +124,7 @@ class Database:
             open=False,
         )
         await self._pool.open()
+        await self._look_thread.open()
 
     async def close(self) -> None:
         """Close every connection, after at most a second for those in use."""
@@ -315,6 +316,16 @@ class Database:
         except DatabaseUnavailable:
             self.connection_losses += 1
             raise
+
+    @property
+    def can_look(self) -> bool:
+        """True if there is a connection for looks. If there is none, or if it is old, another is being made."""
+        return self._look_thread.ready
+
+    @property
+    def look_trouble(self) -> str | None:
+        """Why no connection for looks can be made, or None."""
+        return self._look_thread.trouble
 
     async def _do(self, name: str, parameters: Mapping[str, Any], deadline: float | None = None) -> int:
         """Run a statement, and return the number of rows that it changed."""

@@ -11,6 +11,7 @@ from psycopg import AsyncCursor
 from outbox_relay.domain.errors import DatabaseUnusable
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.window import Tick
+from outbox_relay.postgres.connection_slots import OTHER, called_by
 from outbox_relay.postgres.database import TUPLES, Database
 from outbox_relay.postgres.looks import tick_of
 from outbox_relay.postgres.rows import Look, TickResult, WindowRequest
@@ -63,13 +64,21 @@ class LogStatements(Database):
             )
         return floor
 
-    async def arm(self) -> None:
-        """Mark the server, so that a restart after a crash of one of its processes is detected: see ``outbox.arm``."""
-        await self._mark(self._tick_seconds())
+    async def arm(self, *, to_look: bool = False) -> None:
+        """Mark the server, so that a restart after a crash of one of its processes is detected: see ``outbox.arm``.
+
+        With ``to_look``, mark the one that looks are taken on.
+        """
+        if to_look:
+            await self._mark(self._tick_seconds())
+        else:
+            with called_by(OTHER):
+                await self._rows("arm", {}, TUPLES, self._tick_seconds())
 
     async def tick(self) -> TickResult:
-        """Take a tick on a connection of the pool."""
-        [row] = await self._rows("tick", {}, TUPLES, self._tick_seconds())
+        """Take a tick on a connection of the pool, which is not one of the sinks'."""
+        with called_by(OTHER):
+            [row] = await self._rows("tick", {}, TUPLES, self._tick_seconds())
         return tick_of(row)
 
     async def look(

@@ -1,4 +1,4 @@
-"""The connection on which a relay looks at its log: a blocking one, in a thread of its own.
+"""The thread in which a relay looks at its log, on a blocking connection.
 
 A relay looks hundreds of times a second. Through the event loop and the pool a look costs three times as much processor
 time, and a look that shows nothing new wakes the loop twice.
@@ -11,17 +11,16 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, LiteralString, TypeVar, cast
+from typing import Any, Generic, LiteralString, TypeVar
 
 import psycopg
-from psycopg.waiting import Ready, Wait
 
-from outbox_relay.domain.errors import DatabaseUnavailable, RelayError
-from outbox_relay.domain.file_reading import CONNECTION_FILES
-from outbox_relay.postgres.connection import CONNECT_SECONDS, CONNECTION_DEFAULTS, direct, is_alive, settings_to_fix
+from outbox_relay.domain.errors import DatabaseUnavailable, RelayError, StatementFailed
+from outbox_relay.postgres.connection import is_alive
 from outbox_relay.postgres.errors import explain, explain_statement
+from outbox_relay.postgres.look_connection import LookConnection, LookConnector
 from outbox_relay.postgres.looks import look_parameters, tick_of, window_of
 from outbox_relay.postgres.rows import Look, TickResult, WindowRequest
 
@@ -29,38 +28,8 @@ T = TypeVar("T")
 
 PACE_SECONDS = 0.002
 """Time from one look to the next, from start to start."""
-LIFETIME_SECONDS = 3600.0
-"""Age from which on a connection is replaced, so that the relay follows changes of addresses and passwords."""
-STATEMENT_TIMEOUT: LiteralString = "set statement_timeout = '3s'"
-"""Ends a look that takes long before the relay gives up its connection."""
-MORE_SECONDS = 2 * CONNECT_SECONDS
-"""Longest time in which a job waits for a connection."""
 JOIN_SECONDS = 1.0
 """Longest wait for the end of the thread."""
-
-
-class LookConnection(psycopg.Connection[Any]):
-    """A connection that gives up a statement after ``seconds``, with ``TimeoutError``. Then it is of no further use."""
-
-    seconds = 5.0
-
-    def wait(self, gen: Generator[Wait, Ready | int, T], *args: Any, **kwargs: Any) -> T:
-        """Run ``gen``, as the method that this overrides."""
-        return super().wait(_limited(gen, time.monotonic() + self.seconds), *args, **kwargs)
-
-
-def _limited(gen: Generator[Wait, Ready | int, T], until: float) -> Generator[Wait, Ready | int, T]:
-    """Wrap ``gen`` so that it ends after ``until``. The driver resumes it ten times a second while nothing arrives."""
-    try:
-        wanted = next(gen)
-        while True:
-            ready = yield wanted
-            if not ready and time.monotonic() > until:
-                raise TimeoutError
-            wanted = gen.send(ready)
-    except StopIteration as end:
-        result: T = end.value
-        return result
 
 
 @dataclass(slots=True, eq=False)
@@ -69,6 +38,7 @@ class _Job(Generic[T]):
 
     work: Callable[[LookConnection, _Job[T]], T]
     name: str
+    seconds: float
     loop: asyncio.AbstractEventLoop
     done: asyncio.Future[T]
     cancelled: bool = False
@@ -97,23 +67,33 @@ class _Job(Generic[T]):
 
 
 class LookThread:
-    """Runs jobs one after another on its connection, which it makes when it needs one.
+    """Runs jobs one after another on its connection.
 
-    A job raises as the statements of ``Database`` do. ``seconds`` is the longest wait for an answer.
+    A job raises as the statements of ``Database`` do. ``seconds`` is the longest wait for an answer. Jobs are refused
+    with ``StatementFailed`` while there is no connection, and with ``DatabaseUnavailable`` after ``close``.
     """
 
     def __init__(self, dsn: Callable[[], str], statements: dict[str, LiteralString], *, pooler: bool) -> None:
         self._dsn = dsn
         self._statements = statements
         self._pooler = pooler
-        self._jobs: queue.SimpleQueue[_Job[Any] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-        self._connection: LookConnection | None = None
-        self._connected_at = 0.0
-        self._outdated = False
-        self._due = 0.0
+        self._worker: _Worker | None = None
 
-    # -- called in the event loop -------------------------------------------------------------------------------
+    async def open(self) -> None:
+        """Start the thread, and make the connection in the background."""
+        await self.close()
+        self._worker = _Worker(self._dsn, pooler=self._pooler)
+        self._worker.start()
+
+    @property
+    def ready(self) -> bool:
+        """True if there is a connection. If there is none, or if it is old, another is being made."""
+        return self._worker is not None and self._worker.ready()
+
+    @property
+    def trouble(self) -> str | None:
+        """Why no connection can be made, or None."""
+        return None if self._worker is None else self._worker.connector.trouble
 
     async def look(
         self,
@@ -126,13 +106,13 @@ class LookThread:
 
         A look has ``seconds`` to be answered. ``is_news`` is called in the thread with each tick and its duration.
         """
-        statement, parameters = self._statements["look"], look_parameters(request)
+        statement, parameters, worker = self._statements["look"], look_parameters(request), self._open_worker()
 
         def work(connection: LookConnection, job: _Job[Look]) -> Look:
             cursor = connection.cursor(binary=True)
             give_up, took = time.monotonic() + patience, list[float]()
             while True:
-                began = self._wait_for_turn()
+                began = worker.wait_for_turn()
                 rows = cursor.execute(statement, parameters, prepare=not self._pooler).fetchall()
                 at = time.monotonic()
                 took.append(at - began)
@@ -140,7 +120,7 @@ class LookThread:
                 if is_news(result, at - began) or at >= give_up or job.cancelled:
                     return Look(result, window_of(rows, result.tick, request), at, took)
 
-        return await self._run("look", work, seconds)
+        return await worker.run("look", work, seconds)
 
     async def execute(self, name: str, seconds: float) -> None:
         """Run a statement without parameters."""
@@ -148,71 +128,87 @@ class LookThread:
         def work(connection: LookConnection, _: _Job[None]) -> None:
             connection.execute(self._statements[name])
 
-        await self._run(name, work, seconds)
+        await self._open_worker().run(name, work, seconds)
 
     def renew(self) -> None:
-        """Make a new connection for the next job."""
-        self._outdated = True
+        """Use the present connection no more, and make another."""
+        if self._worker is not None:
+            self._worker.renew()
 
     async def close(self) -> None:
         """End the thread, after at most a second if it waits for an answer."""
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            self._jobs.put(None)
-            await asyncio.to_thread(thread.join, JOIN_SECONDS)
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            await asyncio.to_thread(worker.end, JOIN_SECONDS)
 
-    async def _run(self, name: str, work: Callable[[LookConnection, _Job[T]], T], seconds: float) -> T:
+    def _open_worker(self) -> _Worker:
+        if self._worker is None:
+            raise DatabaseUnavailable("there is no connection to the database")
+        return self._worker
+
+
+class _Worker:
+    """One thread, its queue and its connection, which no other thread uses."""
+
+    def __init__(self, dsn: Callable[[], str], *, pooler: bool) -> None:
+        self.connector = LookConnector(dsn, self._receive, pooler=pooler)
+        self._jobs: queue.SimpleQueue[_Job[Any] | LookConnection | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._serve, name="looks", daemon=True)
+        self._connection: LookConnection | None = None
+        self._given_up: LookConnection | None = None
+        self._ending = threading.Lock()
+        self._ended = False
+        self._due = 0.0
+
+    # -- called in the event loop -------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the thread and the connecting."""
+        self._thread.start()
+        self.connector.connect()
+
+    def ready(self) -> bool:
+        """Return True if there is a connection to be used. Otherwise, or if it is old, begin to make another."""
+        connection = self._connection
+        usable = connection is not None and connection is not self._given_up
+        if not usable or self.connector.is_outdated:
+            self.connector.connect()
+        return usable
+
+    def renew(self) -> None:
+        """Use the present connection no more."""
+        self._given_up = self._connection
+
+    def end(self, seconds: float) -> None:
+        """End the thread, and wait for that at most for ``seconds``. Blocks."""
+        self._jobs.put(None)
+        self._thread.join(seconds)
+
+    async def run(self, name: str, work: Callable[[LookConnection, _Job[T]], T], seconds: float) -> T:
+        """Run a job. It is given up after twice its time: an earlier one may be under way."""
         loop = asyncio.get_running_loop()
-
-        def limited(connection: LookConnection, job: _Job[T]) -> T:
-            connection.seconds = seconds
-            return work(connection, job)
-
-        job = _Job(limited, name, loop, loop.create_future())
-        if self._thread is None:
-            self._jobs = queue.SimpleQueue()
-            self._thread = threading.Thread(target=self._serve, args=(self._jobs,), name="looks", daemon=True)
-            self._thread.start()
+        job = _Job(work, name, seconds, loop, loop.create_future())
         self._jobs.put(job)
-        giving_up = loop.call_later(seconds + MORE_SECONDS, job.give_up)
+        giving_up = loop.call_later(2 * seconds, job.give_up)
         try:
             return await job.done
         finally:
             giving_up.cancel()
             job.cancel()
 
+    # -- the connecting thread ----------------------------------------------------------------------------------
+
+    def _receive(self, connection: LookConnection) -> None:
+        """Pass a new connection to the thread, or close it if that has ended."""
+        with self._ending:
+            if not self._ended:
+                self._jobs.put(connection)
+                return
+        connection.close()
+
     # -- the thread ---------------------------------------------------------------------------------------------
 
-    def _serve(self, jobs: queue.SimpleQueue[_Job[Any] | None]) -> None:
-        while (job := jobs.get()) is not None:
-            if job.cancelled:
-                continue
-            try:
-                result = self._work(job)
-            except BaseException as error:
-                job.fail(error)
-            else:
-                job.answer(result)
-        self._disconnect()
-
-    def _work(self, job: _Job[T]) -> T:
-        try:
-            return job.work(self._connect(), job)
-        except TimeoutError:
-            self._disconnect()
-            raise DatabaseUnavailable("the database did not answer in time") from None
-        except psycopg.Error as error:
-            raise self._explain(error, job.name) from None
-        except (MemoryError, ValueError, ArithmeticError) as error:  # a value that cannot be loaded
-            raise explain_statement(error, job.name) from None
-
-    def _explain(self, error: psycopg.Error, name: str) -> RelayError:
-        if self._connection is not None and is_alive(self._connection):
-            return explain_statement(error, name)
-        self._disconnect()
-        return explain(error)
-
-    def _wait_for_turn(self) -> float:
+    def wait_for_turn(self) -> float:
         """Wait until the next look is due, and return the time."""
         now = time.monotonic()
         if now < self._due:
@@ -221,30 +217,49 @@ class LookThread:
         self._due = max(self._due, now - PACE_SECONDS) + PACE_SECONDS
         return now
 
-    def _connect(self) -> LookConnection:
-        if self._connection is not None and (
-            self._outdated or time.monotonic() - self._connected_at > LIFETIME_SECONDS
-        ):
-            self._disconnect()
-        if self._connection is None:
-            self._outdated = False
-            self._connection = self._connected()
-            self._connected_at = time.monotonic()
-        return self._connection
+    def _serve(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            self._take(job)
+        with self._ending:
+            self._ended = True
+        while not self._jobs.empty():
+            if isinstance(left := self._jobs.get(), LookConnection):
+                left.close()
+        self._disconnect()
 
-    def _connected(self) -> LookConnection:
-        dsn = CONNECTION_FILES.call(self._dsn)
-        conninfo = dsn if self._pooler else direct(dsn)
-        connection = LookConnection.connect(conninfo, autocommit=True, **cast(Any, CONNECTION_DEFAULTS))
-        connection.prepare_threshold = None if self._pooler else 2
+    def _take(self, job: _Job[Any] | LookConnection) -> None:
+        if isinstance(job, LookConnection):
+            self._disconnect()
+            self._connection = job
+            self.connector.adopted()
+        elif not job.cancelled:
+            try:
+                result = self._work(job)
+            except BaseException as error:
+                job.fail(error)
+            else:
+                job.answer(result)
+
+    def _work(self, job: _Job[T]) -> T:
+        connection = self._connection
+        if connection is None:
+            raise StatementFailed(f"there is no connection for statement {job.name}", StatementFailed.NO_CONNECTION)
+        connection.seconds = job.seconds
         try:
-            if not self._pooler:
-                for statement in (*settings_to_fix(connection), STATEMENT_TIMEOUT):
-                    connection.execute(statement)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
+            return job.work(connection, job)
+        except TimeoutError:
+            self._disconnect()
+            raise DatabaseUnavailable("the database did not answer in time") from None
+        except psycopg.Error as error:
+            raise self._explain(connection, error, job.name) from None
+        except (MemoryError, ValueError, ArithmeticError) as error:  # a value that cannot be loaded
+            raise explain_statement(error, job.name) from None
+
+    def _explain(self, connection: LookConnection, error: psycopg.Error, name: str) -> RelayError:
+        if is_alive(connection):
+            return explain_statement(error, name)
+        self._disconnect()
+        return explain(error)
 
     def _disconnect(self) -> None:
         connection, self._connection = self._connection, None

@@ -89,18 +89,25 @@ class BatchDispatcher:
         """Send batches until cancelled."""
         async with asyncio.TaskGroup() as calls:
             self._calls = calls
-            while True:
-                await self._wait_for_turn()
-                await self._context.parked_limit.wait_for_capacity()
-                permit = await self._context.breaker.admit()
-                if not self._undone:
-                    self._send(calls, [self._first_event()] if permit.probe else self._next_call(), permit)
-                    if permit.probe:
-                        await asyncio.wait(self._under_way)
-                if permit.probe:
-                    self._context.breaker.unused(permit)
-                if not self.saturated:
-                    self._want_more.set()
+            try:
+                while True:
+                    await self._send_next(calls)
+            finally:
+                self._calls = None  # a group that ends takes no more tasks
+
+    async def _send_next(self, calls: asyncio.TaskGroup) -> None:
+        """Send the next call, once it may be sent."""
+        await self._wait_for_turn()
+        await self._context.parked_limit.wait_for_capacity()
+        permit = await self._context.breaker.admit()
+        if not self._undone:
+            self._send(calls, [self._first_event()] if permit.probe else self._next_call(), permit)
+            if permit.probe:
+                await asyncio.wait(self._under_way)
+        if permit.probe:
+            self._context.breaker.unused(permit)
+        if not self.saturated:
+            self._want_more.set()
 
     async def _wait_for_turn(self) -> None:
         """Wait until there is a batch to send and room for the call.
@@ -137,9 +144,17 @@ class BatchDispatcher:
         return batches
 
     def _send(self, calls: asyncio.TaskGroup, batches: list[_Batch], permit: Permit) -> None:
-        task = calls.create_task(self._deliver(batches, permit))
+        task = calls.create_task(self._call(batches, permit))
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)
+
+    async def _call(self, batches: list[_Batch], permit: Permit) -> None:
+        """Send one call. If it raises, no other is sent at once: the session ends."""
+        try:
+            await self._deliver(batches, permit)
+        except BaseException:
+            self._calls = None
+            raise
 
     async def _deliver(self, batches: list[_Batch], permit: Permit) -> None:
         """Send one call, unless an earlier one came back undone since this one was begun."""

@@ -28,6 +28,7 @@ from outbox_relay.domain.window import Tick, nothing_new
 from outbox_relay.postgres.listener import CommitListener
 from outbox_relay.postgres.rows import Look, TickResult, WindowRead, WindowRequest
 from outbox_relay.postgres.store import Store
+from outbox_relay.relay.look_limits import LookLimits
 
 AWAKE_SECONDS = 0.02
 """Time without new events after which the relay sleeps until a wake-up."""
@@ -39,12 +40,6 @@ AGAIN_SECONDS = 0.1
 """Pause after a tick whose statement failed."""
 ALONE_SECONDS = 1.0
 """Time for which a session must have been the only one that wants ticks before they come with windows."""
-WINDOW_SECONDS = 4.0
-"""Time that a tick with a window may take. If less counts as slow, ticks come without."""
-SLOW_WINDOW_SECONDS = 0.1
-"""Duration of a look above which windows are suspended."""
-NO_WINDOW_SECONDS = 10.0
-"""Time without windows after a look with one failed. Sessions then read in the usual way, which finds the reason."""
 
 
 class Ticker:
@@ -72,7 +67,7 @@ class Ticker:
         self._one_at_a_time = asyncio.Lock()
         self._result: TickResult | None = None
         self._window: WindowRead | None = None
-        self._no_window_until = float("-inf")
+        self._limits = LookLimits(self._slow_seconds)
         self._losses = 0
         self._awake_until = time.monotonic() + AWAKE_SECONDS
         self._last: asyncio.Event | None = None
@@ -183,7 +178,7 @@ class Ticker:
         if session_epoch != self.session_epoch:
             return False
         self.seen_at, self._clock = look.at, look.result.now
-        reason = self._doubt(before, look)
+        reason = self._reason_to_restart(before, look)
         if reason:
             self._new_session_epoch(reason, look.result)
         elif before is None or _shows_more(before, look.result):
@@ -192,53 +187,58 @@ class Ticker:
 
     async def _look(self, before: TickResult | None, patience: float) -> Look:
         """Look at a marked server. Without ``before`` it is marked first, since a later mark looks like a restart."""
+        in_thread = self._may_look()
         if before is None:
-            await self._store.arm()
-        look = await self._look_in_thread(before, patience) or await self._look_through_pool()
+            await self._store.arm(to_look=in_thread)
+        look = await self._look_in_thread(before, patience) if in_thread else None
+        look = look or await self._look_through_pool(patience)
         self.taken += len(look.seconds)
         for took in look.seconds:
             self._measures.tick.observe(took)
-        if look.window is not None and (not look.window.usable or look.seconds[-1] > SLOW_WINDOW_SECONDS):
-            self._suspend_windows()
         return look
+
+    def _may_look(self) -> bool:
+        """Return True if a look can be taken in the thread. Without its connection, ticks come through the pool."""
+        if self._store.can_look:
+            return self._limits.allow_look
+        if (trouble := self._store.look_trouble) is not None:
+            self._log.warning("database.look_failed", reason=trouble)
+        return False
 
     async def _look_in_thread(self, before: TickResult | None, patience: float) -> Look | None:
         """Return a look, or None if it failed: the reason may be an event of one sink, which is that sink's trouble."""
-        asked = time.monotonic()
+        asked, request = time.monotonic(), self._request()
         try:
-            return await self._store.look(self._request(), patience, partial(_is_news, before, self._slow_seconds))
-        except (StatementFailed, DatabaseUnusable) as error:
-            if time.monotonic() - asked > self._slow_seconds:
+            look = await self._store.look(request, patience, partial(_is_news, before, self._slow_seconds))
+        except RelayError as error:
+            self._limits.failed(request)
+            is_slow = time.monotonic() - asked > self._slow_seconds
+            if is_slow or not isinstance(error, StatementFailed | DatabaseUnusable):
                 raise
-            self._suspend_windows()
             self._log.warning("database.look_failed", reason=str(error))
             return None
+        self._limits.answered(look)
+        return look
 
-    async def _look_through_pool(self) -> Look:
+    async def _look_through_pool(self, patience: float) -> Look:
+        """Take a tick on a connection of the pool. Only a tick without ``patience`` comes at once."""
+        if patience > 0:
+            await self._limits.wait_for_pool()
         asked = time.monotonic()
         result = await self._store.tick()
         at = time.monotonic()
         return Look(result, None, at, (at - asked,))
 
-    def _suspend_windows(self) -> None:
-        self._no_window_until = time.monotonic() + NO_WINDOW_SECONDS
-
     def _request(self) -> WindowRequest | None:
         """Return the request of the only session that waits, or None.
 
-        The others would have to wait for its events. A tick that takes long would end every session, so none comes with
-        a window where little time counts as long.
+        The others would have to wait for its events.
         """
-        now = time.monotonic()
-        if (
-            self._slow_seconds < WINDOW_SECONDS
-            or now < self._no_window_until
-            or now < self._alone_since + ALONE_SECONDS
-        ):
+        if not self._limits.allow_window or time.monotonic() < self._alone_since + ALONE_SECONDS:
             return None
         return next(iter(self._waiting.values())) if len(self._waiting) == 1 else None
 
-    def _doubt(self, before: TickResult | None, look: Look) -> str | None:
+    def _reason_to_restart(self, before: TickResult | None, look: Look) -> str | None:
         """Return why anything read before may be wrong, or None."""
         if before is None:
             self._losses = self._store.connection_losses
@@ -254,8 +254,13 @@ class Ticker:
         self._publish(result)
 
     def _publish(self, result: TickResult | None, window: WindowRead | None = None) -> None:
+        """Wake the sessions. Only transactions without events let the relay go to sleep.
+
+        Events of other sinks or of other relays' shards keep it awake: while it sleeps, each emit sends a notification.
+        """
+        no_ids = self._result is not None and result is not None and result.tick.seq == self._result.tick.seq
         self._result, self._window = result, window
-        if window is None or not window.empty:
+        if window is None or not window.empty or not no_ids:
             self._awake_until = time.monotonic() + AWAKE_SECONDS
             self._poll_seconds = POLL_FIRST_SECONDS
         for event in self._waiting:

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+# The tests set the times of connections, which depend on a clock.
+# pyright: reportPrivateUsage=false
 import asyncio
 import threading
+from collections.abc import Generator
+from contextlib import contextmanager
 
+import psycopg
 import pytest
+import structlog
 from psycopg.conninfo import make_conninfo
 
-from outbox_relay.domain.errors import DatabaseUnavailable
-from tests.property.follower import at_once, opened
+from outbox_relay.domain.errors import ConfigurationError, DatabaseUnavailable
+from outbox_relay.postgres.listener import CommitListener
+from outbox_relay.postgres.look_connection import LookConnector
+from outbox_relay.postgres.store import Store
+from outbox_relay.relay.ticker import Ticker
+from tests.property.follower import at_once, can_look, opened
 from tests.support.database import Database, query
 from tests.support.deliveries import delivered, emit, ids
 from tests.support.memory_sink import MemorySink
@@ -21,6 +31,45 @@ READS = ("read_rest", "read_late")
 LOOKS = """
 select pid from pg_stat_activity
  where datname = current_database() and query like '%%outbox.look(%%' and pid <> pg_backend_pid()"""
+
+
+OPEN = "select pid from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
+
+
+def connector_of(store: Store) -> LookConnector:
+    """Return the part of a store that makes its connections for looks."""
+    worker = store._look_thread._worker
+    assert worker is not None
+    return worker.connector
+
+
+async def has_trouble(store: Store) -> None:
+    """Wait until a connection for looks could not be made."""
+
+    async def fact() -> bool:
+        store.can_look  # noqa: B018 - begins to connect, as each tick does
+        return store.look_trouble is not None
+
+    await auntil(fact, seconds=20, what="a connection could not be made")
+
+
+async def replaced(database: Database, store: Store, before: list[tuple[int]]) -> bool:
+    """Return True if looks are taken on another connection than ``before``."""
+    await store.look(None, 0.0, at_once)
+    found = query(database, LOOKS)
+    return store.can_look and bool(found) and found != before
+
+
+@contextmanager
+def allowing_no_connections(database: Database) -> Generator[None]:
+    """Let nobody connect to the database. Connections that are there stay."""
+    statement = 'alter database "{}" allow_connections {}'
+    with psycopg.connect(database.server.dsn("postgres"), autocommit=True) as admin:
+        admin.execute(statement.format(database.name, "false").encode())
+        try:
+            yield
+        finally:
+            admin.execute(statement.format(database.name, "true").encode())
 
 
 def reads(harness: RelayHarness) -> int:
@@ -120,13 +169,117 @@ async def test_a_look_that_gets_no_answer_ends_in_time(database: Database) -> No
         proxy.target = database.server.port
         store = CountingStore(make_conninfo(database.dsn, host="127.0.0.1", port=proxy.port), call_seconds=0.5)
         await store.open()
+        await can_look(store)
         await store.look(None, 0.0, at_once)
         proxy.blackhole()
         with pytest.raises(DatabaseUnavailable, match="did not answer in time"):
             await store.look(None, 0.0, at_once)
         assert store.connection_losses == 1
+        await can_look(store)
         await store.look(None, 0.0, at_once)
         await store.close()
+
+
+async def test_events_of_others_do_not_let_a_relay_sleep(database: Database) -> None:
+    """Goes red when empty windows count as idleness: while a relay sleeps, each emit sends a notification."""
+    sink = MemorySink()
+    patterns = ("test.event",)
+    async with running(database.dsn, (spec("s", patterns=patterns, types=patterns), sink)) as harness:
+        await harness.owns_all()
+        wanted = list[int]()
+
+        async def comes_with_its_tick() -> bool:
+            before = reads(harness)
+            wanted.extend(emit(database, ["a"]))
+            await delivered(sink, wanted)
+            return reads(harness) == before
+
+        await auntil(comes_with_its_tick, seconds=20, what="an event comes with its tick")
+        with database.connect(autocommit=True) as listener:
+            listener.execute("listen outbox")
+            emits = "select outbox.emit('other', '{}')"
+            await asyncio.to_thread(database.pgbench, emits, transactions=150, clients=4, options=("--rate=300",))
+            notifications = list(listener.notifies(timeout=0, stop_after=10_000))
+        assert len(notifications) < 150, "of 600 emits"
+
+
+async def test_a_connection_that_cannot_be_replaced_stays_in_use(database: Database) -> None:
+    """Goes red when a look connection is closed for its age before there is another one."""
+    sink = MemorySink()
+    async with running(database.dsn, (spec("s"), sink)) as harness:
+        await harness.owns_all()
+        wanted = emit(database, ["a"])
+        await delivered(sink, wanted)
+        before, session_epoch = query(database, LOOKS), harness.ticker.session_epoch
+        connector = connector_of(harness.store)
+        with database.connect(autocommit=True) as emitter:
+            with allowing_no_connections(database):
+                connector._outdated_at = 0.0
+                await has_trouble(harness.store)
+                row = emitter.execute("select outbox.emit('t', '{}', key => 'b')").fetchone()
+                assert row is not None
+                await auntil(lambda: asyncio.sleep(0, len(ids(sink)) == 2), seconds=20, what="the event is delivered")
+                assert harness.store.can_look
+            assert query(database, LOOKS) == before
+            connector._not_before = 0.0
+            await auntil(lambda: replaced(database, harness.store, before), seconds=20, what="a new connection")
+        assert harness.ticker.session_epoch == session_epoch
+
+
+@pytest.mark.parametrize("error", [ConfigurationError("no such file"), OSError("no thread")])
+async def test_a_connection_that_cannot_be_made_is_no_loss(database: Database, error: Exception) -> None:
+    """Goes red when a file that cannot be read for a moment ends the relay, or drains its pool."""
+    made, fails = list[str](), False
+
+    def dsn() -> str:
+        made.append(database.dsn)
+        if fails:
+            raise error
+        return database.dsn
+
+    store = Store(dsn, pooler=False, connections=2)
+    await store.open()
+    await can_look(store)
+    fails = True
+    store._look_thread.renew()
+    await has_trouble(store)
+    made.clear()
+    ticker = Ticker(store, CommitListener(None), 15.0, structlog.get_logger())
+    for _ in range(20):
+        await ticker.refresh()
+    assert (made, store.connection_losses, ticker.session_epoch) == ([], 0, 0)
+    fails, connector_of(store)._not_before = False, 0.0
+    await can_look(store)
+    await ticker.refresh()
+    assert store.look_trouble is None
+    await store.close()
+
+
+async def test_a_store_that_is_opened_again_has_a_thread_of_its_own(database: Database) -> None:
+    """Goes red when a thread that ends late uses, or closes, the connection of the next one."""
+    held, reached = threading.Event(), threading.Event()
+
+    def dsn() -> str:
+        if threading.current_thread().name.startswith("looks"):
+            reached.set()
+            held.wait(20)
+        return database.dsn
+
+    store = Store(dsn, pooler=False, connections=2)
+    await store.open()
+    await asyncio.to_thread(reached.wait, 20)
+    await store.close()
+    with pytest.raises(DatabaseUnavailable):
+        await store.look(None, 0.0, at_once)
+    await store.open()
+    held.set()
+    await can_look(store)
+    for _ in range(3):
+        await store.look(None, 0.0, at_once)
+    connecting = "looks: connecting"
+    until(lambda: all(t.name != connecting for t in threading.enumerate()), seconds=10, what="both have connected")
+    assert len(query(database, OPEN)) == 2, "that of the looks, and one of the pool"
+    await store.close()
 
 
 async def test_the_thread_of_the_looks_ends_with_the_store(database: Database) -> None:

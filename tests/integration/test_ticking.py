@@ -116,7 +116,12 @@ class Scripted(CountingStore):
         super().__init__("")
         self._results = tick_results
 
-    async def arm(self) -> None:
+    @property
+    def can_look(self) -> bool:
+        """True: a look is the next result."""
+        return True
+
+    async def arm(self, *, to_look: bool = False) -> None:
         """Its server has no mark."""
 
     async def look(self, request: WindowRequest | None, patience: float, is_news: object) -> Look:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
@@ -10,6 +11,7 @@ from outbox_relay.domain.event import SHARDS, StoredEvent, max_wire_bytes, pop_s
 from outbox_relay.domain.window import BEGINNING, Position, Tick, WindowSlice, next_slice, nothing_new, position_after
 from outbox_relay.postgres.rows import TickResult, WindowRequest
 from outbox_relay.postgres.store import Store
+from tests.support.wait import auntil
 
 AMPLE_BYTES = 1 << 30
 START = Position(BEGINNING)
@@ -17,13 +19,19 @@ START = Position(BEGINNING)
 
 @asynccontextmanager
 async def opened(dsn: str) -> AsyncGenerator[Store]:
-    """The product's store on a database, with two connections."""
+    """The product's store on a database, with two connections and one for looks."""
     store = Store(lambda: dsn, pooler=False, connections=2)
     await store.open()
+    await can_look(store)
     try:
         yield store
     finally:
         await store.close()
+
+
+async def can_look(store: Store) -> None:
+    """Wait until the store has its connection for looks."""
+    await auntil(lambda: asyncio.sleep(0, store.can_look), seconds=10, what="there is a connection for looks")
 
 
 class Follower:

@@ -297,6 +297,28 @@ async def test_calls_are_counted_and_timed_by_outcome_and_those_in_flight_too() 
     assert list(measures.attempts) == ["delivered"]
 
 
+async def test_chunks_that_are_read_while_a_failed_session_ends_are_not_sent() -> None:
+    """Goes red when the error of the session is hidden by one of a group that takes no more calls."""
+
+    class Raising(Held):
+        async def deliver(self, batch: Sequence[StoredEvent], _until: float, _attempt: int = 0, /) -> Sequence[Verdict]:
+            self.calls.append(list(batch))
+            raise LeaseLost("it was lost")
+
+    sink, read = Raising(), chunks(*([1] * 20))
+    dispatcher = a_batch_dispatcher(sink)
+    task = asyncio.create_task(dispatcher.run())
+    await asyncio.sleep(0)
+    for chunk in read:
+        if not dispatcher.under_way:
+            dispatcher.put(chunk)
+        await asyncio.sleep(0)
+    with pytest.raises(ExceptionGroup) as failed:
+        await task
+    assert failed.group_contains(LeaseLost)
+    assert sink.sizes == [1]
+
+
 async def test_a_call_that_is_cancelled_has_no_outcome() -> None:
     sink = Held()
     context = a_context(sink)

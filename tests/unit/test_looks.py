@@ -4,16 +4,20 @@ the point."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from datetime import UTC, datetime
 from typing import Any, cast
 
 import pytest
 import structlog
+from psycopg.waiting import Ready, Wait
 
+from outbox_relay.domain.errors import DatabaseUnavailable, DatabaseUnusable, RelayError, StatementFailed
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.window import Tick
+from outbox_relay.postgres import look_connection
 from outbox_relay.postgres.listener import CommitListener
 from outbox_relay.postgres.rows import Look, TickResult, WindowRead, WindowRequest
 from outbox_relay.relay import ticker as ticker_module
@@ -30,21 +34,32 @@ class Looked:
     """A store whose ticks rise, and which answers every request with an empty window."""
 
     connection_losses = 0
+    look_trouble = None
 
-    def __init__(self, *, usable: bool = True, seconds: float = 0.001) -> None:
+    def __init__(self, *, usable: bool = True, seconds: float = 0.001, fails: RelayError | None = None) -> None:
         self.requests: list[WindowRequest | None] = []
+        self.can_look = True
+        self.ticks = 0
         self._usable = usable
         self._seconds = seconds
+        self._fails = fails
 
-    async def arm(self) -> None:
+    async def arm(self, *, to_look: bool) -> None:
         """Its server has no mark."""
+        assert to_look == (self.can_look and not self.ticks)
+
+    async def tick(self) -> TickResult:
+        self.ticks += 1
+        return TickResult(Tick(len(self.requests) + self.ticks, "9:9:", 9), "a", 1, datetime.now(UTC), 1)
 
     async def look(
         self, request: WindowRequest | None, patience: float, is_news: Callable[[TickResult, float], bool]
     ) -> Look:
         del patience, is_news
         self.requests.append(request)
-        tick = Tick(len(self.requests), "9:9:", 9)
+        if self._fails is not None:
+            raise self._fails
+        tick = Tick(len(self.requests) + self.ticks, "9:9:", 9)
         events = list[StoredEvent]()
         window = None if request is None else WindowRead(request, tick, events, None, self._usable)
         result = TickResult(tick, "a", 1, datetime.now(UTC), 1)
@@ -103,9 +118,55 @@ async def test_no_window_is_requested_after_one_that_was_of_no_use(store: Looked
     assert [request is None for request in store.requests] == [False, True]
 
 
+@pytest.mark.parametrize("error", [StatementFailed("no"), DatabaseUnavailable("gone")], ids=["failed", "lost"])
+async def test_no_window_is_requested_after_one_that_failed(error: RelayError) -> None:
+    store = Looked(fails=error)
+    ticker, wake = a_ticker(store), asyncio.Event()
+    for _ in range(2):
+        ticker.want(wake, a_request())
+        with contextlib.suppress(DatabaseUnavailable):
+            await ticker.refresh()
+    assert [request is None for request in store.requests] == [False, True]
+
+
+async def test_looks_that_fail_without_a_window_are_not_repeated_at_each_tick() -> None:
+    store = Looked(fails=DatabaseUnusable("no right"))
+    ticker = a_ticker(store)
+    for _ in range(50):
+        await ticker.refresh()
+    assert store.requests == [None]
+    assert store.ticks == 50
+
+
+async def test_ticks_come_through_the_pool_while_there_is_no_connection_for_looks() -> None:
+    store = Looked()
+    store.can_look = False
+    ticker = a_ticker(store)
+    await ticker.refresh()
+    assert (store.requests, store.ticks) == ([], 1)
+    store.can_look = True
+    await ticker.refresh()
+    assert (store.requests, store.ticks) == ([None], 1)
+
+
 async def test_no_window_is_requested_where_a_short_look_counts_as_slow() -> None:
     store, wake = Looked(), asyncio.Event()
     ticker = a_ticker(store, lease_seconds=3.0)
     ticker.want(wake, a_request())
     await ticker.refresh()
     assert store.requests == [None]
+
+
+def test_an_answer_that_comes_in_pieces_ends_in_time() -> None:
+    """Goes red when only a connection on which nothing arrives is given up."""
+    pieces: list[object] = []
+
+    def endless() -> Generator[Wait, Ready | int, None]:
+        while True:
+            pieces.append((yield Wait.R))
+
+    limited = look_connection._limited(endless(), time.monotonic() - 1)  # pyright: ignore[reportPrivateUsage]
+    next(limited)
+    with pytest.raises(TimeoutError):
+        limited.send(Ready.R)
+    assert pieces == [Ready.R]
