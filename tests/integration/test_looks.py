@@ -15,6 +15,7 @@ import structlog
 from psycopg.conninfo import make_conninfo
 
 from outbox_relay.domain.errors import ConfigurationError, DatabaseUnavailable
+from outbox_relay.postgres import look_connection
 from outbox_relay.postgres.listener import CommitListener
 from outbox_relay.postgres.look_connection import LookConnector
 from outbox_relay.postgres.store import Store
@@ -227,8 +228,11 @@ async def test_a_connection_that_cannot_be_replaced_stays_in_use(database: Datab
 
 
 @pytest.mark.parametrize("error", [ConfigurationError("no such file"), OSError("no thread")])
-async def test_a_connection_that_cannot_be_made_is_no_loss(database: Database, error: Exception) -> None:
+async def test_a_connection_that_cannot_be_made_is_no_loss(
+    database: Database, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Goes red when a file that cannot be read for a moment ends the relay, or drains its pool."""
+    monkeypatch.setattr(look_connection, "PAUSE_SECONDS", 60.0)
     made, fails = list[str](), False
 
     def dsn() -> str:
@@ -283,10 +287,9 @@ async def test_a_store_that_is_opened_again_has_a_thread_of_its_own(database: Da
 
 
 async def test_the_thread_of_the_looks_ends_with_the_store(database: Database) -> None:
-    before = threading.active_count()
     async with opened(database.dsn) as store:
         for _ in range(3):
             await store.look(None, 0.0, at_once)
-        assert threading.active_count() > before
+        assert any(thread.name == "looks" for thread in threading.enumerate())
     until(lambda: not any(thread.name == "looks" for thread in threading.enumerate()), seconds=5, what="it has ended")
-    assert query(database, LOOKS) == []
+    until(lambda: query(database, LOOKS) == [], seconds=5, what="its connection is closed")
