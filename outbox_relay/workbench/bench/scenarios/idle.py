@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from outbox_relay.workbench.bench import machine, relay_config
+from outbox_relay.workbench.bench import machine
 from outbox_relay.workbench.bench.database import TYPE, BenchDatabase
 from outbox_relay.workbench.bench.destinations import ConsumerProcess
 from outbox_relay.workbench.bench.environment import BenchEnvironment
 from outbox_relay.workbench.bench.figures import (
     MEGABYTES,
-    MILLISECONDS,
     PERCENT,
     STATEMENTS_PER_SECOND,
     Figure,
-    percentile,
 )
-from outbox_relay.workbench.bench.scenarios import steps
+from outbox_relay.workbench.bench.scenarios import latency
 from outbox_relay.workbench.bench.scenarios.scenario import Scenario
 from outbox_relay.workbench.processes import PythonProcess
 
@@ -34,23 +32,37 @@ EMIT = f"select outbox.emit('{TYPE}', %s::jsonb, key => %s)"
 
 
 def measure(bench: BenchEnvironment) -> Sequence[Figure]:
-    """Measure an idle relay's statements and processor time, then single events after pauses."""
+    """Measure an idle relay's statements and processor time, then single events after pauses.
+
+    These are also measured with a bare loop that is always awake.
+    """
+    idle: list[Figure] = []
+
+    def be_idle(database: BenchDatabase, relay: PythonProcess) -> None:
+        bench.pause(SETTLE_SECONDS)
+        idle.extend(_idle(bench, database, relay))
+
+    own = _after_pauses(bench, latency.relay, be_idle)
+    bare = _after_pauses(bench, latency.bare_loop)
+    return [*idle, *latency.compared("first event after a pause", own, bare)]
+
+
+def _after_pauses(
+    bench: BenchEnvironment,
+    follow: Callable[[BenchEnvironment, BenchDatabase, str], PythonProcess],
+    before: Callable[[BenchDatabase, PythonProcess], None] = lambda _database, _process: None,
+) -> list[float]:
+    """Return the latencies in seconds of single events after pauses; ``before`` is called before the first."""
     database, topic = bench.new_database(), bench.new_topic()
     consumer = ConsumerProcess(bench, topic)
-    config = relay_config.config(database.dsn, [steps.SINK], relay_config.kafka(steps.SINK, topic, bench.bootstrap))
-    relay = steps.start_relays(bench, config, 1)[0]
-    bench.pause(SETTLE_SECONDS)
-    found = _idle(bench, database, relay)
+    process = follow(bench, database, topic)
+    before(database, process)
     for number in range(1, bench.scaled_events(QUICK_PAUSES, FULL_PAUSES) + 2):
         bench.pause(random.uniform(*PAUSE_SECONDS))  # noqa: S311 - not a secret
         database.run(EMIT, f'{{"at": {time.time():.6f}, "note": "{"x" * 200}"}}', f"k{number}")
         bench.wait_until(lambda number=number: consumer.count() >= number, ARRIVE_SECONDS, "the event arrives")
-    times = consumer.stop()[1:]  # For the first event the relay asks the broker about the topic.
-    return [
-        *found,
-        Figure("first event after a pause, p50", percentile(times, 0.5) * 1e3, MILLISECONDS),
-        Figure("first event after a pause, p99", percentile(times, 0.99) * 1e3, MILLISECONDS),
-    ]
+    bench.stop(process)
+    return consumer.stop()[1:]  # For the first event the relay asks the broker about the topic.
 
 
 def _idle(bench: BenchEnvironment, database: BenchDatabase, relay: PythonProcess) -> list[Figure]:
@@ -70,7 +82,8 @@ def _idle(bench: BenchEnvironment, database: BenchDatabase, relay: PythonProcess
 SCENARIO = Scenario(
     "idle",
     "A relay with one Kafka sink and no events: statements that reach the database, processor time, memory. Then the "
-    "latency of single events after pauses of 0.25 to 0.4 s, from before the insert to the consumer.",
+    "latency of single events after pauses of 0.25 to 0.4 s, from before the insert to the consumer, compared with a "
+    "bare loop that polls every millisecond, and so is always awake.",
     measure,
     quick=True,
     max_runs=3,

@@ -38,19 +38,32 @@ def measure(bench: BenchEnvironment) -> Sequence[Figure]:
     """Measure the bare loop and a relay at each rate, each with a new database."""
     found: list[Figure] = []
     for rate in FULL_RATES if bench.options.full else QUICK_RATES:
-        bare, _, _ = _followed(bench, rate, _bare_loop)
-        own, reached, cpu = _followed(bench, rate, _relay)
+        bare, _, bare_cpu = _followed(bench, rate, bare_loop)
+        own, reached, cpu = _followed(bench, rate, relay)
         at = f"{rate:,}/s"
         found += [
-            Figure(f"{at}: bare loop, p50", percentile(bare, 0.5) * 1e3, MILLISECONDS),
-            Figure(f"{at}: bare loop, p99", percentile(bare, 0.99) * 1e3, MILLISECONDS),
-            Figure(f"{at}: relay, p50", percentile(own, 0.5) * 1e3, MILLISECONDS),
-            Figure(f"{at}: relay, p99", percentile(own, 0.99) * 1e3, MILLISECONDS),
-            ratio(f"{at}: relay / bare loop, p50", percentile(own, 0.5), percentile(bare, 0.5)),
+            *compared(at, own, bare),
+            Figure(f"{at}: bare loop, processor", bare_cpu, PERCENT),
             Figure(f"{at}: relay, processor", cpu, PERCENT),
+            ratio(f"{at}: relay / bare loop, processor", cpu, bare_cpu),
             Figure(f"{at}: emitted", reached, EVENTS_PER_SECOND),
         ]
     return found
+
+
+def compared(what: str, own: Sequence[float], bare: Sequence[float]) -> list[Figure]:
+    """Return the percentiles of latencies in seconds, of a relay and of the bare loop, and their ratios."""
+    return [
+        *(
+            Figure(f"{what}: {name}, p{share:.0%}"[:-1], percentile(times, share) * 1e3, MILLISECONDS)
+            for name, times in (("bare loop", bare), ("relay", own))
+            for share in (0.5, 0.99)
+        ),
+        *(
+            ratio(f"{what}: relay / bare loop, p{share:.0%}"[:-1], percentile(own, share), percentile(bare, share))
+            for share in (0.5, 0.99)
+        ),
+    ]
 
 
 def _followed(
@@ -64,17 +77,17 @@ def _followed(
     bench.wait_until(consumer.count, READY_SECONDS, "the first event arrives")
     seconds = max(1, round(bench.scaled_seconds(QUICK_SECONDS, FULL_SECONDS)))
     spent = machine.cpu_seconds(process.pid)
-    printed = _emit(bench, database, rate, seconds)
+    printed = emit(bench, database, SCRIPT, rate, seconds)
     done, tps = _DONE.search(printed), _TPS.search(printed)
     events = int(done[1]) + 1 if done else 0
-    _arrive(bench, consumer, events, all_of_them=follow is _relay)
+    arrive(bench, consumer, events, all_of_them=follow is relay)
     cpu = (machine.cpu_seconds(process.pid) - spent) / seconds * 100
     bench.stop(process)
     times = consumer.stop()
     return times[int(len(times) * WARM_SHARE) :], float(tps[1]) if tps else 0.0, cpu
 
 
-def _arrive(bench: BenchEnvironment, consumer: ConsumerProcess, events: int, *, all_of_them: bool) -> None:
+def arrive(bench: BenchEnvironment, consumer: ConsumerProcess, events: int, *, all_of_them: bool) -> None:
     """Wait until all events have arrived; without `all_of_them`, also stop when none has arrived for a while."""
     last, since = -1, 0.0
 
@@ -88,23 +101,26 @@ def _arrive(bench: BenchEnvironment, consumer: ConsumerProcess, events: int, *, 
     bench.wait_until(done, SPARE_SECONDS, f"{events} events arrive")
 
 
-def _emit(bench: BenchEnvironment, database: BenchDatabase, rate: int, seconds: int) -> str:
+def emit(bench: BenchEnvironment, database: BenchDatabase, script: str, rate: int, seconds: int) -> str:
+    """Run ``script`` at a steady rate, and return what pgbench printed."""
     file = bench.new_path(".sql")
-    file.write_text(SCRIPT)
+    file.write_text(script)
     return bench.pgbench(
         database, "--no-vacuum", "--protocol=prepared", f"--file={file}", f"--client={CLIENTS}", "--jobs=1",
         f"--rate={rate}", f"--time={seconds}", seconds=seconds + SPARE_SECONDS,
     )  # fmt: skip
 
 
-def _bare_loop(bench: BenchEnvironment, database: BenchDatabase, topic: str) -> PythonProcess:
+def bare_loop(bench: BenchEnvironment, database: BenchDatabase, topic: str) -> PythonProcess:
+    """Start the bare loop, which follows the log."""
     where = ("--bootstrap", bench.bootstrap, "--topic", topic, "--follow")
     process = bench.start_process("bare-loop", "outbox_relay.workbench.bench.bare_loop", *where, dsn=database.dsn)
     bench.wait_until(lambda: database.value(BARE_IS_READY), READY_SECONDS, "the bare loop is up", every=QUERY_SECONDS)
     return process
 
 
-def _relay(bench: BenchEnvironment, database: BenchDatabase, topic: str) -> PythonProcess:
+def relay(bench: BenchEnvironment, database: BenchDatabase, topic: str) -> PythonProcess:
+    """Start a relay with one sink."""
     config = relay_config.config(database.dsn, [steps.SINK], relay_config.kafka(steps.SINK, topic, bench.bootstrap))
     return steps.start_relays(bench, config, 1)[0]
 
