@@ -317,10 +317,13 @@ class Database:
             self.connection_losses += 1
             raise
 
-    @property
-    def can_look(self) -> bool:
-        """True if there is a connection for looks. If there is none, or if it is old, another is being made."""
-        return self._look_thread.ready
+    def prepare_look(self) -> bool:
+        """Return True if there is a connection for looks. If there is none, or if it is old, begin to make another."""
+        return self._look_thread.prepare()
+
+    def give_up_looks(self) -> None:
+        """Take no more looks on the present connection, and make another."""
+        self._look_thread.renew()
 
     @property
     def look_trouble(self) -> str | None:

@@ -58,8 +58,8 @@ def _limited(gen: Generator[Wait, Ready | int, T], until: float) -> Generator[Wa
 class LookConnector:
     """Makes connections in a thread of its own, one at a time, and passes each to ``adopt``, in that thread.
 
-    Ticks come through the pool meanwhile. After a failure the next attempt comes after a
-    pause. The receiver calls ``adopted`` when it uses the connection, or closes it.
+    Ticks come through the pool meanwhile. After a failure the next attempt comes after a pause. The receiver calls
+    ``adopted`` when it uses the connection, or closes it.
     """
 
     def __init__(self, dsn: Callable[[], str], adopt: Callable[[LookConnection], None], *, pooler: bool) -> None:
@@ -67,6 +67,7 @@ class LookConnector:
         self._adopt = adopt
         self._pooler = pooler
         self._busy = False
+        self._discarded = False
         self._failures = 0
         self._not_before = float("-inf")
         self._outdated_at = float("inf")
@@ -82,7 +83,7 @@ class LookConnector:
         """Begin to make a connection, unless one is being made or it is too early after a failure."""
         if self._busy or time.monotonic() < self._not_before:
             return
-        self._busy = True
+        self._busy, self._discarded = True, False
         try:
             threading.Thread(target=self._connect, name="looks: connecting", daemon=True).start()
         except RuntimeError as error:  # the process has no thread left
@@ -97,7 +98,15 @@ class LookConnector:
             # Its text may contain the connection string.
             self._failed(type(error).__name__)
         else:
-            self._adopt(connection)
+            if self._discarded:
+                connection.close()
+                self._busy = False
+            else:
+                self._adopt(connection)
+
+    def discard(self) -> None:
+        """Close the connection that is being made, if there is one, instead of passing it on."""
+        self._discarded = True
 
     def adopted(self) -> None:
         """Record that the new connection is in use."""

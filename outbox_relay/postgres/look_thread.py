@@ -85,10 +85,9 @@ class LookThread:
         self._worker = _Worker(self._dsn, pooler=self._pooler)
         self._worker.start()
 
-    @property
-    def ready(self) -> bool:
-        """True if there is a connection. If there is none, or if it is old, another is being made."""
-        return self._worker is not None and self._worker.ready()
+    def prepare(self) -> bool:
+        """Return True if there is a connection. If there is none, or if it is old, begin to make another."""
+        return self._worker is not None and self._worker.prepare()
 
     @property
     def trouble(self) -> str | None:
@@ -167,7 +166,7 @@ class _Worker:
         self._thread.start()
         self.connector.connect()
 
-    def ready(self) -> bool:
+    def prepare(self) -> bool:
         """Return True if there is a connection to be used. Otherwise, or if it is old, begin to make another."""
         connection = self._connection
         usable = connection is not None and connection is not self._given_up
@@ -176,8 +175,9 @@ class _Worker:
         return usable
 
     def renew(self) -> None:
-        """Use the present connection no more."""
+        """Use the present connection no more, nor one that is being made: it may lead to the same server."""
         self._given_up = self._connection
+        self.connector.discard()
 
     def end(self, seconds: float) -> None:
         """End the thread, and wait for that at most for ``seconds``. Blocks."""

@@ -199,7 +199,7 @@ class Ticker:
 
     def _may_look(self) -> bool:
         """Return True if a look can be taken in the thread. Without its connection, ticks come through the pool."""
-        if self._store.can_look:
+        if self._store.prepare_look():
             return self._limits.allow_look
         if (trouble := self._store.look_trouble) is not None:
             self._log.warning("database.look_failed", reason=trouble)
@@ -212,6 +212,8 @@ class Ticker:
             look = await self._store.look(request, patience, partial(_is_news, before, self._slow_seconds))
         except RelayError as error:
             self._limits.failed(request)
+            if request is None:  # the connection may be the reason, as that to a server that became a standby
+                self._store.give_up_looks()
             is_slow = time.monotonic() - asked > self._slow_seconds
             if is_slow or not isinstance(error, StatementFailed | DatabaseUnusable):
                 raise

@@ -43,10 +43,10 @@ INSERT = f"""\\set k random(1, 5000)
 insert into outboxevent values (gen_random_uuid(), 'order', 'k' || :k, 'order.created',
     jsonb_build_object('at', extract(epoch from clock_timestamp()), 'note', '{"x" * 200}')::text);
 """
-WARM_SHARE = 0.1
-"""Share of first events that are not counted."""
 FIRST_SECONDS = 60.0
+"""Longest wait for the first event: a connector takes seconds to start."""
 PROMPT = {"poll.interval.ms": "5"}
+"""Settings for a short latency."""
 LARGER = {
     "max.batch.size": "20480", "max.queue.size": "81920", "poll.interval.ms": "50",
     "producer.override.linger.ms": "10", "producer.override.batch.size": "1000000",
@@ -125,7 +125,7 @@ class Latencies:
         latency.emit(self._bench, database, script, rate, seconds)
         latency.arrive(self._bench, consumer, sys.maxsize, all_of_them=False)
         times = consumer.stop()
-        return times[int(len(times) * WARM_SHARE) :]
+        return times[int(len(times) * latency.WARM_SHARE) :]
 
 
 def _config(database: BenchDatabase, server: PostgresServer, topic: str, more: Mapping[str, str]) -> dict[str, str]:

@@ -20,7 +20,7 @@ from outbox_relay.postgres.listener import CommitListener
 from outbox_relay.postgres.look_connection import LookConnection, LookConnector
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.ticker import Ticker
-from tests.property.follower import at_once, can_look, opened
+from tests.property.follower import at_once, look_is_ready, opened
 from tests.support.database import Database, query
 from tests.support.deliveries import delivered, emit, ids
 from tests.support.memory_sink import MemorySink
@@ -48,7 +48,7 @@ async def has_trouble(store: Store) -> None:
     """Wait until a connection for looks could not be made."""
 
     async def fact() -> bool:
-        store.can_look  # noqa: B018 - begins to connect, as each tick does
+        store.prepare_look()
         return store.look_trouble is not None
 
     await auntil(fact, seconds=20, what="a connection could not be made")
@@ -58,12 +58,12 @@ async def replaced(database: Database, store: Store, before: list[tuple[int]]) -
     """Return True if looks are taken on another connection than ``before``."""
     await store.look(None, 0.0, at_once)
     found = query(database, LOOKS)
-    return store.can_look and bool(found) and found != before
+    return store.prepare_look() and bool(found) and found != before
 
 
 @contextmanager
 def allowing_no_connections(database: Database) -> Generator[None]:
-    """Let nobody connect to the database. Connections that are there stay."""
+    """Refuse new connections to the database. Existing ones stay open."""
     statement = 'alter database "{}" allow_connections {}'
     with psycopg.connect(database.server.dsn("postgres"), autocommit=True) as admin:
         admin.execute(statement.format(database.name, "false").encode())
@@ -170,13 +170,13 @@ async def test_a_look_that_gets_no_answer_ends_in_time(database: Database) -> No
         proxy.target = database.server.port
         store = CountingStore(make_conninfo(database.dsn, host="127.0.0.1", port=proxy.port), call_seconds=0.5)
         await store.open()
-        await can_look(store)
+        await look_is_ready(store)
         await store.look(None, 0.0, at_once)
         proxy.blackhole()
         with pytest.raises(DatabaseUnavailable, match="did not answer in time"):
             await store.look(None, 0.0, at_once)
         assert store.connection_losses == 1
-        await can_look(store)
+        await look_is_ready(store)
         await store.look(None, 0.0, at_once)
         await store.close()
 
@@ -220,7 +220,7 @@ async def test_a_connection_that_cannot_be_replaced_stays_in_use(database: Datab
                 row = emitter.execute("select outbox.emit('t', '{}', key => 'b')").fetchone()
                 assert row is not None
                 await auntil(lambda: asyncio.sleep(0, len(ids(sink)) == 2), seconds=20, what="the event is delivered")
-                assert harness.store.can_look
+                assert harness.store.prepare_look()
             assert query(database, LOOKS) == before
             connector._not_before = 0.0
             await auntil(lambda: replaced(database, harness.store, before), seconds=20, what="a new connection")
@@ -242,45 +242,77 @@ async def test_a_connection_that_cannot_be_made_is_no_loss(
 
     store = Store(dsn, pooler=False, connections=2)
     await store.open()
-    await can_look(store)
+    await look_is_ready(store)
     fails = True
     store._look_thread.renew()
     await has_trouble(store)
+    assert (str(error) in (store.look_trouble or "")) == isinstance(error, ConfigurationError)
     ticker = Ticker(store, CommitListener(None), 15.0, structlog.get_logger())
     for _ in range(20):
         await ticker.refresh()
     assert connector_of(store)._failures == 1, "there is a pause after it"
     assert (store.connection_losses, ticker.session_epoch) == (0, 0)
     fails, connector_of(store)._not_before = False, 0.0
-    await can_look(store)
+    await look_is_ready(store)
     await ticker.refresh()
     assert store.look_trouble is None
     await store.close()
 
 
-async def test_a_store_that_is_opened_again_has_a_thread_of_its_own(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Goes red when a thread that ends late uses, or closes, the connection of the next one."""
-    held, reached = threading.Event(), threading.Event()
-    connected = LookConnector._connected
+class HeldUp:
+    """Holds the first connection for looks up while it is being made."""
 
-    def held_up(connector: LookConnector) -> LookConnection:
-        if not reached.is_set():
-            reached.set()
-            assert held.wait(20)
-        return connected(connector)
+    def __init__(self) -> None:
+        self.held, self._reached = threading.Event(), threading.Event()
+        self.attempts = 0
+        self._connected = LookConnector._connected
 
-    monkeypatch.setattr(LookConnector, "_connected", held_up)
+    def connect(self, connector: LookConnector) -> LookConnection:
+        self.attempts += 1
+        connection = self._connected(connector)
+        if not self._reached.is_set():
+            self._reached.set()
+            assert self.held.wait(20)
+        return connection
+
+    async def reached(self) -> None:
+        assert await asyncio.to_thread(self._reached.wait, 20)
+
+
+@pytest.fixture
+def held_up(monkeypatch: pytest.MonkeyPatch) -> HeldUp:
+    made = HeldUp()
+
+    def connected(connector: LookConnector) -> LookConnection:
+        return made.connect(connector)
+
+    monkeypatch.setattr(LookConnector, "_connected", connected)
+    return made
+
+
+async def test_a_connection_that_was_being_made_during_a_loss_is_not_used(database: Database, held_up: HeldUp) -> None:
+    """Goes red when looks are taken on a server that the others have left."""
     store = Store(lambda: database.dsn, pooler=False, connections=2)
     await store.open()
-    assert await asyncio.to_thread(reached.wait, 20)
+    await held_up.reached()
+    store.give_up_looks()
+    held_up.held.set()
+    await look_is_ready(store)
+    assert held_up.attempts == 2
+    await store.close()
+
+
+async def test_a_store_that_is_opened_again_has_a_thread_of_its_own(database: Database, held_up: HeldUp) -> None:
+    """Goes red when a thread that ends late uses, or closes, the connection of the next one."""
+    store = Store(lambda: database.dsn, pooler=False, connections=2)
+    await store.open()
+    await held_up.reached()
     await store.close()
     with pytest.raises(DatabaseUnavailable):
         await store.look(None, 0.0, at_once)
     await store.open()
-    held.set()
-    await can_look(store)
+    held_up.held.set()
+    await look_is_ready(store)
     for _ in range(3):
         await store.look(None, 0.0, at_once)
     connecting = "looks: connecting"

@@ -116,9 +116,8 @@ class Scripted(CountingStore):
         super().__init__("")
         self._results = tick_results
 
-    @property
-    def can_look(self) -> bool:
-        """True: a look is the next result."""
+    def prepare_look(self) -> bool:
+        """Return True: a look is the next result."""
         return True
 
     async def arm(self, *, to_look: bool = False) -> None:

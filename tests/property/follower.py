@@ -22,16 +22,16 @@ async def opened(dsn: str) -> AsyncGenerator[Store]:
     """The product's store on a database, with two connections and one for looks."""
     store = Store(lambda: dsn, pooler=False, connections=2)
     await store.open()
-    await can_look(store)
+    await look_is_ready(store)
     try:
         yield store
     finally:
         await store.close()
 
 
-async def can_look(store: Store) -> None:
+async def look_is_ready(store: Store) -> None:
     """Wait until the store has its connection for looks."""
-    await auntil(lambda: asyncio.sleep(0, store.can_look), seconds=10, what="there is a connection for looks")
+    await auntil(lambda: asyncio.sleep(0, store.prepare_look()), seconds=10, what="there is a connection for looks")
 
 
 class Follower:

@@ -234,9 +234,8 @@ class SteppedStore(Store):
         result = tick_of(rows[0])
         return Look(result, window_of(rows, result.tick, request), time.monotonic(), (0.0,))
 
-    @property
-    def can_look(self) -> bool:
-        """True: a look is a step on the shared connection."""
+    def prepare_look(self) -> bool:
+        """Return True: a look is a step on the shared connection."""
         return True
 
     async def _mark(self, deadline: float) -> None:

@@ -36,27 +36,27 @@ def measure(bench: BenchEnvironment) -> Sequence[Figure]:
 
     These are also measured with a bare loop that is always awake.
     """
-    idle: list[Figure] = []
-
-    def be_idle(database: BenchDatabase, relay: PythonProcess) -> None:
-        bench.pause(SETTLE_SECONDS)
-        idle.extend(_idle(bench, database, relay))
-
-    own = _after_pauses(bench, latency.relay, be_idle)
-    bare = _after_pauses(bench, latency.bare_loop)
+    database, consumer, process = _followed(bench, latency.relay)
+    bench.pause(SETTLE_SECONDS)
+    idle = _idle(bench, database, process)
+    own = _after_pauses(bench, database, consumer, process)
+    bare = _after_pauses(bench, *_followed(bench, latency.bare_loop))
     return [*idle, *latency.compared("first event after a pause", own, bare)]
 
 
-def _after_pauses(
-    bench: BenchEnvironment,
-    follow: Callable[[BenchEnvironment, BenchDatabase, str], PythonProcess],
-    before: Callable[[BenchDatabase, PythonProcess], None] = lambda _database, _process: None,
-) -> list[float]:
-    """Return the latencies in seconds of single events after pauses; ``before`` is called before the first."""
+def _followed(
+    bench: BenchEnvironment, follow: Callable[[BenchEnvironment, BenchDatabase, str], PythonProcess]
+) -> tuple[BenchDatabase, ConsumerProcess, PythonProcess]:
+    """Return a new database, the consumer of a new topic, and the process between them."""
     database, topic = bench.new_database(), bench.new_topic()
     consumer = ConsumerProcess(bench, topic)
-    process = follow(bench, database, topic)
-    before(database, process)
+    return database, consumer, follow(bench, database, topic)
+
+
+def _after_pauses(
+    bench: BenchEnvironment, database: BenchDatabase, consumer: ConsumerProcess, process: PythonProcess
+) -> list[float]:
+    """Return the latencies in seconds of single events after pauses, and stop the process."""
     for number in range(1, bench.scaled_events(QUICK_PAUSES, FULL_PAUSES) + 2):
         bench.pause(random.uniform(*PAUSE_SECONDS))  # noqa: S311 - not a secret
         database.run(EMIT, f'{{"at": {time.time():.6f}, "note": "{"x" * 200}"}}', f"k{number}")
