@@ -322,7 +322,7 @@ async def test_chunks_that_are_read_while_a_failed_session_ends_are_not_sent() -
 async def test_a_chunk_that_is_read_after_the_end_of_a_session_is_not_sent() -> None:
     dispatcher = a_batch_dispatcher(sink := Held())
     async with at_work(dispatcher):
-        pass
+        await asyncio.sleep(0)  # it has begun
     dispatcher.put(chunks(1)[0])
     assert sink.calls == []
 
