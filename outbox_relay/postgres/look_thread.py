@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import queue
+import select
 import threading
 import time
 from collections.abc import Callable
@@ -212,7 +213,8 @@ class _Worker:
         """Wait until the next look is due, and return the time."""
         now = time.monotonic()
         if now < self._due:
-            time.sleep(self._due - now)
+            # Not time.sleep(): it fails where a library shifts the clock of the process.
+            select.select((), (), (), self._due - now)
             now = time.monotonic()
         self._due = max(self._due, now - PACE_SECONDS) + PACE_SECONDS
         return now
@@ -247,9 +249,11 @@ class _Worker:
         connection.seconds = job.seconds
         try:
             return job.work(connection, job)
-        except TimeoutError:
+        except OSError as error:  # also of the socket
             self._disconnect()
-            raise DatabaseUnavailable("the database did not answer in time") from None
+            late = isinstance(error, TimeoutError)
+            said = "did not answer in time" if late else f"could not be asked ({error.strerror})"
+            raise DatabaseUnavailable(f"the database {said}") from None
         except psycopg.Error as error:
             raise self._explain(connection, error, job.name) from None
         except (MemoryError, ValueError, ArithmeticError) as error:  # a value that cannot be loaded

@@ -5,6 +5,7 @@ from __future__ import annotations
 # The tests set the times of connections, which depend on a clock.
 # pyright: reportPrivateUsage=false
 import asyncio
+import errno
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -257,6 +258,19 @@ async def test_a_connection_that_cannot_be_made_is_no_loss(
     await ticker.refresh()
     assert store.look_trouble is None
     await store.close()
+
+
+async def test_an_error_of_the_socket_is_a_loss(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goes red when an error of the system that is not the driver's ends the process."""
+
+    def wait(connection: LookConnection, *_: object, **__: object) -> None:
+        raise OSError(errno.EBADF, "Bad file descriptor")
+
+    async with opened(database.dsn) as store:
+        monkeypatch.setattr(LookConnection, "wait", wait)
+        with pytest.raises(DatabaseUnavailable, match="Bad file descriptor"):
+            await store.look(None, 0.0, at_once)
+        assert store.connection_losses == 1
 
 
 class HeldUp:
