@@ -263,7 +263,7 @@ async def test_a_connection_that_cannot_be_made_is_no_loss(
 async def test_an_error_of_the_socket_is_a_loss(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """Goes red when an error of the system that is not the driver's ends the process."""
 
-    def wait(connection: LookConnection, *_: object, **__: object) -> None:
+    def wait(*_: object, **__: object) -> None:
         raise OSError(errno.EBADF, "Bad file descriptor")
 
     async with opened(database.dsn) as store:
