@@ -215,10 +215,14 @@ class RelayHarness:
             return await cursor.fetchone() is not None
 
     async def owns_all(self, seconds: float = 30) -> None:
-        """Wait until this relay owns every shard of its sinks."""
+        """Wait until this relay owns every shard of its sinks, each in a session that has begun.
+
+        Before that, a session gives its shards new epochs, and one that was taken meanwhile is not a loss.
+        """
 
         async def fact() -> bool:
-            return all(count == SHARDS for count in self.lease_manager.held.values())
+            begun = all(relay.session is not None for relay in self.relays)
+            return begun and all(count == SHARDS for count in self.lease_manager.held.values())
 
         await auntil(fact, seconds=seconds, what="every shard is owned")
 
