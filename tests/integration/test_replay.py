@@ -160,6 +160,40 @@ async def test_to_another_sink_goes_everything_that_matches(database: Database) 
     assert second.delivered == []
 
 
+async def test_a_client_that_does_not_open_holds_up_no_other_replay(database: Database) -> None:
+    """Goes red when the clients of replays are opened one after another: a file of one target may block."""
+    first, second, clients, stuck = MemorySink(), MemorySink(), Clients(), StuckClient()
+    specs = (spec("s"), first), (spec("t", patterns=("none",), types=("none",)), second)
+
+    def client(name: str, number: int, slots: int) -> MemorySink:
+        return stuck if name == "t" else clients(name, number, slots)
+
+    async with running(database.dsn, *specs, replay_client=client) as harness:
+        wanted = await replayed(database, first, KEYS[:6])
+        waits = start(database, to="t", since="PT1H")
+        await asyncio.wait_for(stuck.opening.wait(), 20)
+        number = start(database, since="PT1H")
+        await ended(database, number)
+        assert harness.replays is not None
+        assert waits not in harness.replays.relays
+        stuck.may_open.set()
+        await ended(database, waits)
+    assert clients.ids(number) == wanted
+    assert ids(stuck) == wanted
+
+
+class StuckClient(MemorySink):
+    """Opens once it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.opening, self.may_open = asyncio.Event(), asyncio.Event()
+
+    async def open(self) -> None:
+        self.opening.set()
+        await asyncio.wait_for(self.may_open.wait(), 60)
+
+
 @pytest.mark.slow
 async def test_dead_letters_become_those_of_the_sink_and_hold_no_key(database: Database) -> None:
     """Goes red when the row takes part in the order of its key: with when_dead = "hold" live events would wait."""
