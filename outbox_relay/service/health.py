@@ -5,11 +5,15 @@
 All resources that a client can occupy are bounded: connections, the size and duration of a request head, the duration
 of an answer. A connection carries one request, and a request has no body. No server library bounds all of these, and
 three paths need none.
+
+A request that has arrived when its connection is accepted is answered in that turn of the event loop. asyncio needs
+four turns to accept a connection and to read from it, and each is long while several sinks drain.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -17,7 +21,7 @@ import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from http import HTTPStatus
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 from structlog.stdlib import BoundLogger
 
@@ -25,6 +29,8 @@ CONNECTIONS_MAX = 64
 """Maximum number of connections. One more closes the oldest that has not sent a complete request head."""
 HEAD_BYTES = 8192
 """Maximum size of a request head."""
+READ_BYTES = 1 << 16
+"""Maximum number of bytes that are read when a connection is accepted. Unread ones may cost the client the answer."""
 HEAD_SECONDS = 5.0
 """Time limit for receiving a request head, and for sending an answer."""
 REFUSED_SECONDS = 1.0
@@ -32,8 +38,10 @@ REFUSED_SECONDS = 1.0
 ACCEPTED_AT_ONCE = 16
 """Maximum number of connections accepted in one turn of the event loop.
 
-Those of two turns fit into ``CONNECTIONS_MAX``, so no connection is closed before it had a turn to be read.
+Those of three turns fit into ``CONNECTIONS_MAX``, so no connection is closed before it had a turn to be read.
 """
+ACCEPT_PAUSE_SECONDS = 1.0
+"""Time after which connections are accepted again, once the process has had no resources for one."""
 QUEUE_CONNECTIONS = 1024
 """Size of the kernel's queue of connections. A client that finds it full tries again after a second."""
 LOG_INTERVAL_SECONDS = 10.0
@@ -66,6 +74,14 @@ def _json(status: int, content: Mapping[str, object]) -> Answer:
     return Answer(status, "application/json", json.dumps(content).encode())
 
 
+def _encoded(answer: Answer, *, with_body: bool) -> bytes:
+    head = (
+        f"HTTP/1.1 {answer.status} {HTTPStatus(answer.status).phrase}\r\ncontent-type: {answer.content_type}\r\n"
+        f"content-length: {len(answer.body)}\r\ncache-control: no-store\r\nconnection: close\r\n\r\n"
+    )
+    return head.encode("ascii") + (answer.body if with_body else b"")
+
+
 NOT_RENDERED = _json(500, {"error": "the metrics could not be rendered"})
 """The answer to a request for metrics after an error."""
 
@@ -80,38 +96,60 @@ class Health:
         self,
         address: tuple[str, int],
         ready: Callable[[], tuple[bool, Mapping[str, object]]],
-        metrics: Metrics | None = None,
+        metrics: Metrics | None,
+        log: BoundLogger,
     ) -> None:
         self._address = address
         self._ready = ready
         self._metrics = metrics
         self._connections: dict[_Connection, None] = {}
-        self._server: asyncio.Server | None = None
+        self._failures = AcceptFailures(log)
+        self._listening: list[socket.socket] = []
 
     async def start(self) -> tuple[str, int]:
         """Listen, and return host and port. Raises OSError if the address cannot be used."""
         host, port = self._address
-        self._server = await asyncio.get_running_loop().create_server(
-            lambda: _Connection(self._connections, self._answer, self._answer_metrics),
-            host,
-            port,
-            backlog=ACCEPTED_AT_ONCE,
-        )
-        for listening in self._server.sockets:
-            # In asyncio the backlog is the size of the kernel's queue and also the number accepted in one turn.
-            with socket.socket(fileno=os.dup(listening.fileno())) as same:
-                same.listen(QUEUE_CONNECTIONS)
-        bound = self._server.sockets[0].getsockname()
+        # asyncio only resolves the name and binds the sockets.
+        binding = await asyncio.get_running_loop().create_server(asyncio.Protocol, host, port, start_serving=False)
+        self._listening = [socket.socket(fileno=os.dup(bound.fileno())) for bound in binding.sockets]
+        binding.close()
+        for listening in self._listening:
+            listening.setblocking(False)
+            listening.listen(QUEUE_CONNECTIONS)
+            self._resume(listening)
+        bound = self._listening[0].getsockname()
         return bound[0], bound[1]
 
     async def stop(self) -> None:
         """Stop listening, and close every connection."""
-        if self._server is None:
-            return
-        self._server.close()
+        listening, self._listening = self._listening, []
+        for each in listening:
+            asyncio.get_running_loop().remove_reader(each)
+            each.close()
+        adopting = [connection.adopting for connection in self._connections if connection.adopting]
         for connection in list(self._connections):
             connection.abort()
-        await self._server.wait_closed()
+        if adopting:
+            await asyncio.wait(adopting)
+
+    def _resume(self, listening: socket.socket) -> None:
+        if listening in self._listening:
+            asyncio.get_running_loop().add_reader(listening, self._accept, listening)
+
+    def _accept(self, listening: socket.socket) -> None:
+        """Accept the connections that wait. Pause if the process has no resources for another one."""
+        for _ in range(ACCEPTED_AT_ONCE):
+            try:
+                accepted, _ = listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                self._failures.add(error)
+                asyncio.get_running_loop().remove_reader(listening)
+                asyncio.get_running_loop().call_later(ACCEPT_PAUSE_SECONDS, self._resume, listening)
+                return
+            accepted.setblocking(False)
+            _Connection(accepted, self._connections, self._answer, self._answer_metrics).begin()
 
     def _answer(self, path: str) -> Answer:
         match path:
@@ -136,44 +174,78 @@ class Health:
 
 
 class _Connection(asyncio.Protocol):
-    """One connection with one request. ``connections`` holds all open ones, oldest first."""
+    """One connection with one request. ``connections`` holds all open ones, oldest first.
+
+    It belongs to asyncio only if it cannot be answered in the turn in which it was accepted.
+    """
 
     def __init__(
         self,
+        accepted: socket.socket,
         connections: dict[_Connection, None],
         answer: Callable[[str], Answer],
         answer_metrics: Callable[[str, Sequence[str]], Content | Awaitable[Content] | Answer | None],
     ) -> None:
+        self._socket = accepted
         self._connections = connections
         self._answer = answer
         self._answer_metrics = answer_metrics
+        self.adopting: asyncio.Task[None] | None = None
+        """Makes the connection one of asyncio's."""
         self._task: asyncio.Task[None] | None = None
         self.asked = False
         """True once ``/metrics`` was requested, until the connection ends."""
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._head = bytearray()
+        self._unsent = b""
         self._refused = self._answered = False
 
-    # -- called by the event loop -----------------------------------------------------------------------------
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Count the connection, and close another one if there are too many."""
-        self._transport = cast("asyncio.Transport", transport)
+    def begin(self) -> None:
+        """Answer a request that is there already, or wait for it. Close another connection if there are too many."""
         if len(self._connections) >= CONNECTIONS_MAX:
             oldest = next((each for each in self._connections if not each._has_request), next(iter(self._connections)))
             oldest.abort()
         self._connections[self] = None
         self._end_after(HEAD_SECONDS)
+        try:
+            received = self._socket.recv(READ_BYTES)
+        except (BlockingIOError, InterruptedError):
+            pass
+        except OSError:
+            self.abort()
+            return
+        else:
+            if not received:
+                self.abort()
+                return
+            self.data_received(received)
+        if self._answered and not self._unsent:
+            self.abort()
+        else:
+            self.adopting = asyncio.get_running_loop().create_task(self._adopt())
+
+    async def _adopt(self) -> None:
+        with contextlib.suppress(OSError):
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: self, self._socket)
+
+    # -- called by the event loop -----------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Send what the first turn could not send."""
+        self._transport = cast("asyncio.Transport", transport)
+        if self._unsent:
+            self._transport.write(self._unsent)
+            self._unsent = b""
+        if self._answered:
+            self._transport.close()
+        elif self._refused:
+            self._end_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop counting the connection."""
         del exc
-        self._connections.pop(self, None)
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._task is not None:
-            self._task.cancel()
+        self._forget()
 
     @property
     def _has_request(self) -> bool:
@@ -230,7 +302,7 @@ class _Connection(asyncio.Protocol):
 
     def _finish(self, answer: Answer, *, with_body: bool) -> None:
         """Send the answer, and close the connection when it is sent."""
-        self._send(answer, with_body=with_body)
+        self._send(_encoded(answer, with_body=with_body))
         self._answered = True
         if self._transport is not None:
             self._transport.close()
@@ -240,20 +312,27 @@ class _Connection(asyncio.Protocol):
         """Answer with an error and keep reading for a moment. A client may see a reset if closed at once."""
         self._refused = True
         self._head.clear()
-        self._send(_json(status, {"error": HTTPStatus(status).phrase}), with_body=True)
-        if self._transport is not None and self._transport.can_write_eof():
-            self._transport.write_eof()
+        self._send(_encoded(_json(status, {"error": HTTPStatus(status).phrase}), with_body=True))
+        self._end_writing()
         self._end_after(REFUSED_SECONDS)
 
-    def _send(self, answer: Answer, *, with_body: bool) -> None:
-        head = (
-            f"HTTP/1.1 {answer.status} {HTTPStatus(answer.status).phrase}\r\ncontent-type: {answer.content_type}\r\n"
-            f"content-length: {len(answer.body)}\r\ncache-control: no-store\r\nconnection: close\r\n\r\n"
-        )
+    def _end_writing(self) -> None:
+        if self._transport is not None and self._transport.can_write_eof():
+            with contextlib.suppress(OSError):  # the client has gone
+                self._transport.write_eof()
+
+    def _send(self, data: bytes) -> None:
+        """Send ``data``, or what fits before asyncio has the connection."""
         if self._transport is not None:
-            self._transport.write(head.encode("ascii"))
-            if with_body:
-                self._transport.write(answer.body)
+            self._transport.write(data)
+            return
+        try:
+            sent = self._socket.send(data)
+        except (BlockingIOError, InterruptedError):
+            sent = 0
+        except OSError:  # the client has gone
+            sent = len(data)
+        self._unsent = data[sent:]
 
     # -- the end ----------------------------------------------------------------------------------------------
 
@@ -264,38 +343,38 @@ class _Connection(asyncio.Protocol):
 
     def abort(self) -> None:
         """Close the connection at once, and drop unsent data."""
-        self._connections.pop(self, None)
-        if self._task is not None:
-            self._task.cancel()
+        self._forget()
         if self._transport is not None:
             self._transport.abort()
+        elif self.adopting is None:
+            self._socket.close()
+        else:
+            self.adopting.add_done_callback(lambda _: self._socket.close())
+            self.adopting.cancel()
+
+    def _forget(self) -> None:
+        self._connections.pop(self, None)
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
 
 
 def _announces_body(name: bytes, value: bytes) -> bool:
     return name.lower() == b"transfer-encoding" or (name.lower() == b"content-length" and value != b"0")
 
 
-class AcceptErrors:
-    """An exception handler of an event loop that logs failures to accept connections as one line with a count.
-
-    While the process has no free file descriptor, asyncio reports many failures in every turn of the event loop.
-    """
-
-    MESSAGE = "socket.accept() out of system resource"
+class AcceptFailures:
+    """Failures to accept connections, logged as one line with a count at most every ``LOG_INTERVAL_SECONDS``."""
 
     def __init__(self, log: BoundLogger) -> None:
         self._log = log
         self._count = 0
         self._logged_at = float("-inf")
 
-    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Log the failure in ``context``. Pass any other to the default handler."""
-        if context.get("message") != self.MESSAGE:
-            loop.default_exception_handler(context)
-            return
+    def add(self, error: OSError) -> None:
+        """Count a failure."""
         self._count += 1
         if time.monotonic() - self._logged_at >= LOG_INTERVAL_SECONDS:
-            error = context.get("exception")
-            reason = (error.strerror if isinstance(error, OSError) else None) or "out of a resource of the system"
-            self._log.warning("http.accept_failed", reason=reason, times=self._count)
+            self._log.warning("http.accept_failed", reason=error.strerror, times=self._count)
             self._count, self._logged_at = 0, time.monotonic()

@@ -17,7 +17,7 @@ from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.domain.file_reading import FILES
 from outbox_relay.service.build import build
 from outbox_relay.service.check import check_schema
-from outbox_relay.service.health import AcceptErrors, Health
+from outbox_relay.service.health import Health
 from outbox_relay.service.logs import logger
 from outbox_relay.service.metrics.exposition import Exposition
 from outbox_relay.service.metrics.history import History
@@ -124,7 +124,6 @@ class Service:
             loop.add_signal_handler(number, self._request_stop, signal.Signals(number).name)
         loop.add_signal_handler(signal.SIGHUP, self._reload_loop.request)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # blocked by the command line since its start
-        loop.set_exception_handler(AcceptErrors(self._log))
 
     def _request_stop(self, name: str) -> None:
         """Stop at the first signal, and end the process at the second."""
@@ -138,7 +137,7 @@ class Service:
         """Start the HTTP listener and return it, or None if the settings have none."""
         if self._address is None:
             return None
-        health = Health(self._address, self._readiness.report, self._exposition.answer)
+        health = Health(self._address, self._readiness.report, self._exposition.answer, self._log)
         try:
             host, port = await health.start()
         except OSError as error:

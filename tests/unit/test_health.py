@@ -6,15 +6,18 @@ import asyncio
 import errno
 import http.client
 import json
+import resource
 import socket
+import struct
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from outbox_relay.service import health
-from outbox_relay.service.health import CONNECTIONS_MAX, HEAD_BYTES, METRICS_AT_ONCE, AcceptErrors, Health, Metrics
+from outbox_relay.service.health import CONNECTIONS_MAX, HEAD_BYTES, METRICS_AT_ONCE, AcceptFailures, Health, Metrics
 from tests.support.logs import RecordedLog
 from tests.support.wait import auntil
 
@@ -22,9 +25,11 @@ HALF = b"GET /livez HTTP/1.1\r\nhost: x\r\nx-a: "
 
 
 @asynccontextmanager
-async def listening(ready: bool = True, metrics: Metrics | None = None) -> AsyncGenerator[int]:
+async def listening(
+    ready: bool = True, metrics: Metrics | None = None, log: RecordedLog | None = None
+) -> AsyncGenerator[int]:
     """A listener on a free port; the port."""
-    listener = Health(("127.0.0.1", 0), lambda: (ready, {"sinks": {}}), metrics)
+    listener = Health(("127.0.0.1", 0), lambda: (ready, {"sinks": {}}), metrics, log or RecordedLog())
     _, port = await listener.start()
     try:
         yield port
@@ -48,6 +53,11 @@ async def ended(reader: asyncio.StreamReader) -> bool:
         return await asyncio.wait_for(reader.read(), 30) == b""
     except ConnectionResetError:
         return True
+
+
+def open_files() -> int:
+    """The number of open files of this process."""
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def status(answer: bytes) -> int:
@@ -163,22 +173,64 @@ async def test_every_connection_ends_with_the_listener(monkeypatch: pytest.Monke
     writer.close()
 
 
-async def test_that_nothing_can_be_accepted_is_one_line_and_not_one_for_each_try(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+async def test_a_process_without_free_descriptors_accepts_again_and_logs_one_line(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    log, loop = RecordedLog(), asyncio.get_running_loop()
-    complain = AcceptErrors(log)
-    context = {"message": AcceptErrors.MESSAGE, "exception": OSError(errno.EMFILE, "Too many open files")}
-    for _ in range(1000):
-        complain(loop, context)
+    monkeypatch.setattr(health, "ACCEPT_PAUSE_SECONDS", 0.02)
+    log, limit = RecordedLog(), resource.getrlimit(resource.RLIMIT_NOFILE)
+    async with listening(log=log) as port:
+        with socket.socket() as client:
+            client.setblocking(False)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (open_files() // 2, limit[1]))
+            try:
+                await asyncio.get_running_loop().sock_connect(client, ("127.0.0.1", port))
+                await asyncio.get_running_loop().sock_sendall(client, b"GET /livez HTTP/1.1\r\n\r\n")
+                await auntil(lambda: asyncio.sleep(0.01, log.warnings), seconds=10, what="it is logged")
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+            answer = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(client, 100), 10)
+    assert status(answer) == 200
     assert log.warnings == [("http.accept_failed", {"reason": "Too many open files", "times": 1})]
+
+
+def test_failures_to_accept_are_counted_in_the_next_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = RecordedLog()
+    failures = AcceptFailures(log)
+    for _ in range(1000):
+        failures.add(OSError(errno.EMFILE, "Too many open files"))
+    assert [each["times"] for _, each in log.warnings] == [1]
     monkeypatch.setattr(health, "LOG_INTERVAL_SECONDS", 0.0)
-    complain(loop, context)
-    assert log.warnings[1][1]["times"] == 1000
-    assert caplog.records == []
-    complain(loop, {"message": "something else"})
-    assert [record.getMessage() for record in caplog.records] == ["something else"]
-    assert capsys.readouterr().out == ""
+    failures.add(OSError(errno.EMFILE, "Too many open files"))
+    assert [each["times"] for _, each in log.warnings] == [1, 1000]
+
+
+async def test_a_request_that_has_arrived_is_answered_in_the_turn_that_accepts_it() -> None:
+    """Goes red when asyncio accepts the connection, which takes four turns of the event loop to the answer."""
+    async with listening() as port:
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+            client.sendall(b"GET /livez HTTP/1.1\r\n\r\n")
+            client.setblocking(False)
+            await asyncio.sleep(0)  # until the next turn begins, which finds the connection
+            await asyncio.sleep(0)
+            answer = client.recv(1000)
+    assert status(answer) == 200
+
+
+async def test_a_client_that_goes_before_it_is_accepted_leaves_nothing_behind() -> None:
+    before = open_files()
+    async with listening() as port:
+        for request in (b"", HALF, b"GET /livez HTTP/1.1\r\n\r\n", b"nonsense\r\n\r\n"):
+            for linger in (b"", struct.pack("ii", 1, 0)):  # the second one resets the connection
+                client = socket.create_connection(("127.0.0.1", port), timeout=10)
+                client.sendall(request)
+                if linger:
+                    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+                client.close()
+        assert status(await sent(port, b"GET /livez HTTP/1.1\r\n\r\n")) == 200
+        await auntil(
+            lambda: asyncio.sleep(0.01, open_files() <= before + 1), seconds=10, what="the listener closes them"
+        )
+    assert open_files() <= before
 
 
 ASK = b"GET /metrics HTTP/1.1\r\nAccept: a/b\r\naccept: c/d\r\n\r\n"
