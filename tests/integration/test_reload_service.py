@@ -216,7 +216,7 @@ def test_a_removed_sink_does_not_prevent_the_changes_of_the_others(
         assert line["applied"] == ["sinks.crm.headers.x-tenant.text", "routes"]
         [left] = line["not_applied"]
         assert left.startswith("sinks.erp: was removed from the database")
-        assert relay.ask("/readyz")[1]["sinks"]["erp"]["fault"]
+        until(lambda: relay.ask("/readyz")[1]["sinks"]["erp"]["fault"], seconds=20, what="the relay finds it removed")
         emit_types(database, "b.one")
         until(lambda: received_types(receiver) == ["b.one"], seconds=30, what="the new type arrives")
         assert receiver.requests[-1].header("x-tenant") == "two"
