@@ -340,7 +340,7 @@ def test_progress_is_shown_and_an_interrupted_action_can_be_run_again(
     assert uid
     with database.connect() as connection:
         connection.execute(COPIES.format(3000).encode())
-    with on(terminal, database, "retry", "--yes", "--rate", "1000") as process:
+    with on(terminal, database, "retry", "--yes", "--rate", "100") as process:
         read_until(terminal, b" of 2,992")
         process.send_signal(signal.SIGINT)
         shown = read_until(terminal, b"for the others")
