@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import re
@@ -42,6 +43,8 @@ Those of three turns fit into ``CONNECTIONS_MAX``, so no connection is closed be
 """
 ACCEPT_PAUSE_SECONDS = 1.0
 """Time after which connections are accepted again, once the process has had no resources for one."""
+NO_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+"""Errors of ``accept`` that hold for the next connection too. Linux also reports errors of the connection itself."""
 QUEUE_CONNECTIONS = 1024
 """Size of the kernel's queue of connections. A client that finds it full tries again after a second."""
 LOG_INTERVAL_SECONDS = 10.0
@@ -141,9 +144,11 @@ class Health:
         for _ in range(ACCEPTED_AT_ONCE):
             try:
                 accepted, _ = listening.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            except BlockingIOError:
                 return
             except OSError as error:
+                if error.errno not in NO_RESOURCES:
+                    continue  # an error of that connection alone
                 self._failures.add(error)
                 asyncio.get_running_loop().remove_reader(listening)
                 asyncio.get_running_loop().call_later(ACCEPT_PAUSE_SECONDS, self._resume, listening)
@@ -191,7 +196,7 @@ class _Connection(asyncio.Protocol):
         self._answer = answer
         self._answer_metrics = answer_metrics
         self.adopting: asyncio.Task[None] | None = None
-        """Makes the connection one of asyncio's."""
+        """Hands the connection over to asyncio; None before it is needed."""
         self._task: asyncio.Task[None] | None = None
         self.asked = False
         """True once ``/metrics`` was requested, until the connection ends."""
@@ -202,7 +207,7 @@ class _Connection(asyncio.Protocol):
         self._refused = self._answered = False
 
     def begin(self) -> None:
-        """Answer a request that is there already, or wait for it. Close another connection if there are too many."""
+        """Answer a request that has arrived, or wait for it. Close another connection if there are too many."""
         if len(self._connections) >= CONNECTIONS_MAX:
             oldest = next((each for each in self._connections if not each._has_request), next(iter(self._connections)))
             oldest.abort()
@@ -210,17 +215,14 @@ class _Connection(asyncio.Protocol):
         self._end_after(HEAD_SECONDS)
         try:
             received = self._socket.recv(READ_BYTES)
-        except (BlockingIOError, InterruptedError):
-            pass
-        except OSError:
-            self.abort()
-            return
+        except BlockingIOError:
+            is_over = False
+        except OSError:  # the client has gone
+            is_over = True
         else:
-            if not received:
-                self.abort()
-                return
             self.data_received(received)
-        if self._answered and not self._unsent:
+            is_over = not received or (self._answered and not self._unsent)
+        if is_over:
             self.abort()
         else:
             self.adopting = asyncio.get_running_loop().create_task(self._adopt())
@@ -328,7 +330,7 @@ class _Connection(asyncio.Protocol):
             return
         try:
             sent = self._socket.send(data)
-        except (BlockingIOError, InterruptedError):
+        except BlockingIOError:
             sent = 0
         except OSError:  # the client has gone
             sent = len(data)

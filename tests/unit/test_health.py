@@ -216,6 +216,36 @@ async def test_a_request_that_has_arrived_is_answered_in_the_turn_that_accepts_i
     assert status(answer) == 200
 
 
+async def test_a_large_answer_arrives_whole() -> None:
+    """Goes red when the part that the first turn could not send is lost."""
+    body = bytes(range(256)) * 80_000
+    async with listening(metrics=lambda _: ("text/plain", body)) as port:
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+            client.sendall(ASK)  # it has arrived when the connection is accepted
+            reader, writer = await asyncio.open_connection(sock=client)
+            _, _, received = (await asyncio.wait_for(reader.read(), 30)).partition(b"\r\n\r\n")
+            writer.close()
+    assert received == body
+
+
+async def test_an_error_of_one_connection_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goes red when the listener pauses. The error is made: no network that fails so can be had here."""
+    log, accept, failed = RecordedLog(), socket.socket.accept, list[int]()
+
+    def fails_once(listening: socket.socket) -> tuple[socket.socket, Any]:
+        if not failed:
+            failed.append(errno.EHOSTUNREACH)
+            raise OSError(errno.EHOSTUNREACH, "No route to host")
+        return accept(listening)
+
+    monkeypatch.setattr(health, "ACCEPT_PAUSE_SECONDS", 3600.0)
+    monkeypatch.setattr(socket.socket, "accept", fails_once)
+    async with listening(log=log) as port:
+        assert status(await sent(port, b"GET /livez HTTP/1.1\r\n\r\n")) == 200
+    assert failed
+    assert log.warnings == []
+
+
 async def test_a_client_that_goes_before_it_is_accepted_leaves_nothing_behind() -> None:
     before = open_files()
     async with listening() as port:
