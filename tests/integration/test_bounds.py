@@ -163,7 +163,7 @@ async def test_relays_that_share_a_sink_fill_no_more_rows_together_than_it_may_h
             )
         emit(database, [f"k{n}" for n in range(1000, 1400)])
         for harness in (first, second):
-            await auntil(lambda r=harness: _stands_still(r), seconds=20, what="both stand still")
+            await auntil(lambda r=harness: _is(_full(r)), seconds=20, what="both are full and deliver nothing")
         [(rows,)] = query(database, LIVE)
         assert MOST <= rows <= MOST + 10 + sum(sink.max_in_flight for sink in sinks)
         assert [*first.ended, *second.ended] == []
@@ -173,9 +173,9 @@ def _halved(*harnesses: RelayHarness) -> bool:
     return {held for harness in harnesses for held in harness.lease_manager.held.values()} == {SHARDS // 2}
 
 
-async def _stands_still(harness: RelayHarness) -> bool:
+def _full(harness: RelayHarness) -> bool:
     session = harness.relays[0].session
-    return session is not None and session.breaker.closed and not session.context.flows
+    return session is not None and session.context.parked_limit.full and not session.context.flows
 
 
 async def test_no_row_is_counted_while_none_stands(database: Database) -> None:

@@ -14,6 +14,7 @@ from outbox_relay.postgres.store import Store
 from tests.support.wait import auntil
 
 AMPLE_BYTES = 1 << 30
+NO_IDS, AMPLE_IDS = 5, 1 << 40
 START = Position(BEGINNING)
 
 
@@ -141,17 +142,20 @@ class Looking(Follower):
 
     fault_at: int = AMPLE_BYTES
     """The size from which on a look returns no payload."""
+    _looks = 0
+    """The number of looks that found something new; every third asks for a window of almost no ids."""
 
     async def follow(self) -> Tick:
-        a, drawn = self.position.a, self._random
+        a, most_ids = self.position.a, NO_IDS if self._looks % 3 == 0 else AMPLE_IDS
         request = WindowRequest(
-            *(a, 0, frozenset(self._shards), self._types, drawn.choice([50, 4_000]), drawn.randint(1, self._most_rows)),
+            *(a, 0, frozenset(self._shards), self._types, most_ids, self._random.randint(1, self._most_rows)),
             *(self._most_bytes, self.fault_at),
         )
         look = await self._store.look(request, 0.0, at_once)
         tick, window = look.result.tick, look.window
         if nothing_new(a, tick):
             return tick
+        self._looks += 1
         self.position = self.position.opened(tick)
         if window is not None and window.usable:
             self.windows += 1
