@@ -27,7 +27,7 @@ from outbox_relay.admin.delivery_actions import (
 )
 from outbox_relay.admin.delivery_text import audit_text, deliveries_text, show_text, summary_text
 from outbox_relay.admin.erase import Erased, erase
-from outbox_relay.admin.render import status_text
+from outbox_relay.admin.render import not_answered_lines, status_text
 from outbox_relay.admin.render_attempts import attempts_text, running_text
 from outbox_relay.admin.render_retention import outcome_text, preview_text, retention_text
 from outbox_relay.admin.render_why import why_key_text, why_text
@@ -55,6 +55,7 @@ __all__ = [
     "export",
     "list_deliveries",
     "missing",
+    "not_answered_lines",
     "outcome_text",
     "pause",
     "positions_behind",

@@ -10,6 +10,8 @@ from outbox_relay.admin.text import duration, replace_unprintable, table
 from outbox_relay.retention.wording import keepers_text, left_text
 
 NO_SINKS = "no sink is known yet: a relay registers its sinks when it starts"
+UNKNOWN = "?"
+"""A figure that the database did not return in time."""
 NO_RELAYS = "no relay is alive: start one with outbox-relay run"
 SINK_HEADER = ("SINK", "BACKLOG", "OLDEST", "WAITING", "HELD", "DEAD", "SCHEDULED", "CIRCUIT", "PAUSED", "UNOWNED")
 MENDED_SECONDS = 3600.0
@@ -35,7 +37,8 @@ def status_text(found: dict[str, Any]) -> str:
         if sink["in_flight_limit"] is not None
     ]
     lines.append("")
-    lines += table([RELAY_HEADER, *map(_relay_row, relays)]) if relays else [NO_RELAYS]
+    if relays is not None:
+        lines += table([RELAY_HEADER, *map(_relay_row, relays)]) if relays else [NO_RELAYS]
     if unrouted:
         lines += ["", f"types without a route, among the newest events: {', '.join(unrouted)}"]
     if found["in_default_partition"]:
@@ -43,10 +46,15 @@ def status_text(found: dict[str, Any]) -> str:
             "",
             f"events in the DEFAULT partition of the log: {found['in_default_partition']}; is a relay running?",
         ]
-    lines += _retention_lines(found["retention"])
+    lines += _retention_lines(found["retention"]) if found["retention"] else []
     if found.get("replays"):
         lines += ["", *replays_text(found["replays"]).splitlines()]
     return "\n".join(map(replace_unprintable, lines))
+
+
+def not_answered_lines(found: dict[str, Any]) -> list[str]:
+    """Return a line for each part of ``status`` that the database did not answer."""
+    return [f"not answered: {each['part']}: {each['reason']}" for each in found["not_answered"]]
 
 
 def _last_error(name: str, sink: dict[str, Any]) -> str | None:
@@ -86,12 +94,20 @@ def _by_reason(blocked: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
 def _sink_row(name: str, sink: dict[str, Any]) -> tuple[str, ...]:
     return (
         name,
-        f"{'' if sink['backlog_exact'] else '~'}{sink['backlog']}",
-        duration(sink["oldest_seconds"]),
-        *(str(sink[count]) for count in ("waiting", "held", "dead", "scheduled")),
+        *_backlog_cells(sink),
         sink["circuit"],
         "yes" if sink["paused"] else "no",
         str(sink["unowned"]),
+    )
+
+
+def _backlog_cells(sink: dict[str, Any]) -> tuple[str, ...]:
+    if sink["backlog"] is None:
+        return (UNKNOWN,) * 6
+    return (
+        f"{'' if sink['backlog_exact'] else '~'}{sink['backlog']}",
+        duration(sink["oldest_seconds"]),
+        *(str(sink[count]) for count in ("waiting", "held", "dead", "scheduled")),
     )
 
 

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from outbox_relay.admin.alive import ALIVE_SECONDS
 from outbox_relay.admin.replays import replays
 from outbox_relay.admin.text import MOST_SECONDS
+from outbox_relay.domain.errors import StatementFailed
 from outbox_relay.domain.routing import NOTICE_TYPES, Routes, like_patterns
 from outbox_relay.postgres.store import Store
 
+T = TypeVar("T")
 EXACT_EVENTS = 10_000
 """Largest backlog in the log that is counted; a larger one is estimated."""
 SEARCH_SECONDS = 10.0
 """Time limit for counting the events of the log for one sink; the rest is estimated."""
 ANSWER_SECONDS = 30.0
 """Time limit of the statement that counts, for one sink."""
+HURRIED_SECONDS = 3.0
+"""The same once a statement has failed: then the others are slow too, and the answer is wanted."""
+HURRIED_SEARCH_SECONDS = 1.0
+"""Time limit for counting once a statement has failed."""
+BACKLOG = ("backlog", "backlog_exact", "oldest_seconds", "waiting", "held", "dead", "scheduled")
+"""The values of a sink that are counted."""
 NEWEST_EVENTS = 10_000
 """Number of newest events that are searched for types without a route."""
 
@@ -54,30 +63,57 @@ async def status(store: Store) -> dict[str, Any]:
     ``idle`` is True if no pass has begun in the last 15 minutes, and ``last_pass`` is the time of the newest one.
     ``replays`` are those that have not ended: see ``replays``.
 
-    Raises ``DatabaseUnusable`` or ``DatabaseUnavailable``.
+    ``not_answered`` lists the parts whose statement failed, because it took too long or met a lock: each has ``part``
+    and ``reason``. The values of such a part are None, and every other part is answered.
+
+    Raises ``StatementFailed`` if the sinks cannot be listed, ``DatabaseUnusable`` or ``DatabaseUnavailable``.
     """
     sinks = await store.named("status_sinks", {})
-    missing = await store.missing_positions()
+    parts = _Parts()
+    missing = await parts.ask("missing positions", store.missing_positions())
     return {
-        "relays": await _relays(store),
+        "relays": await parts.ask("relays", _relays(store)),
         "sinks": {
-            sink.name: {**await _sink(store, sink), "missing_positions": len(missing.get(sink.name, ()))}
+            sink.name: {
+                **(await _backlog(store, sink, parts) or dict.fromkeys(BACKLOG)),
+                **_delivery(sink),
+                "missing_positions": None if missing is None else len(missing.get(sink.name, ())),
+            }
             for sink in sinks
         },
-        "unrouted": await _unrouted(store, sinks),
-        "in_default_partition": await _in_default_partition(store),
-        "retention": await _retention(store),
-        "replays": await replays(store, unfinished=True),
+        "unrouted": await parts.ask("types without a route", _unrouted(store, sinks)),
+        "in_default_partition": await parts.ask("DEFAULT partition", _in_default_partition(store)),
+        "retention": await parts.ask("retention", _retention(store)),
+        "replays": await parts.ask("replays", replays(store, unfinished=True)),
+        "not_answered": parts.not_answered,
     }
 
 
+class _Parts:
+    """The parts of one ``status``, of which some may fail."""
+
+    def __init__(self) -> None:
+        self.not_answered: list[dict[str, str]] = []
+
+    async def ask(self, part: str, answer: Awaitable[T]) -> T | None:
+        """Return the answer, or None if its statement failed, which is recorded."""
+        try:
+            return await answer
+        except StatementFailed as error:
+            self.not_answered.append({"part": part, "reason": str(error)})
+            return None
+
+
 def too_old(found: dict[str, Any], most_seconds: float) -> list[str]:
-    """Return a line for each sink of ``status`` whose oldest event is too old."""
-    return [
-        f"sink {name}: its oldest event has waited for {sink['oldest_seconds']:.1f} s, more than {most_seconds:g} s"
-        for name, sink in found["sinks"].items()
-        if sink["oldest_seconds"] > most_seconds
-    ]
+    """Return a line for each sink of ``status`` whose oldest event is too old or of unknown age."""
+    lines: list[str] = []
+    for name, sink in found["sinks"].items():
+        oldest = sink["oldest_seconds"]
+        if oldest is None:
+            lines.append(f"sink {name}: the age of its oldest event is not known")
+        elif oldest > most_seconds:
+            lines.append(f"sink {name}: its oldest event has waited for {oldest:.1f} s, more than {most_seconds:g} s")
+    return lines
 
 
 async def _relays(store: Store) -> list[dict[str, Any]]:
@@ -97,9 +133,16 @@ async def _relays(store: Store) -> list[dict[str, Any]]:
     return list(relays.values())
 
 
-async def _sink(store: Store, sink: Any) -> dict[str, Any]:
-    parameters = {"sink": sink.name, "types": _types(sink.patterns), "most": EXACT_EVENTS, "seconds": SEARCH_SECONDS}
-    [found] = await store.named("status_backlog", parameters, ANSWER_SECONDS)
+async def _backlog(store: Store, sink: Any, parts: _Parts) -> dict[str, Any] | None:
+    """Return the values of ``BACKLOG``, or None if they cannot be counted."""
+    hurried = bool(parts.not_answered)
+    seconds = HURRIED_SEARCH_SECONDS if hurried else SEARCH_SECONDS
+    parameters = {"sink": sink.name, "types": _types(sink.patterns), "most": EXACT_EVENTS, "seconds": seconds}
+    asked = store.named("status_backlog", parameters, HURRIED_SECONDS if hurried else ANSWER_SECONDS)
+    rows = await parts.ask(f"backlog of sink {sink.name}", asked)
+    if rows is None:
+        return None
+    [found] = rows
     return {
         "backlog": found.backlog,
         "backlog_exact": found.exact,
@@ -108,6 +151,12 @@ async def _sink(store: Store, sink: Any) -> dict[str, Any]:
         "held": found.held,
         "dead": found.dead,
         "scheduled": found.scheduled,
+    }
+
+
+def _delivery(sink: Any) -> dict[str, Any]:
+    """Return how a sink delivers: its circuit, pause, last error and shards without an owner."""
+    return {
         "circuit": sink.circuit,
         "circuit_seconds": _seconds(sink.circuit_seconds),
         "in_flight_limit": sink.in_flight_limit,

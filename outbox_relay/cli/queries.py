@@ -53,9 +53,10 @@ def _status(arguments: argparse.Namespace) -> int:
 
     found = show(arguments, admin.status, admin.status_text)
     late = admin.too_old(found, arguments.max_oldest) if arguments.max_oldest is not None else []
-    for line in late:
+    problems = [*late, *admin.not_answered_lines(found)]
+    for line in problems:
         say(line)
-    return FAILED if late else DONE
+    return FAILED if problems else DONE
 
 
 def _doctor(arguments: argparse.Namespace) -> int:

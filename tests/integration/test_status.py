@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
+import sys
 from collections.abc import AsyncGenerator
 from contextlib import ExitStack
 from typing import Any
@@ -11,9 +13,11 @@ from typing import Any
 import pytest
 
 from outbox_relay import admin
+from outbox_relay.admin.status import BACKLOG
 from outbox_relay.domain.window import BEGINNING, Position, Tick
 from outbox_relay.postgres.database import statements
 from outbox_relay.postgres.rows import NewRow
+from tests.support.command import inside
 from tests.support.database import Database
 from tests.support.ledger import ALL, Ledger, emit, ledger
 from tests.support.memory_sink import MemorySink
@@ -41,7 +45,7 @@ async def test_a_new_database_has_no_sinks_and_no_relays(books: Ledger) -> None:
     retention: dict[str, Any] = {"keep_days": 30, "hold_until": None, "idle": True, "last_pass": None, "blocked": []}
     nothing: dict[str, Any] = {"relays": [], "sinks": {}, "unrouted": [], "in_default_partition": 0}
     nothing["retention"] = retention
-    nothing["replays"] = []
+    nothing["replays"] = nothing["not_answered"] = []
     assert await admin.status(books.store) == nothing
 
 
@@ -439,6 +443,41 @@ async def test_status_is_json_and_a_table(books: Ledger) -> None:
     text = admin.status_text(found)
     assert "\x1b" not in text
     assert "user.deleted" in text
+
+
+async def test_a_part_that_is_locked_is_named_and_hides_no_other(books: Ledger) -> None:
+    await books.register(("s", ["order.*"], "beginning"))
+    await books.live("a", "s")
+    books.emit("k", type="user.deleted")
+    with books.database.connect() as other:
+        other.execute("lock table outbox.replay in access exclusive mode")
+        ended = await asyncio.to_thread(inside, "status", "--json", "--dsn", books.database.dsn)
+    found = ended.json
+    assert ended.code == 1
+    assert found["replays"] is None
+    assert [each["part"] for each in found["not_answered"]] == ["replays"]
+    assert found["not_answered"][0]["reason"] in ended.err
+    assert (found["sinks"]["s"]["backlog"], found["unrouted"], len(found["relays"])) == (0, ["user.deleted"], 1)
+
+
+async def test_a_sink_whose_events_cannot_be_counted_shows_the_rest(
+    books: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = sys.modules["outbox_relay.admin.status"]  # `admin.status` is the function
+    monkeypatch.setattr(limits, "ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(limits, "HURRIED_SECONDS", 0.5)
+    await books.register(("s", ["*"], "beginning"), ("t", ["*"], "beginning"))
+    books.do("update outbox.sink set paused = true where name = 't'")
+    with books.database.connect() as other:
+        other.execute("lock table outbox.delivery in access exclusive mode")
+        found = await admin.status(books.store)
+    parts = [each["part"] for each in found["not_answered"]]
+    assert {"backlog of sink s", "backlog of sink t"} <= set(parts)
+    assert {found["sinks"][name][count] for name in "st" for count in BACKLOG} == {None}
+    assert [found["sinks"][name]["paused"] for name in "st"] == [False, True]
+    rows = [line.split()[:7] for line in admin.status_text(found).splitlines()[1:3]]
+    assert rows == [["s", *"??????"], ["t", *"??????"]]
+    assert [line.partition(":")[0] for line in admin.too_old(found, 1e9)] == ["sink s", "sink t"]
 
 
 async def test_nothing_is_left_when_a_relay_has_delivered_everything(books: Ledger) -> None:

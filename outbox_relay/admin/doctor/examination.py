@@ -53,8 +53,9 @@ async def doctor(store: Store, oldest_seconds: float = sinks.OLDEST_SECONDS) -> 
     found = await _or_failure(status(store))
     findings: list[Finding] = []
     if isinstance(found, StatementFailed):
-        findings.append(_not_examined("sinks, relays and replays", found))
+        findings.append(_not_examined("sinks, relays and replays", str(found)))
     else:
+        findings += [_not_examined(each["part"], each["reason"]) for each in found["not_answered"]]
         findings += sinks.examine_relays(found)
         findings += sinks.examine_sinks(found, oldest_seconds)
         findings += sinks.examine_replays(found)
@@ -62,12 +63,12 @@ async def doctor(store: Store, oldest_seconds: float = sinks.OLDEST_SECONDS) -> 
     if isinstance(days, StatementFailed):  # what keeps a day takes reading: then as of the last pass
         days = await _or_failure(store.retention_status(live=False))
     if isinstance(days, StatementFailed):
-        findings.append(_not_examined("retention", days))
+        findings.append(_not_examined("retention", str(days)))
     else:
         findings += log.examine_retention(days)
         findings += log.examine_growth(days)
     known: Mapping[str, Any] = {} if isinstance(found, StatementFailed) else found
-    findings += await _examine(store, known.get("in_default_partition", 0), alive=bool(known.get("relays", True)))
+    findings += await _examine(store, known.get("in_default_partition") or 0, alive=known.get("relays") != [])
     return worst_first(findings)
 
 
@@ -116,11 +117,11 @@ def _checked(name: str, rows: Sequence[Any] | RelayError, check: Check) -> Itera
     """Return the findings of a check, or one that says that it was not made."""
     if not isinstance(rows, RelayError):
         return check(rows)
-    return [_not_examined(name.removeprefix("doctor_").replace("_", " "), rows)]
+    part, refused = name.removeprefix("doctor_").replace("_", " "), isinstance(rows, DatabaseUnusable)
+    return [_not_examined(part, str(rows), refused=refused)]
 
 
-def _not_examined(part: str, error: RelayError) -> Finding:
+def _not_examined(part: str, reason: str, *, refused: bool = False) -> Finding:
     """Return the finding that a part was not examined, for lack of a right or of time."""
-    refused = isinstance(error, DatabaseUnusable)
     advice = "run doctor with the relay's role" if refused else "run it again: the server is busy, or a lock is held"
-    return Finding("not-examined", "ok", f"not examined: {part}", str(error).partition(": run ")[0], advice)
+    return Finding("not-examined", "ok", f"not examined: {part}", reason.partition(": run ")[0], advice)

@@ -23,7 +23,7 @@ MOST_NAMED = 10
 
 
 def examine_sinks(status: Mapping[str, Any], oldest_seconds: float = OLDEST_SECONDS) -> Iterator[Finding]:
-    """Yield the findings on each sink of ``status``."""
+    """Yield the findings on each sink of ``status``, as far as the database answered."""
     for name, sink in status["sinks"].items():
         yield from _sink(name, sink, oldest_seconds)
     if status["unrouted"]:
@@ -71,6 +71,8 @@ def examine_topics(found: Sequence[Any]) -> Iterator[Finding]:
 def examine_relays(status: Mapping[str, Any]) -> Iterator[Finding]:
     """Yield the findings on the relays of ``status``."""
     relays = status["relays"]
+    if relays is None:
+        return
     if not relays and status["sinks"]:
         yield Finding(
             "no-relay", "critical", "no relay is alive", "no relay was seen within 45 s, and none owns a shard",
@@ -86,7 +88,7 @@ def examine_relays(status: Mapping[str, Any]) -> Iterator[Finding]:
 
 def examine_replays(status: Mapping[str, Any]) -> Iterator[Finding]:
     """Yield the findings on the unfinished replays of ``status``."""
-    for replay in status["replays"]:
+    for replay in status["replays"] or ():
         if replay["state"] == "paused":
             yield Finding(
                 "replay-paused", "warning", f"replay {replay['id']} is paused",
@@ -117,7 +119,7 @@ def _sink(name: str, sink: Mapping[str, Any], oldest_seconds: float) -> Iterator
             f"the circuit has not been closed for {duration(circuit_seconds)}; last error: {sink['last_error']}",
             "repair the destination; delivery resumes by itself, and nothing is lost meanwhile",
         )  # fmt: skip
-    if sink["oldest_seconds"] > oldest_seconds and not sink["paused"]:
+    if (sink["oldest_seconds"] or 0.0) > oldest_seconds and not sink["paused"]:
         severity = "critical" if sink["oldest_seconds"] > VERY_OLD_SECONDS else "warning"
         yield Finding(
             "sink-behind", severity, f"sink {name} is behind",

@@ -104,7 +104,7 @@ class Observer:
     def _show_status(self, found: dict[str, Any]) -> None:
         lines = admin.status_text(found).splitlines()
         sinks = {name: tuple(sink[part] for part in PER_SINK) for name, sink in found["sinks"].items()}
-        owners: dict[str, object] = {relay["name"]: relay["shards"] for relay in found["relays"]}
+        owners: dict[str, object] = {relay["name"]: relay["shards"] for relay in found["relays"] or ()}
         changed = [name for name in sinks if sinks[name] != self._sinks.get(name)]
         moved = [name for name in owners if owners[name] != self._owners.get(name)]
         self._sinks, self._owners = sinks, owners
