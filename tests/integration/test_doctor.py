@@ -193,12 +193,46 @@ async def test_long_transactions_and_waits_for_locks_are_found(books: Ledger) ->
             [wait] = server.examine_locks(await books.store.named("doctor_locks", {"seconds": 0.0}))
             assert f"blocked by {first.info.backend_pid}" in wait.evidence
             assert "outbox.sink" in wait.evidence
+            assert [_pid(statement) for statement in wait.statements] == [first.info.backend_pid]
             [long] = server.examine_transactions(await books.store.named("doctor_transactions", {"seconds": 0.0}))
             assert f"pid {first.info.backend_pid}, role postgres, idle in transaction" in long.evidence
         finally:
             first.rollback()
             thread.join(30)
     assert await books.store.named("doctor_transactions", {"seconds": 1.0}) == []
+
+
+def _pid(statement: str) -> int:
+    return int(statement.split("pid = ")[1].split(maxsplit=1)[0])
+
+
+async def test_a_statement_of_a_finding_ends_that_transaction_and_no_later_one(books: Ledger) -> None:
+    with books.database.connect() as forgotten:
+        forgotten.execute("select pg_current_xact_id()")
+        [long] = server.examine_transactions(await books.store.named("doctor_transactions", {"seconds": 0.0}))
+        [ending] = [each for each in long.statements if _pid(each) == forgotten.info.backend_pid]
+        forgotten.commit()
+        forgotten.execute("select pg_current_xact_id()")
+        assert books.query(ending) == []
+        [long] = server.examine_transactions(await books.store.named("doctor_transactions", {"seconds": 0.0}))
+        [ending] = [each for each in long.statements if _pid(each) == forgotten.info.backend_pid]
+        assert books.query(ending) == [(True,)]
+        with pytest.raises(psycopg.OperationalError):
+            forgotten.execute("select 1")
+
+
+async def test_a_prepared_transaction_is_rolled_back_by_its_statement(books: Ledger) -> None:
+    for name in ("'prepared'", "'it''s'"):
+        with books.database.connect(autocommit=True) as other:
+            for statement in ("begin", "select pg_current_xact_id()", f"prepare transaction {name}"):
+                other.execute(statement.encode())
+    [long] = server.examine_transactions(await books.store.named("doctor_transactions", {"seconds": 0.0}))
+    assert long.statements == ["rollback prepared 'prepared'", "rollback prepared 'it''s'"]
+    with books.database.connect(autocommit=True) as owner:
+        for statement in long.statements:
+            owner.execute(statement.encode())
+        left = owner.execute("select gid from pg_prepared_xacts where database = current_database()").fetchall()
+    assert left == []
 
 
 async def test_a_wait_for_rows_is_found(books: Ledger) -> None:
@@ -345,7 +379,8 @@ def test_a_careless_server_is_found_and_the_exit_code_says_so() -> None:
         assert found.keys() == {"autovacuum-off", "durability-off", "synchronous-commit-off"}
         assert "full_page_writes" in found["durability-off"]["evidence"]
         assert [each["severity"] for each in ended.json["findings"]] == ["critical", "critical", "warning"]
-        assert found["durability-off"].keys() == {"id", "severity", "summary", "evidence", "advice", "runbook"}
+        parts = {"id", "severity", "summary", "evidence", "advice", "statements", "runbook"}
+        assert found["durability-off"].keys() == parts
 
 
 def test_a_careful_server_ends_with_0() -> None:

@@ -25,7 +25,7 @@ SERVER: dict[str, Any] = {
     "fsync": "on", "full_page_writes": "on", "synchronous_commit": "on", "autovacuum": "on", "seq_cache": 1,
     "uncertain_roles": [],
     "mxid_age": 800_000_000, "mxid_freeze_max_age": 400_000_000,
-    "xid_age": 400_000_000, "freeze_max_age": 200_000_000, "sees_all": True, "clock": 1000.0,
+    "xid_age": 400_000_000, "freeze_max_age": 200_000_000, "sees_all": True, "role": "watcher", "clock": 1000.0,
 }  # fmt: skip
 RETENTION: dict[str, Any] = {
     "keep_days": 30, "hold_until": None, "archive": False, "idle": False, "last_pass": "2026-11-01T00:00Z", "days": [],
@@ -273,7 +273,7 @@ def test_settings_of_the_server(settings: dict[str, Any], wanted: list[tuple[str
 def test_a_transaction_is_critical_after_an_hour() -> None:
     def transactions(*ages: float) -> list[Any]:
         return [
-            SimpleNamespace(who=f"pid {n}", seconds=age, prepared=False, held=n or None, dead=7)
+            SimpleNamespace(who=f"pid {n}", seconds=age, ending="end", held=n or None, dead=7)
             for n, age in enumerate(ages)
         ]
 
@@ -283,13 +283,14 @@ def test_a_transaction_is_critical_after_an_hour() -> None:
 
 
 def test_a_transaction_is_named_with_what_it_holds_back() -> None:
-    idle = SimpleNamespace(who="pid 1", seconds=400.0, prepared=False, held=None, dead=7)
-    writes = SimpleNamespace(who="pid 2", seconds=350.0, prepared=False, held=12, dead=7)
+    idle = SimpleNamespace(who="pid 1", seconds=400.0, ending="end 1", held=None, dead=7)
+    writes = SimpleNamespace(who="pid 2", seconds=350.0, ending="end 2", held=12, dead=7)
     [finding] = server.examine_transactions([idle, writes])
     assert finding.evidence == (
         "pid 1: 6 min 40 s, holds only its locks; pid 2: 5 min 50 s, keeps what the last 12 transactions deleted or "
         "changed; dead rows in schema outbox now: 7"
     )
+    assert finding.statements == ["end 1", "end 2"]
 
 
 def test_relays_differ_by_the_settings_that_both_have_recorded() -> None:
@@ -312,10 +313,15 @@ def test_findings_come_worst_first_and_say_what_to_do() -> None:
     ]  # fmt: skip
     assert critical.as_dict() == {
         "id": "x-critical", "severity": "critical", "summary": "it is", "evidence": "so", "advice": "do it",
-        "runbook": "docs/runbook.md#x-critical",
+        "statements": [], "runbook": "docs/runbook.md#x-critical",
     }  # fmt: skip
     assert findings_text([]).startswith("no problems found")
     assert findings_text([ok]).endswith("nothing else was found")
+
+
+def test_statements_stand_below_the_advice_one_in_a_line() -> None:
+    text = findings_text([Finding("x", "warning", "it is", "so", "do it", ["vacuum a", "vacuum b"])])
+    assert text.splitlines()[3:5] == ["  sql: vacuum a", "  sql: vacuum b"]
 
 
 def test_names_with_control_characters_do_not_reach_the_terminal() -> None:
@@ -325,6 +331,13 @@ def test_names_with_control_characters_do_not_reach_the_terminal() -> None:
 def ids_in_the_code() -> set[str]:
     text = "\n".join(path.read_text(encoding="utf-8") for path in PACKAGE.glob("*.py"))
     return set(re.findall(r'Finding\(\s*"([a-z-]+)"', text))
+
+
+def test_the_runbook_leaves_statements_to_the_findings() -> None:
+    """A statement with a name to be replaced is a mistake at night: doctor prints it complete."""
+    quoted = re.findall(r"`([^`]+)`", (PACKAGE.parents[2] / "docs/runbook.md").read_text(encoding="utf-8"))
+    sql = r"(select|show|alter|vacuum|grant|revoke|update|delete|insert|rollback|set|drop|create)\s"
+    assert [text for text in quoted if re.match(sql, text, re.IGNORECASE)] == []
 
 
 def test_the_runbook_has_a_section_for_each_finding() -> None:

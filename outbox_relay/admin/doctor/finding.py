@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Any, Literal
 
 Severity = Literal["critical", "warning", "ok"]
 ORDER: tuple[Severity, ...] = ("critical", "warning", "ok")
@@ -14,17 +14,22 @@ RUNBOOK = "docs/runbook.md"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of a check: a sentence, the figures behind it, and the advice. ``id`` is a section of the runbook."""
+    """The result of a check: a sentence, the figures behind it, and the advice.
+
+    ``id`` is a section of the runbook. ``statements`` are the SQL statements of the advice, complete, to be run by a
+    person: they name what was found, so that none ends anything else.
+    """
 
     id: str
     severity: Severity
     summary: str
     evidence: str
     advice: str
+    statements: Sequence[str] = ()
 
-    def as_dict(self) -> dict[str, str]:
+    def as_dict(self) -> dict[str, Any]:
         """Return the finding for ``doctor --json``."""
-        return {**asdict(self), "runbook": f"{RUNBOOK}#{self.id}"}
+        return {**asdict(self), "statements": list(self.statements), "runbook": f"{RUNBOOK}#{self.id}"}
 
 
 def worst_first(findings: Iterable[Finding]) -> list[Finding]:

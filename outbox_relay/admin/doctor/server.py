@@ -50,7 +50,8 @@ def examine_server(server: Any, before: float, after: float) -> Iterator[Finding
     if not server.sees_all:
         yield Finding(
             "sessions-unseen", "ok", "long transactions of other roles were not examined",
-            "this role does not see the sessions of others", "grant pg_read_all_stats to it",
+            "this role does not see the sessions of others", "let a superuser grant pg_read_all_stats to it",
+            [f"grant pg_read_all_stats to {server.role}"],
         )  # fmt: skip
 
 
@@ -60,7 +61,8 @@ def _examine_age(ids: str, age: int, freeze_max_age: int) -> Iterator[Finding]:
         yield Finding(
             "wraparound", "critical" if age > LAST_XIDS else "warning", f"VACUUM does not keep up with {ids}",
             f"age of the oldest: {age}; the server stops at 2,000,000,000",
-            "end what holds it back: see the findings on transactions and replication slots; then VACUUM FREEZE",
+            "end what holds it back: see the findings on transactions and replication slots; then freeze the rows",
+            ["vacuum (freeze)"],
         )  # fmt: skip
 
 
@@ -88,7 +90,8 @@ def _examine_settings(server: Any) -> Iterator[Finding]:
         yield Finding(
             "sequence-cache", "critical", "sessions cache event ids: relays may skip events",
             f"cache of outbox.event_id_seq: {server.seq_cache}",
-            "alter sequence outbox.event_id_seq cache 1; then replay what was emitted since the cache was set",
+            "remove the cache as the owner of the schema; then replay what was emitted since it was set",
+            ["alter sequence outbox.event_id_seq cache 1"],
         )  # fmt: skip
 
 
@@ -102,8 +105,8 @@ def examine_transactions(found: Sequence[Any]) -> Iterator[Finding]:
         "long transactions keep VACUUM from removing dead rows anywhere in the database",
         "; ".join(f"{each.who}: {duration(each.seconds)}, {_held_text(each)}" for each in found)
         + f"; dead rows in schema outbox now: {found[0].dead}",
-        "let the application commit, or end the session: select pg_terminate_backend(PID). A prepared one: "
-        "rollback prepared",
+        "let the application commit, or end the transaction",
+        [each.ending for each in found],
     )  # fmt: skip
 
 
@@ -121,11 +124,16 @@ def examine_locks(found: Sequence[Any]) -> Iterator[Finding]:
             "lock-waits", "warning", "sessions wait for locks on the log",
             "; ".join(
                 f"pid {each.pid} (role {each.role_name}) has waited for {duration(each.seconds)} for {each.object}, "
-                f"blocked by {', '.join(map(str, each.blockers)) or 'a queue'}"
+                f"blocked by {', '.join(map(_blocker, each.blockers)) or 'a queue'}"
                 for each in found
             ),
             "end what blocks them: a migration, VACUUM FULL, or a session that is idle in a transaction",
+            list(dict.fromkeys(statement for each in found for statement in each.endings)),
         )  # fmt: skip
+
+
+def _blocker(pid: int) -> str:
+    return str(pid) if pid else "a prepared transaction"
 
 
 def examine_tables(found: Sequence[Any]) -> Iterator[Finding]:
@@ -135,7 +143,8 @@ def examine_tables(found: Sequence[Any]) -> Iterator[Finding]:
         yield Finding(
             "dead-tuples", "warning", f"table outbox.{table.name} has more dead rows than live ones",
             f"dead: {table.dead}, live: {table.live}, last vacuum: {last}",
-            "end long transactions first; then VACUUM the table, and let autovacuum visit it more often",
+            "end long transactions first; then vacuum the table, and let autovacuum visit it more often",
+            [f"vacuum outbox.{table.name}"],
         )  # fmt: skip
 
 
@@ -145,14 +154,16 @@ def examine_autovacuum(found: Sequence[Any]) -> Iterator[Finding]:
     if off:
         yield Finding(
             "autovacuum-off", "warning", "autovacuum passes by tables of the schema: their dead rows stay",
-            f"autovacuum_enabled is off for {listed(off)}", "alter table outbox.NAME reset (autovacuum_enabled)",
+            f"autovacuum_enabled is off for {listed(off)}", "reset the parameter as the owner",
+            [f"alter table outbox.{name} reset (autovacuum_enabled)" for name in off],
         )  # fmt: skip
     late = [table for table in found if table.enabled]
     if late:
         yield Finding(
             "autovacuum-late", "warning", "autovacuum does not keep up with tables of the schema",
             listed([f"{table.name}: {table.dead} dead rows, last visit: {_visit_text(table)}" for table in late]),
-            "VACUUM them; if it comes again, raise autovacuum_max_workers or autovacuum_vacuum_cost_limit",
+            "vacuum them; if it comes again, raise autovacuum_max_workers or autovacuum_vacuum_cost_limit",
+            [f"vacuum outbox.{table.name}" for table in late],
         )  # fmt: skip
 
 
@@ -166,7 +177,8 @@ def examine_slots(found: Sequence[Any]) -> Iterator[Finding]:
         yield Finding(
             "replication-slot", "warning", f"replication slot {slot.name} keeps WAL on the disk",
             f"{slot.bytes >> 20} MiB, {'active' if slot.active else 'not active'}",
-            "let its consumer catch up, or drop the slot: select pg_drop_replication_slot(NAME)",
+            "let its consumer catch up, or drop the slot if the consumer is gone",
+            [f"select pg_drop_replication_slot({slot.quoted})"],
         )  # fmt: skip
 
 
@@ -185,7 +197,8 @@ def examine_row_security(found: Sequence[Any]) -> Iterator[Finding]:
         yield Finding(
             "row-level-security", "critical", "row level security is enabled: relays refuse to read tables of the log",
             f"tables: {listed([each.name for each in found])}",
-            "alter table outbox.NAME disable row level security, for each of these tables",
+            "disable it as the owner of the schema",
+            [f"alter table outbox.{each.name} disable row level security" for each in found],
         )  # fmt: skip
 
 

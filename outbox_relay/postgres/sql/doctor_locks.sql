@@ -1,6 +1,14 @@
--- Sessions that wait for a lock on a table of the log or on rows of it, and the sessions that block them. A session that
+-- Sessions that wait for a lock on a table of the log or on rows of it, and the sessions that block them, 0 if a
+-- prepared transaction does. `endings` are the statements that end the transactions that block. A session that
 -- waits for rows waits for the transaction that changed them, and has a lock on their table.
-select w.pid, w.role_name, w.object, w.seconds, pg_catalog.pg_blocking_pids(w.pid) as blockers
+select w.pid, w.role_name, w.object, w.seconds, b.blockers,
+       array(
+           select format('select pg_terminate_backend(pid) from pg_stat_activity where pid = %%s and xact_start = %%L',
+                         a.pid, a.xact_start)
+             from pg_catalog.pg_stat_activity a
+            where a.pid = any (b.blockers) and a.xact_start is not null
+            order by a.xact_start
+       ) as endings
   from (
     select l.pid, coalesce(a.usename::text, 'unknown') as role_name,
            extract(epoch from clock_timestamp() - l.waitstart)::double precision as seconds,
@@ -21,5 +29,6 @@ select w.pid, w.role_name, w.object, w.seconds, pg_catalog.pg_blocking_pids(w.pi
      where not l.granted and l.locktype in ('relation', 'tuple', 'transactionid')
        and clock_timestamp() - l.waitstart > %(seconds)s::double precision * interval '1 second'
   ) w
+ cross join lateral (select pg_catalog.pg_blocking_pids(w.pid) as blockers) b
  order by w.seconds desc
  limit 5

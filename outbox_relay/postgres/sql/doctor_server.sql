@@ -13,4 +13,5 @@ select current_setting('fsync') as fsync, current_setting('full_page_writes') as
        (select (s.setting::bigint) from pg_catalog.pg_settings s where s.name = 'autovacuum_multixact_freeze_max_age')
            as mxid_freeze_max_age,
        pg_has_role(current_user, 'pg_read_all_stats', 'usage') as sees_all,
+       quote_ident(current_user) as role,
        extract(epoch from clock_timestamp())::double precision as clock
