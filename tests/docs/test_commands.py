@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from outbox_relay.domain.outcomes import Unavailable
+from outbox_relay.domain.outcomes import Attempt, Refused, Unavailable
 from outbox_relay.postgres.migrations import migrate
 from tests.docs.pages import blocks, commands
 from tests.support.command import inside
@@ -17,21 +17,23 @@ from tests.support.deliveries import has
 from tests.support.examples import answer, assert_true, examples, register
 from tests.support.memory_sink import MemorySink
 from tests.support.receiver import Receiver
-from tests.support.receiver.answers import say
+from tests.support.receiver.answers import in_turn, say
 from tests.support.relay_config import webhook_config
 from tests.support.relay_harness import running, spec
+from tests.support.replays import Clients, ended, start
 from tests.support.roles import new_role
 from tests.support.service import RelayService
 from tests.support.wait import until
 
 PAGE = "docs/commands.md"
-GROUPS = ("rebase", "config ", "sinks ", "replay ", "audit", "dead ")
+GROUPS = ("health", "rebase", "config ", "sinks ", "replay ", "audit", "dead ", "why")
 """Groups of commands whose examples are run, those of the last one in `tests/integration/test_dead_commands.py`."""
-NOT_RUN = {"health", "why", "erase", "demo", "drill"}
+NOT_RUN = {"erase", "demo", "drill"}
 DEAD = """
 insert into outbox.delivery (sink, id, shard, state, ordered, due_at, uid, type, key, payload, content_type, created_at)
 select 'crm', id, shard, 'dead', true, now(), uid, type, key, payload, content_type, created_at
   from outbox.event order by id limit 3"""
+REFUSED = Refused("answered 400 Bad Request", 400, Attempt("http_400", 0.0126))
 SETTLED = "select from outbox.backlog('crm', null, 1000, 5.0) where events = 0"
 
 
@@ -58,6 +60,16 @@ def test_config_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTBOX_RELAY_CONFIG", str(tmp_path / "relay.toml"))
     shown = answer(example, "").out.splitlines()
     assert set(example.splitlines()[1:]) <= set(shown)
+
+
+def test_health(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    [example] = examples("health")
+    with Receiver() as receiver:
+        text = webhook_config(database.dsn, receiver, tmp_path)
+        with RelayService(tmp_path, text) as relay:
+            monkeypatch.setenv("OUTBOX_RELAY_CONFIG", str(relay.config))
+            until(lambda: inside("health").json["sinks"]["crm"]["shards"] == 64, seconds=20, what="it owns all shards")
+            assert_true(example)
 
 
 def test_config_diff(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,6 +134,40 @@ async def test_audit(shop: Database, monkeypatch: pytest.MonkeyPatch) -> None:
         discarded = "outbox-relay dead discard --sink crm --reason 'customer was deleted' --yes"
         await asyncio.to_thread(answer, discarded, "")
         await asyncio.to_thread(assert_true, example, instead={relay: "relay", operators: "operators"})
+
+
+async def test_why_of_a_discarded_event_and_its_replays(shop: Database) -> None:
+    """The numbers of the replays are those of the page."""
+    example, _ = examples("why")
+    query(shop, "delete from outbox.event where id > 1 returning 1")
+    query(shop, "update outbox.event set key = 'order-1' returning 1")
+    query(shop, "select setval(pg_get_serial_sequence('outbox.replay', 'id'), 2)")
+    refuses = MemorySink(lambda _event, _attempt: REFUSED)
+    sinks = (spec("crm"), MemorySink()), (spec("events"), refuses)
+    async with running(shop.dsn, *sinks, replay_client=Clients()):
+        await has(shop, "select from outbox.delivery where sink = 'events' and state = 'dead'")
+        discarded = "outbox-relay dead discard --sink events --reason 'wrong customer' --yes"
+        await asyncio.to_thread(answer, discarded, "")
+        for number, sink in (3, "crm"), (4, "events"):
+            assert start(shop, sink, since="PT1H") == number
+            await ended(shop, number)
+    [(uid,)] = query(shop, "select uid::text from outbox.event")
+    await asyncio.to_thread(assert_true, example, uid, instead={"  harness  ": "  relay-1:40213  "})
+
+
+def test_why_lists_the_recorded_attempts(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, example = examples("why")
+    monkeypatch.setenv("OUTBOX_RELAY_DATABASE__DSN", database.dsn)
+    with Receiver() as receiver:
+        receiver.answer = in_turn(say(500), say(204))
+        text = webhook_config(database.dsn, receiver, tmp_path).replace('"a.*"', '"*"')
+        text = text.replace("[relay]", '[relay]\nname = "relay-1:40213"')
+        text = text.replace("[sinks.crm]", '[sinks.crm]\nrecord_attempts = "all"')
+        [(uid,)] = query(database, "select outbox.emit('order.created', '{}', key => 'order-1')::text")
+        with RelayService(tmp_path, text):
+            recorded = "select from outbox.attempt where outcome = 'delivered'"
+            until(lambda: query(database, recorded), seconds=30, what="the second attempt is recorded")
+    assert_true(example, uid)
 
 
 def test_every_example_is_run() -> None:
