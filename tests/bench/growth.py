@@ -1,10 +1,11 @@
-"""Measure reading, claiming and settling as the log, `outbox.delivery` and the number of partitions grow.
+"""Measure reading, claiming and settling as the log, `outbox.delivery`, partitions and relays grow, and emitting.
 
 usage: python -m tests.bench.growth [--most 10000000] [--calls 300]
 
 Runs the statements of a relay on an embedded PostgreSQL; times are medians and include the client. The log grows
 tenfold from 10,000 events on, in thirty partitions, and only autovacuum analyses it. Then the ten newest events are
-read from a log with one partition and from a log with thirty.
+read from a log with one partition and from a log with thirty; and the same ids are read by relays that share a sink, as
+each reads the shards that it owns. At last events are emitted in bulk, to see what one takes on disk.
 """
 
 from __future__ import annotations
@@ -40,6 +41,10 @@ ROWS = (1_000, 100_000)
 AT_ONCE = 100
 """Number of rows claimed or settled at once."""
 SINK = "s"
+RELAYS = (1, 2, 4, 8, 16, 64)
+"""Numbers of relays that share the shards of a sink."""
+EMITTED = 100_000
+"""Number of events emitted in bulk, a tenth in each transaction."""
 OWNER = UUID(int=7)
 NO_LIMIT = 2**63 - 1
 PARTITION = """
@@ -65,6 +70,11 @@ insert into outbox.sink (name, patterns, start) values ('s', '{*}', 'now');
 insert into outbox.shard (sink, shard, owner, epoch) select 's', n, '00000000-0000-0000-0000-000000000007', 1
   from generate_series(0, 63) n
 """
+EMIT = f"""
+select count(outbox.emit_raw('order.created', convert_to(repeat('x', 250), 'UTF8'), 'k' || g % 5000, null, null, null,
+                             'application/json'))
+  from generate_series(1, {EMITTED // 10}) g
+"""
 EVENTS_BEFORE = "3:3:"
 
 
@@ -89,12 +99,12 @@ class TimedStatements:
         ).fetchall()
         return last
 
-    def read(self, after: int, rows: int) -> int:
+    def read(self, after: int, rows: int, *, upto: int = NO_LIMIT, shards: int = SHARDS) -> int:
         """Read the log once and return the number of events."""
         return len(
             self.run(
-                "read_rest", shards=list(range(SHARDS)), types=None, a=EVENTS_BEFORE, b=self._snapshot, after=after,
-                upto=NO_LIMIT, rows=rows, bytes=CHUNK_BYTES, most_payload=1 << 30,
+                "read_rest", shards=list(range(shards)), types=None, a=EVENTS_BEFORE, b=self._snapshot, after=after,
+                upto=upto, rows=rows, bytes=CHUNK_BYTES, most_payload=1 << 30,
             )
         )  # fmt: skip
 
@@ -195,6 +205,38 @@ def partitioned(server: PostgresServer, calls: int) -> Iterator[dict[str, float]
         }
 
 
+def shared(server: PostgresServer, calls: int) -> Iterator[dict[str, float]]:
+    """Measure what each of several relays needs to read the same ids, of which it owns its share of the shards."""
+    with database(server, "shared", 1, calls) as timed:
+        fill(timed, PARTITION_EVENTS, 1)
+        middle = timed.newest() // 2
+        for relays in RELAYS:
+            share, upto = SHARDS // relays, middle + CHUNK_EVENTS
+            chunk = timed.microseconds(
+                lambda n=share, end=upto: timed.read(middle, CHUNK_EVENTS, upto=end, shards=n), BULK_CALLS
+            )
+            yield {
+                "relays of a sink": relays,
+                "read, us/event, one relay": chunk / CHUNK_EVENTS,
+                "read, us/event, all relays": relays * chunk / CHUNK_EVENTS,
+            }
+
+
+def emitting(server: PostgresServer, calls: int) -> Iterator[dict[str, float]]:
+    """Measure the time of an event that is emitted with many others, and its size on the disk and in the WAL."""
+    with database(server, "emitting", 1, calls) as timed:
+        [(began,)] = timed.connection.execute("select pg_current_wal_lsn()").fetchall()
+        seconds = sum(_seconds(lambda: timed.connection.execute(EMIT.encode())) for _ in range(10))
+        query = """select pg_wal_lsn_diff(pg_current_wal_lsn(), %s)::float,
+                          (select sum(pg_total_relation_size(relid)) from pg_partition_tree('outbox.event'))::float"""
+        [(wal, size)] = timed.connection.execute(query, (began,)).fetchall()
+        yield {
+            "emit in bulk, us/event": seconds * 1e6 / EMITTED,
+            "WAL, bytes/event": wal / EMITTED,
+            "log, bytes/event": size / EMITTED,
+        }
+
+
 def _claiming() -> dict[str, Any]:
     return {
         "sink": SINK, "owner": OWNER, "lease": uuid4(), "lease_for": 20.0, "rows": AT_ONCE, "bytes": CHUNK_BYTES,
@@ -227,6 +269,8 @@ def main(argv: list[str]) -> int:
             reading(server, arguments.most, arguments.calls),
             rows(server, arguments.calls),
             partitioned(server, arguments.calls),
+            shared(server, arguments.calls),
+            emitting(server, arguments.calls),
         ):
             print(json.dumps({name: round(value, 2) for name, value in found.items()}), flush=True)
     return 0

@@ -196,7 +196,7 @@ async def test_every_figure_of_status_is_explained(database: Database) -> None:
         assert f"`{field}`" in described, field
         assert f"`{field}`" in watched, field
     [ready] = re.findall(r'^\{"ready.*', text("docs/commands.md"), re.MULTILINE)
-    for field in {*json.loads(ready), *json.loads(ready)["sinks"]["events"]} - {"ready", "sinks"}:
+    for field in {*json.loads(ready), *json.loads(ready)["sinks"]["crm"]} - {"ready", "sinks"}:
         assert f"`{field}`" in watched, field
 
 
