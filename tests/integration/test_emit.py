@@ -47,7 +47,7 @@ def loaded_by(module: str) -> set[str]:
 
 def test_importing_emit_loads_psycopg_and_nothing_of_the_relay() -> None:
     assert loaded_by("outbox_relay.outbox") - loaded_by("psycopg") == {
-        *("outbox_relay", "outbox_relay.emit_spans", "outbox_relay.outbox")
+        *("outbox_relay", "outbox_relay.emit_rows", "outbox_relay.emit_spans", "outbox_relay.outbox")
     }
 
 

@@ -29,17 +29,21 @@ AROUND = {
         from outbox_relay import outbox
     """,
     "sqlalchemy": """
-        import json
-        from sqlalchemy import create_engine, text
+        from sqlalchemy import URL, create_engine
+        from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
         from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
         import psycopg
-        from outbox_relay import outbox
+        from psycopg.conninfo import conninfo_to_dict
         class Base(DeclarativeBase): ...
         class Order(Base):
             __tablename__ = "orders"
             id: Mapped[int] = mapped_column(primary_key=True)
             total: Mapped[int]
         engine = create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(dsn))
+        found = conninfo_to_dict(dsn)
+        async_engine = create_async_engine(URL.create(
+            "postgresql+asyncpg", host=found["host"], port=int(found["port"]), username=found["user"],
+            database=found["dbname"]))
     """,
     "django": """
         import json
@@ -61,7 +65,6 @@ AROUND = {
                 db_table = "orders"
     """,
     "asyncpg": """
-        import json
         import asyncpg
         from psycopg.conninfo import conninfo_to_dict
         found = conninfo_to_dict(dsn)

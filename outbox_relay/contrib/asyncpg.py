@@ -1,0 +1,120 @@
+"""Emitting over a connection of asyncpg, in its transaction. docs/emitting.md shows every use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from uuid import UUID
+
+import asyncpg
+from asyncpg.pool import PoolConnectionProxy
+
+from outbox_relay import emit_spans
+from outbox_relay.emit_rows import (
+    Dumps,
+    Event,
+    InvalidEvent,
+    NotInTransaction,
+    columns,
+    refusal,
+    row_of,
+    rows_of,
+    warn_outside,
+)
+from outbox_relay.emit_spans import Row
+
+if TYPE_CHECKING:
+    Connection: TypeAlias = asyncpg.Connection[Any] | PoolConnectionProxy[Any]
+
+__all__ = ["Event", "InvalidEvent", "NotInTransaction", "emit", "emit_many"]
+
+# Every parameter but the payload is sent as text, whatever codecs the application has set for other types.
+ONE: Final = """
+select outbox.emit_raw($1::text, $2::bytea, $3::text, $4::text::jsonb, $5::text::timestamptz, $6::text::uuid,
+                       $7::text)::text
+"""
+MANY: Final = """
+select outbox.emit_raw(e.type, e.payload, e.key, e.headers::jsonb, e.deliver_at::timestamptz, e.uid::uuid,
+                       e.content_type)::text,
+       set_config('outbox.event_index', '', true)
+  from unnest($1::text[], $2::bytea[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[])
+       with ordinality e (type, payload, key, headers, deliver_at, uid, content_type, place)
+ where set_config('outbox.event_index', (e.place - 1)::text, true) is not null
+"""
+
+
+async def emit(
+    conn: Connection,
+    type: str,  # noqa: A002 - as for outbox.emit
+    payload: Any,
+    *,
+    key: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    deliver_at: datetime | None = None,
+    uid: UUID | None = None,
+    content_type: str | None = None,
+    dumps: Dumps | None = None,
+) -> UUID:
+    """Emit one event in the transaction of ``conn``, in one round trip; return its uid.
+
+    The arguments are those of ``outbox.emit``. Never commits. Warns with :class:`NotInTransaction` outside a
+    transaction.
+
+    Raises :class:`InvalidEvent` for an event that the outbox refuses, ``asyncpg.PostgresError`` for all other failures.
+    """
+    connection = _connection(conn)
+    row = row_of(Event(type, payload, key, headers, deliver_at, uid, content_type, dumps))
+    _warn_outside(connection)
+    if (spans := emit_spans.begin((row,))) is None:
+        return await _insert(connection, row)
+    with spans:
+        return spans.emitted([await _insert(connection, *spans.rows)])[0]
+
+
+async def emit_many(conn: Connection, events: Iterable[Event]) -> list[UUID]:
+    """Emit all events in order with one statement, as :func:`emit` does; return their uids.
+
+    If one event is refused none is emitted, and :class:`InvalidEvent` has its index. Without events there is no round
+    trip.
+    """
+    connection = _connection(conn)
+    rows = rows_of(events)
+    if not rows:
+        return []
+    _warn_outside(connection)
+    if (spans := emit_spans.begin(rows)) is None:
+        return await _insert_many(connection, rows)
+    with spans:
+        return spans.emitted(await _insert_many(connection, spans.rows))
+
+
+async def _insert(connection: Connection, row: Row) -> UUID:
+    try:
+        return UUID(await connection.fetchval(ONE, *row))
+    except asyncpg.InvalidParameterValueError as error:
+        if (refused := refusal(error.message)) is not None:
+            raise refused from None
+        raise
+
+
+async def _insert_many(connection: Connection, rows: list[Row]) -> list[UUID]:
+    try:
+        return [UUID(found[0]) for found in await connection.fetch(MANY, *columns(rows))]
+    except asyncpg.InvalidParameterValueError as error:
+        if (refused := refusal(error.message)) is not None:
+            raise refused from None
+        raise
+
+
+def _connection(conn: object) -> Connection:
+    if isinstance(conn, asyncpg.Connection | PoolConnectionProxy):
+        return conn  # pyright: ignore[reportUnknownVariableType] - the class of its records
+    kind = f"{conn.__class__.__module__}.{conn.__class__.__qualname__}"
+    raise TypeError(f"emit takes a connection of asyncpg, not {kind}; docs/emitting.md has the functions for others")
+
+
+def _warn_outside(connection: Connection) -> None:
+    """Warn at the caller of the public function, two frames up, if no transaction is open."""
+    if not connection.is_in_transaction():
+        warn_outside("async with conn.transaction():", 3)

@@ -1,0 +1,334 @@
+"""Emitting with SQLAlchemy: sessions and connections, synchronous and not, over psycopg and asyncpg."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+import warnings
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+from sqlalchemy import URL, Engine, create_engine, text
+from sqlalchemy.exc import DataError, DBAPIError, OperationalError, ProgrammingError
+from sqlalchemy.ext.asyncio import (
+    AsyncEngine,
+    AsyncSession,
+    async_scoped_session,
+    async_sessionmaker,
+    create_async_engine,
+)
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session, sessionmaker
+
+from outbox_relay import outbox
+from outbox_relay.contrib import sqlalchemy as contrib
+from outbox_relay.contrib.sqlalchemy import Event, InvalidEvent, NotInTransaction
+from tests.support.database import Database, query
+
+DRIVERS = ("psycopg", "asyncpg")
+LOGGED = """select type, key, convert_from(payload, 'UTF8'), headers, deliver_at, uid, content_type
+              from outbox.event order by id"""
+
+
+class Base(DeclarativeBase):
+    """The tables of the shop."""
+
+
+class Order(Base):
+    """An order."""
+
+    __tablename__ = "orders"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    total: Mapped[int]
+
+
+def url(database: Database, driver: str) -> URL:
+    """Return the address of a database for a driver."""
+    found = conninfo_to_dict(database.dsn)
+    return URL.create(
+        f"postgresql+{driver}", username=str(found["user"]), host=str(found["host"]), port=int(str(found["port"])),
+        database=str(found["dbname"]),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def shop(database: Database) -> Database:
+    """A database with the table of orders."""
+    with database.connect(autocommit=True) as owner:
+        owner.execute("create table orders (id bigint primary key, total bigint not null)")
+    return database
+
+
+@pytest.fixture
+def engine(shop: Database) -> Generator[Engine]:
+    """A synchronous engine."""
+    engine = create_engine(url(shop, "psycopg"))
+    yield engine
+    engine.dispose()
+
+
+@asynccontextmanager
+async def engine_of(shop: Database, driver: str, **options: Any) -> AsyncGenerator[AsyncEngine]:
+    """An asynchronous engine."""
+    engine = create_async_engine(url(shop, driver), **options)
+    try:
+        yield engine
+    finally:
+        await engine.dispose()
+
+
+def committed(database: Database) -> list[tuple[Any, ...]]:
+    """Return the events that are committed, and the number of orders."""
+    return [
+        *query(database, "select type, key from outbox.event order by id"),
+        *query(database, "select count(*) from orders"),
+    ]
+
+
+# -- sessions and connections -------------------------------------------------------------------------------------
+
+
+def test_an_event_is_committed_and_rolled_back_with_the_session(shop: Database, engine: Engine) -> None:
+    with Session(engine) as session:
+        session.add(Order(id=1, total=5))
+        contrib.emit(session, "order.created", {"id": 1}, key="order-1")
+        assert committed(shop) == [(0,)]
+        session.rollback()
+    assert committed(shop) == [(0,)]
+    with Session(engine) as session, session.begin():
+        session.add(Order(id=2, total=5))
+        contrib.emit(session, "order.created", {"id": 2}, key="order-2")
+    assert committed(shop) == [("order.created", "order-2"), (1,)]
+
+
+def test_what_a_session_has_changed_is_written_before_the_event(engine: Engine) -> None:
+    """A row that the database refuses leaves no event behind it."""
+    with Session(engine, autoflush=False) as session:
+        session.add(Order(id=1, total=5))
+        contrib.emit(session, "order.created", {"id": 1})
+        found = session.execute(text("select o.id, e.type from orders o, outbox.event e")).all()
+        assert [tuple(row) for row in found] == [(1, "order.created")]
+    with Session(engine) as session:
+        session.add(Order(id=1, total=None))
+        with pytest.raises(DBAPIError, match="not-null"):
+            contrib.emit(session, "order.created", {"id": 1})
+
+
+def test_a_connection_and_a_scoped_session_emit_too(shop: Database, engine: Engine) -> None:
+    with engine.begin() as connection:
+        first = contrib.emit(connection, "a", {})
+    scoped = scoped_session(sessionmaker(engine))
+    second = contrib.emit(scoped, "b", {})
+    scoped.commit()
+    scoped.remove()
+    assert query(shop, "select type, uid from outbox.event order by id") == [("a", first), ("b", second)]
+
+
+def test_an_event_in_a_savepoint_goes_with_it(shop: Database, engine: Engine) -> None:
+    with Session(engine) as session, session.begin():
+        kept = contrib.emit(session, "kept", {})
+        with session.begin_nested() as nested:
+            contrib.emit(session, "undone", {})
+            nested.rollback()
+    assert query(shop, "select uid from outbox.event") == [(kept,)]
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_asynchronous_sessions_and_connections_emit(shop: Database, driver: str) -> None:
+    async with engine_of(shop, driver) as engine:
+        async with AsyncSession(engine) as session:
+            session.add(Order(id=1, total=5))
+            await contrib.aemit(session, "undone", {})
+            await session.rollback()
+        async with AsyncSession(engine) as session, session.begin():
+            session.add(Order(id=2, total=5))
+            await contrib.aemit(session, "order.created", {"id": 2}, key="order-2")
+        async with engine.begin() as connection:
+            await contrib.aemit(connection, "a", {})
+        scoped = async_scoped_session(async_sessionmaker(engine), scopefunc=asyncio.current_task)
+        await contrib.aemit_many(scoped, [Event("b", {}), Event("c", {})])
+        await scoped.commit()
+        await scoped.remove()
+    assert committed(shop) == [("order.created", "order-2"), ("a", None), ("b", None), ("c", None), (1,)]
+
+
+# -- the event ----------------------------------------------------------------------------------------------------
+
+WHOLE: dict[str, Any] = {
+    "key": "schlüssel",
+    "headers": {"x-tenant": "ä"},
+    "deliver_at": datetime(2030, 1, 2, 3, 4, 5, 678901, UTC),
+    "uid": uuid.UUID(int=7),
+}
+ANOTHER: dict[str, Any] = {**WHOLE, "uid": uuid.UUID(int=8)}
+WANTED = ("t", "schlüssel", '{"a":"ö"}', {"x-tenant": "ä"}, WHOLE["deliver_at"], WHOLE["uid"], "application/json")
+
+
+def logged(database: Database) -> list[tuple[Any, ...]]:
+    """Return the events as they are stored."""
+    return query(database, LOGGED)
+
+
+def test_every_argument_is_stored(shop: Database, engine: Engine) -> None:
+    with engine.begin() as connection:
+        assert contrib.emit(connection, "t", {"a": "ö"}, **WHOLE) == WHOLE["uid"]
+        assert contrib.emit(connection, "t", {"a": "ö"}, **WHOLE) == WHOLE["uid"], "a known uid is not emitted again"
+        contrib.emit(connection, "raw", b"\xc3\xbc", content_type="text/plain")
+        contrib.emit(connection, "own", object(), dumps=lambda _: '"own"')
+    assert logged(shop)[0] == WANTED
+    assert [(row[0], row[2], row[6]) for row in logged(shop)[1:]] == [
+        ("raw", "ü", "text/plain"), ("own", '"own"', "application/json"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_every_argument_is_stored_asynchronously(shop: Database, driver: str) -> None:
+    async with engine_of(shop, driver) as engine, engine.begin() as connection:
+        assert await contrib.aemit(connection, "t", {"a": "ö"}, **WHOLE) == WHOLE["uid"]
+        many = await contrib.aemit_many(
+            connection,
+            [Event("t", {"a": "ö"}, **ANOTHER), Event("raw", b"\0", content_type="x/y")],
+        )
+    assert logged_raw(shop) == [
+        ("t", WHOLE["uid"], b'{"a":"\xc3\xb6"}'),
+        ("t", many[0], b'{"a":"\xc3\xb6"}'),
+        ("raw", many[1], b"\0"),
+    ]
+
+
+def logged_raw(database: Database) -> list[tuple[Any, ...]]:
+    """Return type, uid and the bytes of the payload."""
+    return [
+        (*row[:2], bytes(row[2])) for row in query(database, "select type, uid, payload from outbox.event order by id")
+    ]
+
+
+def test_many_events_are_one_statement_in_their_order(shop: Database, engine: Engine) -> None:
+    events = [Event(f"t{n}", {"n": n}, key=f"k{n % 3}") for n in range(50)]
+    with engine.begin() as connection:
+        uids = contrib.emit_many(connection, iter(events))
+        assert contrib.emit_many(connection, []) == []
+    assert query(shop, "select uid from outbox.event order by id") == [(uid,) for uid in uids]
+    assert query(shop, "select count(distinct xid) from outbox.event") == [(1,)]
+
+
+# -- what is refused ----------------------------------------------------------------------------------------------
+
+
+def refused(session: Session | Any) -> Generator[tuple[str, int | None]]:
+    """Yield message and index of events that are refused, each in a savepoint."""
+    for event in (Event("", {}), Event("t", float("nan")), Event("t", {}, key="k" * 2000), Event("a\0b", {})):
+        with pytest.raises(InvalidEvent) as caught, session.begin_nested():
+            contrib.emit(session, event.type, event.payload, key=event.key)
+        yield str(caught.value), caught.value.index
+    with pytest.raises(InvalidEvent) as caught, session.begin_nested():
+        contrib.emit_many(session, [Event("a", {}), Event("t", {}, key="k" * 2000)])
+    yield str(caught.value), caught.value.index
+
+
+def test_a_refused_event_is_named_as_by_outbox_emit(shop: Database, engine: Engine) -> None:
+    with Session(engine) as session:
+        found = [*refused(session)]
+    with shop.connect() as conn:
+        for event, said in zip((Event("", {}), Event("t", {}, key="k" * 2000)), (found[0], found[2]), strict=True):
+            with pytest.raises(InvalidEvent) as caught, conn.transaction():
+                outbox.emit(conn, event.type, event.payload, key=event.key)
+            assert (str(caught.value), caught.value.index) == said
+    assert "not JSON compliant" in found[1][0]
+    assert [index for _, index in found] == [None, None, None, None, 1]
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_a_refused_event_is_named_asynchronously(shop: Database, driver: str) -> None:
+    async with engine_of(shop, driver) as engine, AsyncSession(engine) as session:
+        with pytest.raises(InvalidEvent, match="key") as caught:
+            async with session.begin_nested():
+                await contrib.aemit(session, "t", {}, key="k" * 2000)
+        assert caught.value.index is None
+        with pytest.raises(InvalidEvent, match=r"^event 1: ") as caught:
+            async with session.begin_nested():
+                await contrib.aemit_many(session, [Event("a", {}), Event("", {})])
+        assert caught.value.index == 1
+        await contrib.aemit(session, "t", {})
+        await session.commit()
+    assert query(shop, "select type from outbox.event") == [("t",)]
+
+
+def test_other_failures_are_sqlalchemys_own(shop: Database, engine: Engine) -> None:
+    with engine.connect() as connection:
+        with pytest.raises(DataError):
+            connection.execute(text("select 1 / 0"))
+        with pytest.raises(DBAPIError, match="aborted"):
+            contrib.emit(connection, "t", {})
+    with shop.connect(autocommit=True) as owner:
+        owner.execute("alter schema outbox rename to elsewhere")
+    with engine.connect() as connection, pytest.raises(ProgrammingError):
+        contrib.emit(connection, "t", {})
+    nowhere = create_engine("postgresql+psycopg://127.0.0.1:1/nowhere")
+    with Session(nowhere) as session, pytest.raises(OperationalError):
+        contrib.emit(session, "t", {})
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_autocommit_is_warned_about_at_the_caller(shop: Database, engine: Engine, driver: str) -> None:
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        with pytest.warns(NotInTransaction) as warned:
+            contrib.emit(connection, "t", {})
+        with pytest.warns(NotInTransaction):
+            contrib.emit_many(connection, [Event("t", {})])
+    async with (
+        engine_of(shop, driver, isolation_level="AUTOCOMMIT") as everywhere,
+        everywhere.connect() as asynchronous,
+    ):
+        with pytest.warns(NotInTransaction) as warned_there:
+            await contrib.aemit(asynchronous, "t", {})
+        with pytest.warns(NotInTransaction):
+            await contrib.aemit_many(asynchronous, [Event("t", {})])
+    assert [warning.filename for warning in (*warned, *warned_there)] == [__file__] * 2
+    with warnings.catch_warnings(), engine.begin() as connection:
+        warnings.simplefilter("error")
+        contrib.emit(connection, "t", {})
+
+
+@contextmanager
+def names(*functions: str) -> Generator[None]:
+    """Expect a TypeError that names the right functions."""
+    with pytest.raises(TypeError) as caught:
+        yield
+    assert all(function in str(caught.value) for function in functions), caught.value
+
+
+async def test_the_wrong_object_is_told_the_right_function(shop: Database, engine: Engine) -> None:
+    wrong: Any
+    with shop.connect() as wrong, names("aemit", "Session"):
+        contrib.emit(wrong, "t", {})
+    with Session(engine) as wrong:
+        with names("emit for a Session"):
+            await contrib.aemit(wrong, "t", {})
+        with names("outbox_relay.contrib.sqlalchemy"):
+            outbox.emit(wrong, "t", {})
+    async with engine_of(shop, "asyncpg") as other, AsyncSession(other) as wrong:
+        with names("aemit for an AsyncSession"):
+            contrib.emit(wrong, "t", {})
+        with names("aemit", "outbox_relay.contrib.sqlalchemy"):
+            await outbox.aemit(wrong, "t", {})
+    with pytest.raises(TypeError, match="event 0 must be"):
+        contrib.emit_many(scoped_session(sessionmaker(engine)), [("t", {})])  # pyright: ignore[reportArgumentType]
+
+
+def test_no_payload_is_in_an_error(shop: Database, engine: Engine) -> None:
+    """SQLAlchemy's errors show the parameters of the statement, unless told not to."""
+    with Session(engine) as session:
+        with pytest.raises(InvalidEvent) as caught:
+            contrib.emit(session, "t", {"card": "4711"}, key="k" * 2000)
+        assert "4711" not in repr(caught.value)
+        assert caught.value.__suppress_context__
+    with shop.connect(autocommit=True) as owner:
+        owner.execute("alter schema outbox rename to elsewhere")
+    with engine.connect() as connection, pytest.raises(ProgrammingError, match="does not exist") as failed:
+        contrib.emit(connection, "t", {"card": "4711"})
+    assert "4711" not in str(failed.value)
+    assert failed.value.__cause__ is failed.value.orig
