@@ -36,6 +36,7 @@ __all__ = ["Event", "InvalidEvent", "NotInTransaction", "aemit", "aemit_many", "
 OF_LIBRARIES: Final[Mapping[str, str]] = {
     "sqlalchemy": "emit or aemit of outbox_relay.contrib.sqlalchemy",
     "asyncpg": "emit of outbox_relay.contrib.asyncpg",
+    "django": "emit of outbox_relay.contrib.django",
 }
 """The functions for the objects of other packages."""
 
@@ -83,9 +84,9 @@ def emit(
     row = row_of(Event(type, payload, key, headers, deliver_at, uid, content_type, dumps))
     _warn_outside(connection)
     if (spans := emit_spans.begin((row,))) is None:
-        return _insert(connection, row)
+        return insert(connection, row)
     with spans:
-        return spans.emitted([_insert(connection, *spans.rows)])[0]
+        return spans.emitted([insert(connection, *spans.rows)])[0]
 
 
 async def aemit(
@@ -122,9 +123,9 @@ def emit_many(conn: psycopg.Connection[Any] | psycopg.Cursor[Any], events: Itera
         return []
     _warn_outside(connection)
     if (spans := emit_spans.begin(rows)) is None:
-        return _insert_many(connection, rows)
+        return insert_many(connection, rows)
     with spans:
-        return spans.emitted(_insert_many(connection, spans.rows))
+        return spans.emitted(insert_many(connection, spans.rows))
 
 
 async def aemit_many(
@@ -145,7 +146,8 @@ async def aemit_many(
 # -- the statements -----------------------------------------------------------------------------------------------
 
 
-def _insert(connection: psycopg.Connection[Any], row: Row) -> UUID:
+def insert(connection: psycopg.Connection[Any], row: Row) -> UUID:
+    """Insert an event and return its uid. Raises as :func:`emit`."""
     try:
         with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
             return _uid(cursor.execute(ONE, row, prepare=False).fetchone())
@@ -162,7 +164,8 @@ async def _ainsert(connection: psycopg.AsyncConnection[Any], row: Row) -> UUID:
         raise _refusal(error) from None
 
 
-def _insert_many(connection: psycopg.Connection[Any], rows: list[Row]) -> list[UUID]:
+def insert_many(connection: psycopg.Connection[Any], rows: list[Row]) -> list[UUID]:
+    """Insert events in order and return their uids. Raises as :func:`emit_many`."""
     try:
         with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
             return [_uid(row) for row in cursor.execute(MANY, columns(rows), prepare=False).fetchall()]

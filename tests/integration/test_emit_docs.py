@@ -51,7 +51,6 @@ AROUND = {
         from django.conf import settings
         from django.db import connection, models, transaction
         from psycopg.conninfo import conninfo_to_dict
-        from outbox_relay import outbox
         found = conninfo_to_dict(dsn)
         settings.configure(DATABASES={"default": {
             "ENGINE": "django.db.backends.postgresql", "NAME": found["dbname"], "USER": found["user"],

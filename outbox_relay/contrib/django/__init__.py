@@ -1,0 +1,88 @@
+"""Emitting from Django, in the current ``atomic`` block of a database. docs/emitting.md shows every use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any, Final, cast
+from uuid import UUID
+
+import psycopg
+from django.db import DEFAULT_DB_ALIAS, connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.transaction import TransactionManagementError
+
+from outbox_relay import emit_spans
+from outbox_relay.emit_rows import Dumps, Event, InvalidEvent, row_of, rows_of
+from outbox_relay.outbox import insert, insert_many
+
+__all__ = ["Event", "InvalidEvent", "emit", "emit_many"]
+
+OUTSIDE: Final = (
+    "an event was emitted outside an atomic block of database {!r}, so it would not be atomic with your data; use "
+    "`with transaction.atomic(using={!r}):` around both, or pass require_atomic=False"
+)
+
+
+def emit(
+    type: str,  # noqa: A002 - as for outbox.emit
+    payload: Any,
+    *,
+    key: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    deliver_at: datetime | None = None,
+    uid: UUID | None = None,
+    content_type: str | None = None,
+    dumps: Dumps | None = None,
+    using: str = DEFAULT_DB_ALIAS,
+    require_atomic: bool = True,
+) -> UUID:
+    """Emit one event in the current atomic block of the database ``using``, in one round trip; return its uid.
+
+    The other arguments are those of ``outbox.emit``. With ``require_atomic=False`` an event may be emitted outside an
+    atomic block; it is then committed by itself.
+
+    Raises :class:`InvalidEvent` for an event that the outbox refuses, ``TransactionManagementError`` outside an atomic
+    block or in one that must be rolled back, TypeError if the database is not PostgreSQL with psycopg 3, and
+    ``django.db.Error`` for all other failures.
+    """
+    row = row_of(Event(type, payload, key, headers, deliver_at, uid, content_type, dumps))
+    wrapper, connection = _connection(using, require_atomic=require_atomic)
+    with wrapper.wrap_database_errors:
+        if (spans := emit_spans.begin((row,))) is None:
+            return insert(connection, row)
+        with spans:
+            return spans.emitted([insert(connection, *spans.rows)])[0]
+
+
+def emit_many(events: Iterable[Event], *, using: str = DEFAULT_DB_ALIAS, require_atomic: bool = True) -> list[UUID]:
+    """Emit all events in order with one statement, as :func:`emit` does; return their uids.
+
+    If one event is refused none is emitted, and :class:`InvalidEvent` has its index. Without events there is no round
+    trip.
+    """
+    rows = rows_of(events)
+    if not rows:
+        return []
+    wrapper, connection = _connection(using, require_atomic=require_atomic)
+    with wrapper.wrap_database_errors:
+        if (spans := emit_spans.begin(rows)) is None:
+            return insert_many(connection, rows)
+        with spans:
+            return spans.emitted(insert_many(connection, spans.rows))
+
+
+def _connection(using: str, *, require_atomic: bool) -> tuple[BaseDatabaseWrapper, psycopg.Connection[Any]]:
+    """Return Django's connection, which can be used now, and the connection of psycopg below it."""
+    wrapper = connections[using]
+    if require_atomic and not wrapper.in_atomic_block:
+        raise TransactionManagementError(OUTSIDE.format(using, using))
+    wrapper.validate_no_broken_transaction()
+    wrapper.ensure_connection()
+    below: object = wrapper.connection
+    if isinstance(below, psycopg.Connection):
+        return wrapper, cast("psycopg.Connection[Any]", below)
+    kind = f"{below.__class__.__module__}.{below.__class__.__qualname__}"
+    raise TypeError(
+        f"emit needs a database of PostgreSQL with psycopg 3, not {kind}, for {using!r}: see docs/emitting.md"
+    )

@@ -1,0 +1,125 @@
+"""Emitting from Django: in atomic blocks of one of several databases, and refused outside of them."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Generator
+from datetime import UTC, datetime
+from typing import Any
+
+import django
+import pytest
+from django.conf import settings
+from django.db import OperationalError, ProgrammingError, connections, transaction
+from django.db.transaction import TransactionManagementError
+from psycopg.conninfo import conninfo_to_dict
+
+from outbox_relay import outbox
+from outbox_relay.contrib.django import Event, InvalidEvent, emit, emit_many
+from tests.support.database import Database, query
+
+LOGGED = "select type, key, convert_from(payload, 'UTF8'), headers, deliver_at, uid from outbox.event order by id"
+POSTGRES = {"ENGINE": "django.db.backends.postgresql"}
+
+if not settings.configured:
+    settings.configure(
+        DATABASES={
+            "default": {**POSTGRES},
+            "shop": {**POSTGRES},
+            "lite": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"},
+        }
+    )
+    django.setup()
+
+
+@pytest.fixture(autouse=True)
+def shop(database: Database) -> Generator[Database]:
+    """A database that Django knows as ``shop``; ``default`` is one that does not exist."""
+    found = conninfo_to_dict(database.dsn)
+    there = {"HOST": found["host"], "PORT": found["port"], "USER": found["user"]}
+    connections["shop"].settings_dict.update({**there, "NAME": found["dbname"]})
+    connections["default"].settings_dict.update({**there, "NAME": "nowhere"})
+    yield database
+    connections.close_all()
+
+
+def execute(statement: str) -> None:
+    """Execute a statement over Django's connection."""
+    with connections["shop"].cursor() as cursor:
+        cursor.execute(statement)
+
+
+def test_an_event_is_committed_and_rolled_back_with_the_block(shop: Database) -> None:
+    execute("create table orders (id bigint primary key)")
+    with transaction.atomic(using="shop"):
+        execute("insert into orders values (1)")
+        kept = emit("kept", {}, using="shop")
+        assert query(shop, "select count(*) from outbox.event") == [(0,)]
+        with transaction.atomic(using="shop"):
+            emit("undone.savepoint", {}, using="shop")
+            transaction.set_rollback(True, using="shop")
+    with transaction.atomic(using="shop"):
+        emit_many([Event("undone", {})], using="shop")
+        transaction.set_rollback(True, using="shop")
+    assert query(shop, "select type, uid from outbox.event") == [("kept", kept)]
+
+
+def test_every_argument_is_stored(shop: Database) -> None:
+    at, uid = datetime(2030, 1, 2, 3, 4, 5, 678901, UTC), uuid.UUID(int=7)
+    with transaction.atomic(using="shop"):
+        found = emit("t", {"a": "ö"}, key="schlüssel", headers={"x": "ä"}, deliver_at=at, uid=uid, using="shop")
+        own = emit_many([Event("raw", b"\xc3\xbc", content_type="text/plain"), Event("b", 1)], using="shop")
+        assert emit_many([], using="shop") == []
+    assert found == uid
+    assert query(shop, LOGGED) == [
+        ("t", "schlüssel", '{"a":"ö"}', {"x": "ä"}, at, uid),
+        ("raw", None, "ü", None, None, own[0]),
+        ("b", None, "1", None, None, own[1]),
+    ]
+
+
+def test_an_event_outside_an_atomic_block_is_refused_unless_told(shop: Database) -> None:
+    with pytest.raises(TransactionManagementError, match=r"atomic\(using='shop'\)"):
+        emit("t", {}, using="shop")
+    with pytest.raises(TransactionManagementError):
+        emit_many([Event("t", {})], using="shop")
+    emit("told", {}, using="shop", require_atomic=False)
+    emit_many([Event("told.too", {})], using="shop", require_atomic=False)
+    assert query(shop, "select type from outbox.event order by id") == [("told",), ("told.too",)]
+
+
+def test_a_refused_event_leaves_the_block_to_its_savepoint(shop: Database) -> None:
+    with transaction.atomic(using="shop"):
+        with pytest.raises(InvalidEvent, match="key") as caught, transaction.atomic(using="shop"):
+            emit("t", {"card": 4711}, key="k" * 2000, using="shop")
+        assert caught.value.index is None
+        assert "4711" not in str(caught.value)
+        with pytest.raises(InvalidEvent, match=r"^event 1: ") as caught, transaction.atomic(using="shop"):
+            emit_many([Event("a", {}), Event("", {})], using="shop")
+        assert caught.value.index == 1
+        emit("kept", {}, using="shop")
+    assert query(shop, "select type from outbox.event") == [("kept",)]
+
+
+def test_a_block_that_must_be_rolled_back_takes_no_event() -> None:
+    with transaction.atomic(using="shop"):
+        transaction.set_rollback(True, using="shop")
+        with pytest.raises(TransactionManagementError):
+            emit("t", {}, using="shop")
+
+
+def test_other_failures_are_djangos_own(shop: Database) -> None:
+    with shop.connect(autocommit=True) as owner:
+        owner.execute("alter schema outbox rename to elsewhere")
+    with pytest.raises(ProgrammingError, match="does not exist"), transaction.atomic(using="shop"):
+        emit("t", {}, using="shop")
+    with pytest.raises(TypeError, match="PostgreSQL with psycopg 3, not"), transaction.atomic(using="lite"):
+        emit("t", {}, using="lite")
+    with pytest.raises(OperationalError, match="nowhere"):
+        emit("t", {}, require_atomic=False)
+
+
+def test_outbox_emit_names_this_function() -> None:
+    wrong: Any = connections["shop"]
+    with pytest.raises(TypeError, match=r"outbox_relay\.contrib\.django"):
+        outbox.emit(wrong, "t", {})
