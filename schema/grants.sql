@@ -1,7 +1,7 @@
 -- Gives every role of outbox.grantee what its kind needs on the schema as it now is, and takes everything else from
 -- every role but the owner. `migrate` runs it each time; it can be run again at any time.
 --
--- An application (kind `emit`) may call the two functions and nothing else. A relay may read everything, write its
+-- An application (kind `emit`) may call three functions and nothing else. A relay may read everything, write its
 -- positions and exceptions, and never change the log. UPDATE of any column is what row locks ask for. Every other action
 -- is a function that an operator's role may call.
 
@@ -13,7 +13,7 @@ create or replace view outbox.privilege (kind, object_type, name, columns, privi
 select k.kind, l.object_type, n.name, l.columns, l.privilege
   from (values
     ('emit', 'schema', '{outbox}'::text[], null::text[], 'USAGE'),
-    ('emit', 'function', '{emit, emit_raw}', null, 'EXECUTE'),
+    ('emit', 'function', '{emit, emit_raw, emitted}', null, 'EXECUTE'),
 
     ('relay', 'schema', '{outbox}', null, 'USAGE'),
     ('relay', 'function', '{arm, backlog, claim_rows, give_rows_back, held_keys, keys_with_rows, known_down, look, '

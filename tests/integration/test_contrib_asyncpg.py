@@ -12,21 +12,15 @@ from typing import Any
 
 import asyncpg
 import pytest
-from psycopg.conninfo import conninfo_to_dict
 
 from outbox_relay import outbox
 from outbox_relay.contrib import asyncpg as contrib
 from outbox_relay.contrib.asyncpg import Event, InvalidEvent, NotInTransaction
 from tests.support.database import Database, query
+from tests.support.drivers import address
 
 LOGGED = """select type, key, convert_from(payload, 'UTF8'), headers, deliver_at, uid, content_type
               from outbox.event order by id"""
-
-
-def address(database: Database) -> dict[str, Any]:
-    """Return the address of a database as asyncpg takes it."""
-    found = conninfo_to_dict(database.dsn)
-    return {"host": found["host"], "port": int(str(found["port"])), "user": found["user"], "database": found["dbname"]}
 
 
 @asynccontextmanager

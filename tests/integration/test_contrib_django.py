@@ -16,6 +16,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from outbox_relay import outbox
 from outbox_relay.contrib.django import Event, InvalidEvent, emit, emit_many
+from outbox_relay.testing import OutboxEvents
 from tests.support.database import Database, query
 
 LOGGED = "select type, key, convert_from(payload, 'UTF8'), headers, deliver_at, uid from outbox.event order by id"
@@ -123,3 +124,13 @@ def test_outbox_emit_names_this_function() -> None:
     wrong: Any = connections["shop"]
     with pytest.raises(TypeError, match=r"outbox_relay\.contrib\.django"):
         outbox.emit(wrong, "t", {})
+
+
+def test_the_test_kit_takes_an_alias() -> None:
+    with transaction.atomic(using="shop"):
+        emit("t", {"a": 1}, using="shop")
+        OutboxEvents("shop").assert_emitted("t", payload={"a": 1})
+        transaction.set_rollback(True, using="shop")
+    with OutboxEvents("shop") as events, transaction.atomic(using="shop"):
+        emit("committed", {}, using="shop")
+    assert [each.type for each in events.emitted()] == ["committed"]

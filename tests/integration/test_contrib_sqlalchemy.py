@@ -11,8 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from psycopg.conninfo import conninfo_to_dict
-from sqlalchemy import URL, Engine, create_engine, text
+from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.exc import DataError, DBAPIError, OperationalError, ProgrammingError
 from sqlalchemy.ext.asyncio import (
     AsyncEngine,
@@ -27,6 +26,7 @@ from outbox_relay import outbox
 from outbox_relay.contrib import sqlalchemy as contrib
 from outbox_relay.contrib.sqlalchemy import Event, InvalidEvent, NotInTransaction
 from tests.support.database import Database, query
+from tests.support.drivers import url
 
 DRIVERS = ("psycopg", "asyncpg")
 LOGGED = """select type, key, convert_from(payload, 'UTF8'), headers, deliver_at, uid, content_type
@@ -43,15 +43,6 @@ class Order(Base):
     __tablename__ = "orders"
     id: Mapped[int] = mapped_column(primary_key=True)
     total: Mapped[int]
-
-
-def url(database: Database, driver: str) -> URL:
-    """Return the address of a database for a driver."""
-    found = conninfo_to_dict(database.dsn)
-    return URL.create(
-        f"postgresql+{driver}", username=str(found["user"]), host=str(found["host"]), port=int(str(found["port"])),
-        database=str(found["dbname"]),
-    )  # fmt: skip
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ LAST_OF = {
     9: "12c2608dc5cb0c90c7edfbb440f9ed25439ced8d",
     10: "3e644f58228693274c9721fc70faca56d2f4ce4b",
 }
-"""The last commit of each earlier version of the schema that was in use: 3 to 8 came with 9, 11 to 17 with 18."""
+"""The last commit of each earlier version of the schema that was in use: 3 to 8 came with 9, 11 to 18 with 19."""
 VERSION_IN = {
     1: "outbox_relay.migrate",
     2: "outbox_relay.postgres.migrations",

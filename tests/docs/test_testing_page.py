@@ -1,0 +1,60 @@
+"""docs/testing.md: its tests pass as they stand there, and a failure is shown as the page says."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.docs.pages import blocks
+from tests.support.database import Database
+
+PAGE = "docs/testing.md"
+SHOP = """
+from outbox_relay import outbox
+
+def place_order(conn, order_id, total=1250):
+    if total:
+        outbox.emit(conn, "order.created", {"id": order_id, "total": total}, key=f"order-{order_id}")
+
+def send_invoice(event):
+    assert event.payload["total"] == 1250
+"""
+CONFTEST = """
+import psycopg, pytest
+
+@pytest.fixture
+def conn():
+    with psycopg.connect({dsn!r}) as found:
+        yield found
+        found.rollback()
+"""
+FAILS = """
+from shop import place_order
+
+def test_fails(conn, outbox_events):
+    place_order(conn, 1)
+    outbox_events(conn).assert_emitted("order.created", payload={"total": 900})
+"""
+
+
+def suite(database: Database, place: Path, *tests: str) -> str:
+    """Run tests as an application's suite has them, and return what pytest prints."""
+    (place / "shop.py").write_text(SHOP)
+    (place / "conftest.py").write_text(CONFTEST.format(dsn=database.dsn))
+    for number, text in enumerate(tests):
+        (place / f"test_{number}.py").write_text(text)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(place), str(place)]
+    done = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False, timeout=60)
+    return done.stdout + done.stderr
+
+
+def test_the_page_is_true(database: Database, tmp_path: Path) -> None:
+    tests = [block.text for block in blocks(PAGE) if block.language == "python"]
+    assert f"{sum(text.count('def test_') for text in tests)} passed" in suite(database, tmp_path, *tests)
+
+
+def test_a_failure_is_shown_as_on_the_page(database: Database, tmp_path: Path) -> None:
+    [shown] = [block.text for block in blocks(PAGE) if block.language == "text"]
+    printed = [line.removeprefix("E").strip() for line in suite(database, tmp_path, FAILS).splitlines()]
+    assert [line.strip() for line in shown.splitlines()] == printed[printed.index(shown.splitlines()[0]) :][:3]
