@@ -1,4 +1,6 @@
-"""Events as parameters of ``outbox.emit_raw``, for every function that emits. Imports the standard library alone.
+"""Events as parameters of ``outbox.emit_raw``, for every function that emits.
+
+Imports the standard library and ``emit_spans``.
 
 The database checks the limits, also for SQL callers. These functions check only values that cannot be sent to it.
 """
@@ -32,7 +34,7 @@ OUTSIDE: Final = (
 """The warning that there is no transaction; the remedy is put into it."""
 
 PUBLIC: Final = "outbox_relay.outbox"
-"""The module that applications know the errors by, such as in traces."""
+"""The module under which the errors are known, such as in traces."""
 Dumps = Callable[[Any], str | bytes]
 
 

@@ -1,8 +1,8 @@
 -- A function for the tests of applications. Relays made for version 2 work on this schema.
 
--- The events that the calling transaction has emitted so far, in that order, also by triggers and functions of other roles:
--- those of the caller's role, as `outbox.emitter` names it. An application's role may not read the log, and its tests ask
--- what the code has emitted. Needs no transaction id, and takes none.
+-- The events that the calling transaction has emitted so far, in that order: those that are recorded under the caller's
+-- present role, including those that triggers and SECURITY DEFINER functions emitted. An application's role may not read the
+-- log, and its tests ask what the code has emitted. Needs no transaction id, and takes none.
 create function outbox.emitted() returns table (
     uid uuid, type text, key text, payload bytea, content_type text, headers jsonb, deliver_at timestamptz
 )

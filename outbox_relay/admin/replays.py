@@ -18,8 +18,8 @@ from outbox_relay.postgres.store import Store
 
 EXACT_EVENTS = 10_000
 """Largest number of events that is counted before a replay."""
-SEARCH_SECONDS = 10.0
-"""Time limit for counting them."""
+SEARCH_SECONDS = 6.0
+"""Time limit for counting them. The server ends a statement after 9 s."""
 SETTLE_SECONDS = 0.3
 """Pause before a replay is planned. Positions are stored up to 0.1 s after the deliveries that they cover."""
 MOST_LISTED = 1000

@@ -15,7 +15,7 @@ from outbox_relay.postgres.store import Store
 
 EXACT_EVENTS = 10_000
 """Largest number of events that is counted."""
-SEARCH_SECONDS = 10.0
+SEARCH_SECONDS = 6.0
 """Time limit for counting events before an action; more are not counted."""
 STEP_ROWS = 1_000
 """Largest number of rows that are deleted in one transaction."""

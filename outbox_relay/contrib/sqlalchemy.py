@@ -1,4 +1,4 @@
-"""Emitting over a session or connection of SQLAlchemy 2, with any driver. docs/emitting.md shows every use."""
+"""Emitting over a session or connection of SQLAlchemy 2. docs/emitting.md shows every use."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def emit(
 ) -> UUID:
     """Emit one event in the transaction of a session or connection, in one round trip; return its uid.
 
-    A session is flushed first, so that what it has changed is written before. The arguments are those of
+    A session is flushed, so that its pending changes are written first. The arguments are those of
     ``outbox.emit``. Never commits. Warns with :class:`NotInTransaction` in autocommit mode.
 
     Raises :class:`InvalidEvent` for an event that the outbox refuses, ``sqlalchemy.exc.SQLAlchemyError`` for all other

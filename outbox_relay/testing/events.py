@@ -27,8 +27,10 @@ class OutboxEvents:
     """The events that were emitted over ``conn``: in its present transaction, as far as they are not rolled back.
 
     ``conn`` is a connection of psycopg or asyncpg, a session or connection of SQLAlchemy, or a database alias of
-    Django. In a ``with`` or ``async with`` block, the events that were committed since its beginning count too, by
-    whatever session of the database; the role needs the grants ``read`` and ``payloads`` for that.
+    Django. Every question raises RuntimeError if no transaction is open.
+
+    With a ``with`` or ``async with`` block, these are the events of all sessions whose ids were taken since the block
+    began, if they are committed or of the present transaction. The role needs the grants ``read`` and ``payloads``.
     """
 
     def __init__(self, conn: Any) -> None:
@@ -40,14 +42,14 @@ class OutboxEvents:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Keep the beginning: what was emitted inside the block can be asked for behind it."""
+        """Keep the starting point, so that events can be queried after the block."""
 
     async def __aenter__(self) -> Self:
         [[self._since]] = await self._aask(NEWEST)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Keep the beginning, as ``__exit__`` does."""
+        """Keep the starting point, as ``__exit__`` does."""
 
     # -- synchronous ----------------------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ def differences(event: EmittedEvent, type: str, key: Any, payload: Any, headers:
     if payload is not ANY:
         found += _parts("payload", payload, event.payload)
     if headers is not ANY:
-        found += _parts("headers", headers, event.headers or {})
+        found += _parts("headers", headers, event.headers)
     return found
 
 
@@ -39,7 +39,7 @@ def _parts(path: str, wanted: Any, found: Any) -> Iterator[str]:
             return
         for index, (value, other) in enumerate(zip(wanted, found, strict=True)):
             yield from _parts(f"{path}[{index}]", value, other)
-    elif wanted != found or isinstance(wanted, bool) != isinstance(found, bool):
+    elif wanted != found or (_is_number(wanted) and isinstance(wanted, bool) != isinstance(found, bool)):
         yield f"{path}: wanted {_shown(wanted)}, found {_shown(found)}"
 
 
@@ -49,6 +49,11 @@ def _members(path: str, wanted: Mapping[Any, Any], found: Mapping[Any, Any]) -> 
             yield from _parts(f"{path}.{name}", value, found[name])
         else:
             yield f"{path}.{name}: wanted {_shown(value)}, not there"
+
+
+def _is_number(value: object) -> bool:
+    """Return True for numbers and booleans, which Python takes for numbers and JSON does not."""
+    return isinstance(value, int | float)
 
 
 def _is_object(value: object) -> TypeGuard[Mapping[Any, Any]]:

@@ -1,4 +1,4 @@
-"""Reading emitted events over the connections of applications. Imports none of their packages but what they have."""
+"""Reading emitted events over the connections of applications. Imports a driver only for one of its connections."""
 
 from __future__ import annotations
 
@@ -17,9 +17,14 @@ SINCE = """
 select cast(uid as text), type, key, payload, content_type, cast(headers as text), deliver_at
   from outbox.event where id > {:d} order by id
 """
-"""The events above an id, which are those committed meanwhile and those of the own transaction."""
+"""The events above an id: those committed meanwhile, and those of the own transaction."""
 NO_RIGHT = "42501"
 """The SQLSTATE of a missing privilege."""
+
+OUTSIDE = (
+    "no transaction is open on this connection, so nothing that was emitted can be seen: begin it before the code under"
+    " test, or use `with outbox_events(conn):` around code that commits"
+)
 
 Rows: TypeAlias = Sequence[Sequence[Any]]
 Read: TypeAlias = Callable[[str], Rows]
@@ -62,33 +67,34 @@ def _headers(text: str | None) -> dict[str, str] | None:
 
 
 def reader(conn: object) -> Read:
-    """Return a function that queries over a synchronous connection. Raises TypeError for anything else."""
+    """Return a function that queries over a synchronous connection, and begins no transaction that stays open.
+
+    It raises RuntimeError for ``OF_TRANSACTION`` if no transaction is open. Raises TypeError for anything else.
+    """
     if isinstance(conn, str):
         return _django(conn)
     found: Any = _unscoped(conn)
-    match _package(found), _name(found):
-        case "psycopg", "Connection" | "Cursor":
-            return _psycopg(found)
-        case "sqlalchemy", "Session" | "Connection":
-            return _sqlalchemy(found)
-        case _:
-            raise TypeError(
-                _wrong(conn, "an asynchronous connection has aemitted, aassert_emitted and arefute_emitted")
-            )
+    if _is_a(found, "psycopg", "Connection"):
+        return _psycopg(found)
+    if _is_a(found, "psycopg", "Cursor"):
+        return _psycopg(found.connection)
+    if _is_a(found, "sqlalchemy", "Session", "Connection"):
+        return lambda query: _sqlalchemy(found, query)
+    raise TypeError(_wrong(conn, "an asynchronous connection has aemitted, aassert_emitted and arefute_emitted"))
 
 
 def async_reader(conn: object) -> AsyncRead:
-    """Return a function that queries over an asynchronous connection. Raises TypeError for anything else."""
+    """Return a function that queries over an asynchronous connection, as ``reader`` does."""
     found: Any = _unscoped(conn)
-    match _package(found), _name(found):
-        case "psycopg", "AsyncConnection" | "AsyncCursor":
-            return _async_psycopg(found)
-        case "sqlalchemy", "AsyncSession" | "AsyncConnection":
-            return _async_sqlalchemy(found)
-        case "asyncpg", _:
-            return found.fetch
-        case _:
-            raise TypeError(_wrong(conn, "a synchronous connection has emitted, assert_emitted and refute_emitted"))
+    if _is_a(found, "psycopg", "AsyncConnection"):
+        return _async_psycopg(found)
+    if _is_a(found, "psycopg", "AsyncCursor"):
+        return _async_psycopg(found.connection)
+    if _is_a(found, "sqlalchemy", "AsyncSession", "AsyncConnection"):
+        return lambda query: found.run_sync(_sqlalchemy, query)
+    if _is_a(found, "asyncpg", "Connection", "PoolConnectionProxy"):
+        return _asyncpg(found)
+    raise TypeError(_wrong(conn, "a synchronous connection has emitted, assert_emitted and refute_emitted"))
 
 
 def is_missing_right(error: Exception) -> bool:
@@ -104,21 +110,12 @@ def is_missing_right(error: Exception) -> bool:
 def _unscoped(conn: object) -> object:
     """Return the session of a scoped session, else the argument."""
     made: Any = conn
-    return made() if type(conn).__name__ in ("scoped_session", "async_scoped_session") else conn
+    return made() if _is_a(conn, "sqlalchemy", "scoped_session", "async_scoped_session") else conn
 
 
-def _package(conn: object) -> str:
-    return _class(conn).__module__.partition(".")[0]
-
-
-def _name(conn: object) -> str:
-    return _class(conn).__name__
-
-
-def _class(conn: object) -> type:
-    """Return the first class of a known package: applications have subclasses of their own."""
-    known = ("psycopg", "sqlalchemy", "asyncpg")
-    return next((each for each in type(conn).__mro__ if each.__module__.partition(".")[0] in known), type(conn))
+def _is_a(conn: object, package: str, *names: str) -> bool:
+    """Return True for an object of one of these classes, or of a class that an application has derived from one."""
+    return any(each.__module__.partition(".")[0] == package and each.__name__ in names for each in type(conn).__mro__)
 
 
 def _wrong(conn: object, other: str) -> str:
@@ -132,45 +129,69 @@ def _wrong(conn: object, other: str) -> str:
 # -- one function for each kind -----------------------------------------------------------------------------------
 
 
-def _psycopg(conn: Any) -> Read:
-    import psycopg
-    from psycopg.rows import tuple_row
+def _require(query: str, *, is_open: bool) -> None:
+    """Raise RuntimeError if the query needs an open transaction and there is none."""
+    if query == OF_TRANSACTION and not is_open:
+        raise RuntimeError(OUTSIDE)
 
-    connection = conn.connection if isinstance(conn, psycopg.Cursor) else conn
+
+def _psycopg(connection: Any) -> Read:
+    import psycopg
+    from psycopg.pq import TransactionStatus
+    from psycopg.rows import tuple_row
 
     def read(query: str) -> Rows:
-        with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
-            return cursor.execute(query.encode()).fetchall()
+        idle = connection.info.transaction_status == TransactionStatus.IDLE
+        _require(query, is_open=not idle)
+        try:
+            with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
+                return cursor.execute(query.encode()).fetchall()
+        finally:
+            if idle:
+                connection.rollback()
 
     return read
 
 
-def _async_psycopg(conn: Any) -> AsyncRead:
+def _async_psycopg(connection: Any) -> AsyncRead:
     import psycopg
+    from psycopg.pq import TransactionStatus
     from psycopg.rows import tuple_row
 
-    connection = conn.connection if isinstance(conn, psycopg.AsyncCursor) else conn
-
     async def read(query: str) -> Rows:
-        async with psycopg.AsyncCursor(connection, row_factory=tuple_row) as cursor:
-            await cursor.execute(query.encode())
-            return await cursor.fetchall()
+        idle = connection.info.transaction_status == TransactionStatus.IDLE
+        _require(query, is_open=not idle)
+        try:
+            async with psycopg.AsyncCursor(connection, row_factory=tuple_row) as cursor:
+                await cursor.execute(query.encode())
+                return await cursor.fetchall()
+        finally:
+            if idle:
+                await connection.rollback()
 
     return read
 
 
-def _sqlalchemy(conn: Any) -> Read:
+def _sqlalchemy(conn: Any, query: str) -> Rows:
+    """Query in the transaction of a session or connection, else in that of the connection that a session is bound to.
+
+    Without an open transaction a connection of its own is used: one that began here would be in the way of the code.
+    """
     from sqlalchemy import text
 
-    return lambda query: conn.execute(text(query)).all()
+    below = conn if conn.in_transaction() or not hasattr(conn, "get_bind") else conn.get_bind()
+    is_open = hasattr(below, "in_transaction") and below.in_transaction()
+    _require(query, is_open=is_open)
+    if is_open:
+        return below.execute(text(query)).all()
+    with below.engine.connect() as own:
+        return own.execute(text(query)).all()
 
 
-def _async_sqlalchemy(conn: Any) -> AsyncRead:
-    from sqlalchemy import text
-
+def _asyncpg(connection: Any) -> AsyncRead:
     async def read(query: str) -> Rows:
-        found = await conn.execute(text(query))
-        return found.all()
+        _require(query, is_open=connection.is_in_transaction())
+        return await connection.fetch(query)
 
     return read
 
@@ -179,7 +200,9 @@ def _django(alias: str) -> Read:
     from django.db import connections
 
     def read(query: str) -> Rows:
-        with connections[alias].cursor() as cursor:
+        connection = connections[alias]
+        _require(query, is_open=connection.in_atomic_block or not connection.get_autocommit())
+        with connection.cursor() as cursor:
             cursor.execute(query)
             return cursor.fetchall()
 

@@ -5,7 +5,7 @@ usage: python -m tests.bench.growth [--most 10000000] [--calls 300]
 Runs the statements of a relay on an embedded PostgreSQL; times are medians and include the client. The log grows
 tenfold from 10,000 events on, in thirty partitions, and only autovacuum analyses it. Then the ten newest events are
 read from a log with one partition and from a log with thirty; and the same ids are read by relays that share a sink, as
-each reads the shards that it owns. At last events are emitted in bulk, to see what one takes on disk.
+each reads the shards that it owns. Finally, events are emitted in bulk, to see what one takes on disk.
 """
 
 from __future__ import annotations

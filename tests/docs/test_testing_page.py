@@ -26,6 +26,7 @@ import psycopg, pytest
 @pytest.fixture
 def conn():
     with psycopg.connect({dsn!r}) as found:
+        found.execute("select 1")
         yield found
         found.rollback()
 """

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine, text
+from sqlalchemy import Engine, create_engine, event, text
 from sqlalchemy.exc import DataError, DBAPIError, OperationalError, ProgrammingError
 from sqlalchemy.ext.asyncio import (
     AsyncEngine,
@@ -127,6 +127,18 @@ def test_an_event_in_a_savepoint_goes_with_it(shop: Database, engine: Engine) ->
     assert query(shop, "select uid from outbox.event") == [(kept,)]
 
 
+def test_a_listener_of_a_flush_passes_the_connection_of_the_session(shop: Database, engine: Engine) -> None:
+    with Session(engine) as session:
+
+        def announce(flushed: Session, _context: object) -> None:
+            contrib.emit(flushed.connection(), "order.created", {})
+
+        event.listen(session, "after_flush", announce)
+        session.add(Order(id=1, total=5))
+        session.commit()
+    assert committed(shop) == [("order.created", None), (1,)]
+
+
 @pytest.mark.parametrize("driver", DRIVERS)
 async def test_asynchronous_sessions_and_connections_emit(shop: Database, driver: str) -> None:
     async with engine_of(shop, driver) as engine:
@@ -211,9 +223,9 @@ def test_many_events_are_one_statement_in_their_order(shop: Database, engine: En
 
 def refused(session: Session | Any) -> Generator[tuple[str, int | None]]:
     """Yield message and index of events that are refused, each in a savepoint."""
-    for event in (Event("", {}), Event("t", float("nan")), Event("t", {}, key="k" * 2000), Event("a\0b", {})):
+    for each in (Event("", {}), Event("t", float("nan")), Event("t", {}, key="k" * 2000), Event("a\0b", {})):
         with pytest.raises(InvalidEvent) as caught, session.begin_nested():
-            contrib.emit(session, event.type, event.payload, key=event.key)
+            contrib.emit(session, each.type, each.payload, key=each.key)
         yield str(caught.value), caught.value.index
     with pytest.raises(InvalidEvent) as caught, session.begin_nested():
         contrib.emit_many(session, [Event("a", {}), Event("t", {}, key="k" * 2000)])
@@ -224,9 +236,9 @@ def test_a_refused_event_is_named_as_by_outbox_emit(shop: Database, engine: Engi
     with Session(engine) as session:
         found = [*refused(session)]
     with shop.connect() as conn:
-        for event, said in zip((Event("", {}), Event("t", {}, key="k" * 2000)), (found[0], found[2]), strict=True):
+        for each, said in zip((Event("", {}), Event("t", {}, key="k" * 2000)), (found[0], found[2]), strict=True):
             with pytest.raises(InvalidEvent) as caught, conn.transaction():
-                outbox.emit(conn, event.type, event.payload, key=event.key)
+                outbox.emit(conn, each.type, each.payload, key=each.key)
             assert (str(caught.value), caught.value.index) == said
     assert "not JSON compliant" in found[1][0]
     assert [index for _, index in found] == [None, None, None, None, 1]

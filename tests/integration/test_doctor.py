@@ -235,6 +235,33 @@ async def test_a_prepared_transaction_is_rolled_back_by_its_statement(books: Led
     assert left == []
 
 
+async def test_no_statement_ends_a_session_that_waits_itself(books: Ledger) -> None:
+    """One that is ahead in the queue blocks too, and is no culprit."""
+
+    def waits() -> None:
+        with books.database.connect() as other:
+            other.execute("set lock_timeout = '30s'")
+            other.execute("lock table outbox.sink in access exclusive mode")
+
+    with books.database.connect() as first:
+        first.execute("lock table outbox.sink in access share mode")
+        threads = [threading.Thread(target=waits) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        try:
+
+            async def seen() -> list[Any]:
+                rows = await books.store.named("doctor_locks", {"seconds": 0.0})
+                return rows if len(rows) == len(threads) else []
+
+            [wait] = server.examine_locks(await auntil(seen, seconds=20, what="both wait"))
+            assert [_pid(statement) for statement in wait.statements] == [first.info.backend_pid]
+        finally:
+            first.rollback()
+            for thread in threads:
+                thread.join(30)
+
+
 async def test_a_wait_for_rows_is_found(books: Ledger) -> None:
     def waits() -> None:
         with books.database.connect() as second:
@@ -340,7 +367,9 @@ async def test_a_log_that_is_locked_hides_only_what_is_in_it(books: Ledger) -> N
         other.execute("lock table outbox.event in access exclusive mode")
         found = await doctor(books.store)
     unseen = [each for each in found if each.id == "not-examined"]
-    assert {"not examined: backlog of sink s", "not examined: types without a route"} <= {e.summary for e in unseen}
+    summaries = [each.summary for each in unseen]
+    assert {"not examined: backlog of sink s", "not examined: types without a route"} <= {*summaries}
+    assert len(summaries) == len({*summaries})
     assert {each.advice for each in unseen} == {"run it again: the server is busy, or a lock is held"}
     assert {"sequence-cache", "sink-paused"} <= {each.id for each in found}
 
@@ -359,12 +388,17 @@ async def test_dead_rows_are_found_under_their_table(books: Ledger) -> None:
 
 async def test_a_replication_slot_is_found(books: Ledger) -> None:
     books.do("select pg_create_physical_replication_slot('forgotten', true)")
+    books.emit("k")
+    books.do("select pg_create_physical_replication_slot('newer', true)")
     try:
         found = server.examine_slots(await books.store.named("doctor_slots", {"bytes": -1}))
         assert "forgotten keeps WAL" in next(each.summary for each in found if "forgotten" in each.summary)
         assert await books.store.named("doctor_slots", {"bytes": 1 << 40}) == []
+        order = [finding.summary.split()[2] for finding in found]
+        assert order.index("forgotten") < order.index("newer"), "the largest come first"
+        assert "select pg_drop_replication_slot('newer')" in [sql for each in found for sql in each.statements]
     finally:
-        books.do("select pg_drop_replication_slot('forgotten')")
+        books.do("select pg_drop_replication_slot(slot_name) from pg_replication_slots where not active")
 
 
 def test_a_careless_server_is_found_and_the_exit_code_says_so() -> None:

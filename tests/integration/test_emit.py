@@ -51,6 +51,14 @@ def test_importing_emit_loads_psycopg_and_nothing_of_the_relay() -> None:
     }
 
 
+def test_the_plugin_of_pytest_loads_no_driver_and_nothing_of_the_relay() -> None:
+    """Every run of pytest loads it where outbox-relay is installed."""
+    assert loaded_by("outbox_relay.testing") - loaded_by("pytest") == {
+        *("outbox_relay", "outbox_relay.testing", "outbox_relay.testing.events", "outbox_relay.testing.matching"),
+        "outbox_relay.testing.reading",
+    }
+
+
 def test_every_field_arrives_as_it_was_given(database: Database, conn: psycopg.Connection[Any]) -> None:
     later = datetime.now(UTC) + timedelta(hours=1, microseconds=7)
     uid = outbox.emit(

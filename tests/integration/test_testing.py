@@ -10,6 +10,7 @@ from typing import Any
 import asyncpg
 import psycopg
 import pytest
+from psycopg.pq import TransactionStatus
 from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
@@ -19,7 +20,7 @@ from outbox_relay.contrib import asyncpg as of_asyncpg
 from outbox_relay.contrib import sqlalchemy as of_sqlalchemy
 from outbox_relay.postgres.migrations import migrate
 from outbox_relay.testing import EmittedEvent, OutboxEvents
-from tests.support.database import Database
+from tests.support.database import Database, query
 from tests.support.drivers import address, url
 from tests.support.roles import new_role
 
@@ -27,6 +28,7 @@ from tests.support.roles import new_role
 def test_the_open_transaction_of_psycopg_is_seen_and_what_is_rolled_back_is_not(database: Database) -> None:
     with database.connect() as conn:
         events = OutboxEvents(conn)
+        conn.execute("select 1")
         events.refute_emitted("order.created")
         uid = outbox.emit(conn, "order.created", {"id": 1, "total": 5}, key="order-1", headers={"x": "1"})
         with conn.transaction(force_rollback=True):
@@ -42,7 +44,10 @@ def test_the_open_transaction_of_psycopg_is_seen_and_what_is_rolled_back_is_not(
         assert [each.payload["id"] for each in OutboxEvents(conn.cursor()).emitted()] == [1, 2, 3]
         assert events.emitted("order.paid") == []
         conn.commit()
-        assert events.emitted() == [], "the next transaction has emitted nothing"
+        with pytest.raises(RuntimeError, match="no transaction is open"):
+            events.refute_emitted("order.created")
+        conn.execute("select 1")
+        events.refute_emitted("order.created")
 
 
 def test_a_failure_shows_what_was_emitted_and_how_it_differs(database: Database) -> None:
@@ -93,6 +98,11 @@ def test_a_role_that_only_emits_sees_its_own_events_alone(database: Database) ->
             assert [each.type for each in OutboxEvents(conn).emitted()] == ["of.the.other"]
 
 
+def committed(database: Database) -> list[str]:
+    """Return the types of the events that another session sees."""
+    return [found for (found,) in query(database, "select type from outbox.event order by id")]
+
+
 def test_a_block_covers_what_is_committed_inside_it(database: Database) -> None:
     with database.connect() as conn:
         outbox.emit(conn, "before", {})
@@ -105,6 +115,59 @@ def test_a_block_covers_what_is_committed_inside_it(database: Database) -> None:
         assert [each.type for each in events.emitted()] == ["first", "second"]
         conn.rollback()
         assert [each.type for each in events.emitted()] == ["first"]
+
+
+async def test_asking_opens_no_transaction_that_is_in_the_way_of_the_code(database: Database) -> None:
+    """Otherwise a block of the code would be a savepoint, whose events the test would see uncommitted."""
+    with database.connect() as conn, OutboxEvents(conn) as events:
+        with conn.transaction():
+            outbox.emit(conn, "psycopg", {})
+        assert committed(database) == ["psycopg"]
+        events.assert_emitted("psycopg")
+        assert conn.info.transaction_status == TransactionStatus.IDLE
+    engine = create_engine(url(database, "psycopg"))
+    with Session(engine) as session, OutboxEvents(session) as events:
+        with session.begin():
+            of_sqlalchemy.emit(session, "session", {})
+        events.assert_emitted("session")
+        assert not session.in_transaction()
+    with engine.connect() as connection, OutboxEvents(connection) as events:
+        with connection.begin():
+            of_sqlalchemy.emit(connection, "connection", {})
+        events.assert_emitted("connection")
+        assert not connection.in_transaction()
+    engine.dispose()
+    async with await psycopg.AsyncConnection.connect(database.dsn) as conn, OutboxEvents(conn) as events:
+        async with conn.transaction():
+            await outbox.aemit(conn, "async", {})
+        await events.aassert_emitted("async")
+        assert conn.info.transaction_status == TransactionStatus.IDLE
+    asynchronous = create_async_engine(url(database, "asyncpg"))
+    async with AsyncSession(asynchronous) as session, OutboxEvents(session) as events:
+        async with session.begin():
+            await of_sqlalchemy.aemit(session, "async.session", {})
+        await events.aassert_emitted("async.session")
+    await asynchronous.dispose()
+    assert committed(database) == ["psycopg", "session", "connection", "async", "async.session"]
+
+
+async def test_a_question_without_an_open_transaction_is_refused_rather_than_answered(database: Database) -> None:
+    """Nothing would be seen, so that a refutation would always hold."""
+    engine, raw = create_engine(url(database, "psycopg")), await asyncpg.connect(**address(database))
+    pool: Any = await asyncpg.create_pool(**address(database), min_size=1, max_size=1)
+    with database.connect(autocommit=True) as autocommit, Session(engine) as session, engine.connect() as connection:
+        for each in (autocommit, session, connection):
+            with pytest.raises(RuntimeError, match="no transaction is open"):
+                OutboxEvents(each).refute_emitted("t")
+        with pytest.raises(RuntimeError, match="no transaction is open"):
+            await OutboxEvents(raw).arefute_emitted("t")
+        with pytest.raises(TypeError, match="outbox_events takes"):
+            await OutboxEvents(pool).arefute_emitted("t")
+        with connection.begin(), Session(connection) as joined:
+            OutboxEvents(joined).refute_emitted("t")
+    await raw.close()
+    await pool.close()
+    engine.dispose()
 
 
 def test_sessions_and_connections_of_sqlalchemy_are_seen(database: Database) -> None:

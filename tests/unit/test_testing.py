@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 from uuid import UUID
 
 import pytest
@@ -55,9 +56,11 @@ def test_type_key_and_headers_are_compared_too() -> None:
     assert differences(event(), "order.paid", None, ANY, {"x": "1"}) == [
         "type: wanted 'order.paid', found 'order.created'",
         "key: wanted None, found 'order-7'",
-        "headers.x: wanted '1', not there",
+        "headers: wanted {'x': '1'}, found None",
     ]
-    assert differences(event(key=None), "order.created", None, ANY, ANY) == []
+    assert differences(event(key=None), "order.created", None, ANY, None) == []
+    assert differences(event(headers={"x": "1", "y": "2"}), "order.created", ANY, ANY, {"x": "1"}) == []
+    assert differences(event(), "order.created", ANY, {"paid": mock.ANY, "id": mock.ANY}, ANY) == []
 
 
 def test_a_failure_shows_the_closest_events_first_and_not_all_of_them() -> None:

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias, TypeVar
 from outbox_relay.admin.alive import ALIVE_SECONDS
 from outbox_relay.admin.doctor import degradation, log, server, sinks
 from outbox_relay.admin.doctor.finding import Finding, worst_first
-from outbox_relay.admin.status import status
+from outbox_relay.admin.status import RETENTION, status
 from outbox_relay.domain.errors import DatabaseUnavailable, DatabaseUnusable, RelayError, StatementFailed
 from outbox_relay.postgres.store import Store
 
@@ -55,7 +55,8 @@ async def doctor(store: Store, oldest_seconds: float = sinks.OLDEST_SECONDS) -> 
     if isinstance(found, StatementFailed):
         findings.append(_not_examined("sinks, relays and replays", str(found)))
     else:
-        findings += [_not_examined(each["part"], each["reason"]) for each in found["not_answered"]]
+        unanswered = [each for each in found["not_answered"] if each["part"] != RETENTION]  # it is asked again below
+        findings += [_not_examined(each["part"], each["reason"]) for each in unanswered]
         findings += sinks.examine_relays(found)
         findings += sinks.examine_sinks(found, oldest_seconds)
         findings += sinks.examine_replays(found)
@@ -63,7 +64,7 @@ async def doctor(store: Store, oldest_seconds: float = sinks.OLDEST_SECONDS) -> 
     if isinstance(days, StatementFailed):  # what keeps a day takes reading: then as of the last pass
         days = await _or_failure(store.retention_status(live=False))
     if isinstance(days, StatementFailed):
-        findings.append(_not_examined("retention", str(days)))
+        findings.append(_not_examined(RETENTION, str(days)))
     else:
         findings += log.examine_retention(days)
         findings += log.examine_growth(days)

@@ -23,6 +23,6 @@ def _paragraph(finding: Finding) -> list[str]:
         f"{finding.severity.upper()}  {finding.summary}",
         f"  {finding.evidence}",
         f"  do: {finding.advice} ({RUNBOOK}#{finding.id})",
-        *(f"  sql: {statement}" for statement in finding.statements),
+        *(f"  sql: {statement}" for statement in finding.statements if statement.isprintable()),
         "",
     ]

@@ -61,8 +61,8 @@ def _examine_age(ids: str, age: int, freeze_max_age: int) -> Iterator[Finding]:
         yield Finding(
             "wraparound", "critical" if age > LAST_XIDS else "warning", f"VACUUM does not keep up with {ids}",
             f"age of the oldest: {age}; the server stops at 2,000,000,000",
-            "end what holds it back: see the findings on transactions and replication slots; then freeze the rows",
-            ["vacuum (freeze)"],
+            "end what holds it back: see the findings on transactions and replication slots; then vacuum as superuser",
+            ["vacuum"],
         )  # fmt: skip
 
 
@@ -143,7 +143,7 @@ def examine_tables(found: Sequence[Any]) -> Iterator[Finding]:
         yield Finding(
             "dead-tuples", "warning", f"table outbox.{table.name} has more dead rows than live ones",
             f"dead: {table.dead}, live: {table.live}, last vacuum: {last}",
-            "end long transactions first; then vacuum the table, and let autovacuum visit it more often",
+            "end long transactions first; then vacuum the table as its owner, and let autovacuum visit it more often",
             [f"vacuum outbox.{table.name}"],
         )  # fmt: skip
 
@@ -162,7 +162,7 @@ def examine_autovacuum(found: Sequence[Any]) -> Iterator[Finding]:
         yield Finding(
             "autovacuum-late", "warning", "autovacuum does not keep up with tables of the schema",
             listed([f"{table.name}: {table.dead} dead rows, last visit: {_visit_text(table)}" for table in late]),
-            "vacuum them; if it comes again, raise autovacuum_max_workers or autovacuum_vacuum_cost_limit",
+            "vacuum them as their owner; if it returns, raise autovacuum_max_workers or autovacuum_vacuum_cost_limit",
             [f"vacuum outbox.{table.name}" for table in late],
         )  # fmt: skip
 

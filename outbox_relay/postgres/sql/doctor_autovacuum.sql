@@ -1,6 +1,6 @@
 -- Tables, and partitions, for which autovacuum is off, or which it has not visited for `seconds` although their dead rows
 -- are more than `dead` and more than twice its own limit. The time before the server started does not count.
-select c.relname::text as name, s.n_dead_tup::bigint as dead, o.enabled,
+select quote_ident(c.relname) as name, s.n_dead_tup::bigint as dead, o.enabled,
        extract(epoch from clock_timestamp() - greatest(s.last_autovacuum, s.last_vacuum))::double precision as visited
   from pg_catalog.pg_stat_user_tables s
   join pg_catalog.pg_class c on c.oid = s.relid

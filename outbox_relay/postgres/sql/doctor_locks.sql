@@ -1,5 +1,6 @@
 -- Sessions that wait for a lock on a table of the log or on rows of it, and the sessions that block them, 0 if a
--- prepared transaction does. `endings` are the statements that end the transactions that block. A session that
+-- prepared transaction does. `endings` are the statements that end the transactions that block, as far as the role may see
+-- them and they do not wait themselves: those may be ahead in the queue only. A session that
 -- waits for rows waits for the transaction that changed them, and has a lock on their table.
 select w.pid, w.role_name, w.object, w.seconds, b.blockers,
        array(
@@ -7,6 +8,7 @@ select w.pid, w.role_name, w.object, w.seconds, b.blockers,
                          a.pid, a.xact_start)
              from pg_catalog.pg_stat_activity a
             where a.pid = any (b.blockers) and a.xact_start is not null
+              and not exists (select from pg_catalog.pg_locks q where q.pid = a.pid and not q.granted)
             order by a.xact_start
        ) as endings
   from (

@@ -6,5 +6,5 @@ select s.slot_name::text as name, s.active, quote_literal(s.slot_name) as quoted
  where s.restart_lsn is not null
    and pg_catalog.pg_wal_lsn_diff(case when pg_is_in_recovery() then pg_last_wal_receive_lsn() else pg_current_wal_lsn() end,
                                   s.restart_lsn) > %(bytes)s::bigint
- order by 3 desc
+ order by bytes desc
  limit 10

@@ -1,5 +1,5 @@
 -- Dead rows of the tables, partitions under their parent.
-select coalesce(p.relname, c.relname)::text as name, sum(s.n_dead_tup)::bigint as dead, sum(s.n_live_tup)::bigint as live,
+select quote_ident(coalesce(p.relname, c.relname)) as name, sum(s.n_dead_tup)::bigint as dead, sum(s.n_live_tup)::bigint as live,
        extract(epoch from clock_timestamp() - max(greatest(s.last_autovacuum, s.last_vacuum)))::double precision as vacuumed
   from pg_catalog.pg_stat_user_tables s
   join pg_catalog.pg_class c on c.oid = s.relid
