@@ -391,7 +391,7 @@ async def test_a_replication_slot_is_found(books: Ledger) -> None:
     books.emit("k")
     books.do("select pg_create_physical_replication_slot('newer', true)")
     try:
-        found = server.examine_slots(await books.store.named("doctor_slots", {"bytes": -1}))
+        found = list(server.examine_slots(await books.store.named("doctor_slots", {"bytes": -1})))
         assert "forgotten keeps WAL" in next(each.summary for each in found if "forgotten" in each.summary)
         assert await books.store.named("doctor_slots", {"bytes": 1 << 40}) == []
         order = [finding.summary.split()[2] for finding in found]

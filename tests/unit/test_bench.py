@@ -249,10 +249,10 @@ def test_profile_covers_the_events_after_the_first_sample() -> None:
     profile = Profile("it")
     count = profile.sampled(lambda: next(counts), os.getpid(), 120)
     for sample in range(3):
-        _work(0.05)
+        _work(0.2)
         assert count() == (0, 20, 120)[sample]
     [main] = [figure for figure in profile.figures if figure.label == "it: main thread"]
-    assert (main.value, main.unit) == (pytest.approx(500, rel=0.3), "us")
+    assert (main.value, main.unit) == (pytest.approx(2000, rel=0.3), "us")
 
 
 def _work(seconds: float) -> None:
