@@ -19,7 +19,7 @@ import pytest
 from tests.support.command import Ended, inside
 from tests.support.database import Database, query
 from tests.support.examples import assert_true, examples, register
-from tests.support.wait import until
+from tests.support.wait import NotInTime, until
 
 ROWS = """
 insert into outbox.delivery (sink, id, shard, state, ordered, due_at, last_error, last_status, uid, type, key, payload,
@@ -318,7 +318,10 @@ def read_until(terminal: tuple[int, int], words: bytes) -> bytes:
         found.extend(os.read(terminal[0], 4096))
         return words in found
 
-    until(seen, seconds=30, what=f"the terminal shows {words!r}")
+    try:
+        until(seen, seconds=30, what=f"the terminal shows {words!r}")
+    except NotInTime as late:
+        raise AssertionError(f"{late}; it shows {bytes(found)!r}") from None
     return bytes(found)
 
 

@@ -24,6 +24,7 @@ from outbox_relay.cli.parser import build
 from outbox_relay.domain.errors import ConfigurationError, DatabaseUnavailable
 from outbox_relay.workbench.embedded.ports import free_port
 from tests.support.command import inside, outbox_relay
+from tests.support.wait import until
 
 DATABASE_COMMANDS: list[tuple[str, ...]] = [
     ("status",),
@@ -315,10 +316,21 @@ def test_ctrl_c_ends_with_130_and_without_a_traceback(tmp_path: Path) -> None:
     command = [*HEEDS_CTRL_C, *emit]
     # Opening the other end waits until the command has opened its own.
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process, payload.open("wb"):
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
+        # One that comes right before the command reads is seen only when that returns.
+        until(lambda: _ends_by(process, signal.SIGINT), seconds=60, what="the command has ended")
+        err = process.communicate(timeout=60)[1]
     assert process.returncode == 130
     assert b"Traceback" not in err
+
+
+def _ends_by(process: subprocess.Popen[bytes], signal_number: signal.Signals) -> bool:
+    """Send a signal, and return True if the process ends within a second."""
+    process.send_signal(signal_number)
+    try:
+        process.wait(1)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
 
 
 def test_a_reader_that_goes_away_is_no_error_to_tell_of() -> None:
