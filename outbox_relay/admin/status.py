@@ -212,7 +212,7 @@ async def _retention(store: Store) -> dict[str, Any]:
             "kept_by": day["kept_by"],
             "left_because": day["left_because"],
             "left_at": day["left_at"],
-            "since": min((keeper["since"] for keeper in day["kept_by"] if keeper.get("since")), default=None),
+            "since": min((keeper["since"] for keeper in day["kept_by"]), default=None),
         }
         for day in found["days"]
         if day["due"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import AsyncGenerator, Callable
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import psycopg
@@ -173,32 +173,47 @@ async def test_partitions_that_are_missing_are_found(books: Ledger) -> None:
     assert "partitions-missing" in await findings(books)
 
 
-async def test_long_transactions_and_waits_for_locks_are_found(books: Ledger) -> None:
-    def waits() -> None:
-        with books.database.connect() as second:
-            second.execute("set lock_timeout = '30s'")
-            second.execute("lock table outbox.sink in access exclusive mode")
+@contextmanager
+def waiting(books: Ledger, first: psycopg.Connection[Any], statement: str, sessions: int = 1) -> Generator[None]:
+    """Let other sessions run a statement that waits for `first`, which is rolled back at the end."""
 
+    def wait() -> None:
+        with books.database.connect() as other:
+            other.execute("set lock_timeout = '30s'")
+            other.execute(statement.encode())
+
+    threads = [threading.Thread(target=wait) for _ in range(sessions)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        first.rollback()
+        for thread in threads:
+            thread.join(30)
+
+
+async def waits_seen(books: Ledger, sessions: int = 1) -> list[Any]:
+    """Wait until as many sessions are seen to wait, and return their rows."""
+
+    async def seen() -> list[Any]:
+        rows = await books.store.named("doctor_locks", {"seconds": 0.0})
+        return rows if len(rows) == sessions else []
+
+    return await auntil(seen, seconds=20, what="the waits are seen")
+
+
+async def test_long_transactions_and_waits_for_locks_are_found(books: Ledger) -> None:
     with books.database.connect() as first:
         first.execute("select pg_current_xact_id()")
         first.execute("lock table outbox.sink in access share mode")
-        thread = threading.Thread(target=waits)
-        thread.start()
-        try:
-
-            async def seen() -> bool:
-                return bool(await books.store.named("doctor_locks", {"seconds": 0.0}))
-
-            await auntil(seen, seconds=20, what="the wait is seen")
-            [wait] = server.examine_locks(await books.store.named("doctor_locks", {"seconds": 0.0}))
+        with waiting(books, first, "lock table outbox.sink in access exclusive mode"):
+            [wait] = server.examine_locks(await waits_seen(books))
             assert f"blocked by {first.info.backend_pid}" in wait.evidence
             assert "outbox.sink" in wait.evidence
             assert [_pid(statement) for statement in wait.statements] == [first.info.backend_pid]
             [long] = server.examine_transactions(await books.store.named("doctor_transactions", {"seconds": 0.0}))
             assert f"pid {first.info.backend_pid}, role postgres, idle in transaction" in long.evidence
-        finally:
-            first.rollback()
-            thread.join(30)
     assert await books.store.named("doctor_transactions", {"seconds": 1.0}) == []
 
 
@@ -237,74 +252,30 @@ async def test_a_prepared_transaction_is_rolled_back_by_its_statement(books: Led
 
 async def test_no_statement_ends_a_session_that_waits_itself(books: Ledger) -> None:
     """One that is ahead in the queue blocks too, and is no culprit."""
-
-    def waits() -> None:
-        with books.database.connect() as other:
-            other.execute("set lock_timeout = '30s'")
-            other.execute("lock table outbox.sink in access exclusive mode")
-
     with books.database.connect() as first:
         first.execute("lock table outbox.sink in access share mode")
-        threads = [threading.Thread(target=waits) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        try:
-
-            async def seen() -> list[Any]:
-                rows = await books.store.named("doctor_locks", {"seconds": 0.0})
-                return rows if len(rows) == len(threads) else []
-
-            [wait] = server.examine_locks(await auntil(seen, seconds=20, what="both wait"))
+        with waiting(books, first, "lock table outbox.sink in access exclusive mode", sessions=2):
+            [wait] = server.examine_locks(await waits_seen(books, sessions=2))
             assert [_pid(statement) for statement in wait.statements] == [first.info.backend_pid]
-        finally:
-            first.rollback()
-            for thread in threads:
-                thread.join(30)
 
 
 async def test_a_wait_for_rows_is_found(books: Ledger) -> None:
-    def waits() -> None:
-        with books.database.connect() as second:
-            second.execute("set lock_timeout = '30s'")
-            second.execute("update outbox.shard set crashes = 0 where shard = 7")
-
     with books.database.connect() as first:
         first.execute("select from outbox.shard where shard = 7 for update")
-        thread = threading.Thread(target=waits)
-        thread.start()
-        try:
-
-            async def seen() -> list[Any]:
-                return await books.store.named("doctor_locks", {"seconds": 0.0})
-
-            [wait] = server.examine_locks(await auntil(seen, seconds=20, what="the wait is seen"))
+        with waiting(books, first, "update outbox.shard set crashes = 0 where shard = 7"):
+            [wait] = server.examine_locks(await waits_seen(books))
             assert "for rows of outbox.shard" in wait.evidence
             assert f"blocked by {first.info.backend_pid}" in wait.evidence
-        finally:
-            first.rollback()
-            thread.join(30)
 
 
 async def test_the_age_of_a_statement_is_not_its_wait_for_a_lock(books: Ledger) -> None:
-    def works_and_waits() -> None:
-        with books.database.connect() as second:
-            second.execute("do $$ begin perform pg_sleep(3); lock table outbox.sink in exclusive mode; end $$")
-
+    works_and_waits = "do $$ begin perform pg_sleep(3); lock table outbox.sink in exclusive mode; end $$"
     with books.database.connect() as first:
         first.execute("lock table outbox.sink in access share mode")
         first.execute("lock table outbox.sink in share mode")
-        thread = threading.Thread(target=works_and_waits)
-        thread.start()
-        try:
-
-            async def seen() -> list[Any]:
-                return await books.store.named("doctor_locks", {"seconds": 0.0})
-
-            await auntil(seen, seconds=20, what="the wait is seen")
+        with waiting(books, first, works_and_waits):
+            await waits_seen(books)
             assert await books.store.named("doctor_locks", {"seconds": 2.5}) == []
-        finally:
-            first.rollback()
-            thread.join(30)
 
 
 async def test_vacuum_is_no_long_transaction(books: Ledger) -> None:
@@ -339,7 +310,8 @@ async def test_days_are_found_while_positions_are_locked(books: Ledger) -> None:
         fill_days(owner, 36, 35)
     books.do(
         "insert into outbox.day (day, kept_by) values ((now() at time zone 'UTC')::date - 36, jsonb_build_array("
-        " jsonb_build_object('kind', 'sink', 'name', 's', 'paused', false, 'shards', 64)))"
+        " jsonb_build_object('kind', 'sink', 'name', 's', 'paused', false, 'shards', 64,"
+        " 'since', '2026-11-01T00:00:00+00:00')))"
     )
     with books.database.connect() as other:
         other.execute("lock table outbox.progress in access exclusive mode")

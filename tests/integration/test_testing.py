@@ -98,6 +98,15 @@ def test_a_role_that_only_emits_sees_its_own_events_alone(database: Database) ->
             assert [each.type for each in OutboxEvents(conn).emitted()] == ["of.the.other"]
 
 
+def test_events_of_a_restored_log_with_the_same_transaction_id_are_not_shown(database: Database) -> None:
+    """Transaction ids come again in another cluster. Red without the bound by time."""
+    with database.connect() as conn:
+        outbox.emit(conn, "restored", {"secret": 1})
+        conn.execute("update outbox.event set created_at = created_at - interval '1 hour'")
+        outbox.emit(conn, "own", {})
+        assert [each.type for each in OutboxEvents(conn).emitted()] == ["own"]
+
+
 def committed(database: Database) -> list[str]:
     """Return the types of the events that another session sees."""
     return [found for (found,) in query(database, "select type from outbox.event order by id")]
