@@ -2,7 +2,7 @@
 -- prepared transaction does. `endings` are the statements that end the transactions that block, as far as the role may see
 -- them and they do not wait themselves: those may be ahead in the queue only. A session that
 -- waits for rows waits for the transaction that changed them, and has a lock on their table.
-select w.pid, w.role_name, w.object, w.seconds, b.blockers,
+select w.pid, w.role_name, w.object, extract(epoch from clock_timestamp() - w.began)::double precision as seconds, b.blockers,
        array(
            select format('select pg_terminate_backend(pid) from pg_stat_activity where pid = %%s and xact_start = %%L',
                          a.pid, a.xact_start)
@@ -12,8 +12,7 @@ select w.pid, w.role_name, w.object, w.seconds, b.blockers,
             order by a.xact_start
        ) as endings
   from (
-    select l.pid, coalesce(a.usename::text, 'unknown') as role_name,
-           extract(epoch from clock_timestamp() - l.waitstart)::double precision as seconds,
+    select l.pid, coalesce(a.usename::text, 'unknown') as role_name, l.waitstart as began,
            case when o.relation = l.relation then o.relation::regclass::text
                 else format('rows of %%s', o.relation::regclass) end as object
       from pg_catalog.pg_locks l
@@ -29,8 +28,8 @@ select w.pid, w.role_name, w.object, w.seconds, b.blockers,
          limit 1
      ) o
      where not l.granted and l.locktype in ('relation', 'tuple', 'transactionid')
-       and clock_timestamp() - l.waitstart > %(seconds)s::double precision * interval '1 second'
+       and l.waitstart < clock_timestamp() - make_interval(secs => %(seconds)s::double precision)
   ) w
  cross join lateral (select pg_catalog.pg_blocking_pids(w.pid) as blockers) b
- order by w.seconds desc
+ order by w.began
  limit 5

@@ -2,13 +2,13 @@
 -- have no times, and are left out. VACUUM keeps none from another VACUUM. `held` is the number of transactions since the
 -- oldest one whose dead rows it keeps, null if it keeps none; `dead` is the number of dead rows in the schema. `ending`
 -- is the statement that ends this transaction, and no later one of its session.
-select t.who, t.seconds, t.held::bigint as held, t.ending,
+select t.who, extract(epoch from clock_timestamp() - t.began)::double precision as seconds,
+       t.held::bigint as held, t.ending,
        (select coalesce(sum(s.n_dead_tup), 0) from pg_catalog.pg_stat_user_tables s where s.schemaname = 'outbox')::bigint
            as dead
   from (
     select format('pid %%s, role %%s, %%s', a.pid, coalesce(a.usename::text, 'unknown'), coalesce(a.state, 'unknown')) as who,
-           extract(epoch from clock_timestamp() - a.xact_start)::double precision as seconds,
-           greatest(age(a.backend_xmin), age(a.backend_xid)) as held,
+           a.xact_start as began, greatest(age(a.backend_xmin), age(a.backend_xid)) as held,
            format('select pg_terminate_backend(pid) from pg_stat_activity where pid = %%s and xact_start = %%L',
                   a.pid, a.xact_start) as ending
       from pg_catalog.pg_stat_activity a
@@ -17,10 +17,9 @@ select t.who, t.seconds, t.held::bigint as held, t.ending,
        and not exists (select from pg_catalog.pg_stat_progress_vacuum v where v.pid = a.pid)
     union all
     select format('prepared transaction %%s, role %%s', p.gid, p.owner),
-           extract(epoch from clock_timestamp() - p.prepared)::double precision, age(p.transaction),
-           format('rollback prepared %%L', p.gid)
+           p.prepared, age(p.transaction), format('rollback prepared %%L', p.gid)
       from pg_catalog.pg_prepared_xacts p where p.database = current_database()
   ) t
- where t.seconds > %(seconds)s::double precision
- order by t.seconds desc
+ where t.began < clock_timestamp() - make_interval(secs => %(seconds)s::double precision)
+ order by t.began
  limit 5
