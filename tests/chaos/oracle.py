@@ -47,6 +47,7 @@ HARMLESS = frozenset(
     {
         "sigterm",
         "join and leave",
+        "not joined",
         "clock shifted",
         "reload",
         "retention",

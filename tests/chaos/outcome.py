@@ -11,6 +11,9 @@ from tests.chaos.lanes import Record
 from tests.chaos.oracle import Account
 from tests.chaos.recovery import BOUND_SECONDS, Flow, recoveries
 
+NOT_JOINED_SHARE = 0.2
+"""Largest share of the relays that join without getting shards in time."""
+
 
 @dataclass
 class Outcome:
@@ -78,5 +81,8 @@ def _of_counts(outcome: Outcome) -> Iterator[str]:
     for words, least in outcome.form.least.items():
         if outcome.record.count(words) < least:
             yield f"only {outcome.record.count(words)} of {least} {words} were injected"
+    joined = outcome.record.count("join and leave") + outcome.record.count("clock shifted")
+    if (without := outcome.record.count("not joined")) > NOT_JOINED_SHARE * (joined + without):
+        yield f"{without} relays that joined had no shards within their time, and {joined} had some"
     if outcome.reconciled.committed < outcome.form.least_events:
         yield f"only {outcome.reconciled.committed} of {outcome.form.least_events} events were committed"
