@@ -17,6 +17,8 @@ from outbox_relay.postgres.store import Store
 
 Filter = Mapping[str, Any]
 """A filter of deliveries, as ``outbox.read_filter`` in the schema reads it."""
+Place = tuple[int, str]
+"""The id and the sink of a delivery, after which a page of a list begins."""
 STATES = ("dead", "waiting", "held", "scheduled")
 """The states of deliveries, as people see them."""
 SEARCH_SECONDS = 60.0
@@ -54,6 +56,18 @@ async def list_deliveries(store: Store, wanted: Filter, most: int) -> list[dict[
     """
     rows = await _page(store, "dead_list", wanted, {"most": most})
     return [_listed(row) for row in rows]
+
+
+async def list_page(
+    store: Store, wanted: Filter, most: int, before: Place | None = None
+) -> tuple[list[dict[str, Any]], Place | None]:
+    """Return what ``list_deliveries`` does, from ``before`` on, and the place where the next page begins, or None.
+
+    Raises as ``count_deliveries``.
+    """
+    rows = await _page(store, "dead_list", wanted, {"most": most + 1}, before or (None, None))
+    shown = rows[:most]
+    return [_listed(row) for row in shown], (shown[-1].id, shown[-1].sink) if len(rows) > most else None
 
 
 async def summarize(store: Store, wanted: Filter) -> dict[str, Any]:

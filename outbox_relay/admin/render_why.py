@@ -30,7 +30,7 @@ UNKNOWN = {
 def why_text(found: dict[str, Any]) -> str:
     """Render the result of ``why`` as a heading and a line for each sink, with its recorded attempts below."""
     lines = _heading(found)
-    states = table([(name, _state(sink, found["shard"])) for name, sink in found["sinks"].items()])
+    states = table([(name, state_text(sink, found["shard"])) for name, sink in found["sinks"].items()])
     for line, sink in zip(states, found["sinks"].values(), strict=True):
         lines += [line, *timeline(sink["attempts_recorded"])]
     if not states:
@@ -57,7 +57,8 @@ def _heading(found: dict[str, Any]) -> list[str]:
     ]
 
 
-def _state(sink: dict[str, Any], shard: int | None) -> str:
+def state_text(sink: dict[str, Any], shard: int | None) -> str:
+    """Return the state of an event in one sink of ``why`` as a sentence."""
     parts = [_description(sink, shard)]
     if sink.get("attempts"):
         parts.append(f"attempts: {sink['attempts']}")

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import argparse
 import math
-import re
 from collections.abc import Callable
-from datetime import datetime
 from uuid import UUID
+
+from outbox_relay.domain.moment import read_moment
 
 PAYLOAD_LEAST, PAYLOAD_BYTES = 1 << 10, 64 << 20
 """Smallest and largest payload ceiling, in bytes."""
-_AGE = re.compile(r"(\d{1,9})([smhd])", re.ASCII)
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 def text(value: str) -> str:
@@ -50,17 +48,10 @@ def moment(value: str) -> str:
 
     The database subtracts an age from its own clock.
     """
-    if age := _AGE.fullmatch(value):
-        return f"PT{int(age[1]) * _UNITS[age[2]]}S"
     try:
-        found = datetime.fromisoformat(value)
-    except ValueError:
-        found = None
-    if found is None or found.tzinfo is None or found.utcoffset() is None:
-        raise argparse.ArgumentTypeError(
-            "should be a time with its zone, such as 2026-11-23T08:00:00Z, or an age such as 90s, 15m, 2h, 3d"
-        )
-    return found.isoformat()
+        return read_moment(value)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def seconds(value: str) -> float:

@@ -21,6 +21,7 @@ from outbox_relay.cli import (
     schema,
     service,
     sinks,
+    ui,
     workbench,
 )
 from outbox_relay.cli.command import add_config, add_dsn
@@ -89,6 +90,7 @@ def build() -> argparse.ArgumentParser:
         retention,
         erase,
         config,
+        ui,
     ):
         group.add(commands)
     return parser

@@ -102,6 +102,10 @@ LOG_EVENTS: Final[Mapping[str, str]] = MappingProxyType(
         "traces.lost": "spans are lost",
         "traces.lost_at_stop": "spans were lost",
         "traces.library_problem": "problem of the tracing library",
+        # The page
+        "ui.access_failed": "users cannot be read",
+        "ui.failed": "request failed",
+        "ui.readable_secrets": "every user of this machine may read a file with secrets",
         LIBRARY: "a line of a library, which is the message",
     }
 )

@@ -42,7 +42,7 @@ def test_the_rooms_are_those_of_the_package() -> None:
     assert rooms == {path.stem for path in there}
 
 
-@pytest.mark.parametrize("room", ["relay", "service", "postgres"])
+@pytest.mark.parametrize("room", ["relay", "service", "postgres", "ui"])
 def test_every_module_of_a_room_is_named(room: str) -> None:
     section = text("ARCHITECTURE.md").split(f"Inside `{room}`")[1].split("\n\n")[1]
     named = [name for row in section.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split(" | ")[0])]

@@ -1,0 +1,246 @@
+"""Authentication: anyone on loopback, names and passwords, a trusted proxy, tokens, or the application around it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import ipaddress
+import os
+import time
+from base64 import b64decode
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, NamedTuple, Protocol, TypeAlias
+
+from starlette.requests import HTTPConnection
+
+from outbox_relay.domain.errors import ConfigurationError
+from outbox_relay.domain.file_reading import FILES
+from outbox_relay.ui.users import FileContent, User, UserEntry, token_digest, verify_password
+
+Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
+Authenticate: TypeAlias = Callable[[HTTPConnection], User | Awaitable[User | None] | None]
+"""Returns the user of a request, or None if it has none."""
+
+REMEMBERED_SECONDS: Final = 300.0
+"""Time for which a password that was right is not hashed again."""
+REMEMBERED_MOST: Final = 1000
+FAILURES_MOST: Final = 10
+"""Failures of one address in ``FAILURES_SECONDS`` after which its passwords are not looked at."""
+FAILURES_SECONDS: Final = 60.0
+ADDRESSES_MOST: Final = 10_000
+"""Maximum number of addresses whose failures are counted."""
+HASHES_AT_ONCE: Final = 2
+"""Maximum number of passwords that are hashed at once, each with 16 MiB."""
+HEADER_BYTES: Final = 4096
+"""Maximum length of a header that names a user."""
+UNKNOWN: Final = "scrypt$16384$8$5$AAAAAAAAAAAAAAAAAAAAAA==$AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="
+"""A hash that no password has. An unknown name takes as long as a known one."""
+
+
+class Refusal(NamedTuple):
+    """The answer to a request without a user: its status, a sentence, and the header ``WWW-Authenticate``."""
+
+    status: int
+    reason: str
+    challenge: str | None = None
+
+
+class Access(Protocol):
+    """A way to find out who uses the page."""
+
+    async def user(self, request: HTTPConnection) -> User | Refusal:
+        """Return the user of ``request``, or why there is none."""
+        ...
+
+
+class Anyone:
+    """One user for every request. Safe only on loopback, and with a check of the header ``Host``."""
+
+    def __init__(self, user: User) -> None:
+        self._user = user
+
+    async def user(self, request: HTTPConnection) -> User | Refusal:  # noqa: ARG002 - as Access says
+        """Return the one user."""
+        return self._user
+
+
+class Failures:
+    """The number of wrong passwords per address, within bounds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._counts: OrderedDict[str, tuple[int, float]] = OrderedDict()
+
+    def blocked(self, address: str) -> bool:
+        """Return True if ``address`` has failed too often in the last minute."""
+        count, began = self._counts.get(address, (0, 0.0))
+        return count >= FAILURES_MOST and self._clock() - began < FAILURES_SECONDS
+
+    def add(self, address: str) -> None:
+        """Count a failure of ``address``."""
+        count, began = self._counts.pop(address, (0, self._clock()))
+        if self._clock() - began >= FAILURES_SECONDS:
+            count, began = 0, self._clock()
+        self._counts[address] = (count + 1, began)
+        while len(self._counts) > ADDRESSES_MOST:
+            self._counts.popitem(last=False)
+
+
+class Basic:
+    """Names and passwords of a file, by HTTP's Basic authentication."""
+
+    CHALLENGE: Final = 'Basic realm="outbox-relay", charset="UTF-8"'
+
+    def __init__(self, users: FileContent[dict[str, UserEntry]], clock: Callable[[], float] = time.monotonic) -> None:
+        self._users = users
+        self._clock = clock
+        self._failures = Failures(clock)
+        self._secret = os.urandom(32)
+        self._remembered: OrderedDict[bytes, float] = OrderedDict()
+        self._hashing = asyncio.Semaphore(HASHES_AT_ONCE)
+
+    async def user(self, request: HTTPConnection) -> User | Refusal:
+        """Return the user whose name and password ``request`` has."""
+        if (given := _credentials(request)) is None:
+            return Refusal(401, "give your name and password", self.CHALLENGE)
+        name, password = given
+        account = (await FILES.acall(self._users.current)).get(name)
+        stored = account.hash if account and account.hash else UNKNOWN
+        mark = hmac.digest(self._secret, "\0".join((name, stored, password)).encode(errors="surrogatepass"), "sha256")
+        if account and self._clock() < self._remembered.get(mark, 0.0):
+            return account.user
+        address = client_group(request)
+        if self._failures.blocked(address):
+            return Refusal(429, "too many wrong passwords: try again in a minute")
+        if not await self._verify(password, stored) or account is None:
+            self._failures.add(address)
+            return Refusal(401, "the name or the password is wrong", self.CHALLENGE)
+        self._remember(mark)
+        return account.user
+
+    async def _verify(self, password: str, stored: str) -> bool:
+        async with self._hashing:
+            return await asyncio.to_thread(verify_password, password, stored)
+
+    def _remember(self, mark: bytes) -> None:
+        self._remembered[mark] = self._clock() + REMEMBERED_SECONDS
+        while len(self._remembered) > REMEMBERED_MOST:
+            self._remembered.popitem(last=False)
+
+
+class TrustedProxy:
+    """The user whom a trusted proxy names in a header. One who is not in the users' file is a viewer."""
+
+    def __init__(
+        self, header: str, trusted: Sequence[Network], users: FileContent[dict[str, UserEntry]] | None = None
+    ) -> None:
+        self._header = header
+        self._trusted = trusted
+        self._users = users
+
+    async def user(self, request: HTTPConnection) -> User | Refusal:
+        """Return the user whom the proxy has named."""
+        if not self._is_trusted(client_address(request)):
+            return Refusal(403, "requests are answered only if they come through the proxy")
+        names = request.headers.getlist(self._header)
+        if len(names) != 1 or not names[0].strip() or len(names[0]) > HEADER_BYTES:
+            return Refusal(401, f"the proxy has not named a user in {self._header}")
+        name = "".join(c if c.isprintable() else "?" for c in names[0].strip())[:64]
+        account = (await FILES.acall(self._users.current)).get(name) if self._users else None
+        return account.user if account else User(name, "viewer")
+
+    def _is_trusted(self, address: str) -> bool:
+        try:
+            found = ipaddress.ip_address(address)
+        except ValueError:
+            return False
+        mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+        return any((mapped or found) in network for network in self._trusted)
+
+
+class Tokens:
+    """Bearer tokens of a file, for the API."""
+
+    CHALLENGE: Final = 'Bearer realm="outbox-relay"'
+
+    def __init__(self, tokens: FileContent[dict[bytes, User]]) -> None:
+        self._tokens = tokens
+        self._failures = Failures()
+
+    async def user(self, request: HTTPConnection) -> User | Refusal:
+        """Return the user of the token that ``request`` has."""
+        address = client_group(request)
+        if self._failures.blocked(address):
+            return Refusal(429, "too many wrong tokens: try again in a minute")
+        token = request.headers.get("authorization", "")[:HEADER_BYTES].partition(" ")[2].strip()
+        found = (await FILES.acall(self._tokens.current)).get(token_digest(token))
+        if found is None:
+            self._failures.add(address)
+            return Refusal(401, "the token is not known", self.CHALLENGE)
+        return found
+
+
+class Host:
+    """The user whom the application names that has mounted the page."""
+
+    def __init__(self, authenticate: Authenticate) -> None:
+        self._authenticate = authenticate
+
+    async def user(self, request: HTTPConnection) -> User | Refusal:
+        """Return the user whom the application names."""
+        found = self._authenticate(request)
+        if not isinstance(found, User) and found is not None:
+            found = await found
+        return found or Refusal(401, "the application knows no user of this request")
+
+
+def is_bearer(request: HTTPConnection) -> bool:
+    """Return True if ``request`` has a bearer token, which no browser adds by itself."""
+    return request.headers.get("authorization", "")[:7].lower() == "bearer "
+
+
+def client_address(request: HTTPConnection) -> str:
+    """Return the address at the other end of the connection; empty if it has none."""
+    return request.client.host if request.client else ""
+
+
+def client_group(request: HTTPConnection) -> str:
+    """Return the address whose failures are counted together: an IPv6 network of 64 bits counts as one address."""
+    address = client_address(request)
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:
+        return address
+    if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is None:
+        return str(ipaddress.ip_network((found, 64), strict=False))
+    return str(found)
+
+
+def _credentials(request: HTTPConnection) -> tuple[str, str] | None:
+    """Return name and password of a request, or None if it has none that can be read."""
+    given = request.headers.get("authorization", "")
+    kind, _, encoded = given.partition(" ")
+    if kind.lower() != "basic" or len(encoded) > HEADER_BYTES:
+        return None
+    try:
+        name, colon, password = b64decode(encoded.strip(), validate=True).decode().partition(":")
+    except ValueError:
+        return None
+    return (name, password) if colon else None
+
+
+def read_networks(text: str) -> list[Network]:
+    """Return the networks of a list with commas. Raises ``ConfigurationError``."""
+    try:
+        return [ipaddress.ip_network(each.strip()) for each in text.split(",")]
+    except ValueError:
+        raise ConfigurationError(
+            f"--trusted-proxies: {text!r} should be networks such as 10.0.0.0/8, 10.1.2.3"
+        ) from None
+
+
+def stable_digest(secret: bytes, *parts: str) -> str:
+    """Return a keyed digest of ``parts`` in hexadecimal digits."""
+    return hmac.new(secret, "\0".join(parts).encode(errors="surrogatepass"), hashlib.sha256).hexdigest()

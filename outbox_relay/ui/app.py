@@ -1,0 +1,137 @@
+"""The page as an ASGI application, to be served by ``outbox-relay ui`` or mounted by another application."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Collection
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp
+
+from outbox_relay.domain.errors import (
+    ConfigurationError,
+    DatabaseUnavailable,
+    NotFound,
+    RelayError,
+    RightMissing,
+    StatementFailed,
+)
+from outbox_relay.service.logs import logger
+from outbox_relay.ui import act, api, pages
+from outbox_relay.ui.access import Access, Authenticate, Host
+from outbox_relay.ui.guard import Guard, path_of
+from outbox_relay.ui.jobs import TooManyJobs
+from outbox_relay.ui.render import ENVIRONMENT, error_page, root_of
+from outbox_relay.ui.site import PageOptions, Site
+
+STATIC: Final = Path(__file__).parent / "static"
+ROUTES: Final = (
+    Route("/", pages.overview),
+    Route("/sinks/{name}", pages.sink),
+    Route("/exceptions", pages.exceptions),
+    Route("/exceptions/export", pages.export),
+    Route("/events/{uid}", pages.event),
+    Route("/keys/{hash}", pages.key),
+    Route("/replays", pages.replays),
+    Route("/relays", pages.relays),
+    Route("/database", pages.database),
+    Route("/audit", pages.audit),
+    Route("/search", pages.search, methods=["POST"]),
+    Route("/jobs/{id}", pages.job),
+    Route("/actions/{action}", act.plan, methods=["GET"]),
+    Route("/actions/{action}", act.act, methods=["POST"]),
+    *api.ROUTES,
+    Mount("/static", StaticFiles(directory=STATIC)),
+)
+
+
+def create_app(
+    dsn: str | Callable[[], str],
+    authenticate: Authenticate,
+    *,
+    read_only: bool = False,
+    show_payloads: bool = False,
+    pooler: bool = False,
+) -> Guard:
+    """Return the page as an ASGI application, which FastAPI, Starlette or Django mount under any prefix.
+
+    ``authenticate`` is called with each request, and returns its ``User``, or None, which is answered with 401. It may
+    be a coroutine function. With ``read_only`` every action is refused. With ``show_payloads`` operators see payloads.
+    ``pooler`` is True if ``dsn`` leads to a transaction-pooling proxy.
+
+    The database is connected to at the first request; ``await page.aclose()`` ends its connections. Nothing is read
+    from the environment.
+    """
+    site = Site((lambda: dsn) if isinstance(dsn, str) else dsn, pooler, PageOptions(read_only, show_payloads))
+    return build_app(site, Host(authenticate))
+
+
+def build_app(
+    site: Site, access: Access, *, tokens: Access | None = None, hosts: Collection[str] | None = None
+) -> Guard:
+    """Return the page of ``site`` behind its guard. See ``Guard`` for the parameters."""
+
+    @asynccontextmanager
+    async def lifespan(_app: Starlette) -> AsyncGenerator[None]:
+        yield
+        await site.close()
+
+    handlers: dict[Any, Any] = {RelayError: _relay_error, HTTPException: _http_error, Exception: _unexpected}
+    app = Starlette(routes=list(ROUTES), lifespan=lifespan, exception_handlers=handlers)
+    app.state.site = site
+    return Guard(app, access, _refuse, tokens=tokens, hosts=hosts, read_only=site.options.read_only, close=site.close)
+
+
+def status_of(error: RelayError) -> int:
+    """Return the HTTP status for ``error``."""
+    match error:
+        case NotFound():
+            return 404
+        case ConfigurationError():
+            return 400
+        case RightMissing():
+            return 403
+        case TooManyJobs():
+            return 429
+        case DatabaseUnavailable() | StatementFailed():
+            return 503
+        case _:
+            return 500
+
+
+def _answer(request: Request, status: int, reason: str) -> Response:
+    if path_of(request).startswith("/api/"):
+        return JSONResponse({"error": reason}, status)
+    return error_page(request, status, reason)
+
+
+async def _relay_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RelayError)  # noqa: S101 - as registered
+    return _answer(request, status_of(error), str(error))
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)  # noqa: S101 - as registered
+    reasons = {404: "there is no such page", 405: "this path does not answer this method"}
+    return _answer(request, error.status_code, reasons.get(error.status_code, error.detail))
+
+
+async def _unexpected(request: Request, error: Exception) -> Response:
+    logger().error("ui.failed", path=path_of(request), exc_info=error)
+    return _answer(request, 500, "this request failed; the log of this process says why")
+
+
+def _refuse(request: HTTPConnection, status: int, reason: str) -> ASGIApp:
+    """Return the answer to a request that was refused before its user was known."""
+    if path_of(request).startswith("/api/"):
+        return JSONResponse({"error": reason}, status)
+    root = root_of(request)
+    html = ENVIRONMENT.get_template("refused.html").render({"root": root, "status": status, "reason": reason})
+    return Response(html, status, media_type="text/html")

@@ -1,0 +1,61 @@
+"""The findings of ``doctor``, examined in the background while the page is looked at."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+from outbox_relay.admin.doctor import doctor
+from outbox_relay.domain.errors import RelayError
+from outbox_relay.postgres.store import Store
+from outbox_relay.service.logs import logger
+
+FRESH_SECONDS = 30.0
+"""Age of findings from which on the next look examines again."""
+
+
+class CachedFindings:
+    """The newest findings. Only one examination runs at a time."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._found: list[dict[str, Any]] | None = None
+        self._error: str | None = None
+        self._at = 0.0
+        self._running: asyncio.Task[None] | None = None
+
+    def current(self, store: Store) -> dict[str, Any]:
+        """Return the newest findings at once: None before the first examination has ended.
+
+        Begin to examine again if they are old.
+        """
+        is_old = (self._found is None and self._error is None) or self._clock() - self._at > FRESH_SECONDS
+        if is_old and (self._running is None or self._running.done()):
+            self._running = asyncio.create_task(self._examine(store), name="findings")
+        age = None if self._found is None else round(self._clock() - self._at, 1)
+        return {"findings": self._found, "age_seconds": age, "error": self._error}
+
+    async def finish(self) -> None:
+        """Wait until the present examination has ended."""
+        if self._running is not None:
+            await asyncio.wait([self._running])
+
+    async def close(self) -> None:
+        """Cancel the present examination."""
+        if self._running is not None:
+            self._running.cancel()
+            await self.finish()
+
+    async def _examine(self, store: Store) -> None:
+        try:
+            found = await doctor(store)
+        except RelayError as error:
+            self._error = str(error)
+        except Exception as error:  # a fault of an examination must not show as a healthy system
+            logger().error("ui.failed", path="findings", exc_info=error)
+            self._error = "the examination failed; the log of this process says why"
+        else:
+            self._found, self._error = [each.as_dict() for each in found], None
+        self._at = self._clock()

@@ -1,0 +1,117 @@
+"""Filters and fields of forms and of the API: read, checked, and written as the query of a link. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+from urllib.parse import parse_qsl, urlencode
+from uuid import UUID
+
+from outbox_relay.admin.deliveries import STATES, Place
+from outbox_relay.domain.errors import ConfigurationError
+from outbox_relay.domain.moment import read_moment
+
+FIELDS_MOST: Final = 100
+TEXT_CHARS: Final = 1000
+"""Maximum length of a field."""
+FILTER_TEXTS: Final = ("sink", "type", "error", "key")
+FILTER_TIMES: Final = ("since", "until")
+FILTER_NAMES: Final = (*FILTER_TEXTS, "status", *FILTER_TIMES, "state", "uid")
+SHOWN_NAMES: Final = tuple(name for name in FILTER_NAMES if name != "key")
+"""The names that a URL may contain."""
+
+
+def read_fields(body: bytes) -> dict[str, str]:
+    """Return the fields of a form. Raises ``ConfigurationError`` if they cannot be read, or one is given twice."""
+    try:
+        pairs = parse_qsl(body.decode(), keep_blank_values=True, strict_parsing=bool(body), max_num_fields=FIELDS_MOST)
+    except ValueError:
+        raise ConfigurationError("the form cannot be read") from None
+    return single(pairs)
+
+
+def single(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Return fields by name. Raises ``ConfigurationError`` for one that is given twice or too long."""
+    found: dict[str, str] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ConfigurationError(f"{name[:40]} is given twice")
+        if len(value) > TEXT_CHARS:
+            raise ConfigurationError(f"{name[:40]} has more than {TEXT_CHARS} characters")
+        found[name] = value
+    return found
+
+
+def read_filter(fields: Mapping[str, str], states: Sequence[str] = STATES) -> dict[str, Any]:
+    """Return the filter of deliveries that ``fields`` describe. Empty fields do not count.
+
+    ``states`` are those that can be selected, of which the first is the default.
+
+    Raises ``ConfigurationError``, which names the field.
+    """
+    given = {name: value.strip() for name in FILTER_NAMES if (value := fields.get(name, "")).strip()}
+    wanted: dict[str, Any] = {name: given[name] for name in FILTER_TEXTS if name in given}
+    for name in FILTER_TIMES:
+        if name in given:
+            try:
+                wanted[name] = read_moment(given[name])
+            except ValueError as error:
+                raise ConfigurationError(f"{name} {error}") from None
+    if "status" in given:
+        wanted["status"] = read_integer("status", given["status"], 0, 99_999)
+    if "uid" in given:
+        wanted["uids"] = [str(read_uid(each)) for each in given["uid"].replace(",", " ").split()]
+    state = given.get("state", states[0])
+    if state not in states:
+        raise ConfigurationError(f"state should be one of {', '.join(states)}")
+    wanted["states"] = [state]
+    return wanted
+
+
+def read_integer(name: str, value: str, least: int, most: int) -> int:
+    """Return an integer from ``least`` to ``most``. Raises ``ConfigurationError``."""
+    if not (value.isascii() and value.isdigit() and len(value) <= 19 and least <= int(value) <= most):
+        raise ConfigurationError(f"{name} should be a number, {least:,} to {most:,}")
+    return int(value)
+
+
+def read_uid(value: str) -> UUID:
+    """Return the UUID that ``value`` spells. Raises ``ConfigurationError``."""
+    try:
+        return UUID(value)
+    except ValueError:
+        raise ConfigurationError("a uid should be a UUID, as emit returned it") from None
+
+
+def read_place(fields: Mapping[str, str]) -> Place | None:
+    """Return the place where a page of a list begins, or None for the first page. Raises ``ConfigurationError``."""
+    if not fields.get("before"):
+        return None
+    number, _, sink = fields["before"].partition("-")
+    return read_integer("before", number, 0, 2**63 - 1), sink
+
+
+def filter_query(fields: Mapping[str, str], **changes: str | None) -> str:
+    """Return the query of a link with the same filter and ``changes``; None leaves a name out. A key never is in it."""
+    kept: dict[str, str | None] = {name: fields[name] for name in SHOWN_NAMES if fields.get(name)}
+    pairs = [(name, value) for name, value in {**kept, **changes}.items() if value]
+    return urlencode(pairs)
+
+
+def is_uid(text: str) -> bool:
+    """Return True if ``text`` spells a UUID."""
+    try:
+        UUID(text)
+    except ValueError:
+        return False
+    return True
+
+
+def read_since(value: str) -> str | None:
+    """Return the time that a field names, or None if it is empty. Raises ``ConfigurationError``."""
+    if not value.strip():
+        return None
+    try:
+        return read_moment(value.strip())
+    except ValueError as error:
+        raise ConfigurationError(f"since {error}") from None

@@ -1,0 +1,244 @@
+"""The outer layer of the page: every request passes it before anything else sees it.
+
+It bounds the body, refuses foreign hosts and foreign origins, finds out who the user is, and gives every answer the
+headers that keep a browser from framing, caching, or running anything that is not ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+from collections.abc import Awaitable, Callable, Collection
+from typing import Final
+from urllib.parse import urlsplit
+
+from starlette.datastructures import MutableHeaders
+from starlette.requests import HTTPConnection
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from outbox_relay.domain.errors import RelayError
+from outbox_relay.service.logs import logger
+from outbox_relay.ui.access import Access, Refusal, is_bearer
+from outbox_relay.ui.users import User
+
+USER: Final = "outbox_relay.user"
+"""The key of a request's scope that has the user."""
+BODY_BYTES: Final = 64 * 1024
+"""Maximum size of a request's body: a form, or a filter of the API."""
+BODY_SECONDS: Final = 10.0
+"""Time limit for receiving it."""
+SAFE_METHODS: Final = ("GET", "HEAD")
+METHODS: Final = (*SAFE_METHODS, "POST")
+LOOPBACK_HOSTS: Final = ("localhost", "127.0.0.1", "[::1]")
+CSP: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+HEADERS: Final = {
+    "content-security-policy": CSP,
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+    "cache-control": "no-store",
+}
+"""Headers of every answer."""
+
+Refuse = Callable[[HTTPConnection, int, str], ASGIApp]
+"""Returns the answer to a refused request: its status and the reason."""
+
+
+class Guard:
+    """An ASGI application in front of ``app``.
+
+    ``hosts`` are the names in the header ``Host`` that are answered; None means any. ``tokens`` are for the paths below
+    ``/api`` only. ``read_only`` refuses everything that changes something.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        access: Access,
+        refuse: Refuse,
+        *,
+        tokens: Access | None = None,
+        hosts: Collection[str] | None = None,
+        read_only: bool = False,
+        close: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        self._app = app
+        self._access = access
+        self._refuse = refuse
+        self._tokens = tokens
+        self._hosts = hosts
+        self._read_only = read_only
+        self._close = close
+
+    async def aclose(self) -> None:
+        """Close what the page has opened. An application that mounts it may call this when it ends."""
+        if self._close:
+            await self._close()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or pass it on."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        request = HTTPConnection(scope)
+        app = await self._examine(request)
+        if app is self._app and _method(request) not in SAFE_METHODS:
+            if (body := await _read(receive)) is None:
+                app = self._refuse(
+                    request, 413, f"a request has at most {BODY_BYTES:,} bytes, within {BODY_SECONDS:g} s"
+                )
+            else:
+                receive = _again(body, receive)
+        await app(scope, receive, _with_headers(send))
+
+    async def _examine(self, request: HTTPConnection) -> ASGIApp:
+        """Return the application that answers ``request``: ours, or a refusal."""
+        if refusal := self._refused(request):
+            return self._refuse(request, *refusal)
+        found = await self._user(request)
+        if isinstance(found, Refusal):
+            return _challenging(self._refuse(request, found.status, found.reason), found.challenge)
+        request.scope[USER] = found
+        if _method(request) not in SAFE_METHODS and _acts(request):
+            if self._read_only:
+                return self._refuse(request, 403, "this page is read-only: it was started with --read-only")
+            if found.role != "operator":
+                return self._refuse(request, 403, f"{found.name} is a viewer: only an operator may do this")
+        return self._app
+
+    def _refused(self, request: HTTPConnection) -> tuple[int, str] | None:
+        if _method(request) not in METHODS:
+            return 405, "the methods are GET, HEAD and POST"
+        if self._hosts is not None and _host_name(request.headers.get("host", "")) not in self._hosts:
+            return 421, "the header Host names another server: open the page at the address that it printed"
+        length = request.headers.get("content-length", "0")
+        if not (length.isascii() and length.isdigit()) or len(length) > 10 or int(length) > BODY_BYTES:
+            return 413, f"a request has at most {BODY_BYTES:,} bytes"
+        if _method(request) not in SAFE_METHODS and not is_bearer(request) and not is_same_origin(request):
+            return 403, "this request comes from another site; open the page itself, and try again"
+        return None
+
+    async def _user(self, request: HTTPConnection) -> User | Refusal:
+        try:
+            if self._tokens and is_bearer(request):
+                if not _is_api(request):
+                    return Refusal(401, "a token is for paths below /api/v1")
+                return await self._tokens.user(request)
+            return await self._access.user(request)
+        except RelayError as error:  # its file cannot be read: who asks need not know which
+            logger().error("ui.access_failed", reason=str(error))
+            return Refusal(503, "the users cannot be read; the log of this process says why")
+
+
+def _method(request: HTTPConnection) -> str:
+    return request.scope["method"]
+
+
+def path_of(request: HTTPConnection) -> str:
+    """Return the path of a request below the place where the page is mounted."""
+    root, path = request.scope.get("root_path", ""), request.scope["path"]
+    return path.removeprefix(root) or "/" if root and path.startswith(root) else path
+
+
+def _is_api(request: HTTPConnection) -> bool:
+    return path_of(request).startswith("/api/")
+
+
+def _acts(request: HTTPConnection) -> bool:
+    """Return True if a POST may change something. A search only leads to another page."""
+    return path_of(request) != "/search"
+
+
+def is_same_origin(request: HTTPConnection) -> bool:
+    """Return True if a browser sends ``request`` for one of our own pages.
+
+    Browsers add ``Sec-Fetch-Site`` or ``Origin`` to a POST. Without both, nothing says where it comes from.
+    """
+    site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
+    if site is not None and site != "same-origin":
+        return False
+    if origin is not None:
+        return urlsplit(origin).netloc.lower() == request.headers.get("host", "").lower() != ""
+    return site is not None
+
+
+def _host_name(header: str) -> str:
+    """Return the name or address of a header ``Host``, without the port."""
+    name = header.lower()
+    if name.startswith("["):
+        return name.partition("]")[0] + "]"
+    return name.partition(":")[0]
+
+
+def host_names(address: str) -> list[str]:
+    """Return the names under which a listener at the loopback address ``address`` is asked."""
+    shown = f"[{address}]" if ":" in address else address
+    return [*LOOPBACK_HOSTS, shown.lower()]
+
+
+def is_loopback(address: str) -> bool:
+    """Return True if only this machine reaches ``address``."""
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
+
+
+async def _read(receive: Receive) -> bytes | None:
+    """Return the body of a request, or None if it is too large or too slow, whatever its length was said to be."""
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            while len(body) <= BODY_BYTES:
+                message = await receive()
+                body += message.get("body", b"")
+                if message["type"] != "http.request" or not message.get("more_body", False):
+                    return bytes(body) if len(body) <= BODY_BYTES else None
+    except TimeoutError:
+        pass
+    return None
+
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    """Return a ``receive`` that gives a body that was read, and then what comes after it."""
+    given = False
+
+    async def replayed() -> Message:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return replayed
+
+
+def _with_headers(send: Send, more: dict[str, str] | None = None) -> Send:
+    async def protected(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            for name, value in (more or HEADERS).items():
+                headers[name] = value
+        await send(message)
+
+    return protected
+
+
+def _challenging(app: ASGIApp, challenge: str | None) -> ASGIApp:
+    """Return ``app`` with the header that says how to authenticate."""
+    if challenge is None:
+        return app
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        await app(scope, receive, _with_headers(send, {"www-authenticate": challenge}))
+
+    return answer

@@ -1,0 +1,106 @@
+"""Actions that were asked for on the page: what they did, and how far those are that take long."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from outbox_relay.domain.errors import RelayError
+from outbox_relay.service.logs import logger
+
+KEPT_MOST = 200
+"""Maximum number of jobs that are remembered."""
+RUNNING_MOST = 4
+"""Maximum number of jobs that run at once."""
+
+Report = Callable[[int], None]
+Work = Callable[[Report], Awaitable[str]]
+"""Does a job, reports how much is done, and returns a sentence about the result."""
+
+
+class TooManyJobs(RelayError):
+    """As many jobs as may run at once are running."""
+
+
+@dataclass(slots=True)
+class Job:
+    """An action, its state and a sentence about its result."""
+
+    id: str
+    title: str
+    user: str
+    back: str
+    state: Literal["running", "done", "failed"] = "running"
+    done: int = 0
+    said: str = ""
+    began: float = field(default_factory=time.monotonic)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the job for the API."""
+        return {"id": self.id, "title": self.title, "user": self.user, "state": self.state,
+                "done": self.done, "result": self.said or None}  # fmt: skip
+
+
+class Jobs:
+    """The newest jobs. One that this process does not finish can be asked for again: its steps are transactions."""
+
+    def __init__(self) -> None:
+        self._jobs: OrderedDict[str, Job] = OrderedDict()
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def find(self, job_id: str) -> Job | None:
+        """Return a job, or None if it is not remembered."""
+        return self._jobs.get(job_id)
+
+    def start(self, title: str, user: str, back: str, work: Work) -> Job:
+        """Begin a job. ``back`` is the path of the page to return to.
+
+        Raises ``TooManyJobs``.
+        """
+        if len(self._tasks) >= RUNNING_MOST:
+            raise TooManyJobs(f"{RUNNING_MOST} actions are running already: wait until one has ended")
+        job = Job(secrets.token_hex(8), title, user, back)
+        self._jobs[job.id] = job
+        while len(self._jobs) > KEPT_MOST:
+            oldest = next(each for each in self._jobs if each not in self._tasks)
+            del self._jobs[oldest]
+        self._tasks[job.id] = asyncio.create_task(self._run(job, work), name=f"job {job.id}")
+        return job
+
+    async def wait(self, job: Job, seconds: float) -> None:
+        """Wait until ``job`` has ended, for at most ``seconds``."""
+        if task := self._tasks.get(job.id):
+            await asyncio.wait([task], timeout=seconds)
+
+    async def close(self) -> None:
+        """Cancel the jobs that run, and wait for them."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    async def _run(self, job: Job, work: Work) -> None:
+        def report(done: int) -> None:
+            job.done = done
+
+        try:
+            job.said = await work(report)
+            job.state = "done"
+        except RelayError as error:
+            job.state, job.said = "failed", str(error)
+        except asyncio.CancelledError:
+            job.state, job.said = "failed", "it was interrupted: ask for it again for the rest"
+            raise
+        except Exception as error:  # an unexpected fault ends this job
+            logger().error("ui.failed", path="job", exc_info=error)
+            job.state, job.said = "failed", "it failed; the log of this process says why"
+        finally:
+            del self._tasks[job.id]

@@ -1,0 +1,125 @@
+"""The pages: each reads what it shows, and renders it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from outbox_relay import admin
+from outbox_relay.domain.errors import ConfigurationError, NotFound
+from outbox_relay.ui import forms, view_events, view_log, view_sinks
+from outbox_relay.ui.render import error_page, page, redirect, shows_payloads, site_of
+
+
+async def overview(request: Request) -> Response:
+    """Show every sink, the findings of ``doctor`` and the relays."""
+    return page(request, "overview.html", await view_sinks.overview(site_of(request)))
+
+
+async def sink(request: Request) -> Response:
+    """Show one sink."""
+    period = request.query_params.get("period", "2h")
+    if period not in view_sinks.RANGES:
+        raise ConfigurationError(f"period should be one of {', '.join(view_sinks.RANGES)}")
+    found = await view_sinks.sink(site_of(request), request.path_params["name"], period)
+    return page(request, "sink.html", {**found, "period": period})
+
+
+async def exceptions(request: Request) -> Response:
+    """Show deliveries that a filter selects, as a list or grouped by error."""
+    fields = forms.single(request.query_params.multi_items())
+    wanted = forms.read_filter({name: value for name, value in fields.items() if name != "key"})
+    site = site_of(request)
+    store = await site.store()
+    values: dict[str, Any] = {
+        "fields": fields,
+        "states": admin.STATES,
+        "shown_state": wanted["states"][0],
+        "query": forms.filter_query(fields),
+        "view": "groups" if fields.get("view") == "groups" else "list",
+        "exports": shows_payloads(request),
+    }
+    if values["view"] == "groups":
+        return page(request, "exceptions.html", {**values, **await admin.summarize(store, wanted)})
+    found = await view_events.exceptions(store, site.keys, wanted, forms.read_place(fields))
+    return page(request, "exceptions.html", {**values, "rows": found["deliveries"], "next": found["next"]})
+
+
+async def export(request: Request) -> Response:
+    """Send the deliveries that a filter selects with their payloads, an object per line."""
+    if not shows_payloads(request):
+        return error_page(request, 403, "payloads are for operators, if the page was started with --show-payloads")
+    wanted = forms.read_filter(forms.single(request.query_params.multi_items()))
+    store = await site_of(request).store()
+    await admin.count_deliveries(store, wanted)  # refuses an unknown sink before the answer begins
+
+    async def lines() -> AsyncGenerator[str]:
+        async for found in admin.export(store, wanted):
+            yield json.dumps(found) + "\n"
+
+    headers = {"content-disposition": 'attachment; filename="exceptions.jsonl"'}
+    return StreamingResponse(lines(), media_type="application/jsonl", headers=headers)
+
+
+async def event(request: Request) -> Response:
+    """Show what ``why`` says of an event, and its attempts."""
+    shown = shows_payloads(request)
+    store = await site_of(request).store()
+    found = await view_events.event(store, forms.read_uid(request.path_params["uid"]), payload=shown)
+    if found.get("key") is not None:
+        site_of(request).keys.remember(found["key"])
+    return page(request, "event.html", {**found, "shows_payloads": shown})
+
+
+async def key(request: Request) -> Response:
+    """Show the deliveries of a key in their order."""
+    site = site_of(request)
+    store = await site.store()
+    wanted = await site.keys.find(store, request.path_params["hash"])
+    return page(request, "key.html", await view_events.key(store, wanted))
+
+
+async def replays(request: Request) -> Response:
+    """Show the replays."""
+    return page(request, "replays.html", await view_log.replays(await site_of(request).store()))
+
+
+async def relays(request: Request) -> Response:
+    """Show the relays and what they deliver at the moment."""
+    return page(request, "relays.html", await view_log.relays(await site_of(request).store()))
+
+
+async def database(request: Request) -> Response:
+    """Show the log's days, tables, transactions and the signals of degradation."""
+    return page(request, "database.html", await view_log.database(await site_of(request).store()))
+
+
+async def audit(request: Request) -> Response:
+    """Show what people and relays changed."""
+    since = request.query_params.get("since", "")
+    found = await view_log.audit(await site_of(request).store(), forms.read_since(since))
+    return page(request, "audit.html", {**found, "since": since})
+
+
+async def search(request: Request) -> Response:
+    """Lead to the event, the sink or the key that a text names. A POST, so that no URL contains a key."""
+    text = forms.read_fields(await request.body()).get("q", "").strip()
+    if not text:
+        raise ConfigurationError("enter a uid, a key or the name of a sink")
+    if forms.is_uid(text):
+        return redirect(request, f"/events/{forms.read_uid(text)}")
+    store = await site_of(request).store()
+    if text in {row.name for row in await store.named("sink_names", {})}:
+        return redirect(request, f"/sinks/{text}")
+    return redirect(request, f"/keys/{site_of(request).keys.remember(text)}")
+
+
+async def job(request: Request) -> Response:
+    """Show a requested action and its progress."""
+    if (found := site_of(request).jobs.find(request.path_params["id"])) is None:
+        raise NotFound("this process does not know such an action: the audit says what was done")
+    return page(request, "job.html", {"job": found})

@@ -1,0 +1,169 @@
+"""Templates, and how values are shown in them. Every value is escaped."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import secrets
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Final, cast
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import HTMLResponse, RedirectResponse
+
+from outbox_relay import __version__
+from outbox_relay.admin.render_why import state_text
+from outbox_relay.admin.text import duration
+from outbox_relay.retention.wording import keepers_text
+from outbox_relay.ui import charts
+from outbox_relay.ui.access import stable_digest
+from outbox_relay.ui.guard import USER, path_of
+from outbox_relay.ui.keys import key_hash
+from outbox_relay.ui.site import Site
+from outbox_relay.ui.users import User
+
+CSRF_COOKIE: Final = "outbox_relay_csrf"
+CSRF_FIELD: Final = "csrf"
+CUT_CHARS: Final = 160
+SIZES: Final = ("bytes", "KiB", "MiB", "GiB", "TiB")
+
+
+def _number(value: float | None) -> str:
+    """Return a number with its thousands separated; a dash for None."""
+    return "–" if value is None else f"{value:,.0f}"  # noqa: RUF001 - a dash
+
+
+def _seconds(value: float | None) -> str:
+    """Return a duration, in milliseconds if it is short; a dash for None."""
+    if value is None:
+        return "–"  # noqa: RUF001 - a dash
+    return f"{value * 1000:.0f} ms" if value < 1 else duration(value)
+
+
+def _bytes(value: float | None) -> str:
+    """Return a number of bytes in the unit that fits; a dash for None."""
+    if value is None:
+        return "–"  # noqa: RUF001 - a dash
+    size, unit = float(value), 0
+    while size >= 1024 and unit < len(SIZES) - 1:
+        size, unit = size / 1024, unit + 1
+    return f"{size:.0f} {SIZES[unit]}" if unit == 0 or size >= 10 else f"{size:.1f} {SIZES[unit]}"
+
+
+def _time(value: str | datetime | None) -> str | Markup:
+    """Return a time as an element that the reader's browser shows in its own zone; in UTC without JavaScript."""
+    if value is None:
+        return "–"  # noqa: RUF001 - a dash
+    try:
+        at = (datetime.fromisoformat(value) if isinstance(value, str) else value).astimezone(UTC)
+    except (ValueError, OverflowError):
+        return str(value)
+    shown = at.strftime("%Y-%m-%d %H:%M:%S")
+    return Markup('<time datetime="{0}" title="{0}">{1} UTC</time>').format(at.isoformat(), shown)
+
+
+def _cut(value: object, most: int = CUT_CHARS) -> str:
+    text = str(value)
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def _plain_json(value: object) -> str:
+    return json.dumps(value, indent=1, ensure_ascii=False, default=str)
+
+
+def environment() -> Environment:
+    """Return the environment of the templates. An unknown name in a template is an error."""
+    made = Environment(
+        loader=PackageLoader("outbox_relay.ui", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {
+        "number": _number, "seconds": _seconds, "duration": duration, "size": _bytes, "time": _time, "cut": _cut,
+        "json": _plain_json, "key_hash": key_hash, "keepers": keepers_text,
+    }  # fmt: skip
+    shared: dict[str, Any] = {
+        "bars": charts.bars, "line": charts.line, "steps": charts.steps_of, "state_text": state_text,
+        "version": __version__,
+    }  # fmt: skip
+    cast("dict[str, Any]", made.globals).update(shared)
+    return made
+
+
+ENVIRONMENT: Final = environment()
+
+
+def site_of(request: Request) -> Site:
+    """Return what all requests of this page share."""
+    return request.app.state.site
+
+
+def user_of(request: Request) -> User:
+    """Return the user, whom the guard has found."""
+    return request.scope[USER]
+
+
+def may_act(request: Request) -> bool:
+    """Return True if the user may change something."""
+    return user_of(request).role == "operator" and not site_of(request).options.read_only
+
+
+def shows_payloads(request: Request) -> bool:
+    """Return True if the user may see payloads."""
+    return user_of(request).role == "operator" and site_of(request).options.show_payloads
+
+
+def root_of(request: HTTPConnection) -> str:
+    """Return the path at which the page is mounted, without a slash at its end."""
+    return request.scope.get("root_path", "").rstrip("/")
+
+
+def page(request: Request, template: str, values: Mapping[str, Any], status: int = 200) -> HTMLResponse:
+    """Return a page, or only its live part if the page itself asks for that."""
+    is_part = request.headers.get("hx-request") == "true"
+    cookie = request.cookies.get(CSRF_COOKIE, "") or secrets.token_urlsafe(32)
+    query = request.scope.get("query_string", b"").decode("latin-1")
+    root = root_of(request)
+    shared = {
+        "layout": "part.html" if is_part else "base.html",
+        "root": root,
+        "path": path_of(request),
+        "here": root + path_of(request) + (f"?{query}" if query else ""),
+        "user": user_of(request),
+        "may_act": may_act(request),
+        "csrf": csrf_token(request, cookie),
+    }
+    html = ENVIRONMENT.get_template(template).render({**shared, **values})
+    answer = HTMLResponse(html, status)
+    answer.headers["vary"] = "HX-Request"
+    if CSRF_COOKIE not in request.cookies and not is_part:
+        secure = request.url.scheme == "https"
+        answer.set_cookie(CSRF_COOKIE, cookie, path=root or "/", secure=secure, httponly=True, samesite="strict")
+    return answer
+
+
+def error_page(request: Request, status: int, reason: str) -> HTMLResponse:
+    """Return a page that says what went wrong."""
+    return page(request, "error.html", {"status": status, "reason": reason}, status)
+
+
+def csrf_token(request: Request, cookie: str) -> str:
+    """Return the token that a form of this user must contain."""
+    return stable_digest(site_of(request).secret, "csrf", user_of(request).name, cookie)
+
+
+def has_token(request: Request, fields: Mapping[str, str]) -> bool:
+    """Return True if a form has the token of its user and cookie."""
+    cookie = request.cookies.get(CSRF_COOKIE, "")
+    expected = csrf_token(request, cookie)
+    return bool(cookie) and hmac.compare_digest(fields.get(CSRF_FIELD, "").encode(), expected.encode())
+
+
+def redirect(request: Request, path: str) -> RedirectResponse:
+    """Return the answer that leads to ``path`` of the page by GET."""
+    return RedirectResponse(root_of(request) + path, 303)

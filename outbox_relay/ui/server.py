@@ -1,0 +1,130 @@
+"""The page served by uvicorn, in a process of its own."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from outbox_relay.domain.errors import ConfigurationError
+from outbox_relay.service.logs import logger
+from outbox_relay.ui.access import Access, Anyone, Basic, Tokens, TrustedProxy, read_networks
+from outbox_relay.ui.app import build_app
+from outbox_relay.ui.guard import host_names, is_loopback
+from outbox_relay.ui.site import PageOptions, Site
+from outbox_relay.ui.users import FileContent, User, read_tokens, read_users
+
+CONNECTIONS_MOST: Final = 256
+"""Maximum number of connections. More are answered with 503."""
+IDLE_SECONDS: Final = 15
+STOP_SECONDS: Final = 5
+HEAD_BYTES: Final = 16 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """The options of ``outbox-relay ui``, as they were given."""
+
+    address: tuple[str, int]
+    auth: str
+    users: Path | None = None
+    tokens: Path | None = None
+    proxy_header: str | None = None
+    trusted_proxies: str | None = None
+    read_only: bool = False
+    show_payloads: bool = False
+
+
+def check(serving: Serving) -> None:
+    """Raise ``ConfigurationError`` if options are missing or do not fit, or would open the page to any client."""
+    if serving.auth == "none" and not is_loopback(serving.address[0]):
+        raise ConfigurationError(
+            f"--auth none would open the page to every client that reaches {serving.address[0]}: choose --auth basic "
+            "or proxy, or listen on 127.0.0.1"
+        )
+    if serving.auth == "basic" and serving.users is None:
+        raise ConfigurationError("--auth basic needs --users FILE; outbox-relay ui-user NAME ROLE prints a line of it")
+    if serving.auth == "proxy" and not (serving.proxy_header and serving.trusted_proxies):
+        raise ConfigurationError("--auth proxy needs --proxy-header and --trusted-proxies")
+    if serving.auth != "proxy" and (serving.proxy_header or serving.trusted_proxies):
+        raise ConfigurationError("--proxy-header and --trusted-proxies are for --auth proxy")
+    if serving.auth == "none" and serving.users is not None:
+        raise ConfigurationError("--users is for --auth basic or proxy")
+
+
+def application(serving: Serving, dsn: Callable[[], str], *, pooler: bool) -> ASGIApp:
+    """Return the page as the options say. Raises ``ConfigurationError``."""
+    check(serving)
+    site = Site(dsn, pooler, PageOptions(serving.read_only, serving.show_payloads))
+    tokens = None if serving.tokens is None else FileContent(serving.tokens, read_tokens)
+    if tokens is not None:
+        tokens.current()
+        _warn_of_readers(serving.tokens)
+    hosts = host_names(serving.address[0]) if serving.auth == "none" else None
+    return build_app(site, _access(serving), tokens=tokens and Tokens(tokens), hosts=hosts)
+
+
+def _access(serving: Serving) -> Access:
+    users = None if serving.users is None else FileContent(serving.users, read_users)
+    if users is not None:
+        users.current()
+        _warn_of_readers(serving.users)
+    match serving.auth:
+        case "basic" if users is not None:
+            return Basic(users)
+        case "proxy":
+            return TrustedProxy(serving.proxy_header or "", read_networks(serving.trusted_proxies or ""), users)
+        case _:
+            return Anyone(User("local", "operator"))
+
+
+def _warn_of_readers(path: Path | None) -> None:
+    """Warn if every user of this machine may read a file with secrets."""
+    if path is not None and path.stat().st_mode & stat.S_IROTH:
+        logger().warning("ui.readable_secrets", file=str(path))
+
+
+def serve(serving: Serving, dsn: Callable[[], str], *, pooler: bool, say: Callable[[str], None]) -> None:
+    """Serve the page until SIGTERM or SIGINT. ``say`` is called with its address.
+
+    Raises ``ConfigurationError``, also if the address cannot be listened on.
+    """
+    app = application(serving, dsn, pooler=pooler)
+    host, port = serving.address
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+        listening.listen(CONNECTIONS_MOST)
+    except OSError as error:
+        raise ConfigurationError(f"--listen {host}:{port}: {error.strerror or error}") from None
+    shown = f"[{host}]" if ":" in host else host
+    say(f"http://{shown}:{listening.getsockname()[1]}/")
+    for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn stops at them, and raises them again when it has stopped
+        signal.signal(number, lambda *_: None)
+    uvicorn.Server(_config(app)).run(sockets=[listening])
+
+
+def _config(app: ASGIApp) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http="h11",
+        ws="none",
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        limit_concurrency=CONNECTIONS_MOST,
+        timeout_keep_alive=IDLE_SECONDS,
+        timeout_graceful_shutdown=STOP_SECONDS,
+        h11_max_incomplete_event_size=HEAD_BYTES,
+    )

@@ -1,0 +1,37 @@
+"""The state of a sink: it delivers, or a reason why not. Pure."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+from outbox_relay.admin.doctor.sinks import OLDEST_SECONDS
+from outbox_relay.admin.text import duration
+
+Level = Literal["ok", "warning", "critical", "off"]
+
+
+class SinkHealth(NamedTuple):
+    """The state of a sink: how bad it is, a word, and the reason."""
+
+    level: Level
+    word: str
+    reason: str
+
+
+def judge_sink(sink: dict[str, Any], oldest_seconds: float | None) -> SinkHealth:
+    """Return the state of a sink of ``status_sinks``, whose oldest event has waited for ``oldest_seconds``."""
+    if sink["paused"]:
+        return SinkHealth("off", "paused", sink["paused_reason"] or "paused by a person")
+    if sink["unowned"]:
+        return SinkHealth("critical", "not served", f"no relay owns {sink['unowned']} of its 64 shards")
+    if sink["circuit"] != "closed":
+        reason = sink["last_error"] or "no reason is known"
+        is_open = sink["circuit"] == "open"
+        return (
+            SinkHealth("critical", "destination down", reason) if is_open else SinkHealth("warning", "probing", reason)
+        )
+    if oldest_seconds is not None and oldest_seconds > OLDEST_SECONDS:
+        return SinkHealth("warning", "behind", f"its oldest event has waited for {duration(oldest_seconds)}")
+    if sink["last_error"]:
+        return SinkHealth("warning", "flowing, with errors", sink["last_error"])
+    return SinkHealth("ok", "flowing", "")

@@ -1,0 +1,67 @@
+"""The content of the pages of exceptions, an event and a key, as JSON values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+from uuid import UUID
+
+from outbox_relay import admin
+from outbox_relay.admin.deliveries import Place, list_page
+from outbox_relay.postgres.store import Store
+from outbox_relay.ui.keys import Keys
+
+PAGE_ROWS: Final = 50
+"""Number of deliveries on a page."""
+KEY_ROWS: Final = 500
+"""Maximum number of deliveries of one key that are shown."""
+PAYLOAD_CHARS: Final = 20_000
+"""Length after which a payload is cut."""
+
+
+async def exceptions(
+    store: Store, keys: Keys, wanted: Mapping[str, Any], before: Place | None = None
+) -> dict[str, Any]:
+    """Return one page of the deliveries that ``wanted`` selects, newest event first, and where the next one begins."""
+    rows, after = await list_page(store, wanted, PAGE_ROWS, before)
+    for row in rows:
+        row["key_hash"] = None if row["key"] is None else keys.remember(row["key"])
+    return {"deliveries": rows, "next": None if after is None else {"id": after[0], "sink": after[1]}}
+
+
+async def event(store: Store, uid: UUID, *, payload: bool) -> dict[str, Any]:
+    """Return what ``why`` says of an event, every recorded attempt, and, with ``payload``, its payload if it has a row.
+
+    Raises ``NotFound``.
+    """
+    found = await admin.why(store, uid)
+    recorded = await admin.attempts(store, uid)
+    if not payload:
+        _hide_answers(found, recorded["attempts"])
+    has_row = any(each["state"] in admin.STATES for each in found["sinks"].values())
+    shown = await admin.show_deliveries(store, uid, None, payload=payload) if has_row else {}
+    content = {name: shown.get(name) for name in ("payload", "payload_encoding", "headers")}
+    if isinstance(content["payload"], str) and len(content["payload"]) > PAYLOAD_CHARS:
+        content["payload"] = content["payload"][:PAYLOAD_CHARS]
+        content["payload_cut"] = True
+    return {**found, "attempts": recorded["attempts"], "content": content if payload and has_row else None}
+
+
+def _hide_answers(found: dict[str, Any], attempts: list[dict[str, Any]]) -> None:
+    """Remove the answers of destinations from what ``why`` and ``attempts`` returned: they may repeat the payload."""
+    for attempt in attempts:
+        attempt["detail"] = None
+    for sink in found["sinks"].values():
+        for attempt in sink.get("attempts_recorded", ()):
+            attempt["detail"] = None
+        if sink.get("last_attempt"):
+            sink["last_attempt"].pop("answer", None)
+
+
+async def key(store: Store, wanted: str) -> dict[str, Any]:
+    """Return the deliveries of a key per sink, in their order, each with what is in its way."""
+    rows, after = await list_page(store, {"key": wanted, "states": list(admin.STATES)}, KEY_ROWS)
+    sinks: dict[str, list[dict[str, Any]]] = {}
+    for row in reversed(rows):
+        sinks.setdefault(row["sink"], []).append(row)
+    return {"key": wanted, "sinks": sinks, "complete": after is None}

@@ -1,0 +1,77 @@
+"""The content of the pages of replays, relays, the database and the audit, as JSON values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from outbox_relay import admin
+from outbox_relay.admin import replays as admin_replays
+from outbox_relay.domain.errors import RelayError
+from outbox_relay.postgres.store import Store
+from outbox_relay.ui import view_sinks
+from outbox_relay.ui.figures import read_figures
+
+STATEMENT_SECONDS: Final = 2.0
+"""Time limit of each statement of the database page. A part that takes longer says so, and the others are shown."""
+TRANSACTION_SECONDS: Final = 5.0
+"""Age from which a transaction is shown."""
+LOCK_SECONDS: Final = 0.5
+"""Wait for a lock from which it is shown."""
+AUDIT_ROWS: Final = 100
+
+
+async def replays(store: Store) -> dict[str, Any]:
+    """Return the replays, newest first."""
+    return {"replays": await admin_replays.replays(store)}
+
+
+async def replay(store: Store, number: int) -> dict[str, Any]:
+    """Return one replay. Raises ``NotFound``."""
+    return await admin_replays.replay(store, number)
+
+
+async def relays(store: Store) -> dict[str, Any]:
+    """Return the live relays and the deliveries that have been under way for some time."""
+    return {"relays": await view_sinks.relays(store), **await admin.running(store, 0.0)}
+
+
+async def database(store: Store) -> dict[str, Any]:
+    """Return the days of the log, tables, long transactions, lock waits and the four signals of degradation.
+
+    A part that could not be read is None, and ``unread`` says why.
+    """
+    unread: dict[str, str] = {}
+
+    async def part(name: str, parameters: dict[str, Any]) -> Sequence[dict[str, Any]] | None:
+        try:
+            return [row._asdict() for row in await store.named(name, parameters, STATEMENT_SECONDS)]
+        except RelayError as error:
+            unread[name] = str(error)
+            return None
+
+    figures = await read_figures(store)
+    tables = await part("sizes_of_tables", {})
+    for table in tables or ():
+        table["vacuumed_at"] = table["vacuumed_at"] and table["vacuumed_at"].isoformat()
+    transactions = await part("doctor_transactions", {"seconds": TRANSACTION_SECONDS})
+    locks = await part("doctor_locks", {"seconds": LOCK_SECONDS})
+    try:
+        retention = await store.retention_status(live=False)
+    except RelayError as error:
+        retention, unread["retention_status"] = None, str(error)
+    return {
+        **figures.of_log(),
+        "figures_age_seconds": figures.age,
+        "retention": retention,
+        "tables": tables,
+        "transactions": transactions,
+        "locks": locks,
+        "signals": await view_sinks.history(store, "", "2h"),
+        "unread": unread,
+    }
+
+
+async def audit(store: Store, since: str | None) -> dict[str, Any]:
+    """Return the newest actions."""
+    return {"audit": await admin.audit(store, since, AUDIT_ROWS)}

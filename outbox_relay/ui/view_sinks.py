@@ -1,0 +1,132 @@
+"""The content of the overview and of the page of a sink, as JSON values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from outbox_relay.admin.actions import unknown_sink
+from outbox_relay.admin.alive import ALIVE_SECONDS
+from outbox_relay.admin.deliveries import STATES, summarize
+from outbox_relay.admin.sinks import sinks as list_sinks
+from outbox_relay.domain.errors import DatabaseUnusable, NotFound
+from outbox_relay.postgres.store import Store
+from outbox_relay.ui.figures import read_figures
+from outbox_relay.ui.sink_health import judge_sink
+from outbox_relay.ui.site import Site
+
+MINUTES: Final = 60
+"""Length of the short history, in minutes."""
+RANGES: Final[Mapping[str, tuple[float, int]]] = {"2h": (60.0, 120), "48h": (900.0, 192)}
+"""The ranges of a sink's history: seconds of a step, and the number of steps."""
+SINK_FIELDS: Final = (
+    "paused", "paused_reason", "circuit", "circuit_seconds", "in_flight_limit", "last_error", "error_seconds",
+    "unowned",
+)  # fmt: skip
+STEP_FIELDS: Final = (
+    "age", "delivered", "failed", "dead", "backlog", "oldest", "p50", "p99", "claim_p99", "tick_p99", "settle_p99",
+    "busy_ms",
+)  # fmt: skip
+
+
+async def overview(site: Site) -> dict[str, Any]:
+    """Return every sink with its state, figures and last hour, the live relays, and the findings of ``doctor``."""
+    store = await site.store()
+    return {**await sinks(store), "relays": await relays(store), "doctor": site.findings.current(store)}
+
+
+async def sinks(store: Store) -> dict[str, Any]:
+    """Return every sink with its state, its figures and its last hour."""
+    figures = await read_figures(store)
+    hours = {row.sink: row for row in await store.named("history_hour", {})}
+    found = [
+        {**_sink(row, figures.of_sink(row.name)), "hour": _hour(hours.get(row.name))}
+        for row in await store.named("status_sinks", {})
+    ]
+    return {"sinks": found, "figures_age_seconds": figures.age}
+
+
+async def sink(site: Site, name: str, period: str) -> dict[str, Any]:
+    """Return one sink with its 64 shards, its errors by kind, its history, and its settings where they may be read.
+
+    ``period`` is one of ``RANGES``. Raises ``NotFound``, which names the nearest sink.
+    """
+    store = await site.store()
+    row = next((row for row in await store.named("status_sinks", {}) if row.name == name), None)
+    if row is None:
+        raise NotFound(await unknown_sink(store, name))
+    figures = await read_figures(store)
+    listed: dict[str, Any] = {each["name"]: each for each in (await list_sinks(store))["sinks"]}.get(name, {})
+    groups = await summarize(store, {"sink": name, "states": ["dead", "waiting"]})
+    return {
+        **_sink(row, figures.of_sink(name)),
+        "figures_age_seconds": figures.age,
+        "start": listed.get("start"),
+        "since": listed.get("since"),
+        "relays": listed.get("relays"),
+        "shards": [shard._asdict() for shard in await store.named("shards_of_sink", {"sink": name})],
+        "errors": groups["groups"],
+        "errors_exact": groups["exact"],
+        "history": await history(store, name, period),
+        "settings": await _settings(store, name),
+    }
+
+
+async def history(store: Store, name: str, period: str) -> dict[str, Any]:
+    """Return the steps of a sink's history, oldest first. ``age`` counts the steps back from now."""
+    step, steps = RANGES.get(period, RANGES["2h"])
+    rows = await store.named("history_of_sink", {"sink": name, "step": step, "steps": steps})
+    found = [{field: getattr(row, field) for field in STEP_FIELDS} for row in rows]
+    return {"step_seconds": step, "steps": steps, "minutes": found}
+
+
+async def relays(store: Store) -> list[dict[str, Any]]:
+    """Return the live relays, with the number of shards that each owns of each sink."""
+    found: dict[Any, dict[str, Any]] = {}
+    for row in await store.named("status_relays", {"seconds": ALIVE_SECONDS}):
+        relay = found.setdefault(
+            row.id,
+            {"name": row.name, "version": row.version, "seen_seconds": max(0.0, row.seen_seconds_ago), "shards": {}},
+        )
+        if row.sink is not None:
+            relay["shards"][row.sink] = row.shards
+    return list(found.values())
+
+
+def _sink(row: Any, figures: dict[str, Any]) -> dict[str, Any]:
+    known = {field: getattr(row, field) for field in SINK_FIELDS}
+    state = judge_sink(known, figures["oldest_seconds"])
+    return {
+        "name": row.name,
+        "patterns": row.patterns,
+        "state": {"level": state.level, "word": state.word, "reason": state.reason},
+        **known,
+        **figures,
+    }
+
+
+def _hour(row: Any) -> dict[str, Any]:
+    """Return the last hour of a sink, with the deliveries of each of its minutes, oldest first."""
+    if row is None:
+        return {"delivered": 0, "failed": 0, "dead": 0, "p50": None, "p99": None, "minutes": [0] * MINUTES}
+    by_age = dict(zip(row.ages, row.deliveries, strict=True))
+    minutes = [by_age.get(age, 0) for age in range(MINUTES - 1, -1, -1)]
+    return {"delivered": row.delivered, "failed": row.failed, "dead": row.dead,
+            "p50": row.p50, "p99": row.p99, "minutes": minutes}  # fmt: skip
+
+
+async def _settings(store: Store, name: str) -> list[dict[str, Any]] | None:
+    """Return the settings with which each live relay serves a sink; None if the role may not read them."""
+    try:
+        rows = await store.action("relay_configs", {"seconds": ALIVE_SECONDS}, 5.0)
+    except DatabaseUnusable:
+        return None
+    prefix = f"sinks.{name}."
+    return [{"relay": row.name, "version": row.version, "settings": _of_sink(row.config or {}, prefix)} for row in rows]
+
+
+def _of_sink(config: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    return {key.removeprefix(prefix): config[key] for key in sorted(config) if key.startswith(prefix)}
+
+
+__all__ = ["RANGES", "STATES", "history", "overview", "relays", "sink", "sinks"]

@@ -1,0 +1,144 @@
+"""The API: its answers are what its OpenAPI document says, and it acts under the rights of its tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from outbox_relay.domain.window import Position
+from outbox_relay.ui.access import Anyone, Tokens
+from outbox_relay.ui.keys import key_hash
+from outbox_relay.ui.users import FileContent, User, read_tokens
+from tests.support import books as owned
+from tests.support.ledger import Ledger
+from tests.support.page import Browser, browsing, form_fields
+
+books = owned.books
+
+OPERATOR, VIEWER = "o" * 20, "v" * 20
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> Tokens:
+    path = tmp_path / "tokens"
+    path.write_text(f"operator:{OPERATOR}\nviewer:{VIEWER}\n", encoding="utf-8")
+    return Tokens(FileContent(path, read_tokens))
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {token}"}
+
+
+async def filled(books: Ledger) -> str:
+    """Fill the log with a dead letter, a waiting and a running delivery, a replay, history, figures and an action."""
+    dead, waiting, passed = books.emit("k", "other", None)
+    await books.park("s", books.row(dead, "dead", error="gone", status=410), books.row(waiting, "waiting", due_in=60.0))
+    await books.place("s", Position(await books.tick()))
+    books.do("select outbox.set_paused('s', true, 'anna', 'maintenance')")
+    books.do("select outbox.set_paused('s', false, 'anna', 'over')")
+    books.do(
+        "insert into outbox.attempt (at, uid, sink, id, number, relay, outcome, status, milliseconds, error) "
+        "select now(), uid, 's', id, 1, 'here', 'failed', 410, 12.5, 'gone' from outbox.delivery where state = 'dead'"
+    )
+    books.do(
+        "insert into outbox.history (sink, at, delivered, end_to_end_p50, end_to_end_p99, claim_p99) "
+        "select s, date_trunc('minute', now()), 5, 0.01, 0.02, 0.003 from unnest('{s,\"\"}'::text[]) s"
+    )
+    assert passed
+    return books.uid(dead)
+
+
+def validate(schema: dict[str, Any], answer: Any) -> None:
+    """Check that an answer is what its schema says."""
+    validator: Any = Draft202012Validator(schema, format_checker=Draft202012Validator.FORMAT_CHECKER)
+    validator.validate(answer)
+
+
+async def check(page: Browser, document: dict[str, Any], path: str, **parts: str) -> Any:
+    """Return the answer at a path of the document, after comparing it with its schema."""
+    answer = await page.json(path.format(**parts))
+    schema = document["paths"][path]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
+    validate(schema, answer)
+    return answer
+
+
+async def test_every_answer_is_what_the_document_says(books: Ledger) -> None:
+    uid = await filled(books)
+    async with browsing(books.database) as page:
+        fields = form_fields(await page.get("/actions/replay?sink=s&since=1d"))
+        assert (await page.post("/actions/replay", fields)).status_code == 303
+        [job] = page.site.jobs._jobs.values()  # pyright: ignore[reportPrivateUsage]
+        document = await page.json("/openapi.json")
+        parts = {"name": "s", "uid": uid, "hash": key_hash("k"), "id": "1"}
+        paths = [path for path, methods in document["paths"].items() if "get" in methods]
+        for path in paths:
+            answer = await check(
+                page, document, path, **({**parts, "id": job.id} if path.startswith("/jobs") else parts)
+            )
+            empty = [name for name, value in answer.items() if value in ([], {}) and name not in ("unread", "locks")]
+            assert set(empty) <= {"running", "transactions"}, f"{path}: nothing to compare in {empty}"
+        assert len(paths) == 13
+
+
+async def test_the_document_is_one_of_openapi(books: Ledger) -> None:
+    async with browsing(books.database) as page:
+        document = await page.json("/openapi.json")
+    assert document["openapi"] == "3.1.0"
+    assert document["servers"] == [{"url": "/api/v1"}]
+    for path, methods in document["paths"].items():
+        for operation in methods.values():
+            names = {each["name"] for each in operation["parameters"] if each["in"] == "path"}
+            assert names == {part[1:-1] for part in path.split("/") if part.startswith("{")}
+            for answer in operation["responses"].values():
+                Draft202012Validator.check_schema(answer["content"]["application/json"]["schema"])
+
+
+async def test_errors_are_json_as_the_document_says(books: Ledger, tokens: Tokens) -> None:
+    async with browsing(books.database, tokens=tokens, access=Anyone(User("bob", "viewer"))) as page:
+        for path, status in (("/sinks/t", 404), ("/exceptions?state=x", 400), ("/nowhere", 404), ("/events/x", 400),
+                             ("/replays/0", 400), ("/replays/9", 404)):  # fmt: skip
+            assert list(await page.json(path, status)) == ["error"]
+        answer = await page.client.get("/api/v1/sinks", headers=bearer("x" * 20))
+        assert (answer.status_code, list(answer.json())) == (401, ["error"])
+
+
+async def test_an_action_is_planned_and_done_with_a_token(books: Ledger, tokens: Tokens) -> None:
+    uid = await filled(books)
+    async with browsing(books.database, tokens=tokens, access=Anyone(User("bob", "viewer"))) as page:
+        document = await page.json("/openapi.json")
+        schema = document["paths"]["/actions/{action}"]["post"]["responses"]["200"]["content"]["application/json"]
+        body: dict[str, Any] = {"uid": uid, "sink": "s", "dry_run": True}
+        for dry_run, found in ((True, "effects"), (False, "result")):
+            answer = await page.client.post(
+                "/api/v1/actions/retry", json={**body, "dry_run": dry_run}, headers=bearer(OPERATOR)
+            )
+            assert answer.status_code == 200, answer.text
+            validate(schema["schema"], answer.json())
+            assert found in answer.json()
+        assert answer.json()["result"] == "1 retried"
+        refused = await page.client.post("/api/v1/actions/retry", json=body, headers=bearer(VIEWER))
+        assert refused.status_code == 403
+    [(actor,)] = books.query("select actor from outbox.audit order by id desc limit 1")
+    assert actor == "token-1@page"
+
+
+@pytest.mark.parametrize("body", [b"[]", b"{", b"1", b'{"sink": ["s"]}', b'{"dry_run": 1}', b'{"sink": true}', b"\xff"])
+async def test_a_body_that_is_no_object_of_texts_is_refused(books: Ledger, tokens: Tokens, body: bytes) -> None:
+    async with browsing(books.database, tokens=tokens) as page:
+        answer = await page.client.post("/api/v1/actions/pause", content=body, headers=bearer(OPERATOR))
+        assert (answer.status_code, list(answer.json())) == (400, ["error"])
+
+
+async def test_without_a_token_an_action_needs_that_of_a_form(books: Ledger) -> None:
+    async with browsing(books.database) as page:
+        own = {"sec-fetch-site": "same-origin"}
+        answer = await page.client.post("/api/v1/actions/pause", json={"sink": "s"}, headers=own)
+        assert answer.status_code == 403
+        csrf = form_fields(await page.get("/actions/pause?sink=s"))["csrf"]
+        answer = await page.client.post(
+            "/api/v1/actions/pause", json={"sink": "s"}, headers={**own, "x-csrf-token": csrf}
+        )
+        assert answer.json()["result"] == "sink s is paused"

@@ -1,0 +1,267 @@
+"""The pages: what each shows, what it hides, and that nothing an event carries becomes markup."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from hashlib import sha256
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from outbox_relay.domain.window import Position
+from outbox_relay.ui import view_events
+from outbox_relay.ui.keys import key_hash
+from outbox_relay.ui.site import CONNECTIONS
+from outbox_relay.ui.users import User
+from tests.support import books as owned
+from tests.support.database import Database
+from tests.support.ledger import Ledger
+from tests.support.page import browsing, visible
+
+books = owned.books
+
+STATIC = Path(view_events.__file__).parent / "static"
+MARKUP = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>{{7*7}}"
+ESCAPED = "&lt;script&gt;alert(1)&lt;/script&gt;"
+PAGES = ("/", "/sinks/s", "/sinks/s?period=48h", "/exceptions", "/exceptions?view=groups", "/replays", "/relays",
+         "/database", "/audit")  # fmt: skip
+VIEWER = User("bob", "viewer")
+
+
+async def dead_letter(books: Ledger, key: str | None = "k", **values: object) -> str:
+    """Make a dead letter, and return its uid."""
+    [event] = books.emit(key)
+    await books.park("s", books.row(event, "dead", attempts=3, **{"error": "gone", "status": 410, **values}))
+    await books.place("s", Position(await books.tick()))
+    return books.uid(event)
+
+
+async def test_every_page_answers_whole_and_as_a_live_part(books: Ledger) -> None:
+    uid = await dead_letter(books)
+    async with browsing(books.database) as page:
+        for path in (*PAGES, f"/events/{uid}", f"/keys/{key_hash('k')}"):
+            whole = await page.get(path)
+            assert whole.startswith("<!doctype html>")
+            part = await page.get(path, headers={"hx-request": "true"})
+            assert "<html" not in part
+            assert part.strip(), path
+        await page.site.findings.finish()
+        assert "Being examined" not in await page.get("/")
+
+
+async def test_the_overview_says_whether_each_sink_flows_and_why_not(books: Ledger) -> None:
+    async with browsing(books.database) as page:
+        assert "flowing" in visible(await page.get("/"))
+        books.do("update outbox.sink set circuit = 'open', last_error = 'connection refused', last_error_at = now()")
+        assert "destination down connection refused" in visible(await page.get("/"))
+        books.do("update outbox.shard set owner = null, lease_until = now() where shard < 3")
+        assert "not served no relay owns 3 of its 64 shards" in visible(await page.get("/"))
+        books.do("update outbox.sink set paused = true, paused_reason = 'maintenance'")
+        assert "paused maintenance" in visible(await page.get("/"))
+        assert "here" in visible(await page.get("/relays"))
+
+
+async def test_a_dead_letter_is_found_and_explained(books: Ledger) -> None:
+    uid = await dead_letter(books)
+    async with browsing(books.database) as page:
+        assert uid in await page.get("/exceptions")
+        for query in ("sink=s", "type=test.*", "error=GONE", "status=410", "since=1h", f"uid={uid}", "state=dead"):
+            assert uid in await page.get(f"/exceptions?{query}"), query
+        for query in ("type=other", "error=other", "status=500", "until=1h", f"uid={uuid4()}", "state=held"):
+            assert uid not in await page.get(f"/exceptions?{query}"), query
+        assert "410" in visible(await page.get("/exceptions?view=groups"))
+        event = visible(await page.get(f"/events/{uid}"))
+        assert "dead" in event
+        assert "last error: gone (status 410)" in event
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "said"),
+    [
+        ("/sinks/t", 404, "there is no sink 't'"),
+        ("/events/nonsense", 400, "should be a UUID"),
+        (f"/events/{uuid4()}", 404, "is known"),
+        ("/exceptions?state=alive", 400, "state should be one of dead"),
+        ("/exceptions?status=x", 400, "status should be a number"),
+        ("/exceptions?since=yesterday", 400, "since should be a time"),
+        ("/exceptions?since=2h&since=3h", 400, "since is given twice"),
+        ("/exceptions?sink=t", 404, "there is no sink"),
+        (f"/exceptions?type={'x' * 1001}", 400, "more than 1000 characters"),
+        ("/exceptions?before=x-s", 400, "before should be a number"),
+        ("/keys/nonsense", 404, "search box"),
+        (f"/keys/{'0' * 32}", 404, "search box"),
+        ("/jobs/nonsense", 404, "does not know such an action"),
+        ("/actions/explode", 404, "there is no such action"),
+        ("/nowhere", 404, "there is no such page"),
+        ("/sinks/s?period=1y", 400, "period should be one of"),
+        ("/audit?since=x", 400, "since should be a time"),
+    ],
+)  # fmt: skip
+async def test_bad_input_is_a_sentence(books: Ledger, path: str, status: int, said: str) -> None:
+    async with browsing(books.database) as page:
+        assert said in visible(await page.get(path, status))
+
+
+async def test_a_search_leads_to_the_event_the_sink_or_the_key(books: Ledger) -> None:
+    uid = await dead_letter(books, "customer@example.com")
+    async with browsing(books.database) as page:
+        for text, place in ((uid, f"/events/{uid}"), ("s", "/sinks/s"), (f" {uid.upper()} ", f"/events/{uid}")):
+            answer = await page.post("/search", {"q": text})
+            assert (answer.status_code, answer.headers["location"]) == (303, place)
+        answer = await page.post("/search", {"q": "customer@example.com"})
+        assert answer.headers["location"] == f"/keys/{key_hash('customer@example.com')}"
+        assert uid in await page.get(answer.headers["location"])
+        assert (await page.post("/search", {"q": " "})).status_code == 400
+
+
+async def test_a_key_stands_in_no_address_and_its_link_works_in_another_process(books: Ledger) -> None:
+    key = "customer@example.com"
+    await dead_letter(books, key)
+    async with browsing(books.database) as page:
+        for path in ("/exceptions", "/exceptions?view=groups", f"/keys/{key_hash(key)}"):
+            html = await page.get(path)
+            addresses = html.split('href="')[1:] + html.split('action="')[1:] + html.split('hx-get="')[1:]
+            assert not any(key in each.partition('"')[0] for each in addresses)
+    async with browsing(books.database) as another:
+        assert key in visible(await another.get(f"/keys/{key_hash(key)}"))
+
+
+async def test_a_key_shows_its_queue_in_order(books: Ledger) -> None:
+    first, second = books.emit("k", "k")
+    await books.park("s", books.row(first, "dead", error="no"), books.row(second, "held"))
+    async with browsing(books.database) as page:
+        await page.post("/search", {"q": "k"})
+        html = await page.get(f"/keys/{key_hash('k')}")
+        assert html.index(books.uid(first)) < html.index(books.uid(second))
+        assert "The first is dead" in html
+
+
+async def test_a_list_goes_on_with_older_deliveries(books: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(view_events, "PAGE_ROWS", 2)
+    uids = [await dead_letter(books, str(n)) for n in range(3)]
+    async with browsing(books.database) as page:
+        newest = await page.get("/exceptions?state=dead")
+        assert [uid in newest for uid in uids] == [False, True, True]
+        older = newest.partition("before=")[2].partition('"')[0]
+        oldest = await page.get(f"/exceptions?state=dead&before={older}")
+        assert [uid in oldest for uid in uids] == [True, False, False]
+        assert "Older" not in oldest
+
+
+# -- hostile contents -------------------------------------------------------------------------------------------------
+
+
+async def test_nothing_that_an_event_or_an_answer_carries_becomes_markup(books: Ledger) -> None:
+    [event] = books.emit(MARKUP, type="<b>bold</b>", payload=MARKUP.encode(), headers=json.dumps({"x": MARKUP}))
+    attempt = json.dumps({"code": "http_500", "answer": MARKUP})
+    await books.park("s", books.row(event, "dead", error=MARKUP, status=500))
+    books.do("update outbox.delivery set last_attempt = %s::jsonb, last_attempt_at = now()", attempt)
+    books.do("update outbox.sink set last_error = %s, last_error_at = now()", MARKUP)
+    books.do("update outbox.relay set name = %s, version = %s", MARKUP, MARKUP)
+    books.do("select outbox.set_paused('s', true, %s, %s)", MARKUP, MARKUP)
+    books.do(
+        "insert into outbox.attempt (at, uid, sink, id, number, relay, outcome, error, detail) "
+        "select now(), uid, 's', id, 1, %s, 'failed', %s, %s::jsonb from outbox.delivery",
+        MARKUP, MARKUP, attempt,
+    )  # fmt: skip
+    uid = books.uid(event)
+    async with browsing(books.database, show_payloads=True, user=User(MARKUP, "operator")) as page:
+        for path in (*PAGES, f"/events/{uid}", f"/keys/{key_hash(MARKUP)}", f"/actions/discard?uid={uid}&sink=s",
+                     f"/exceptions?error={MARKUP}", f"/exceptions?sink={MARKUP}", f"/sinks/{MARKUP}"):  # fmt: skip
+            html = (await page.client.get(path)).text
+            assert "<script>alert" not in html, path
+            assert "<img src=x" not in html, path
+            assert "<b>bold" not in html, path
+        assert ESCAPED in await page.get(f"/events/{uid}")
+
+
+async def test_payloads_and_answers_are_for_operators_who_may_see_them(books: Ledger) -> None:
+    [event] = books.emit("k", payload=b'{"secret": "SECRET-P"}', headers='{"h": "SECRET-H"}')
+    await books.park("s", books.row(event, "dead", error="no"))
+    uid = books.uid(event)
+    books.do(
+        "insert into outbox.attempt (at, uid, sink, id, number, relay, outcome, detail) "
+        """select now(), uid, 's', id, 1, 'here', 'failed', '{"answer": "SECRET-A"}' from outbox.delivery"""
+    )
+    paths = (*PAGES, f"/events/{uid}", f"/api/v1/events/{uid}", "/api/v1/exceptions")
+    for options in ({}, {"show_payloads": True, "user": VIEWER}):
+        async with browsing(books.database, **options) as page:  # type: ignore[arg-type]
+            for path in paths:
+                assert "SECRET" not in await page.get(path), path
+            await page.get("/exceptions/export", 403)
+    async with browsing(books.database, show_payloads=True) as page:
+        html = await page.get(f"/events/{uid}")
+        assert "SECRET-P" in html
+        assert "SECRET-H" in html
+        assert json.loads(await page.get("/exceptions/export"))["payload"] == '{"secret": "SECRET-P"}'
+
+
+async def test_a_long_payload_is_cut(books: Ledger) -> None:
+    [event] = books.emit("k", payload=b"x" * (view_events.PAYLOAD_CHARS + 1) + b"END")
+    await books.park("s", books.row(event, "dead", error="no"))
+    async with browsing(books.database, show_payloads=True) as page:
+        html = await page.get(f"/events/{books.uid(event)}")
+        assert "(cut)" in html
+        assert "END" not in html
+
+
+# -- what goes wrong --------------------------------------------------------------------------------------------------
+
+
+async def test_without_a_database_a_page_says_so_and_comes_back(books: Ledger) -> None:
+    dsn = ["host=/nowhere"]
+    async with browsing(books.database) as page:
+        page.site.dsn = lambda: dsn[0]
+        assert "database" in visible(await page.get("/", 503))
+        assert (await page.json("/sinks", 503))["error"]
+        dsn[0] = books.database.dsn
+        await page.get("/")
+
+
+async def test_a_role_without_the_right_is_told_which_grant_it_needs(database: Database, books: Ledger) -> None:
+    books.do("create role looker login")
+    try:
+        async with browsing(database, dsn=database.dsn_as("looker")) as page:
+            assert "--grant-read" in visible(await page.get("/", 403))
+    finally:
+        books.do("drop role looker")
+
+
+async def test_findings_are_examined_again_once_they_are_old(books: Ledger) -> None:
+    async with browsing(books.database) as page:
+        for _ in range(3):
+            await page.get("/")
+        await page.site.findings.finish()
+        found = await page.json("/doctor")
+        assert found["error"] is None
+        assert {each["severity"] for each in found["findings"]} <= {"critical", "warning", "ok"}
+        assert found["age_seconds"] < 30
+
+
+async def test_requests_at_once_share_the_connections(books: Ledger) -> None:
+    sessions = "select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
+    [(before,)] = books.query(sessions)
+    async with browsing(books.database) as page:
+        await asyncio.gather(*(page.get(path) for path in PAGES * 3))
+        [(count,)] = books.query(sessions)
+        assert count - before <= CONNECTIONS + 1, "every store has one more for looks at the log"
+
+
+def test_the_vendored_script_is_the_one_that_is_recorded() -> None:
+    digest = sha256((STATIC / "htmx.min.js").read_bytes()).hexdigest()
+    assert digest in (STATIC / "README.md").read_text(encoding="utf-8")
+
+
+async def test_scripts_and_styles_come_from_files_alone(books: Ledger) -> None:
+    uid = await dead_letter(books)
+    async with browsing(books.database) as page:
+        for path in (*PAGES, f"/events/{uid}", "/actions/pause?sink=s"):
+            html = await page.get(path)
+            assert "<style" not in html, path
+            assert " style=" not in html, path
+            assert " onclick=" not in html, path
+            assert html.count("<script") == html.count('<script src="'), path
+        for name, kind in (("page.css", "text/css"), ("page.js", "javascript"), ("htmx.min.js", "javascript")):
+            assert kind in (await page.client.get(f"/static/{name}")).headers["content-type"]

@@ -1,0 +1,124 @@
+"""The options of the page: what is refused, and a process that serves it."""
+
+from __future__ import annotations
+
+import http.client
+import signal
+import subprocess
+import sys
+from collections.abc import Generator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outbox_relay.domain.errors import ConfigurationError
+from outbox_relay.ui.server import Serving, check
+from outbox_relay.ui.users import verify_password
+from tests.support.command import inside, outbox_relay
+
+LOOPBACK, ANYWHERE = ("127.0.0.1", 8090), ("192.0.2.1", 8090)
+USERS, TOKENS = Path("users"), Path("tokens")
+PROXIES = {"proxy_header": "X-User", "trusted_proxies": "10.0.0.0/8"}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"address": ANYWHERE, "auth": "none"}, "would open the page to every client"),
+        ({"auth": "basic"}, "needs --users FILE"),
+        ({"auth": "proxy"}, "needs --proxy-header and --trusted-proxies"),
+        ({"auth": "proxy", "proxy_header": "X-User"}, "needs --proxy-header and --trusted-proxies"),
+        ({"auth": "basic", "users": USERS, **PROXIES}, "are for --auth proxy"),
+        ({"auth": "none", "users": USERS}, "--users is for --auth basic or proxy"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(options: dict[str, Any], said: str) -> None:
+    given: dict[str, Any] = {"address": LOOPBACK, **options}
+    with pytest.raises(ConfigurationError, match=said):
+        check(Serving(**given))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"auth": "none"},
+        {"auth": "none", "tokens": TOKENS},
+        {"address": ANYWHERE, "auth": "basic", "users": USERS},
+        {"address": ANYWHERE, "auth": "proxy", **PROXIES},
+    ],
+)
+def test_options_that_fit_are_accepted(options: dict[str, Any]) -> None:
+    given: dict[str, Any] = {"address": LOOPBACK, **options}
+    check(Serving(**given))
+
+
+@pytest.mark.parametrize("listen", ["8090", "example.com:80", "127.0.0.1:x", "127.0.0.1:70000", ":8090"])
+def test_an_address_that_is_none_is_refused(listen: str) -> None:
+    ended = inside("ui", "--dsn", "host=/nowhere", "--listen", listen)
+    assert (ended.code, "--listen" in ended.err) == (2, True)
+
+
+def test_the_command_refuses_to_open_the_page_to_everybody() -> None:
+    ended = inside("ui", "--dsn", "host=/nowhere", "--listen", "0.0.0.0:0")
+    assert (ended.code, ended.out) == (2, "")
+    assert "would open the page to every client that reaches 0.0.0.0" in ended.err
+
+
+def test_a_line_of_the_users_file_is_printed() -> None:
+    ended = inside("ui-user", "anna", "operator", stdin=b"correct horse battery\n")
+    name, role, stored = ended.out.strip().split(":")
+    assert (ended.code, name, role) == (0, "anna", "operator")
+    assert verify_password("correct horse battery", stored)
+    for arguments, password in ((("a:b", "viewer"), "long enough it is"), (("anna", "viewer"), "short")):
+        refused = inside("ui-user", *arguments, stdin=password.encode())
+        assert (refused.code, refused.out) == (2, "")
+        assert password not in refused.err
+
+
+@contextmanager
+def serving(*options: str) -> Generator[tuple[subprocess.Popen[str], int]]:
+    """Serve the page in a process, and return it with its port."""
+    command = [
+        sys.executable,
+        "-m",
+        "outbox_relay",
+        "ui",
+        "--dsn",
+        "host=/nowhere",
+        "--listen",
+        "127.0.0.1:0",
+        *options,
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield process, int(process.stdout.readline().strip().rstrip("/").rpartition(":")[2])
+        finally:
+            process.kill()
+
+
+def answered(port: int, path: str, **headers: str) -> tuple[int, str]:
+    """Return the status and the content of an answer."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    with closing(connection):
+        connection.request("GET", path, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+
+
+def test_a_process_serves_the_page_until_a_signal_and_needs_no_database_to_start() -> None:
+    with serving() as (process, port):
+        assert answered(port, "/static/page.css")[0] == 200
+        status, page = answered(port, "/")
+        assert (status, "No answer from the database" in page) == (503, True)
+        assert answered(port, "/", host="evil.example")[0] == 421
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+
+
+def test_an_address_in_use_is_refused() -> None:
+    with serving() as (_, port):
+        ended = outbox_relay("ui", "--dsn", "host=/nowhere", "--listen", f"127.0.0.1:{port}")
+        assert (ended.code, "Address already in use" in ended.err) == (2, True)

@@ -1,0 +1,90 @@
+"""The page of a test: its application, and a browser without JavaScript that looks at it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from html import unescape
+from typing import Any
+
+import httpx
+from httpx import ASGITransport, AsyncClient, Response
+
+from outbox_relay.ui.access import Access, Anyone
+from outbox_relay.ui.app import build_app
+from outbox_relay.ui.guard import host_names
+from outbox_relay.ui.site import PageOptions, Site
+from outbox_relay.ui.users import User
+from tests.support.database import Database
+
+ADDRESS = "http://127.0.0.1:8090"
+FORM = re.compile(r'<form class="confirm".*?</form>', re.DOTALL)
+FIELD = re.compile(r'<input type="hidden" name="([^"]+)" value="([^"]*)">')
+
+
+@dataclass
+class Browser:
+    """A client of the page, which sends what a browser sends."""
+
+    client: AsyncClient
+    site: Site
+
+    async def get(self, path: str, status: int = 200, **options: Any) -> str:
+        """Return the page at `path`."""
+        found = await self.client.get(path, **options)
+        assert found.status_code == status, f"{path}: {found.status_code}: {found.text[-2000:]}"
+        return found.text
+
+    async def json(self, path: str, status: int = 200, **options: Any) -> Any:
+        """Return the answer of the API at `path`."""
+        found = await self.client.get(f"/api/v1{path}", **options)
+        assert found.status_code == status, f"{path}: {found.status_code}: {found.text}"
+        return found.json()
+
+    async def post(self, path: str, fields: dict[str, str], **headers: str) -> Response:
+        """Send a form as a browser does for one of our own pages."""
+        sent = {"sec-fetch-site": "same-origin", "origin": ADDRESS, **headers}
+        return await self.client.post(path, data=fields, headers=sent)
+
+    async def act(self, path: str, **fields: str) -> str:
+        """Look at what an action would do, do it, and return the page that tells its result."""
+        asked = await self.get(path)
+        answer = await self.post(path.partition("?")[0], {**form_fields(asked), **fields})
+        assert answer.status_code == 303, answer.text[-2000:]
+        return await self.get(answer.headers["location"])
+
+
+def form_fields(html: str) -> dict[str, str]:
+    """Return the hidden fields of the form that confirms an action."""
+    [form] = FORM.findall(html)
+    return {name: unescape(value) for name, value in FIELD.findall(form)}
+
+
+def visible(html: str) -> str:
+    """Return the text of a page, without its tags."""
+    return " ".join(unescape(re.sub(r"<[^>]*>", " ", html)).split())
+
+
+@asynccontextmanager
+async def browsing(
+    database: Database,
+    *,
+    user: User = User("anna", "operator"),  # noqa: B008 - frozen
+    access: Access | None = None,
+    tokens: Access | None = None,
+    read_only: bool = False,
+    show_payloads: bool = False,
+    dsn: str | None = None,
+    client: tuple[str, int] = ("127.0.0.1", 50_000),
+) -> AsyncGenerator[Browser]:
+    """Look at the page of `database` as `user`, or as `access` finds out."""
+    site = Site(lambda: dsn or database.dsn, pooler=False, options=PageOptions(read_only, show_payloads))
+    app = build_app(site, access or Anyone(user), tokens=tokens, hosts=host_names("127.0.0.1"))
+    transport = ASGITransport(app, client=client)
+    try:
+        async with httpx.AsyncClient(transport=transport, base_url=ADDRESS) as opened:
+            yield Browser(opened, site)
+    finally:
+        await site.close()
