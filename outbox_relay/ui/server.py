@@ -8,6 +8,7 @@ import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Final
 
 import uvicorn
@@ -109,11 +110,16 @@ def serve(serving: Serving, dsn: Callable[[], str], *, pooler: bool, say: Callab
     shown = f"[{host}]" if ":" in host else host
     say(f"http://{shown}:{listening.getsockname()[1]}/")
     for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn stops at them, and raises them again when it has stopped
-        signal.signal(number, lambda *_: None)
-    uvicorn.Server(_config(app)).run(sockets=[listening])
+        signal.signal(number, _ignore)
+    uvicorn.Server(configuration(app)).run(sockets=[listening])
 
 
-def _config(app: ASGIApp) -> uvicorn.Config:
+def _ignore(_number: int, _frame: FrameType | None) -> None:
+    """Do nothing at a signal."""
+
+
+def configuration(app: ASGIApp) -> uvicorn.Config:
+    """Return the settings of uvicorn, which bound connections and times."""
     return uvicorn.Config(
         app,
         http="h11",

@@ -1,0 +1,166 @@
+"""The page in a browser: what a person does on it, without JavaScript too, and how it looks."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+from axe_playwright_python.async_playwright import Axe  # pyright: ignore[reportMissingTypeStubs]
+from playwright.async_api import Browser, Page, expect
+
+from outbox_relay.domain.event import StoredEvent
+from outbox_relay.domain.outcomes import DELIVERED, Refused, Verdict
+from outbox_relay.ui.users import User
+from tests.support import books as owned
+from tests.support import browser as chromium
+from tests.support.browser import served
+from tests.support.database import Database
+from tests.support.deliveries import delivered, emit, has
+from tests.support.ledger import Ledger
+from tests.support.memory_sink import MemorySink
+from tests.support.relay_harness import running, spec
+
+pytestmark = pytest.mark.thorough
+
+books, browser = owned.books, chromium.browser
+OPERATOR, VIEWER = User("anna", "operator"), User("bob", "viewer")
+PATHS = ("/", "/sinks/s", "/exceptions", "/exceptions?view=groups", "/replays", "/relays", "/database", "/audit")
+NARROW, WIDE = {"width": 360, "height": 780}, {"width": 1280, "height": 900}
+LEFT_OUT = ("minor", "moderate")
+"""Impacts of findings of axe that fail no test."""
+
+
+class Scripted:
+    """A destination that refuses everything until it is mended."""
+
+    def __init__(self) -> None:
+        self.mended = False
+
+    def __call__(self, _event: StoredEvent, _attempt: int) -> Verdict:
+        """Return the verdict of an event."""
+        return DELIVERED if self.mended else Refused("answered 422 Unprocessable", 422)
+
+
+async def confirm(page: Page, button: str, reason: str = "") -> None:
+    """Follow the link of an action, read what it will do, and do it."""
+    await page.get_by_role("link", name=button, exact=True).first.click()
+    await page.get_by_label("Reason").fill(reason)
+    await page.locator("form.confirm button").click()
+
+
+async def test_dead_letters_are_found_understood_retried_and_arrive(database: Database, browser: Browser) -> None:
+    destination = Scripted()
+    sink = MemorySink(destination)
+    [first, *others] = emit(database, ["first", "second", "third"])
+    async with running(database.dsn, (spec("s"), sink)) as harness, served(database, OPERATOR) as address:
+        await harness.owns_all()
+        await has(database, "select 1 where (select count(*) from outbox.delivery where state = 'dead') = 3")
+        page = await browser.new_page()
+        await page.goto(f"{address}/exceptions")
+        await expect(page.locator("tbody tr")).to_have_count(3)
+        await page.locator("tbody tr").last.get_by_role("link").first.click()
+        await expect(page.get_by_text("answered 422 Unprocessable").first).to_be_visible()
+        destination.mended = True
+        await confirm(page, "Retry", "the destination is mended")
+        await expect(page.get_by_text("1 retried")).to_be_visible()
+        await delivered(sink, [first])
+        await page.goto(f"{address}/exceptions?status=422")
+        await page.get_by_role("link", name="Retry all that match").click()
+        await expect(page.get_by_text("2 dead deliveries match.")).to_be_visible()
+        await page.locator("form.confirm button").click()
+        await expect(page.get_by_text("2 retried")).to_be_visible()
+        await delivered(sink, others)
+        await harness.settled()
+        await page.goto(f"{address}/audit")
+        await expect(page.get_by_text("anna@page")).to_have_count(2)
+
+
+async def test_a_sink_is_paused_and_resumed_and_a_replay_runs_to_its_end(database: Database, browser: Browser) -> None:
+    sink = MemorySink()
+    events = emit(database, ["a", "b"])
+    async with running(database.dsn, (spec("s"), sink)) as harness, served(database, OPERATOR) as address:
+        await harness.owns_all()
+        await delivered(sink, events)
+        await harness.settled()
+        page = await browser.new_page()
+        await page.goto(f"{address}/sinks/s")
+        await confirm(page, "Pause", "maintenance")
+        await expect(page.get_by_text("sink s is paused")).to_be_visible()
+        await page.get_by_role("link", name="Back").click()
+        await expect(page.get_by_text("maintenance").first).to_be_visible()
+        await confirm(page, "Resume")
+        await expect(page.get_by_text("sink s is resumed")).to_be_visible()
+        assert database
+
+
+async def test_a_viewer_sees_no_action(books: Ledger, browser: Browser) -> None:
+    [event] = books.emit("k")
+    await books.park("s", books.row(event, "dead", error="gone"))
+    async with served(books.database, VIEWER) as address:
+        page = await browser.new_page()
+        for path in ("/exceptions", "/sinks/s", f"/events/{books.uid(event)}", "/replays"):
+            await page.goto(address + path)
+            await expect(page.locator("h1")).to_be_visible()
+            assert await page.locator("main .button").all_inner_texts() in ([], ["Clear"])
+        await page.goto(f"{address}/actions/pause?sink=s")
+        await expect(page.get_by_text("only an operator may do this")).to_be_visible()
+
+
+async def test_everything_can_be_read_and_done_without_javascript(books: Ledger, browser: Browser) -> None:
+    [event] = books.emit("k")
+    await books.park("s", books.row(event, "dead", error="gone"))
+    async with served(books.database, OPERATOR) as address:
+        context = await browser.new_context(java_script_enabled=False)
+        page = await context.new_page()
+        for path in PATHS:
+            await page.goto(address + path)
+            await expect(page.locator("main")).to_be_visible()
+        await page.goto(f"{address}/events/{books.uid(event)}")
+        await expect(page.locator("time").first).to_contain_text("UTC")
+        await confirm(page, "Retry")
+        await expect(page.get_by_text("1 retried")).to_be_visible()
+
+
+async def test_figures_are_refreshed_and_times_are_shown_in_the_zone_of_the_reader(
+    books: Ledger, browser: Browser
+) -> None:
+    async with served(books.database, OPERATOR) as address:
+        context = await browser.new_context(timezone_id="Asia/Tokyo", locale="en-GB")
+        page = await context.new_page()
+        errors: list[str] = []
+        page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        await page.goto(f"{address}/exceptions")
+        await expect(page.get_by_text("No dead letter matches.")).to_be_visible()
+        [event] = books.emit("k")
+        await books.park("s", books.row(event, "dead", error="gone"))
+        await expect(page.get_by_text("gone")).to_be_visible(timeout=20_000)
+        shown = await page.locator("time").first.inner_text()
+        await page.goto(f"{address}/audit")
+        assert "UTC" not in shown
+        assert errors == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_pages_are_accessible_and_fit_a_narrow_screen(books: Ledger, browser: Browser, scheme: Any) -> None:
+    [event, _] = books.emit("customer-with-a-long-name@example.com", "k")
+    await books.park("s", books.row(event, "dead", error="a long error " * 20, status=503))
+    books.do("select outbox.set_paused('s', true, 'anna', 'maintenance')")
+    axe: Any = Axe()
+    async with served(books.database, OPERATOR) as address:
+        for size in (NARROW, WIDE):
+            context = await browser.new_context(viewport=cast(Any, size), color_scheme=scheme)
+            page = await context.new_page()
+            for path in (*PATHS, f"/events/{books.uid(event)}", "/actions/discard?state=dead", "/nowhere"):
+                await page.goto(address + path)
+                found = await axe.run(page)
+                serious = [
+                    (each["id"], [node["html"] for node in each["nodes"]])
+                    for each in found.response["violations"]
+                    if each["impact"] not in LEFT_OUT
+                ]
+                assert serious == [], path
+                assert await page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), (
+                    f"{path} overflows"
+                )
+            await context.close()
