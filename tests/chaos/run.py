@@ -210,8 +210,16 @@ class Run:
         end = time.monotonic() + self._form.storm_seconds + self._form.extra_seconds
         for lane in self._lanes:
             lane.join(end - time.monotonic())
+        self._make_up(end)
         while self._committed() < self._form.least_events and time.monotonic() < end:
             time.sleep(1.0)  # the writers go on
+
+    def _make_up(self, end: float) -> None:
+        """Inject what the form requires and other faults have prevented, such as a day that no sink held back."""
+        rng = random.Random(f"{self._seed}/late")
+        for fault, least in self._form.least.items():
+            while fault in self._nemeses and self._record.count(fault) < least and time.monotonic() < end:
+                inject(self._nemeses[fault], rng, self._record, alone=False)
 
     def _rest(self) -> dict[str, int]:
         """Stop the writers and wait until the system is at rest. Return the backlog by sink, empty at rest."""
