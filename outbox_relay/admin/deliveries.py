@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from base64 import b64encode
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from outbox_relay.admin.actions import require_sink, unknown_sink
 from outbox_relay.admin.attempts import recorded_attempts
 from outbox_relay.admin.text import iso_time
 from outbox_relay.domain.errors import NotFound
+from outbox_relay.domain.window import MAX_ID
 from outbox_relay.postgres.store import Store
 
 Filter = Mapping[str, Any]
@@ -23,6 +25,8 @@ STATES = ("dead", "waiting", "held", "scheduled")
 """The states of deliveries, as people see them."""
 SEARCH_SECONDS = 60.0
 """Time limit of a statement that searches the deliveries."""
+LOOKS = 50_000
+"""Number of rows that a search looks at, at least 1,000 of each sink."""
 EXPORT_ROWS, EXPORT_BYTES = 500, 8 << 20
 """Maximum number of deliveries that an export reads at once, and the bytes of payload after which a read ends."""
 
@@ -58,16 +62,51 @@ async def list_deliveries(store: Store, wanted: Filter, most: int) -> list[dict[
     return [_listed(row) for row in rows]
 
 
-async def list_page(
-    store: Store, wanted: Filter, most: int, before: Place | None = None
-) -> tuple[list[dict[str, Any]], Place | None]:
-    """Return what ``list_deliveries`` does, from ``before`` on, and the place where the next page begins, or None.
+class Found(NamedTuple):
+    """A page of a search: deliveries as ``dead list --json`` has them, and the place from which it can go on, or None.
+
+    ``matched`` is the number of matching rows among those that were looked at. ``complete``: these were all.
+    """
+
+    deliveries: list[dict[str, Any]]
+    matched: int
+    complete: bool
+    after: Place | None
+
+
+async def search_deliveries(store: Store, wanted: Filter, most: int, before: Place | None = None) -> Found:
+    """Return up to ``most`` deliveries in the one state of ``wanted``, newest event first, from ``before`` on.
+
+    About ``LOOKS`` rows are looked at, so the answer is quick however many there are, and may have fewer deliveries
+    than there are further on.
 
     Raises as ``count_deliveries``.
     """
-    rows = await _page(store, "dead_list", wanted, {"most": most + 1}, before or (None, None))
-    shown = rows[:most]
-    return [_listed(row) for row in shown], (shown[-1].id, shown[-1].sink) if len(rows) > most else None
+    await require_sink(store, wanted.get("sink"))
+    [state] = wanted["states"]
+    like = None if "type" not in wanted else _like(wanted["type"])
+    names = ("sink", "key", "status", "error", "since", "until")
+    given = {**{name: wanted.get(name) for name in names}, "type": like, "state": state, "looks": LOOKS}
+    place = {"before_id": before[0] if before else MAX_ID, "before_sink": before[1] if before else ""}
+    rows = await store.call("search_deliveries", {**given, **place, "most": most + 1}, "read")
+    floor, matched = rows[0].floor, rows[0].matched
+    found = [row for row in rows if row.id is not None]
+    after = (found[most - 1].id, found[most - 1].sink) if len(found) > most else (floor, "") if floor else None
+    return Found([_listed(row) for row in found[:most]], matched, not floor, after)
+
+
+def _like(pattern: str) -> str:
+    """Return a pattern in which ``*`` matches any characters as one of SQL's LIKE."""
+    return re.sub(r"([\\%_])", r"\\\1", pattern).replace("*", "%")
+
+
+async def deliveries_of_key(store: Store, key: str, most: int) -> tuple[list[dict[str, Any]], bool]:
+    """Return up to ``most`` deliveries that take part in the order of ``key``, in that order for each sink.
+
+    Return also True if these are all. Raises ``DatabaseUnusable`` or ``DatabaseUnavailable``.
+    """
+    rows = await store.named("deliveries_of_key", {"key": key, "most": most})
+    return [_listed(row) for row in rows[:most]], len(rows) <= most
 
 
 async def summarize(store: Store, wanted: Filter) -> dict[str, Any]:

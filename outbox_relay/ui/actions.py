@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 from outbox_relay import admin
 from outbox_relay.admin import replays, sinks
 from outbox_relay.admin.actions import require_sink
+from outbox_relay.admin.deliveries import search_deliveries
 from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.domain.moment import read_moment
 from outbox_relay.postgres.store import Store
@@ -152,7 +153,7 @@ async def _plan_discard(store: Store, fields: Fields) -> Plan:
 
 async def _plan_deliveries(store: Store, fields: Fields, verb: str, states: Sequence[str], effect: str) -> Plan:
     wanted = forms.read_filter(fields, states)
-    matched = await admin.count_deliveries(store, wanted)
+    matched = await _count(store, wanted)
     kept = {name: fields[name] for name in forms.FILTER_NAMES if fields.get(name)}
     state, number = wanted["states"][0], matched.count
     found = f"{matched} {state} {'delivery matches' if number == 1 and matched.exact else 'deliveries match'}."
@@ -165,6 +166,14 @@ async def _plan_deliveries(store: Store, fields: Fields, verb: str, states: Sequ
         f"{verb} {state} deliveries", f"{verb} {matched}", back, [found, *scope, effect], fields=kept,
         possible=number > 0 or not matched.exact, reason_required=verb == "Discard", danger=verb == "Discard",
     )  # fmt: skip
+
+
+async def _count(store: Store, wanted: dict[str, Any]) -> admin.Matched:
+    """Return the number of deliveries that match: a lower bound if more of them have to be looked at for it."""
+    if "uids" in wanted:
+        return await admin.count_deliveries(store, wanted)
+    found = await search_deliveries(store, wanted, 1)
+    return admin.Matched(found.matched, found.complete)
 
 
 async def _retry(store: Store, fields: Fields, by: By, report: Report) -> str:

@@ -146,6 +146,7 @@ ANSWERS: Final[Mapping[str, tuple[str, Schema, tuple[str, ...]]]] = {
         "Deliveries that a filter selects, newest event first",
         _object(
             deliveries=_list(_object(**DELIVERY, key_hash=_or_null(TEXT))),
+            complete=BOOLEAN,
             next=_or_null(_object(id=INTEGER, sink=TEXT)),
         ),
         (*FILTER, "before"),

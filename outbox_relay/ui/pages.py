@@ -46,7 +46,7 @@ async def exceptions(request: Request) -> Response:
     if values["view"] == "groups":
         return page(request, "exceptions.html", {**values, **await admin.summarize(store, wanted)})
     found = await view_events.exceptions(store, site.keys, wanted, forms.read_place(fields))
-    return page(request, "exceptions.html", {**values, "rows": found["deliveries"], "next": found["next"]})
+    return page(request, "exceptions.html", {**values, "rows": found["deliveries"], **found})
 
 
 async def export(request: Request) -> Response:

@@ -7,12 +7,14 @@ from typing import Any, Final
 from uuid import UUID
 
 from outbox_relay import admin
-from outbox_relay.admin.deliveries import Place, list_page
+from outbox_relay.admin.deliveries import Found, Place, deliveries_of_key, search_deliveries
 from outbox_relay.postgres.store import Store
 from outbox_relay.ui.keys import Keys
 
 PAGE_ROWS: Final = 50
 """Number of deliveries on a page."""
+UID_ROWS: Final = 1000
+"""Maximum number of deliveries of events that are named by their uids."""
 KEY_ROWS: Final = 500
 """Maximum number of deliveries of one key that are shown."""
 PAYLOAD_CHARS: Final = 20_000
@@ -23,10 +25,18 @@ async def exceptions(
     store: Store, keys: Keys, wanted: Mapping[str, Any], before: Place | None = None
 ) -> dict[str, Any]:
     """Return one page of the deliveries that ``wanted`` selects, newest event first, and where the next one begins."""
-    rows, after = await list_page(store, wanted, PAGE_ROWS, before)
-    for row in rows:
+    found = await _search(store, wanted, before)
+    for row in found.deliveries:
         row["key_hash"] = None if row["key"] is None else keys.remember(row["key"])
-    return {"deliveries": rows, "next": None if after is None else {"id": after[0], "sink": after[1]}}
+    after = None if found.after is None else {"id": found.after[0], "sink": found.after[1]}
+    return {"deliveries": found.deliveries, "complete": found.complete, "next": after}
+
+
+async def _search(store: Store, wanted: Mapping[str, Any], before: Place | None) -> Found:
+    if "uids" not in wanted:
+        return await search_deliveries(store, wanted, PAGE_ROWS, before)
+    rows = await admin.list_deliveries(store, wanted, UID_ROWS)
+    return Found(rows, len(rows), True, None)
 
 
 async def event(store: Store, uid: UUID, *, payload: bool) -> dict[str, Any]:
@@ -60,8 +70,8 @@ def _hide_answers(found: dict[str, Any], attempts: list[dict[str, Any]]) -> None
 
 async def key(store: Store, wanted: str) -> dict[str, Any]:
     """Return the deliveries of a key per sink, in their order, each with what is in its way."""
-    rows, after = await list_page(store, {"key": wanted, "states": list(admin.STATES)}, KEY_ROWS)
+    rows, complete = await deliveries_of_key(store, wanted, KEY_ROWS)
     sinks: dict[str, list[dict[str, Any]]] = {}
-    for row in reversed(rows):
+    for row in rows:
         sinks.setdefault(row["sink"], []).append(row)
-    return {"key": wanted, "sinks": sinks, "complete": after is None}
+    return {"key": wanted, "sinks": sinks, "complete": complete}
