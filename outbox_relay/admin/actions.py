@@ -40,11 +40,12 @@ async def _set_paused(store: Store, sink: str, *, paused: bool, actor: str | Non
     return row.changed
 
 
-async def require_sink(store: Store, sink: str | None) -> None:
-    """Raise ``NotFound``, which names the nearest sink, if ``sink`` is the name of none; None is accepted."""
+async def require_sink(store: Store, sink: str | None) -> int:
+    """Return the number of sinks. Raise ``NotFound``, which names the nearest sink, if ``sink`` is the name of none."""
     names = [row.name for row in await store.named("sink_names", {})]
     if sink is not None and sink not in names:
         raise NotFound(_unknown(sink, names))
+    return len(names)
 
 
 async def unknown_sink(store: Store, sink: str) -> str:

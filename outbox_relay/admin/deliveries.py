@@ -25,8 +25,8 @@ STATES = ("dead", "waiting", "held", "scheduled")
 """The states of deliveries, as people see them."""
 SEARCH_SECONDS = 60.0
 """Time limit of a statement that searches the deliveries."""
-LOOKS = 50_000
-"""Number of rows that a search looks at, at least 1,000 of each sink."""
+LOOKS, FEWEST_LOOKS = 50_000, 500
+"""Number of rows that a search looks at, and how many of each sink at least."""
 EXPORT_ROWS, EXPORT_BYTES = 500, 8 << 20
 """Maximum number of deliveries that an export reads at once, and the bytes of payload after which a read ends."""
 
@@ -82,13 +82,14 @@ async def search_deliveries(store: Store, wanted: Filter, most: int, before: Pla
 
     Raises as ``count_deliveries``.
     """
-    await require_sink(store, wanted.get("sink"))
+    sinks = await require_sink(store, wanted.get("sink"))
     [state] = wanted["states"]
     like = None if "type" not in wanted else _like(wanted["type"])
     names = ("sink", "key", "status", "error", "since", "until")
-    given = {**{name: wanted.get(name) for name in names}, "type": like, "state": state, "looks": LOOKS}
+    given = {**{name: wanted.get(name) for name in names}, "type": like, "state": state}
+    looks = LOOKS if state != "dead" or "sink" in wanted else max(FEWEST_LOOKS, LOOKS // max(1, sinks))
     place = {"before_id": before[0] if before else MAX_ID, "before_sink": before[1] if before else ""}
-    rows = await store.call("search_deliveries", {**given, **place, "most": most + 1}, "read")
+    rows = await store.by_index("search_deliveries", {**given, **place, "looks": looks, "most": most + 1}, "read")
     floor, matched = rows[0].floor, rows[0].matched
     found = [row for row in rows if row.id is not None]
     after = (found[most - 1].id, found[most - 1].sink) if len(found) > most else (floor, "") if floor else None

@@ -12,7 +12,7 @@ from outbox_relay.postgres.store import Store
 HASH_CHARS = 32
 REMEMBERED_MOST = 10_000
 """Maximum number of keys whose hash is remembered."""
-SEARCH_SECONDS = 1.0
+SEARCH_SECONDS = 0.25
 """Time limit for finding the key of a hash among the rows."""
 _HASH = re.compile(r"[0-9a-f]{32}")
 
