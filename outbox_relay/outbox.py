@@ -1,22 +1,22 @@
 """Emitting events from Python, in the caller's own transaction and over its connection.
 
-This module imports only psycopg, the standard library, ``emit_rows`` and ``emit_spans``. docs/emitting.md shows every
-use.
+This module imports only psycopg, the standard library, ``callers``, ``emit_rows`` and ``emit_spans``. docs/emitting.md
+shows every use.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Any, Final, LiteralString, cast
+from typing import Any, Final, LiteralString
 from uuid import UUID
 
 import psycopg
 from psycopg import errors
-from psycopg.pq import TransactionStatus
 from psycopg.rows import TupleRow, tuple_row
 
 from outbox_relay import emit_spans
+from outbox_relay.callers import AnyConnection, async_connection_of, connection_of, is_outside_transaction
 from outbox_relay.emit_rows import (
     Dumps,
     Event,
@@ -32,13 +32,6 @@ from outbox_relay.emit_rows import (
 from outbox_relay.emit_spans import Row
 
 __all__ = ["Event", "InvalidEvent", "NotInTransaction", "aemit", "aemit_many", "emit", "emit_many"]
-
-OF_LIBRARIES: Final[Mapping[str, str]] = {
-    "sqlalchemy": "emit or aemit of outbox_relay.contrib.sqlalchemy",
-    "asyncpg": "emit of outbox_relay.contrib.asyncpg",
-    "django": "emit of outbox_relay.contrib.django",
-}
-"""The functions for the objects of other packages."""
 
 # Every parameter is cast, because the type of a string depends on the dumpers that the application registered.
 ONE: Final[LiteralString] = """
@@ -80,7 +73,7 @@ def emit(
 
     Raises :class:`InvalidEvent` for an event that the outbox refuses, ``psycopg.Error`` for all other failures.
     """
-    connection = _connection(conn)
+    connection = connection_of(conn, "emit")
     row = row_of(Event(type, payload, key, headers, deliver_at, uid, content_type, dumps))
     _warn_outside(connection)
     if (spans := emit_spans.begin((row,))) is None:
@@ -102,7 +95,7 @@ async def aemit(
     dumps: Dumps | None = None,
 ) -> UUID:
     """Emit one event over an asynchronous connection or cursor, as :func:`emit` does."""
-    connection = _async_connection(conn)
+    connection = async_connection_of(conn, "emit")
     row = row_of(Event(type, payload, key, headers, deliver_at, uid, content_type, dumps))
     _warn_outside(connection)
     if (spans := emit_spans.begin((row,))) is None:
@@ -117,7 +110,7 @@ def emit_many(conn: psycopg.Connection[Any] | psycopg.Cursor[Any], events: Itera
     If one event is refused none is emitted, and :class:`InvalidEvent` has its index. Without events there is no round
     trip.
     """
-    connection = _connection(conn)
+    connection = connection_of(conn, "emit")
     rows = rows_of(events)
     if not rows:
         return []
@@ -132,7 +125,7 @@ async def aemit_many(
     conn: psycopg.AsyncConnection[Any] | psycopg.AsyncCursor[Any], events: Iterable[Event]
 ) -> list[UUID]:
     """Emit all events over an asynchronous connection or cursor, as :func:`emit_many` does."""
-    connection = _async_connection(conn)
+    connection = async_connection_of(conn, "emit")
     rows = rows_of(events)
     if not rows:
         return []
@@ -185,31 +178,9 @@ async def _ainsert_many(connection: psycopg.AsyncConnection[Any], rows: list[Row
 # -- the connection -----------------------------------------------------------------------------------------------
 
 
-def _connection(conn: object) -> psycopg.Connection[Any]:
-    found = cast(object, conn.connection) if isinstance(conn, psycopg.Cursor) else conn
-    if isinstance(found, psycopg.Connection):
-        return cast("psycopg.Connection[Any]", found)
-    raise TypeError(_wrong(found, "emit", "a psycopg Connection or Cursor", "aemit for an AsyncConnection"))
-
-
-def _async_connection(conn: object) -> psycopg.AsyncConnection[Any]:
-    found = cast(object, conn.connection) if isinstance(conn, psycopg.AsyncCursor) else conn
-    if isinstance(found, psycopg.AsyncConnection):
-        return cast("psycopg.AsyncConnection[Any]", found)
-    raise TypeError(_wrong(found, "aemit", "a psycopg AsyncConnection or AsyncCursor", "emit for a Connection"))
-
-
-def _wrong(found: object, name: str, wanted: str, other: str) -> str:
-    kind = f"{type(found).__module__}.{type(found).__qualname__}"
-    for package, instead in OF_LIBRARIES.items():
-        if kind.startswith(f"{package}."):
-            return f"{name} takes {wanted}, not {kind}; use {instead}, see docs/emitting.md"
-    return f"{name} takes {wanted}, not {kind}; there is {other}, and docs/emitting.md for other libraries"
-
-
-def _warn_outside(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
+def _warn_outside(connection: AnyConnection) -> None:
     """Warn at the caller of the public function, two frames up, if no transaction is open."""
-    if connection.autocommit and connection.info.transaction_status == TransactionStatus.IDLE:
+    if is_outside_transaction(connection):
         warn_outside("with conn.transaction():", 3)
 
 

@@ -1,9 +1,9 @@
 -- Gives every role of outbox.grantee what its kind needs on the schema as it now is, and takes everything else from
 -- every role but the owner. `migrate` runs it each time; it can be run again at any time.
 --
--- An application (kind `emit`) may call three functions and nothing else. A relay may read everything, write its
--- positions and exceptions, and never change the log. UPDATE of any column is what row locks ask for. Every other action
--- is a function that an operator's role may call.
+-- An application (kind `emit`) may call three functions and nothing else, and a consumer (kind `consume`) one. A relay may
+-- read everything, write its positions and exceptions, and never change the log. UPDATE of any column is what row locks ask
+-- for. Every other action is a function that an operator's role may call.
 
 -- The privileges of roles. A function, table or sequence that is not listed here belongs to the owner alone. Functions
 -- of kind `owner` are called by the owner alone: a test compares this list with the schema.
@@ -14,6 +14,9 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
   from (values
     ('emit', 'schema', '{outbox}'::text[], null::text[], 'USAGE'),
     ('emit', 'function', '{emit, emit_raw, emitted}', null, 'EXECUTE'),
+
+    ('consume', 'schema', '{outbox}', null, 'USAGE'),
+    ('consume', 'function', '{once}', null, 'EXECUTE'),
 
     ('relay', 'schema', '{outbox}', null, 'USAGE'),
     ('relay', 'function', '{arm, backlog, claim_rows, give_rows_back, held_keys, keys_with_rows, known_down, look, '
@@ -95,11 +98,12 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
     -- Retention: done by relays, and by roles that operate; roles that read see the days.
     ('relay', 'function', '{begin_archive, begin_retention, check_day, count_day, discard_expired, drop_day, due_days, '
                           'empty_day, end_retention, leave_day, read_day, record_archive, renew_retention, retention_status, '
-                           'state_retention, trim_attempts, trim_uids, unfinished_archives}', null, 'EXECUTE'),
+                           'state_retention, trim_attempts, trim_inbox, trim_uids, unfinished_archives}', null, 'EXECUTE'),
     ('operate', 'schema', '{outbox}', null, 'USAGE'),
     ('operate', 'table', '{meta}', null, 'SELECT'),
     ('operate', 'function', '{begin_retention, check_day, count_day, discard_expired, drop_day, due_days, empty_day, '
-                            'end_retention, leave_day, renew_retention, retention_status, trim_attempts, trim_uids}', null, 'EXECUTE'),
+                            'end_retention, leave_day, renew_retention, retention_status, trim_attempts, trim_inbox, trim_uids}',
+     null, 'EXECUTE'),
     ('read', 'schema', '{outbox}', null, 'USAGE'),
     ('read', 'table', '{meta}', null, 'SELECT'),
     ('read', 'function', '{retention_status}', null, 'EXECUTE'),

@@ -72,6 +72,7 @@ def outcome_text(run: RetentionRun) -> str:
     lines += [f"{day}: left: {reason}" for day, reason in outcome.left.items()]
     lines += [f"{day}: its empty partition was removed" for day in outcome.dropped]
     lines += [f"uids removed: {outcome.uids}"] if outcome.uids else []
+    lines += [f"marks of the inbox removed: {outcome.marks}"] if outcome.marks else []
     lines += [f"dead letters discarded: {outcome.dead}"] if outcome.dead else []
     lines += [f"partitions and rows of old attempts removed: {outcome.attempts}"] if outcome.attempts else []
     if policy.hold_until is not None:

@@ -13,6 +13,7 @@ from outbox_relay.domain.file_reading import FILES
 
 _GRANTS = {
     "emit": "grant a role of an application what it needs",
+    "consume": "grant a role of a consumer what it needs for the inbox",
     "relay": "grant the role of the relay what it needs",
     "read": "allow a role to see status, why, audit and lists, without payloads",
     "operate": "allow a role to run the read-only commands and take every action",
@@ -31,6 +32,7 @@ def add(commands: Any) -> None:
         "--max-payload-bytes", type=integer_between(PAYLOAD_LEAST, PAYLOAD_BYTES, "number of bytes"), metavar="N",
         help=f"the largest payload that can be emitted, {PAYLOAD_LEAST} to {PAYLOAD_BYTES}; kept until set again",
     )  # fmt: skip
+    migrate.add_argument("--inbox", action="store_true", help="accepted without effect: every schema has the inbox")
     migrate.add_argument("--debezium", action="store_true", help="create outbox.adopt_debezium too (docs/debezium.md)")
     text = "after a restore into another cluster, while no relay runs: adapt the log's numbers to this server"
     add_reason(add_command(commands, "rebase", _rebase, text))

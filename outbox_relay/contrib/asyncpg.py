@@ -1,4 +1,7 @@
-"""Emitting over a connection of asyncpg, in its transaction. docs/emitting.md shows every use."""
+"""Emitting and consuming over a connection of asyncpg, in its transaction.
+
+docs/emitting.md and docs/consumers.md show every use.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +26,23 @@ from outbox_relay.emit_rows import (
     warn_outside,
 )
 from outbox_relay.emit_spans import Row
+from outbox_relay.inbox_marks import InvalidMark, NoTransaction, consumer_of, mark_of, outside, refused_mark, uid_of
 
 if TYPE_CHECKING:
     Connection: TypeAlias = asyncpg.Connection[Any] | PoolConnectionProxy[Any]
 
-__all__ = ["Event", "InvalidEvent", "NotInTransaction", "emit", "emit_many"]
+__all__ = [
+    "Event",
+    "InvalidEvent",
+    "InvalidMark",
+    "NoTransaction",
+    "NotInTransaction",
+    "consumer_of",
+    "emit",
+    "emit_many",
+    "once",
+    "uid_of",
+]
 
 # Every parameter but the payload is sent as text, whatever codecs the application has set for other types.
 ONE: Final = """
@@ -42,6 +57,9 @@ select outbox.emit_raw(e.type, e.payload, e.key, e.headers::jsonb, e.deliver_at:
        with ordinality e (type, payload, key, headers, deliver_at, uid, content_type, place)
  where set_config('outbox.event_index', (e.place - 1)::text, true) is not null
 """
+ONCE: Final = "select 1 where outbox.once($1::text, $2::text::uuid)"
+REMEDY: Final = "async with conn.transaction():"
+"""The remedy for a call outside a transaction."""
 
 
 async def emit(
@@ -89,6 +107,26 @@ async def emit_many(conn: Connection, events: Iterable[Event]) -> list[UUID]:
         return spans.emitted(await _insert_many(connection, spans.rows))
 
 
+async def once(conn: Connection, consumer: str, uid: UUID | str) -> bool:
+    """Mark an event as handled in the transaction of ``conn``, in one round trip; return True the first time.
+
+    The arguments are those of ``inbox.once``. Never commits.
+
+    Raises :class:`NoTransaction` outside a transaction, :class:`InvalidMark` for a name or a uid that the inbox
+    refuses, ``asyncpg.PostgresError`` for all other failures.
+    """
+    connection = _connection(conn, "once", "docs/consumers.md")
+    mark = mark_of(consumer, uid)
+    if not connection.is_in_transaction():
+        raise outside(REMEDY)
+    try:
+        return await connection.fetchrow(ONCE, *mark) is not None
+    except asyncpg.InvalidParameterValueError as error:
+        if (refused := refused_mark(error.message)) is not None:
+            raise refused from None
+        raise
+
+
 async def _insert(connection: Connection, row: Row) -> UUID:
     try:
         return UUID(await connection.fetchval(ONE, *row))
@@ -107,14 +145,14 @@ async def _insert_many(connection: Connection, rows: list[Row]) -> list[UUID]:
         raise
 
 
-def _connection(conn: object) -> Connection:
+def _connection(conn: object, name: str = "emit", page: str = "docs/emitting.md") -> Connection:
     if isinstance(conn, asyncpg.Connection | PoolConnectionProxy):
         return conn  # pyright: ignore[reportUnknownVariableType] - the class of its records
     kind = f"{conn.__class__.__module__}.{conn.__class__.__qualname__}"
-    raise TypeError(f"emit takes a connection of asyncpg, not {kind}; docs/emitting.md has the functions for others")
+    raise TypeError(f"{name} takes a connection of asyncpg, not {kind}; {page} has the functions for others")
 
 
 def _warn_outside(connection: Connection) -> None:
     """Warn at the caller of the public function, two frames up, if no transaction is open."""
     if not connection.is_in_transaction():
-        warn_outside("async with conn.transaction():", 3)
+        warn_outside(REMEDY, 3)

@@ -147,6 +147,11 @@ class RetentionStatements(Database):
         [(removed, left_over)] = await self._rows("trim_uids", {"lease": lease, "most": most})
         return removed, left_over
 
+    async def trim_inbox(self, lease: int, most: int) -> tuple[int, bool]:
+        """Remove old marks of the inbox among the next ``most``; return as ``trim_uids``."""
+        [(removed, left_over)] = await self._rows("trim_inbox", {"lease": lease, "most": most})
+        return removed, left_over
+
     async def discard_expired(self, lease: int, most: int) -> tuple[int, bool]:
         """Discard old dead rows among the next ``most``; return their number, and whether more are to be examined."""
         [(removed, left_over)] = await self._rows("discard_expired", {"lease": lease, "most": most})

@@ -27,9 +27,9 @@ TOO_LONG = frozenset({"57014", "55P03"})
 COUNT_EVENTS = 100_000
 """Number of events that one statement counts."""
 STEP_ROWS = 1_000
-"""Number of uids or dead rows that one statement examines."""
+"""Number of uids, marks or dead rows that one statement examines."""
 STEPS = 100
-"""Limit of the steps over uids, over dead rows and over attempts, in one pass."""
+"""Limit of the steps over uids, over marks, over dead rows and over attempts, in one pass."""
 
 
 class Archiver(Protocol):
@@ -47,13 +47,15 @@ class Archiver(Protocol):
 
 @dataclass(slots=True)
 class Outcome:
-    """The result of a pass: its days, and the numbers of uids, dead rows and attempts that it removed."""
+    """The result of a pass: its days, and the numbers of uids, marks, dead rows and attempts that it removed."""
 
     emptied: list[str] = field(default_factory=list[str])
     left: dict[str, str] = field(default_factory=dict[str, str])
     """Days that are left, with the reason."""
     dropped: list[str] = field(default_factory=list[str])
     uids: int = 0
+    marks: int = 0
+    """Marks of the inbox."""
     dead: int = 0
     attempts: int = 0
     """Partitions and rows of recorded attempts."""
@@ -100,6 +102,7 @@ class RetentionPass:
             if drop:
                 await self._try("empty partitions", self._drop)
             await self._try("uids", self._trim_uids)
+            await self._try("inbox", self._trim_inbox)
             await self._try("dead letters", self._discard_dead)
             await self._try("attempts", self._trim_attempts)
         return self.outcome
@@ -218,6 +221,13 @@ class RetentionPass:
         for _ in range(STEPS):
             removed, left_over = await self._store.trim_uids(self._lease, STEP_ROWS)
             self.outcome.uids += removed
+            if not left_over:
+                return
+
+    async def _trim_inbox(self) -> None:
+        for _ in range(STEPS):
+            removed, left_over = await self._store.trim_inbox(self._lease, STEP_ROWS)
+            self.outcome.marks += removed
             if not left_over:
                 return
 

@@ -25,7 +25,7 @@ class RetentionSettings(Section):
     keep_days: Count = Field(default=30, ge=0, le=MAX_DAYS)
     """Days for which events are kept in the log after their day has ended, 0 to 36500; 0: indefinitely."""
     keep_uids_days: Count = Field(default=30, ge=0, le=MAX_DAYS)
-    """Days for which uids that callers chose are kept to recognise retries, 0 to 36500; 0: indefinitely."""
+    """Days for which uids that callers chose and marks of the inbox are kept, 0 to 36500; 0: indefinitely."""
     keep_dead_days: Count = Field(default=0, ge=0, le=MAX_DAYS)
     """Days after which dead letters are discarded, 0 to 36500; 0: never."""
     keep_attempts_days: Count = Field(default=14, ge=0, le=MAX_DAYS)

@@ -23,6 +23,8 @@ CONFIGURATION = "tests/unit/test_settings_example.py"
 ELSEWHERE = {
     ("README.md", "sql"): "tests/docs/test_readme.py::test_the_quick_start_delivers_an_event",
     ("docs/configuration.md", "text"): f"{CONFIGURATION}::test_problems_of_the_page_are_what_is_said",
+    ("docs/consumers.md", "python"): "tests/integration/test_inbox_docs.py::test_the_page_is_true",
+    ("docs/consumers.md", "sql"): "tests/integration/test_inbox_docs.py::test_the_page_is_true",
     ("docs/debezium.md", "python"): "tests/debezium/test_page.py::test_the_page_is_true",
     ("docs/debezium.md", "sql"): "tests/debezium/test_page.py::test_the_page_is_true",
     ("docs/deploying.md", "ini"): "tests/packaging/test_deploying_docs.py::test_the_unit_runs_the_relay",

@@ -1,4 +1,4 @@
-"""Emitting with asyncpg: over connections and those of a pool, with codecs of the application's own."""
+"""Emitting and consuming with asyncpg: over connections and those of a pool, with codecs of the application's own."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any
 import asyncpg
 import pytest
 
-from outbox_relay import outbox
+from outbox_relay import inbox, outbox
 from outbox_relay.contrib import asyncpg as contrib
-from outbox_relay.contrib.asyncpg import Event, InvalidEvent, NotInTransaction
+from outbox_relay.contrib.asyncpg import Event, InvalidEvent, InvalidMark, NotInTransaction, NoTransaction
 from tests.support.database import Database, query
 from tests.support.drivers import address
 
@@ -120,3 +120,50 @@ async def test_the_wrong_object_is_told_the_right_function(database: Database) -
             outbox.emit(wrong, "t", {})
     with database.connect() as wrong, pytest.raises(TypeError, match="a connection of asyncpg, not psycopg"):
         await contrib.emit(wrong, "t", {})
+
+
+# -- the inbox ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"statement_cache_size": 0}], ids=["prepared", "behind a pooler"])
+async def test_an_event_is_handled_once(database: Database, options: dict[str, Any]) -> None:
+    uid = uuid.uuid4()
+    async with connected(database, **options) as conn:
+        await conn.set_type_codec("bool", schema="pg_catalog", encoder=str, decoder=str)
+        await conn.set_type_codec("uuid", schema="pg_catalog", encoder=str, decoder=str)
+        undone = conn.transaction()
+        await undone.start()
+        assert await contrib.once(conn, "billing", uid) is True
+        await undone.rollback()
+        async with conn.transaction():
+            assert await contrib.once(conn, "billing", str(uid)) is True
+            assert await contrib.once(conn, "billing", uid) is False
+            assert await contrib.once(conn, "mail", uid) is True
+    assert query(database, "select consumer, uid from outbox.inbox order by 1") == [("billing", uid), ("mail", uid)]
+
+
+async def test_a_mark_outside_a_transaction_is_refused(database: Database) -> None:
+    pool: Any
+    async with asyncpg.create_pool(**address(database), min_size=1, max_size=1) as pool, pool.acquire() as conn:
+        with pytest.raises(NoTransaction, match=r"`async with conn\.transaction\(\):`"):
+            await contrib.once(conn, "billing", uuid.uuid4())
+        assert query(database, "select count(*) from outbox.inbox") == [(0,)]
+        async with conn.transaction():
+            assert await contrib.once(conn, "billing", uuid.uuid4())
+
+
+async def test_a_refused_mark_is_named_as_by_inbox_once(database: Database) -> None:
+    wrong: Any
+    async with connected(database) as conn, conn.transaction():
+        for consumer, found, said in (("", uuid.uuid4(), "1 to 255 bytes"), ("billing", "x", "uid must be a UUID")):
+            with pytest.raises(InvalidMark, match=said):
+                async with conn.transaction():
+                    await contrib.once(conn, consumer, found)
+        await conn.execute("alter schema outbox rename to elsewhere")
+        with pytest.raises(asyncpg.InvalidSchemaNameError):
+            await contrib.once(conn, "billing", uuid.uuid4())
+    async with connected(database) as wrong:
+        with pytest.raises(TypeError, match=r"use once of outbox_relay\.contrib\.asyncpg, see docs/consumers\.md"):
+            await inbox.aonce(wrong, "billing", uuid.uuid4())
+    with database.connect() as wrong, pytest.raises(TypeError, match="once takes a connection of asyncpg, not psycopg"):
+        await contrib.once(wrong, "billing", uuid.uuid4())

@@ -1,4 +1,4 @@
-"""Emitting from Django: in atomic blocks of one of several databases, and refused outside of them."""
+"""Emitting and consuming in Django: in atomic blocks of one of several databases, and refused outside of them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from django.db import OperationalError, ProgrammingError, connections, transacti
 from django.db.transaction import TransactionManagementError
 from psycopg.conninfo import conninfo_to_dict
 
-from outbox_relay import outbox
-from outbox_relay.contrib.django import Event, InvalidEvent, emit, emit_many
+from outbox_relay import inbox, outbox
+from outbox_relay.contrib.django import Event, InvalidEvent, InvalidMark, emit, emit_many, once
 from outbox_relay.testing import OutboxEvents
 from tests.support.database import Database, query
 
@@ -134,3 +134,46 @@ def test_the_test_kit_takes_an_alias() -> None:
     with OutboxEvents("shop") as events, transaction.atomic(using="shop"):
         emit("committed", {}, using="shop")
     assert [each.type for each in events.emitted()] == ["committed"]
+
+
+# -- the inbox ----------------------------------------------------------------------------------------------------
+
+
+def test_an_event_is_handled_once(shop: Database) -> None:
+    uid = uuid.uuid4()
+    with transaction.atomic(using="shop"):
+        assert once("billing", uid, using="shop")
+        transaction.set_rollback(True, using="shop")
+    with transaction.atomic(using="shop"):
+        assert once("billing", str(uid), using="shop")
+        assert query(shop, "select count(*) from outbox.inbox") == [(0,)]
+    with transaction.atomic(using="shop"):
+        assert not once("billing", uid, using="shop")
+        assert once("mail", uid, using="shop")
+    assert query(shop, "select consumer, uid from outbox.inbox order by 1") == [("billing", uid), ("mail", uid)]
+
+
+def test_a_mark_outside_an_atomic_block_is_refused(shop: Database) -> None:
+    with pytest.raises(TransactionManagementError, match=r"atomic\(using='shop'\)"):
+        once("billing", uuid.uuid4(), using="shop")
+    with transaction.atomic(using="shop"):
+        transaction.set_rollback(True, using="shop")
+        with pytest.raises(TransactionManagementError):
+            once("billing", uuid.uuid4(), using="shop")
+    assert query(shop, "select count(*) from outbox.inbox") == [(0,)]
+
+
+def test_a_refused_mark_is_named_and_other_failures_are_djangos_own(shop: Database) -> None:
+    with pytest.raises(InvalidMark, match="1 to 255 bytes"), transaction.atomic(using="shop"):
+        once("", uuid.uuid4(), using="shop")
+    with pytest.raises(InvalidMark, match="uid must be a UUID"):
+        once("billing", "x", using="shop")
+    with pytest.raises(TypeError, match=r"once needs .*docs/consumers\.md"), transaction.atomic(using="lite"):
+        once("billing", uuid.uuid4(), using="lite")
+    with shop.connect(autocommit=True) as owner:
+        owner.execute("alter schema outbox rename to elsewhere")
+    with pytest.raises(ProgrammingError, match="does not exist"), transaction.atomic(using="shop"):
+        once("billing", uuid.uuid4(), using="shop")
+    wrong: Any = connections["shop"]
+    with pytest.raises(TypeError, match=r"use once of outbox_relay\.contrib\.django"):
+        inbox.once(wrong, "billing", uuid.uuid4())

@@ -46,8 +46,13 @@ def loaded_by(module: str) -> set[str]:
 
 
 def test_importing_emit_loads_psycopg_and_nothing_of_the_relay() -> None:
-    assert loaded_by("outbox_relay.outbox") - loaded_by("psycopg") == {
-        *("outbox_relay", "outbox_relay.emit_rows", "outbox_relay.emit_spans", "outbox_relay.outbox")
+    psycopg_alone = loaded_by("psycopg")
+    assert loaded_by("outbox_relay.outbox") - psycopg_alone == {
+        *("outbox_relay", "outbox_relay.callers", "outbox_relay.emit_rows", "outbox_relay.emit_spans"),
+        "outbox_relay.outbox",
+    }
+    assert loaded_by("outbox_relay.inbox") - psycopg_alone == {
+        *("outbox_relay", "outbox_relay.callers", "outbox_relay.inbox", "outbox_relay.inbox_marks")
     }
 
 

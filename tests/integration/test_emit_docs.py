@@ -1,9 +1,6 @@
 """docs/emitting.md: every block of code is run as it stands there, by an application's role with its grants alone."""
 
 import re
-import subprocess
-import sys
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,65 +9,12 @@ import pytest
 
 from outbox_relay.postgres.migrations import migrate
 from tests.support.database import Database
+from tests.support.page_programs import run_python
 from tests.support.postgres import PostgresServer
 from tests.support.roles import new_role
 
 PAGE = Path(__file__).parents[2] / "docs" / "emitting.md"
 BLOCKS = re.findall(r"<!-- run: ([a-z ]+) -->\n```(\w+)\n(.*?)```\n", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-SECONDS = 60
-
-# What a reader's program has around a block. `dsn` is a connection string of libpq.
-AROUND = {
-    "psycopg": """
-        import functools, json, uuid
-        from datetime import UTC, datetime, timedelta
-        from decimal import Decimal
-        import psycopg
-        from outbox_relay import outbox
-    """,
-    "sqlalchemy": """
-        from sqlalchemy import URL, create_engine
-        from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
-        from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
-        import psycopg
-        from psycopg.conninfo import conninfo_to_dict
-        class Base(DeclarativeBase): ...
-        class Order(Base):
-            __tablename__ = "orders"
-            id: Mapped[int] = mapped_column(primary_key=True)
-            total: Mapped[int]
-        engine = create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(dsn))
-        found = conninfo_to_dict(dsn)
-        async_engine = create_async_engine(URL.create(
-            "postgresql+asyncpg", host=found["host"], port=int(found["port"]), username=found["user"],
-            database=found["dbname"]))
-    """,
-    "django": """
-        import json
-        import django
-        from django.conf import settings
-        from django.db import connection, models, transaction
-        from psycopg.conninfo import conninfo_to_dict
-        found = conninfo_to_dict(dsn)
-        settings.configure(DATABASES={"default": {
-            "ENGINE": "django.db.backends.postgresql", "NAME": found["dbname"], "USER": found["user"],
-            "HOST": found["host"], "PORT": found["port"]}})
-        django.setup()
-        class Order(models.Model):
-            id = models.BigIntegerField(primary_key=True)
-            total = models.IntegerField()
-            class Meta:
-                app_label = "shop"
-                db_table = "orders"
-    """,
-    "asyncpg": """
-        import asyncpg
-        from psycopg.conninfo import conninfo_to_dict
-        found = conninfo_to_dict(dsn)
-        conn = await asyncpg.connect(host=found["host"], port=int(found["port"]), user=found["user"],
-                                     database=found["dbname"])
-    """,
-}
 
 # What each block emits, in the order of the page: type and key.
 WANTED: list[list[tuple[str, str]]] = [
@@ -107,16 +51,6 @@ def shop(postgres: PostgresServer, template: str) -> Iterator[Database]:
         yield Database(postgres, "shop")
     finally:
         postgres.drop_database("shop")
-
-
-def run_python(kind: str, block: str, dsn: str) -> None:
-    """Run a block in an interpreter of its own; every warning is an error there."""
-    program = textwrap.dedent(AROUND[kind]) + "\n" + block
-    if "await " in program:
-        program = f"import asyncio\nasync def main():\n{textwrap.indent(program, '    ')}\nasyncio.run(main())\n"
-    command = [sys.executable, "-W", "error", "-c", f"dsn = {dsn!r}\n{program}"]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=SECONDS)
-    assert done.returncode == 0, f"{block}\n{done.stderr}"
 
 
 def run(kind: str, language: str, block: str, shop: Database, user: str) -> None:

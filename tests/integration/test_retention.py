@@ -303,6 +303,7 @@ def test_a_lease_that_another_process_has_claimed_counts_for_nothing(owner: Conn
         f"select outbox.drop_day({checked})",
         f"select outbox.renew_retention({checked})",
         f"select * from outbox.trim_uids({checked}, 10)",
+        f"select * from outbox.trim_inbox({checked}, 10)",
         f"select outbox.leave_day('{date_ago(12)}', {checked}, 'x')",
         f"select outbox.record_archive('{date_ago(12)}', {checked}, 'x', 'y', 1)",
     ):

@@ -23,7 +23,7 @@ from tests.support.roles import STATEMENTS, callable_by, denied, functions, new_
 from tests.support.wait import auntil
 
 LOG = ("event", "event_default")
-TABLES = ("discarded", "meta", "grantee", "uid", "sink", "shard", "progress", "relay", "delivery", *LOG)
+TABLES = ("discarded", "inbox", "meta", "grantee", "uid", "sink", "shard", "progress", "relay", "delivery", *LOG)
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ LAST_OF = {
     2: "a279329e970ce255453a04c1be4a38fa61f8422c",
     9: "12c2608dc5cb0c90c7edfbb440f9ed25439ced8d",
     10: "3e644f58228693274c9721fc70faca56d2f4ce4b",
+    19: "6f706273073fbedcfbd7b2ec68b6002def81feb5",
 }
 """The last commit of each earlier version of the schema that was in use: 3 to 8 came with 9, 11 to 18 with 19."""
 VERSION_IN = {
@@ -22,6 +23,7 @@ VERSION_IN = {
     2: "outbox_relay.postgres.migrations",
     9: "outbox_relay.postgres.schema_versions",
     10: "outbox_relay.postgres.schema_versions",
+    19: "outbox_relay.postgres.schema_versions",
 }
 """The module of each that knows the version of its schema."""
 PARTS = ("outbox_relay", "schema")

@@ -1,4 +1,7 @@
-"""Emitting from Django, in the current ``atomic`` block of a database. docs/emitting.md shows every use."""
+"""Emitting and consuming in Django, in the current ``atomic`` block of a database.
+
+docs/emitting.md and docs/consumers.md show every use.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,21 @@ from django.db import DEFAULT_DB_ALIAS, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.transaction import TransactionManagementError
 
-from outbox_relay import emit_spans
+from outbox_relay import emit_spans, inbox
+from outbox_relay.callers import PAGES
 from outbox_relay.emit_rows import Dumps, Event, InvalidEvent, row_of, rows_of
+from outbox_relay.inbox_marks import InvalidMark, consumer_of, mark_of, uid_of
 from outbox_relay.outbox import insert, insert_many
 
-__all__ = ["Event", "InvalidEvent", "emit", "emit_many"]
+__all__ = ["Event", "InvalidEvent", "InvalidMark", "consumer_of", "emit", "emit_many", "once", "uid_of"]
 
 OUTSIDE: Final = (
     "an event was emitted outside an atomic block of database {!r}, so it would not be atomic with your data; use "
     "`with transaction.atomic(using={!r}):` around both, or pass require_atomic=False"
+)
+MARKED_OUTSIDE: Final = (
+    "once was called outside an atomic block of database {!r}, so the event would be marked before your changes are "
+    "committed; use `with transaction.atomic(using={!r}):` around both"
 )
 
 
@@ -72,11 +81,26 @@ def emit_many(events: Iterable[Event], *, using: str = DEFAULT_DB_ALIAS, require
             return spans.emitted(insert_many(connection, spans.rows))
 
 
-def _connection(using: str, *, require_atomic: bool) -> tuple[BaseDatabaseWrapper, psycopg.Connection[Any]]:
+def once(consumer: str, uid: UUID | str, *, using: str = DEFAULT_DB_ALIAS) -> bool:
+    """Mark an event as handled in the current atomic block of the database ``using``; return True the first time.
+
+    The other arguments are those of ``inbox.once``.
+
+    Raises :class:`InvalidMark` for a name or a uid that the inbox refuses, and as :func:`emit` otherwise.
+    """
+    mark = mark_of(consumer, uid)
+    wrapper, connection = _connection(using, require_atomic=True, name="once", outside=MARKED_OUTSIDE)
+    with wrapper.wrap_database_errors:
+        return inbox.insert(connection, mark)
+
+
+def _connection(
+    using: str, *, require_atomic: bool, name: str = "emit", outside: str = OUTSIDE
+) -> tuple[BaseDatabaseWrapper, psycopg.Connection[Any]]:
     """Return Django's connection, which can be used now, and the connection of psycopg below it."""
     wrapper = connections[using]
     if require_atomic and not wrapper.in_atomic_block:
-        raise TransactionManagementError(OUTSIDE.format(using, using))
+        raise TransactionManagementError(outside.format(using, using))
     wrapper.validate_no_broken_transaction()
     wrapper.ensure_connection()
     below: object = wrapper.connection
@@ -84,5 +108,5 @@ def _connection(using: str, *, require_atomic: bool) -> tuple[BaseDatabaseWrappe
         return wrapper, cast("psycopg.Connection[Any]", below)
     kind = f"{below.__class__.__module__}.{below.__class__.__qualname__}"
     raise TypeError(
-        f"emit needs a database of PostgreSQL with psycopg 3, not {kind}, for {using!r}: see docs/emitting.md"
+        f"{name} needs a database of PostgreSQL with psycopg 3, not {kind}, for {using!r}: see {PAGES[name]}"
     )

@@ -30,8 +30,8 @@ STATES: Final = ("waiting", "held", "scheduled", "dead")
 """The states of rows of ``outbox.delivery``, as ``status`` shows them."""
 TABLES: Final = frozenset(
     {
-        *("attempt", "audit", "day", "delivery", "discarded", "erasure", "event", "figures", "history", "meta"),
-        *("progress", "relay", "replay", "replay_progress", "retention", "shard", "sink", "sink_pass", "uid"),
+        *("attempt", "audit", "day", "delivery", "discarded", "erasure", "event", "figures", "history", "inbox"),
+        *("meta", "progress", "relay", "replay", "replay_progress", "retention", "shard", "sink", "sink_pass", "uid"),
     }
 )
 """The tables whose dead rows are exported. Partitions count under their parent."""

@@ -1,0 +1,153 @@
+"""Handling each event once, in the transaction of a consumer that keeps its data in PostgreSQL.
+
+The relay delivers an event at least once. A consumer marks it in the transaction that has the effect, and skips an
+event that it has marked before. This module imports only psycopg, the standard library, ``callers`` and
+``inbox_marks``. docs/consumers.md shows every use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from typing import Any, Final, LiteralString, TypeVar
+from uuid import UUID
+
+import psycopg
+from psycopg import errors
+from psycopg.rows import tuple_row
+
+from outbox_relay.callers import async_connection_of, connection_of, is_outside_transaction
+from outbox_relay.inbox_marks import (
+    HasHeaders,
+    Headers,
+    InvalidMark,
+    Mark,
+    NoTransaction,
+    consumer_of,
+    headers_of,
+    mark_of,
+    outside,
+    refused_mark,
+    uid_of,
+    unencodable_mark,
+)
+
+__all__ = [
+    "Headers",
+    "InvalidMark",
+    "NoTransaction",
+    "aonce",
+    "aonce_per_event",
+    "consumer_of",
+    "once",
+    "once_per_event",
+    "uid_of",
+]
+
+Conn = TypeVar("Conn")
+Message = TypeVar("Message", bound=HasHeaders)
+Result = TypeVar("Result")
+
+# A row means the first time, whatever the application loads booleans as.
+ONCE: Final[LiteralString] = "select 1 where outbox.once(%s::text, %s::uuid)"
+REMEDY: Final = "with conn.transaction():"
+
+
+def once(conn: psycopg.Connection[Any] | psycopg.Cursor[Any], consumer: str, uid: UUID | str) -> bool:
+    """Mark an event as handled in the transaction of ``conn``, in one round trip; return True the first time.
+
+    After True, change data in the same transaction: its commit keeps the mark and the changes, and a rollback neither.
+    False means that ``consumer`` has handled the event before. While another transaction handles it, the call waits for
+    the end of that one. ``consumer`` is a name of 1 to 255 bytes. ``uid`` may be the text that a header has.
+
+    Never commits.
+
+    Raises :class:`NoTransaction` in autocommit mode outside a transaction, :class:`InvalidMark` for a name or a uid
+    that the inbox refuses, ``psycopg.Error`` for all other failures.
+    """
+    connection = connection_of(conn, "once")
+    mark = mark_of(consumer, uid)
+    if is_outside_transaction(connection):
+        raise outside(REMEDY)
+    return insert(connection, mark)
+
+
+async def aonce(conn: psycopg.AsyncConnection[Any] | psycopg.AsyncCursor[Any], consumer: str, uid: UUID | str) -> bool:
+    """Mark an event over an asynchronous connection or cursor, as :func:`once` does."""
+    connection = async_connection_of(conn, "once")
+    mark = mark_of(consumer, uid)
+    if is_outside_transaction(connection):
+        raise outside(f"async {REMEDY}")
+    try:
+        async with psycopg.AsyncCursor(connection, row_factory=tuple_row) as cursor:
+            await cursor.execute(ONCE, mark, prepare=False)
+            return await cursor.fetchone() is not None
+    except (errors.InvalidParameterValue, UnicodeEncodeError) as error:
+        raise _refusal(error) from None
+
+
+def insert(connection: psycopg.Connection[Any], mark: Mark) -> bool:
+    """Insert a mark and return True, or return False if it is there. Raises as :func:`once`."""
+    try:
+        with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
+            return cursor.execute(ONCE, mark, prepare=False).fetchone() is not None
+    except (errors.InvalidParameterValue, UnicodeEncodeError) as error:
+        raise _refusal(error) from None
+
+
+def _refusal(error: errors.InvalidParameterValue | UnicodeEncodeError) -> Exception:
+    """Return ``InvalidMark`` with the message about the mark, else the error unchanged."""
+    if isinstance(error, UnicodeEncodeError):
+        return unencodable_mark(error)
+    return refused_mark(error.diag.message_primary) or error
+
+
+# -- handlers -----------------------------------------------------------------------------------------------------
+
+
+def once_per_event(
+    consumer: str, *, mark: Callable[[Any, str, UUID], bool] = once, separate_replays: bool = True
+) -> Callable[[Callable[[Conn, Message], Result]], Callable[[Conn, Message], Result | None]]:
+    """Return a decorator for a handler ``(conn, message)``, which then handles each event once.
+
+    The event is marked with ``mark`` before the handler is called. If it was marked before, the handler is not called,
+    and None is returned. ``message`` is a record of a Kafka client or a request of a web framework. An exception of the
+    handler must roll the transaction of ``conn`` back, as it does if it leaves the block of the transaction.
+
+    A replay counts as another consumer (:func:`consumer_of`), unless ``separate_replays`` is false: then its deliveries
+    of events that were handled are skipped.
+    """
+
+    def decorate(handler: Callable[[Conn, Message], Result]) -> Callable[[Conn, Message], Result | None]:
+        @wraps(handler)
+        def handle(conn: Conn, message: Message) -> Result | None:
+            name, uid = _named(consumer, message, separate_replays=separate_replays)
+            return handler(conn, message) if mark(conn, name, uid) else None
+
+        return handle
+
+    return decorate
+
+
+def aonce_per_event(
+    consumer: str, *, mark: Callable[[Any, str, UUID], Awaitable[bool]] = aonce, separate_replays: bool = True
+) -> Callable[[Callable[[Conn, Message], Awaitable[Result]]], Callable[[Conn, Message], Awaitable[Result | None]]]:
+    """Return a decorator for an asynchronous handler, as :func:`once_per_event` does."""
+
+    def decorate(
+        handler: Callable[[Conn, Message], Awaitable[Result]],
+    ) -> Callable[[Conn, Message], Awaitable[Result | None]]:
+        @wraps(handler)
+        async def handle(conn: Conn, message: Message) -> Result | None:
+            name, uid = _named(consumer, message, separate_replays=separate_replays)
+            return await handler(conn, message) if await mark(conn, name, uid) else None
+
+        return handle
+
+    return decorate
+
+
+def _named(consumer: str, message: HasHeaders, *, separate_replays: bool) -> tuple[str, UUID]:
+    """Return the consumer's name and the uid of the event that a message delivers."""
+    headers = headers_of(message)
+    return consumer_of(consumer, headers) if separate_replays else consumer, uid_of(headers)

@@ -1,0 +1,2 @@
+-- Remove old marks of the inbox among the next ones.
+select * from outbox.trim_inbox(%(lease)s::bigint, %(most)s::integer)

@@ -1,0 +1,113 @@
+"""The role of a consumer: it marks events and does nothing else, and `migrate` alone says which roles are consumers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from uuid import uuid4
+
+import pytest
+from psycopg import errors
+
+from outbox_relay.inbox import once
+from outbox_relay.postgres.migrations import migrate
+from tests.support.command import inside
+from tests.support.database import Database, query
+from tests.support.roles import STATEMENTS, callable_by, denied, new_role
+
+FOREIGN = (STATEMENTS / "foreign_privileges.sql").read_text(encoding="utf-8")
+"""The question of `check --online` about privileges that no role should have."""
+
+
+@pytest.fixture
+def consumer(database: Database) -> Iterator[str]:
+    """A consumer's role, made by the command."""
+    with new_role(database, "consumer") as name:
+        ended = inside("migrate", "--inbox", "--grant-consume", name, "--dsn", database.dsn)
+        assert (ended.code, ended.err) == (0, "")
+        assert ended.out.endswith(f"; granted consume to {name}\n")
+        yield name
+
+
+def test_a_consumer_marks_events(database: Database, consumer: str) -> None:
+    uid = uuid4()
+    with database.connect(user=consumer) as conn:
+        assert once(conn, "billing", uid)
+    with database.connect(user=consumer) as conn:
+        assert not once(conn, "billing", uid)
+        assert conn.execute("select outbox.once('mail', %s)", (uid,)).fetchone() == (True,)
+
+
+def test_a_consumer_calls_one_function_and_no_other(database: Database, consumer: str) -> None:
+    assert callable_by(database, consumer) == {"once"}
+    held = query(
+        database,
+        "select object_type, name, privilege from outbox.privilege where kind = 'consume' order by 1",
+    )
+    assert held == [("function", "once", "EXECUTE"), ("schema", "outbox", "USAGE")]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "select from outbox.inbox",
+        "insert into outbox.inbox (consumer, uid) values ('billing', gen_random_uuid())",
+        "update outbox.inbox set consumer = 'x'",
+        "delete from outbox.inbox",
+        "truncate outbox.inbox",
+        "lock table outbox.inbox",
+        "select * from outbox.trim_inbox(1, 1)",
+        "select outbox.emit('t', '1')",
+        "select * from outbox.emitted()",
+        "select from outbox.event",
+        "select from outbox.grantee",
+        "create table outbox.mine ()",
+    ],
+)
+def test_a_consumer_does_nothing_else(database: Database, consumer: str, statement: str) -> None:
+    denied(database, consumer, statement)
+
+
+def test_other_roles_mark_nothing(database: Database) -> None:
+    kinds = ("emit", "relay", "read", "operate", "payloads")
+    with new_role(database, "other") as name:
+        denied(database, name, "select outbox.once('billing', gen_random_uuid())")
+        migrate(database.dsn, grants={kind: [name] for kind in kinds})
+        denied(database, name, "select outbox.once('billing', gen_random_uuid())")
+        denied(database, name, "select from outbox.inbox")
+
+
+def test_a_right_to_mark_that_was_granted_by_hand_is_named_and_taken_back(database: Database, consumer: str) -> None:
+    with new_role(database, "stranger") as name, database.connect(autocommit=True) as owner:
+        owner.execute(f"grant usage on schema outbox to {name}".encode())
+        owner.execute(f"grant execute on function outbox.once to {name}".encode())
+        owner.execute(f"grant select on outbox.inbox to {consumer}".encode())
+        assert query(database, FOREIGN) == [
+            (f'role "{consumer}" has SELECT on table inbox: outbox-relay migrate takes it back',),
+            (f'role "{name}" has EXECUTE on function once: outbox-relay migrate takes it back',),
+            (f'role "{name}" has USAGE on schema outbox: outbox-relay migrate takes it back',),
+        ]
+        assert f'taken back from role "{name}": EXECUTE on function once' in migrate(database.dsn).notes
+        assert query(database, FOREIGN) == []
+        denied(database, name, "select outbox.once('billing', gen_random_uuid())")
+    with database.connect(user=consumer) as conn:
+        assert once(conn, "billing", uuid4())
+
+
+def test_nothing_in_the_callers_search_path_runs_with_the_owners_rights(database: Database, consumer: str) -> None:
+    uid = uuid4()
+    with database.connect() as owner:
+        owner.execute(f"create schema traps authorization {consumer}".encode())
+    with database.connect(user=consumer) as conn:
+        conn.execute("create temporary table inbox (consumer text, uid uuid)")
+        conn.execute("create function traps.octet_length(text) returns integer language sql as 'select 1 / 0'")
+        conn.execute("set search_path = traps, pg_temp, pg_catalog")
+        with pytest.raises(errors.DivisionByZero), conn.transaction():
+            conn.execute("select octet_length('x'::text)")
+        assert once(conn, "billing", uid)
+    assert query(database, "select consumer, uid from outbox.inbox") == [("billing", uid)]
+
+
+def test_the_option_inbox_is_accepted_and_changes_nothing(database: Database) -> None:
+    ended = inside("migrate", "--inbox", "--dsn", database.dsn)
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out.endswith(": nothing to do\n")

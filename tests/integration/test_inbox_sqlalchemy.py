@@ -1,0 +1,135 @@
+"""Consuming with SQLAlchemy: sessions and connections, synchronous and not, over psycopg and asyncpg."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, create_engine
+from sqlalchemy.exc import ProgrammingError
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session, sessionmaker
+
+from outbox_relay import inbox
+from outbox_relay.contrib import sqlalchemy as contrib
+from outbox_relay.contrib.sqlalchemy import InvalidMark, NoTransaction
+from tests.support.database import Database, query
+from tests.support.drivers import url
+
+DRIVERS = ("psycopg", "asyncpg")
+MARKS = "select consumer, uid from outbox.inbox order by consumer"
+
+
+class Base(DeclarativeBase):
+    """The tables of the consumer."""
+
+
+class Invoice(Base):
+    """An invoice, the effect of an event."""
+
+    __tablename__ = "invoices"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    total: Mapped[int]
+
+
+@pytest.fixture
+def shop(database: Database) -> Database:
+    """A database with the table of invoices."""
+    with database.connect(autocommit=True) as owner:
+        owner.execute("create table invoices (id bigint primary key, total bigint not null)")
+    return database
+
+
+@pytest.fixture
+def engine(shop: Database) -> Generator[Engine]:
+    """A synchronous engine."""
+    engine = create_engine(url(shop, "psycopg"))
+    yield engine
+    engine.dispose()
+
+
+@asynccontextmanager
+async def engine_of(shop: Database, driver: str, **options: Any) -> AsyncGenerator[AsyncEngine]:
+    """An asynchronous engine."""
+    engine = create_async_engine(url(shop, driver), **options)
+    try:
+        yield engine
+    finally:
+        await engine.dispose()
+
+
+def test_an_event_is_handled_once(shop: Database, engine: Engine) -> None:
+    uid = uuid.uuid4()
+    with Session(engine) as session:
+        assert contrib.once(session, "billing", uid)
+        session.rollback()
+        session.add(Invoice(id=1, total=None))
+        assert contrib.once(session, "billing", str(uid)), "changes of the session are written later"
+        session.expunge_all()
+        session.add(Invoice(id=1, total=5))
+        session.commit()
+    scoped = scoped_session(sessionmaker(engine))
+    assert not contrib.once(scoped, "billing", uid)
+    scoped.remove()
+    with engine.begin() as connection:
+        assert not contrib.once(connection, "billing", uid)
+        with pytest.raises(InvalidMark, match="1 to 255 bytes"), connection.begin_nested():
+            contrib.once(connection, "", uid)
+        assert contrib.once(connection, "mail", uid)
+    assert query(shop, MARKS) == [("billing", uid), ("mail", uid)]
+    assert query(shop, "select id from invoices") == [(1,)]
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_an_event_is_handled_once_asynchronously(shop: Database, driver: str) -> None:
+    uid = uuid.uuid4()
+    async with engine_of(shop, driver) as engine:
+        async with AsyncSession(engine) as session:
+            assert await contrib.aonce(session, "billing", uid)
+            await session.rollback()
+            assert await contrib.aonce(session, "billing", uid)
+            await session.commit()
+        async with engine.begin() as connection:
+            assert not await contrib.aonce(connection, "billing", uid)
+            with pytest.raises(InvalidMark, match="1 to 255 bytes"):
+                async with connection.begin_nested():
+                    await contrib.aonce(connection, "x" * 256, uid)
+            assert await contrib.aonce(connection, "mail", uid)
+    assert query(shop, MARKS) == [("billing", uid), ("mail", uid)]
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_a_mark_in_autocommit_mode_is_refused(shop: Database, engine: Engine, driver: str) -> None:
+    with (
+        engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection,
+        pytest.raises(NoTransaction, match=r"`with engine\.begin\(\) as conn:`"),
+    ):
+        contrib.once(connection, "billing", uuid.uuid4())
+    async with engine_of(shop, driver, isolation_level="AUTOCOMMIT") as everywhere, AsyncSession(everywhere) as session:
+        with pytest.raises(NoTransaction, match=r"`async with engine\.begin\(\) as conn:`"):
+            await contrib.aonce(session, "billing", uuid.uuid4())
+    assert query(shop, MARKS) == []
+
+
+async def test_the_wrong_object_is_told_the_right_function(shop: Database, engine: Engine) -> None:
+    wrong: Any
+    uid = uuid.uuid4()
+    with shop.connect() as wrong, pytest.raises(TypeError, match=r"aonce for an AsyncSession .* docs/consumers\.md"):
+        contrib.once(wrong, "billing", uid)
+    with Session(engine) as wrong:
+        with pytest.raises(TypeError, match="there is once for a Session or Connection"):
+            await contrib.aonce(wrong, "billing", uid)
+        with pytest.raises(TypeError, match=r"use once or aonce of outbox_relay\.contrib\.sqlalchemy"):
+            inbox.once(wrong, "billing", uid)
+
+
+def test_other_failures_are_sqlalchemys_own(shop: Database) -> None:
+    with shop.connect(autocommit=True) as owner:
+        owner.execute("alter schema outbox rename to elsewhere")
+    engine = create_engine(url(shop, "psycopg"))
+    with engine.connect() as connection, pytest.raises(ProgrammingError, match="does not exist"):
+        contrib.once(connection, "billing", uuid.uuid4())
+    engine.dispose()

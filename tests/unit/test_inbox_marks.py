@@ -1,0 +1,108 @@
+"""The headers that name an event and its consumer, in Kafka records and in webhooks."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from outbox_relay.inbox import Headers, InvalidMark, consumer_of, uid_of
+from outbox_relay.inbox_marks import mark_of
+from outbox_relay.sinks.kafka.records import RecordFormat
+from outbox_relay.sinks.webhook.request import Credentials, RequestFormat, make_request
+from tests.contract.harness import an_event
+
+FORGED = '{"webhook-id": "forged", "ID": "x", "Outbox-Replay": "8", "idempotency-key": "y"}'
+"""Headers of an application that look like those of the relay."""
+EVENT = an_event(headers=FORGED)
+UID = UUID("01a1fe9a-d7b3-795c-8af1-aa7f5518f66b")
+IN_BYTES = [("id", str(UID).encode())]
+
+
+def kafka(replay: int | None = None) -> list[tuple[str, bytes | None]]:
+    """Return the headers of a record as Kafka clients give them."""
+    _, _, headers = RecordFormat(replay=replay).record(EVENT)
+    return [(name, value.encode() if isinstance(value, str) else value) for name, value in headers]
+
+
+def webhook(replay: int | None = None) -> dict[str, str]:
+    """Return the headers of a request as web frameworks give them, with an application's header that is forwarded."""
+    made = RequestFormat(forward=frozenset({"id", "idempotency-key"}), replay=replay)
+    request = make_request(EVENT, made, Credentials([]), attempt=1, now=1.8e9)
+    return {name.title(): value for name, value in request.headers}
+
+
+@pytest.mark.parametrize("headers", [kafka(), dict(kafka()), webhook(), [*webhook().items()]])
+def test_the_relays_header_names_the_event_whatever_the_application_sends(headers: Headers) -> None:
+    assert uid_of(headers) == UUID(EVENT.uid)
+    assert consumer_of("billing", headers) == "billing"
+
+
+@pytest.mark.parametrize("headers", [kafka(7), dict(kafka(7)), webhook(7), [*webhook(7).items()]])
+def test_a_replay_counts_as_another_consumer(headers: Headers) -> None:
+    assert uid_of(headers) == UUID(EVENT.uid)
+    assert consumer_of("billing", headers) == "billing/replay-7"
+
+
+@pytest.mark.parametrize(
+    ("headers", "said"),
+    [
+        (None, "do not name an event"),
+        ([], "do not name an event"),
+        ({"idempotency-key": str(UID)}, "do not name an event"),
+        ({"id": str(UID)}, "do not name an event"),
+        ([("webhook-id", str(UID).encode())], "do not name an event"),
+        ([("id", None)], "do not name an event"),
+        ([*IN_BYTES, ("id", b"another")], "name several events"),
+        ({"webhook-id": "msg_2Lh9"}, "uid must be a UUID such as .*, not 'msg_2Lh9'"),
+        ([("id", b"\xff")], "uid must be a UUID"),
+    ],
+)
+def test_headers_without_one_uid_are_refused(headers: Headers | None, said: str) -> None:
+    with pytest.raises(InvalidMark, match=said):
+        uid_of(headers)
+
+
+def test_a_header_that_is_repeated_with_one_value_is_taken() -> None:
+    assert uid_of([*IN_BYTES, *IN_BYTES, ("ID", str(UID).encode())]) == UID
+
+
+@pytest.mark.parametrize("number", ["", "0", "-1", "7 ", "seven", "٣", "1" * 20, "7/replay-8"])
+def test_a_replay_without_a_number_is_refused(number: str) -> None:
+    with pytest.raises(InvalidMark, match="outbox-replay"):
+        consumer_of("billing", [("outbox-replay", number.encode())])
+
+
+def test_two_replays_are_refused() -> None:
+    with pytest.raises(InvalidMark, match="outbox-replay"):
+        consumer_of("billing", [("outbox-replay", b"1"), ("outbox-replay", b"2")])
+
+
+@pytest.mark.parametrize("uid", [UID, str(UID), str(UID).upper()])
+def test_a_uid_and_its_text_are_one_mark(uid: UUID | str) -> None:
+    assert mark_of("billing", uid) == ("billing", str(UID))
+
+
+@pytest.mark.parametrize(
+    ("consumer", "uid", "said"),
+    [
+        (b"billing", UID, "consumer must be a str, not bytes"),
+        (None, UID, "consumer must be a str, not NoneType"),
+        ("a\0b", UID, "NUL"),
+        ("a\ud800", UID, "lone surrogate"),
+        ("billing", None, "uid must be a uuid.UUID or a str, not NoneType"),
+        ("billing", UID.bytes, "uid must be a uuid.UUID or a str, not bytes"),
+        ("billing", UID.int, "uid must be a uuid.UUID or a str, not int"),
+        ("billing", "", "not ''$"),
+        ("billing", UID.hex, "uid must be a UUID such as"),
+        ("billing", f"{{{UID}}}", "uid must be a UUID such as"),
+        ("billing", f" {UID}", "uid must be a UUID such as"),
+        ("billing", f"{UID}\n", "uid must be a UUID such as"),
+        ("billing", "0x1fe9a-d7b3-795c-8af1-aa7f5518f66b", "uid must be a UUID such as"),
+        ("billing", "x" * 5000, f"not '{'x' * 40}'…$"),
+    ],
+)
+def test_a_value_that_cannot_be_sent_is_refused(consumer: Any, uid: Any, said: str) -> None:
+    with pytest.raises(InvalidMark, match=said):
+        mark_of(consumer, uid)
