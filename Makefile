@@ -83,7 +83,7 @@ chaos: $(READY) kafka ## inject faults of every kind under load and account for 
 	$(BIN)/python -m tests.chaos --form $(FORM) $(if $(SEED),--seed $(SEED)) $(if $(REPORT),--report $(REPORT))
 
 demo: $(READY) ## show database, broker, receiver, shop and two relays on this machine, one killed; half a minute
-	$(BIN)/outbox-relay demo
+	$(BIN)/outbox-relay demo --ui </dev/null
 
 proof: $(READY) kafka ## deliver 200,000 events to Kafka, then 20,000 to Kafka and a webhook, under faults; prints counts
 	OUTBOX_TEST_EVENTS=200000 $(BIN)/python -m pytest -s tests/integration/test_main_job.py

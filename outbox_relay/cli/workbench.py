@@ -39,6 +39,7 @@ def _add_demo(commands: Any) -> None:
         help=f"how long events are emitted, {LOAD_LEAST} to {LOAD_MOST}; default: {LOAD_SECONDS}",
     )  # fmt: skip
     demo.add_argument("--json", action="store_true", help="print the report as JSON")
+    demo.add_argument("--ui", action="store_true", help="also serve the page, with a sink in trouble to look at")
     demo.set_defaults(do=_demo, extra="demo")
 
 
@@ -83,7 +84,7 @@ def _add_bench(commands: Any) -> None:
 def _demo(arguments: argparse.Namespace) -> int:
     from outbox_relay.workbench.demo.run import run_demo
 
-    report = run_demo(arguments.seconds)
+    report = run_demo(arguments.seconds, with_page=arguments.ui)
     print(json.dumps(report.json()) if arguments.json else report.text())
     return DONE if report.sound else FAILED
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from collections.abc import Generator
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
@@ -53,6 +55,25 @@ def test_demo_delivers_everything_to_both_destinations(directory: Path) -> None:
     assert "relay-1 was killed with SIGKILL" in said
     assert "relay-3 is ready" in said
     assert left == []
+
+
+@pytest.mark.slow
+def test_the_demo_serves_the_page_with_a_sink_in_trouble(directory: Path) -> None:
+    demo = ChildProcess(directory, "demo", "--seconds", "20", "--ui", "--json")
+    try:
+        demo.says("the page is at ")
+        [address] = re.findall(r"the page is at (http\S+/);", demo.err)
+
+        def in_trouble() -> bool:
+            with urlopen(f"{address}exceptions?sink=invoices") as answer:  # noqa: S310 - of the demo
+                return answer.read().decode().count("404") >= 12
+
+        until(in_trouble, seconds=60, what="dead letters are shown")
+        assert demo.process.wait(RUN_SECONDS) == 0, demo.err
+        assert json.loads(demo.out)["sound"]
+        assert demo.left() == []
+    finally:
+        demo.close()
 
 
 @pytest.mark.slow

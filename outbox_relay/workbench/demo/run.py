@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 import tempfile
 import time
 from contextlib import ExitStack
@@ -32,24 +33,31 @@ ARRIVE_SECONDS = 60.0
 UNDISTURBED_SECONDS = 1.0
 """Events emitted this long before the kill are expected to arrive before it."""
 DATABASE = "shop"
+PAGE_MODULES = ("starlette", "uvicorn", "jinja2")
+INVOICES = 12
+"""Number of events that a destination refuses, for the page."""
+STAY_SECONDS = 600.0
+"""Time for which the page stays open after the end of the load, at a terminal."""
 
 
 class DemoFailed(RelayError):
     """The demo failed; the message names the failed process and contains the end of its log."""
 
 
-def run_demo(load_seconds: float) -> DemoReport:
+def run_demo(load_seconds: float, *, with_page: bool = False) -> DemoReport:
     """Run the demo with `load_seconds` of load and return its report. No process is left running.
+
+    `with_page` also serves the page, with a sink in trouble, and at a terminal lets it stay open for `STAY_SECONDS`.
 
     Raise :class:`DemoFailed`, ImportError if the extra `demo` is not installed, or SystemExit with 128 plus its number
     after a signal.
     """
-    require_modules(SHOP_MODULES)
+    require_modules([*SHOP_MODULES, *PAGE_MODULES] if with_page else SHOP_MODULES)
     screen = open_screen()
 
     def run(stack: ExitStack, signals: Signals) -> DemoReport:
         with screen:
-            return DemoRun(load_seconds, stack, signals, screen).run()
+            return DemoRun(load_seconds, stack, signals, screen, with_page=with_page).run()
 
     return run_guarded(run, screen.say, DemoFailed)
 
@@ -57,8 +65,11 @@ def run_demo(load_seconds: float) -> DemoReport:
 class DemoRun:
     """One run of the demo; closing `stack` ends everything that it started."""
 
-    def __init__(self, load_seconds: float, stack: ExitStack, signals: Signals, screen: Screen) -> None:
+    def __init__(
+        self, load_seconds: float, stack: ExitStack, signals: Signals, screen: Screen, *, with_page: bool
+    ) -> None:
         self._load_seconds = load_seconds
+        self._with_page = with_page
         self._stack = stack
         self._directory = Path(tempfile.mkdtemp(prefix="outbox-demo-"))
         stack.callback(shutil.rmtree, self._directory, ignore_errors=True)
@@ -71,9 +82,14 @@ class DemoRun:
         """Run the demo from the first server to the report."""
         database, processes = self._start_servers()
         endpoints, relays = self._start_processes(processes)
+        address = self._serve_page(database, processes) if self._with_page else None
         undisturbed_until, rolled_back = self._run_load(database, processes, relays)
         committed = database.committed()
         self._wait_for_arrival(committed)
+        if address is not None and sys.stdin.isatty():
+            minutes = f"{STAY_SECONDS / 60:g} min"
+            self._monitor.say(f"the page stays open for {minutes}: {address} (Ctrl-C ends the demo without its report)")
+            self._monitor.wait(lambda: False, STAY_SECONDS)
         self._monitor.say("stopping the relays, then reading both destinations to the end")
         for process in (*relays, *endpoints):
             self._monitor.stop(process)
@@ -103,7 +119,17 @@ class DemoRun:
         database = ShopDatabase(dsn)
         self._stack.callback(database.close)
         database.prepare(rate_control.INITIAL)
-        return database, ShopProcesses(self._stack, self._directory, dsn, broker.bootstrap)
+        return database, ShopProcesses(
+            self._stack, self._directory, dsn, broker.bootstrap, with_trouble=self._with_page
+        )
+
+    def _serve_page(self, database: ShopDatabase, processes: ShopProcesses) -> str:
+        """Serve the page, and give it something to show: events that a destination refuses. Return its address."""
+        process, address = processes.page()
+        self._monitor.add(process)
+        database.emit_invoices(INVOICES)
+        self._monitor.say(f"the page is at {address}; sink invoices is in trouble, for you to look at")
+        return address
 
     def _start_processes(self, processes: ShopProcesses) -> tuple[list[PythonProcess], list[RelayProcess]]:
         """Start consumer, receiver and two relays, and wait until the relays own every shard."""

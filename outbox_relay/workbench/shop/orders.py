@@ -69,6 +69,9 @@ PLACE = """
 insert into orders (customer, number, total, event)
 select * from unnest(%s::text[], %s::bigint[], %s::numeric[], %s::uuid[])
 """
+INVOICES = """
+select outbox.emit('invoice.created', jsonb_build_object('invoice', n), key => 'invoice-' || n %% 4)
+  from generate_series(1, %s) n"""
 COUNT = "select coalesce(sum(orders), 0)::bigint from customer"
 COMMITTED = "select customer, number, event::text from orders"
 
@@ -96,6 +99,11 @@ class ShopDatabase:
         """Set the rate at which the shop may emit."""
         with _query_errors():
             self._connection.execute(SET_RATE, (events_per_second,))
+
+    def emit_invoices(self, count: int) -> None:
+        """Emit events for the sink whose destination refuses them."""
+        with _query_errors():
+            self._connection.execute(INVOICES, (count,))
 
     def count(self) -> int:
         """Return the number of committed events."""

@@ -49,6 +49,20 @@ timeout_seconds = {timeout_seconds}
 [routes]
 "order.*" = ["events", "crm"]
 """
+TROUBLE = """
+[sinks.invoices]
+type = "webhook"
+url = "http://127.0.0.1:{hook_port}/invoices"
+secrets = ["{secret}"]
+allow_http = true
+allow_networks = ["127.0.0.0/8"]
+permanent_statuses = [404]
+
+[routes]
+"order.*" = ["events", "crm"]
+"invoice.*" = ["invoices"]
+"""
+"""A sink whose destination answers 404, and the routes with it."""
 LEASE_SECONDS, PARK_AFTER_SECONDS = 3, 1.0
 TIMEOUT_SECONDS = 2
 MAX_IN_FLIGHT = 64
@@ -58,8 +72,11 @@ TOPIC = "shop.orders"
 class ShopProcesses:
     """Starts processes in `directory`; they end when `stack` is closed."""
 
-    def __init__(self, stack: ExitStack, directory: Path, dsn: str, bootstrap: str) -> None:
+    def __init__(
+        self, stack: ExitStack, directory: Path, dsn: str, bootstrap: str, *, with_trouble: bool = False
+    ) -> None:
         self._stack = stack
+        self._with_trouble = with_trouble
         self._directory = directory
         self._dsn = dsn
         self._bootstrap = bootstrap
@@ -103,7 +120,19 @@ class ShopProcesses:
             url=f"http://{ports.LOOPBACK}:{self._hook_port}{receiver.PATH}",
             secret=self._secret,
         )
+        if self._with_trouble:
+            config = config.partition("\n[routes]")[0] + TROUBLE.format(hook_port=self._hook_port, secret=self._secret)
         return self._add(RelayProcess(name, config, port, self._directory))
+
+    def page(self) -> tuple[PythonProcess, str]:
+        """Start the page, and return it with its address once it answers."""
+        port = ports.free_port()
+        where = f"{ports.LOOPBACK}:{port}"
+        process = self._add(
+            PythonProcess("page", ["outbox_relay", "ui", "--dsn", self._dsn, "--listen", where], self._directory)
+        )
+        process.wait_until(lambda: ports.is_listening(port), seconds=START_SECONDS, what="the page listens")
+        return process, f"http://{where}/"
 
     def _add(self, process: P) -> P:
         self._stack.callback(process.kill)
