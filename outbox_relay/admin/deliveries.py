@@ -92,7 +92,13 @@ async def search_deliveries(store: Store, wanted: Filter, most: int, before: Pla
     rows = await store.by_index("search_deliveries", {**given, **place, "looks": looks, "most": most + 1}, "read")
     floor, matched = rows[0].floor, rows[0].matched
     found = [row for row in rows if row.id is not None]
-    after = (found[most - 1].id, found[most - 1].sink) if len(found) > most else (floor, "") if floor else None
+    after = (
+        (found[most - 1].id, found[most - 1].sink)
+        if len(found) > most
+        else (floor, rows[0].floor_sink)
+        if floor
+        else None
+    )
     return Found([_listed(row) for row in found[:most]], matched, not floor, after)
 
 
@@ -110,12 +116,12 @@ async def deliveries_of_key(store: Store, key: str, most: int) -> tuple[list[dic
     return [_listed(row) for row in rows[:most]], len(rows) <= most
 
 
-async def summarize(store: Store, wanted: Filter) -> dict[str, Any]:
-    """Return the deliveries that ``wanted`` selects, grouped by sink, type and kind of error.
+async def summarize(store: Store, wanted: Filter, seconds: float = SEARCH_SECONDS) -> dict[str, Any]:
+    """Return the deliveries that ``wanted`` selects, grouped by sink, type and kind of error, within ``seconds``.
 
     ``exact`` is False if there are more than were looked at. Raises as ``count_deliveries``.
     """
-    rows = await _search(store, "dead_summary", wanted)
+    rows = await _search(store, "dead_summary", wanted, seconds=seconds)
     return {"groups": [_group(row) for row in rows], "exact": all(row.exact for row in rows)}
 
 
@@ -174,11 +180,16 @@ async def _page(
 
 
 async def _search(
-    store: Store, name: str, wanted: Filter, parameters: Mapping[str, Any] | None = None, grant: str = "read"
+    store: Store,
+    name: str,
+    wanted: Filter,
+    parameters: Mapping[str, Any] | None = None,
+    grant: str = "read",
+    seconds: float = SEARCH_SECONDS,
 ) -> list[Any]:
     given = {"filter": json.dumps(wanted), **(parameters or {})}
     try:
-        return await store.call(name, given, grant, SEARCH_SECONDS)
+        return await store.call(name, given, grant, seconds)
     except NotFound:
         raise NotFound(await unknown_sink(store, wanted["sink"])) from None
 

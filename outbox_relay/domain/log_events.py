@@ -105,6 +105,7 @@ LOG_EVENTS: Final[Mapping[str, str]] = MappingProxyType(
         # The page
         "ui.access_failed": "users cannot be read",
         "ui.failed": "request failed",
+        "ui.too_many_failures": "too many wrong passwords or tokens",
         "ui.readable_secrets": "every user of this machine may read a file with secrets",
         LIBRARY: "a line of a library, which is the message",
     }

@@ -210,10 +210,13 @@ class Database:
         """
         async with self.transaction(self._call_seconds) as connection:
             await connection.execute(BY_INDEX)
-            with action_refusals(grant):
-                cursor = connection.cursor(binary=True, row_factory=cast(Any, namedtuple_row))
-                await cursor.execute(self._sql[name], parameters)
-                return await cursor.fetchall()
+            cursor = connection.cursor(binary=True, row_factory=cast(Any, namedtuple_row))
+            try:
+                with action_refusals(grant):
+                    await cursor.execute(self._sql[name], parameters)
+                    return await cursor.fetchall()
+            except (MemoryError, ValueError, ArithmeticError) as error:  # a value that cannot be sent, or loaded
+                raise explain_statement(error, name) from None
 
     @asynccontextmanager
     async def transaction(self, deadline: float = CALL_SECONDS) -> AsyncGenerator[AsyncConnection[Any]]:

@@ -17,6 +17,7 @@ from starlette.requests import HTTPConnection
 
 from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.domain.file_reading import FILES
+from outbox_relay.service.logs import logger
 from outbox_relay.ui.users import FileContent, User, UserEntry, token_digest, verify_password
 
 Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -26,13 +27,16 @@ Authenticate: TypeAlias = Callable[[HTTPConnection], User | Awaitable[User | Non
 REMEMBERED_SECONDS: Final = 300.0
 """Time for which a password that was right is not hashed again."""
 REMEMBERED_MOST: Final = 1000
-FAILURES_MOST: Final = 10
-"""Failures of one address in ``FAILURES_SECONDS`` after which its passwords are not looked at."""
+FAILURES_MOST, FAILURES_OF_ADDRESS = 10, 100
+"""Failures in ``FAILURES_SECONDS`` after which passwords are not looked at: those of one name from one address, and all
+of that address, which may be a proxy's."""
 FAILURES_SECONDS: Final = 60.0
 ADDRESSES_MOST: Final = 10_000
 """Maximum number of addresses whose failures are counted."""
 HASHES_AT_ONCE: Final = 2
 """Maximum number of passwords that are hashed at once, each with 16 MiB."""
+WAITING_MOST: Final = 16
+"""Maximum number of requests whose password waits to be hashed."""
 HEADER_BYTES: Final = 4096
 """Maximum length of a header that names a user."""
 UNKNOWN: Final = "scrypt$16384$8$5$AAAAAAAAAAAAAAAAAAAAAA==$AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="
@@ -67,23 +71,26 @@ class Anyone:
 
 
 class Failures:
-    """The number of wrong passwords per address, within bounds."""
+    """The number of wrong passwords or tokens by key, within bounds. After ``most`` of them, a key has to wait."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._most = most
         self._clock = clock
         self._counts: OrderedDict[str, tuple[int, float]] = OrderedDict()
 
-    def blocked(self, address: str) -> bool:
-        """Return True if ``address`` has failed too often in the last minute."""
-        count, began = self._counts.get(address, (0, 0.0))
-        return count >= FAILURES_MOST and self._clock() - began < FAILURES_SECONDS
+    def blocked(self, key: str) -> bool:
+        """Return True if ``key`` has failed too often in the last minute."""
+        count, began = self._counts.get(key, (0, 0.0))
+        return count >= self._most and self._clock() - began < FAILURES_SECONDS
 
-    def add(self, address: str) -> None:
-        """Count a failure of ``address``."""
-        count, began = self._counts.pop(address, (0, self._clock()))
+    def add(self, key: str) -> None:
+        """Count a failure of ``key``, and log the one after which it has to wait."""
+        count, began = self._counts.pop(key, (0, self._clock()))
         if self._clock() - began >= FAILURES_SECONDS:
             count, began = 0, self._clock()
-        self._counts[address] = (count + 1, began)
+        self._counts[key] = (count + 1, began)
+        if count + 1 == self._most:
+            logger().warning("ui.too_many_failures", of=key)
         while len(self._counts) > ADDRESSES_MOST:
             self._counts.popitem(last=False)
 
@@ -96,10 +103,12 @@ class Basic:
     def __init__(self, users: FileContent[dict[str, UserEntry]], clock: Callable[[], float] = time.monotonic) -> None:
         self._users = users
         self._clock = clock
-        self._failures = Failures(clock)
+        self._by_name = Failures(FAILURES_MOST, clock)
+        self._by_address = Failures(FAILURES_OF_ADDRESS, clock)
         self._secret = os.urandom(32)
         self._remembered: OrderedDict[bytes, float] = OrderedDict()
         self._hashing = asyncio.Semaphore(HASHES_AT_ONCE)
+        self._waiting = 0
 
     async def user(self, request: HTTPConnection) -> User | Refusal:
         """Return the user whose name and password ``request`` has."""
@@ -111,18 +120,31 @@ class Basic:
         mark = hmac.digest(self._secret, "\0".join((name, stored, password)).encode(errors="surrogatepass"), "sha256")
         if account and self._clock() < self._remembered.get(mark, 0.0):
             return account.user
-        address = client_group(request)
-        if self._failures.blocked(address):
+        is_right = await self._verify(client_group(request), name, password, stored)
+        if is_right is None:
             return Refusal(429, "too many wrong passwords: try again in a minute")
-        if not await self._verify(password, stored) or account is None:
-            self._failures.add(address)
+        if not is_right or account is None:
             return Refusal(401, "the name or the password is wrong", self.CHALLENGE)
         self._remember(mark)
         return account.user
 
-    async def _verify(self, password: str, stored: str) -> bool:
-        async with self._hashing:
-            return await asyncio.to_thread(verify_password, password, stored)
+    async def _verify(self, address: str, name: str, password: str, stored: str) -> bool | None:
+        """Return True if the password is right, False if it is wrong, None if it is not looked at."""
+        if self._waiting >= WAITING_MOST:
+            return None
+        of_name = f"{address} {name[:64]!a}"
+        self._waiting += 1
+        try:
+            async with self._hashing:
+                if self._by_name.blocked(of_name) or self._by_address.blocked(address):
+                    return None
+                is_right = await asyncio.to_thread(verify_password, password, stored)
+                if not is_right:
+                    self._by_name.add(of_name)
+                    self._by_address.add(address)
+                return is_right
+        finally:
+            self._waiting -= 1
 
     def _remember(self, mark: bytes) -> None:
         self._remembered[mark] = self._clock() + REMEMBERED_SECONDS
@@ -147,9 +169,9 @@ class TrustedProxy:
         names = request.headers.getlist(self._header)
         if len(names) != 1 or not names[0].strip() or len(names[0]) > HEADER_BYTES:
             return Refusal(401, f"the proxy has not named a user in {self._header}")
-        name = "".join(c if c.isprintable() else "?" for c in names[0].strip())[:64]
+        name = names[0].strip()
         account = (await FILES.acall(self._users.current)).get(name) if self._users else None
-        return account.user if account else User(name, "viewer")
+        return account.user if account else User("".join(c if c.isprintable() else "?" for c in name)[:64], "viewer")
 
     def _is_trusted(self, address: str) -> bool:
         try:
@@ -167,17 +189,14 @@ class Tokens:
 
     def __init__(self, tokens: FileContent[dict[bytes, User]]) -> None:
         self._tokens = tokens
-        self._failures = Failures()
+        self._failures = Failures(FAILURES_OF_ADDRESS)
 
     async def user(self, request: HTTPConnection) -> User | Refusal:
         """Return the user of the token that ``request`` has."""
-        address = client_group(request)
-        if self._failures.blocked(address):
-            return Refusal(429, "too many wrong tokens: try again in a minute")
         token = request.headers.get("authorization", "")[:HEADER_BYTES].partition(" ")[2].strip()
         found = (await FILES.acall(self._tokens.current)).get(token_digest(token))
-        if found is None:
-            self._failures.add(address)
+        if found is None:  # a token is too long to be guessed, so others of this address need not wait
+            self._failures.add(client_group(request))
             return Refusal(401, "the token is not known", self.CHALLENGE)
         return found
 

@@ -31,6 +31,7 @@ async def plan(request: Request) -> Response:
     if not may_act(request):
         return error_page(request, 403, "only an operator may do this, and not on a read-only page")
     fields = forms.single(request.query_params.multi_items())
+    forms.refuse_unknown(fields, [name for name in action_of(request).names if name != "key"])
     found = await action_of(request).plan(await site_of(request).store(), fields)
     kept = {name: value for name, value in fields.items() if name not in {each.name for each in found.inputs}}
     values = {**asdict(found), "inputs": found.inputs, "kept": kept, "hidden_inputs": "uid" in fields}
@@ -55,6 +56,7 @@ async def start(request: Request, fields: Mapping[str, str]) -> Job:
     """
     site, user, action = site_of(request), user_of(request), action_of(request)
     store = await site.store()
+    forms.refuse_unknown(fields, (*action.names, "reason"))
     by = By(f"{user.name}@page", fields.get("reason", "").strip() or None)
     planned = await action.plan(store, fields)
     job = site.jobs.start(planned.title, user.name, planned.back, lambda report: action.run(store, fields, by, report))

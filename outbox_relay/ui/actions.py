@@ -58,8 +58,9 @@ class By(NamedTuple):
 
 
 class Action(NamedTuple):
-    """An action: its dry run, and what does it. The latter returns a sentence about the result."""
+    """An action: the fields that it has, its dry run, and what does it, which returns a sentence about the result."""
 
+    names: Sequence[str]
     plan: Callable[[Store, Fields], Awaitable[Plan]]
     run: Callable[[Store, Fields, By, Report], Awaitable[str]]
 
@@ -152,6 +153,8 @@ async def _plan_discard(store: Store, fields: Fields) -> Plan:
 
 
 async def _plan_deliveries(store: Store, fields: Fields, verb: str, states: Sequence[str], effect: str) -> Plan:
+    if not any(fields.get(name) for name in forms.FILTER_NAMES):
+        raise ConfigurationError(f"name what to {verb.lower()}, such as state: {states[0]}")
     wanted = forms.read_filter(fields, states)
     matched = await _count(store, wanted)
     kept = {name: fields[name] for name in forms.FILTER_NAMES if fields.get(name)}
@@ -162,6 +165,7 @@ async def _plan_deliveries(store: Store, fields: Fields, verb: str, states: Sequ
     back = (
         f"/events/{kept['uid']}" if forms.is_uid(kept.get("uid", "")) else f"/exceptions?{forms.filter_query(fields)}"
     )
+    kept |= {"rate": fields["rate"]} if fields.get("rate") else {}
     return Plan(
         f"{verb} {state} deliveries", f"{verb} {matched}", back, [found, *scope, effect], fields=kept,
         possible=number > 0 or not matched.exact, reason_required=verb == "Discard", danger=verb == "Discard",
@@ -269,7 +273,7 @@ def _change_replay(change: str, effect: str) -> Action:
             f"replay {number} is {replays.STATE_AFTER[change]}" if was is None else f"replay {number} was {was} already"
         )
 
-    return Action(plan, run)
+    return Action(("id",), plan, run)
 
 
 def _number(fields: Fields) -> int:
@@ -277,12 +281,12 @@ def _number(fields: Fields) -> int:
 
 
 ACTIONS: Final[Mapping[str, Action]] = {
-    "pause": Action(_plan_pause, _pause),
-    "resume": Action(_plan_resume, _resume),
-    "seek": Action(_plan_seek, _seek),
-    "retry": Action(_plan_retry, _retry),
-    "discard": Action(_plan_discard, _discard),
-    "replay": Action(_plan_replay, _replay),
+    "pause": Action(("sink",), _plan_pause, _pause),
+    "resume": Action(("sink",), _plan_resume, _resume),
+    "seek": Action(("sink", "to"), _plan_seek, _seek),
+    "retry": Action((*forms.FILTER_NAMES, "rate"), _plan_retry, _retry),
+    "discard": Action(forms.FILTER_NAMES, _plan_discard, _discard),
+    "replay": Action(REPLAY_NAMES, _plan_replay, _replay),
     "replay-pause": _change_replay("pause", "Relays deliver no more of its events until it is resumed."),
     "replay-resume": _change_replay("resume", "Relays deliver the rest of its events."),
     "replay-cancel": _change_replay("cancel", "The rest of its events is not delivered. What was delivered stays so."),

@@ -11,10 +11,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from outbox_relay import admin
 from outbox_relay.domain.errors import ConfigurationError, NotFound
-from outbox_relay.ui import act, forms, view_events, view_log, view_sinks
-from outbox_relay.ui.access import is_bearer
+from outbox_relay.ui import act, forms, pages, view_events, view_log, view_sinks
+from outbox_relay.ui.guard import BY_TOKEN
 from outbox_relay.ui.openapi import document
 from outbox_relay.ui.render import CSRF_FIELD, has_token, root_of, shows_payloads, site_of
 
@@ -48,14 +47,17 @@ async def exceptions(request: Request) -> Response:
     """Answer with one page of the deliveries that a filter selects."""
     fields = forms.single(request.query_params.multi_items())
     site = site_of(request)
+    forms.refuse_unknown(fields, (*forms.SHOWN_NAMES, "before"))
     wanted = forms.read_filter(fields)
     return _json(await view_events.exceptions(await site.store(), site.keys, wanted, forms.read_place(fields)))
 
 
 async def summary(request: Request) -> Response:
     """Answer with the deliveries that a filter selects, by sink, type and kind of error."""
-    wanted = forms.read_filter(forms.single(request.query_params.multi_items()))
-    return _json(await admin.summarize(await site_of(request).store(), wanted))
+    fields = forms.single(request.query_params.multi_items())
+    forms.refuse_unknown(fields, forms.SHOWN_NAMES)
+    wanted = forms.read_filter(fields)
+    return _json(await view_events.summary(site_of(request), wanted))
 
 
 async def event(request: Request) -> Response:
@@ -101,9 +103,10 @@ async def audit(request: Request) -> Response:
 async def action(request: Request) -> Response:
     """Plan an action with ``dry_run``, or begin it and answer with its job."""
     fields, dry_run = _body(await request.body())
-    if not is_bearer(request) and not has_token(request, {CSRF_FIELD: request.headers.get("x-csrf-token", "")}):
+    if not request.scope[BY_TOKEN] and not has_token(request, {CSRF_FIELD: request.headers.get("x-csrf-token", "")}):
         return JSONResponse({"error": "without a bearer token, X-CSRF-Token must have the token of a form"}, 403)
     if dry_run:
+        forms.refuse_unknown(fields, (*act.action_of(request).names, "reason"))
         planned = await act.action_of(request).plan(await site_of(request).store(), fields)
         names = ("title", "effects", "possible", "fields", "reason_required")
         return _json({name: value for name, value in asdict(planned).items() if name in names})
@@ -130,7 +133,7 @@ def _json(content: Mapping[str, Any], status: int = 200) -> Response:
 def _body(body: bytes) -> tuple[dict[str, str], bool]:
     """Return the fields of an action as texts, and ``dry_run``. Raises ``ConfigurationError``."""
     try:
-        given = json.loads(body or b"{}")
+        given = json.loads(body)
     except ValueError:
         raise ConfigurationError("the body should be a JSON object") from None
     if not isinstance(given, dict):
@@ -155,6 +158,7 @@ ROUTES: Final = (
     Route(PREFIX + "/sinks/{name}", sink),
     Route(PREFIX + "/doctor", doctor),
     Route(PREFIX + "/exceptions", exceptions),
+    Route(PREFIX + "/exceptions/export", pages.export),
     Route(PREFIX + "/exceptions/summary", summary),
     Route(PREFIX + "/events/{uid}", event),
     Route(PREFIX + "/keys/{hash}", key),

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any, Final
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Mount, Route
-from starlette.staticfiles import StaticFiles
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from outbox_relay.domain.errors import (
     ConfigurationError,
     DatabaseUnavailable,
+    DatabaseUnusable,
     NotFound,
     RelayError,
     RightMissing,
@@ -31,7 +30,6 @@ from outbox_relay.ui.jobs import TooManyJobs
 from outbox_relay.ui.render import ENVIRONMENT, error_page, root_of
 from outbox_relay.ui.site import PageOptions, Site
 
-STATIC: Final = Path(__file__).parent / "static"
 ROUTES: Final = (
     Route("/", pages.overview),
     Route("/sinks/{name}", pages.sink),
@@ -48,7 +46,7 @@ ROUTES: Final = (
     Route("/actions/{action}", act.plan, methods=["GET"]),
     Route("/actions/{action}", act.act, methods=["POST"]),
     *api.ROUTES,
-    Mount("/static", StaticFiles(directory=STATIC)),
+    Route("/static/{name}", pages.static),
 )
 
 
@@ -100,7 +98,7 @@ def status_of(error: RelayError) -> int:
             return 403
         case TooManyJobs():
             return 429
-        case DatabaseUnavailable() | StatementFailed():
+        case DatabaseUnavailable() | StatementFailed() | DatabaseUnusable():
             return 503
         case _:
             return 500

@@ -23,7 +23,7 @@ class CachedFindings:
         self._clock = clock
         self._found: list[dict[str, Any]] | None = None
         self._error: str | None = None
-        self._at = 0.0
+        self._at = self._found_at = 0.0
         self._running: asyncio.Task[None] | None = None
 
     def current(self, store: Store) -> dict[str, Any]:
@@ -34,7 +34,7 @@ class CachedFindings:
         is_old = (self._found is None and self._error is None) or self._clock() - self._at > FRESH_SECONDS
         if is_old and (self._running is None or self._running.done()):
             self._running = asyncio.create_task(self._examine(store), name="findings")
-        age = None if self._found is None else round(self._clock() - self._at, 1)
+        age = None if self._found is None else round(self._clock() - self._found_at, 1)
         return {"findings": self._found, "age_seconds": age, "error": self._error}
 
     async def finish(self) -> None:
@@ -58,4 +58,5 @@ class CachedFindings:
             self._error = "the examination failed; the log of this process says why"
         else:
             self._found, self._error = [each.as_dict() for each in found], None
+            self._found_at = self._clock()
         self._at = self._clock()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlencode
 from uuid import UUID
@@ -36,6 +36,8 @@ def single(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
     for name, value in pairs:
         if name in found:
             raise ConfigurationError(f"{name[:40]} is given twice")
+        if "\0" in value or any("\ud800" <= c <= "\udfff" for c in value):
+            raise ConfigurationError(f"{name[:40]!a} has characters that the database cannot store")
         if len(value) > TEXT_CHARS:
             raise ConfigurationError(f"{name[:40]} has more than {TEXT_CHARS} characters")
         found[name] = value
@@ -89,6 +91,13 @@ def read_place(fields: Mapping[str, str]) -> Place | None:
         return None
     number, _, sink = fields["before"].partition("-")
     return read_integer("before", number, 0, 2**63 - 1), sink
+
+
+def refuse_unknown(fields: Mapping[str, str], known: Collection[str]) -> None:
+    """Raise ``ConfigurationError``, which names it, for a field that means nothing: it might be a misspelt filter."""
+    for name in fields:
+        if name not in known:
+            raise ConfigurationError(f"{name[:40]} means nothing here; there are {', '.join(known)}")
 
 
 def filter_query(fields: Mapping[str, str], **changes: str | None) -> str:

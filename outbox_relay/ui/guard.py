@@ -23,6 +23,9 @@ from outbox_relay.ui.users import User
 
 USER: Final = "outbox_relay.user"
 """The key of a request's scope that has the user."""
+BY_TOKEN: Final = "outbox_relay.by_token"  # noqa: S105 - the name of a key
+"""The key of a request's scope that is True if a bearer token has named the user."""
+OTHER_SITE: Final = "this request comes from another site; open the page itself, and try again"
 BODY_BYTES: Final = 64 * 1024
 """Maximum size of a request's body: a form, or a filter of the API."""
 BODY_SECONDS: Final = 10.0
@@ -108,6 +111,7 @@ class Guard:
         if isinstance(found, Refusal):
             return _challenging(self._refuse(request, found.status, found.reason), found.challenge)
         request.scope[USER] = found
+        request.scope[BY_TOKEN] = self._has_token(request)
         if _method(request) not in SAFE_METHODS and _acts(request):
             if self._read_only:
                 return self._refuse(request, 403, "this page is read-only: it was started with --read-only")
@@ -123,9 +127,17 @@ class Guard:
         length = request.headers.get("content-length", "0")
         if not (length.isascii() and length.isdigit()) or len(length) > 10 or int(length) > BODY_BYTES:
             return 413, f"a request has at most {BODY_BYTES:,} bytes"
-        if _method(request) not in SAFE_METHODS and not is_bearer(request) and not is_same_origin(request):
-            return 403, "this request comes from another site; open the page itself, and try again"
+        if self._has_token(request):  # which no browser adds by itself
+            return None
+        if _method(request) not in SAFE_METHODS and not is_same_origin(request):
+            return 403, OTHER_SITE
+        is_foreign = request.headers.get("sec-fetch-site") == "cross-site"
+        if is_foreign and request.headers.get("sec-fetch-mode") != "navigate":
+            return 403, OTHER_SITE
         return None
+
+    def _has_token(self, request: HTTPConnection) -> bool:
+        return self._tokens is not None and is_bearer(request) and _is_api(request)
 
     async def _user(self, request: HTTPConnection) -> User | Refusal:
         try:
@@ -161,14 +173,15 @@ def _acts(request: HTTPConnection) -> bool:
 def is_same_origin(request: HTTPConnection) -> bool:
     """Return True if a browser sends ``request`` for one of our own pages.
 
-    Browsers add ``Sec-Fetch-Site`` or ``Origin`` to a POST. Without both, nothing says where it comes from.
+    Browsers add ``Sec-Fetch-Site`` to a POST, which no script can set, or at least ``Origin``. A proxy may have
+    replaced the header ``Host`` that the latter is compared with. Without both, nothing says where it comes from.
     """
     site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
-    if site is not None and site != "same-origin":
+    if site is not None:
+        return site == "same-origin"
+    if origin is None:
         return False
-    if origin is not None:
-        return urlsplit(origin).netloc.lower() == request.headers.get("host", "").lower() != ""
-    return site is not None
+    return urlsplit(origin).netloc.lower() == request.headers.get("host", "").lower() != ""
 
 
 def _host_name(header: str) -> str:
@@ -194,14 +207,16 @@ def is_loopback(address: str) -> bool:
 
 
 async def _read(receive: Receive) -> bytes | None:
-    """Return the body of a request, or None if it is too large or too slow, whatever its length was said to be."""
+    """Return the body of a request, or None if it is too large, too slow or cut off."""
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_SECONDS):
             while len(body) <= BODY_BYTES:
                 message = await receive()
+                if message["type"] != "http.request":  # it broke off: what came is not what was meant
+                    return None
                 body += message.get("body", b"")
-                if message["type"] != "http.request" or not message.get("more_body", False):
+                if not message.get("more_body", False):
                     return bytes(body) if len(body) <= BODY_BYTES else None
     except TimeoutError:
         pass

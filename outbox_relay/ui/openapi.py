@@ -88,7 +88,7 @@ REPLAY: Final = _object(
     id=INTEGER, sink=TEXT, to=_or_null(TEXT), state={"enum": ["running", "paused", "done", "cancelled"]}, total=INTEGER,
     total_exact=BOOLEAN, delivered=INTEGER, failed=INTEGER, waiting=INTEGER, dropped=INTEGER,
     passed_by=_or_null(INTEGER), waits_for=_or_null(TEXT), rate=_or_null(INTEGER), type=_or_null(TEXT),
-    key=_or_null(TEXT), since=_or_null(TIME), until=_or_null(TIME), uids=_or_null(_list(UID)), started_at=TIME,
+    key=_or_null(TEXT), since=_or_null(TIME), until=_or_null(TIME), uids=_or_null(INTEGER), started_at=TIME,
     ended_at=_or_null(TIME), actor=TEXT, reason=_or_null(TEXT),
 )  # fmt: skip
 FINDING: Final = _object(
@@ -124,7 +124,7 @@ PLAN: Final = _object(title=TEXT, effects=_list(TEXT), possible=BOOLEAN, fields=
 AGE: Final[Mapping[str, Schema]] = {"figures_age_seconds": _or_null(NUMBER)}
 ERROR: Final = _object(error=TEXT)
 
-FILTER: Final = ("sink", "type", "key", "error", "status", "since", "until", "state", "uid")
+FILTER: Final = ("sink", "type", "error", "status", "since", "until", "state", "uid")
 ANSWERS: Final[Mapping[str, tuple[str, Schema, tuple[str, ...]]]] = {
     "/sinks": ("Every sink", _object(sinks=_list(_object(**SINK_FIELDS, hour=HOUR)), **AGE), ()),
     "/sinks/{name}": (
@@ -132,7 +132,7 @@ ANSWERS: Final[Mapping[str, tuple[str, Schema, tuple[str, ...]]]] = {
         _object(
             **SINK_FIELDS, **AGE, start=_or_null(TEXT), since=_or_null(TIME),
             relays=_or_null(_list(_object(name=TEXT, serves=BOOLEAN))),
-            shards=_list(SHARD), errors=_list(GROUP), errors_exact=BOOLEAN, history=HISTORY,
+            shards=_list(SHARD), errors=_or_null(_list(GROUP)), errors_exact=BOOLEAN, history=HISTORY,
             settings=_or_null(_list(SETTINGS)),
         ),
         ("period",),
@@ -152,7 +152,7 @@ ANSWERS: Final[Mapping[str, tuple[str, Schema, tuple[str, ...]]]] = {
         (*FILTER, "before"),
     ),
     "/exceptions/summary": (
-        "The same by sink, type and kind of error", _object(groups=_list(GROUP), exact=BOOLEAN), FILTER
+        "The same by sink, type and kind of error", _object(groups=_or_null(_list(GROUP)), exact=BOOLEAN), FILTER
     ),
     "/events/{uid}": ("An event, and its state in each sink", EVENT, ()),
     "/keys/{hash}": (
@@ -224,10 +224,11 @@ def _query_schema(name: str) -> Schema:
 
 
 def _post() -> Schema:
-    names = (*FILTER, "to", "id", "reason")
+    names = (*FILTER, "key", "to", "id", "reason")
     rate = {"type": "integer", "minimum": 1, "maximum": RATE_MOST}
     body = {
         "type": "object",
+        "additionalProperties": False,
         "properties": {**{name: _query_schema(name) for name in names}, "rate": rate, "dry_run": BOOLEAN},
     }
     parameter = {"name": "action", "in": "path", "required": True, "schema": {"enum": list(ACTIONS)}}

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import FileResponse, Response, StreamingResponse
 
 from outbox_relay import admin
 from outbox_relay.domain.errors import ConfigurationError, NotFound
 from outbox_relay.ui import forms, view_events, view_log, view_sinks
 from outbox_relay.ui.render import error_page, page, redirect, shows_payloads, site_of
+
+STATIC: Final = Path(__file__).parent / "static"
+STATIC_FILES: Final = ("htmx.min.js", "icon.svg", "page.css", "page.js")
+
+
+async def static(request: Request) -> Response:
+    """Send a file of the page."""
+    if (name := request.path_params["name"]) not in STATIC_FILES:
+        raise NotFound("there is no such file")
+    return FileResponse(STATIC / name)
 
 
 async def overview(request: Request) -> Response:
@@ -32,7 +43,8 @@ async def sink(request: Request) -> Response:
 async def exceptions(request: Request) -> Response:
     """Show deliveries that a filter selects, as a list or grouped by error."""
     fields = forms.single(request.query_params.multi_items())
-    wanted = forms.read_filter({name: value for name, value in fields.items() if name != "key"})
+    forms.refuse_unknown(fields, (*forms.SHOWN_NAMES, "view", "before"))
+    wanted = forms.read_filter(fields)
     site = site_of(request)
     store = await site.store()
     values: dict[str, Any] = {
@@ -44,7 +56,7 @@ async def exceptions(request: Request) -> Response:
         "exports": shows_payloads(request),
     }
     if values["view"] == "groups":
-        return page(request, "exceptions.html", {**values, **await admin.summarize(store, wanted)})
+        return page(request, "exceptions.html", {**values, **await view_events.summary(site, wanted)})
     found = await view_events.exceptions(store, site.keys, wanted, forms.read_place(fields))
     return page(request, "exceptions.html", {**values, "rows": found["deliveries"], **found})
 
@@ -53,7 +65,9 @@ async def export(request: Request) -> Response:
     """Send the deliveries that a filter selects with their payloads, an object per line."""
     if not shows_payloads(request):
         return error_page(request, 403, "payloads are for operators, if the page was started with --show-payloads")
-    wanted = forms.read_filter(forms.single(request.query_params.multi_items()))
+    fields = forms.single(request.query_params.multi_items())
+    forms.refuse_unknown(fields, forms.SHOWN_NAMES)
+    wanted = forms.read_filter(fields)
     store = await site_of(request).store()
     await admin.count_deliveries(store, wanted)  # refuses an unknown sink before the answer begins
 
@@ -110,9 +124,9 @@ async def search(request: Request) -> Response:
     text = forms.read_fields(await request.body()).get("q", "").strip()
     if not text:
         raise ConfigurationError("enter a uid, a key or the name of a sink")
-    if forms.is_uid(text):
-        return redirect(request, f"/events/{forms.read_uid(text)}")
     store = await site_of(request).store()
+    if forms.is_uid(text) and (await store.named("is_known", {"uid": forms.read_uid(text)}))[0].known:
+        return redirect(request, f"/events/{forms.read_uid(text)}")
     if text in {row.name for row in await store.named("sink_names", {})}:
         return redirect(request, f"/sinks/{text}")
     return redirect(request, f"/keys/{site_of(request).keys.remember(text)}")

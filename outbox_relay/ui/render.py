@@ -141,7 +141,7 @@ def page(request: Request, template: str, values: Mapping[str, Any], status: int
     html = ENVIRONMENT.get_template(template).render({**shared, **values})
     answer = HTMLResponse(html, status)
     answer.headers["vary"] = "HX-Request"
-    if CSRF_COOKIE not in request.cookies and not is_part:
+    if not request.cookies.get(CSRF_COOKIE) and not is_part:
         secure = request.url.scheme == "https"
         answer.set_cookie(CSRF_COOKIE, cookie, path=root or "/", secure=secure, httponly=True, samesite="strict")
     return answer

@@ -5,14 +5,16 @@ from __future__ import annotations
 import signal
 import socket
 import stat
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Final
+from typing import Any, Final
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.service.logs import logger
@@ -25,6 +27,8 @@ from outbox_relay.ui.users import FileContent, User, read_tokens, read_users
 CONNECTIONS_MOST: Final = 256
 """Maximum number of connections. More are answered with 503."""
 IDLE_SECONDS: Final = 15
+"""Time after which a connection without a request is closed."""
+WATCH_SECONDS: Final = 1.0
 STOP_SECONDS: Final = 5
 HEAD_BYTES: Final = 16 * 1024
 
@@ -110,19 +114,44 @@ def serve(serving: Serving, dsn: Callable[[], str], *, pooler: bool, say: Callab
     shown = f"[{host}]" if ":" in host else host
     say(f"http://{shown}:{listening.getsockname()[1]}/")
     for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn stops at them, and raises them again when it has stopped
-        signal.signal(number, _ignore)
+        signal.signal(number, _end)
     uvicorn.Server(configuration(app)).run(sockets=[listening])
 
 
-def _ignore(_number: int, _frame: FrameType | None) -> None:
-    """Do nothing at a signal."""
+def _end(_number: int, _frame: FrameType | None) -> None:
+    """End with exit code 0 at a signal that comes before uvicorn has taken over, or after it has stopped."""
+    raise SystemExit(0)
+
+
+class TimedProtocol(H11Protocol):
+    """A connection of uvicorn that is closed if it has no request under way for ``IDLE_SECONDS``.
+
+    uvicorn itself waits without a limit for the first request, and for the rest of a head that comes byte by byte.
+    """
+
+    def connection_made(self, transport: Any) -> None:
+        """Begin to watch the connection."""
+        super().connection_made(transport)
+        self._idle_since = time.monotonic()
+        self._watch()
+
+    def _watch(self) -> None:
+        if self.transport.is_closing():
+            return
+        now = time.monotonic()
+        if self.cycle and not self.cycle.response_complete:
+            self._idle_since = now
+        elif now - self._idle_since > IDLE_SECONDS:
+            self.transport.close()
+            return
+        self.loop.call_later(WATCH_SECONDS, self._watch)
 
 
 def configuration(app: ASGIApp) -> uvicorn.Config:
     """Return the settings of uvicorn, which bound connections and times."""
     return uvicorn.Config(
         app,
-        http="h11",
+        http=TimedProtocol,
         ws="none",
         log_config=None,
         log_level="warning",

@@ -37,36 +37,48 @@ class Site:
     findings: CachedFindings = field(default_factory=CachedFindings)
     jobs: Jobs = field(default_factory=Jobs)
     keys: Keys = field(default_factory=Keys)
-    _store: Store | None = None
-    _opening: asyncio.Lock = field(default_factory=asyncio.Lock)
+    summaries: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
+    """Held while a summary is made: one at a time, so that the other pages keep their connections."""
+    _opening: asyncio.Task[Store] | None = None
 
     async def store(self) -> Store:
-        """Return the connected store.
+        """Return the connected store. All requests that come meanwhile share one attempt to connect.
 
         Raises ``DatabaseUnusable`` or ``DatabaseUnavailable``; the next request tries again.
         """
-        async with self._opening:
-            if self._store is None:
-                store = Store(self.dsn, pooler=self.pooler, connections=CONNECTIONS)
-                try:
-                    await _open(store)
-                except BaseException:
-                    await store.close()
-                    raise
-                self._store = store
-            return self._store
+        if self._opening is None or (self._opening.done() and _has_failed(self._opening)):
+            self._opening = asyncio.create_task(self._open(), name="connect")
+        return await asyncio.shield(self._opening)
+
+    async def _open(self) -> Store:
+        """Connect, and compare the version of the schema with ours."""
+        store = Store(self.dsn, pooler=self.pooler, connections=CONNECTIONS)
+        try:
+            await store.open()
+            _require_fit(await store.schema())
+        except BaseException:
+            await store.close()
+            raise
+        return store
 
     async def close(self) -> None:
         """End what runs in the background, and close every connection."""
         await self.findings.close()
         await self.jobs.close()
-        if self._store is not None:
-            store, self._store = self._store, None
-            await store.close()
+        opening, self._opening = self._opening, None
+        if opening is not None:
+            opening.cancel()
+            await asyncio.wait([opening])
+            if not _has_failed(opening):
+                await opening.result().close()
 
 
-async def _open(store: Store) -> None:
-    """Connect, and compare the version of the schema with ours."""
-    await store.open()
-    if problem := migrations.fit(*await store.schema()):
+def _has_failed(opening: asyncio.Task[Store]) -> bool:
+    """Return True if an attempt that has ended has no store."""
+    return opening.cancelled() or opening.exception() is not None
+
+
+def _require_fit(versions: tuple[int, int]) -> None:
+    """Raise ``DatabaseUnusable`` if this version does not work with the schema."""
+    if problem := migrations.fit(*versions):
         raise DatabaseUnusable(problem)

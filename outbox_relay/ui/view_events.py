@@ -8,11 +8,15 @@ from uuid import UUID
 
 from outbox_relay import admin
 from outbox_relay.admin.deliveries import Found, Place, deliveries_of_key, search_deliveries
+from outbox_relay.domain.errors import DatabaseUnusable, NotFound, StatementFailed
 from outbox_relay.postgres.store import Store
 from outbox_relay.ui.keys import Keys
+from outbox_relay.ui.site import Site
 
 PAGE_ROWS: Final = 50
 """Number of deliveries on a page."""
+SUMMARY_SECONDS: Final = 2.0
+"""Time limit of a summary."""
 UID_ROWS: Final = 1000
 """Maximum number of deliveries of events that are named by their uids."""
 KEY_ROWS: Final = 500
@@ -49,12 +53,33 @@ async def event(store: Store, uid: UUID, *, payload: bool) -> dict[str, Any]:
     if not payload:
         _hide_answers(found, recorded["attempts"])
     has_row = any(each["state"] in admin.STATES for each in found["sinks"].values())
-    shown = await admin.show_deliveries(store, uid, None, payload=payload) if has_row else {}
-    content = {name: shown.get(name) for name in ("payload", "payload_encoding", "headers")}
+    content = await _content(store, uid) if payload and has_row else None
+    return {**found, "attempts": recorded["attempts"], "content": content}
+
+
+async def _content(store: Store, uid: UUID) -> dict[str, Any] | None:
+    """Return payload and headers of an event with a row; None if the row has gone, or the role may not see them."""
+    try:
+        shown = await admin.show_deliveries(store, uid, None, payload=True)
+    except (NotFound, DatabaseUnusable):
+        return None
+    content = {name: shown[name] for name in ("payload", "payload_encoding", "headers")}
     if isinstance(content["payload"], str) and len(content["payload"]) > PAYLOAD_CHARS:
-        content["payload"] = content["payload"][:PAYLOAD_CHARS]
-        content["payload_cut"] = True
-    return {**found, "attempts": recorded["attempts"], "content": content if payload and has_row else None}
+        content |= {"payload": content["payload"][:PAYLOAD_CHARS], "payload_cut": True}
+    return content
+
+
+async def summary(site: Site, wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the deliveries that ``wanted`` selects by sink, type and kind of error.
+
+    If that takes too long, ``groups`` is None. One summary at a time is made, so that pages keep their connections.
+    """
+    store = await site.store()
+    async with site.summaries:
+        try:
+            return await admin.summarize(store, wanted, SUMMARY_SECONDS)
+        except StatementFailed:
+            return {"groups": None, "exact": False}
 
 
 def _hide_answers(found: dict[str, Any], attempts: list[dict[str, Any]]) -> None:

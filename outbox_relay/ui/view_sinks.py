@@ -7,10 +7,11 @@ from typing import Any, Final
 
 from outbox_relay.admin.actions import unknown_sink
 from outbox_relay.admin.alive import ALIVE_SECONDS
-from outbox_relay.admin.deliveries import STATES, summarize
+from outbox_relay.admin.deliveries import STATES
 from outbox_relay.admin.sinks import sinks as list_sinks
 from outbox_relay.domain.errors import DatabaseUnusable, NotFound
 from outbox_relay.postgres.store import Store
+from outbox_relay.ui import view_events
 from outbox_relay.ui.figures import read_figures
 from outbox_relay.ui.sink_health import judge_sink
 from outbox_relay.ui.site import Site
@@ -57,7 +58,7 @@ async def sink(site: Site, name: str, period: str) -> dict[str, Any]:
         raise NotFound(await unknown_sink(store, name))
     figures = await read_figures(store)
     listed: dict[str, Any] = {each["name"]: each for each in (await list_sinks(store))["sinks"]}.get(name, {})
-    groups = await summarize(store, {"sink": name, "states": ["dead", "waiting"]})
+    groups = await view_events.summary(site, {"sink": name, "states": ["dead"]})
     return {
         **_sink(row, figures.of_sink(name)),
         "figures_age_seconds": figures.age,

@@ -112,6 +112,9 @@ async def test_a_replay_is_started_paused_resumed_and_cancelled(books: Ledger) -
             assert f"replay 1 is {state}" in await page.act(f"/actions/replay-{action}?id=1")
         assert "was cancelled already" in await page.act("/actions/replay-cancel?id=1")
         assert f"uid={books.uid(event)}" in await page.get(f"/events/{books.uid(event)}")
+        path = f"/actions/replay?sink=s&uid={books.uid(event)}"
+        assert "replay 2 has started" in await page.act(path)
+        assert "1 events" in visible(await page.get("/replays")), "a replay of named events"
         assert "There is no event" in await page.get(f"/actions/replay?sink=s&uid={uuid4()}")
 
 

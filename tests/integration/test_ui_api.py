@@ -125,11 +125,24 @@ async def test_an_action_is_planned_and_done_with_a_token(books: Ledger, tokens:
     assert actor == "token-1@page"
 
 
-@pytest.mark.parametrize("body", [b"[]", b"{", b"1", b'{"sink": ["s"]}', b'{"dry_run": 1}', b'{"sink": true}', b"\xff"])
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", b"{", b"1", b'{"sink": ["s"]}', b'{"dry_run": 1}', b'{"sink": true}', b"\xff"]
+)
 async def test_a_body_that_is_no_object_of_texts_is_refused(books: Ledger, tokens: Tokens, body: bytes) -> None:
     async with browsing(books.database, tokens=tokens) as page:
         answer = await page.client.post("/api/v1/actions/pause", content=body, headers=bearer(OPERATOR))
         assert (answer.status_code, list(answer.json())) == (400, ["error"])
+
+
+@pytest.mark.parametrize("body", [{}, {"uids": "x"}, {"state": "dead", "tenant": "acme"}, {"sink": "s", "erorr": "x"}])
+async def test_a_field_that_means_nothing_widens_no_action(books: Ledger, tokens: Tokens, body: dict[str, str]) -> None:
+    await filled(books)
+    async with browsing(books.database, tokens=tokens) as page:
+        for dry_run in (True, False):
+            sent = {**body, "dry_run": dry_run}
+            answer = await page.client.post("/api/v1/actions/retry", json=sent, headers=bearer(OPERATOR))
+            assert answer.status_code == 400, answer.text
+    assert books.query("select count(*) from outbox.delivery where state = 'dead'") == [(1,)]
 
 
 async def test_without_a_token_an_action_needs_that_of_a_form(books: Ledger) -> None:

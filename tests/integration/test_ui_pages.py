@@ -10,6 +10,7 @@ from uuid import uuid4
 
 import pytest
 
+from outbox_relay.admin import deliveries
 from outbox_relay.domain.window import Position
 from outbox_relay.ui import view_events
 from outbox_relay.ui.keys import key_hash
@@ -88,6 +89,12 @@ async def test_a_dead_letter_is_found_and_explained(books: Ledger) -> None:
         ("/exceptions?since=yesterday", 400, "since should be a time"),
         ("/exceptions?since=2h&since=3h", 400, "since is given twice"),
         ("/exceptions?sink=t", 404, "there is no sink"),
+        ("/exceptions?tenant=acme", 400, "tenant means nothing here"),
+        ("/exceptions?key=k", 400, "key means nothing here"),
+        ("/actions/retry?key=k", 400, "key means nothing here"),
+        ("/actions/retry", 400, "name what to retry, such as state: dead"),
+        ("/actions/seek?sink=s&until=1h", 400, "until means nothing here"),
+        ("/exceptions?error=%00", 400, "characters that the database cannot store"),
         (f"/exceptions?type={'x' * 1001}", 400, "more than 1000 characters"),
         ("/exceptions?before=x-s", 400, "before should be a number"),
         ("/keys/nonsense", 404, "search box"),
@@ -136,6 +143,35 @@ async def test_a_key_shows_its_queue_in_order(books: Ledger) -> None:
         html = await page.get(f"/keys/{key_hash('k')}")
         assert html.index(books.uid(first)) < html.index(books.uid(second))
         assert "The first is dead" in html
+
+
+async def test_a_search_in_steps_shows_every_row_once(books: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    await books.register(("t", ["*"], "beginning"))
+    await books.own("t")
+    events = books.emit(*"abcde")
+    for sink in ("s", "t"):
+        await books.park(sink, *(books.row(event, "waiting", due_in=60.0) for event in events))
+        books.do("update outbox.delivery set state = 'dead' where id = %s and sink = %s", events[0], sink)
+    for looks in (2, 3, 4):
+        monkeypatch.setattr(deliveries, "LOOKS", looks)
+        monkeypatch.setattr(deliveries, "FEWEST_LOOKS", looks)
+        for state, expected in (("waiting", 8), ("dead", 2), ("held", 0)):
+            seen: list[tuple[str, str]] = []
+            place: deliveries.Place | None = None
+            for _ in range(20):
+                found = await deliveries.search_deliveries(books.store, {"states": [state]}, 2, place)
+                seen += [(row["uid"], row["sink"]) for row in found.deliveries]
+                if (place := found.after) is None:
+                    break
+            assert len(seen) == len(set(seen)) == expected, (looks, state)
+
+
+async def test_a_key_that_is_a_uuid_is_found(books: Ledger) -> None:
+    key = "123e4567-e89b-12d3-a456-426614174000"
+    uid = await dead_letter(books, key)
+    async with browsing(books.database) as page:
+        answer = await page.post("/search", {"q": key})
+        assert uid in await page.get(answer.headers["location"])
 
 
 async def test_a_list_goes_on_with_older_deliveries(books: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,5 +299,6 @@ async def test_scripts_and_styles_come_from_files_alone(books: Ledger) -> None:
             assert " style=" not in html, path
             assert " onclick=" not in html, path
             assert html.count("<script") == html.count('<script src="'), path
+        await page.get("/static/README.md", 404)
         for name, kind in (("page.css", "text/css"), ("page.js", "javascript"), ("htmx.min.js", "javascript")):
             assert kind in (await page.client.get(f"/static/{name}")).headers["content-type"]

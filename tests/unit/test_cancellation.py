@@ -55,3 +55,41 @@ async def test_a_timeout_around_the_block_still_ends_it() -> None:
 
     with pytest.raises(TimeoutError):
         await work()
+
+
+async def test_a_cancellation_that_was_requested_before_the_block_is_raised_too() -> None:
+    """As Ctrl-C requests it, which comes while the task runs."""
+    finished = False
+
+    async def work() -> None:
+        nonlocal finished
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        with propagate_cancellation():
+            await _swallow_cancellation(None)
+        finished = True
+
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.create_task(work())
+    assert not finished
+
+
+async def test_cleaning_up_after_a_cancellation_is_not_cancelled_again() -> None:
+    cleaned = False
+
+    async def work() -> None:
+        nonlocal cleaned
+        try:
+            await asyncio.sleep(60)
+        finally:
+            with propagate_cancellation():
+                await asyncio.sleep(0)
+            cleaned = True
+
+    task = asyncio.create_task(work())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert cleaned

@@ -9,13 +9,13 @@ select d.id, d.uid, d.sink::text as sink, d.type::text as type, d.key::text as k
     select * from (
         select w.id, w.sink from outbox.delivery w
          where w.sink = k.name and w.key = %(key)s::text and w.ordered and w.state <> 'dead'
-         order by w.id limit %(most)s::integer
+         order by w.id limit %(most)s::integer + 1
     ) w
     union all
     select * from (
         select w.id, w.sink from outbox.delivery w
          where w.sink = k.name and w.key = %(key)s::text and w.ordered and w.state = 'dead'
-         order by w.id limit %(most)s::integer
+         order by w.id limit %(most)s::integer + 1
     ) w
  ) l
   join outbox.delivery d on d.id = l.id and d.sink = l.sink

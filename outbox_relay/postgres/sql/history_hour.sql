@@ -5,6 +5,6 @@ select h.sink, sum(h.delivered)::bigint as delivered, sum(h.failed)::bigint as f
        array_agg((extract(epoch from date_trunc('minute', now()) - h.at) / 60)::integer order by h.at) as ages,
        array_agg(h.delivered order by h.at) as deliveries
   from outbox.history h
- where h.at >= date_trunc('minute', now()) - interval '1 hour' and h.sink <> ''
+ where h.at > date_trunc('minute', now()) - interval '1 hour' and h.sink <> ''
  group by h.sink
  limit 1000

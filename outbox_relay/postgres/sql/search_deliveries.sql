@@ -1,14 +1,14 @@
 -- Deliveries in one state that a filter means, newest event first, of those before (before_id, before_sink). If dead ones
--- are meant, at most `looks` rows of each sink are looked at, and otherwise that many of all. No row with an id below `floor`
--- counts, and `floor` is 0 if all rows were looked at. `matched` is the number of rows found, and up to `most` of them are
--- returned: always at least one row.
+-- are meant, at most `looks` rows of each sink are looked at, and otherwise that many of all. The search came to (floor,
+-- floor_sink), where it can go on; `floor` is 0 if all rows were looked at. `matched` is the number of rows found, and up to
+-- `most` of them are returned: always at least one row.
 with sinks as materialized (
     select k.name from outbox.sink k
      where k.name < '~' collate "C" and (%(sink)s::text is null or k.name = %(sink)s::text)
 ),
 bounds as materialized (
     select case when %(since)s::text is not null then outbox.past_time('since', to_jsonb(%(since)s::text), now()) end as since,
-           case when %(until)s::text is not null then outbox.past_time('until', to_jsonb(%(until)s::text), now()) end as until
+           case when %(until)s::text is not null then outbox.as_time('until', to_jsonb(%(until)s::text), now()) end as until
 ),
 looked as materialized (
     select l.id, l.sink, l.place = %(looks)s::integer as is_last, l.meant
@@ -45,7 +45,9 @@ looked as materialized (
      ) l
 ),
 reached as materialized (
-    select coalesce(max(l.id) filter (where l.is_last), 0)::bigint as floor from looked l
+    select coalesce(max(l.id) filter (where l.is_last), 0)::bigint as floor,
+           case when %(state)s::text <> 'dead' then max(l.sink) filter (where l.is_last) end as floor_sink
+      from looked l
 ),
 found as materialized (
     select l.id, l.sink from looked l, reached r where l.meant and l.id >= r.floor
@@ -53,7 +55,7 @@ found as materialized (
 listed as materialized (
     select f.id, f.sink from found f order by f.id desc, f.sink desc limit %(most)s::integer
 )
-select r.floor, (select count(*) from found)::bigint as matched, d.id, d.uid, d.sink::text as sink, d.type::text as type,
+select r.floor, coalesce(r.floor_sink, '')::text as floor_sink, (select count(*) from found)::bigint as matched, d.id, d.uid, d.sink::text as sink, d.type::text as type,
        d.key::text as key, outbox.delivery_state(d.state, d.ordered, d.deliver_at) as state, d.attempts,
        d.last_error as error, d.last_status as status,
        outbox.loadable_time(case when d.state = 'dead' then greatest(d.last_attempt_at, d.since) else d.since end) as since,
