@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from functools import wraps
+from inspect import iscoroutinefunction, isgeneratorfunction
 from typing import Any, Final, LiteralString, TypeVar
 from uuid import UUID
 
@@ -119,10 +120,16 @@ def once_per_event(
     """
 
     def decorate(handler: Callable[[Conn, Message], Result]) -> Callable[[Conn, Message], Result | None]:
+        if iscoroutinefunction(handler) or iscoroutinefunction(mark) or isgeneratorfunction(handler):
+            raise TypeError("once_per_event wraps plain functions; use aonce_per_event for asynchronous ones")
+
         @wraps(handler)
         def handle(conn: Conn, message: Message) -> Result | None:
             name, uid = _named(consumer, message, separate_replays=separate_replays)
-            return handler(conn, message) if mark(conn, name, uid) else None
+            is_first = mark(conn, name, uid)
+            if not isinstance(is_first, bool):  # pyright: ignore[reportUnnecessaryIsInstance] - nothing checks callers
+                raise TypeError("mark is asynchronous, and would mark no event: use aonce_per_event")
+            return handler(conn, message) if is_first else None
 
         return handle
 

@@ -146,9 +146,10 @@ def headers_of(message: HasHeaders) -> list[Pair]:
 
 def _pairs(headers: Headers | None) -> list[Pair]:
     """Return headers as a list. Some Kafka clients give None in place of an empty one."""
-    if isinstance(headers, Mapping):
-        return list(cast("Mapping[str, str | bytes | None]", headers).items())
-    return list(headers or ())
+    items: Any = getattr(headers, "items", None)  # of a mapping, or of the headers of the standard library
+    if callable(items):
+        return list(cast("Iterable[Pair]", items()))
+    return list(cast("Iterable[Pair]", headers or ()))
 
 
 def _values(headers: Headers | None, in_bytes: str, in_text: str) -> set[str]:

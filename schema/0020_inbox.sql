@@ -24,7 +24,8 @@ comment on table outbox.inbox is 'The events that each consumer has handled. Cal
 
 -- Mark an event as handled by a consumer. True: this is the first time, and the caller's effect belongs into this
 -- transaction. False: it was handled before. While another transaction has the mark, the call waits for its end: it returns
--- false after a commit, and true after a rollback.
+-- false after a commit, and true after a rollback. In a WHERE clause it would be called for each row, and again for a row
+-- that another transaction has changed meanwhile.
 create function outbox.once(consumer text, uid uuid) returns boolean
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -51,6 +52,22 @@ alter table outbox.grantee add constraint grantee_kind_check
 -- ---------------------------------------------------------------------------------------------------------
 -- Retention
 -- ---------------------------------------------------------------------------------------------------------
+
+-- As in version 16, and true too if the inbox has a mark that is past a lower number of days for uids.
+create or replace function outbox.is_past(asked jsonb, kept jsonb) returns boolean
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    select coalesce((select e.created_at from outbox.event e order by e.id limit 1)
+                    < clock_timestamp() - make_interval(days => min(n.days)), false)
+           or exists (select from outbox.inbox i
+                       where i.handled_at < clock_timestamp() - make_interval(days => min(n.days) filter (where n.of_uids)))
+      from (
+        select (asked ->> f.name)::integer as days, f.name = 'keep_uids_days' as of_uids
+          from unnest('{keep_days, keep_uids_days, keep_dead_days, keep_attempts_days}'::text[]) f (name)
+         where outbox.asks_less(jsonb_build_object(f.name, asked -> f.name), jsonb_build_object(f.name, kept -> f.name))
+      ) n
+$$;
 
 alter table outbox.retention add column inbox_cursor timestamptz, add column inbox_lap_at timestamptz;
 comment on column outbox.retention.inbox_cursor is

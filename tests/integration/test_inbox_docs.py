@@ -25,10 +25,13 @@ ALSO = {
         class Record:
             def headers(self): return [("id", uid.encode())]
             def value(self): return b'{"total": 1250}'
+            def error(self): return None
         class Consumer:
+            def __init__(self, settings): assert settings["enable.auto.commit"] is False
+            def subscribe(self, topics): pass
             def consume(self, most, timeout): return [Record(), Record()]
             def commit(self, message): pass
-        consumer = Consumer()
+        KafkaException = RuntimeError
     """,
     "webhook": """
         from standardwebhooks import Webhook

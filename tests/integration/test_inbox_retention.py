@@ -101,3 +101,14 @@ def test_one_step_is_bounded(owner: Connection) -> None:
     )
     keep(owner, 0, keep_uids_days=10)
     assert [step(owner, 1_000_000), step(owner, 1_000_000)] == [(1000, True), (500, False)]
+
+
+@pytest.mark.parametrize(("days", "expected"), [(60, True), (20, False)])
+def test_a_lower_number_of_a_first_relay_waits_if_a_mark_is_past_it(
+    owner: Connection, days: int, expected: bool
+) -> None:
+    """That of a relay which comes to the database of a consumer: the marks of its own days would go at once."""
+    marked(owner, days)
+    is_past = """select outbox.is_past('{"keep_uids_days": 30}', '{"keep_uids_days": 90}')"""
+    assert one(owner, is_past) is expected
+    assert one(owner, """select outbox.is_past('{"keep_uids_days": 90}', '{"keep_uids_days": 30}')""") is False

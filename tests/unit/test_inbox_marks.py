@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from email.message import Message
+from types import SimpleNamespace
+from typing import Any, cast
 from uuid import UUID
 
 import pytest
 
-from outbox_relay.inbox import Headers, InvalidMark, consumer_of, uid_of
+from outbox_relay.inbox import Headers, InvalidMark, consumer_of, once, once_per_event, uid_of
 from outbox_relay.inbox_marks import mark_of
 from outbox_relay.sinks.kafka.records import RecordFormat
 from outbox_relay.sinks.webhook.request import Credentials, RequestFormat, make_request
@@ -106,3 +108,39 @@ def test_a_uid_and_its_text_are_one_mark(uid: UUID | str) -> None:
 def test_a_value_that_cannot_be_sent_is_refused(consumer: Any, uid: Any, said: str) -> None:
     with pytest.raises(InvalidMark, match=said):
         mark_of(consumer, uid)
+
+
+def test_headers_of_the_standard_library_are_read() -> None:
+    message = Message()
+    message["Webhook-Id"] = str(UID)
+    assert uid_of(cast(Any, message)) == UID
+
+
+async def _mark(*_: object) -> bool:
+    return True
+
+
+def _generator(*_: object) -> Any:
+    yield
+
+
+@pytest.mark.parametrize(("handler", "mark"), [(_mark, once), (_generator, once), (print, _mark)])
+def test_what_is_asynchronous_is_refused_before_nothing_is_marked(handler: Any, mark: Any) -> None:
+    with pytest.raises(TypeError, match="aonce_per_event"):
+        once_per_event("billing", mark=mark)(handler)
+
+
+def test_a_mark_whose_result_is_no_bool_marks_nothing_and_is_refused() -> None:
+    handled: list[object] = []
+
+    def unmarked(*_: object) -> Any:
+        return object()  # such as a coroutine of a partial function
+
+    def handler(_conn: None, message: object) -> None:
+        handled.append(message)
+
+    handle = once_per_event("billing", mark=unmarked)(handler)
+    delivery = SimpleNamespace(headers=IN_BYTES)
+    with pytest.raises(TypeError, match="use aonce_per_event"):
+        handle(None, delivery)
+    assert handled == []

@@ -281,7 +281,7 @@ async def test_a_bearer_that_no_token_verifies_is_no_reason_to_skip_a_check() ->
 
 
 async def test_a_request_that_breaks_off_is_not_carried_out() -> None:
-    """What came of it may mean more than what was meant: a filter without its last field."""
+    """A part of it may mean more than the whole: a filter without its last field."""
     sent: list[Any] = []
     parts: list[Any] = [{"type": "http.request", "body": b"state=dead", "more_body": True}, {"type": "http.disconnect"}]
 
