@@ -140,7 +140,7 @@ def test_a_mark_whose_result_is_no_bool_marks_nothing_and_is_refused() -> None:
         handled.append(message)
 
     handle = once_per_event("billing", mark=unmarked)(handler)
-    delivery = SimpleNamespace(headers=IN_BYTES)
+    delivery: Any = SimpleNamespace(headers=IN_BYTES)
     with pytest.raises(TypeError, match="use aonce_per_event"):
         handle(None, delivery)
     assert handled == []
