@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from outbox_relay.domain.errors import RelayError
@@ -39,7 +38,6 @@ class Job:
     state: Literal["running", "done", "failed"] = "running"
     done: int = 0
     said: str = ""
-    began: float = field(default_factory=time.monotonic)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the job for the API."""

@@ -7,7 +7,6 @@ from typing import Any, Final
 
 from outbox_relay.admin.actions import unknown_sink
 from outbox_relay.admin.alive import ALIVE_SECONDS
-from outbox_relay.admin.deliveries import STATES
 from outbox_relay.admin.sinks import sinks as list_sinks
 from outbox_relay.domain.errors import DatabaseUnusable, NotFound
 from outbox_relay.postgres.store import Store
@@ -128,6 +127,3 @@ async def _settings(store: Store, name: str) -> list[dict[str, Any]] | None:
 
 def _of_sink(config: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     return {key.removeprefix(prefix): config[key] for key in sorted(config) if key.startswith(prefix)}
-
-
-__all__ = ["RANGES", "STATES", "history", "overview", "relays", "sink", "sinks"]

@@ -1,0 +1,73 @@
+"""The statements of the page read what they show, however many rows there are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from outbox_relay.domain.window import MAX_ID
+from outbox_relay.postgres.database import BY_INDEX, statements
+from tests.support.database import Database, query
+from tests.support.deliveries import touched
+from tests.support.ledger import ledger
+
+SINKS, ROWS = 20, 10_000
+KEYS = 500
+FILL = """
+insert into outbox.delivery (sink, id, shard, state, ordered, due_at, uid, type, key, payload, content_type, created_at,
+                             last_error)
+select 's' || case when n %% 2 = 0 then 0 else n %% {sinks} end, n, 0,
+       case when n %% 10 = 0 then 'held' else 'dead' end, true, now(), gen_random_uuid(), 'order.created',
+       'k' || n %% {keys}, '{{}}', 'application/json', now(), 'gone'
+  from generate_series(1, {rows}) n returning 1"""
+NO_FILTER: dict[str, Any] = {
+    **dict.fromkeys(("sink", "key", "status", "error", "since", "until", "type")),
+    "before_id": MAX_ID, "before_sink": "", "most": 51,
+}  # fmt: skip
+
+
+@pytest.fixture
+async def rows(database: Database) -> Database:
+    """A database with many rows, half of them of one sink."""
+    async with ledger(database) as books:
+        await books.register(*((f"s{n}", ["*"], "beginning") for n in range(SINKS)))
+    query(database, FILL.format(sinks=SINKS, keys=KEYS, rows=ROWS))
+    with database.connect(autocommit=True) as connection:
+        connection.execute("vacuum analyze outbox.delivery")
+    return database
+
+
+def read(database: Database, name: str, parameters: dict[str, Any], *, by_index: bool = False) -> tuple[int, int]:
+    """Return (rows, pages) of `delivery` and its indexes that a statement looks at."""
+    with database.connect() as connection:
+        if by_index:
+            connection.execute(BY_INDEX)
+        connection.execute(statements()[name], parameters)
+        return touched(connection)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "looks", "most_rows"),
+    [
+        ({"state": "dead"}, 50, SINKS * 50),
+        ({"state": "dead", "error": "other"}, 50, SINKS * 50),
+        ({"state": "dead", "sink": "s0"}, 400, 400),
+        ({"state": "dead", "sink": "s3", "type": "none"}, 100, 100),
+        ({"state": "held"}, 400, 400),
+        ({"state": "waiting"}, 400, 400),
+    ],
+)
+def test_a_search_looks_at_its_number_of_rows(
+    rows: Database, wanted: dict[str, Any], looks: int, most_rows: int
+) -> None:
+    """A row that is shown is read a few times more."""
+    found, pages = read(rows, "search_deliveries", {**NO_FILTER, **wanted, "looks": looks}, by_index=True)
+    assert 0 < found <= most_rows + SINKS + 4 * NO_FILTER["most"]
+    assert pages <= 3 * found + 8 * SINKS, "it walked through an index from its beginning"
+
+
+def test_the_deliveries_of_a_key_are_read_by_their_indexes(rows: Database) -> None:
+    found, pages = read(rows, "deliveries_of_key", {"key": "k7", "most": 500})
+    assert 0 < found <= 2 * ROWS // KEYS + 2
+    assert pages <= 12 * SINKS
