@@ -23,9 +23,10 @@ from outbox_relay.domain.window import Position
 from outbox_relay.postgres.migrations import migrate
 from outbox_relay.service.metrics.stored_figures import Entry, Value, dump
 from outbox_relay.ui.users import User
-from tests.support.browser import CHROMIUM, served
+from tests.support.browser import CHROMIUM
 from tests.support.database import Database
 from tests.support.ledger import Ledger, ledger
+from tests.support.page import served
 from tests.support.postgres import PostgresServer
 
 WIDE, NARROW = {"width": 1280, "height": 800}, {"width": 360, "height": 780}

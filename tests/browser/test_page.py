@@ -13,11 +13,11 @@ from outbox_relay.domain.outcomes import DELIVERED, Refused, Verdict
 from outbox_relay.ui.users import User
 from tests.support import books as owned
 from tests.support import browser as chromium
-from tests.support.browser import served
 from tests.support.database import Database
 from tests.support.deliveries import delivered, emit, has
 from tests.support.ledger import Ledger
 from tests.support.memory_sink import MemorySink
+from tests.support.page import served
 from tests.support.relay_harness import running, spec
 
 pytestmark = pytest.mark.thorough

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import signal
 import subprocess
@@ -14,9 +15,12 @@ from typing import Any
 import pytest
 
 from outbox_relay.domain.errors import ConfigurationError
+from outbox_relay.ui import server
 from outbox_relay.ui.server import Serving, check
-from outbox_relay.ui.users import verify_password
+from outbox_relay.ui.users import User, verify_password
 from tests.support.command import inside, outbox_relay
+from tests.support.database import Database
+from tests.support.page import served
 
 LOOPBACK, ANYWHERE = ("127.0.0.1", 8090), ("192.0.2.1", 8090)
 USERS, TOKENS = Path("users"), Path("tokens")
@@ -122,3 +126,23 @@ def test_an_address_in_use_is_refused() -> None:
     with serving() as (_, port):
         ended = outbox_relay("ui", "--dsn", "host=/nowhere", "--listen", f"127.0.0.1:{port}")
         assert (ended.code, "Address already in use" in ended.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"", b"GET / HTTP/1.1\r\nHost: 127", b"GET /static/page.css HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\nGET"],
+    ids=["nothing", "a part of a head", "a part of the next head"],
+)
+async def test_a_connection_without_a_request_under_way_is_closed(
+    database: Database, monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    """uvicorn waits for the first request, and for the rest of a head, without a limit."""
+    monkeypatch.setattr(server, "IDLE_SECONDS", 0.3)
+    monkeypatch.setattr(server, "WATCH_SECONDS", 0.05)
+    async with served(database, User("anna", "operator")) as address:
+        host, port = address.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(sent)
+        async with asyncio.timeout(20):
+            await reader.read()  # to its end
+        writer.close()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+import socket
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -10,14 +12,17 @@ from html import unescape
 from typing import Any
 
 import httpx
+import uvicorn
 from httpx import ASGITransport, AsyncClient, Response
 
 from outbox_relay.ui.access import Access, Anyone
 from outbox_relay.ui.app import build_app
 from outbox_relay.ui.guard import host_names
+from outbox_relay.ui.server import configuration
 from outbox_relay.ui.site import PageOptions, Site
 from outbox_relay.ui.users import User
 from tests.support.database import Database
+from tests.support.wait import auntil
 
 ADDRESS = "http://127.0.0.1:8090"
 FORM = re.compile(r'<form class="confirm".*?</form>', re.DOTALL)
@@ -88,3 +93,23 @@ async def browsing(
             yield Browser(opened, site)
     finally:
         await site.close()
+
+
+@asynccontextmanager
+async def served(database: Database, user: User, **options: Any) -> AsyncGenerator[str]:
+    """Serve the page of `database` to `user`, and yield its address."""
+    site = Site(lambda: database.dsn, pooler=False, options=PageOptions(**options))
+    listening = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(configuration(build_app(site, Anyone(user), hosts=host_names("127.0.0.1"))))
+    serving = asyncio.create_task(server.serve(sockets=[listening]))
+
+    async def started() -> bool:
+        return server.started
+
+    try:
+        await auntil(started, seconds=20, what="the page is served")
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        await serving
+        listening.close()
