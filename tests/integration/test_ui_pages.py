@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from hashlib import sha256
+from html import escape
 from pathlib import Path
 from uuid import uuid4
 
@@ -72,7 +73,10 @@ async def test_a_dead_letter_is_found_and_explained(books: Ledger) -> None:
             assert uid in await page.get(f"/exceptions?{query}"), query
         for query in ("type=other", "error=other", "status=500", "until=1h", f"uid={uuid4()}", "state=held"):
             assert uid not in await page.get(f"/exceptions?{query}"), query
-        assert "410" in visible(await page.get("/exceptions?view=groups"))
+        groups = await page.get("/exceptions?view=groups")
+        group = "/exceptions?sink=s&type=test.event&state=dead&status=410"
+        assert f'href="{escape(group)}"' in groups, "a group leads to its deliveries, which can be retried together"
+        assert uid in await page.get(group)
         event = visible(await page.get(f"/events/{uid}"))
         assert "dead" in event
         assert "last error: gone (status 410)" in event
