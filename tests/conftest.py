@@ -1,6 +1,7 @@
 """Fixtures for all tests: servers once per run, databases and topics once per test."""
 
 import os
+import signal
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -31,7 +32,11 @@ def pytest_configure() -> None:
 
     Images of Python often forbid the latter. Then each process of the tests compiles all modules again, and so does
     each relay that a test starts.
+
+    A shell ignores SIGINT for commands in its background, and every process that they start would ignore Ctrl-C too.
     """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     for name in [name for name in os.environ if name.startswith(("PG", "OUTBOX_RELAY_", "PYTHONDONTWRITEBYTECODE"))]:
         del os.environ[name]
     sys.dont_write_bytecode = False

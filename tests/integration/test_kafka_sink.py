@@ -296,10 +296,10 @@ async def test_a_lowered_limit_refuses_no_record_that_still_fits(
 ) -> None:
     real_kafka.create_topic(topic, partitions=1)
     sink = await sink_on(real_kafka, topic)
-    events = [event._replace(payload=b"%0200d" % event.id) for event in some_events(900)]
-    assert await hand_over(sink, events[:300], batch=300) == [DELIVERED] * 300
+    events = [event._replace(payload=b"%0200d" % event.id) for event in some_events(350)]
+    assert await hand_over(sink, events[:50], batch=50) == [DELIVERED] * 50
     Administration(real_kafka.bootstrap).set_topic(topic, {"max.message.bytes": "5000"})
-    assert await hand_over(sink, events[300:], batch=300) == [DELIVERED] * 600
+    assert await hand_over(sink, events[50:], batch=150) == [DELIVERED] * 300
     assert_all_arrived_in_order(real_kafka.read_all(topic), events)
 
 

@@ -29,7 +29,8 @@ def test_length_of_the_load_has_limits(seconds: str) -> None:
 def test_broken_guarantee_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     """The report is replaced, since only a bug of the relay would break the guarantees."""
 
-    def run(load_seconds: float) -> DemoReport:
+    def run(load_seconds: float, *, with_page: bool) -> DemoReport:
+        assert not with_page
         return DemoReport([], load_seconds, rolled_back=0, takeover_seconds=None)
 
     monkeypatch.setattr("outbox_relay.workbench.demo.run.run_demo", run)
