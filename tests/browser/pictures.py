@@ -17,13 +17,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
-from playwright.async_api import Browser, async_playwright
+from playwright.async_api import Browser
 
 from outbox_relay.domain.window import Position
 from outbox_relay.postgres.migrations import migrate
 from outbox_relay.service.metrics.stored_figures import Entry, Value, dump
 from outbox_relay.ui.users import User
-from tests.support.browser import CHROMIUM
+from tests.support.browser import chromium
 from tests.support.database import Database
 from tests.support.ledger import Ledger, ledger
 from tests.support.page import served
@@ -137,10 +137,8 @@ async def run(directory: Path, *, docs: bool) -> None:
         database = Database(server, "pictures")
         migrate(database.dsn)
         uid = await fill(database)
-        async with served(database, User("anna", "operator")) as address, async_playwright() as playwright:
-            browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        async with served(database, User("anna", "operator")) as address, chromium() as browser:
             await take(browser, address, uid, directory, docs=docs)
-            await browser.close()
 
 
 def main() -> int:

@@ -134,7 +134,7 @@ async def test_figures_are_refreshed_and_times_are_shown_in_the_zone_of_the_read
         await expect(page.get_by_text("No dead letter matches.")).to_be_visible()
         [event] = books.emit("k")
         await books.park("s", books.row(event, "dead", error="gone"))
-        await expect(page.get_by_text("gone")).to_be_visible(timeout=20_000)
+        await expect(page.get_by_text("gone")).to_be_visible()
         shown = await page.locator("time").first.inner_text()
         await page.goto(f"{address}/audit")
         assert "UTC" not in shown
