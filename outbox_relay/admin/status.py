@@ -75,7 +75,7 @@ async def status(store: Store) -> dict[str, Any]:
     parts = _Parts()
     missing = await parts.ask("missing positions", store.missing_positions())
     return {
-        "relays": await parts.ask("relays", _relays(store)),
+        "relays": await parts.ask("relays", live_relays(store)),
         "sinks": {
             sink.name: {
                 **(await _backlog(store, sink, parts) or dict.fromkeys(BACKLOG)),
@@ -119,7 +119,8 @@ def too_old(found: dict[str, Any], most_seconds: float) -> list[str]:
     return lines
 
 
-async def _relays(store: Store) -> list[dict[str, Any]]:
+async def live_relays(store: Store) -> list[dict[str, Any]]:
+    """Return the relays seen within ``ALIVE_SECONDS`` or owning a shard, with the number of their shards per sink."""
     relays: dict[Any, dict[str, Any]] = {}
     for row in await store.named("status_relays", {"seconds": ALIVE_SECONDS}):
         relay = relays.setdefault(

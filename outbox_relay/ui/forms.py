@@ -12,7 +12,7 @@ from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.domain.moment import read_moment
 
 FIELDS_MOST: Final = 100
-TEXT_CHARS: Final = 1000
+TEXT_CHARS: Final = 1024
 """Maximum length of a field."""
 FILTER_TEXTS: Final = ("sink", "type", "error", "key")
 FILTER_TIMES: Final = ("since", "until")

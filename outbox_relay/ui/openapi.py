@@ -79,7 +79,7 @@ DELIVERY: Final[Mapping[str, Schema]] = {
     "uid": UID, "sink": TEXT, "type": TEXT, "key": _or_null(TEXT), "state": {"enum": list(STATES)}, "attempts": INTEGER,
     "error": _or_null(TEXT), "status": _or_null(INTEGER), "since": _or_null(TIME), "due_at": _or_null(TIME),
 }  # fmt: skip
-RELAY: Final = _object(name=TEXT, version=TEXT, seen_seconds=NUMBER, shards=_map(INTEGER))
+RELAY: Final = _object(name=TEXT, version=TEXT, seen_seconds_ago=NUMBER, shards=_map(INTEGER))
 RUNNING: Final = _object(
     uid=UID, sink=TEXT, type=TEXT, key=_or_null(TEXT), relay=TEXT, attempt=INTEGER, since=_or_null(TIME),
     running_seconds=_or_null(NUMBER), lease_seconds=NUMBER,

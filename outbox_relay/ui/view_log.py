@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from outbox_relay import admin
 from outbox_relay.admin import replays as admin_replays
+from outbox_relay.admin.status import live_relays
 from outbox_relay.domain.errors import RelayError
 from outbox_relay.postgres.store import Store
 from outbox_relay.ui import view_sinks
@@ -33,7 +34,7 @@ async def replay(store: Store, number: int) -> dict[str, Any]:
 
 async def relays(store: Store) -> dict[str, Any]:
     """Return the live relays and the deliveries that have been under way for some time."""
-    return {"relays": await view_sinks.relays(store), **await admin.running(store, 0.0)}
+    return {"relays": await live_relays(store), **await admin.running(store, 0.0)}
 
 
 async def database(store: Store) -> dict[str, Any]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from outbox_relay.admin.actions import unknown_sink
 from outbox_relay.admin.alive import ALIVE_SECONDS
 from outbox_relay.admin.sinks import sinks as list_sinks
-from outbox_relay.domain.errors import DatabaseUnusable, NotFound
+from outbox_relay.admin.status import live_relays
+from outbox_relay.domain.errors import ConfigurationError, DatabaseUnusable, NotFound
 from outbox_relay.postgres.store import Store
 from outbox_relay.ui import view_events
 from outbox_relay.ui.figures import read_figures
@@ -32,7 +33,7 @@ STEP_FIELDS: Final = (
 async def overview(site: Site) -> dict[str, Any]:
     """Return every sink with its state, figures and last hour, the live relays, and the findings of ``doctor``."""
     store = await site.store()
-    return {**await sinks(store), "relays": await relays(store), "doctor": site.findings.current(store)}
+    return {**await sinks(store), "relays": await live_relays(store), "doctor": site.findings.current(store)}
 
 
 async def sinks(store: Store) -> dict[str, Any]:
@@ -49,8 +50,11 @@ async def sinks(store: Store) -> dict[str, Any]:
 async def sink(site: Site, name: str, period: str) -> dict[str, Any]:
     """Return one sink with its 64 shards, its errors by kind, its history, and its settings where they may be read.
 
-    ``period`` is one of ``RANGES``. Raises ``NotFound``, which names the nearest sink.
+    ``period`` is one of ``RANGES``. Raises ``ConfigurationError`` for another, and ``NotFound``, which names the
+    nearest sink.
     """
+    if period not in RANGES:
+        raise ConfigurationError(f"period should be one of {', '.join(RANGES)}")
     store = await site.store()
     row = next((row for row in await store.named("status_sinks", {}) if row.name == name), None)
     if row is None:
@@ -74,23 +78,10 @@ async def sink(site: Site, name: str, period: str) -> dict[str, Any]:
 
 async def history(store: Store, name: str, period: str) -> dict[str, Any]:
     """Return the steps of a sink's history, oldest first. ``age`` counts the steps back from now."""
-    step, steps = RANGES.get(period, RANGES["2h"])
+    step, steps = RANGES[period]
     rows = await store.named("history_of_sink", {"sink": name, "step": step, "steps": steps})
     found = [{field: getattr(row, field) for field in STEP_FIELDS} for row in rows]
     return {"step_seconds": step, "steps": steps, "minutes": found}
-
-
-async def relays(store: Store) -> list[dict[str, Any]]:
-    """Return the live relays, with the number of shards that each owns of each sink."""
-    found: dict[Any, dict[str, Any]] = {}
-    for row in await store.named("status_relays", {"seconds": ALIVE_SECONDS}):
-        relay = found.setdefault(
-            row.id,
-            {"name": row.name, "version": row.version, "seen_seconds": max(0.0, row.seen_seconds_ago), "shards": {}},
-        )
-        if row.sink is not None:
-            relay["shards"][row.sink] = row.shards
-    return list(found.values())
 
 
 def _sink(row: Any, figures: dict[str, Any]) -> dict[str, Any]:
@@ -122,8 +113,12 @@ async def _settings(store: Store, name: str) -> list[dict[str, Any]] | None:
     except DatabaseUnusable:
         return None
     prefix = f"sinks.{name}."
-    return [{"relay": row.name, "version": row.version, "settings": _of_sink(row.config or {}, prefix)} for row in rows]
+    return [{"relay": row.name, "version": row.version, "settings": _of_sink(row.config, prefix)} for row in rows]
 
 
-def _of_sink(config: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    return {key.removeprefix(prefix): config[key] for key in sorted(config) if key.startswith(prefix)}
+def _of_sink(config: object, prefix: str) -> dict[str, Any]:
+    """Return the settings of one sink. A relay's role may have recorded anything."""
+    if not isinstance(config, dict):
+        return {}
+    found = cast("dict[str, Any]", config)
+    return {key.removeprefix(prefix): found[key] for key in sorted(found) if key.startswith(prefix)}

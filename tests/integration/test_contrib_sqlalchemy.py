@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import uuid
 import warnings
-from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Generator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,23 +14,25 @@ import pytest
 from sqlalchemy import Engine, create_engine, event, text
 from sqlalchemy.exc import DataError, DBAPIError, OperationalError, ProgrammingError
 from sqlalchemy.ext.asyncio import (
-    AsyncEngine,
     AsyncSession,
     async_scoped_session,
     async_sessionmaker,
-    create_async_engine,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session, sessionmaker
 
 from outbox_relay import outbox
 from outbox_relay.contrib import sqlalchemy as contrib
 from outbox_relay.contrib.sqlalchemy import Event, InvalidEvent, NotInTransaction
+from tests.support import engines
 from tests.support.database import Database, query
-from tests.support.drivers import url
+from tests.support.engines import engine_of
 
 DRIVERS = ("psycopg", "asyncpg")
 LOGGED = """select type, key, convert_from(payload, 'UTF8'), headers, deliver_at, uid, content_type
               from outbox.event order by id"""
+
+pytestmark = pytest.mark.usefixtures("shop")
+engine = engines.engine
 
 
 class Base(DeclarativeBase):
@@ -51,24 +53,6 @@ def shop(database: Database) -> Database:
     with database.connect(autocommit=True) as owner:
         owner.execute("create table orders (id bigint primary key, total bigint not null)")
     return database
-
-
-@pytest.fixture
-def engine(shop: Database) -> Generator[Engine]:
-    """A synchronous engine."""
-    engine = create_engine(url(shop, "psycopg"))
-    yield engine
-    engine.dispose()
-
-
-@asynccontextmanager
-async def engine_of(shop: Database, driver: str, **options: Any) -> AsyncGenerator[AsyncEngine]:
-    """An asynchronous engine."""
-    engine = create_async_engine(url(shop, driver), **options)
-    try:
-        yield engine
-    finally:
-        await engine.dispose()
 
 
 def committed(database: Database) -> list[tuple[Any, ...]]:

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine, create_engine
 from sqlalchemy.exc import ProgrammingError
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session, sessionmaker
 
 from outbox_relay import inbox
 from outbox_relay.contrib import sqlalchemy as contrib
 from outbox_relay.contrib.sqlalchemy import InvalidMark, NoTransaction
+from tests.support import engines
 from tests.support.database import Database, query
 from tests.support.drivers import url
+from tests.support.engines import engine_of
 
 DRIVERS = ("psycopg", "asyncpg")
 MARKS = "select consumer, uid from outbox.inbox order by consumer"
+
+pytestmark = pytest.mark.usefixtures("shop")
+engine = engines.engine
 
 
 class Base(DeclarativeBase):
@@ -41,24 +44,6 @@ def shop(database: Database) -> Database:
     with database.connect(autocommit=True) as owner:
         owner.execute("create table invoices (id bigint primary key, total bigint not null)")
     return database
-
-
-@pytest.fixture
-def engine(shop: Database) -> Generator[Engine]:
-    """A synchronous engine."""
-    engine = create_engine(url(shop, "psycopg"))
-    yield engine
-    engine.dispose()
-
-
-@asynccontextmanager
-async def engine_of(shop: Database, driver: str, **options: Any) -> AsyncGenerator[AsyncEngine]:
-    """An asynchronous engine."""
-    engine = create_async_engine(url(shop, driver), **options)
-    try:
-        yield engine
-    finally:
-        await engine.dispose()
 
 
 def test_an_event_is_handled_once(shop: Database, engine: Engine) -> None:

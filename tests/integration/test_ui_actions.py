@@ -148,7 +148,7 @@ async def test_a_form_of_another_site_user_or_time_is_refused(books: Ledger) -> 
         page.client.cookies.clear()
         assert (await page.post("/actions/pause", fields)).status_code == 403, "the cookie is another one"
         page.client.cookies.set("outbox_relay_csrf", "chosen")
-        assert (await page.post("/actions/pause", fields)).status_code == 403, "nor is one that somebody chose"
+        assert (await page.post("/actions/pause", fields)).status_code == 403, "a chosen one is no better"
     async with browsing(books.database, user=User("carl", "operator")) as other:
         assert (await other.post("/actions/pause", fields)).status_code == 403
     assert books.query("select paused from outbox.sink") == [(False,)]

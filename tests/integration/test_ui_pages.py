@@ -99,7 +99,7 @@ async def test_a_dead_letter_is_found_and_explained(books: Ledger) -> None:
         ("/actions/retry", 400, "name what to retry, such as state: dead"),
         ("/actions/seek?sink=s&until=1h", 400, "until means nothing here"),
         ("/exceptions?error=%00", 400, "characters that the database cannot store"),
-        (f"/exceptions?type={'x' * 1001}", 400, "more than 1000 characters"),
+        (f"/exceptions?type={'x' * 1025}", 400, "more than 1024 characters"),
         ("/exceptions?before=x-s", 400, "before should be a number"),
         ("/keys/nonsense", 404, "search box"),
         (f"/keys/{'0' * 32}", 404, "search box"),
@@ -267,6 +267,28 @@ async def test_a_role_without_the_right_is_told_which_grant_it_needs(database: D
             assert "--grant-read" in visible(await page.get("/", 403))
     finally:
         books.do("drop role looker")
+
+
+async def test_settings_that_a_role_has_recorded_cannot_break_a_page(books: Ledger) -> None:
+    async with browsing(books.database) as page:
+        for config in ("[1, null]", '"text"', "null", '{"sinks.s.url": {"a": [1]}}', "7"):
+            books.do("update outbox.relay set config = %s::jsonb", config)
+            await page.get("/sinks/s")
+
+
+async def test_a_database_without_sinks_and_relays_has_pages_too(database: Database) -> None:
+    async with browsing(database) as page:
+        assert "No sink is known yet" in await page.get("/")
+        for path in ("/exceptions", "/exceptions?view=groups", "/relays", "/database", "/replays", "/audit"):
+            await page.get(path)
+
+
+async def test_the_longest_key_is_found(books: Ledger) -> None:
+    key = "k" * 1024
+    uid = await dead_letter(books, key)
+    async with browsing(books.database) as page:
+        answer = await page.post("/search", {"q": key})
+        assert uid in await page.get(answer.headers["location"])
 
 
 async def test_findings_are_examined_again_once_they_are_old(books: Ledger) -> None:

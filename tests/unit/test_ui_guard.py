@@ -234,7 +234,7 @@ async def test_a_password_that_was_changed_counts_at_once(users: Path) -> None:
         assert (await page.get("/", headers=basic("anna", "another"))).status_code == 200
 
 
-async def test_a_file_that_cannot_be_read_any_more_lets_nobody_in(users: Path) -> None:
+async def test_a_file_that_cannot_be_read_any_more_lets_no_user_in(users: Path) -> None:
     async with client(Basic(FileContent(users, read_users))) as page:
         write(users, "nonsense")
         answer = await page.get("/", headers=basic("anna", "correct horse"))
