@@ -145,7 +145,7 @@ LONG = Form(
         "restore": 5,
     },
     least_events=2_000_000,
-    extra_seconds=1_800.0,
+    extra_seconds=3_600.0,
     rest_seconds=900.0,
 )
 FORMS: Mapping[str, Form] = {form.name: form for form in (SHORT, LONG)}
