@@ -16,7 +16,12 @@ OF_LIBRARIES: Final[Mapping[str, str]] = {
     "django": "{0} of outbox_relay.contrib.django",
 }
 """The functions for the objects of other packages."""
-PAGES: Final[Mapping[str, str]] = {"emit": "docs/emitting.md", "once": "docs/consumers.md"}
+PAGES: Final[Mapping[str, str]] = {
+    "emit": "docs/emitting.md",
+    "cancel": "docs/emitting.md",
+    "reschedule": "docs/emitting.md",
+    "once": "docs/consumers.md",
+}
 """The page about each function."""
 
 

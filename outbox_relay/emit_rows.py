@@ -16,9 +16,11 @@ from datetime import datetime
 from typing import Any, Final, cast
 from uuid import UUID
 
-from outbox_relay.emit_spans import Row
+from outbox_relay.emit_spans import PlainRow, QueuedRow, Row
 
-REFUSED: Final = re.compile(r"outbox\.emit: (?P<said>(?:event (?P<index>[0-9]+): )?.*)", re.DOTALL)
+REFUSED: Final = re.compile(
+    r"outbox\.(?:emit|cancel|reschedule): (?P<said>(?:event (?P<index>[0-9]+): )?.*)", re.DOTALL
+)
 """The message of the database for an event that it refuses (SQLSTATE 22023)."""
 
 JSON_ERROR: Final = re.compile(
@@ -33,6 +35,10 @@ OUTSIDE: Final = (
 )
 """The warning that there is no transaction; the remedy is put into it."""
 
+PLAIN: Final = 7
+"""The number of parameters of an event without tenant, priority and unique key."""
+PRIORITY_SENT: Final = 1 << 31
+"""The first priority that cannot be sent to the database, which checks the limits."""
 PUBLIC: Final = "outbox_relay.outbox"
 """The module under which the errors are known, such as in traces."""
 Dumps = Callable[[Any], str | bytes]
@@ -69,6 +75,9 @@ class Event:
     uid: UUID | None = None
     content_type: str | None = None
     dumps: Dumps | None = field(default=None, repr=False)
+    tenant: str | None = None
+    priority: int | None = None
+    unique_key: str | None = None
 
 
 def refusal(said: str | None) -> InvalidEvent | None:
@@ -81,7 +90,9 @@ def refusal(said: str | None) -> InvalidEvent | None:
 
 def unencodable(error: UnicodeEncodeError) -> InvalidEvent:
     """Return the error for text that the encoding of the connection lacks."""
-    return InvalidEvent(f"type, key or headers have characters that the encoding {error.encoding} lacks")
+    return InvalidEvent(
+        f"type, key, headers, tenant or unique_key have characters that the encoding {error.encoding} lacks"
+    )
 
 
 def warn_outside(remedy: str, stacklevel: int) -> None:
@@ -90,7 +101,9 @@ def warn_outside(remedy: str, stacklevel: int) -> None:
 
 
 def columns(rows: list[Row]) -> tuple[list[Any], ...]:
-    """Return the parameters of several events, column by column."""
+    """Return the parameters of several events, column by column: ten if one of them is a ``QueuedRow``, else seven."""
+    if any(len(row) != PLAIN for row in rows):
+        rows = [(*row, None, None, None) if len(row) == PLAIN else row for row in rows]
     return tuple(list(column) for column in zip(*rows, strict=True))
 
 
@@ -110,14 +123,26 @@ def rows_of(events: Iterable[Event]) -> list[Row]:
 def row_of(event: Event) -> Row:
     """Return the parameters of an event. Raises ``InvalidEvent``."""
     body, content_type = _body(event)
-    return (
+    row = (
         _text("type", event.type),
         body,
         None if event.key is None else _text("key", event.key),
         None if event.headers is None else _headers(event.headers),
-        None if event.deliver_at is None else _time(event.deliver_at),
+        None if event.deliver_at is None else time_text("deliver_at", event.deliver_at),
         None if event.uid is None else _own_uid(event.uid),
         _text("content_type", content_type),
+    )
+    if event.tenant is None and event.priority is None and event.unique_key is None:
+        return row
+    return _queued(event, row)
+
+
+def _queued(event: Event, row: PlainRow) -> QueuedRow:
+    return (
+        *row,
+        None if event.tenant is None else _text("tenant", event.tenant),
+        None if event.priority is None else _priority(event.priority),
+        None if event.unique_key is None else _text("unique_key", event.unique_key),
     )
 
 
@@ -183,12 +208,28 @@ def _headers(headers: object) -> str:
     return json.dumps({name: _text(f"the value of header {name[:60]!r}", value) for name, value in named.items()})
 
 
-def _time(deliver_at: object) -> str:
-    if not isinstance(deliver_at, datetime):
-        raise InvalidEvent(f"deliver_at must be a datetime, not {type(deliver_at).__name__}")
-    if deliver_at.utcoffset() is None:
-        raise InvalidEvent("deliver_at must have a time zone, such as datetime.now(UTC)")
-    return deliver_at.isoformat()
+def _priority(priority: object) -> str:
+    if not isinstance(priority, int) or isinstance(priority, bool):
+        raise InvalidEvent(f"priority must be an int, not {type(priority).__name__}")
+    if not -PRIORITY_SENT <= priority < PRIORITY_SENT:
+        raise InvalidEvent("priority must be a number from -32768 to 32767")
+    return str(int(priority))
+
+
+def time_text(name: str, value: object) -> str:
+    """Return an aware datetime as the text that is sent. Raises ``InvalidEvent`` with the parameter's name."""
+    if not isinstance(value, datetime):
+        raise InvalidEvent(f"{name} must be a datetime, not {type(value).__name__}")
+    if value.utcoffset() is None:
+        raise InvalidEvent(f"{name} must have a time zone, such as datetime.now(UTC)")
+    return value.isoformat()
+
+
+def uid_text(uid: object) -> str:
+    """Return a uid as the text that is sent. Raises TypeError for anything but a UUID."""
+    if not isinstance(uid, UUID):
+        raise TypeError(f"uid must be a uuid.UUID, not {type(uid).__name__}")
+    return str(uid)
 
 
 def _own_uid(uid: object) -> str:

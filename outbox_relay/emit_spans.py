@@ -26,8 +26,14 @@ HEADERS_MAX_BYTES: Final = 16384
 TRACESTATE_MAX_CHARS: Final = 512
 """Longest ``tracestate`` that is stored. Every receiver accepts as much (W3C Trace Context, 3.3.1.5)."""
 
-Row = tuple[str, bytes, str | None, str | None, str | None, str | None, str]
-"""The parameters of one event: its type is the first, the JSON text of its headers the fourth."""
+PlainRow = tuple[str, bytes, str | None, str | None, str | None, str | None, str]
+QueuedRow = tuple[str, bytes, str | None, str | None, str | None, str | None, str, str | None, str | None, str | None]
+Row = PlainRow | QueuedRow
+"""The parameters of one event: its type is the first, the JSON text of its headers the fourth.
+
+A ``QueuedRow`` has tenant, priority and unique key too. Without them an event is a ``PlainRow``, which earlier versions
+of the schema take.
+"""
 
 _log = logging.getLogger(__name__)
 _known: tuple[TracerProvider | None, Tracer | None] = (None, None)
@@ -134,7 +140,7 @@ def _with_context(row: Row, own: Mapping[str, str], context: SpanContext) -> Row
         # The text has ASCII only, and is therefore at least as long as what the database measures.
         text = json.dumps({**own, **ours})
         if len(text) <= HEADERS_MAX_BYTES:
-            return (*row[:3], text, *row[4:])
+            return cast("Row", (*row[:3], text, *row[4:]))
     return row
 
 

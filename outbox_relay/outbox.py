@@ -1,4 +1,4 @@
-"""Emitting events from Python, in the caller's own transaction and over its connection.
+"""Emitting events from Python, and changing scheduled ones, in the caller's own transaction and over its connection.
 
 This module imports only psycopg, the standard library, ``callers``, ``emit_rows`` and ``emit_spans``. docs/emitting.md
 shows every use.
@@ -6,7 +6,7 @@ shows every use.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, LiteralString
 from uuid import UUID
@@ -18,6 +18,7 @@ from psycopg.rows import TupleRow, tuple_row
 from outbox_relay import emit_spans
 from outbox_relay.callers import AnyConnection, async_connection_of, connection_of, is_outside_transaction
 from outbox_relay.emit_rows import (
+    PLAIN,
     Dumps,
     Event,
     InvalidEvent,
@@ -26,16 +27,35 @@ from outbox_relay.emit_rows import (
     refusal,
     row_of,
     rows_of,
+    time_text,
+    uid_text,
     unencodable,
     warn_outside,
 )
 from outbox_relay.emit_spans import Row
 
-__all__ = ["Event", "InvalidEvent", "NotInTransaction", "aemit", "aemit_many", "emit", "emit_many"]
+__all__ = [
+    "Event",
+    "InvalidEvent",
+    "NotInTransaction",
+    "acancel",
+    "aemit",
+    "aemit_many",
+    "areschedule",
+    "cancel",
+    "emit",
+    "emit_many",
+    "reschedule",
+]
 
 # Every parameter is cast, because the type of a string depends on the dumpers that the application registered.
 ONE: Final[LiteralString] = """
 select outbox.emit_raw(%s::text, %b::bytea, %s::text, %s::jsonb, %s::timestamptz, %s::uuid, %s::text)
+"""
+
+ONE_QUEUED: Final[LiteralString] = """
+select outbox.emit_raw(%s::text, %b::bytea, %s::text, %s::jsonb, %s::timestamptz, %s::uuid, %s::text, %s::text,
+                       %s::text::integer, %s::text)
 """
 
 # unnest returns rows in the order of its arrays, and the query keeps it; a sort would copy every payload.
@@ -47,6 +67,24 @@ select outbox.emit_raw(e.type, e.payload, e.key, e.headers, e.deliver_at, e.uid,
        with ordinality e (type, payload, key, headers, deliver_at, uid, content_type, place)
  where set_config('outbox.event_index', (e.place - 1)::text, true) is not null
 """
+
+# Unique keys are locked in an order that all transactions share, before the first event is emitted.
+MANY_QUEUED: Final[LiteralString] = """
+with locked as materialized (select outbox.lock_unique_keys(%s::text[], %s::text[]) as number)
+select outbox.emit_raw(e.type, e.payload, e.key, e.headers, e.deliver_at, e.uid, e.content_type, e.tenant, e.priority,
+                       e.unique_key),
+       set_config('outbox.event_index', '', true)
+  from locked
+ cross join unnest(%s::text[], %b::bytea[], %s::text[], %s::jsonb[], %s::timestamptz[], %s::uuid[], %s::text[],
+                   %s::text[], %s::text[]::integer[], %s::text[])
+       with ordinality e (type, payload, key, headers, deliver_at, uid, content_type, tenant, priority, unique_key,
+                          place)
+ where locked.number is not null and set_config('outbox.event_index', (e.place - 1)::text, true) is not null
+"""
+
+# A row if it was in time, whatever loaders the application has for booleans.
+CANCEL: Final[LiteralString] = "select 1 where outbox.cancel(%s::text::uuid)"
+RESCHEDULE: Final[LiteralString] = "select 1 where outbox.reschedule(%s::text::uuid, %s::text::timestamptz)"
 
 
 def emit(
@@ -60,6 +98,9 @@ def emit(
     uid: UUID | None = None,
     content_type: str | None = None,
     dumps: Dumps | None = None,
+    tenant: str | None = None,
+    priority: int | None = None,
+    unique_key: str | None = None,
 ) -> UUID:
     """Emit one event in the transaction of ``conn``, in one round trip; return its uid.
 
@@ -67,14 +108,17 @@ def emit(
     ``content_type``. ``dumps`` replaces ``json.dumps`` for any payload, and returns str or bytes. ``key`` has at most
     1,024 bytes; events of a key keep their order. Names of ``headers`` are HTTP tokens. ``deliver_at`` is an aware
     datetime before which the event is not delivered. ``uid`` makes a retry idempotent: an event whose uid was already
-    emitted is not emitted again, and the uid is returned.
+    emitted is not emitted again, and the uid is returned. ``tenant`` is whose event it is, and ``priority`` its rank,
+    from -32768 to 32767, 0 by default; both are stored. ``unique_key`` merges events of one type: while an earlier one
+    with it is not done, nothing is emitted, and that one's uid is returned.
 
     Never commits. Warns with :class:`NotInTransaction` in autocommit mode outside a transaction.
 
     Raises :class:`InvalidEvent` for an event that the outbox refuses, ``psycopg.Error`` for all other failures.
     """
     connection = connection_of(conn, "emit")
-    row = row_of(Event(type, payload, key, headers, deliver_at, uid, content_type, dumps))
+    event = Event(type, payload, key, headers, deliver_at, uid, content_type, dumps, tenant, priority, unique_key)
+    row = row_of(event)
     _warn_outside(connection)
     if (spans := emit_spans.begin((row,))) is None:
         return insert(connection, row)
@@ -93,10 +137,14 @@ async def aemit(
     uid: UUID | None = None,
     content_type: str | None = None,
     dumps: Dumps | None = None,
+    tenant: str | None = None,
+    priority: int | None = None,
+    unique_key: str | None = None,
 ) -> UUID:
     """Emit one event over an asynchronous connection or cursor, as :func:`emit` does."""
     connection = async_connection_of(conn, "emit")
-    row = row_of(Event(type, payload, key, headers, deliver_at, uid, content_type, dumps))
+    event = Event(type, payload, key, headers, deliver_at, uid, content_type, dumps, tenant, priority, unique_key)
+    row = row_of(event)
     _warn_outside(connection)
     if (spans := emit_spans.begin((row,))) is None:
         return await _ainsert(connection, row)
@@ -143,7 +191,7 @@ def insert(connection: psycopg.Connection[Any], row: Row) -> UUID:
     """Insert an event and return its uid. Raises as :func:`emit`."""
     try:
         with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
-            return _uid(cursor.execute(ONE, row, prepare=False).fetchone())
+            return _uid(cursor.execute(_one(row), row, prepare=False).fetchone())
     except (errors.InvalidParameterValue, UnicodeEncodeError) as error:
         raise _refusal(error) from None
 
@@ -151,7 +199,7 @@ def insert(connection: psycopg.Connection[Any], row: Row) -> UUID:
 async def _ainsert(connection: psycopg.AsyncConnection[Any], row: Row) -> UUID:
     try:
         async with psycopg.AsyncCursor(connection, row_factory=tuple_row) as cursor:
-            await cursor.execute(ONE, row, prepare=False)
+            await cursor.execute(_one(row), row, prepare=False)
             return _uid(await cursor.fetchone())
     except (errors.InvalidParameterValue, UnicodeEncodeError) as error:
         raise _refusal(error) from None
@@ -161,7 +209,7 @@ def insert_many(connection: psycopg.Connection[Any], rows: list[Row]) -> list[UU
     """Insert events in order and return their uids. Raises as :func:`emit_many`."""
     try:
         with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
-            return [_uid(row) for row in cursor.execute(MANY, columns(rows), prepare=False).fetchall()]
+            return [_uid(row) for row in cursor.execute(*_many(rows), prepare=False).fetchall()]
     except (errors.InvalidParameterValue, UnicodeEncodeError) as error:
         raise _refusal(error) from None
 
@@ -169,9 +217,72 @@ def insert_many(connection: psycopg.Connection[Any], rows: list[Row]) -> list[UU
 async def _ainsert_many(connection: psycopg.AsyncConnection[Any], rows: list[Row]) -> list[UUID]:
     try:
         async with psycopg.AsyncCursor(connection, row_factory=tuple_row) as cursor:
-            await cursor.execute(MANY, columns(rows), prepare=False)
+            await cursor.execute(*_many(rows), prepare=False)
             return [_uid(row) for row in await cursor.fetchall()]
     except (errors.InvalidParameterValue, UnicodeEncodeError) as error:
+        raise _refusal(error) from None
+
+
+def _one(row: Row) -> LiteralString:
+    return ONE if len(row) == PLAIN else ONE_QUEUED
+
+
+def _many(rows: list[Row]) -> tuple[LiteralString, Sequence[object]]:
+    """Return the statement for these events, and its parameters."""
+    values = columns(rows)
+    return (MANY, values) if len(values) == PLAIN else (MANY_QUEUED, (values[0], values[-1], *values))
+
+
+# -- scheduled events ---------------------------------------------------------------------------------------------
+
+
+def cancel(conn: psycopg.Connection[Any] | psycopg.Cursor[Any], uid: UUID) -> bool:
+    """Cancel a scheduled event in the transaction of ``conn``; return True if that was in time.
+
+    True means that no sink delivers the event once the transaction is committed. False means that it was due already,
+    or that there is no such event, and nothing has changed. Events are cancelled by the role that emitted them.
+
+    Raises :class:`InvalidEvent` for the event of another role, TypeError for a ``uid`` that is no UUID,
+    ``psycopg.Error`` for all other failures.
+    """
+    return change(connection_of(conn, "cancel"), CANCEL, (uid_text(uid),))
+
+
+async def acancel(conn: psycopg.AsyncConnection[Any] | psycopg.AsyncCursor[Any], uid: UUID) -> bool:
+    """Cancel a scheduled event over an asynchronous connection or cursor, as :func:`cancel` does."""
+    return await _achange(async_connection_of(conn, "cancel"), CANCEL, (uid_text(uid),))
+
+
+def reschedule(conn: psycopg.Connection[Any] | psycopg.Cursor[Any], uid: UUID, at: datetime) -> bool:
+    """Move a scheduled event to ``at``, an aware datetime; return True if that was in time.
+
+    A time that has passed makes the event due at once. Otherwise as :func:`cancel`.
+    """
+    return change(connection_of(conn, "reschedule"), RESCHEDULE, (uid_text(uid), time_text("at", at)))
+
+
+async def areschedule(conn: psycopg.AsyncConnection[Any] | psycopg.AsyncCursor[Any], uid: UUID, at: datetime) -> bool:
+    """Move a scheduled event over an asynchronous connection or cursor, as :func:`reschedule` does."""
+    return await _achange(async_connection_of(conn, "reschedule"), RESCHEDULE, (uid_text(uid), time_text("at", at)))
+
+
+def change(connection: psycopg.Connection[Any], statement: LiteralString, parameters: Sequence[str]) -> bool:
+    """Change a scheduled event and return True if that was in time. Raises as :func:`cancel`."""
+    try:
+        with psycopg.Cursor(connection, row_factory=tuple_row) as cursor:
+            return cursor.execute(statement, parameters, prepare=False).fetchone() is not None
+    except errors.InvalidParameterValue as error:
+        raise _refusal(error) from None
+
+
+async def _achange(
+    connection: psycopg.AsyncConnection[Any], statement: LiteralString, parameters: Sequence[str]
+) -> bool:
+    try:
+        async with psycopg.AsyncCursor(connection, row_factory=tuple_row) as cursor:
+            await cursor.execute(statement, parameters, prepare=False)
+            return await cursor.fetchone() is not None
+    except errors.InvalidParameterValue as error:
         raise _refusal(error) from None
 
 

@@ -1,7 +1,7 @@
 -- Gives every role of outbox.grantee what its kind needs on the schema as it now is, and takes everything else from
 -- every role but the owner. `migrate` runs it each time; it can be run again at any time.
 --
--- An application (kind `emit`) may call three functions and nothing else, and a consumer (kind `consume`) one. A relay may
+-- An application (kind `emit`) may call six functions and nothing else, and a consumer (kind `consume`) one. A relay may
 -- read everything, write its positions and exceptions, and never change the log. UPDATE of any column is what row locks ask
 -- for. Every other action is a function that an operator's role may call.
 
@@ -13,7 +13,7 @@ create or replace view outbox.privilege (kind, object_type, name, columns, privi
 select k.kind, l.object_type, n.name, l.columns, l.privilege
   from (values
     ('emit', 'schema', '{outbox}'::text[], null::text[], 'USAGE'),
-    ('emit', 'function', '{emit, emit_raw, emitted}', null, 'EXECUTE'),
+    ('emit', 'function', '{cancel, emit, emit_raw, emitted, lock_unique_keys, reschedule}', null, 'EXECUTE'),
 
     ('consume', 'schema', '{outbox}', null, 'USAGE'),
     ('consume', 'function', '{once}', null, 'EXECUTE'),
@@ -27,7 +27,12 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
     ('relay', 'table', '{delivery, event, event_default, grantee, meta, progress, relay, shard, sink, standing, uid}',
      null, 'SELECT'),
     ('relay', 'table', '{foreign_default_privilege, foreign_privilege}', null, 'SELECT'),
-    ('relay', 'table', '{discarded}', null, 'SELECT'),
+    ('relay', 'table', '{discarded, scheduled_change}', null, 'SELECT'),
+    -- Scheduled events that are changed, and unique keys.
+    ('relay', 'function', '{apply_scheduled_changes, finish_unique_keys, is_untouched, mark_cancelled, take_scheduled, '
+                          'trim_scheduled_changes}', null, 'EXECUTE'),
+    ('owner', 'function', '{change_scheduled, claim_unique_key, drop_cancelled, not_to_replay, queue_fault, require_own_key, '
+                          'scheduled_event, uid_lock}', null, 'EXECUTE'),
     ('relay', 'table', '{sink}', '{last_error_mended_at}', 'UPDATE'),
     ('relay', 'sequence', '{event_id_seq, server_mark}', null, 'SELECT'),
     ('relay', 'table', '{sink}', '{circuit, circuit_since, in_flight_limit, last_error, last_error_at, paused, '
@@ -53,7 +58,8 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
     ('read', 'table', '{audit, discarded, meta, progress, shard, sink, standing}', null, 'SELECT'),
     -- Not `config` and `retention`: outbox.relay_configs and outbox.retention_status show them.
     ('read', 'table', '{relay}', '{id, name, version, sinks, started_at, seen_at}', 'SELECT'),
-    ('read', 'table', '{event}', '{xid, id, shard, uid, type, key, content_type, deliver_at, created_at, emitter}', 'SELECT'),
+    ('read', 'table', '{event}', '{xid, id, shard, uid, type, key, content_type, deliver_at, created_at, emitter, tenant, '
+                               'priority}', 'SELECT'),
     ('read', 'table', '{event_default}', '{id}', 'SELECT'),
     ('read', 'table', '{delivery}',
      '{sink, id, shard, state, ordered, due_at, priority, attempts, claims, suspect, lease, lease_until, owner, last_error, '

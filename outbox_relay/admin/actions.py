@@ -74,6 +74,9 @@ async def emit(
     headers: Mapping[str, str] | None,
     content_type: str,
     uid: UUID | None,
+    tenant: str | None = None,
+    priority: int | None = None,
+    unique_key: str | None = None,
 ) -> UUID:
     """Emit one event in its own transaction, and return its uid.
 
@@ -82,7 +85,16 @@ async def emit(
     try:
         async with store.transaction() as connection:
             return await outbox.aemit(
-                connection, event_type, payload, key=key, headers=headers, uid=uid, content_type=content_type
+                connection,
+                event_type,
+                payload,
+                key=key,
+                headers=headers,
+                uid=uid,
+                content_type=content_type,
+                tenant=tenant,
+                priority=priority,
+                unique_key=unique_key,
             )
     except outbox.InvalidEvent as error:
         raise ConfigurationError(str(error)) from None

@@ -50,9 +50,10 @@ def _heading(found: dict[str, Any]) -> list[str]:
     if found["type"] is None:
         return [f"{found['uid']}", f"id {found['id']}, no longer in the log"]
     key = "without a key" if found["key"] is None else f"key {found['key']}"
+    ranks = "".join(f", {name} {found[name]}" for name in ("tenant", "priority") if found.get(name) is not None)
     place = f"id {found['id']}, shard {found['shard']}, {'' if found['in_log'] else 'no longer '}in the log"
     return [
-        f"{found['uid']}  {found['type']}  {key}",
+        f"{found['uid']}  {found['type']}  {key}{ranks}",
         f"emitted {found['created_at']}, {duration(found['age_seconds'])} ago; {place}",
     ]
 

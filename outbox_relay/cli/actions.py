@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 from uuid import UUID
 
-from outbox_relay.cli.arguments import PAYLOAD_BYTES, header, text, uid
+from outbox_relay.cli.arguments import PAYLOAD_BYTES, header, integer_between, text, uid
 from outbox_relay.cli.command import add_command, query
 from outbox_relay.cli.confirmation import actor
 from outbox_relay.cli.output import DONE
@@ -38,6 +38,11 @@ def add(commands: Any) -> None:
     emit.add_argument("--header", type=header, metavar="NAME=VALUE", action="append", default=[], help="a header")
     emit.add_argument("--content-type", type=text, metavar="TYPE", help="default: application/json, which is checked")
     emit.add_argument("--uid", type=uid, help="an idempotency key; a second emit with it does nothing")
+    emit.add_argument("--tenant", type=text, help="the tenant to which the event belongs")
+    emit.add_argument(
+        "--priority", type=integer_between(-32768, 32767), metavar="NUMBER", help="higher ones come first; default: 0"
+    )
+    emit.add_argument("--unique-key", type=text, metavar="KEY", help="emit nothing while an event with it is not done")
 
 
 def _pause(arguments: argparse.Namespace) -> int:
@@ -77,6 +82,9 @@ def _emit(arguments: argparse.Namespace) -> int:
             headers=headers or None,
             content_type=arguments.content_type or "application/json",
             uid=arguments.uid,
+            tenant=arguments.tenant,
+            priority=arguments.priority,
+            unique_key=arguments.unique_key,
         )
 
     print(query(arguments, emit, check_schema=False, grant="emit"))

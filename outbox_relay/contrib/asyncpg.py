@@ -15,6 +15,7 @@ from asyncpg.pool import PoolConnectionProxy
 
 from outbox_relay import emit_spans
 from outbox_relay.emit_rows import (
+    PLAIN,
     Dumps,
     Event,
     InvalidEvent,
@@ -23,6 +24,8 @@ from outbox_relay.emit_rows import (
     refusal,
     row_of,
     rows_of,
+    time_text,
+    uid_text,
     warn_outside,
 )
 from outbox_relay.emit_spans import Row
@@ -37,10 +40,12 @@ __all__ = [
     "InvalidMark",
     "NoTransaction",
     "NotInTransaction",
+    "cancel",
     "consumer_of",
     "emit",
     "emit_many",
     "once",
+    "reschedule",
     "uid_of",
 ]
 
@@ -57,6 +62,24 @@ select outbox.emit_raw(e.type, e.payload, e.key, e.headers::jsonb, e.deliver_at:
        with ordinality e (type, payload, key, headers, deliver_at, uid, content_type, place)
  where set_config('outbox.event_index', (e.place - 1)::text, true) is not null
 """
+ONE_QUEUED: Final = """
+select outbox.emit_raw($1::text, $2::bytea, $3::text, $4::text::jsonb, $5::text::timestamptz, $6::text::uuid,
+                       $7::text, $8::text, $9::text::integer, $10::text)::text
+"""
+MANY_QUEUED: Final = """
+with locked as materialized (select outbox.lock_unique_keys($1::text[], $10::text[]) as number)
+select outbox.emit_raw(e.type, e.payload, e.key, e.headers::jsonb, e.deliver_at::timestamptz, e.uid::uuid,
+                       e.content_type, e.tenant, e.priority::integer, e.unique_key)::text,
+       set_config('outbox.event_index', '', true)
+  from locked
+ cross join unnest($1::text[], $2::bytea[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[],
+                   $9::text[], $10::text[])
+       with ordinality e (type, payload, key, headers, deliver_at, uid, content_type, tenant, priority, unique_key,
+                          place)
+ where locked.number is not null and set_config('outbox.event_index', (e.place - 1)::text, true) is not null
+"""
+CANCEL: Final = "select 1 where outbox.cancel($1::text::uuid)"
+RESCHEDULE: Final = "select 1 where outbox.reschedule($1::text::uuid, $2::text::timestamptz)"
 ONCE: Final = "select 1 where outbox.once($1::text, $2::text::uuid)"
 REMEDY: Final = "async with conn.transaction():"
 """The remedy for a call outside a transaction."""
@@ -73,6 +96,9 @@ async def emit(
     uid: UUID | None = None,
     content_type: str | None = None,
     dumps: Dumps | None = None,
+    tenant: str | None = None,
+    priority: int | None = None,
+    unique_key: str | None = None,
 ) -> UUID:
     """Emit one event in the transaction of ``conn``, in one round trip; return its uid.
 
@@ -82,7 +108,8 @@ async def emit(
     Raises :class:`InvalidEvent` for an event that the outbox refuses, ``asyncpg.PostgresError`` for all other failures.
     """
     connection = _connection(conn)
-    row = row_of(Event(type, payload, key, headers, deliver_at, uid, content_type, dumps))
+    event = Event(type, payload, key, headers, deliver_at, uid, content_type, dumps, tenant, priority, unique_key)
+    row = row_of(event)
     _warn_outside(connection)
     if (spans := emit_spans.begin((row,))) is None:
         return await _insert(connection, row)
@@ -107,6 +134,22 @@ async def emit_many(conn: Connection, events: Iterable[Event]) -> list[UUID]:
         return spans.emitted(await _insert_many(connection, spans.rows))
 
 
+async def cancel(conn: Connection, uid: UUID) -> bool:
+    """Cancel a scheduled event in the transaction of ``conn``; return True if that was in time.
+
+    As ``outbox.cancel``, but raises ``asyncpg.PostgresError``.
+    """
+    return await _change(_connection(conn, "cancel"), CANCEL, uid_text(uid))
+
+
+async def reschedule(conn: Connection, uid: UUID, at: datetime) -> bool:
+    """Move a scheduled event to ``at``, an aware datetime; return True if that was in time.
+
+    As ``outbox.reschedule``, but raises ``asyncpg.PostgresError``.
+    """
+    return await _change(_connection(conn, "reschedule"), RESCHEDULE, uid_text(uid), time_text("at", at))
+
+
 async def once(conn: Connection, consumer: str, uid: UUID | str) -> bool:
     """Mark an event as handled in the transaction of ``conn``, in one round trip; return True the first time.
 
@@ -129,7 +172,7 @@ async def once(conn: Connection, consumer: str, uid: UUID | str) -> bool:
 
 async def _insert(connection: Connection, row: Row) -> UUID:
     try:
-        return UUID(await connection.fetchval(ONE, *row))
+        return UUID(await connection.fetchval(ONE if len(row) == PLAIN else ONE_QUEUED, *row))
     except asyncpg.InvalidParameterValueError as error:
         if (refused := refusal(error.message)) is not None:
             raise refused from None
@@ -137,8 +180,19 @@ async def _insert(connection: Connection, row: Row) -> UUID:
 
 
 async def _insert_many(connection: Connection, rows: list[Row]) -> list[UUID]:
+    values = columns(rows)
     try:
-        return [UUID(found[0]) for found in await connection.fetch(MANY, *columns(rows))]
+        many = await connection.fetch(MANY if len(values) == PLAIN else MANY_QUEUED, *values)
+        return [UUID(found[0]) for found in many]
+    except asyncpg.InvalidParameterValueError as error:
+        if (refused := refusal(error.message)) is not None:
+            raise refused from None
+        raise
+
+
+async def _change(connection: Connection, statement: str, *parameters: str) -> bool:
+    try:
+        return await connection.fetchrow(statement, *parameters) is not None
     except asyncpg.InvalidParameterValueError as error:
         if (refused := refusal(error.message)) is not None:
             raise refused from None

@@ -10,13 +10,14 @@ from datetime import datetime
 from typing import Any, Final, TypeAlias, cast
 from uuid import UUID
 
-from sqlalchemy import ARRAY, Connection, LargeBinary, String, bindparam, text
+from sqlalchemy import ARRAY, Connection, LargeBinary, String, TextClause, bindparam, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session, scoped_session
 
 from outbox_relay import emit_spans
 from outbox_relay.emit_rows import (
+    PLAIN,
     Dumps,
     Event,
     InvalidEvent,
@@ -25,6 +26,8 @@ from outbox_relay.emit_rows import (
     refusal,
     row_of,
     rows_of,
+    time_text,
+    uid_text,
     unencodable,
     warn_outside,
 )
@@ -47,13 +50,17 @@ __all__ = [
     "InvalidMark",
     "NoTransaction",
     "NotInTransaction",
+    "acancel",
     "aemit",
     "aemit_many",
     "aonce",
+    "areschedule",
+    "cancel",
     "consumer_of",
     "emit",
     "emit_many",
     "once",
+    "reschedule",
     "uid_of",
 ]
 
@@ -65,13 +72,42 @@ REFUSED: Final = "22023"
 REMEDY: Final = "with engine.begin() as conn:"
 """The remedy for a call in autocommit mode."""
 NAMES: Final = ("type", "payload", "key", "headers", "deliver_at", "uid", "content_type")
-_ONE: Final = text("""
+QUEUED_NAMES: Final = (*NAMES, "tenant", "priority", "unique_key")
+
+
+def _one(statement: str, names: tuple[str, ...]) -> TextClause:
+    return text(statement).bindparams(
+        *(bindparam(name, type_=LargeBinary() if name == "payload" else String()) for name in names)
+    )
+
+
+def _many(statement: str, names: tuple[str, ...]) -> TextClause:
+    return text(statement).bindparams(
+        *(bindparam(name, type_=ARRAY(LargeBinary() if name == "payload" else String())) for name in names)
+    )
+
+
+_ONE: Final = _one(
+    """
 select cast(outbox.emit_raw(cast(:type as text), :payload, cast(:key as text),
                             cast(cast(:headers as text) as jsonb),
                             cast(cast(:deliver_at as text) as timestamptz),
                             cast(cast(:uid as text) as uuid), cast(:content_type as text)) as text)
-""").bindparams(*(bindparam(name, type_=LargeBinary() if name == "payload" else String()) for name in NAMES))
-_MANY: Final = text("""
+""",
+    NAMES,
+)
+_ONE_QUEUED: Final = _one(
+    """
+select cast(outbox.emit_raw(cast(:type as text), :payload, cast(:key as text),
+                            cast(cast(:headers as text) as jsonb),
+                            cast(cast(:deliver_at as text) as timestamptz),
+                            cast(cast(:uid as text) as uuid), cast(:content_type as text), cast(:tenant as text),
+                            cast(cast(:priority as text) as integer), cast(:unique_key as text)) as text)
+""",
+    QUEUED_NAMES,
+)
+_MANY: Final = _many(
+    """
 select cast(outbox.emit_raw(e.type, e.payload, e.key, cast(e.headers as jsonb), cast(e.deliver_at as timestamptz),
                             cast(e.uid as uuid), e.content_type) as text),
        set_config('outbox.event_index', '', true)
@@ -79,7 +115,35 @@ select cast(outbox.emit_raw(e.type, e.payload, e.key, cast(e.headers as jsonb), 
               cast(:deliver_at as text[]), cast(:uid as text[]), cast(:content_type as text[]))
        with ordinality e (type, payload, key, headers, deliver_at, uid, content_type, place)
  where set_config('outbox.event_index', cast(e.place - 1 as text), true) is not null
-""").bindparams(*(bindparam(name, type_=ARRAY(LargeBinary() if name == "payload" else String())) for name in NAMES))
+""",
+    NAMES,
+)
+_MANY_QUEUED: Final = _many(
+    """
+with locked as materialized (
+    select outbox.lock_unique_keys(cast(:type as text[]), cast(:unique_key as text[])) as number
+)
+select cast(outbox.emit_raw(e.type, e.payload, e.key, cast(e.headers as jsonb), cast(e.deliver_at as timestamptz),
+                            cast(e.uid as uuid), e.content_type, e.tenant, cast(e.priority as integer),
+                            e.unique_key) as text),
+       set_config('outbox.event_index', '', true)
+  from locked
+ cross join unnest(cast(:type as text[]), cast(:payload as bytea[]), cast(:key as text[]), cast(:headers as text[]),
+                   cast(:deliver_at as text[]), cast(:uid as text[]), cast(:content_type as text[]),
+                   cast(:tenant as text[]), cast(:priority as text[]), cast(:unique_key as text[]))
+       with ordinality e (type, payload, key, headers, deliver_at, uid, content_type, tenant, priority, unique_key,
+                          place)
+ where locked.number is not null
+   and set_config('outbox.event_index', cast(e.place - 1 as text), true) is not null
+""",
+    QUEUED_NAMES,
+)
+_CANCEL: Final = text("""
+select 1 where outbox.cancel(cast(cast(:uid as text) as uuid))
+""").bindparams(bindparam("uid", type_=String()))
+_RESCHEDULE: Final = text("""
+select 1 where outbox.reschedule(cast(cast(:uid as text) as uuid), cast(cast(:at as text) as timestamptz))
+""").bindparams(bindparam("uid", type_=String()), bindparam("at", type_=String()))
 _ONCE: Final = text("""
 select 1 where outbox.once(cast(:consumer as text), cast(cast(:uid as text) as uuid))
 """).bindparams(bindparam("consumer", type_=String()), bindparam("uid", type_=String()))
@@ -96,6 +160,9 @@ def emit(
     uid: UUID | None = None,
     content_type: str | None = None,
     dumps: Dumps | None = None,
+    tenant: str | None = None,
+    priority: int | None = None,
+    unique_key: str | None = None,
 ) -> UUID:
     """Emit one event in the transaction of a session or connection, in one round trip; return its uid.
 
@@ -106,7 +173,8 @@ def emit(
     failures.
     """
     connection = _connection(_caller(conn))
-    row = row_of(Event(type, payload, key, headers, deliver_at, uid, content_type, dumps))
+    event = Event(type, payload, key, headers, deliver_at, uid, content_type, dumps, tenant, priority, unique_key)
+    row = row_of(event)
     if _is_autocommit(connection):
         warn_outside(REMEDY, 2)
     if (spans := emit_spans.begin((row,))) is None:
@@ -144,10 +212,14 @@ async def aemit(
     uid: UUID | None = None,
     content_type: str | None = None,
     dumps: Dumps | None = None,
+    tenant: str | None = None,
+    priority: int | None = None,
+    unique_key: str | None = None,
 ) -> UUID:
     """Emit one event in the transaction of an asynchronous session or connection, as :func:`emit` does."""
     connection = await _async_connection(_async_caller(conn))
-    row = row_of(Event(type, payload, key, headers, deliver_at, uid, content_type, dumps))
+    event = Event(type, payload, key, headers, deliver_at, uid, content_type, dumps, tenant, priority, unique_key)
+    row = row_of(event)
     if await connection.run_sync(_is_autocommit):
         warn_outside(f"async {REMEDY}", 2)
     if (spans := emit_spans.begin((row,))) is None:
@@ -168,6 +240,38 @@ async def aemit_many(conn: AsyncCaller, events: Iterable[Event]) -> list[UUID]:
         return await connection.run_sync(_insert_many, rows)
     with spans:
         return spans.emitted(await connection.run_sync(_insert_many, spans.rows))
+
+
+def cancel(conn: Caller, uid: UUID) -> bool:
+    """Cancel a scheduled event in the transaction of a session or connection; return True if that was in time.
+
+    As ``outbox.cancel``, but raises ``sqlalchemy.exc.SQLAlchemyError``. A session is flushed first.
+    """
+    parameters = {"uid": uid_text(uid)}
+    return _change(_connection(_caller(conn, "cancel")), _CANCEL, parameters)
+
+
+def reschedule(conn: Caller, uid: UUID, at: datetime) -> bool:
+    """Move a scheduled event to ``at``, an aware datetime; return True if that was in time.
+
+    As ``outbox.reschedule``, but raises ``sqlalchemy.exc.SQLAlchemyError``. A session is flushed first.
+    """
+    parameters = {"uid": uid_text(uid), "at": time_text("at", at)}
+    return _change(_connection(_caller(conn, "reschedule")), _RESCHEDULE, parameters)
+
+
+async def acancel(conn: AsyncCaller, uid: UUID) -> bool:
+    """Cancel a scheduled event in the transaction of an asynchronous session or connection, as :func:`cancel` does."""
+    parameters = {"uid": uid_text(uid)}
+    connection = await _async_connection(_async_caller(conn, "cancel"))
+    return await connection.run_sync(_change, _CANCEL, parameters)
+
+
+async def areschedule(conn: AsyncCaller, uid: UUID, at: datetime) -> bool:
+    """Move a scheduled event over an asynchronous session or connection, as :func:`reschedule` does."""
+    parameters = {"uid": uid_text(uid), "at": time_text("at", at)}
+    connection = await _async_connection(_async_caller(conn, "reschedule"))
+    return await connection.run_sync(_change, _RESCHEDULE, parameters)
 
 
 def once(conn: Caller, consumer: str, uid: UUID | str) -> bool:
@@ -195,7 +299,8 @@ async def aonce(conn: AsyncCaller, consumer: str, uid: UUID | str) -> bool:
 
 def _insert(connection: Connection, row: Row) -> UUID:
     try:
-        return UUID(connection.execute(_ONE, dict(zip(NAMES, row, strict=True))).scalar_one())
+        statement, names = (_ONE, NAMES) if len(row) == PLAIN else (_ONE_QUEUED, QUEUED_NAMES)
+        return UUID(connection.execute(statement, dict(zip(names, row, strict=True))).scalar_one())
     except UnicodeEncodeError as error:
         raise unencodable(error) from None
     except DBAPIError as error:
@@ -206,8 +311,10 @@ def _insert(connection: Connection, row: Row) -> UUID:
 
 
 def _insert_many(connection: Connection, rows: list[Row]) -> list[UUID]:
+    values = columns(rows)
+    statement, names = (_MANY, NAMES) if len(values) == PLAIN else (_MANY_QUEUED, QUEUED_NAMES)
     try:
-        found = connection.execute(_MANY, dict(zip(NAMES, columns(rows), strict=True)))
+        found = connection.execute(statement, dict(zip(names, values, strict=True)))
         return [UUID(uid) for uid, _ in found.all()]
     except UnicodeEncodeError as error:
         raise unencodable(error) from None
@@ -215,6 +322,15 @@ def _insert_many(connection: Connection, rows: list[Row]) -> list[UUID]:
         if (refused := _refusal(error)) is not None:
             raise refused from None
         error.hide_parameters = True  # they hold the payload
+        raise
+
+
+def _change(connection: Connection, statement: TextClause, parameters: Mapping[str, str]) -> bool:
+    try:
+        return connection.execute(statement, parameters).first() is not None
+    except DBAPIError as error:
+        if (refused := _refusal(error)) is not None:
+            raise refused from None
         raise
 
 

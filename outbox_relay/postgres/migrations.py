@@ -254,6 +254,11 @@ def _explain(error: psycopg.Error) -> RelayError:
             f"the database says: {error.diag.message_primary} ({error.sqlstate}): run migrate as the owner of schema "
             "outbox or, to create it, as a role that may create schemas in this database, its owner for example"
         )
+    if error.sqlstate == errors.DependentObjectsStillExist.sqlstate:
+        return DatabaseUnusable(
+            f"the database says: {error.diag.message_primary} ({error.sqlstate}): {error.diag.message_detail}. "
+            "Drop them, run migrate, and create them again; nothing was changed"
+        )
     return explain(error)
 
 

@@ -96,6 +96,23 @@ class ShardStatements(Database):
         """Delete up to ``most`` positions of names that no sink has; return their number."""
         return await self._do("trim_former_positions", {"most": most})
 
+    # -- scheduled events and unique keys -------------------------------------------------------------------------
+
+    async def apply_scheduled_changes(self, most: int) -> int:
+        """Carry out up to ``most`` changes of scheduled events on their rows; return how many were looked at."""
+        [(looked,)] = await self._rows("apply_scheduled_changes", {"most": most})
+        return looked
+
+    async def finish_unique_keys(self, most: int) -> int:
+        """Delete unique keys of events that are done, among ``most``; return their number."""
+        [(finished,)] = await self._rows("finish_unique_keys", {"most": most})
+        return finished
+
+    async def trim_scheduled_changes(self, most: int) -> int:
+        """Delete up to ``most`` changes of events that are gone; return their number."""
+        [(removed,)] = await self._rows("trim_scheduled_changes", {"most": most})
+        return removed
+
     # -- relays -----------------------------------------------------------------------------------------------
 
     async def heartbeat(self, relay: UUID, name: str, version: str, sinks: Sequence[str], deadline: float) -> bool:

@@ -226,16 +226,21 @@ class DeliveryContext:
 
         Return True if it was parked.
 
-        Events with a fault are dead at once. Scheduled events leave the order of their key. Events of a blocked key
-        wait for the rows of that key. Events of a shard with several crashed owners become rows, where claims are
+        Events with a fault are dead at once. Events that were scheduled for later leave the order of their key. They
+        become rows even if they are due by now: the claim of a row looks whether they were changed. Events of a blocked
+        key wait for the rows of that key. Events of a shard with several crashed owners become rows, where claims are
         counted.
         """
         event = chunk.events[index]
         if event.fault is not None:
             self.park(chunk, index, "dead", tried=_Tried(error=clip(event.fault), dead="undeliverable"))
-        elif event.deliver_at is not None and event.deliver_at > self.now():
-            self.park(chunk, index, "waiting", ordered=False)
-            self.due_timer.schedule_wakeup((event.deliver_at - self.now()).total_seconds())
+        elif event.deliver_at is not None and event.deliver_at > event.created_at:
+            due_in = (event.deliver_at - self.now()).total_seconds()
+            if due_in > 0:
+                self.park(chunk, index, "waiting", ordered=False)
+                self.due_timer.schedule_wakeup(due_in)
+            else:
+                self.park(chunk, index, "waiting", ordered=False, due_in=0.0)
         elif event.key in self.blocked and self.keyed(event):
             self.park(chunk, index, "held")
         elif self._crashes(event) >= SUSPECT_CRASHES:

@@ -23,6 +23,18 @@ LEISURE_BEHIND = 1
 """The same for a chore that is behind. It takes at most half of the time of the chores' connection."""
 TRIM_ROWS, TRIM_LEAST = 1000, 200
 """Rows of each sink that one trim examines, and fewer after a trim that failed. At most 64 of them are kept."""
+CHANGES = 500
+"""Scheduled events to change, or unique keys to look at, at a time."""
+
+
+def _is_full(count: int) -> bool:
+    """Return True if a chore that looked at ``count`` of ``CHANGES`` probably left more of them."""
+    return count >= CHANGES
+
+
+def _is_half_full(count: int) -> bool:
+    """Return True if of ``CHANGES`` that were looked at so many were done that more are likely to be."""
+    return count >= CHANGES // 2
 
 
 @dataclass(slots=True)
@@ -102,6 +114,9 @@ class Housekeeping:
             Chore("trim relays", store.trim_relays, 600.0, 60.0),
             Chore("trim passes", store.trim_passes, 600.0, 60.0, bool),
             Chore("trim the history", partial(store.trim_history, TRIM_ROWS), 600.0, 60.0, bool),
+            Chore("change scheduled events", partial(store.apply_scheduled_changes, CHANGES), 1.0, 2.0, _is_full),
+            Chore("finish unique keys", partial(store.finish_unique_keys, CHANGES), 1.0, 2.0, _is_half_full),
+            Chore("trim changes", partial(store.trim_scheduled_changes, TRIM_ROWS), 600.0, 60.0, bool),
             *more,
         ]
 

@@ -103,6 +103,7 @@ EVENT: Final[Schema] = {
     "type": "object",
     "properties": {
         "uid": UID, "id": INTEGER, "type": _or_null(TEXT), "key": _or_null(TEXT), "in_log": BOOLEAN,
+        "tenant": _or_null(TEXT), "priority": _or_null(INTEGER),
         "sinks": _map({"type": "object", "properties": {"state": TEXT}, "required": ["state"]}),
         "attempts": _list(ATTEMPT), "content": _or_null(ANY),
     },

@@ -7,7 +7,7 @@ import uuid
 import warnings
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import asyncpg
@@ -65,6 +65,23 @@ async def test_every_argument_is_stored_whatever_codecs_there_are(database: Data
         ("raw", None, "ü", None, None, own[0], "text/plain"),
         ("own", None, '"own"', None, None, own[1], "application/json"),
     ]
+
+
+@pytest.mark.parametrize("options", [{}, {"statement_cache_size": 0}], ids=["prepared", "behind a pooler"])
+async def test_unique_keys_and_changes_of_scheduled_events(database: Database, options: dict[str, Any]) -> None:
+    later = datetime.now(UTC) + timedelta(hours=1)
+    async with connected(database, **options) as conn, conn.transaction():
+        first = await contrib.emit(conn, "t", {}, tenant="acme", priority=5, unique_key="k", deliver_at=later)
+        again = await contrib.emit_many(conn, [Event("t", {}), Event("t", {}, unique_key="k")])
+        assert again[1] == first
+        assert await contrib.reschedule(conn, first, later + timedelta(hours=1)) is True
+        assert await contrib.cancel(conn, first) is True
+        assert await contrib.cancel(conn, again[0]) is False
+        with pytest.raises(InvalidEvent, match="at must be in the years 1 to 9998"):
+            async with conn.transaction():
+                await contrib.reschedule(conn, first, datetime.max.replace(tzinfo=UTC))
+    assert query(database, "select tenant, priority from outbox.event order by id") == [("acme", 5), (None, None)]
+    assert query(database, "select uid, deliver_at from outbox.scheduled_change") == [(first, None)]
 
 
 async def test_a_refused_event_is_named_as_by_outbox_emit(database: Database) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Generator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import django
@@ -15,7 +15,7 @@ from django.db.transaction import TransactionManagementError
 from psycopg.conninfo import conninfo_to_dict
 
 from outbox_relay import inbox, outbox
-from outbox_relay.contrib.django import Event, InvalidEvent, InvalidMark, emit, emit_many, once
+from outbox_relay.contrib.django import Event, InvalidEvent, InvalidMark, cancel, emit, emit_many, once, reschedule
 from outbox_relay.testing import OutboxEvents
 from tests.support.database import Database, query
 
@@ -77,6 +77,22 @@ def test_every_argument_is_stored(shop: Database) -> None:
         ("raw", None, "ü", None, None, own[0]),
         ("b", None, "1", None, None, own[1]),
     ]
+
+
+def test_unique_keys_and_changes_of_scheduled_events(shop: Database) -> None:
+    later = datetime.now(UTC) + timedelta(hours=1)
+    with transaction.atomic(using="shop"):
+        first = emit("t", {}, tenant="acme", priority=5, unique_key="k", deliver_at=later, using="shop")
+        again = emit_many([Event("t", {}), Event("t", {}, unique_key="k")], using="shop")
+        assert again[1] == first
+        assert reschedule(first, later + timedelta(hours=1), using="shop") is True
+        assert cancel(first, using="shop") is True
+        assert cancel(again[0], using="shop") is False
+    with pytest.raises(TransactionManagementError, match="was changed outside an atomic block of database 'shop'"):
+        cancel(first, using="shop")
+    assert cancel(first, using="shop", require_atomic=False) is True
+    assert query(shop, "select tenant, priority from outbox.event order by id") == [("acme", 5), (None, None)]
+    assert query(shop, "select uid, deliver_at from outbox.scheduled_change") == [(first, None)]
 
 
 def test_an_event_outside_an_atomic_block_is_refused_unless_told(shop: Database) -> None:

@@ -7,7 +7,7 @@ import uuid
 import warnings
 from collections.abc import Generator
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -100,6 +100,31 @@ def test_a_connection_and_a_scoped_session_emit_too(shop: Database, engine: Engi
     scoped.commit()
     scoped.remove()
     assert query(shop, "select type, uid from outbox.event order by id") == [("a", first), ("b", second)]
+
+
+def test_unique_keys_and_changes_of_scheduled_events(shop: Database, engine: Engine) -> None:
+    later = datetime.now(UTC) + timedelta(hours=1)
+    with Session(engine) as session, session.begin():
+        first = contrib.emit(session, "t", {}, tenant="acme", priority=5, unique_key="k", deliver_at=later)
+        again = contrib.emit_many(session, [Event("t", {}), Event("t", {}, unique_key="k")])
+        assert again[1] == first
+        assert contrib.reschedule(session, first, later + timedelta(hours=1)) is True
+        assert contrib.cancel(session, first) is True
+        assert contrib.cancel(session, again[0]) is False
+        with pytest.raises(InvalidEvent, match="at must be in the years 1 to 9998"), session.begin_nested():
+            contrib.reschedule(session, first, datetime.max.replace(tzinfo=UTC))
+    assert query(shop, "select tenant, priority from outbox.event order by id") == [("acme", 5), (None, None)]
+    assert query(shop, "select uid, deliver_at from outbox.scheduled_change") == [(first, None)]
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_an_asynchronous_session_changes_scheduled_events(shop: Database, driver: str) -> None:
+    later = datetime.now(UTC) + timedelta(hours=1)
+    async with engine_of(shop, driver) as engine, AsyncSession(engine) as session, session.begin():
+        uid = await contrib.aemit(session, "t", {}, unique_key="k", deliver_at=later)
+        assert await contrib.areschedule(session, uid, later + timedelta(hours=1)) is True
+        assert await contrib.acancel(session, uid) is True
+    assert query(shop, "select uid, deliver_at from outbox.scheduled_change") == [(uid, None)]
 
 
 def test_an_event_in_a_savepoint_goes_with_it(shop: Database, engine: Engine) -> None:

@@ -17,7 +17,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "emitting.md"
 BLOCKS = re.findall(r"<!-- run: ([a-z ]+) -->\n```(\w+)\n(.*?)```\n", PAGE.read_text(encoding="utf-8"), re.DOTALL)
 
 # What each block emits, in the order of the page: type and key.
-WANTED: list[list[tuple[str, str]]] = [
+WANTED: list[list[tuple[str, str | None]]] = [
     [("order.created", "order-1")],
     [("order.created", "order-1")],
     [("order.created", "order-1")],
@@ -37,6 +37,9 @@ WANTED: list[list[tuple[str, str]]] = [
     [("order.paid", "order-2")],
     [("order.reminder", "order-2")],
     [("order.reminder", "order-1")],
+    [("order.reminder", "order-2")],  # moved, then cancelled
+    [("order.reminder", None)],
+    [("report.rebuild", None)],  # once for its unique key
     [("order.noted", "order-1")],
     [],  # the limit of the payload
     [("order.created", "order-10")],

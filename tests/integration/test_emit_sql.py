@@ -72,9 +72,10 @@ def test_there_are_two_functions_and_no_overloads(conn: psycopg.Connection[Any])
     ).fetchall()
     path = ["search_path=pg_catalog, pg_temp"]
     common = "key text, headers jsonb, deliver_at timestamp with time zone, uid uuid"
+    queue = "tenant text, priority integer, unique_key text"
     assert found == [
-        ("emit", True, path, f"type text, payload jsonb, {common}"),
-        ("emit_raw", True, path, f"type text, payload bytea, {common}, content_type text"),
+        ("emit", True, path, f"type text, payload jsonb, {common}, {queue}"),
+        ("emit_raw", True, path, f"type text, payload bytea, {common}, content_type text, {queue}"),
     ]
     names = conn.execute(
         "select proname from pg_proc where pronamespace = 'outbox'::regnamespace group by 1 having count(*) > 1"

@@ -21,6 +21,7 @@ from outbox_relay.postgres.migrations import MigrationResult, migrate
 from outbox_relay.postgres.schema_script import script
 from outbox_relay.postgres.schema_versions import SCHEMA_FOLDER, SCHEMA_VERSION, fit, migrations
 from tests.support.database import Database
+from tests.support.earlier import Earlier
 from tests.support.memory_sink import MemorySink
 from tests.support.postgres import PostgresServer
 from tests.support.relay_harness import running, spec
@@ -158,6 +159,22 @@ def test_the_largest_limit_that_was_set_becomes_the_ceiling(
 
 
 # -- newer and older ----------------------------------------------------------------------------------------------
+
+
+def test_what_depends_on_a_function_that_is_replaced_is_named(empty_database: Database, tmp_path: Path) -> None:
+    migrate(empty_database.dsn, folder=Earlier(20, tmp_path).schema)
+    with empty_database.connect(autocommit=True) as owner:
+        owner.execute(
+            "create function public.note() returns uuid language sql return outbox.emit('note', '1', key => 'k')"
+        )
+    with pytest.raises(DatabaseUnusable, match=r"note\(\) depends on function outbox\.emit.*Drop them, run migrate"):
+        migrate(empty_database.dsn)
+    before, _ = meta(empty_database) or (0, 0)
+    assert before == 20
+    with empty_database.connect(autocommit=True) as owner:
+        owner.execute("drop function public.note()")
+    migrate(empty_database.dsn)
+    works(empty_database)
 
 
 def test_a_newer_schema_that_we_can_work_on(database: Database, folder: Path) -> None:

@@ -370,7 +370,7 @@ def test_settled_rows_are_copied_by_the_id_of_their_events(explained: Explained)
         copied = explained.scans("event_", "past_", of=COPIED)
         stored = explained.scans("delivery", of=STORED)
     assert "Seq Scan" not in {node.type for node in (*copied, *stored)}
-    assert {index for index, _ in explained.conditions(of=COPIED)} == {"event_id_shard_idx"}
+    assert {index for index, _ in explained.conditions(of=COPIED)} == {"event_id_shard_idx", "scheduled_change_pkey"}
     assert {index for index, _ in explained.conditions(of=STORED)} == {"delivery_pkey"}
     assert sum(node.scanned for node in copied) == sum(node.scanned for node in stored) == len(ids)
 

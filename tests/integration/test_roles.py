@@ -100,8 +100,15 @@ def test_an_application_can_neither_read_nor_change_anything(
         assert found.fetchone() == (False,)
 
 
-def test_an_application_can_call_three_functions_and_no_other(database: Database, app: str) -> None:
-    assert callable_by(database, app) == {"emit", "emit_raw", "emitted"}
+def test_an_application_can_call_its_functions_and_no_other(database: Database, app: str) -> None:
+    assert callable_by(database, app) == {
+        "cancel",
+        "emit",
+        "emit_raw",
+        "emitted",
+        "lock_unique_keys",
+        "reschedule",
+    }
     assert len(functions(database)) > 6
     denied(database, app, "select outbox.uuid7()")
     denied(database, app, "select outbox.make_partitions()")

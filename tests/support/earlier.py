@@ -16,6 +16,7 @@ LAST_OF = {
     9: "12c2608dc5cb0c90c7edfbb440f9ed25439ced8d",
     10: "3e644f58228693274c9721fc70faca56d2f4ce4b",
     19: "6f706273073fbedcfbd7b2ec68b6002def81feb5",
+    20: "6dbb60501b58a2ac53976bcd7964ba748462878d",
 }
 """The last commit of each earlier version of the schema that was in use: 3 to 8 came with 9, 11 to 18 with 19."""
 VERSION_IN = {
@@ -24,6 +25,7 @@ VERSION_IN = {
     9: "outbox_relay.postgres.schema_versions",
     10: "outbox_relay.postgres.schema_versions",
     19: "outbox_relay.postgres.schema_versions",
+    20: "outbox_relay.postgres.schema_versions",
 }
 """The module of each that knows the version of its schema."""
 PARTS = ("outbox_relay", "schema")

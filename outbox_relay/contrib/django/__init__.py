@@ -17,15 +17,30 @@ from django.db.transaction import TransactionManagementError
 
 from outbox_relay import emit_spans, inbox
 from outbox_relay.callers import PAGES
-from outbox_relay.emit_rows import Dumps, Event, InvalidEvent, row_of, rows_of
+from outbox_relay.emit_rows import Dumps, Event, InvalidEvent, row_of, rows_of, time_text, uid_text
 from outbox_relay.inbox_marks import InvalidMark, consumer_of, mark_of, uid_of
-from outbox_relay.outbox import insert, insert_many
+from outbox_relay.outbox import CANCEL, RESCHEDULE, change, insert, insert_many
 
-__all__ = ["Event", "InvalidEvent", "InvalidMark", "consumer_of", "emit", "emit_many", "once", "uid_of"]
+__all__ = [
+    "Event",
+    "InvalidEvent",
+    "InvalidMark",
+    "cancel",
+    "consumer_of",
+    "emit",
+    "emit_many",
+    "once",
+    "reschedule",
+    "uid_of",
+]
 
 OUTSIDE: Final = (
     "an event was emitted outside an atomic block of database {!r}, so it would not be atomic with your data; use "
     "`with transaction.atomic(using={!r}):` around both, or pass require_atomic=False"
+)
+CHANGED_OUTSIDE: Final = (
+    "a scheduled event was changed outside an atomic block of database {!r}, so that would not be atomic with your "
+    "data; use `with transaction.atomic(using={!r}):` around both, or pass require_atomic=False"
 )
 MARKED_OUTSIDE: Final = (
     "once was called outside an atomic block of database {!r}, so the event would be marked before your changes are "
@@ -43,6 +58,9 @@ def emit(
     uid: UUID | None = None,
     content_type: str | None = None,
     dumps: Dumps | None = None,
+    tenant: str | None = None,
+    priority: int | None = None,
+    unique_key: str | None = None,
     using: str = DEFAULT_DB_ALIAS,
     require_atomic: bool = True,
 ) -> UUID:
@@ -55,7 +73,8 @@ def emit(
     block or in one that must be rolled back, TypeError if the database is not PostgreSQL with psycopg 3, and
     ``django.db.Error`` for all other failures.
     """
-    row = row_of(Event(type, payload, key, headers, deliver_at, uid, content_type, dumps))
+    event = Event(type, payload, key, headers, deliver_at, uid, content_type, dumps, tenant, priority, unique_key)
+    row = row_of(event)
     wrapper, connection = _connection(using, require_atomic=require_atomic)
     with wrapper.wrap_database_errors:
         if (spans := emit_spans.begin((row,))) is None:
@@ -79,6 +98,28 @@ def emit_many(events: Iterable[Event], *, using: str = DEFAULT_DB_ALIAS, require
             return insert_many(connection, rows)
         with spans:
             return spans.emitted(insert_many(connection, spans.rows))
+
+
+def cancel(uid: UUID, *, using: str = DEFAULT_DB_ALIAS, require_atomic: bool = True) -> bool:
+    """Cancel a scheduled event in the current atomic block of the database ``using``; return True if it was in time.
+
+    As ``outbox.cancel``, but raises as :func:`emit`.
+    """
+    parameters = (uid_text(uid),)
+    wrapper, connection = _connection(using, require_atomic=require_atomic, name="cancel", outside=CHANGED_OUTSIDE)
+    with wrapper.wrap_database_errors:
+        return change(connection, CANCEL, parameters)
+
+
+def reschedule(uid: UUID, at: datetime, *, using: str = DEFAULT_DB_ALIAS, require_atomic: bool = True) -> bool:
+    """Move a scheduled event to ``at``, an aware datetime; return True if that was in time.
+
+    As ``outbox.reschedule``, but raises as :func:`emit`.
+    """
+    parameters = (uid_text(uid), time_text("at", at))
+    wrapper, connection = _connection(using, require_atomic=require_atomic, name="reschedule", outside=CHANGED_OUTSIDE)
+    with wrapper.wrap_database_errors:
+        return change(connection, RESCHEDULE, parameters)
 
 
 def once(consumer: str, uid: UUID | str, *, using: str = DEFAULT_DB_ALIAS) -> bool:
