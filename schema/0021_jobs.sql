@@ -484,7 +484,7 @@ begin
         raise exception using errcode = 'invalid_parameter_value', message = format('%s: uid must not be null', called);
     end if;
     select e.emitter, e.deliver_at, e.created_at into event from outbox.scheduled_event(wanted) e;
-    -- What was due when it was emitted is delivered from the log, where no sink looks for a change.
+    -- An event that was due when it was emitted is delivered from the log, where no sink looks for a change.
     if event.deliver_at is null or event.deliver_at <= event.created_at then
         return false;
     end if;

@@ -33,7 +33,7 @@ def _is_full(count: int) -> bool:
 
 
 def _is_half_full(count: int) -> bool:
-    """Return True if of ``CHANGES`` that were looked at so many were done that more are likely to be."""
+    """Return True if ``count`` done ones of ``CHANGES`` that were looked at make more of them likely."""
     return count >= CHANGES // 2
 
 
