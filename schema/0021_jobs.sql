@@ -430,7 +430,7 @@ create function outbox.uid_lock(uid uuid) returns bigint
 language sql immutable
 return hashtextextended(uid::text collate "C", 1869967971);
 
--- The event with a uid that is scheduled, in the log or, once its day is emptied, as a row. No other days of the log are
+-- Return the scheduled event with a uid: from the log or, once its day is emptied, from a row. No other days of the log are
 -- locked than the one in which the uid was made or first used: emptying a day waits for whoever has it locked.
 create function outbox.scheduled_event(wanted uuid, out emitter text, out deliver_at timestamptz, out created_at timestamptz)
 language plpgsql volatile
