@@ -431,7 +431,7 @@ language sql immutable
 return hashtextextended(uid::text collate "C", 1869967971);
 
 -- Return the scheduled event with a uid: from the log or, once its day is emptied, from a row. No other days of the log are
--- locked than the one in which the uid was made or first used: emptying a day waits for whoever has it locked.
+-- locked than the one in which the uid was made or first used: emptying a day waits for every lock on it.
 create function outbox.scheduled_event(wanted uuid, out emitter text, out deliver_at timestamptz, out created_at timestamptz)
 language plpgsql volatile
 set search_path = pg_catalog, pg_temp
