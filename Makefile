@@ -15,10 +15,10 @@ SERVER_TESTS := tests/support/test_postgres.py tests/property tests/debezium $(a
 	action_locks attempt_partitions attempts bounds configuration dead_rows deadlocks deliveries delivery_actions \
 	delivery_plans doctor emit emit_docs emit_sql emitters erase erase_archives erase_races erase_refused failover \
 	figures foreign_privileges history hostile_arguments housekeeping inbox inbox_retention inbox_roles \
-	isolation_of_sinks limits_of_callers migrate \
-	odd_reads operator_roles ownership passes plans reading_functions relay replay replay_fences replay_service \
-	replay_stop restore retention retention_fences retention_policy retention_rest roles scheduled_changes seek session_settings sinks \
-	statement_timeout status ticking ui_pages ui_plans unique_keys upgrading why))
+	isolation_of_sinks limits_of_callers migrate odd_reads operator_roles ownership passes plans probes \
+	reading_functions relay replay replay_fences replay_service replay_stop restore retention retention_fences \
+	retention_policy retention_rest roles scheduled_changes seek session_settings sinks statement_timeout status \
+	ticking ui_bulk ui_pages ui_plans unique_keys upgrading why))
 # Those among them that depend on planner and catalogs.
 CATALOG_TESTS := tests/support/test_postgres.py $(addprefix tests/integration/test_,$(addsuffix .py,dead_rows delivery_plans \
 	emit_sql migrate operator_roles plans reading_functions roles))
@@ -33,7 +33,7 @@ BENCH_ARGS ?=
 
 READY := $(VENV)/.ready
 LOCK_HEADER := \# Exact versions of everything that tests and checks use, for every Python from 3.11 on.\n\# Made by `make lock` from pyproject.toml; do not edit.
-LOCK_RELAY_HEADER := \# What the image runs: the extras `relay` and `otel`, in the versions that requirements.lock has.\n\# Made by `make lock`; do not edit.
+LOCK_RELAY_HEADER := \# What the image runs: the extras `relay`, `otel` and `ui`, in the versions that requirements.lock has.\n\# Made by `make lock`; do not edit.
 LOCK_BUILD_HEADER := \# What builds the wheel inside the image, in the versions that requirements.lock has.\n\# Made by `make lock`; do not edit.
 LOCK := .cache/lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header
 
@@ -110,7 +110,7 @@ lock: ## update the lock files to today's versions
 	$(PYTHON) -m venv .cache/lock
 	.cache/lock/bin/python -m pip install --quiet uv
 	$(LOCK) --upgrade --extra demo --extra otel --extra ui --group dev --output-file requirements.lock pyproject.toml
-	$(LOCK) --constraint requirements.lock --extra relay --extra otel --output-file requirements-relay.lock pyproject.toml
+	$(LOCK) --constraint requirements.lock --extra relay --extra otel --extra ui --output-file requirements-relay.lock pyproject.toml
 	$(LOCK) --constraint requirements.lock --group build --output-file requirements-build.lock
 	sed -i '1i $(LOCK_HEADER)' requirements.lock
 	sed -i '1i $(LOCK_RELAY_HEADER)' requirements-relay.lock

@@ -48,13 +48,14 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
     ('relay', 'function', '{attempts_of, last_attempt_of, make_attempt_partitions, record_attempts}', null, 'EXECUTE'),
     ('relay', 'table', '{attempt}', null, 'SELECT'),
 
-    ('relay', 'function', '{as_time, count_deliveries, deliveries, delivery_state, delivery_summary, loadable_time, past_time, '
-                          'position_passed, set_paused}', null, 'EXECUTE'),
-    ('relay', 'table', '{audit, discarded}', null, 'SELECT'),
+    ('relay', 'function', '{as_time, count_deliveries, deliveries, delivery_state, delivery_summary, error_kind, loadable_time, '
+                          'past_time, position_passed, probe_sink, set_paused, was_counted}', null, 'EXECUTE'),
+    ('relay', 'table', '{audit, discarded, page_key}', null, 'SELECT'),
 
     ('read', 'schema', '{outbox}', null, 'USAGE'),
-    ('read', 'function', '{as_time, backlog, count_deliveries, deliveries, delivery_state, delivery_summary, loadable_time, '
-                         'past_time, position_passed}', null, 'EXECUTE'),
+    ('read', 'function', '{as_time, backlog, count_deliveries, deliveries, delivery_state, delivery_summary, error_kind, '
+                         'loadable_time, past_time, position_passed, was_counted}', null, 'EXECUTE'),
+    ('read', 'table', '{page_key}', null, 'SELECT'),
     ('read', 'table', '{audit, discarded, meta, progress, shard, sink, standing}', null, 'SELECT'),
     -- Not `config` and `retention`: outbox.relay_configs and outbox.retention_status show them.
     ('read', 'table', '{relay}', '{id, name, version, sinks, started_at, seen_at}', 'SELECT'),
@@ -70,7 +71,7 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
     -- The answer of a destination may repeat the payload.
     ('payloads', 'table', '{delivery}', '{last_attempt}', 'SELECT'),
     ('payloads', 'table', '{attempt}', '{detail}', 'SELECT'),
-    ('operate', 'function', '{discard_deliveries, retry_deliveries, set_paused}', null, 'EXECUTE'),
+    ('operate', 'function', '{discard_deliveries, probe_sink, retry_deliveries, set_paused}', null, 'EXECUTE'),
 
     ('owner', 'function', '{discard_rows, hashed_filter, is_meant, keyed_hash, lock_shards_of, marks_deleted, '
                           'next_deliveries, read_filter, record_action, require_read_committed, require_sink, '

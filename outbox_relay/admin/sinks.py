@@ -1,4 +1,7 @@
-"""Actions on sinks: list, remove, rename and seek. Each is a function of the schema that leaves a row of the audit."""
+"""Actions on sinks: list, remove, rename, seek and probe.
+
+Each is a function of the schema that leaves a row of the audit.
+"""
 
 from __future__ import annotations
 
@@ -178,6 +181,41 @@ async def seek(store: Store, sink: str, to: str, *, actor: str, reason: str | No
                 raise
         else:
             return
+
+
+async def probe_obstacle(store: Store, sink: str) -> str | None:
+    """Return why a probe of ``sink`` would do nothing: it is ``paused``, or its circuit is ``closed``. Else None.
+
+    Raises ``NotFound``, which names the nearest sink, ``DatabaseUnusable`` or ``DatabaseUnavailable``.
+    """
+    for row in await store.named("status_sinks", {}):
+        if row.name == sink:
+            return "paused" if row.paused else "closed" if row.circuit == "closed" else None
+    raise NotFound(await unknown_sink(store, sink))
+
+
+async def probe(store: Store, sink: str, *, actor: str, reason: str | None = None) -> str | None:
+    """Have relays whose circuit of ``sink`` is open send its next event now.
+
+    Return why there is nothing to probe, as ``probe_obstacle``. Raises as that, and ``ConfigurationError``.
+    """
+    given = {"sink": sink, "actor": actor, "reason": reason}
+    try:
+        [row] = await store.call("probe_sink", given, "operate")
+    except NotFound:
+        raise NotFound(await unknown_sink(store, sink)) from None
+    return row.obstacle
+
+
+def probe_text(sink: str, obstacle: str | None) -> str:
+    """Return what a probe of ``sink`` does, or why it does nothing."""
+    match obstacle:
+        case None:
+            return f"relays whose circuit of sink {sink} is open send its next event within two seconds"
+        case "paused":
+            return f"sink {sink} is paused: nothing is sent to it until it is resumed"
+        case _:
+            return f"the circuit of sink {sink} is closed: there is nothing to probe"
 
 
 async def _act(store: Store, name: str, parameters: Mapping[str, Any]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Commands on sinks: list, remove, rename, seek."""
+"""Commands on sinks: list, remove, rename, seek, probe."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ UNCHANGED = "nothing was changed"
 
 def add(commands: Any) -> None:
     """Add the commands of this module."""
-    actions = add_group(commands, "sinks", "list, remove, rename and seek sinks")
+    actions = add_group(commands, "sinks", "list, remove, rename, seek and probe sinks")
     listed = add_command(actions, "list", _list, "show all sinks, and the relays that have them in their settings")
     removed = add_command(actions, "remove", _remove, "remove a sink, with its rows and positions")
     _add_sink(removed)
@@ -34,11 +34,13 @@ def add(commands: Any) -> None:
         "--to", type=_place, metavar="now|beginning|T", required=True,
         help="the end or the beginning of the log, or the first event emitted at or after a time or within an age",
     )  # fmt: skip
-    for parser in (removed, renamed, sought):
+    probed = add_command(actions, "probe", _probe, "probe the destination of a sink now, while its circuit is open")
+    _add_sink(probed)
+    for parser in (removed, renamed, sought, probed):
         add_reason(parser)
     for parser in (removed, sought):
         add_yes(parser)
-    for parser in (listed, removed, renamed, sought):
+    for parser in (listed, removed, renamed, sought, probed):
         parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -128,6 +130,14 @@ def _seek(arguments: argparse.Namespace) -> int:
         return _declined()
     query(arguments, lambda store: sinks.seek(store, name, to, **_by(arguments)))
     return _done(arguments, found.again + found.passed_over, f"sink {name} moved. {effect}")
+
+
+def _probe(arguments: argparse.Namespace) -> int:
+    from outbox_relay.admin import sinks
+
+    name = arguments.sink
+    obstacle = query(arguments, lambda store: sinks.probe(store, name, **_by(arguments)))
+    return _done(arguments, int(obstacle is None), sinks.probe_text(name, obstacle))
 
 
 def _effect(found: Seek) -> str:

@@ -88,6 +88,13 @@ class Circuit:
         self._turn("open")
         return True
 
+    def probe_now(self) -> bool:
+        """End the wait for the next probe; return False if none is waited for. The interval after it stays."""
+        if self.state != "open":
+            return False
+        self._until = float("-inf")
+        return True
+
     def unused(self, term: int) -> None:
         """Return the unused probe of ``term``, so that the next event becomes the probe."""
         if term == self.term and self.state == "half-open":

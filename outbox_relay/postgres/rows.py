@@ -97,7 +97,8 @@ class SinkRow(NamedTuple):
 
     ``patterns`` are those of ``generation``. ``in_flight_limit`` is the concurrency of a relay after the destination
     requested less; None means the configured maximum. ``unowned`` is the number of shards without an owner.
-    ``last_error_open`` is False if there is no last error, or if it is recorded that it is over.
+    ``last_error_open`` is False if there is no last error, or if it is recorded that it is over. ``probes`` is the
+    number of requests by people to probe the destination now.
     """
 
     name: str
@@ -108,6 +109,7 @@ class SinkRow(NamedTuple):
     unowned: int
     patterns: Sequence[str]
     last_error_open: bool = False
+    probes: int = 0
 
 
 class RelayRank(NamedTuple):

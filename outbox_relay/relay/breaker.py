@@ -82,6 +82,14 @@ class CircuitBreaker:
             return BLOCKED_POLL_SECONDS
         return self._circuit.admission_delay(time.monotonic())
 
+    def probe_now(self) -> None:
+        """Admit the next probe without waiting, if the circuit is open.
+
+        A destination that is gone is left alone until its sink is paused.
+        """
+        if self.gone is None and self._circuit.probe_now():
+            self._state_changed.set()
+
     def begin_handover(self) -> None:
         """Admit no call any more, since the session ends."""
         self.handing_over = True

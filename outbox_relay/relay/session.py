@@ -289,6 +289,8 @@ class SinkRelay:
             self._adopt_reload(parked)
             await self._serve_again()
             wake.clear()
+            if self.leases.take_probe_request():
+                session.breaker.probe_now()
             await log_reader.adopt()
             if self.leases.held:
                 self._refusal = None

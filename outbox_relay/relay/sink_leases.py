@@ -77,6 +77,9 @@ class SinkLeases:
     _held: dict[int, Lease] = field(default_factory=dict[int, Lease], init=False)
     _releasing: dict[int, int] = field(default_factory=dict[int, int], init=False)
     """The epochs of shards whose release has no answer yet, by shard."""
+    _probes: int | None = field(default=None, init=False)
+    """The number of requests for a probe that this relay has seen; None before the first answer of the database."""
+    _probe_wanted: bool = field(default=False, init=False)
     _lost: bool = field(default=False, init=False)
     _unserved: int = field(default=0, init=False)
     _behind: int = field(default=0, init=False)
@@ -218,6 +221,7 @@ class SinkLeases:
         self.removed = self.former = False
         self.renamed_to = None
         self.row = row
+        self._observe_probes(row.probes)
         if row.paused:
             self._unserved = 0
         self._behind = self._behind + 1 if row.generation < self.generation else 0
@@ -228,6 +232,18 @@ class SinkLeases:
             self.serving = serving
             self.wake.set()
         return changed
+
+    def _observe_probes(self, probes: int) -> None:
+        """Wake the session's loop if a person has asked for a probe since the last answer."""
+        if self._probes is not None and probes != self._probes:
+            self._probe_wanted = True
+            self.wake.set()
+        self._probes = probes
+
+    def take_probe_request(self) -> bool:
+        """Return True, once, if a person has asked for a probe."""
+        wanted, self._probe_wanted = self._probe_wanted, False
+        return wanted
 
     def remove(self, *, former: bool = False, renamed_to: str | None = None) -> bool:
         """Stop serving the sink, which is no longer in the database.

@@ -96,6 +96,8 @@ async def test_sinks(shop: Database, example: str) -> None:
         await has(shop, SETTLED)
     if " remove " in example:
         query(shop, f"{DEAD} returning 1")
+    if " probe " in example:
+        query(shop, "update outbox.sink set circuit = 'open' returning 1")
     await asyncio.to_thread(assert_true, example)
 
 

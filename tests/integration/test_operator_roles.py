@@ -44,6 +44,7 @@ ACTS: list[tuple[str, ...]] = [
     ("dead", "discard", "UID", "--reason", "x"),
     ("pause", "crm"),
     ("resume", "crm"),
+    ("sinks", "probe", "crm"),
 ]
 PAYLOADS: list[tuple[str, ...]] = [("dead", "show", "UID", "--payload"), ("dead", "export")]
 
@@ -123,6 +124,7 @@ def test_operators_act(place: Place) -> None:
     assert place.run("operate", "pause", "crm", "--reason", "broken").code == 0
     assert place.run("operate", "resume", "crm").code == 0
     assert place.run("operate", "dead", "retry", "UID").out == "retried 1 delivery\n"
+    assert place.run("operate", "sinks", "probe", "crm").code == 0
     [actions] = query(
         place.database, "select array_agg(action order by id), array_agg(distinct role_name) from outbox.audit"
     )
@@ -173,6 +175,7 @@ def test_payloads_are_shown_to_their_kind(shared_place: Place, command: tuple[st
         "update outbox.delivery set state = 'waiting'",
         "delete from outbox.delivery",
         "update outbox.sink set paused = true",
+        "update outbox.sink set probes = 1",
         "delete from outbox.discarded",
         "select outbox.emit('t', '1')",
         "select outbox.remove_sink('crm')",

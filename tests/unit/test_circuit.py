@@ -57,6 +57,16 @@ def unused(circuit: Circuit) -> None:
     circuit.unused(circuit.term)
 
 
+def asked(circuit: Circuit) -> None:
+    """Ask for a probe that is waited for."""
+    assert circuit.probe_now()
+
+
+def asked_in_vain(circuit: Circuit) -> None:
+    """Ask for a probe when none is waited for."""
+    assert not circuit.probe_now()
+
+
 OPENED = (fails(1, 10.0, at_once=True),)
 PROBING = (*OPENED, admitted(11.0))
 CIRCUITS: dict[str, tuple[tuple[Step, ...], str]] = {
@@ -104,6 +114,17 @@ CIRCUITS: dict[str, tuple[tuple[Step, ...], str]] = {
         (fails(1, 10.0, at_once=True, retry_after=30.0), works_late, waits(12.0, 28.0)),
         "open",
     ),
+    "a probe that a person asks for is sent at once": ((*OPENED, asked, admitted(10.1), waits(10.1, 1.0)), "half-open"),
+    "also before a requested time": (
+        (fails(1, 10.0, at_once=True, retry_after=30.0), asked, admitted(10.1)),
+        "half-open",
+    ),
+    "if it fails, the interval doubles as usual": (
+        (*OPENED, asked, admitted(10.1), fails(1, 10.2), waits(10.2, 2.0)),
+        "open",
+    ),
+    "a request changes nothing while a probe is under way": ((*PROBING, asked_in_vain, waits(11.0, 1.0)), "half-open"),
+    "or while it is closed": ((asked_in_vain, admitted(0.0)), "closed"),
     "failures from before a recovery do not count after it": (
         (*PROBING, works, fails(2, 12.0, term=0), fails(3, 12.0, term=0), fails(4, 12.0, term=0)),
         "closed",

@@ -180,6 +180,15 @@ async def test_the_answer_to_a_renewal_keeps_no_crashes_that_were_forgotten_mean
     assert leases.held == {7: Lease(5, 20.0, 0)}
 
 
+async def test_requests_for_probes_from_before_the_relay_began_are_none() -> None:
+    leases = SinkLeases("s", 1)
+    row = SinkRow("s", 1, paused=False, circuit="open", in_flight_limit=3, unowned=0, patterns=("*",), probes=7)
+    leases.observe(row, stopping=False)
+    assert not leases.take_probe_request()
+    leases.observe(row._replace(probes=8), stopping=False)
+    assert leases.take_probe_request()
+
+
 async def test_the_loop_is_woken_by_what_changes_its_shards_and_by_nothing_else() -> None:
     leases = SinkLeases("s", 1)
     row = SinkRow("s", 1, paused=False, circuit="open", in_flight_limit=3, unowned=0, patterns=("*",))
@@ -203,6 +212,10 @@ async def test_the_loop_is_woken_by_what_changes_its_shards_and_by_nothing_else(
     assert not wakes(release)
     assert wakes(lambda: leases.lose(0, 1))
     assert wakes(lambda: leases.observe(row._replace(paused=True), stopping=False))
+    row = row._replace(paused=True, probes=1)
+    assert wakes(lambda: leases.observe(row, stopping=False))
+    assert [leases.take_probe_request(), leases.take_probe_request()] == [True, False]
+    assert not wakes(lambda: leases.observe(row, stopping=False))
     assert wakes(leases.remove)
     assert not wakes(leases.remove)
     assert wakes(leases.stop)

@@ -1,0 +1,97 @@
+"""A person asks that the destination of a sink is probed now: who does it, when, and what is recorded."""
+
+from __future__ import annotations
+
+import pytest
+
+from outbox_relay.admin import sinks
+from outbox_relay.domain.circuit import CircuitPolicy
+from outbox_relay.domain.errors import ConfigurationError, NotFound
+from outbox_relay.domain.outcomes import Unavailable
+from outbox_relay.domain.window import Position
+from tests.support import books as owned
+from tests.support.command import inside
+from tests.support.database import Database, query
+from tests.support.deliveries import delivered, emit, has
+from tests.support.ledger import Ledger
+from tests.support.memory_sink import BOTH, Late, MemorySink, fails
+from tests.support.relay_harness import running, spec
+from tests.support.replays import start
+from tests.support.sink_actions import register
+from tests.support.wait import auntil
+
+books = owned.books
+
+PATIENT = CircuitPolicy(open_after=1, probe_seconds=600.0, probe_max_seconds=600.0)
+"""A circuit that no test waits for."""
+OPEN = "update outbox.sink set circuit = 'open', circuit_since = now(), last_error = 'refused', last_error_at = now()"
+AUDIT = "select action, sink, count, actor, reason from outbox.audit order by id"
+
+
+@BOTH
+async def test_an_open_circuit_probes_when_a_person_asks(database: Database, *, keeps_order: bool) -> None:
+    late = Late()
+    late.script = fails(999, None, Unavailable("connection refused"))
+    sink = MemorySink(late, keeps_order=keeps_order)
+    async with running(database.dsn, (spec("s", circuit=PATIENT), sink)) as harness:
+        wanted = emit(database, ["a"])
+        await has(database, "select 1 from outbox.sink where circuit = 'open'")
+        tried = len(sink.attempts)
+        assert await sinks.probe(harness.store, "s", actor="anna", reason="is it back?") is None
+
+        async def probed() -> bool:
+            return len(sink.attempts) > tried
+
+        await auntil(probed, seconds=10, what="the destination is probed")
+        await has(database, "select 1 from outbox.sink where circuit = 'open'")
+        late.script = None
+        assert await sinks.probe(harness.store, "s", actor="anna", reason="it is back") is None
+        await delivered(sink, wanted)
+        await has(database, "select 1 from outbox.sink where circuit = 'closed'")
+    asked = [("sinks probe", "s", 1, "anna", "is it back?"), ("sinks probe", "s", 1, "anna", "it is back")]
+    assert query(database, AUDIT) == asked
+
+
+@pytest.mark.parametrize(
+    ("state", "obstacle"), [("select", "closed"), (f"{OPEN}, paused = true", "paused")], ids=["closed", "paused"]
+)
+async def test_without_an_open_circuit_there_is_nothing_to_probe(books: Ledger, state: str, obstacle: str) -> None:
+    books.do(state)
+    before = books.query(AUDIT)
+    assert await sinks.probe_obstacle(books.store, "s") == obstacle
+    assert await sinks.probe(books.store, "s", actor="anna") == obstacle
+    assert books.query("select probes from outbox.sink") == [(0,)]
+    assert books.query(AUDIT) == before
+
+
+async def test_a_request_is_counted_and_a_wrong_one_is_refused(books: Ledger) -> None:
+    books.do(OPEN)
+    assert await sinks.probe_obstacle(books.store, "s") is None
+    assert await sinks.probe(books.store, "s", actor="anna") is None
+    assert [row.probes for row in await books.store.sinks(["s"])] == [1]
+    for probe in (sinks.probe(books.store, "t", actor="anna"), sinks.probe_obstacle(books.store, "t")):
+        with pytest.raises(NotFound, match="there is no sink 't' in this database; there are: s"):
+            await probe
+    with pytest.raises(ConfigurationError, match="reason must have at most 2000 bytes"):
+        await sinks.probe(books.store, "s", actor="anna", reason="é" * 1001)
+    assert books.query("select probes from outbox.sink") == [(1,)]
+
+
+async def test_a_replay_is_asked_with_its_target(books: Ledger) -> None:
+    books.emit("a")
+    await books.place("s", Position(await books.tick()))
+    number = start(books.database, since="PT3600S")
+    books.do("update outbox.sink set probes = 3")
+    assert {row.name: row.probes for row in await books.store.sinks(["s", f"~{number}"])} == {"s": 3, f"~{number}": 3}
+
+
+def test_the_command_says_what_it_did(database: Database) -> None:
+    register(database, "s")
+    probe = ("sinks", "probe", "s", "--dsn", database.dsn)
+    ended = inside(*probe)
+    assert (ended.code, ended.out) == (0, "the circuit of sink s is closed: there is nothing to probe\n")
+    query(database, f"{OPEN} returning 1")
+    ended = inside(*probe, "--reason", "mended", "--json")
+    assert (ended.code, ended.json) == (0, {"done": 1, "left": 0})
+    assert query(database, "select action, sink, reason from outbox.audit") == [("sinks probe", "s", "mended")]
+    assert inside("sinks", "probe", "t", "--dsn", database.dsn).code == 3
