@@ -6,7 +6,7 @@ import json
 import re
 from base64 import b64encode
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -33,10 +33,15 @@ EXPORT_ROWS, EXPORT_BYTES = 500, 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class Matched:
-    """The number of matching deliveries. It is a lower bound unless it is ``exact``."""
+    """The number of matching deliveries. It is a lower bound unless it is ``exact``.
+
+    ``at`` is the time of the count by the database's clock. An action with the filter's field ``as_of`` of this time
+    changes no delivery that came, died or failed after it.
+    """
 
     count: int
     exact: bool
+    at: str = field(default="", compare=False)
 
     def __str__(self) -> str:
         """Return the number for people."""
@@ -50,7 +55,7 @@ async def count_deliveries(store: Store, wanted: Filter) -> Matched:
     ``DatabaseUnusable`` or ``DatabaseUnavailable``.
     """
     [row] = await _search(store, "dead_count", wanted)
-    return Matched(row.matched, row.exact)
+    return Matched(row.matched, row.exact, row.at.isoformat())
 
 
 async def list_deliveries(store: Store, wanted: Filter, most: int) -> list[dict[str, Any]]:
@@ -65,13 +70,15 @@ async def list_deliveries(store: Store, wanted: Filter, most: int) -> list[dict[
 class Found(NamedTuple):
     """A page of a search: deliveries as ``dead list --json`` has them, and the place from which it can go on, or None.
 
-    ``matched`` is the number of matching rows among those that were looked at. ``complete``: these were all.
+    ``matched`` is the number of matching rows among those that were looked at. ``complete``: these were all. ``at`` is
+    as that of ``Matched``.
     """
 
     deliveries: list[dict[str, Any]]
     matched: int
     complete: bool
     after: Place | None
+    at: str = ""
 
 
 async def search_deliveries(store: Store, wanted: Filter, most: int, before: Place | None = None) -> Found:
@@ -85,12 +92,13 @@ async def search_deliveries(store: Store, wanted: Filter, most: int, before: Pla
     sinks = await require_sink(store, wanted.get("sink"))
     [state] = wanted["states"]
     like = None if "type" not in wanted else _like(wanted["type"])
-    names = ("sink", "key", "status", "error", "since", "until")
+    names = ("sink", "key", "status", "error", "kind", "since", "until", "as_of")
     given = {**{name: wanted.get(name) for name in names}, "type": like, "state": state}
+    given["by_error"] = bool(wanted.keys() & {"error", "kind", "status"})
     looks = LOOKS if state != "dead" or "sink" in wanted else max(FEWEST_LOOKS, LOOKS // max(1, sinks))
     place = {"before_id": before[0] if before else MAX_ID, "before_sink": before[1] if before else ""}
     rows = await store.by_index("search_deliveries", {**given, **place, "looks": looks, "most": most + 1}, "read")
-    floor, matched = rows[0].floor, rows[0].matched
+    floor, matched, at = rows[0].floor, rows[0].matched, rows[0].at.isoformat()
     found = [row for row in rows if row.id is not None]
     after = (
         (found[most - 1].id, found[most - 1].sink)
@@ -99,7 +107,7 @@ async def search_deliveries(store: Store, wanted: Filter, most: int, before: Pla
         if floor
         else None
     )
-    return Found([_listed(row) for row in found[:most]], matched, not floor, after)
+    return Found([_listed(row) for row in found[:most]], matched, not floor, after, at)
 
 
 def _like(pattern: str) -> str:

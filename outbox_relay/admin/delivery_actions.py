@@ -79,7 +79,8 @@ class _Steps:
 async def _count_unvisited(store: Store, wanted: Filter, done: int) -> int:
     """Return how many deliveries an action has left that ended early. Retried ones still match if they were waiting."""
     matched = (await count_deliveries(store, wanted)).count
-    return max(0, matched - done) if wanted.get("state") == "waiting" else matched
+    is_bound = "as_of" in wanted  # what was retried is not meant any more
+    return max(0, matched - done) if "waiting" in wanted.get("states", ()) and not is_bound else matched
 
 
 async def retry_deliveries(

@@ -100,6 +100,8 @@ def audit_text(found: Sequence[dict[str, Any]]) -> str:
 
 
 def _audit_row(found: dict[str, Any]) -> tuple[str, ...]:
+    recorded: dict[str, Any] = found["filter"] or {}
+    shown = {name: value for name, value in recorded.items() if name != "as_of"}  # it is close to `at`
     return (
         _time(found["at"]),
         found["role"],
@@ -107,7 +109,7 @@ def _audit_row(found: dict[str, Any]) -> tuple[str, ...]:
         found["action"],
         _or_dash(found["sink"]),
         str(found["count"]),
-        _cut(json.dumps(found["filter"]) if found["filter"] else None, ERROR_CHARS),
+        _cut(json.dumps(shown) if shown else None, ERROR_CHARS),
         _or_dash(found["reason"]),
     )
 

@@ -84,6 +84,7 @@ def _run(arguments: argparse.Namespace, verb: str, done: str, act: Act) -> int:
     if not arguments.uids and not confirmed(arguments, question):
         say("no delivery was changed")
         return FAILED
+    wanted["as_of"] = matched.at  # what has come, died or failed since was not counted, and is left
     unknown = query(arguments, lambda store: admin.unknown_events(store, wanted))
     progress = _Actions(matched, done)
     try:

@@ -19,6 +19,7 @@ from outbox_relay.ui.jobs import Report
 Fields = Mapping[str, str]
 RATE_MOST: Final = 1_000_000
 REPLAY_MOST: Final = 10**18 - 1
+DELIVERY_NAMES: Final = (*forms.FILTER_NAMES, forms.AS_OF, forms.COUNTED)
 REPLAY_NAMES: Final = ("sink", "type", "since", "until", "to", "rate", "uid", "key")
 
 
@@ -95,6 +96,23 @@ async def _resume(store: Store, fields: Fields, by: By, _report: Report) -> str:
     return f"sink {sink} is resumed" if changed else f"sink {sink} was not paused"
 
 
+async def _plan_probe(store: Store, fields: Fields) -> Plan:
+    sink = fields.get("sink", "").strip()
+    obstacle = await sinks.probe_obstacle(store, sink)
+    effect = f"{sinks.probe_text(sink, obstacle)}."
+    effects = [effect[0].upper() + effect[1:]]
+    if obstacle is None:
+        effects.append("If that one fails, they wait as long as after any probe that fails.")
+    return Plan(
+        f"Probe sink {sink}", "Probe now", f"/sinks/{sink}", effects, possible=obstacle is None, fields={"sink": sink}
+    )
+
+
+async def _probe(store: Store, fields: Fields, by: By, _report: Report) -> str:
+    sink = fields.get("sink", "").strip()
+    return sinks.probe_text(sink, await sinks.probe(store, sink, actor=by.actor, reason=by.reason))
+
+
 async def _plan_seek(store: Store, fields: Fields) -> Plan:
     sink, to = await _sink(store, fields), fields.get("to", "").strip()
     wanted = Input("to", "To", to, "now, beginning, 2h or 2026-11-23T08:00:00Z", required=True)
@@ -153,23 +171,42 @@ async def _plan_discard(store: Store, fields: Fields) -> Plan:
 
 
 async def _plan_deliveries(store: Store, fields: Fields, verb: str, states: Sequence[str], effect: str) -> Plan:
-    if not any(fields.get(name) for name in forms.FILTER_NAMES):
+    kept = {name: fields[name] for name in forms.FILTER_NAMES if fields.get(name)}
+    kept |= {forms.KIND: fields[forms.KIND]} if forms.KIND in fields else {}
+    if not kept:
         raise ConfigurationError(f"name what to {verb.lower()}, such as state: {states[0]}")
     wanted = forms.read_filter(fields, states)
     matched = await _count(store, wanted)
-    kept = {name: fields[name] for name in forms.FILTER_NAMES if fields.get(name)}
     state, number = wanted["states"][0], matched.count
+    _refuse_more(fields, matched, state)
     found = f"{matched} {state} {'delivery matches' if number == 1 and matched.exact else 'deliveries match'}."
-    selected = [f"{name}: {value}" for name, value in kept.items() if name != "state"]
+    selected = [f"{name}: {value or 'no error'}" for name, value in kept.items() if name != "state"]
     scope = [f"Selected by {'; '.join(selected)}."] if selected else ["All sinks, all types."]
     back = (
         f"/events/{kept['uid']}" if forms.is_uid(kept.get("uid", "")) else f"/exceptions?{forms.filter_query(fields)}"
     )
     kept |= {"rate": fields["rate"]} if fields.get("rate") else {}
     return Plan(
-        f"{verb} {state} deliveries", f"{verb} {matched}", back, [found, *scope, effect], fields=kept,
+        f"{verb} {state} deliveries", f"{verb} {matched}", back, [found, *scope, effect], fields=kept | _bound(matched),
         possible=number > 0 or not matched.exact, reason_required=verb == "Discard", danger=verb == "Discard",
     )  # fmt: skip
+
+
+def _bound(matched: admin.Matched) -> dict[str, str]:
+    """Return the fields that keep an action to the deliveries that its dry run has counted."""
+    return {forms.AS_OF: matched.at, **({forms.COUNTED: str(matched.count)} if matched.exact else {})}
+
+
+def _refuse_more(fields: Fields, matched: admin.Matched, state: str) -> None:
+    """Raise ``ConfigurationError`` if more deliveries match than the dry run has counted."""
+    if not fields.get(forms.COUNTED):
+        return
+    counted = forms.read_integer(forms.COUNTED, fields[forms.COUNTED], 0, 10**18 - 1)
+    if matched.count > counted:
+        raise ConfigurationError(
+            f"{matched} {state} deliveries match now, and {counted:,} were counted before: nothing was changed. "
+            "Look again at what it will do"
+        )
 
 
 async def _count(store: Store, wanted: dict[str, Any]) -> admin.Matched:
@@ -177,7 +214,7 @@ async def _count(store: Store, wanted: dict[str, Any]) -> admin.Matched:
     if "uids" in wanted:
         return await admin.count_deliveries(store, wanted)
     found = await search_deliveries(store, wanted, 1)
-    return admin.Matched(found.matched, found.complete)
+    return admin.Matched(found.matched, found.complete, found.at)
 
 
 async def _retry(store: Store, fields: Fields, by: By, report: Report) -> str:
@@ -283,9 +320,10 @@ def _number(fields: Fields) -> int:
 ACTIONS: Final[Mapping[str, Action]] = {
     "pause": Action(("sink",), _plan_pause, _pause),
     "resume": Action(("sink",), _plan_resume, _resume),
+    "probe": Action(("sink",), _plan_probe, _probe),
     "seek": Action(("sink", "to"), _plan_seek, _seek),
-    "retry": Action((*forms.FILTER_NAMES, "rate"), _plan_retry, _retry),
-    "discard": Action(forms.FILTER_NAMES, _plan_discard, _discard),
+    "retry": Action((*DELIVERY_NAMES, "rate"), _plan_retry, _retry),
+    "discard": Action(DELIVERY_NAMES, _plan_discard, _discard),
     "replay": Action(REPLAY_NAMES, _plan_replay, _replay),
     "replay-pause": _change_replay("pause", "Relays deliver no more of its events until it is resumed."),
     "replay-resume": _change_replay("resume", "Relays deliver the rest of its events."),

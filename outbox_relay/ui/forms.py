@@ -16,9 +16,13 @@ TEXT_CHARS: Final = 1024
 """Maximum length of a field."""
 FILTER_TEXTS: Final = ("sink", "type", "error", "key")
 FILTER_TIMES: Final = ("since", "until")
-FILTER_NAMES: Final = (*FILTER_TEXTS, "status", *FILTER_TIMES, "state", "uid")
+KIND: Final = "kind"
+"""The kind of an error without a status. If it is empty, rows without an error are meant."""
+FILTER_NAMES: Final = (*FILTER_TEXTS, KIND, "status", *FILTER_TIMES, "state", "uid")
 SHOWN_NAMES: Final = tuple(name for name in FILTER_NAMES if name != "key")
 """The names that a URL may contain."""
+AS_OF, COUNTED = "as_of", "counted"
+"""The time of a dry run, and the number that it counted, beyond which its action does not go."""
 
 
 def read_fields(body: bytes) -> dict[str, str]:
@@ -53,7 +57,11 @@ def read_filter(fields: Mapping[str, str], states: Sequence[str] = STATES) -> di
     """
     given = {name: value.strip() for name in FILTER_NAMES if (value := fields.get(name, "")).strip()}
     wanted: dict[str, Any] = {name: given[name] for name in FILTER_TEXTS if name in given}
-    for name in FILTER_TIMES:
+    if KIND in fields:
+        wanted[KIND] = fields[KIND]
+    if fields.get(AS_OF, "").strip():
+        given[AS_OF] = fields[AS_OF].strip()
+    for name in (*FILTER_TIMES, AS_OF):
         if name in given:
             try:
                 wanted[name] = read_moment(given[name])
@@ -102,9 +110,17 @@ def refuse_unknown(fields: Mapping[str, str], known: Collection[str]) -> None:
 
 def filter_query(fields: Mapping[str, str], **changes: str | None) -> str:
     """Return the query of a link with the same filter and ``changes``; None leaves a name out. A key never is in it."""
-    kept: dict[str, str | None] = {name: fields[name] for name in SHOWN_NAMES if fields.get(name)}
-    pairs = [(name, value) for name, value in {**kept, **changes}.items() if value]
-    return urlencode(pairs)
+    kept: dict[str, str | None] = {name: fields[name] for name in SHOWN_NAMES if name in fields}
+    pairs = {**kept, **changes}.items()
+    return urlencode([(name, value) for name, value in pairs if value or (name == KIND and value is not None)])
+
+
+def group_query(fields: Mapping[str, str], group: Mapping[str, Any]) -> str:
+    """Return the query of a link with the same filter that selects exactly one group of a summary."""
+    status = None if group["status"] is None else str(group["status"])
+    kind = (group["error"] or "") if status is None else None
+    only = {"sink": group["sink"], "type": group["type"], "state": group["state"]}
+    return filter_query(fields, **only, status=status, kind=kind)
 
 
 def is_uid(text: str) -> bool:

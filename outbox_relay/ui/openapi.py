@@ -71,6 +71,10 @@ GROUP: Final = _object(
     sink=TEXT, type=TEXT, state=TEXT, error=_or_null(TEXT), status=_or_null(INTEGER), example=_or_null(TEXT),
     count=INTEGER, first=_or_null(TIME), last=_or_null(TIME),
 )  # fmt: skip
+LAST_ERROR: Final = _object(
+    at=_or_null(TIME), error=TEXT, status=_or_null(INTEGER), uid=_or_null(UID), type=_or_null(TEXT),
+    state=_or_null(TEXT), attempts=_or_null(INTEGER),
+)  # fmt: skip
 SHARD: Final = _object(
     shard=INTEGER, relay=_or_null(TEXT), lease_seconds=NUMBER, crashes=INTEGER, behind=_or_null(INTEGER)
 )
@@ -125,7 +129,7 @@ PLAN: Final = _object(title=TEXT, effects=_list(TEXT), possible=BOOLEAN, fields=
 AGE: Final[Mapping[str, Schema]] = {"figures_age_seconds": _or_null(NUMBER)}
 ERROR: Final = _object(error=TEXT)
 
-FILTER: Final = ("sink", "type", "error", "status", "since", "until", "state", "uid")
+FILTER: Final = ("sink", "type", "error", "kind", "status", "since", "until", "state", "uid")
 ANSWERS: Final[Mapping[str, tuple[str, Schema, tuple[str, ...]]]] = {
     "/sinks": ("Every sink", _object(sinks=_list(_object(**SINK_FIELDS, hour=HOUR)), **AGE), ()),
     "/sinks/{name}": (
@@ -133,8 +137,8 @@ ANSWERS: Final[Mapping[str, tuple[str, Schema, tuple[str, ...]]]] = {
         _object(
             **SINK_FIELDS, **AGE, start=_or_null(TEXT), since=_or_null(TIME),
             relays=_or_null(_list(_object(name=TEXT, serves=BOOLEAN))),
-            shards=_list(SHARD), errors=_or_null(_list(GROUP)), errors_exact=BOOLEAN, history=HISTORY,
-            settings=_or_null(_list(SETTINGS)),
+            shards=_list(SHARD), last_errors=_list(LAST_ERROR), errors=_or_null(_list(GROUP)), errors_exact=BOOLEAN,
+            history=HISTORY, settings=_or_null(_list(SETTINGS)),
         ),
         ("period",),
     ),
@@ -218,14 +222,14 @@ def _query_schema(name: str) -> Schema:
             return {"enum": list(STATES)}
         case "period":
             return {"enum": list(RANGES)}
-        case "status":
+        case "status" | "counted":
             return INTEGER
         case _:
             return TEXT
 
 
 def _post() -> Schema:
-    names = (*FILTER, "key", "to", "id", "reason")
+    names = (*FILTER, "key", "to", "id", "as_of", "counted", "reason")
     rate = {"type": "integer", "minimum": 1, "maximum": RATE_MOST}
     body = {
         "type": "object",

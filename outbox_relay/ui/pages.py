@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,7 +35,7 @@ async def sink(request: Request) -> Response:
     """Show one sink."""
     period = request.query_params.get("period", "2h")
     found = await view_sinks.sink(site_of(request), request.path_params["name"], period)
-    return page(request, "sink.html", {**found, "period": period})
+    return page(request, "sink.html", {**found, "period": period, "errors": _linked(found["errors"], {})})
 
 
 async def exceptions(request: Request) -> Response:
@@ -54,9 +54,15 @@ async def exceptions(request: Request) -> Response:
         "exports": shows_payloads(request),
     }
     if values["view"] == "groups":
-        return page(request, "exceptions.html", {**values, **await view_events.summary(site, wanted)})
+        found = await view_events.summary(site, wanted)
+        return page(request, "exceptions.html", {**values, **found, "groups": _linked(found["groups"], fields)})
     found = await view_events.exceptions(store, site.keys, wanted, forms.read_place(fields))
     return page(request, "exceptions.html", {**values, "rows": found["deliveries"], **found})
+
+
+def _linked(groups: list[dict[str, Any]] | None, fields: Mapping[str, str]) -> list[dict[str, Any]] | None:
+    """Return the groups of a summary with the queries that select each."""
+    return groups and [{**group, "query": forms.group_query(fields, group)} for group in groups]
 
 
 async def export(request: Request) -> Response:

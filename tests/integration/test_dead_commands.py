@@ -221,6 +221,7 @@ def test_an_age_in_a_filter_is_shown_as_people_write_it(database: Database, uid:
     assert uid
     assert ask(database, "dead", "retry", "--since", "120m", "--yes").code == 0
     [action] = ask(database, "audit", "--json").json["audit"]
+    assert action["filter"].pop("as_of") <= action["at"], "the time of the count, from which the age is reckoned"
     assert action["filter"] == {"since": "2h", "states": ["dead"]}
     assert '"since": "2h"' in ask(database, "audit").out
 

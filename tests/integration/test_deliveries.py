@@ -75,6 +75,8 @@ async def test_every_part_of_a_filter_must_hold(books: Ledger) -> None:
         ({"key": "k1"}, [c, a]),
         ({"error": "FIELD"}, [c, a]),
         ({"status": 422}, [a]),
+        ({"kind": "timeout"}, [b]),
+        ({"kind": "No such field"}, []),
         ({"uids": [a.upper(), b, str(uuid4())]}, [b, a]),
         ({"key": "k1", "sink": "events"}, [c]),
         ({"key": "k1", "status": 404}, []),
@@ -185,6 +187,9 @@ async def test_a_summary_groups_by_sink_type_and_kind_of_error(books: Ledger) ->
     ]
     assert found["exact"]
     assert found["groups"][0]["first"] <= found["groups"][0]["last"]
+    for sink, type_, error, status, count in groups:
+        given = {"kind": error or ""} if status is None else {"status": status}
+        assert len(await listed(books, sink=sink, type=type_, **given)) == count
     text = admin.summary_text(found)
     assert "status 422: answered 422: x" in text
     assert await admin.summarize(books.store, {"sink": "events", "type": "x"}) == {"groups": [], "exact": True}
@@ -205,6 +210,11 @@ REFUSED: list[tuple[str, str]] = [
     ('{"type": ""}', "type of a filter must be a pattern"),
     ('{"type": "a b"}', "type of a filter must be a pattern"),
     ('{"error": ""}', "error of a filter must have 1 to 500 characters"),
+    ('{"kind": 7}', "kind of a filter must be a string, not number"),
+    (json.dumps({"kind": "x" * 201}), "kind of a filter must have at most 200 characters"),
+    ('{"as_of": 7}', "as_of of a filter must be a string, not number"),
+    ('{"as_of": "yesterday"}', "as_of must be a time with its zone"),
+    ('{"as_of": "9000-01-01T00:00:00Z"}', "as_of lies in the future: it is 9000-01-01"),
     (json.dumps({"key": "é" * 513}), "key of a filter must have at most 1024 bytes"),
     ('{"uids": []}', "uids of a filter must be 1 to 1000 uids, not 0"),
     ('{"uids": [null]}', "uids of a filter must be UUIDs"),
@@ -250,4 +260,5 @@ async def test_odd_texts_are_compared_as_they_are(books: Ledger) -> None:
     assert await listed(books, key=key) == [uid]
     assert await listed(books, error="ÜNÏ 🦆 %_\\") == [uid]
     assert await listed(books, error="%x") == []
+    assert await listed(books, error="N") == [uid]
     assert await listed(books, key=key[:-1]) == []

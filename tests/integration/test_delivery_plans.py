@@ -137,6 +137,51 @@ def cost(connection: psycopg.Connection[Any]) -> tuple[int, int, int]:
     return *touched(connection), int(events)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("statement", "times"),
+    [
+        ('count(*) from outbox.deliveries(\'{"error": "none"}\')', 1),
+        ('matched from outbox.count_deliveries(\'{"error": "none"}\')', 2),
+        ('count(*) from outbox.delivery_summary(\'{"error": "none"}\')', 2),
+    ],
+    ids=["list", "number", "summary"],
+)
+def test_a_search_for_an_error_looks_at_each_row_once_or_twice(
+    rows: Database, size: int, statement: str, times: int
+) -> None:
+    """The number and the summary also find out whether there are more rows than they look at."""
+    with rows.connect(autocommit=True) as connection:
+        found, (deliveries, _, _) = run(connection, statement)
+    assert found == 0
+    assert deliveries <= times * size + STEP
+
+
+@pytest.mark.parametrize(
+    ("error", "searched"),
+    [
+        ("gone", "strpos(lower((d.last_error)::text), 'gone'::text)"),
+        ("né", "strpos(lower(d.last_error), 'né'::text)"),
+    ],
+)
+def test_a_search_for_an_error_calls_no_function_of_ours_for_each_row(
+    database: Database, error: str, searched: str
+) -> None:
+    """The rules of a language for upper and lower case take seconds for a million long errors.
+
+    The plan shows that the column has another collation by a cast.
+    """
+    fields = "row(null, null, null, %s, null, null, null, null, '{dead}', null, null)::outbox.delivery_filter"
+    with database.connect() as connection:
+        explained = connection.execute(
+            f"explain (verbose, costs off) select from outbox.delivery d where outbox.is_meant(d, {fields})".encode(),
+            (error,),
+        ).fetchall()
+    plan = "\n".join(line for (line,) in explained)
+    assert "outbox." not in plan.partition("Filter:")[2]
+    assert searched in plan
+
+
 def test_a_removal_looks_at_no_rows_of_other_sinks(rows: Database) -> None:
     with rows.connect(autocommit=True) as connection, connection.transaction(force_rollback=True):
         connection.execute(REGISTER.replace("crm", "small").encode())

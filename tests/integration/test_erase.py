@@ -80,6 +80,18 @@ async def test_nothing_of_an_erased_event_is_left_in_the_database(books: Ledger)
     assert len(rows) == count == 2
 
 
+async def test_a_key_is_erased_from_the_kind_of_an_error_that_an_action_has_named(books: Ledger) -> None:
+    """Numbers of the key are not there, but the rest may say who it is."""
+    books.emit("anna7@example.com")
+    await settle(books)
+    wanted = json.dumps({"kind": "answered N: no mailbox annaN@example.com"})
+    books.query("select audit_id from outbox.retry_deliveries(%s::jsonb)", wanted)
+    assert (await aerase(books.database, "--key", "anna7@example.com")).code == 0
+    [(kind,)] = books.query("select filter ->> 'kind' from outbox.audit where action = 'dead retry'")
+    assert kind.startswith("answered N: no mailbox hash:")
+    assert "anna" not in kind
+
+
 async def test_other_events_of_the_shard_stay_as_they_are(books: Ledger) -> None:
     first, same = books.emit("a", "b", payload=b"kept")
     books.do("update outbox.event set shard = 7")

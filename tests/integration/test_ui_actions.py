@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from html import escape
 from typing import Any
 from uuid import uuid4
 
@@ -18,8 +19,8 @@ from tests.support.page import ADDRESS, Browser, browsing, form_fields, visible
 
 books = owned.books
 
-ASKED = ("/actions/pause?sink=s", "/actions/resume?sink=s", "/actions/seek?sink=s&to=now", "/actions/retry?state=dead",
-         "/actions/discard?state=dead", "/actions/replay?sink=s&since=1d")  # fmt: skip
+ASKED = ("/actions/pause?sink=s", "/actions/resume?sink=s", "/actions/probe?sink=s", "/actions/seek?sink=s&to=now",
+         "/actions/retry?state=dead", "/actions/discard?state=dead", "/actions/replay?sink=s&since=1d")  # fmt: skip
 
 
 async def newest_audit(books: Ledger) -> dict[str, Any]:
@@ -49,6 +50,27 @@ async def test_a_sink_is_paused_and_resumed(books: Ledger) -> None:
         assert "was paused already" in await page.act("/actions/pause?sink=s")
         assert "sink s is resumed" in await page.act("/actions/resume?sink=s")
         assert books.query("select paused from outbox.sink") == [(False,)]
+
+
+async def test_a_probe_is_asked_for_while_the_circuit_is_open(books: Ledger) -> None:
+    path = "/actions/probe?sink=s"
+    async with browsing(books.database) as page:
+        assert "/actions/probe" not in await page.get("/sinks/s")
+        asked = await page.get(path)
+        assert "The circuit of sink s is closed: there is nothing to probe." in asked
+        assert '<form class="confirm"' not in asked
+        books.do("update outbox.sink set circuit = 'open', last_error = 'refused', last_error_at = now()")
+        assert escape(path) in (await page.get("/sinks/s")).partition('<div id="live"')[2]
+        assert "send its next event within two seconds" in await page.act(path, reason="it is back")
+        audit = await newest_audit(books)
+        assert (audit["action"], audit["sink"], audit["reason"]) == ("sinks probe", "s", "it is back")
+        form = form_fields(await page.get(path))
+        books.do("update outbox.sink set paused = true")
+        assert "/actions/probe" not in await page.get("/sinks/s")
+        said = await page.get((await page.post("/actions/probe", form)).headers["location"])
+        assert "sink s is paused: nothing is sent to it until it is resumed" in said
+        await page.get("/actions/probe?sink=t", 404)
+    assert books.query("select probes from outbox.sink") == [(1,)]
 
 
 async def test_one_dead_letter_is_retried(books: Ledger) -> None:
@@ -124,6 +146,7 @@ async def test_a_replay_is_started_paused_resumed_and_cancelled(books: Ledger) -
 @pytest.mark.parametrize("options", [{"user": User("bob", "viewer")}, {"read_only": True}], ids=["viewer", "read-only"])
 async def test_viewers_and_read_only_pages_can_neither_ask_nor_act(books: Ledger, options: dict[str, Any]) -> None:
     await dead_letters(books, "k")
+    books.do("update outbox.sink set circuit = 'open'")
     async with browsing(books.database) as operator:
         forms = {path: form_fields(await operator.get(path)) for path in ASKED if "replay" not in path}
     async with browsing(books.database, **options) as page:

@@ -1,2 +1,2 @@
--- The number of deliveries that a filter means, up to a limit.
-select matched, exact from outbox.count_deliveries(%(filter)s::jsonb)
+-- The number of deliveries that a filter means, up to a limit, and a time before they were counted.
+select matched, exact, now() as at from outbox.count_deliveries(%(filter)s::jsonb)

@@ -7,8 +7,12 @@ with sinks as materialized (
      where k.name < '~' collate "C" and (%(sink)s::text is null or k.name = %(sink)s::text)
 ),
 bounds as materialized (
-    select case when %(since)s::text is not null then outbox.past_time('since', to_jsonb(%(since)s::text), now()) end as since,
-           case when %(until)s::text is not null then outbox.as_time('until', to_jsonb(%(until)s::text), now()) end as until
+    select case when %(since)s::text is not null then outbox.past_time('since', to_jsonb(%(since)s::text), c.at) end as since,
+           case when %(until)s::text is not null then outbox.as_time('until', to_jsonb(%(until)s::text), c.at) end as until,
+           c.as_of
+      from (select n.as_of, coalesce(n.as_of, now()) as at
+              from (select case when %(as_of)s::text is not null
+                                then outbox.past_time('as_of', to_jsonb(%(as_of)s::text), now()) end as as_of) n) c
 ),
 looked as materialized (
     select l.id, l.sink, l.place = %(looks)s::integer as is_last, l.meant
@@ -19,7 +23,16 @@ looked as materialized (
                (%(type)s::text is null or d.type like %(type)s::text) and (%(key)s::text is null or d.key = %(key)s::text)
                and (%(status)s::integer is null or d.last_status = %(status)s::integer)
                and (b.since is null or d.created_at >= b.since) and (b.until is null or d.created_at < b.until)
-               and (%(error)s::text is null or strpos(lower(d.last_error), lower(%(error)s::text)) > 0) as meant
+               and (b.as_of is null or outbox.was_counted(d.state, d.ordered, d.deliver_at, d.since, d.last_attempt_at, b.as_of,
+                                                          %(by_error)s::boolean, %(state)s::text = 'scheduled'))
+               and (%(error)s::text is null
+                    or case when octet_length(%(error)s::text) = length(%(error)s::text)
+                            then strpos(lower(d.last_error collate "C"), lower(%(error)s::text collate "C"))
+                            else strpos(lower(d.last_error), lower(%(error)s::text)) end > 0)
+               and (%(kind)s::text is null
+                    or (d.last_status is null
+                        and starts_with(coalesce(d.last_error, ''), substring(%(kind)s::text from '^[^N…]*'))
+                        and outbox.error_kind(d.last_error) = %(kind)s::text)) as meant
           from outbox.delivery d
          where %(state)s::text = 'dead' and d.state = 'dead' and d.sink = k.name
            and d.id <= %(before_id)s::bigint and (d.id < %(before_id)s::bigint or d.sink < %(before_sink)s::text)
@@ -36,7 +49,16 @@ looked as materialized (
                and (%(type)s::text is null or d.type like %(type)s::text) and (%(key)s::text is null or d.key = %(key)s::text)
                and (%(status)s::integer is null or d.last_status = %(status)s::integer)
                and (b.since is null or d.created_at >= b.since) and (b.until is null or d.created_at < b.until)
-               and (%(error)s::text is null or strpos(lower(d.last_error), lower(%(error)s::text)) > 0) as meant
+               and (b.as_of is null or outbox.was_counted(d.state, d.ordered, d.deliver_at, d.since, d.last_attempt_at, b.as_of,
+                                                          %(by_error)s::boolean, %(state)s::text = 'scheduled'))
+               and (%(error)s::text is null
+                    or case when octet_length(%(error)s::text) = length(%(error)s::text)
+                            then strpos(lower(d.last_error collate "C"), lower(%(error)s::text collate "C"))
+                            else strpos(lower(d.last_error), lower(%(error)s::text)) end > 0)
+               and (%(kind)s::text is null
+                    or (d.last_status is null
+                        and starts_with(coalesce(d.last_error, ''), substring(%(kind)s::text from '^[^N…]*'))
+                        and outbox.error_kind(d.last_error) = %(kind)s::text)) as meant
           from outbox.delivery d
          where %(state)s::text <> 'dead'
            and d.id <= %(before_id)s::bigint and (d.id < %(before_id)s::bigint or d.sink < %(before_sink)s::text)
@@ -55,7 +77,7 @@ found as materialized (
 listed as materialized (
     select f.id, f.sink from found f order by f.id desc, f.sink desc limit %(most)s::integer
 )
-select r.floor, coalesce(r.floor_sink, '')::text as floor_sink, (select count(*) from found)::bigint as matched, d.id, d.uid, d.sink::text as sink, d.type::text as type,
+select now() as at, r.floor, coalesce(r.floor_sink, '')::text as floor_sink, (select count(*) from found)::bigint as matched, d.id, d.uid, d.sink::text as sink, d.type::text as type,
        d.key::text as key, outbox.delivery_state(d.state, d.ordered, d.deliver_at) as state, d.attempts,
        d.last_error as error, d.last_status as status,
        outbox.loadable_time(case when d.state = 'dead' then greatest(d.last_attempt_at, d.since) else d.since end) as since,
