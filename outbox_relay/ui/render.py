@@ -21,7 +21,6 @@ from outbox_relay.retention.wording import keepers_text
 from outbox_relay.ui import charts
 from outbox_relay.ui.access import stable_digest
 from outbox_relay.ui.guard import USER, path_of
-from outbox_relay.ui.keys import key_hash
 from outbox_relay.ui.site import Site
 from outbox_relay.ui.users import User
 
@@ -85,7 +84,7 @@ def environment() -> Environment:
     )
     made.filters |= {
         "number": _number, "seconds": _seconds, "duration": duration, "size": _bytes, "time": _time, "cut": _cut,
-        "json": _plain_json, "key_hash": key_hash, "keepers": keepers_text,
+        "json": _plain_json, "keepers": keepers_text,
     }  # fmt: skip
     shared: dict[str, Any] = {
         "bars": charts.bars, "line": charts.line, "steps": charts.steps_of, "state_text": state_text,
@@ -137,6 +136,7 @@ def page(request: Request, template: str, values: Mapping[str, Any], status: int
         "user": user_of(request),
         "may_act": may_act(request),
         "csrf": csrf_token(request, cookie),
+        "key_hash": site_of(request).keys.hash,
     }
     html = ENVIRONMENT.get_template(template).render({**shared, **values})
     answer = HTMLResponse(html, status)

@@ -51,11 +51,13 @@ class Site:
         return await asyncio.shield(self._opening)
 
     async def _open(self) -> Store:
-        """Connect, and compare the version of the schema with ours."""
+        """Connect, compare the version of the schema with ours, and read the secret of links."""
         store = Store(self.dsn, pooler=self.pooler, connections=CONNECTIONS)
         try:
             await store.open()
             _require_fit(await store.schema())
+            [(secret,)] = await store.call("page_key", {}, "read")
+            self.keys.use(bytes(secret))
         except BaseException:
             await store.close()
             raise

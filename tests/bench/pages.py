@@ -21,7 +21,6 @@ import psycopg
 
 from outbox_relay.postgres.migrations import migrate
 from outbox_relay.postgres.store import Store
-from outbox_relay.ui.keys import key_hash
 from tests.support.database import Database
 from tests.support.page import Browser, browsing
 from tests.support.postgres import PostgresServer
@@ -36,7 +35,7 @@ insert into outbox.delivery (sink, id, shard, state, ordered, due_at, uid, type,
                              last_error, last_status)
 select case when e.id %% 2 = 0 then 'sink_000' else 'sink_' || lpad((e.id %% %s)::text, 3, '0') end, e.id, e.shard,
        'dead', true, now(), e.uid, e.type, e.key, e.payload, e.content_type, e.created_at, 'gone ' || e.id %% 20,
-       500 + e.id %% 5
+       nullif(500 + e.id %% 5, 504)
   from outbox.event e"""
 HISTORY = """
 insert into outbox.history (sink, at, delivered, failed, dead, backlog, end_to_end_p50, end_to_end_p99, claim_p99)
@@ -71,16 +70,17 @@ async def fill(database: Database, rows: int, sinks: int, relays: int) -> None:
         connection.execute("vacuum analyze")
 
 
-def paths(uid: str) -> Iterator[str]:
-    """Yield the path of every page."""
+def paths(uid: str, key: str) -> Iterator[str]:
+    """Yield the path of every page. ``key`` is that of a key."""
     yield from ("/", "/sinks/sink_000", "/sinks/sink_000?period=48h", "/sinks/sink_001", "/exceptions")
     yield from (
         "/exceptions?view=groups",
         "/exceptions?sink=sink_001",
         "/exceptions?status=503",
         "/exceptions?error=gone+7",
+        "/exceptions?kind=none",
     )
-    yield from ("/exceptions?type=none.*", f"/events/{uid}", f"/keys/{key_hash('key-7')}", f"/keys/{'0' * 32}")
+    yield from ("/exceptions?type=none.*", f"/events/{uid}", key, f"/keys/{'0' * 32}")
     yield from (
         "/replays",
         "/relays",
@@ -88,6 +88,8 @@ def paths(uid: str) -> Iterator[str]:
         "/audit",
         "/actions/retry?state=dead",
         "/actions/retry?error=gone+7",
+        "/actions/discard?kind=none",
+        "/actions/probe?sink=sink_000",
     )
 
 
@@ -116,7 +118,7 @@ async def run(arguments: argparse.Namespace) -> bool:
             await page.get("/")
             await page.site.findings.finish()
             print(f"{arguments.rows:,} dead rows, {arguments.sinks} sinks, {arguments.relays} relays; milliseconds")
-            for path in paths(uid):
+            for path in paths(uid, await page.key_path("key-7")):
                 times = await measure(page, path)
                 print(f"{statistics.median(times):8.0f} {max(times):8.0f}  {path}")
                 slow += [path] * (statistics.median(times) > arguments.most_ms)

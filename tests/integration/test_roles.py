@@ -23,7 +23,8 @@ from tests.support.roles import STATEMENTS, callable_by, denied, functions, new_
 from tests.support.wait import auntil
 
 LOG = ("event", "event_default")
-TABLES = ("discarded", "inbox", "meta", "grantee", "uid", "sink", "shard", "progress", "relay", "delivery", *LOG)
+TABLES = ("discarded", "inbox", "meta", "grantee", "page_key", "uid", "sink", "shard", "progress", "relay", "delivery",
+          *LOG)  # fmt: skip
 
 
 @pytest.fixture

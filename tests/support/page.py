@@ -48,6 +48,11 @@ class Browser:
         assert found.status_code == status, f"{path}: {found.status_code}: {found.text}"
         return found.json()
 
+    async def key_path(self, key: str) -> str:
+        """Return the path of the page of `key`."""
+        await self.site.store()
+        return f"/keys/{self.site.keys.hash(key)}"
+
     async def post(self, path: str, fields: dict[str, str], **headers: str) -> Response:
         """Send a form as a browser does for one of our own pages."""
         sent = {"sec-fetch-site": "same-origin", "origin": ADDRESS, **headers}
