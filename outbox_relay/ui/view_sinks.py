@@ -9,6 +9,7 @@ from outbox_relay.admin.actions import unknown_sink
 from outbox_relay.admin.alive import ALIVE_SECONDS
 from outbox_relay.admin.sinks import sinks as list_sinks
 from outbox_relay.admin.status import live_relays
+from outbox_relay.admin.text import iso_time
 from outbox_relay.domain.errors import ConfigurationError, DatabaseUnusable, NotFound
 from outbox_relay.postgres.store import Store
 from outbox_relay.ui import view_events
@@ -20,6 +21,10 @@ MINUTES: Final = 60
 """Length of the short history, in minutes."""
 RANGES: Final[Mapping[str, tuple[float, int]]] = {"2h": (60.0, 120), "48h": (900.0, 192)}
 """The ranges of a sink's history: seconds of a step, and the number of steps."""
+LAST_ERRORS: Final = 10
+"""Number of errors of a sink that are shown."""
+ERROR_LOOKS: Final = 200
+"""Number of dead and of waiting deliveries that are looked at for them."""
 SINK_FIELDS: Final = (
     "paused", "paused_reason", "circuit", "circuit_seconds", "in_flight_limit", "last_error", "error_seconds",
     "unowned",
@@ -69,6 +74,7 @@ async def sink(site: Site, name: str, period: str) -> dict[str, Any]:
         "since": listed.get("since"),
         "relays": listed.get("relays"),
         "shards": [shard._asdict() for shard in await store.named("shards_of_sink", {"sink": name})],
+        "last_errors": await _last_errors(store, name),
         "errors": groups["groups"],
         "errors_exact": groups["exact"],
         "history": await history(store, name, period),
@@ -82,6 +88,13 @@ async def history(store: Store, name: str, period: str) -> dict[str, Any]:
     rows = await store.named("history_of_sink", {"sink": name, "step": step, "steps": steps})
     found = [{field: getattr(row, field) for field in STEP_FIELDS} for row in rows]
     return {"step_seconds": step, "steps": steps, "minutes": found}
+
+
+async def _last_errors(store: Store, name: str) -> list[dict[str, Any]]:
+    """Return the newest errors of a sink, whether or not they are the reason of its state, newest first."""
+    limits = {"most": LAST_ERRORS, "looks": ERROR_LOOKS}
+    rows = [row._asdict() for row in await store.by_index("errors_of_sink", {"sink": name, **limits}, "read")]
+    return [{**row, "at": iso_time(row["at"]), "uid": row["uid"] and str(row["uid"])} for row in rows]
 
 
 def _sink(row: Any, figures: dict[str, Any]) -> dict[str, Any]:

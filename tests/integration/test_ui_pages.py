@@ -14,7 +14,6 @@ import pytest
 from outbox_relay.admin import deliveries
 from outbox_relay.domain.window import Position
 from outbox_relay.ui import view_events
-from outbox_relay.ui.keys import key_hash
 from outbox_relay.ui.site import CONNECTIONS
 from outbox_relay.ui.users import User
 from tests.support import books as owned
@@ -43,7 +42,7 @@ async def dead_letter(books: Ledger, key: str | None = "k", **values: object) ->
 async def test_every_page_answers_whole_and_as_a_live_part(books: Ledger) -> None:
     uid = await dead_letter(books)
     async with browsing(books.database) as page:
-        for path in (*PAGES, f"/events/{uid}", f"/keys/{key_hash('k')}"):
+        for path in (*PAGES, f"/events/{uid}", await page.key_path("k")):
             whole = await page.get(path)
             assert whole.startswith("<!doctype html>")
             part = await page.get(path, headers={"hx-request": "true"})
@@ -80,6 +79,23 @@ async def test_a_dead_letter_is_found_and_explained(books: Ledger) -> None:
         event = visible(await page.get(f"/events/{uid}"))
         assert "dead" in event
         assert "last error: gone (status 410)" in event
+
+
+async def test_a_sink_shows_its_last_errors_whatever_its_state(books: Ledger) -> None:
+    events = books.emit(*"abcd")
+    rows = (("dead", "first"), ("dead", "second"), ("waiting", "third"), ("waiting", None))
+    await books.park("s", *(books.row(e, state, error=error) for e, (state, error) in zip(events, rows, strict=True)))
+    books.do("update outbox.delivery set last_attempt_at = now() - id * interval '1 minute' where last_error <> ''")
+    books.do("update outbox.sink set last_error = 'refused', last_error_at = now() - interval '1 day', paused = true")
+    async with browsing(books.database) as page:
+        found = (await page.json("/sinks/s"))["last_errors"]
+        assert [each["error"] for each in found] == ["first", "second", "third", "refused"]
+        assert [each["uid"] for each in found] == [*(books.uid(event) for event in events[:3]), None]
+        books.do("update outbox.sink set last_error_mended_at = now()")
+        html = await page.get("/sinks/s")
+        section = visible(html.partition('id="last-errors"')[2].partition("</section>")[0])
+        places = [section.index(error) for error in ("first", "second", "third", "refused")]
+        assert places == sorted(places)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +138,7 @@ async def test_a_search_leads_to_the_event_the_sink_or_the_key(books: Ledger) ->
             answer = await page.post("/search", {"q": text})
             assert (answer.status_code, answer.headers["location"]) == (303, place)
         answer = await page.post("/search", {"q": "customer@example.com"})
-        assert answer.headers["location"] == f"/keys/{key_hash('customer@example.com')}"
+        assert answer.headers["location"] == await page.key_path("customer@example.com")
         assert uid in await page.get(answer.headers["location"])
         assert (await page.post("/search", {"q": " "})).status_code == 400
 
@@ -131,12 +147,14 @@ async def test_a_key_stands_in_no_address_and_its_link_works_in_another_process(
     key = "customer@example.com"
     await dead_letter(books, key)
     async with browsing(books.database) as page:
-        for path in ("/exceptions", "/exceptions?view=groups", f"/keys/{key_hash(key)}"):
+        for path in ("/exceptions", "/exceptions?view=groups", await page.key_path(key)):
             html = await page.get(path)
             addresses = html.split('href="')[1:] + html.split('action="')[1:] + html.split('hx-get="')[1:]
             assert not any(key in each.partition('"')[0] for each in addresses)
+        path = await page.key_path(key)
+        assert sha256(key.encode()).hexdigest()[:32] not in path, "whoever knows the key could tell"
     async with browsing(books.database) as another:
-        assert key in visible(await another.get(f"/keys/{key_hash(key)}"))
+        assert key in visible(await another.get(path))
 
 
 async def test_a_key_shows_its_queue_in_order(books: Ledger) -> None:
@@ -144,7 +162,7 @@ async def test_a_key_shows_its_queue_in_order(books: Ledger) -> None:
     await books.park("s", books.row(first, "dead", error="no"), books.row(second, "held"))
     async with browsing(books.database) as page:
         await page.post("/search", {"q": "k"})
-        html = await page.get(f"/keys/{key_hash('k')}")
+        html = await page.get(await page.key_path("k"))
         assert html.index(books.uid(first)) < html.index(books.uid(second))
         assert "The first is dead" in html
 
@@ -208,7 +226,7 @@ async def test_nothing_that_an_event_or_an_answer_carries_becomes_markup(books: 
     )  # fmt: skip
     uid = books.uid(event)
     async with browsing(books.database, show_payloads=True, user=User(MARKUP, "operator")) as page:
-        for path in (*PAGES, f"/events/{uid}", f"/keys/{key_hash(MARKUP)}", f"/actions/discard?uid={uid}&sink=s",
+        for path in (*PAGES, f"/events/{uid}", await page.key_path(MARKUP), f"/actions/discard?uid={uid}&sink=s",
                      f"/exceptions?error={MARKUP}", f"/exceptions?sink={MARKUP}", f"/sinks/{MARKUP}"):  # fmt: skip
             html = (await page.client.get(path)).text
             assert "<script>alert" not in html, path

@@ -22,8 +22,8 @@ select 's' || case when n %% 2 = 0 then 0 else n %% {sinks} end, n, 0,
        'k' || n %% {keys}, '{{}}', 'application/json', now(), 'gone'
   from generate_series(1, {rows}) n returning 1"""
 NO_FILTER: dict[str, Any] = {
-    **dict.fromkeys(("sink", "key", "status", "error", "since", "until", "type")),
-    "before_id": MAX_ID, "before_sink": "", "most": 51,
+    **dict.fromkeys(("sink", "key", "status", "error", "kind", "since", "until", "as_of", "type")),
+    "by_error": False, "before_id": MAX_ID, "before_sink": "", "most": 51,
 }  # fmt: skip
 
 
@@ -65,6 +65,14 @@ def test_a_search_looks_at_its_number_of_rows(
     found, pages = read(rows, "search_deliveries", {**NO_FILTER, **wanted, "looks": looks}, by_index=True)
     assert 0 < found <= most_rows + SINKS + 4 * NO_FILTER["most"]
     assert pages <= 3 * found + 8 * SINKS, "it walked through an index from its beginning"
+
+
+@pytest.mark.parametrize("sink", ["s0", "s3", "none"])
+def test_the_last_errors_of_a_sink_are_among_its_newest_rows(rows: Database, sink: str) -> None:
+    looks, most = 50, 10
+    found, pages = read(rows, "errors_of_sink", {"sink": sink, "looks": looks, "most": most}, by_index=True)
+    assert found <= 2 * looks
+    assert pages <= 3 * looks + 8
 
 
 def test_the_deliveries_of_a_key_are_read_by_their_indexes(rows: Database) -> None:
