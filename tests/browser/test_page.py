@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 from typing import Any, cast
 
 import pytest
@@ -19,6 +21,7 @@ from tests.support.ledger import Ledger
 from tests.support.memory_sink import MemorySink
 from tests.support.page import served
 from tests.support.relay_harness import running, spec
+from tests.support.replays import Clients
 
 pytestmark = pytest.mark.thorough
 
@@ -75,7 +78,7 @@ async def test_dead_letters_are_found_understood_retried_and_arrive(database: Da
         await expect(page.get_by_text("anna@page")).to_have_count(2)
 
 
-async def test_a_sink_is_paused_and_resumed_and_a_replay_runs_to_its_end(database: Database, browser: Browser) -> None:
+async def test_a_sink_is_paused_and_resumed(database: Database, browser: Browser) -> None:
     sink = MemorySink()
     events = emit(database, ["a", "b"])
     async with running(database.dsn, (spec("s"), sink)) as harness, served(database, OPERATOR) as address:
@@ -90,7 +93,57 @@ async def test_a_sink_is_paused_and_resumed_and_a_replay_runs_to_its_end(databas
         await expect(page.get_by_text("maintenance").first).to_be_visible()
         await confirm(page, "Resume")
         await expect(page.get_by_text("sink s is resumed")).to_be_visible()
-        assert database
+
+
+class Gate:
+    """A destination of a replay that keeps some keys waiting until the gate is open, and refuses one event."""
+
+    def __init__(self, *kept: str, refused: str) -> None:
+        self.open = asyncio.Event()
+        self._kept = kept
+        self._refused = refused
+
+    async def __call__(self, event: StoredEvent, _attempt: int) -> Verdict:
+        """Return the verdict of an event, maybe late."""
+        if event.key in self._kept:
+            await self.open.wait()
+        return Refused("answered 422 Unprocessable", 422) if event.key == self._refused else DELIVERED
+
+
+async def test_a_replay_is_started_watched_and_ends_with_counts_that_add_up(
+    database: Database, browser: Browser
+) -> None:
+    sink = MemorySink(lambda event, _: Refused("answered 410", 410) if event.key == "dead" else DELIVERED)
+    gate = Gate("c", "d", refused="b")
+    clients = Clients(lambda: gate, keeps_order=False)
+    events = emit(database, ["a", "b", "c", "d", "dead"])
+    async with (
+        running(database.dsn, (spec("s"), sink), replay_client=clients) as harness,
+        served(database, OPERATOR) as address,
+    ):
+        await harness.owns_all()
+        await delivered(sink, events[:-1])
+        await harness.settled()
+        page = await browser.new_page()
+        await page.goto(f"{address}/sinks/s")
+        await page.get_by_role("link", name="Replay", exact=True).click()
+        await page.get_by_label("Since").fill("1d")
+        await page.get_by_role("button", name="Show what it will do").click()
+        await expect(page.get_by_text("5 events that sink s has passed")).to_be_visible()
+        assert clients.made == [], "only asked"
+        await page.get_by_label("Reason").fill("lost by the consumer")
+        await page.locator("form.confirm button").click()
+        await expect(page.get_by_text("replay 1 has started")).to_be_visible()
+        await page.get_by_role("link", name="Back").click()
+        row = page.locator("tbody tr").first
+        await expect(row).to_contain_text("running")
+        await expect(row).to_contain_text("1 delivered")
+        gate.open.set()
+        await expect(row).to_contain_text("done")
+        _, _, _, total, progress, failed, *_ = await row.locator("td").all_inner_texts()
+        counts = {what: int(count) for count, what in re.findall(r"(\d+) (delivered|passed by|waiting)", progress)}
+        assert (int(total), int(failed), counts) == (5, 1, {"delivered": 3, "passed by": 1})
+        assert sorted(clients.ids(1)) == [event for event in events[:-1] if event != events[1]]
 
 
 async def test_a_viewer_sees_no_action(books: Ledger, browser: Browser) -> None:
