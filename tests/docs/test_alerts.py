@@ -25,6 +25,8 @@ PAGE = "docs/observability.md"
 TIMES = {"at once": None, "2 min": "2m", "5 min": "5m", "10 min": "10m", "2 h": "2h"}
 """Times of the page as Prometheus has them."""
 SED = "/bin/sed"
+PLACE = "https://outbox-relay.example.com/"
+"""The address of the pages in the rules, which is to be replaced."""
 
 
 def loaded(path: Path) -> Any:
@@ -56,7 +58,7 @@ def test_an_alert_says_how_bad_it_is_and_what_to_do(name: str) -> None:
     assert rule["labels"]["severity"] in {"critical", "warning", "info"}
     assert {"summary", "description", "runbook_url"} == rule["annotations"].keys()
     page, _, anchor = rule["annotations"]["runbook_url"].partition("#")
-    assert page == RUNBOOK
+    assert page == f"{PLACE}{RUNBOOK}", "a whole URL, whose beginning is replaced"
     assert anchor in anchors(RUNBOOK)
     assert f"`{name}`" in section(anchor).partition("**Means**")[0]
 
@@ -67,7 +69,7 @@ def test_the_runbook_names_no_alert_that_does_not_exist() -> None:
 
 def test_the_page_lists_every_alert_with_its_severity_its_time_and_its_section() -> None:
     rows = re.findall(r"^\| \[`(\w+)`\]\(([^)]+)\) \| (\w+) \| [^|]+ \| ([^|]+) \|$", text(PAGE), re.MULTILINE)
-    assert [(name, f"docs/{link}", severity, TIMES[time]) for name, link, severity, time in rows] == [
+    assert [(name, f"{PLACE}docs/{link}", severity, TIMES[time]) for name, link, severity, time in rows] == [
         (name, rule["annotations"]["runbook_url"], rule["labels"]["severity"], rule.get("for"))
         for name, rule in alerts().items()
     ]
@@ -96,6 +98,7 @@ def test_a_place_is_put_before_the_runbook_as_the_page_says(tmp_path: Path) -> N
         line for block in blocks(PAGE) if block.language == "sh" for line in commands(block) if line.startswith("sed ")
     ]
     assert f"#   {command}\n" in file.read_text()
+    assert PLACE.removesuffix("/") in text(PAGE)
     _, *arguments = shlex.split(command)
     for _ in range(2):
         subprocess.run([SED, *arguments], check=True, timeout=20, cwd=tmp_path)
