@@ -1,13 +1,15 @@
--- Creates the shop's database when PostgreSQL starts on an empty volume. It has three roles, none of them a superuser:
+-- Creates the shop's database when PostgreSQL starts on an empty volume. It has four roles, none of them a superuser:
 -- shop_owner owns the tables and the schema outbox and runs `outbox-relay migrate`; shop_app is the application's role,
--- and relay the relay's.
+-- relay the relay's, and page that of the page.
 \getenv owner_password SHOP_OWNER_PASSWORD
 \getenv app_password SHOP_APP_PASSWORD
 \getenv relay_password RELAY_PASSWORD
+\getenv page_password PAGE_PASSWORD
 
 create role shop_owner login password :'owner_password';
 create role shop_app login password :'app_password';
 create role relay login password :'relay_password';
+create role page login password :'page_password';
 
 select current_database() as shop \gset
 alter database :"shop" owner to shop_owner;

@@ -1,7 +1,10 @@
 """The requirements for the shop of compose.yaml, however its services are run."""
 
+import httpx
+
 from tests.packaging.stack import READY_SECONDS, Running, Stack
 from tests.support.kafka.records import read_all
+from tests.support.ports import LOOPBACK
 from tests.support.wait import until
 
 EVENTS = 20
@@ -11,7 +14,7 @@ def set_up(stack: Stack) -> None:
     """The schema is made, and made again."""
     made = stack.run("migrate")
     assert made.returncode == 0, made.stderr
-    assert "emit to shop_app, relay to relay" in made.stdout
+    assert "emit to shop_app, operate to page, relay to relay" in made.stdout
     assert stack.run("migrate").returncode == 0
 
 
@@ -28,6 +31,17 @@ def open_relay(stack: Stack) -> tuple[Running, Running]:
         what="outbox-relay health says that the relay is ready",
     )
     return receiver, relay
+
+
+def look(stack: Stack) -> None:
+    """The page asks for a name and a password, and shows the sinks."""
+    page, address = stack.start("ui"), f"http://{LOOPBACK}:{stack.page_port}/"
+    until(lambda: page.still() and page.lines("http://"), seconds=READY_SECONDS, what="the page is served")
+    assert httpx.get(address).status_code == 401
+    shown = httpx.get(address, auth=("operator", "development-only"), timeout=READY_SECONDS)
+    assert shown.status_code == 200, shown.text[-2000:]
+    assert "/sinks/crm" in shown.text
+    assert page.stop() == 0, page.log.read_text()[-3000:]
 
 
 def trade(stack: Stack, receiver: Running, relay: Running) -> None:

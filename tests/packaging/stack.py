@@ -26,7 +26,7 @@ COMMAND_SECONDS = 60
 READY_SECONDS = 60
 STOP_SECONDS = 40
 DATABASE = "shop"
-ROLES = ("shop_owner", "shop_app", "relay")
+ROLES = ("shop_owner", "shop_app", "relay", "page")
 # What the image says; test_image compares.
 ENTRYPOINT = ["outbox-relay"]
 COMMAND = ["run"]
@@ -117,6 +117,7 @@ class Stack:
         self._running: list[Running] = []
         self.kafka = kafka
         self.receiver_port = free_port()
+        self.page_port = free_port()
         self._http_port = free_port()
         make_database(server)
 
@@ -181,7 +182,10 @@ class Stack:
         if name == "receiver":
             environment["RECEIVER_LISTEN"] = f"{LOOPBACK}:{self.receiver_port}"
         own = service.arguments(ENTRYPOINT, COMMAND)
-        return service, [argument.replace("@db/", address) for argument in own], environment
+        page = {"@db/": address, "--listen=0.0.0.0:8090": f"--listen={LOOPBACK}:{self.page_port}"}
+        for ours, here in page.items():
+            own = [argument.replace(ours, here) for argument in own]
+        return service, own, environment
 
     def _relay(self) -> dict[str, str]:
         return {

@@ -47,7 +47,7 @@ def test_it_follows_the_compose_specification(tmp_path: Path) -> None:
 
 
 def test_there_are_all_parts() -> None:
-    assert OURS == ["migrate", "receiver", "relay", "shop"]
+    assert OURS == ["migrate", "receiver", "relay", "shop", "ui"]
     assert SERVICES.keys() - set(OURS) == {"db", "kafka"}
     assert SERVICES["db"]["image"].startswith("postgres:18")
 
@@ -131,6 +131,15 @@ def test_the_relay_listens_where_its_port_leads() -> None:
     at, _, inside = port.rpartition(":")
     assert address == ("0.0.0.0", int(inside))  # noqa: S104 - inside a container
     assert at.startswith("127.0.0.1:"), "nobody but this machine"
+
+
+def test_the_page_asks_for_a_password_and_leads_to_this_machine_only() -> None:
+    options = dict(each.partition("=")[::2] for each in SERVICES["ui"]["command"][1:])
+    assert (options["--auth"], options["--listen"]) == ("basic", "0.0.0.0:8090")
+    assert SERVICES["ui"]["ports"] == ["127.0.0.1:8090:8090"]
+    assert [options["--users"]] == [f"{compose.SECRETS}/{secret}" for secret in SERVICES["ui"]["secrets"]]
+    role = conninfo_to_dict(options["--dsn"])["user"]
+    assert f"--grant-operate={role}" in SERVICES["migrate"]["command"]
 
 
 def test_the_relay_has_time_to_stop() -> None:

@@ -76,6 +76,7 @@ def test_the_services_of_compose_do_their_work(
         shopping.set_up(stack)
         receiver, relay = shopping.open_relay(stack)
         assert user_of(relay) == user_of(receiver) == {USER}
+        shopping.look(stack)
         shopping.trade(stack, receiver, relay)
         shopping.close(stack, receiver, relay)
     written = [path for path in image.root().rglob("*") if path.lstat().st_uid == USER]

@@ -27,6 +27,7 @@ def test_the_services_of_compose_do_their_work(
     with Stack(Beside(), own_postgres, kafka, tmp_path) as stack:
         shopping.set_up(stack)
         receiver, relay = shopping.open_relay(stack)
+        shopping.look(stack)
         shopping.trade(stack, receiver, relay)
         shopping.close(stack, receiver, relay)
 
