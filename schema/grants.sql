@@ -147,6 +147,15 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
     ('read', 'table', '{figures}', '{owner, lease_until, at, figures}', 'SELECT'),
     ('read', 'table', '{history}', null, 'SELECT'),
     ('owner', 'function', '{history_deleted, move_history}', null, 'EXECUTE'),
+    -- Schedules.
+    ('relay', 'function', '{fire_schedule, place_schedule, register_schedules}', null, 'EXECUTE'),
+    ('relay', 'table', '{schedule}', '{name, cron, timezone, type, key, missed, generation, after_at, next_at, last_at, paused, '
+                                     'retry_at, error, error_at}', 'SELECT'),
+    ('read', 'table', '{schedule}', '{name, cron, timezone, type, key, missed, generation, after_at, next_at, last_at, paused, '
+                                    'retry_at, error, error_at}', 'SELECT'),
+    ('payloads', 'table', '{schedule}', '{payload, headers}', 'SELECT'),
+    ('operate', 'function', '{relays_with_schedule, run_schedule, set_schedule}', null, 'EXECUTE'),
+    ('owner', 'function', '{emit_schedule, require_schedule}', null, 'EXECUTE'),
     -- Notices.
     ('relay', 'function', '{notify_sinks}', null, 'EXECUTE'),
     ('owner', 'function', '{error_class, make_notice, notice_due, notices_deleted, notify_blocked, notify_dead, notify_sink, '

@@ -96,6 +96,12 @@ LOG_EVENTS: Final[Mapping[str, str]] = MappingProxyType(
         "retention.idle": "no relay empties days: run outbox-relay retention run, or set enabled = true",
         "retention.clock_jumped": "retention waits: the clock has jumped",
         "retention.failed": "retention will try again",
+        # Schedules
+        "schedule.emitted": "event of a schedule emitted",
+        "schedule.passed_over": "missed times of a schedule passed over",
+        "schedule.refused": "the schema refused the event of a schedule; outbox-relay schedules list shows the reason",
+        "schedule.failed": "a schedule cannot fire here",
+        "schedules.failed": "schedules will be looked at again",
         # Traces
         "traces.recording": "recording traces",
         "traces.not_recorded": "traces are not recorded",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 from structlog.stdlib import BoundLogger
 
@@ -25,6 +25,7 @@ from outbox_relay.relay.housekeeping import Chore, Housekeeping
 from outbox_relay.relay.lag_watch import LOOK_SECONDS, LagWatch
 from outbox_relay.relay.leases import LeaseManager
 from outbox_relay.relay.retention import Retention
+from outbox_relay.relay.schedules import Schedules
 from outbox_relay.relay.ticker import Ticker
 from outbox_relay.retention.archiver import ProcessArchiver, archiver_for
 from outbox_relay.service.kafka import kafka_sink
@@ -58,6 +59,7 @@ class Parts(NamedTuple):
     measures: RelayMeasures
     figures: Figures
     lag_watch: LagWatch
+    schedules: Schedules
     background: Mapping[str, Callable[[], Awaitable[None]]]
     """Parts that run beside the relays of the sinks until they are cancelled, by their names in the log."""
 
@@ -78,11 +80,9 @@ def build(settings: Settings, log: BoundLogger, stopping: asyncio.Event, trace: 
     ticker = Ticker(store, listener, lease_seconds, log, measures)
     lease_manager = LeaseManager(store, relay, name, __version__, lease_seconds, log)
     recorded_config = RecordedConfig(store, lease_manager, settings, log)
-    stated, enabled = settings.stated_retention(), settings.retention.enabled
-    retention = Retention(store, relay, name, stated, build_archiver(settings), log, enabled=enabled)
     relays = SinkRelays(build_specs(settings), sinks, store, ticker, lease_manager, log, stopping, trace)
     clients = ReplayClients(settings, webhooks, trace)
-    lag_watch = LagWatch(store, settings.notify.limit, log)
+    lag_watch, schedules = LagWatch(store, settings.notify.limit, log), build_schedules(settings, store, log)
     return Parts(
         store,
         own_addresses,
@@ -95,13 +95,15 @@ def build(settings: Settings, log: BoundLogger, stopping: asyncio.Event, trace: 
         measures,
         Figures(store, relay, log),
         lag_watch,
+        schedules,
         {
             "ownership": lease_manager.run,
             "ticking": ticker.run,
             "housekeeping": Housekeeping(store, log, lag_chore(lag_watch)).run,
-            "retention": retention.run,
+            "retention": build_retention(settings, store, relay, log).run,
             "own addresses": own_addresses.run,
             "recorded settings": recorded_config.run,
+            "schedules": schedules.run,
         },
     )
 
@@ -120,6 +122,17 @@ def build_store(settings: Settings, connections: int) -> Store:
     """Return a store, not yet open, with at most ``connections`` connections in its pool."""
     database = settings.database
     return Store(database.dsn, pooler=database.pooler == "transaction", connections=connections)
+
+
+def build_retention(settings: Settings, store: Store, relay: UUID, log: BoundLogger) -> Retention:
+    """Return the passes of the relay. Raises ``ConfigurationError`` as ``build_archiver``."""
+    stated, enabled = settings.stated_retention(), settings.retention.enabled
+    return Retention(store, relay, settings.relay.name, stated, build_archiver(settings), log, enabled=enabled)
+
+
+def build_schedules(settings: Settings, store: Store, log: BoundLogger) -> Schedules:
+    """Return the part that registers the schedules of the file, and fires all."""
+    return Schedules(store, settings.registered_schedules(), log)
 
 
 def build_archiver(settings: Settings) -> ProcessArchiver | None:

@@ -85,7 +85,7 @@ class Service:
         self._own_addresses = parts.own_addresses
         self._replays = parts.replays
         served = parts.sinks, parts.webhooks, parts.own_addresses, parts.relays
-        watching = parts.recorded_config, parts.lag_watch
+        watching = parts.recorded_config, parts.lag_watch, parts.schedules
         replaying = parts.replays, parts.replay_clients
         self._reload = reload = Reload(settings, read_settings, *served, *watching, *replaying)
         self._reload_loop = ReloadLoop(reload.read, reload.apply, self._log, reload.describe)

@@ -10,6 +10,7 @@ from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.domain.file_reading import FILES, sink_files
 from outbox_relay.domain.sink_spec import SinkSpec
 from outbox_relay.relay.lag_watch import LagWatch
+from outbox_relay.relay.schedules import Schedules
 from outbox_relay.service.build import ReplayClients, build_sink, build_specs
 from outbox_relay.service.kafka import read_producers
 from outbox_relay.service.own_addresses import OwnAddresses
@@ -61,6 +62,7 @@ class Reload:
         relays: SinkRelays,
         recorded_config: RecordedConfig,
         lag_watch: LagWatch,
+        schedules: Schedules,
         replays: ReplayRelays,
         replay_clients: ReplayClients,
     ) -> None:
@@ -72,6 +74,7 @@ class Reload:
         self._relays = relays
         self._recorded_config = recorded_config
         self._lag_watch = lag_watch
+        self._schedules = schedules
         self._replays = replays
         self._replay_clients = replay_clients
         self._unused: list[Sink] = []
@@ -157,5 +160,6 @@ class Reload:
         self._settings = new.settings.model_copy(update={"sinks": {**new.settings.sinks, **kept}})
         self._recorded_config.use(self._settings)
         self._lag_watch.use(self._settings.notify.limit)
+        self._schedules.use(self._settings.registered_schedules())
         self._replay_clients.use(self._settings)
         self._replays.reloaded()

@@ -1,8 +1,8 @@
 """The settings that differ between two configurations, and those that a reload applies. No value appears here.
 
-A reload applies routes, ``[notify]`` and every setting of a sink. The process itself, its connection to the database
-and its set of sinks need a restart. Routes and ``[notify]`` are applied only with the same set of sinks: events that
-another sink is to receive must not be passed by before this exists.
+A reload applies routes, ``[notify]``, schedules and every setting of a sink. The process itself, its connection to the
+database and its set of sinks need a restart. Routes and ``[notify]`` are applied only with the same set of sinks:
+events that another sink is to receive must not be passed by before this exists.
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ def _is_applied(path: SettingPath, *, same_sinks: bool) -> bool:
             return same_sinks
         case ("sinks", _, *rest):
             return bool(rest)
+        case ("schedules", *_):
+            return True
         case ("relay", name):
             return name in APPLIED_TO_RELAY
         case _:

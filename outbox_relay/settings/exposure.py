@@ -37,6 +37,10 @@ def warnings(settings: Settings) -> list[str]:
             found.append(settings.at(("sinks", name), "no route leads to this sink; add it to a list in [routes]"))
         if isinstance(sink, WebhookSettings):
             found += (settings.at(("sinks", name, *problem.path), problem.text) for problem in _doubts(sink))
+    for name, schedule in settings.schedules.items():
+        if not settings.routes.routed(schedule.type):
+            text = f"no route takes the type {schedule.type}, so no sink receives its events; add one to [routes]"
+            found.append(settings.at(("schedules", name, "type"), text))
     return found
 
 

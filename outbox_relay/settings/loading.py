@@ -17,6 +17,7 @@ from outbox_relay.settings.fields import fields
 from outbox_relay.settings.meanings import meaning
 from outbox_relay.settings.model import SINKS, Settings
 from outbox_relay.settings.problems import InvalidSetting, Origins, Problem, SettingPath, suggestion, variable
+from outbox_relay.settings.schedules import ScheduleSettings
 from outbox_relay.settings.sources import EnvironmentSource, FileSource
 from outbox_relay.settings.webhook import WebhookSettings
 
@@ -116,6 +117,8 @@ def _table(loc: SettingPath) -> type[BaseModel] | None:
     found: type[BaseModel] | None = Settings
     if loc[:1] == ("sinks",):
         found, loc = SINKS[str(loc[2])] if len(loc) > 2 else None, loc[3:]
+    if loc[:1] == ("schedules",):
+        found, loc = ScheduleSettings if len(loc) > 1 else None, loc[2:]
     for step in loc:
         if isinstance(step, str):
             field = fields(found).get(step) if found else None

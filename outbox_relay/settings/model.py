@@ -38,6 +38,7 @@ from outbox_relay.settings.fields import (
 from outbox_relay.settings.kafka import KafkaSettings
 from outbox_relay.settings.problems import NAME_CHARS, InvalidSetting, Origins, Problem, SettingPath, suggestion
 from outbox_relay.settings.retention import RetentionSettings
+from outbox_relay.settings.schedules import SCHEDULES_MAX, ScheduleName, ScheduleSettings
 from outbox_relay.settings.webhook import WebhookSettings
 
 NO_DSN = (
@@ -208,6 +209,7 @@ class Settings(BaseSettings):
     sinks: dict[SinkName, Sink] = Field(default_factory=dict)
     routes: Annotated[Routes, PlainValidator(_routes)] = Field(default_factory=lambda: Routes({}))
     """Event type or pattern → names of sinks; an event goes to the union of all that match."""
+    schedules: dict[ScheduleName, ScheduleSettings] = Field(default_factory=dict, max_length=SCHEDULES_MAX)
 
     _origins: Origins = PrivateAttr(default_factory=Origins)
 
@@ -230,6 +232,10 @@ class Settings(BaseSettings):
     def stated_retention(self) -> dict[str, Any] | None:
         """Return the values of ``[retention]``, or None if neither the file nor a variable has that table."""
         return self.retention.stated() if "retention" in self.model_fields_set else None
+
+    def registered_schedules(self) -> list[dict[str, Any]]:
+        """Return the schedules as the database registers them."""
+        return [schedule.registration(name) for name, schedule in self.schedules.items()]
 
     def patterns_for(self, sink: str) -> tuple[str, ...]:
         """Return the sorted patterns of a sink, with that of notices if it receives them."""

@@ -25,6 +25,7 @@ from outbox_relay.settings.fields import as_table, fields, read_text, table
 from outbox_relay.settings.model import SINKS, Settings
 from outbox_relay.settings.problems import PREFIX, Problem, SettingPath, lines_of, variable
 from outbox_relay.settings.producer import PROPERTIES, refused_from_environment
+from outbox_relay.settings.schedules import ScheduleSettings
 
 FILE_BYTES = 4 * 1024 * 1024
 """Size limit of the file, in bytes."""
@@ -54,8 +55,8 @@ class EnvironmentSource(EnvSettingsSource):
         super().__init__(Settings, case_sensitive=True, env_prefix="", env_nested_delimiter=_DELIMITER)
         self._environ = environ
         named = {_path(name): name for name in sorted(environ) if _is_variable(name)}
-        sinks = {str(path[1]) for path in (*file, *named) if path[0] == "sinks" and path[2:] == ("type",)}
-        self.misspelt = _misspelt(environ, sinks)
+        tables = {path[:2] for path in (*file, *named) if path[2:] in (("type",), ("cron",))}
+        self.misspelt = _misspelt(environ, tables)
         named = {path: name for path, name in named.items() if name not in self.misspelt}
         if dsn is not None:
             others = {path: name for path, name in named.items() if path not in _SOURCES_OF_DSN}
@@ -149,7 +150,7 @@ def _path(name: str) -> SettingPath:
 def _refusal(path: SettingPath) -> str | None:
     """Return why no variable sets ``path`` although a table around it takes any name, or None."""
     match path:
-        case ("routes", _, *_) | ("sinks", _, "headers", _, *_):
+        case ("routes", _, *_) | ("sinks", _, "headers", _, *_) | ("schedules", _, "payload" | "headers", _, *_):
             whole = path[: 1 if path[0] == "routes" else 3]
             return f"{whole[-1]} have no variables of their own; {variable(whole)} holds the whole table as JSON"
         case ("sinks", _, "producer" | "producer_files", _, _, *_):
@@ -159,26 +160,29 @@ def _refusal(path: SettingPath) -> str | None:
             return None
 
 
-def _misspelt(environ: Iterable[str], sinks: Iterable[str]) -> dict[str, str]:
-    valid, right = _valid_variables(frozenset(sinks))
+def _misspelt(environ: Iterable[str], tables: Iterable[SettingPath]) -> dict[str, str]:
+    valid, right = _valid_variables(frozenset(tables))
     near = {name: right.get(name.replace("__", "_")) for name in sorted(environ) if name not in valid}
     return {name: found for name, found in near.items() if found is not None}
 
 
 @lru_cache(maxsize=8)
-def _valid_variables(sinks: frozenset[str]) -> tuple[set[str], dict[str, str]]:
+def _valid_variables(tables: frozenset[SettingPath]) -> tuple[set[str], dict[str, str]]:
     """Return the variables of all settings, and each of them by its name with single underscores."""
-    valid = {variable(path) for path in _settings(sinks)}
+    valid = {variable(path) for path in _settings(tables)}
     return valid, {name.replace("__", "_"): name for name in sorted(valid)}
 
 
-def _settings(sinks: Iterable[str]) -> Iterator[SettingPath]:
-    """Yield the paths of all settings and tables; those of ``sinks`` as if they had any type."""
+def _settings(tables: Iterable[SettingPath]) -> Iterator[SettingPath]:
+    """Yield the paths of all settings and tables; those of the sinks in ``tables`` as if they had any type."""
     yield from _paths(Settings)
-    for sink in sinks:
-        for model in SINKS.values():
-            yield from (("sinks", sink, *path) for path in _paths(model))
-        yield from (("sinks", sink, "producer", name) for name in PROPERTIES)
+    for table_path in tables:
+        kind = table_path[0]
+        models = SINKS.values() if kind == "sinks" else [ScheduleSettings] if kind == "schedules" else []
+        for model in models:
+            yield from ((*table_path, *path) for path in _paths(model))
+        if kind == "sinks":
+            yield from ((*table_path, "producer", name) for name in PROPERTIES)
 
 
 @cache

@@ -14,6 +14,7 @@ from outbox_relay.formats.signatures import SigningKey
 from outbox_relay.settings.addresses import EVERYWHERE, Address, Network, check_url, denied, proxy_endpoint
 from outbox_relay.settings.fields import Count, Number, excludes, needs
 from outbox_relay.settings.problems import InvalidSetting, Problem
+from outbox_relay.settings.schedules import SCHEDULED_FOR
 from outbox_relay.settings.secrets import (
     HEADERS,
     SECRETS,
@@ -57,7 +58,12 @@ def _proxy(url: str) -> str:
     return url
 
 
-ForwardedName: TypeAlias = Annotated[str, AfterValidator(lambda name: further_header(name).lower())]
+def _forwarded(name: str) -> str:
+    lower = name.lower()
+    return lower if lower == SCHEDULED_FOR else further_header(name).lower()
+
+
+ForwardedName: TypeAlias = Annotated[str, AfterValidator(_forwarded)]
 Networks: TypeAlias = Annotated[tuple[Annotated[Network, BeforeValidator(_network)], ...], Field(max_length=256)]
 
 

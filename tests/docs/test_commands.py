@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -22,11 +23,13 @@ from tests.support.relay_config import webhook_config
 from tests.support.relay_harness import running, spec
 from tests.support.replays import Clients, ended, start
 from tests.support.roles import new_role
+from tests.support.schedules import register as register_schedules
+from tests.support.schedules import schedule
 from tests.support.service import RelayService
 from tests.support.wait import until
 
 PAGE = "docs/commands.md"
-GROUPS = ("health", "rebase", "config ", "sinks ", "replay ", "audit", "dead ", "why")
+GROUPS = ("health", "rebase", "config ", "sinks ", "replay ", "schedules ", "audit", "dead ", "why")
 """Groups of commands whose examples are run, those of the last one in `tests/integration/test_dead_commands.py`."""
 NOT_RUN = {"erase", "demo", "drill"}
 DEAD = """
@@ -119,6 +122,17 @@ def test_replays(shop: Database, tmp_path: Path) -> None:
             until(lambda: waits(shop), seconds=20, what="events of the replay are counted, and wait")
             for example in others:
                 assert_true(example)
+
+
+def test_schedules(shop: Database) -> None:
+    wanted = {"cron": "30 3 * * MON-FRI", "timezone": "Europe/Berlin"}
+    register_schedules(shop, schedule("nightly_report", **wanted))
+    last = datetime(2026, 11, 24, 2, 30, tzinfo=UTC)
+    times = "update outbox.schedule set after_at = %s, last_at = %s, next_at = '2100-01-01 02:30:00+00' returning 1"
+    query(shop, times, last, last)
+    for example in examples("schedules "):
+        assert_true(example)
+    assert query(shop, "select from outbox.schedule") == []
 
 
 async def test_audit(shop: Database, monkeypatch: pytest.MonkeyPatch) -> None:

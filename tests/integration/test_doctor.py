@@ -72,6 +72,14 @@ CONDITIONS: dict[str, Make] = {
         "insert into outbox.relay (id, name, version, sinks, config)"
         " select gen_random_uuid(), 'relay-2', version, '{}', '{\"park_after_seconds\": 2}' from outbox.relay"
     ),
+    "schedule-late": lambda books: books.do(
+        "insert into outbox.schedule (name, cron, timezone, type, payload, missed, after_at, next_at) values"
+        " ('a', '0 3 * * *', 'UTC', 'test.a', '{}', 'one', now() - interval '1 day', now() - interval '2 minutes')"
+    ),
+    "schedule-refused": lambda books: books.do(
+        "insert into outbox.schedule (name, cron, timezone, type, payload, missed, error, error_at) values"
+        " ('nightly', '0 3 * * *', 'UTC', 'test.a', '{}', 'one', 'too large', now())"
+    ),
     "clock-jumped": lambda books: books.do("update outbox.retention set hold_until = now() + interval '1 day'"),
     "default-partition": lambda books: books.do(
         "insert into outbox.event (uid, type, payload, content_type, created_at)"

@@ -59,6 +59,7 @@ GROUPS = {
     "dead": ("list",),
     "sinks": ("list",),
     "replay": ("show", "1"),
+    "schedules": ("list",),
     "retention": ("status",),
     "config": ("show",),
 }

@@ -14,6 +14,7 @@ from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.settings import Settings, load, warnings
 from outbox_relay.settings.fields import fields, table
 from outbox_relay.settings.model import SINKS
+from outbox_relay.settings.schedules import ScheduleSettings
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "config" / "relay.example.toml"
@@ -27,7 +28,7 @@ NEEDED = {"client_key": "client_certificate", "proxy_authorization_file": "proxy
 NO_DEFAULT = {
     *("dsn_file", "secrets_file", "name", "start", "linger.ms", "compression.type", "listen_dsn"),
     *("client_certificate", "client_key", "ca_file", "proxy", "proxy_authorization_file"),
-    *("partitions", "replication_factor"),
+    *("partitions", "replication_factor", "key"),
 }
 """Commented lines that show an example, or an empty text that stands for none."""
 
@@ -78,8 +79,13 @@ def wanted() -> list[str]:
             found += walk(f"{at}.{name}".removeprefix("."), inner) if inner else [f"{at} {name}"]
         return found
 
-    tables = (" sinks", " routes", "sinks.events producer")
-    every = [*walk("", Settings), *walk("sinks.events", SINKS["kafka"]), *walk("sinks.crm", SINKS["webhook"])]
+    tables = (" sinks", " routes", " schedules", "sinks.events producer")
+    every = [
+        *walk("", Settings),
+        *walk("schedules.clean_up", ScheduleSettings),
+        *walk("sinks.events", SINKS["kafka"]),
+        *walk("sinks.crm", SINKS["webhook"]),
+    ]
     return [name for name in every if name not in tables]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 from outbox_relay.admin.alive import ALIVE_SECONDS
-from outbox_relay.admin.doctor import degradation, log, server, sinks
+from outbox_relay.admin.doctor import degradation, log, schedules, server, sinks
 from outbox_relay.admin.doctor.finding import Finding, worst_first
 from outbox_relay.admin.status import RETENTION, status
 from outbox_relay.domain.errors import DatabaseUnavailable, DatabaseUnusable, RelayError, StatementFailed
@@ -35,6 +35,7 @@ STATEMENTS: Sequence[tuple[str, Mapping[str, Any], Check]] = (
     ("doctor_slots", {"bytes": server.SLOT_BYTES}, server.examine_slots),
     ("doctor_autovacuum", {"dead": server.LATE_DEAD_ROWS, "seconds": server.LATE_SECONDS}, server.examine_autovacuum),
     ("doctor_topics", {}, sinks.examine_topics),
+    ("doctor_schedules", {"seconds": schedules.LATE_SECONDS}, schedules.examine_schedules),
     ("doctor_history", {"seconds": degradation.RECENT_SECONDS}, degradation.examine_history),
     ("doctor_figures", {"seconds": degradation.FIGURES_SECONDS}, degradation.examine_figures),
     ("doctor_minutes", {"seconds": ALIVE_SECONDS}, _minutes),

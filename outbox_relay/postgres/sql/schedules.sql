@@ -1,0 +1,8 @@
+-- All schedules, without their payloads and headers. `late` are the seconds since the time that is due.
+with clock as materialized (select clock_timestamp() as now_at)
+select s.name, s.cron, s.timezone, s.type, s.key, s.missed, s.generation, s.paused, s.next_at, s.last_at, s.error, s.error_at,
+       case when not s.paused and s.next_at is not null
+            then greatest(extract(epoch from c.now_at - s.next_at), 0)::double precision end as late
+  from outbox.schedule s cross join clock c
+ order by s.name
+ limit %(most)s

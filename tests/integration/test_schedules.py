@@ -1,0 +1,393 @@
+"""Schedules in the database: each time is emitted once, whatever fires them, and what becomes of missed times."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import datetime, timedelta
+from itertools import pairwise
+
+import psycopg
+import pytest
+from psycopg import errors
+
+from outbox_relay.postgres.migrations import migrate
+from tests.support.database import Database, query
+from tests.support.schedules import emitted, fire, minute_of, put, register, row, schedule, text_of
+
+MINUTE = timedelta(minutes=1)
+TIMES = 10_000
+SWITCH, KILL, WHOLE = 0.05, 0.01, 0.75
+"""Chance, at each statement, that another relay comes next, and that the relay is killed after it; that a round is one
+statement."""
+FIRE = "select outbox.fire_schedule('nightly', %s, %s, %s, array[%s]::timestamptz[])"
+NEXT = "select next_at, generation from outbox.schedule"
+
+
+class MortalRelay:
+    """A relay that fires one time after another, a statement at each step, and may be killed between two of them."""
+
+    def __init__(self, database: Database, chance: random.Random) -> None:
+        self._database = database
+        self._chance = chance
+        self.emitted = 0
+        self._connect()
+
+    def _connect(self) -> None:
+        self._connection = self._database.connect(autocommit=True)
+        self._connection.execute("set synchronous_commit = off")
+        self._steps = self._work()
+
+    def _work(self) -> Iterator[str]:
+        """Yield the name of each statement after it. Three of four rounds are one statement, others a transaction."""
+        execute = self._connection.execute
+        while True:
+            [(seen, generation)] = execute(NEXT).fetchall()
+            yield "look"
+            outcome = "emitted"
+            while outcome == "emitted":
+                whole = self._chance.random() < WHOLE
+                if not whole:
+                    execute("begin")
+                    yield "begin"
+                [(outcome,)] = execute(FIRE, (seen, seen + MINUTE, generation, seen)).fetchall()
+                if not whole:
+                    yield "fire, not committed"
+                    execute("commit")
+                self.emitted += outcome == "emitted"
+                seen += MINUTE
+                yield "commit"
+
+    def step(self) -> str:
+        """Run the next statement, and return its name."""
+        return next(self._steps)
+
+    def kill(self) -> None:
+        """Cut the connection without a word, as the end of a process does, and begin again."""
+        with socket.socket(fileno=os.dup(self._connection.fileno())) as wire:
+            wire.shutdown(socket.SHUT_RDWR)
+        self._connection.close()
+        self._connect()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+
+@pytest.fixture
+def due(database: Database) -> tuple[datetime, int]:
+    """A schedule for every minute that missed ten times, which are all wanted: the first, and its generation."""
+    generation = register(database, schedule(missed="all"))["nightly"]
+    first = minute_of(database) - 10 * MINUTE
+    put(database, "nightly", first)
+    return first, generation
+
+
+def test_ten_thousand_times_are_emitted_once_although_relays_are_killed_between_any_two_statements(
+    database: Database,
+) -> None:
+    register(database, schedule(missed="all"))
+    first = minute_of(database) - TIMES * MINUTE
+    put(database, "nightly", first)
+    chance = random.Random(26)
+    relays = [MortalRelay(database, chance) for _ in range(3)]
+    relay = relays[0]
+    kills: Counter[str] = Counter()
+    while sum(each.emitted for each in relays) < TIMES:
+        if chance.random() < SWITCH:
+            relay = chance.choice(relays)
+        at = relay.step()
+        if chance.random() < KILL:
+            kills[at] += 1
+            relay.kill()
+    for each in relays:
+        each.close()
+    assert kills.keys() == {"look", "begin", "fire, not committed", "commit"}
+    assert emitted(database) == [text_of(first + n * MINUTE) for n in range(TIMES)]
+
+
+def test_of_many_firers_at_once_one_emits_each_time(database: Database, due: tuple[datetime, int]) -> None:
+    first, generation = due
+    outcomes: list[str] = []
+
+    def work() -> None:
+        with database.connect(autocommit=True) as connection:
+            for n in range(10):
+                seen = first + n * MINUTE
+                given = (seen, seen + MINUTE, generation, seen)
+                while row(database)["next_at"] <= seen.isoformat():
+                    with suppress(errors.LockNotAvailable):
+                        [(outcome,)] = connection.execute(FIRE, given).fetchall()
+                        outcomes.append(outcome)
+
+    threads = [threading.Thread(target=work) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert emitted(database) == [text_of(first + n * MINUTE) for n in range(10)]
+    assert Counter(outcomes)["emitted"] == 10
+    assert set(outcomes) <= {"emitted", "superseded"}
+
+
+def test_a_time_that_is_being_fired_holds_up_no_other_relay(database: Database, due: tuple[datetime, int]) -> None:
+    first, generation = due
+    with database.connect() as slow:
+        assert slow.execute(FIRE, (first, first + MINUTE, generation, first)).fetchone() == ("emitted",)
+        assert fire(database, "nightly", first, first + MINUTE, generation) == "superseded"
+        slow.rollback()
+    assert emitted(database) == []
+    assert fire(database, "nightly", first, first + MINUTE, generation) == "emitted"
+
+
+def test_an_event_has_type_payload_key_headers_and_its_time(database: Database) -> None:
+    wanted = schedule(payload={"a": [1]}, headers={"source": "x"}, key="k", type="order.due")
+    generation = register(database, wanted)["nightly"]
+    seen = minute_of(database)
+    put(database, "nightly", seen)
+    assert fire(database, "nightly", seen, seen + MINUTE, generation) == "emitted"
+    found = query(database, "select type, convert_from(payload, 'UTF8'), key, headers, content_type from outbox.event")
+    headers = {"source": "x", "outbox-scheduled-for": text_of(seen)}
+    assert found == [("order.due", '{"a": [1]}', "k", headers, "application/json")]
+    assert row(database)["last_at"] == row(database)["after_at"]
+
+
+def test_only_the_clock_of_the_database_says_that_a_time_has_come(database: Database) -> None:
+    generation = register(database, schedule())["nightly"]
+    seen = minute_of(database) + 2 * MINUTE
+    put(database, "nightly", seen)
+    assert fire(database, "nightly", seen, seen + MINUTE, generation) == "early"
+    assert fire(database, "nightly", seen, seen + MINUTE, generation, seen) == "early"
+    assert emitted(database) == []
+
+
+def test_a_time_ahead_of_the_clock_is_not_emitted_with_those_that_have_come(database: Database) -> None:
+    generation = register(database, schedule(missed="all"))["nightly"]
+    seen = minute_of(database)
+    put(database, "nightly", seen)
+    ahead = seen + 2 * MINUTE
+    assert fire(database, "nightly", seen, ahead + MINUTE, generation, seen, ahead) == "early"
+    assert emitted(database) == []
+
+
+@pytest.mark.parametrize("missed", ["one", "skip"])
+def test_a_relay_that_was_stopped_between_its_look_and_its_call_computes_again(database: Database, missed: str) -> None:
+    generation = register(database, schedule(missed=missed))["nightly"]
+    seen = minute_of(database) - 60 * MINUTE
+    put(database, "nightly", seen)
+    assert fire(database, "nightly", seen, seen + MINUTE, generation) == "again"
+    assert emitted(database) == []
+
+
+@pytest.mark.parametrize("missed", ["one", "skip"])
+def test_a_clock_that_goes_back_between_look_and_call_loses_no_time(database: Database, missed: str) -> None:
+    """The relay found the time missed, and by the clock of the call it was not."""
+    generation = register(database, schedule(missed=missed))["nightly"]
+    seen = minute_of(database)
+    put(database, "nightly", seen)
+    times = [seen + timedelta(seconds=1)] if missed == "one" else []
+    text = "select outbox.fire_schedule('nightly', %s, %s, %s, %s::timestamptz[])"
+    [(outcome,)] = query(database, text, seen, seen + 5 * MINUTE, generation, times)
+    assert outcome in ("again", "early")
+    assert emitted(database) == []
+
+
+def test_one_event_for_missed_times_is_for_the_newest(database: Database) -> None:
+    generation = register(database, schedule(missed="one"))["nightly"]
+    now = minute_of(database)
+    put(database, "nightly", now - 60 * MINUTE)
+    newest = now - 2 * MINUTE
+    assert fire(database, "nightly", now - 60 * MINUTE, now + MINUTE, generation, newest) == "emitted"
+    assert emitted(database) == [text_of(newest)]
+    assert datetime.fromisoformat(row(database)["last_at"]) == newest
+
+
+def test_missed_times_are_passed_over_without_an_event(database: Database) -> None:
+    """Also if the relay did not yet find the time missed."""
+    generation = register(database, schedule(missed="skip"))["nightly"]
+    now = minute_of(database)
+    put(database, "nightly", now - 60 * MINUTE)
+    assert fire(database, "nightly", now - 60 * MINUTE, now + MINUTE, generation) == "passed over"
+    assert emitted(database) == []
+    assert datetime.fromisoformat(row(database)["next_at"]) == now + MINUTE
+
+
+def test_all_missed_times_are_emitted_in_one_transaction(database: Database, due: tuple[datetime, int]) -> None:
+    first, generation = due
+    times = [first + n * MINUTE for n in range(10)]
+    assert fire(database, "nightly", first, times[-1] + MINUTE, generation, *times) == "emitted"
+    assert emitted(database) == [text_of(time) for time in times]
+    assert query(database, "select count(distinct xid) from outbox.event") == [(1,)]
+    assert fire(database, "nightly", first, times[-1] + MINUTE, generation, *times) == "superseded"
+
+
+def test_more_than_a_thousand_times_are_refused(database: Database) -> None:
+    generation = register(database, schedule(missed="all"))["nightly"]
+    first = minute_of(database) - 2000 * MINUTE
+    put(database, "nightly", first)
+    times = [first + n * MINUTE for n in range(1001)]
+    with pytest.raises(errors.InvalidParameterValue, match="at most 1000"):
+        fire(database, "nightly", first, times[-1] + MINUTE, generation, *times)
+    assert fire(database, "nightly", first, times[-1], generation, *times[:1000]) == "emitted"
+    assert len(emitted(database)) == 1000
+
+
+@pytest.mark.parametrize("offset", [-1, 1])
+def test_times_outside_of_the_span_are_refused(database: Database, due: tuple[datetime, int], offset: int) -> None:
+    first, generation = due
+    with pytest.raises(errors.InvalidParameterValue):
+        fire(database, "nightly", first, first + MINUTE, generation, first + offset * MINUTE)
+    with pytest.raises(errors.InvalidParameterValue):
+        fire(database, "nightly", first, first, generation)
+    assert emitted(database) == []
+
+
+def test_times_that_leave_out_the_one_that_is_due_are_not_taken_for_all(
+    database: Database, due: tuple[datetime, int]
+) -> None:
+    first, generation = due
+    assert fire(database, "nightly", first, first + 3 * MINUTE, generation, first + MINUTE) == "again"
+
+
+def test_a_changed_schedule_begins_with_the_first_time_after_now(database: Database, due: tuple[datetime, int]) -> None:
+    first, generation = due
+    new = register(database, schedule(missed="all", cron="*/2 * * * *"))["nightly"]
+    assert new > generation
+    assert fire(database, "nightly", first, first + MINUTE, generation) == "superseded"
+    found = row(database)
+    assert found["next_at"] is None
+    [(fresh,)] = query(database, "select after_at > clock_timestamp() - interval '10 s' from outbox.schedule")
+    assert fresh
+
+
+def test_a_new_payload_drops_no_time_that_is_due(database: Database, due: tuple[datetime, int]) -> None:
+    first, generation = due
+    new = register(database, schedule(missed="all", payload={"n": 2}))["nightly"]
+    assert fire(database, "nightly", first, first + MINUTE, generation) == "superseded"
+    assert fire(database, "nightly", first, first + MINUTE, new) == "emitted"
+    assert query(database, "select convert_from(payload, 'UTF8') from outbox.event") == [('{"n": 2}',)]
+
+
+def test_what_is_registered_again_as_it_is_changes_nothing(database: Database, due: tuple[datetime, int]) -> None:
+    before = row(database)
+    assert register(database, schedule(missed="all")) == {"nightly": due[1]}
+    assert row(database) == before
+
+
+def test_a_schedule_that_a_file_does_not_name_stays(database: Database, due: tuple[datetime, int]) -> None:
+    register(database, schedule("other"))
+    assert fire(database, "nightly", due[0], due[0] + MINUTE, due[1]) == "emitted"
+
+
+def test_no_time_up_to_the_last_one_comes_again_after_a_change_although_the_clock_went_back(database: Database) -> None:
+    register(database, schedule())
+    ahead = minute_of(database) + 60 * MINUTE
+    put(database, "nightly", ahead)
+    register(database, schedule(cron="*/2 * * * *"))
+    [(kept,)] = query(database, "select after_at = %s from outbox.schedule", ahead - timedelta(seconds=1))
+    assert kept
+
+
+def test_a_refused_event_is_recorded_and_tried_again_when_it_is_mended(database: Database) -> None:
+    migrate(database.dsn, max_payload_bytes=1024)
+    generation = register(database, schedule(missed="all", payload={"a": "x" * 2000}))["nightly"]
+    seen = minute_of(database)
+    put(database, "nightly", seen)
+    assert fire(database, "nightly", seen, seen + MINUTE, generation) == "refused"
+    found = row(database)
+    assert found["error"].startswith("outbox.emit: payload must have at most 1024 bytes")
+    assert "xxx" not in found["error"]
+    assert found["retry_at"] > found["error_at"]
+    assert datetime.fromisoformat(found["next_at"]) == seen
+    assert emitted(database) == []
+    mended = register(database, schedule(missed="all"))["nightly"]
+    assert row(database)["error"] is None
+    assert fire(database, "nightly", seen, seen + MINUTE, mended) == "emitted"
+    assert emitted(database) == [text_of(seen)]
+
+
+def test_a_refusal_whose_text_may_quote_the_payload_is_recorded_by_its_code(database: Database) -> None:
+    with database.connect(autocommit=True) as owner:
+        owner.execute(
+            "create function public.refuse() returns trigger language plpgsql as "
+            "$$ begin raise exception 'no: %', convert_from(new.payload, 'UTF8'); end $$; "
+            "create trigger refuse before insert on outbox.event for each row execute function public.refuse()"
+        )
+    generation = register(database, schedule(payload={"secret": "hush"}))["nightly"]
+    seen = minute_of(database)
+    put(database, "nightly", seen)
+    assert fire(database, "nightly", seen, seen + MINUTE, generation) == "refused"
+    assert row(database)["error"] == "the database refused the event (P0001)"
+
+
+def test_an_error_that_passes_by_itself_is_not_recorded_as_a_refusal(database: Database) -> None:
+    with database.connect(autocommit=True) as owner:
+        owner.execute(
+            "create function public.refuse() returns trigger language plpgsql as "
+            "$$ begin raise sqlstate '40P01'; end $$; "
+            "create trigger refuse before insert on outbox.event for each row execute function public.refuse()"
+        )
+    generation = register(database, schedule())["nightly"]
+    seen = minute_of(database)
+    put(database, "nightly", seen)
+    with pytest.raises(errors.DeadlockDetected):
+        fire(database, "nightly", seen, seen + MINUTE, generation)
+    assert row(database)["error"] is None
+
+
+def test_a_thousand_schedules_and_no_more(database: Database) -> None:
+    wanted = [schedule(f"s{n}") for n in range(1000)]
+    generations = register(database, *wanted)
+    assert len(generations) == len({*generations.values()}) == 1000
+    with pytest.raises(errors.InvalidParameterValue, match="at most 1000 schedules, not 1001"):
+        register(database, *wanted, schedule("one_more"))
+
+
+def test_relays_that_register_at_once_do_not_meet_in_a_deadlock(database: Database) -> None:
+    failed: list[psycopg.Error] = []
+
+    def work(order: int) -> None:
+        wanted = [schedule(f"s{n}", payload={"by": order}) for n in range(50)]
+        try:
+            for _ in range(10):
+                register(database, *(wanted if order % 2 else reversed(wanted)))
+        except psycopg.Error as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert failed == []
+
+
+def test_a_paused_schedule_does_not_fire_and_its_times_are_not_missed(
+    database: Database, due: tuple[datetime, int]
+) -> None:
+    first, generation = due
+    change = "select outbox.set_schedule('nightly', %s, 'me', 'why')"
+    assert query(database, change, "pause") == [(True,)]
+    assert query(database, change, "pause") == [(False,)]
+    assert fire(database, "nightly", first, first + MINUTE, generation) == "superseded"
+    assert query(database, change, "resume") == [(True,)]
+    assert query(database, change, "resume") == [(False,)]
+    assert fire(database, "nightly", first, first + MINUTE, generation) == "superseded"
+    found = row(database)
+    assert found["next_at"] is None
+    assert emitted(database) == []
+    actions = query(database, "select action, filter ->> 'schedule', actor, reason from outbox.audit order by id")
+    assert actions == [(f"schedule {action}", "nightly", "me", "why") for action in ("pause", "resume")]
+
+
+def test_the_log_has_the_times_in_their_order(database: Database, due: tuple[datetime, int]) -> None:
+    first, generation = due
+    for n in range(10):
+        seen = first + n * MINUTE
+        assert fire(database, "nightly", seen, seen + MINUTE, generation) == "emitted"
+    assert all(before < after for before, after in pairwise(emitted(database)))

@@ -1,0 +1,181 @@
+"""The part of a relay that fires schedules: it finds times, fires what is due, and one bad schedule stops no other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import structlog
+
+from outbox_relay.postgres.migrations import migrate
+from outbox_relay.postgres.store import Store
+from outbox_relay.relay.schedules import Schedules
+from tests.support.database import Database, query
+from tests.support.schedules import emitted, minute_of, put, register, row, schedule, text_of
+from tests.support.wait import becomes
+
+MINUTE = timedelta(minutes=1)
+
+
+@pytest_asyncio.fixture
+async def store(database: Database) -> AsyncIterator[Store]:
+    opened = Store(lambda: database.dsn, pooler=False, connections=8)
+    await opened.open()
+    yield opened
+    await opened.close()
+
+
+def part(store: Store, *wanted: dict[str, Any]) -> Schedules:
+    """Return the part of a relay whose file has these schedules."""
+    return Schedules(store, wanted, structlog.stdlib.get_logger())
+
+
+async def run_until(fact: Any, what: str, *parts: Schedules) -> None:
+    """Run these parts until a fact is true."""
+    tasks = [asyncio.create_task(each.run()) for each in parts]
+    try:
+        await becomes(fact, what)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    assert not [task for task in tasks if not task.cancelled()]
+
+
+async def test_a_new_schedule_begins_with_the_first_time_after_its_registration(
+    database: Database, store: Store
+) -> None:
+    before = minute_of(database)
+    await run_until(lambda: query(database, "select from outbox.schedule where next_at is not null"),
+                    "a next time", part(store, schedule(cron="0 0 1 1 *")))  # fmt: skip
+    found = row(database)
+    assert found["next_at"] == f"{before.year + 1}-01-01T00:00:00+00:00"
+    assert emitted(database) == []
+
+
+@pytest.mark.parametrize("missed", ["one", "skip", "all"])
+async def test_missed_times(database: Database, store: Store, missed: str) -> None:
+    register(database, schedule(cron="0 * * * *", missed=missed))
+    first = minute_of(database).replace(minute=0) - timedelta(hours=5)
+    put(database, "nightly", first)
+    await run_until(lambda: query(database, "select from outbox.schedule where next_at > clock_timestamp()"),
+                    "the next time is ahead", part(store))  # fmt: skip
+    times = [text_of(first + timedelta(hours=n)) for n in range(6)]
+    assert (
+        emitted(database)
+        in {
+            "one": ([times[5]], times[4:]),  # the hour may have begun less than a minute ago
+            "skip": ([], times[5:]),
+            "all": (times,),
+        }[missed]
+    )
+
+
+async def test_three_thousand_missed_times_are_emitted_once_by_three_relays(database: Database, store: Store) -> None:
+    register(database, schedule(missed="all"))
+    first = minute_of(database) - 3000 * MINUTE
+    put(database, "nightly", first)
+    await run_until(lambda: query(database, "select from outbox.schedule where next_at > clock_timestamp()"),
+                    "the next time is ahead", *(part(store) for _ in range(3)))  # fmt: skip
+    found = emitted(database)
+    assert found[:3001] == [text_of(first + n * MINUTE) for n in range(3001)]
+    assert len(found) <= 3003
+    transactions = query(database, "select count(distinct xid) from outbox.event")
+    assert (4,) <= transactions[0] <= (6,)
+
+
+async def test_each_time_is_emitted_once_although_relays_are_cancelled_at_any_moment(
+    database: Database, store: Store
+) -> None:
+    register(database, schedule(missed="all"))
+    first = minute_of(database) - 5000 * MINUTE
+    put(database, "nightly", first)
+    for milliseconds in range(1, 80, 3):
+        with suppress(TimeoutError):
+            await asyncio.wait_for(part(store).run(), milliseconds / 1000)
+    await run_until(lambda: query(database, "select from outbox.schedule where next_at > clock_timestamp()"),
+                    "the next time is ahead", part(store))  # fmt: skip
+    assert emitted(database)[:5001] == [text_of(first + n * MINUTE) for n in range(5001)]
+
+
+async def test_a_refused_event_stops_no_other_schedule(database: Database, store: Store) -> None:
+    migrate(database.dsn, max_payload_bytes=1024)
+    register(database, schedule("a", payload={"a": "x" * 2000}), schedule("b", type="b"), schedule("c", type="c"))
+    due = minute_of(database) - MINUTE
+    for name in "abc":
+        put(database, name, due)
+    await run_until(lambda: len(query(database, "select from outbox.event")) >= 2
+                    and row(database, "a")["error"], "the others are emitted", part(store))  # fmt: skip
+    assert row(database, "a")["error"].startswith("outbox.emit: payload must have at most 1024 bytes")
+    assert {kind for (kind,) in query(database, "select type from outbox.event")} == {"b", "c"}
+
+
+async def test_schedules_that_cannot_be_registered_stop_no_other(database: Database, store: Store) -> None:
+    register(database, schedule())
+    put(database, "nightly", minute_of(database) - MINUTE)
+    await run_until(lambda: emitted(database), "it is emitted", part(store, schedule("a", missed="nonsense")))
+    assert query(database, "select name from outbox.schedule") == [("nightly",)]
+
+
+async def test_a_schedule_that_this_relay_cannot_compute_stops_no_other(database: Database, store: Store) -> None:
+    register(
+        database,
+        schedule("a", cron="nonsense"),
+        schedule("b", timezone="Mars/Olympus"),
+        schedule("c", cron="0 0 30 2 *"),
+        schedule("d"),
+    )
+    for name in "abcd":
+        put(database, name, minute_of(database) - 10 * MINUTE)
+    await run_until(lambda: emitted(database), "the last one is emitted", part(store))
+    assert {kind for (kind,) in query(database, "select name from outbox.schedule where last_at is not null")} == {"d"}
+
+
+async def test_a_reload_registers_what_is_new_and_keeps_what_is_gone(database: Database, store: Store) -> None:
+    relay = part(store, schedule("a"))
+    task = asyncio.create_task(relay.run())
+    try:
+        await becomes(lambda: query(database, "select from outbox.schedule where name = 'a'"), "a is registered")
+        relay.use([schedule("b")])
+        await becomes(lambda: query(database, "select from outbox.schedule where name = 'b'"), "b is registered")
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert query(database, "select name from outbox.schedule order by name") == [("a",), ("b",)]
+
+
+async def test_a_reload_brings_back_a_schedule_that_was_removed(database: Database, store: Store) -> None:
+    relay = part(store, schedule())
+    task = asyncio.create_task(relay.run())
+    try:
+        await becomes(lambda: query(database, "select from outbox.schedule"), "it is registered")
+        await becomes(lambda: query(database, "delete from outbox.schedule returning 1"), "it is removed")
+        relay.use((schedule(),))
+        await becomes(lambda: query(database, "select from outbox.schedule"), "it is registered again")
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_the_relay_that_registers_last_decides_and_others_fire_as_it_says(
+    database: Database, store: Store
+) -> None:
+    old, new = schedule(payload={"by": "old"}), schedule(payload={"by": "new"})
+    await run_until(
+        lambda: query(database, "select from outbox.schedule"), "the old one is registered", part(store, old)
+    )
+    former = asyncio.create_task((old_relay := part(store, old)).run())
+    try:
+        await becomes(lambda: old_relay.registered, "the old relay has registered")
+        register(database, new)
+        put(database, "nightly", minute_of(database) - MINUTE)
+        await becomes(lambda: emitted(database), "it is emitted")
+    finally:
+        former.cancel()
+        await asyncio.gather(former, return_exceptions=True)
+    assert query(database, "select distinct convert_from(payload, 'UTF8') from outbox.event") == [('{"by": "new"}',)]
