@@ -8,12 +8,13 @@ The database checks the limits, also for SQL callers. These functions check only
 from __future__ import annotations
 
 import json
+import math
 import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass, replace
 from datetime import datetime
-from typing import Any, Final, cast
+from typing import Any, ClassVar, Final, Protocol, TypeAlias, cast
 from uuid import UUID
 
 from outbox_relay.emit_spans import PlainRow, QueuedRow, Row
@@ -28,6 +29,11 @@ JSON_ERROR: Final = re.compile(
     r"|Circular reference detected|Out of range float values are not JSON compliant|maximum recursion depth exceeded"
 )
 """The messages of ``json.dumps`` for values that it refuses. They name types, and nothing of the payload."""
+
+NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,39}")
+"""Names of fields that an error shows."""
+DEEPEST: Final = 50
+"""Levels of a payload in which an error's place is looked for."""
 
 OUTSIDE: Final = (
     "an event was emitted in autocommit mode, outside a transaction, so it is not atomic with your data; "
@@ -63,12 +69,57 @@ class NotInTransaction(UserWarning):
     __module__ = PUBLIC
 
 
+class _Dataclass(Protocol):
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+class _Model(Protocol):
+    __pydantic_fields__: ClassVar[dict[str, Any]]
+
+
+class _Struct(Protocol):
+    __struct_fields__: ClassVar[tuple[str, ...]]
+
+
+Declared: TypeAlias = _Dataclass | _Model | _Struct
+"""An instance of a class with ``@event`` of ``outbox_relay.catalogue``: a dataclass, a pydantic model or a Struct."""
+DECLARATION: Final = "__outbox_event__"
+"""The attribute in which ``@event`` keeps the declaration of a class."""
+
+
+class Declaration(Protocol):
+    """The declaration that ``@event`` has made of a class."""
+
+    @property
+    def type(self) -> str:
+        """The event's type."""
+        ...
+
+    def key_of(self, instance: object) -> str | None:
+        """Return the key of an instance; None without one. Raises ``InvalidEvent``."""
+        ...
+
+    def payload_of(self, instance: object) -> Any:
+        """Return an instance as ``json.dumps`` takes it. Raises ``InvalidEvent``."""
+        ...
+
+
+class NotGiven:
+    """The payload that was left out."""
+
+    def __repr__(self) -> str:
+        return "(not given)"
+
+
+NOT_GIVEN: Final = NotGiven()
+
+
 @dataclass(frozen=True, slots=True)
 class Event:
     """One event to emit; the fields are the arguments of :func:`emit`."""
 
-    type: str
-    payload: Any = field(repr=False)
+    type: str | Declared
+    payload: Any = field(default=NOT_GIVEN, repr=False)
     key: str | None = None
     headers: Mapping[str, str] | None = field(default=None, repr=False)
     deliver_at: datetime | None = None
@@ -78,6 +129,12 @@ class Event:
     tenant: str | None = None
     priority: int | None = None
     unique_key: str | None = None
+
+    def __repr__(self) -> str:
+        """Return type, key and the like, and nothing of the payload, which ``type`` may be."""
+        names = ("key", "deliver_at", "uid", "content_type", "tenant", "priority", "unique_key")
+        shown = self.type if isinstance(self.type, str) else type(self.type).__name__
+        return f"Event(type={shown!r}, {', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
 
 
 def refusal(said: str | None) -> InvalidEvent | None:
@@ -107,21 +164,28 @@ def columns(rows: list[Row]) -> tuple[list[Any], ...]:
     return tuple(list(column) for column in zip(*rows, strict=True))
 
 
-def rows_of(events: Iterable[Event]) -> list[Row]:
+def rows_of(events: Iterable[Event | Declared]) -> list[Row]:
     """Return the parameters of each event. Raises ``InvalidEvent``, which has the index, or TypeError."""
     rows: list[Row] = []
     for index, event in enumerate(events):
-        if not isinstance(cast(object, event), Event):
-            raise TypeError(f"event {index} must be an outbox.Event, not {type(event).__name__}")
         try:
-            rows.append(row_of(event))
+            rows.append(row_of(event if isinstance(event, Event) else _alone(index, event)))
         except InvalidEvent as error:
             raise InvalidEvent(f"event {index}: {error}", index) from error.__cause__
     return rows
 
 
+def _alone(index: int, event: object) -> Event:
+    """Return the event that an instance is by itself. Raises TypeError."""
+    if DECLARATION not in type(event).__dict__:
+        raise TypeError(f"event {index} must be an outbox.Event, not {type(event).__name__}")
+    return Event(cast(Declared, event))
+
+
 def row_of(event: Event) -> Row:
     """Return the parameters of an event. Raises ``InvalidEvent``."""
+    if not isinstance(event.type, str):
+        event = _declared(event, event.type)
     body, content_type = _body(event)
     row = (
         _text("type", event.type),
@@ -137,6 +201,31 @@ def row_of(event: Event) -> Row:
     return _queued(event, row)
 
 
+def _declared(event: Event, instance: object) -> Event:
+    """Return the event whose type, key and payload come from an instance of a class with ``@event``."""
+    found: Declaration | None = type(instance).__dict__.get(DECLARATION)
+    name = type(instance).__name__
+    if found is None:
+        raise InvalidEvent(_undeclared(instance))
+    if event.payload is not NOT_GIVEN:
+        raise InvalidEvent(f"payload is given twice: the {name} is the payload, so leave out payload=")
+    if event.dumps is not None:
+        raise InvalidEvent(f"dumps must be left out: the class {name} says how it is serialised")
+    key = found.key_of(instance) if event.key is None else event.key
+    return replace(event, type=found.type, payload=found.payload_of(instance), key=key)
+
+
+def _undeclared(instance: object) -> str:
+    name = type(instance).__name__
+    if isinstance(instance, type):
+        return f"type must be a str or an instance of a class with @event, not the class {instance.__name__}"
+    if any(DECLARATION in base.__dict__ for base in type(instance).__mro__):
+        return f"type is a {name}, which has no @event of its own: decorate it too, as its base class is"
+    if is_dataclass(instance) or hasattr(instance, "__pydantic_fields__") or hasattr(instance, "__struct_fields__"):
+        return f'type is a {name}, which is not declared: decorate the class with @event("…") of outbox_relay.catalogue'
+    return f"type must be a str, not {name}"
+
+
 def _queued(event: Event, row: PlainRow) -> QueuedRow:
     return (
         *row,
@@ -148,6 +237,8 @@ def _queued(event: Event, row: PlainRow) -> QueuedRow:
 
 def _body(event: Event) -> tuple[bytes, str]:
     payload, content_type = event.payload, event.content_type
+    if payload is NOT_GIVEN:
+        raise InvalidEvent("payload is missing: pass it after the type")
     if event.dumps is None and isinstance(payload, bytes | bytearray | memoryview):
         if content_type is None:
             raise InvalidEvent("payload is bytes, so content_type is needed, such as 'application/octet-stream'")
@@ -159,7 +250,7 @@ def _serialised(payload: Any, dumps: Dumps | None) -> bytes:
     try:
         body = cast(object, _json(payload) if dumps is None else dumps(payload))
     except Exception as error:
-        raise InvalidEvent(f"payload is not serialisable: {_reason(error, dumps)}") from error
+        raise InvalidEvent(f"payload is not serialisable: {_reason(error, payload, dumps)}") from error
     if isinstance(body, bytes):
         return body
     if not isinstance(body, str):
@@ -170,13 +261,51 @@ def _serialised(payload: Any, dumps: Dumps | None) -> bytes:
         raise InvalidEvent("payload must be UTF-8, but dumps returned lone surrogates") from None
 
 
-def _reason(error: Exception, dumps: Dumps | None) -> str:
+def _reason(error: Exception, payload: object, dumps: Dumps | None) -> str:
     """Return why serialisation failed, without anything of the payload."""
     if dumps is not None:
         return f"dumps raised {type(error).__name__}"
     known = JSON_ERROR.match(str(error)) if isinstance(error, TypeError | ValueError | RecursionError) else None
     said = known[0] if known else f"json.dumps raised {type(error).__name__}"
-    return f"{said}; dumps= takes another encoder"
+    place = _place_of_fault(payload) if known else ""
+    return f"{said}{f' at {place}' if place else ''}; dumps= takes another encoder"
+
+
+def _place_of_fault(payload: object) -> str:
+    """Return the JSON path of the first value that ``json.dumps`` refuses, such as ``$.total``; empty if unknown.
+
+    A name that may be data, since it is no short identifier, is shown as ``*``.
+    """
+    try:
+        return _fault(payload, "$", DEEPEST) or ""
+    except Exception:  # of a mapping of the application
+        return ""
+
+
+def _fault(value: object, path: str, depth: int) -> str | None:
+    if value is None or isinstance(value, str | int):
+        return None
+    if isinstance(value, float):
+        return None if math.isfinite(value) else path
+    if isinstance(value, dict):
+        inside = [(name, f"{path}.{_shown(name)}", each) for name, each in cast("dict[object, object]", value).items()]
+    elif isinstance(value, list | tuple):
+        listed = cast("list[object]", value)
+        inside = [(place, f"{path}[{place}]", each) for place, each in enumerate(listed)]
+    else:
+        return path
+    if depth == 0:
+        return ""  # ends the search, which may be in a circle
+    for name, where, each in inside:
+        if not (name is None or isinstance(name, str | int | float)):
+            return path
+        if (found := _fault(each, where, depth - 1)) is not None:
+            return found
+    return None
+
+
+def _shown(name: object) -> str:
+    return name if isinstance(name, str) and NAME.fullmatch(name) else "*"
 
 
 def _json(payload: Any) -> bytes:

@@ -18,7 +18,9 @@ from psycopg.rows import TupleRow, tuple_row
 from outbox_relay import emit_spans
 from outbox_relay.callers import AnyConnection, async_connection_of, connection_of, is_outside_transaction
 from outbox_relay.emit_rows import (
+    NOT_GIVEN,
     PLAIN,
+    Declared,
     Dumps,
     Event,
     InvalidEvent,
@@ -89,8 +91,8 @@ RESCHEDULE: Final[LiteralString] = "select 1 where outbox.reschedule(%s::text::u
 
 def emit(
     conn: psycopg.Connection[Any] | psycopg.Cursor[Any],
-    type: str,  # noqa: A002 - the name that SQL, Kafka headers and CloudEvents use
-    payload: Any,
+    type: str | Declared,  # noqa: A002 - the name that SQL, Kafka headers and CloudEvents use
+    payload: Any = NOT_GIVEN,
     *,
     key: str | None = None,
     headers: Mapping[str, str] | None = None,
@@ -128,8 +130,8 @@ def emit(
 
 async def aemit(
     conn: psycopg.AsyncConnection[Any] | psycopg.AsyncCursor[Any],
-    type: str,  # noqa: A002 - as for emit
-    payload: Any,
+    type: str | Declared,  # noqa: A002 - as for emit
+    payload: Any = NOT_GIVEN,
     *,
     key: str | None = None,
     headers: Mapping[str, str] | None = None,
@@ -152,7 +154,7 @@ async def aemit(
         return spans.emitted([await _ainsert(connection, *spans.rows)])[0]
 
 
-def emit_many(conn: psycopg.Connection[Any] | psycopg.Cursor[Any], events: Iterable[Event]) -> list[UUID]:
+def emit_many(conn: psycopg.Connection[Any] | psycopg.Cursor[Any], events: Iterable[Event | Declared]) -> list[UUID]:
     """Emit all events in order with one statement, as :func:`emit` does; return their uids.
 
     If one event is refused none is emitted, and :class:`InvalidEvent` has its index. Without events there is no round
@@ -170,7 +172,7 @@ def emit_many(conn: psycopg.Connection[Any] | psycopg.Cursor[Any], events: Itera
 
 
 async def aemit_many(
-    conn: psycopg.AsyncConnection[Any] | psycopg.AsyncCursor[Any], events: Iterable[Event]
+    conn: psycopg.AsyncConnection[Any] | psycopg.AsyncCursor[Any], events: Iterable[Event | Declared]
 ) -> list[UUID]:
     """Emit all events over an asynchronous connection or cursor, as :func:`emit_many` does."""
     connection = async_connection_of(conn, "emit")

@@ -12,6 +12,7 @@ from outbox_relay import __version__
 from outbox_relay.cli import (
     actions,
     attempts,
+    catalogue,
     config,
     dead,
     erase,
@@ -92,6 +93,7 @@ def build() -> argparse.ArgumentParser:
         retention,
         erase,
         config,
+        catalogue,
         ui,
     ):
         group.add(commands)

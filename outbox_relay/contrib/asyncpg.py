@@ -15,7 +15,9 @@ from asyncpg.pool import PoolConnectionProxy
 
 from outbox_relay import emit_spans
 from outbox_relay.emit_rows import (
+    NOT_GIVEN,
     PLAIN,
+    Declared,
     Dumps,
     Event,
     InvalidEvent,
@@ -87,8 +89,8 @@ REMEDY: Final = "async with conn.transaction():"
 
 async def emit(
     conn: Connection,
-    type: str,  # noqa: A002 - as for outbox.emit
-    payload: Any,
+    type: str | Declared,  # noqa: A002 - as for outbox.emit
+    payload: Any = NOT_GIVEN,
     *,
     key: str | None = None,
     headers: Mapping[str, str] | None = None,
@@ -117,7 +119,7 @@ async def emit(
         return spans.emitted([await _insert(connection, *spans.rows)])[0]
 
 
-async def emit_many(conn: Connection, events: Iterable[Event]) -> list[UUID]:
+async def emit_many(conn: Connection, events: Iterable[Event | Declared]) -> list[UUID]:
     """Emit all events in order with one statement, as :func:`emit` does; return their uids.
 
     If one event is refused none is emitted, and :class:`InvalidEvent` has its index. Without events there is no round

@@ -17,7 +17,9 @@ from sqlalchemy.orm import Session, scoped_session
 
 from outbox_relay import emit_spans
 from outbox_relay.emit_rows import (
+    NOT_GIVEN,
     PLAIN,
+    Declared,
     Dumps,
     Event,
     InvalidEvent,
@@ -151,8 +153,8 @@ select 1 where outbox.once(cast(:consumer as text), cast(cast(:uid as text) as u
 
 def emit(
     conn: Caller,
-    type: str,  # noqa: A002 - as for outbox.emit
-    payload: Any,
+    type: str | Declared,  # noqa: A002 - as for outbox.emit
+    payload: Any = NOT_GIVEN,
     *,
     key: str | None = None,
     headers: Mapping[str, str] | None = None,
@@ -183,7 +185,7 @@ def emit(
         return spans.emitted([_insert(connection, *spans.rows)])[0]
 
 
-def emit_many(conn: Caller, events: Iterable[Event]) -> list[UUID]:
+def emit_many(conn: Caller, events: Iterable[Event | Declared]) -> list[UUID]:
     """Emit all events in order with one statement, as :func:`emit` does; return their uids.
 
     If one event is refused none is emitted, and :class:`InvalidEvent` has its index. Without events there is no round
@@ -203,8 +205,8 @@ def emit_many(conn: Caller, events: Iterable[Event]) -> list[UUID]:
 
 async def aemit(
     conn: AsyncCaller,
-    type: str,  # noqa: A002 - as for outbox.emit
-    payload: Any,
+    type: str | Declared,  # noqa: A002 - as for outbox.emit
+    payload: Any = NOT_GIVEN,
     *,
     key: str | None = None,
     headers: Mapping[str, str] | None = None,
@@ -228,7 +230,7 @@ async def aemit(
         return spans.emitted([await connection.run_sync(_insert, *spans.rows)])[0]
 
 
-async def aemit_many(conn: AsyncCaller, events: Iterable[Event]) -> list[UUID]:
+async def aemit_many(conn: AsyncCaller, events: Iterable[Event | Declared]) -> list[UUID]:
     """Emit all events in the transaction of an asynchronous session or connection, as :func:`emit_many` does."""
     caller, rows = _async_caller(conn), rows_of(events)
     if not rows:

@@ -448,13 +448,13 @@ def test_what_cannot_be_sent_is_refused_before_it_is(
 @pytest.mark.parametrize(
     ("payload", "said"),
     [
-        (float("nan"), "Out of range float values are not JSON compliant"),
-        ([float("inf")], "Out of range float values are not JSON compliant"),
-        ({1, 2}, "Object of type set is not JSON serializable"),
-        ({"price": Decimal(1)}, "Object of type Decimal is not JSON serializable"),
-        (object(), "Object of type object is not JSON serializable"),
-        (NAMESPACE_DNS, "Object of type UUID is not JSON serializable"),
-        ({(1, 2): "x"}, "keys must be str, int, float, bool or None, not tuple"),
+        (float("nan"), "Out of range float values are not JSON compliant at $"),
+        ([float("inf")], "Out of range float values are not JSON compliant at $[0]"),
+        ({1, 2}, "Object of type set is not JSON serializable at $"),
+        ({"price": Decimal(1)}, "Object of type Decimal is not JSON serializable at $.price"),
+        (object(), "Object of type object is not JSON serializable at $"),
+        (NAMESPACE_DNS, "Object of type UUID is not JSON serializable at $"),
+        ({(1, 2): "x"}, "keys must be str, int, float, bool or None, not tuple at $"),
     ],
 )
 def test_what_is_no_json_is_refused_with_its_type(conn: psycopg.Connection[Any], payload: object, said: str) -> None:

@@ -142,7 +142,7 @@ def test_its_metadata(wheel: Path) -> None:
         said = Parser().parsestr(archive.read(f"outbox_relay-{__version__}.dist-info/METADATA").decode())
     assert said["License-Expression"] == "Apache-2.0"
     assert said["Requires-Python"] == ">=3.11"
-    assert set(said.get_all("Provides-Extra", [])) == {"archive", "demo", "otel", "relay", "ui"}
+    assert set(said.get_all("Provides-Extra", [])) == {"archive", "catalogue", "demo", "otel", "relay", "ui"}
     always = [r for r in map(Requirement, said.get_all("Requires-Dist", [])) if r.marker is None]
     (psycopg,) = always
     assert OLDEST_PSYCOPG.replace("==", ">=") == str(psycopg)

@@ -17,7 +17,7 @@ from django.db.transaction import TransactionManagementError
 
 from outbox_relay import emit_spans, inbox
 from outbox_relay.callers import PAGES
-from outbox_relay.emit_rows import Dumps, Event, InvalidEvent, row_of, rows_of, time_text, uid_text
+from outbox_relay.emit_rows import NOT_GIVEN, Declared, Dumps, Event, InvalidEvent, row_of, rows_of, time_text, uid_text
 from outbox_relay.inbox_marks import InvalidMark, consumer_of, mark_of, uid_of
 from outbox_relay.outbox import CANCEL, RESCHEDULE, change, insert, insert_many
 
@@ -49,8 +49,8 @@ MARKED_OUTSIDE: Final = (
 
 
 def emit(
-    type: str,  # noqa: A002 - as for outbox.emit
-    payload: Any,
+    type: str | Declared,  # noqa: A002 - as for outbox.emit
+    payload: Any = NOT_GIVEN,
     *,
     key: str | None = None,
     headers: Mapping[str, str] | None = None,
@@ -83,7 +83,9 @@ def emit(
             return spans.emitted([insert(connection, *spans.rows)])[0]
 
 
-def emit_many(events: Iterable[Event], *, using: str = DEFAULT_DB_ALIAS, require_atomic: bool = True) -> list[UUID]:
+def emit_many(
+    events: Iterable[Event | Declared], *, using: str = DEFAULT_DB_ALIAS, require_atomic: bool = True
+) -> list[UUID]:
     """Emit all events in order with one statement, as :func:`emit` does; return their uids.
 
     If one event is refused none is emitted, and :class:`InvalidEvent` has its index. Without events there is no round
