@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Generator
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from typing import Any
 
 import django
@@ -18,6 +19,7 @@ from outbox_relay import inbox, outbox
 from outbox_relay.contrib.django import Event, InvalidEvent, InvalidMark, cancel, emit, emit_many, once, reschedule
 from outbox_relay.testing import OutboxEvents
 from tests.support.database import Database, query
+from tests.support.declared import OrderCreated
 
 LOGGED = "select type, key, convert_from(payload, 'UTF8'), headers, deliver_at, uid from outbox.event order by id"
 POSTGRES = {"ENGINE": "django.db.backends.postgresql"}
@@ -193,3 +195,15 @@ def test_a_refused_mark_is_named_and_other_failures_are_djangos_own(shop: Databa
     wrong: Any = connections["shop"]
     with pytest.raises(TypeError, match=r"use once of outbox_relay\.contrib\.django"):
         inbox.once(wrong, "billing", uuid.uuid4())
+
+
+def test_an_instance_of_a_declared_class_is_emitted(shop: Database) -> None:
+    order = OrderCreated(id=1, total=Decimal(1))
+    with transaction.atomic(using="shop"):
+        emit(order, using="shop")
+        emit_many([order, Event(order, key="k")], using="shop")
+    assert query(shop, "select type, key from outbox.event order by id") == [
+        ("order.created", "1"),
+        ("order.created", "1"),
+        ("order.created", "k"),
+    ]
