@@ -6,7 +6,16 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple, TypeAlias
 
 from outbox_relay.domain.event import StoredEvent
-from outbox_relay.domain.outcomes import Attempt, Dead, Delivered, Done, Retry, StandStill, next_attempt, printable
+from outbox_relay.domain.outcomes import (
+    Attempt,
+    DeadLetter,
+    Delivered,
+    Done,
+    RetryLater,
+    StandStill,
+    next_attempt,
+    printable,
+)
 
 RecordAttempts: TypeAlias = Literal["failures", "none", "all"]
 """The attempts of a sink that are recorded.
@@ -49,7 +58,11 @@ def delivery_record(
 
 
 def failure_record(
-    record: RecordAttempts, event: StoredEvent, settlement: Done | Retry | Dead | StandStill, failures: int, now: float
+    record: RecordAttempts,
+    event: StoredEvent,
+    settlement: Done | RetryLater | DeadLetter | StandStill,
+    failures: int,
+    now: float,
 ) -> AttemptRecord | None:
     """Return the record of an attempt that failed after ``failures`` others, or None if it is not recorded.
 
@@ -64,8 +77,8 @@ def failure_record(
     )
 
 
-def _outcome(settlement: Retry | Dead) -> str:
-    if isinstance(settlement, Retry):
+def _outcome(settlement: RetryLater | DeadLetter) -> str:
+    if isinstance(settlement, RetryLater):
         return "failed"
     return "refused" if settlement.refused else "dead"
 

@@ -68,6 +68,8 @@ LOG_EVENTS: Final[Mapping[str, str]] = MappingProxyType(
         "circuit.closed": "circuit closed",
         KAFKA_CLIENT: "a line of Kafka's client, which is the message",
         "kafka.failed": "Kafka sink failed",
+        "handler.output": "a line that a handler printed",
+        "worker.ended": "a worker process of a Python sink ended",
         # Deliveries
         "event.dead": "event became a dead letter",
         "rows.claim_failed": "claim of rows failed",

@@ -73,8 +73,8 @@ class Unavailable:
     ``throttled``: it requests a lower rate. The circuit opens at once for at least ``retry_after_seconds``, and fewer
     concurrent requests follow. ``gone``: it is permanently removed, and the sink is paused until a person resumes it.
     ``part`` names the failing part of the destination, such as a topic. The event waits as a row, and events of other
-    parts flow. ``behind``: an earlier event of the same key was refused, and the key waits until that event is a dead
-    letter that holds it.
+    parts flow. ``behind``: another event is in the way. An earlier one of the same key was refused, and the key waits
+    until that event is a dead letter that holds it; or another one ended the process in which this one was handled.
     """
 
     reason: str
@@ -99,7 +99,7 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True)
-class Retry:
+class RetryLater:
     """The event is tried again after ``delay_seconds``, with ``attempts`` counted."""
 
     delay_seconds: float
@@ -110,7 +110,7 @@ class Retry:
 
 
 @dataclass(frozen=True, slots=True)
-class Dead:
+class DeadLetter:
     """The event is a dead letter after ``attempts``; only a person releases it.
 
     ``refused``: the destination will never accept it. Otherwise it failed once too often.
@@ -136,7 +136,7 @@ class StandStill:
 MOST_ATTEMPTS = 2**31 - 1
 """The largest number of attempts: a row that was changed by hand may have it."""
 
-Settlement: TypeAlias = Done | Retry | Dead | StandStill
+Settlement: TypeAlias = Done | RetryLater | DeadLetter | StandStill
 
 DONE = Done()
 
@@ -152,13 +152,13 @@ def decide(attempts: int, verdict: Verdict, policy: RetryPolicy, noise: float) -
         case Unavailable():
             return _wait(attempts, verdict, policy, noise)
         case Refused(reason, status, attempt):
-            return Dead(next_attempt(attempts), clip(reason), status, attempt, refused=True)
+            return DeadLetter(next_attempt(attempts), clip(reason), status, attempt, refused=True)
         case Failed(reason, status, retry_after, attempt):
             counted = next_attempt(attempts)
             if counted >= policy.attempts:
-                return Dead(counted, clip(reason), status, attempt)
+                return DeadLetter(counted, clip(reason), status, attempt)
             delay = max(policy.delay_seconds(counted, noise), requested_delay(retry_after, policy, noise))
-            return Retry(delay, counted, clip(reason), status, attempt)
+            return RetryLater(delay, counted, clip(reason), status, attempt)
 
 
 def next_attempt(attempts: int) -> int:
@@ -174,7 +174,7 @@ def _wait(attempts: int, verdict: Unavailable, policy: RetryPolicy, noise: float
     delay = requested_delay(verdict.retry_after_seconds, policy, noise)
     if verdict.part is None and not verdict.behind:
         return StandStill(clip(verdict.reason), verdict.status, delay or None, verdict.attempt)
-    return Retry(delay or policy.base_seconds, attempts, clip(verdict.reason), verdict.status, verdict.attempt)
+    return RetryLater(delay or policy.base_seconds, attempts, clip(verdict.reason), verdict.status, verdict.attempt)
 
 
 def clip(reason: str) -> str:

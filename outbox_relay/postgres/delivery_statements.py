@@ -92,6 +92,12 @@ class DeliveryStatements(Database):
 
     # -- claims of rows ---------------------------------------------------------------------------------------
 
+    async def extend_leases(self, sink: str, rows: Sequence[tuple[int, UUID, float]]) -> set[int]:
+        """Let the leases of rows, each an id, a lease and seconds from now, end later; return the ids of valid ones."""
+        ids, leases, seconds = ([row[place] for row in rows] for place in range(3))
+        parameters = {"sink": sink, "ids": ids, "leases": leases, "seconds": seconds}
+        return {event_id for (event_id,) in await self._rows("extend_leases", parameters)}
+
     async def claim_rows(
         self,
         sink: str,

@@ -17,10 +17,10 @@ from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.measures import DeadReason, SinkMeasures
 from outbox_relay.domain.outcomes import (
     Attempt,
-    Dead,
+    DeadLetter,
     Done,
     Failed,
-    Retry,
+    RetryLater,
     StandStill,
     Unavailable,
     Verdict,
@@ -198,9 +198,9 @@ class DeliveryContext:
         match settlement:
             case Done():
                 self.done(chunk, index, verdict, seconds)
-            case Retry(delay, attempts, error, status, attempt):
+            case RetryLater(delay, attempts, error, status, attempt):
                 self.park(chunk, index, "waiting", due_in=delay, tried=_Tried(attempts, error, status, attempt, record))
-            case Dead(attempts, error, status, attempt, refused):
+            case DeadLetter(attempts, error, status, attempt, refused):
                 dead: DeadReason = "refused" if refused else "exhausted"
                 self.park(chunk, index, "dead", tried=_Tried(attempts, error, status, attempt, record, dead))
             case StandStill():

@@ -22,6 +22,7 @@ from outbox_relay.postgres.store import Store
 from outbox_relay.relay.attempt_recorder import AttemptRecorder
 from outbox_relay.relay.breaker import Permit
 from outbox_relay.relay.context import LEASE_MARGIN_SECONDS, DeliveryContext
+from outbox_relay.relay.lease_extensions import LeaseExtensions
 from outbox_relay.relay.parked_claims import BUSY_POLL_SECONDS, MOST_ROWS, ParkedClaims
 from outbox_relay.relay.parked_pace import ParkedPace
 from outbox_relay.relay.parked_settler import ParkedSettler
@@ -50,6 +51,7 @@ class ParkedDeliveries:
         self._claims = ParkedClaims(context, store, relay, log)
         self._settler = ParkedSettler(context, store, self._claims, log, recorder)
         self._pace = ParkedPace(context.limiter)
+        self._extensions = LeaseExtensions(context, store)
 
     @property
     def under_way(self) -> int:
@@ -65,6 +67,7 @@ class ParkedDeliveries:
             tasks.create_task(self._settler.run())
             tasks.create_task(self._settler.unblock_keys())
             tasks.create_task(self._adopt_slow_requests(tasks))
+            tasks.create_task(self._extensions.run())
             while True:
                 await self._claims.wait_until_due()
                 if self._context.leases.serving:
@@ -89,7 +92,8 @@ class ParkedDeliveries:
     async def _settle_slow(self, slow: SlowRequest) -> None:
         """Settle the row by the verdict, once the row is in the database."""
         try:
-            [verdict], seconds = await slow.request
+            with self._extensions.watching([slow.row]):
+                [verdict], seconds = await slow.request
         finally:
             self._context.limiter.release()
         await self._context.settler.committed(slow.settlement)
@@ -193,7 +197,8 @@ class ParkedDeliveries:
     async def _call(self, rows: list[ClaimedRow], until: float, permit: Permit) -> None:
         """Deliver rows with one call, and release its slot."""
         try:
-            answer = await self._context.call([row.event for row in rows], until, next_attempt(rows[0].attempts))
+            with self._extensions.watching(rows):
+                answer = await self._context.call([row.event for row in rows], until, next_attempt(rows[0].attempts))
             self._pace.observe(answer.seconds)
             self._apply(rows, *answer, permit)
         finally:

@@ -11,7 +11,7 @@ from structlog.stdlib import BoundLogger
 from outbox_relay.domain.attempts import AttemptRecord, delivery_record, failure_record
 from outbox_relay.domain.errors import StatementFailed
 from outbox_relay.domain.measures import DeadReason
-from outbox_relay.domain.outcomes import Dead, Delivered, Done, Retry, StandStill, Verdict, decide
+from outbox_relay.domain.outcomes import DeadLetter, Delivered, Done, RetryLater, StandStill, Verdict, decide
 from outbox_relay.postgres.rows import ClaimedRow, DeliveredRow, RowUpdate
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.attempt_recorder import AttemptRecorder
@@ -105,9 +105,9 @@ class ParkedSettler:
                 self.measure_delivered([row], seconds)
                 self.delivered(row, judged)
                 return
-            case Retry(delay, attempts, error, status, attempt):
+            case RetryLater(delay, attempts, error, status, attempt):
                 state = "waiting"
-            case Dead(attempts, error, status, attempt, refused):
+            case DeadLetter(attempts, error, status, attempt, refused):
                 state, delay, dead = "dead", None, "refused" if refused else "exhausted"
             case StandStill(error, status, retry_after, attempt):
                 state, attempts = None, row.attempts

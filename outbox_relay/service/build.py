@@ -31,12 +31,13 @@ from outbox_relay.retention.archiver import ProcessArchiver, archiver_for
 from outbox_relay.service.kafka import kafka_sink
 from outbox_relay.service.metrics.figures import Figures
 from outbox_relay.service.own_addresses import OwnAddresses
+from outbox_relay.service.python_sinks import python_sink
 from outbox_relay.service.recorded_config import RecordedConfig
 from outbox_relay.service.relays import SinkRelays
 from outbox_relay.service.replays import ReplayRelays
 from outbox_relay.service.tracing import Trace, untraced
 from outbox_relay.service.webhooks import Webhooks
-from outbox_relay.settings import KafkaSettings, Settings, WebhookSettings
+from outbox_relay.settings import KafkaSettings, PythonSettings, Settings, WebhookSettings
 from outbox_relay.sinks import Sink
 
 CONNECTIONS, CONNECTIONS_PER_SINK, CONNECTIONS_MAX = 5, 3, 31
@@ -178,6 +179,8 @@ def build_sink(name: str, settings: Settings, webhooks: Webhooks) -> Sink:
             return kafka_sink(name, kafka, settings.relay.lease_seconds)
         case WebhookSettings():
             return webhooks.make(name)
+        case PythonSettings() as python:
+            return python_sink(name, settings, python)
 
 
 class ReplayClients:
@@ -199,4 +202,6 @@ class ReplayClients:
                 client = kafka_sink(name, kafka, self._settings.relay.lease_seconds, replay)
             case WebhookSettings():
                 client = self._webhooks.make_for_replay(name, replay, slots)
+            case PythonSettings() as python:
+                client = python_sink(name, self._settings, python, replay, slots)
         return self._trace(name, client)

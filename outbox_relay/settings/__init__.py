@@ -9,11 +9,13 @@ from outbox_relay.settings.exposure import exposures, warnings
 from outbox_relay.settings.kafka import KafkaSettings
 from outbox_relay.settings.loading import load
 from outbox_relay.settings.model import Settings
+from outbox_relay.settings.python import PythonSettings
 from outbox_relay.settings.sources import log_format, log_settings
 from outbox_relay.settings.webhook import WebhookSettings
 
 __all__ = [
     "KafkaSettings",
+    "PythonSettings",
     "Settings",
     "WebhookSettings",
     "applied",

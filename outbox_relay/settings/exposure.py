@@ -19,6 +19,7 @@ from outbox_relay.settings.kafka import KafkaSettings
 from outbox_relay.settings.model import DatabaseSettings, Settings
 from outbox_relay.settings.problems import Problem, SettingPath
 from outbox_relay.settings.producer import RUNS_CODE, SERVERS
+from outbox_relay.settings.python import PythonSettings
 from outbox_relay.settings.webhook import WebhookSettings
 
 FOREIGN_BITS = stat.S_IRWXG | stat.S_IRWXO
@@ -29,7 +30,7 @@ _KEY_FILES = ("ssl.key.location", "ssl.keystore.location", "sasl.kerberos.keytab
 def warnings(settings: Settings) -> list[str]:
     """Return a line for each setting that is probably a mistake: no sink, a sink without a route, and the like."""
     if not settings.sinks:
-        fix = 'add a table [sinks.NAME] with type = "kafka" or "webhook", and a route to it in [routes]'
+        fix = 'add a table [sinks.NAME] with type = "kafka", "webhook" or "python", and a route to it in [routes]'
         return [settings.at((), f"there is no sink, so nothing is delivered: {fix}")]
     found: list[str] = []
     for name, sink in settings.sinks.items():
@@ -37,6 +38,8 @@ def warnings(settings: Settings) -> list[str]:
             found.append(settings.at(("sinks", name), "no route leads to this sink; add it to a list in [routes]"))
         if isinstance(sink, WebhookSettings):
             found += (settings.at(("sinks", name, *problem.path), problem.text) for problem in _doubts(sink))
+        elif isinstance(sink, PythonSettings) and sink.dsn is not None:
+            found += (settings.at(("sinks", name, "dsn"), text) for text in _doubts_of_dsn(sink, settings))
     for name, schedule in settings.schedules.items():
         if not settings.routes.routed(schedule.type):
             text = f"no route takes the type {schedule.type}, so no sink receives its events; add one to [routes]"
@@ -55,6 +58,13 @@ def _doubts(sink: WebhookSettings) -> Iterator[Problem]:
         yield Problem(("secrets",), text)
 
 
+def _doubts_of_dsn(sink: PythonSettings, settings: Settings) -> Iterator[str]:
+    if not sink.transaction:
+        yield "is not used: set transaction = true, or remove it"
+    elif sink.dsn == settings.database.dsn_text:
+        yield "is the relay's own: a handler should have the application's role, with the rights that it needs"
+
+
 def exposures(settings: Settings, environ: Mapping[str, str]) -> list[str]:
     """Return a line for each thing that is sent or kept less safely than it could be. Blocks while it looks at files.
 
@@ -70,6 +80,11 @@ def exposures(settings: Settings, environ: Mapping[str, str]) -> list[str]:
     for name, sink in settings.sinks.items():
         if isinstance(sink, KafkaSettings):
             found, held, kept = _of_kafka(sink), _kafka_secrets(sink), _kafka_files(sink)
+        elif isinstance(sink, PythonSettings):
+            text = sink.dsn.get_secret_value() if sink.dsn is not None else ""
+            found = list(_of_connection(("dsn",), text, {})) if text else []
+            held = [("dsn",)] if text and dsn.has_password(text) else []
+            kept = map(Path, dsn.secret_files(text, {})) if text else ()
         else:
             found, held, kept = _of_url(sink.url), _webhook_secrets(sink), _webhook_files(sink)
         problems += (Problem(("sinks", name, *each.path), each.text) for each in found)

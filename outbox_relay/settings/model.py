@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import (
-    AfterValidator,
     BeforeValidator,
     Discriminator,
     Field,
     PlainValidator,
     PrivateAttr,
-    SecretStr,
     field_validator,
     model_validator,
 )
@@ -25,6 +23,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.domain.routing import NOTICES, RESERVED, Routes
+from outbox_relay.settings.connection_strings import Dsn, blank_is_none, checked_dsn
 from outbox_relay.settings.fields import (
     STRICTNESS,
     Number,
@@ -37,6 +36,7 @@ from outbox_relay.settings.fields import (
 )
 from outbox_relay.settings.kafka import KafkaSettings
 from outbox_relay.settings.problems import NAME_CHARS, InvalidSetting, Origins, Problem, SettingPath, suggestion
+from outbox_relay.settings.python import PythonSettings
 from outbox_relay.settings.retention import RetentionSettings
 from outbox_relay.settings.schedules import SCHEDULES_MAX, ScheduleName, ScheduleSettings
 from outbox_relay.settings.webhook import WebhookSettings
@@ -47,36 +47,16 @@ NO_DSN = (
 """The message if a command needs the database and none of the ways names it."""
 
 
-def _checked_dsn(text: str) -> str:
-    dsn = text.strip()
-    if not dsn:
-        raise ValueError("is empty")
-    if not dsn.isprintable():
-        raise ValueError("holds a line break or a control character")
-    if not dsn.startswith(("postgresql://", "postgres://")) and "=" not in dsn:
-        raise ValueError(
-            'should be "postgresql://USER@HOST:PORT/DATABASE" or pairs such as "host=HOST dbname=DATABASE"'
-        )
-    return dsn
-
-
-def _blank_is_none(value: object) -> object:
-    return None if isinstance(value, str) and not value.strip() else value
-
-
-_Dsn = Annotated[SecretStr, AfterValidator(lambda value: SecretStr(_checked_dsn(value.get_secret_value())))]
-
-
 class DatabaseSettings(Section):
     """The connection to the database."""
 
-    dsn_text: _Dsn | None = Field(default=None, alias="dsn")
+    dsn_text: Dsn | None = Field(default=None, alias="dsn")
     """Connection string, "postgresql://…" or "host=… dbname=…"."""
     dsn_file: Annotated[Path | None, excludes("dsn_text", "dsn")] = None
     """A file with the connection string, instead of dsn; read at each connection, so a new password is seen."""
     pooler: Literal["none", "transaction"] = "none"
     """The proxy before the database: "none", or "transaction" for one that pools transactions."""
-    listen_dsn: Annotated[_Dsn | None, BeforeValidator(_blank_is_none)] = None
+    listen_dsn: Annotated[Dsn | None, BeforeValidator(blank_is_none)] = None
     """A direct connection for wake-ups if there is a pooler; empty or left out: none, the relay polls."""
 
     def require_dsn(self) -> None:
@@ -93,7 +73,7 @@ class DatabaseSettings(Section):
         if self.dsn_text is not None:
             return self.dsn_text.get_secret_value()
         try:
-            return _checked_dsn(read_text(self.dsn_file or Path()))
+            return checked_dsn(read_text(self.dsn_file or Path()))
         except ValueError as error:
             raise ConfigurationError(f"dsn_file {self.dsn_file}: {error}") from None
 
@@ -122,7 +102,7 @@ class RelaySettings(Section):
 class HttpSettings(Section):
     """The listener for health checks."""
 
-    listen: Annotated[str | None, BeforeValidator(_blank_is_none)] = None
+    listen: Annotated[str | None, BeforeValidator(blank_is_none)] = None
     """The address to listen at, "HOST:PORT" or "[IPV6]:PORT"; port 0 is any free port; empty or left out: none."""
 
     @field_validator("listen")
@@ -177,7 +157,7 @@ def _route_problems(pattern: str, row: object, known: Collection[str]) -> Iterat
 class NotifySettings(Section):
     """The relay's own events, called notices."""
 
-    sink: Annotated[str | None, BeforeValidator(_blank_is_none)] = None
+    sink: Annotated[str | None, BeforeValidator(blank_is_none)] = None
     """The sink that receives notices; empty or left out: none are made."""
     lagging_seconds: Number = Field(default=300.0, ge=10, le=604_800)
     """Age of the oldest event that waits for a sink from which the sink lags, in seconds, 10 to 604800."""
@@ -191,8 +171,12 @@ class NotifySettings(Section):
 _NO_NAME = "a sink's name is 1 to 40 of a-z, 0-9 and _, begins with a letter and holds no __"
 SinkName: TypeAlias = Annotated[str, matching(r"(?!.*__)[a-z][a-z0-9_]{0,39}", _NO_NAME)]
 """A name that is part of variables' names, in which ``__`` separates."""
-Sink: TypeAlias = Annotated[KafkaSettings | WebhookSettings, Discriminator("type")]
-SINKS: dict[str, type[KafkaSettings] | type[WebhookSettings]] = {"kafka": KafkaSettings, "webhook": WebhookSettings}
+Sink: TypeAlias = Annotated[KafkaSettings | WebhookSettings | PythonSettings, Discriminator("type")]
+SINKS: dict[str, type[KafkaSettings] | type[WebhookSettings] | type[PythonSettings]] = {
+    "kafka": KafkaSettings,
+    "webhook": WebhookSettings,
+    "python": PythonSettings,
+}
 """The models of sinks by their ``type``."""
 
 

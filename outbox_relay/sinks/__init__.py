@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Protocol, runtime_checkable
 
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import Verdict
@@ -64,4 +64,13 @@ class Sink(Protocol):
 
     async def close(self) -> None:
         """Release every resource. No event is sent afterwards."""
+        ...
+
+
+@runtime_checkable
+class ExtendsDeliveries(Protocol):
+    """A sink whose deliveries may outlast ``timeout_seconds``."""
+
+    def deadlines(self) -> Mapping[int, float]:
+        """Return the ends of such deliveries by the ids of their events, as values of ``lease_clock()``."""
         ...

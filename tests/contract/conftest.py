@@ -8,6 +8,7 @@ from outbox_relay.sinks import Sink
 from tests.contract.harness import SinkHarness
 from tests.contract.kafka import KafkaHarness, proxied_broker
 from tests.contract.memory import MemoryHarness
+from tests.contract.python import PythonHarness
 from tests.contract.webhook import WebhookHarness
 from tests.support.kafka import KafkaBroker
 from tests.support.kafka.broker import QUICK_START
@@ -22,7 +23,13 @@ def proxied() -> Generator[tuple[KafkaBroker, Proxy]]:
 
 
 @pytest.fixture(
-    params=[pytest.param("kafka", marks=pytest.mark.kafka), "webhook", "memory, batches", "memory, single events"]
+    params=[
+        pytest.param("kafka", marks=pytest.mark.kafka),
+        "webhook",
+        "python",
+        "memory, batches",
+        "memory, single events",
+    ]
 )
 async def harness(request: pytest.FixtureRequest) -> AsyncGenerator[SinkHarness]:
     """A sink's harness, with its destination up before and after."""
@@ -32,6 +39,8 @@ async def harness(request: pytest.FixtureRequest) -> AsyncGenerator[SinkHarness]
             harness = KafkaHarness(broker, proxy, request.getfixturevalue("topic"))
         case "webhook":
             harness = WebhookHarness()
+        case "python":
+            harness = PythonHarness()
         case name:
             harness = MemoryHarness(keeps_order=name == "memory, batches")
     yield harness

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outbox_relay.domain.outcomes import MOST_ATTEMPTS, Dead, Failed, Refused, decide
+from outbox_relay.domain.outcomes import MOST_ATTEMPTS, DeadLetter, Failed, Refused, decide
 from outbox_relay.domain.retry import RetryPolicy
 from tests.support.database import Database, query
 from tests.support.deliveries import delivered, emit, has, ids
@@ -100,5 +100,5 @@ def _shards(database: Database) -> list[tuple[str, int]]:
 def test_attempts_are_counted_as_far_as_the_database_can_hold_them() -> None:
     for verdict in (Failed("no"), Refused("no")):
         settlement = decide(MOST_ATTEMPTS, verdict, LATER, 0.0)
-        assert isinstance(settlement, Dead)
+        assert isinstance(settlement, DeadLetter)
         assert settlement.attempts == MOST_ATTEMPTS

@@ -15,11 +15,11 @@ from outbox_relay.domain.outcomes import (
     DELIVERED,
     DONE,
     Attempt,
-    Dead,
+    DeadLetter,
     Delivered,
     Failed,
     Refused,
-    Retry,
+    RetryLater,
     StandStill,
     Unavailable,
     Verdict,
@@ -75,14 +75,16 @@ def test_a_delivery_has_a_record_unless_none_is_wanted(record: RecordAttempts, f
 
 
 def test_a_failure_is_recorded_with_its_details_and_none_of_the_payload() -> None:
-    found = failure_record("failures", EVENT, Retry(1.0, 2, "answered 500", 500, ATTEMPT), 1, NOW)
+    found = failure_record("failures", EVENT, RetryLater(1.0, 2, "answered 500", 500, ATTEMPT), 1, NOW)
     assert found == AttemptRecord(
         *(EVENT.id, EVENT.uid, 2, "failed", NOW, 0.0125, 500, "answered 500"),
         {"code": "http_500", "answer": "oops  ", "steps": {"connect": 0.01}},
     )
 
 
-@pytest.mark.parametrize("settlement", [DONE, StandStill("down"), Retry(1.0, 1, "waits"), Dead(1, "claimed too often")])
+@pytest.mark.parametrize(
+    "settlement", [DONE, StandStill("down"), RetryLater(1.0, 1, "waits"), DeadLetter(1, "claimed too often")]
+)
 def test_an_outcome_without_a_further_attempt_is_not_recorded(settlement: Any) -> None:
     assert failure_record("all", EVENT, settlement, 1, NOW) is None
 

@@ -11,10 +11,10 @@ from outbox_relay.domain.outcomes import (
     DONE,
     LAST_ERROR_CHARS,
     Attempt,
-    Dead,
+    DeadLetter,
     Failed,
     Refused,
-    Retry,
+    RetryLater,
     StandStill,
     Unavailable,
     clip,
@@ -39,18 +39,18 @@ def test_delivered_is_done_whatever_was_counted() -> None:
 
 
 def test_failure_is_an_attempt_and_is_tried_again() -> None:
-    assert decide(1, Failed("500", 500), POLICY, 0.0) == Retry(2.0, 2, "500", 500)
+    assert decide(1, Failed("500", 500), POLICY, 0.0) == RetryLater(2.0, 2, "500", 500)
 
 
 @pytest.mark.parametrize(("before", "dead"), [(0, False), (3, False), (4, True), (9, True)])
 def test_last_attempt_that_fails_is_dead(before: int, dead: bool) -> None:
     settlement = decide(before, Failed("no", 500), POLICY, 0.0)
-    assert isinstance(settlement, Dead if dead else Retry)
-    assert settlement == (Dead(before + 1, "no", 500) if dead else Retry(2.0**before, before + 1, "no", 500))
+    assert isinstance(settlement, DeadLetter if dead else RetryLater)
+    assert settlement == (DeadLetter(before + 1, "no", 500) if dead else RetryLater(2.0**before, before + 1, "no", 500))
 
 
 def test_refused_is_dead_at_once() -> None:
-    assert decide(0, Refused("too large", 413), POLICY, 0.0) == Dead(1, "too large", 413, refused=True)
+    assert decide(0, Refused("too large", 413), POLICY, 0.0) == DeadLetter(1, "too large", 413, refused=True)
 
 
 @given(st.integers(0, 10_000), POLICIES, NOISE)
@@ -65,31 +65,31 @@ def test_unavailable_counts_no_attempt_however_often(attempts: int, policy: Retr
 @given(st.integers(0, 10_000), POLICIES, NOISE)
 def test_trouble_of_a_part_waits_and_counts_no_attempt(attempts: int, policy: RetryPolicy, noise: float) -> None:
     settlement = decide(attempts, Unavailable("unknown topic", None, 7.0, part="topic a"), policy, noise)
-    assert isinstance(settlement, Retry)
+    assert isinstance(settlement, RetryLater)
     assert settlement.attempts == attempts
     assert settlement.delay_seconds >= 7.0
 
 
 def test_trouble_of_a_part_that_names_no_time_waits_for_the_base() -> None:
-    assert decide(3, Unavailable("denied", part="topic a"), POLICY, 1.0) == Retry(1.0, 3, "denied")
+    assert decide(3, Unavailable("denied", part="topic a"), POLICY, 1.0) == RetryLater(1.0, 3, "denied")
 
 
 def test_event_after_a_refused_one_waits_and_counts_no_attempt() -> None:
-    assert decide(3, Unavailable("refused", behind=True), POLICY, 1.0) == Retry(1.0, 3, "refused")
+    assert decide(3, Unavailable("refused", behind=True), POLICY, 1.0) == RetryLater(1.0, 3, "refused")
 
 
 def test_every_settlement_keeps_the_attempt() -> None:
     kept = Attempt("http_500", 0.1, "oops")
     for verdict in (Failed("no", 500, None, kept), Refused("no", 500, kept), Unavailable("no", 500, None, kept)):
         settlement = decide(0, verdict, POLICY, 0.0)
-        assert isinstance(settlement, Retry | Dead | StandStill)
+        assert isinstance(settlement, RetryLater | DeadLetter | StandStill)
         assert settlement.attempt is kept
 
 
 @given(st.integers(0, 998), NOISE, ASKED)
 def test_delay_is_at_least_the_requested_one(attempts: int, noise: float, asked: float) -> None:
     settlement = decide(attempts, Failed("busy", 429, asked), RetryPolicy(attempts=1000), noise)
-    assert isinstance(settlement, Retry)
+    assert isinstance(settlement, RetryLater)
     assert settlement.delay_seconds >= asked
     assert settlement.delay_seconds >= RetryPolicy().delay_seconds(attempts + 1, noise)
 
@@ -102,7 +102,7 @@ def test_reason_is_kept_as_one_short_printable_line(reason: str) -> None:
     assert kept[: LAST_ERROR_CHARS - 1] == clip(reason[: LAST_ERROR_CHARS - 1])
     for verdict in (Failed(reason), Refused(reason), Unavailable(reason)):
         settlement = decide(0, verdict, POLICY, 0.0)
-        assert isinstance(settlement, Retry | Dead | StandStill)
+        assert isinstance(settlement, RetryLater | DeadLetter | StandStill)
         assert settlement.error == kept
 
 

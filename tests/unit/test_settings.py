@@ -514,7 +514,7 @@ class TestWarnings:
     def test_no_sink_at_all(self) -> None:
         assert warnings(load(None, {})) == [
             "environment: there is no sink, so nothing is delivered: "
-            'add a table [sinks.NAME] with type = "kafka" or "webhook", and a route to it in [routes]'
+            'add a table [sinks.NAME] with type = "kafka", "webhook" or "python", and a route to it in [routes]'
         ]
 
     @pytest.mark.parametrize(

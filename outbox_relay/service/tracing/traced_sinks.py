@@ -30,7 +30,7 @@ from opentelemetry.trace import (
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Delivered, Verdict
 from outbox_relay.formats.trace_context import TraceContext, trace_context
-from outbox_relay.sinks import Sink
+from outbox_relay.sinks import ExtendsDeliveries, Sink
 from outbox_relay.sinks.kafka import KafkaSink
 from outbox_relay.sinks.webhook import WebhookSink
 
@@ -71,6 +71,10 @@ class _TracedSink:
     def trouble(self) -> str | None:
         """Return why the destination is unreachable, as far as the sink knows."""
         return self._sink.trouble
+
+    def deadlines(self) -> Mapping[int, float]:
+        """Return the ends of deliveries that may outlast the time limit of the sink."""
+        return self._sink.deadlines() if isinstance(self._sink, ExtendsDeliveries) else {}
 
     async def open(self) -> None:
         """Open the sink."""

@@ -1,0 +1,62 @@
+"""Frames between the relay and a worker: whole ones, pieces, large ones, and hostile ones."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from outbox_relay.worker.frames import LENGTHS, MOST_BODY, BadFrame, Frame, FrameReader, encode
+
+
+def test_frames_are_read_from_pieces_of_any_size() -> None:
+    frames = [Frame("deliver", [1, "ключ", None], b"\x00\xff" * 300), Frame("cancel", [1], b"")]
+    data = b"".join(encode(frame.kind, *frame.values, body=frame.body) for frame in frames)
+    for size in (1, 2, 7, 8, 9, len(data)):
+        reader = FrameReader()
+        found = [frame for at in range(0, len(data), size) for frame in reader.feed(data[at : at + size])]
+        assert found == frames
+
+
+def test_a_huge_payload_arrives_in_pieces() -> None:
+    body = bytes(range(256)) * (64 << 10)
+    data, reader, found = encode("deliver", 1, body=body), FrameReader(), list[Frame]()
+    for at in range(0, len(data), 65_536):
+        found += reader.feed(data[at : at + 65_536])
+    assert [frame.body == body for frame in found] == [True]
+
+
+HOSTILE = {
+    "no JSON": b"nonsense",
+    "no list": b"{}",
+    "an empty list": b"[]",
+    "no kind": b"[1]",
+    "not UTF-8": b'["\xff"]',
+    "deep": b"[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("head", HOSTILE.values(), ids=HOSTILE.keys())
+def test_what_is_no_frame_is_refused(head: bytes) -> None:
+    with pytest.raises(BadFrame):
+        list(FrameReader().feed(LENGTHS.pack(len(head), 0) + head))
+
+
+@pytest.mark.parametrize("lengths", [(65, 0), (0xFFFFFFFF, 0), (1, 1), (1, 0xFFFFFFFF)])
+def test_a_length_above_the_limit_is_refused_before_anything_is_read(lengths: tuple[int, int]) -> None:
+    with pytest.raises(BadFrame):
+        list(FrameReader(64, 0).feed(LENGTHS.pack(*lengths)))
+
+
+def test_a_frame_before_a_bad_one_is_read() -> None:
+    frames = FrameReader().feed(encode("a") + LENGTHS.pack(1, 0) + b"x")
+    assert next(frames).kind == "a"
+    with pytest.raises(BadFrame):
+        next(frames)
+
+
+def test_a_frame_that_the_other_end_would_refuse_is_not_made() -> None:
+    with pytest.raises(BadFrame):
+        encode("x" * (17 << 20))
+    assert json.loads(encode("x", 1)[LENGTHS.size :]) == ["x", 1]
+    assert MOST_BODY >= 1 << 30
