@@ -10,10 +10,13 @@ from psycopg.pq import TransactionStatus
 
 AnyConnection: TypeAlias = psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
 
+_SQL: Final = "the SQL function outbox.{0} over this connection, or {0} with a connection of psycopg 3"
 OF_LIBRARIES: Final[Mapping[str, str]] = {
     "sqlalchemy": "{0} or a{0} of outbox_relay.contrib.sqlalchemy",
     "asyncpg": "{0} of outbox_relay.contrib.asyncpg",
     "django": "{0} of outbox_relay.contrib.django",
+    "psycopg2": _SQL,
+    "pg8000": _SQL,
 }
 """The functions for the objects of other packages."""
 PAGES: Final[Mapping[str, str]] = {
@@ -53,7 +56,8 @@ def is_outside_transaction(connection: AnyConnection) -> bool:
 
 def _wrong(found: object, name: str, takes: str, other: str) -> str:
     kind = f"{type(found).__module__}.{type(found).__qualname__}"
+    packages = {each.__module__.partition(".")[0] for each in type(found).__mro__}
     for package, instead in OF_LIBRARIES.items():
-        if kind.startswith(f"{package}."):
+        if package in packages:
             return f"{takes}, not {kind}; use {instead.format(name)}, see {PAGES[name]}"
     return f"{takes}, not {kind}; there is {other}, and {PAGES[name]} for other libraries"

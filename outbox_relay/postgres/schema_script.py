@@ -84,13 +84,14 @@ def script(
 
 
 # Names of functions and operators in a migration refer to those of the system, whatever the caller's search_path
-# contains. The epilogue restores it for later statements of the same transaction. The lock is on tables, because any
-# role of the database could hold an advisory lock. Sinks are locked first, as in every change of both. Before the
-# tables exist, sessions wait for each other in CREATE SCHEMA.
+# contains. The epilogue restores it, and the limit of waits for locks, for later statements of the same transaction.
+# The lock is on tables, because any role of the database could hold an advisory lock. Sinks are locked first, as in
+# every change of both. Before the tables exist, sessions wait for each other in CREATE SCHEMA.
 PROLOGUE: Final = f"""
 do $$
 begin
     perform set_config('outbox.search_path_before', current_setting('search_path'), true);
+    perform set_config('outbox.lock_timeout_before', current_setting('lock_timeout'), true);
     perform set_config('search_path', 'pg_catalog, pg_temp', true);
     perform set_config('lock_timeout', '{LOCK_SECONDS}s', true);
     if getdatabaseencoding() <> 'UTF8' then
@@ -107,6 +108,7 @@ _EPILOGUE: Final = """
 do $$
 begin
     perform set_config('search_path', current_setting('outbox.search_path_before'), true);
+    perform set_config('lock_timeout', current_setting('outbox.lock_timeout_before'), true);
 end
 $$;
 """

@@ -22,6 +22,7 @@ CONFIGURATION = "tests/unit/test_settings_example.py"
 # Page and language, and the page's own test that runs these blocks.
 ELSEWHERE = {
     ("README.md", "sql"): "tests/docs/test_readme.py::test_the_quick_start_delivers_an_event",
+    ("docs/alembic.md", "python"): "tests/docs/test_alembic_page.py::test_the_page_is_true",
     ("docs/configuration.md", "text"): f"{CONFIGURATION}::test_problems_of_the_page_are_what_is_said",
     ("docs/consumers.md", "python"): "tests/integration/test_inbox_docs.py::test_the_page_is_true",
     ("docs/consumers.md", "sql"): "tests/integration/test_inbox_docs.py::test_the_page_is_true",
@@ -29,8 +30,13 @@ ELSEWHERE = {
     ("docs/debezium.md", "sql"): "tests/debezium/test_page.py::test_the_page_is_true",
     ("docs/deploying.md", "ini"): "tests/packaging/test_deploying_docs.py::test_the_unit_runs_the_relay",
     ("docs/deploying.md", "yaml"): "tests/packaging/test_deploying_docs.py::test_the_manifests_agree_with_the_settings",
+    ("docs/django.md", "python"): "tests/docs/test_django_page.py::test_the_page_is_true",
     ("docs/emitting.md", "python"): "tests/integration/test_emit_docs.py::test_the_page_is_true",
     ("docs/emitting.md", "sql"): "tests/integration/test_emit_docs.py::test_the_page_is_true",
+    (
+        "docs/fastapi.md",
+        "python",
+    ): "tests/docs/test_fastapi_page.py::test_the_blocks_of_the_page_are_parts_of_the_example",
     ("docs/getting-started.md", "python"): "tests/docs/test_getting_started.py::test_the_page_is_true",
     ("docs/getting-started.md", "sql"): "tests/docs/test_getting_started.py::test_the_page_is_true",
     (
@@ -48,8 +54,12 @@ ELSEWHERE = {
 # Page and program of a command line, and the page's own test that runs it.
 RUN_ELSEWHERE = {
     ("README.md", "sql"): "tests/docs/test_readme.py::test_the_quick_start_delivers_an_event",
+    ("docs/alembic.md", "alembic"): "tests/docs/test_alembic_page.py::test_the_page_is_true",
     ("docs/configuration.md", "="): f"{CONFIGURATION}::test_environment_of_the_page_makes_a_relay",
     ("docs/debezium.md", "curl"): "tests/debezium/test_page.py::test_the_page_is_true",
+    ("docs/django.md", "python"): "tests/docs/test_django_page.py::test_the_page_is_true",
+    ("docs/fastapi.md", "psql"): "tests/docs/test_fastapi_page.py::test_an_order_comes_back_as_an_invoice",
+    ("docs/fastapi.md", "uvicorn"): "tests/docs/test_fastapi_page.py::test_an_order_comes_back_as_an_invoice",
     ("docs/observability.md", "="): "tests/unit/test_tracing.py::test_the_variables_of_the_page_are_followed",
     ("docs/observability.md", "sed"): (
         "tests/docs/test_alerts.py::test_a_place_is_put_before_the_runbook_as_the_page_says"
@@ -141,14 +151,16 @@ def _make(words: list[str], _line: str) -> None:
 
 
 def _pip(words: list[str], _line: str) -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    given = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    extras = given["project"]["optional-dependencies"]
+    tested = [name for name in given["dependency-groups"]["dev"] if isinstance(name, str)]
     assert words[0] == "install"
     for word in words[1:]:
         name, _, extra = word.removesuffix("]").partition("[")
         if name in ("outbox-relay", "."):
             assert set(filter(None, extra.split(","))) <= set(extras), word
         else:
-            assert any(re.match(rf"{name}[<>=]", known) for known in extras["demo"]), word
+            assert any(re.match(rf"{name}[<>=]", known) for known in (*extras["demo"], *tested)), word
 
 
 def _harmless(_words: list[str], line: str) -> None:

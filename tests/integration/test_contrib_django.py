@@ -8,40 +8,26 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
-import django
 import pytest
-from django.conf import settings
 from django.db import OperationalError, ProgrammingError, connections, transaction
 from django.db.transaction import TransactionManagementError
-from psycopg.conninfo import conninfo_to_dict
 
 from outbox_relay import inbox, outbox
 from outbox_relay.contrib.django import Event, InvalidEvent, InvalidMark, cancel, emit, emit_many, once, reschedule
 from outbox_relay.testing import OutboxEvents
+from tests.support import django_site
 from tests.support.database import Database, query
 from tests.support.declared import OrderCreated
 
 LOGGED = "select type, key, convert_from(payload, 'UTF8'), headers, deliver_at, uid from outbox.event order by id"
-POSTGRES = {"ENGINE": "django.db.backends.postgresql"}
-
-if not settings.configured:
-    settings.configure(
-        DATABASES={
-            "default": {**POSTGRES},
-            "shop": {**POSTGRES},
-            "lite": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"},
-        }
-    )
-    django.setup()
+django_site.set_up()
 
 
 @pytest.fixture(autouse=True)
 def shop(database: Database) -> Generator[Database]:
     """A database that Django knows as ``shop``; ``default`` is one that does not exist."""
-    found = conninfo_to_dict(database.dsn)
-    there = {"HOST": found["host"], "PORT": found["port"], "USER": found["user"]}
-    connections["shop"].settings_dict.update({**there, "NAME": found["dbname"]})
-    connections["default"].settings_dict.update({**there, "NAME": "nowhere"})
+    django_site.place("shop", database)
+    django_site.place("default", database, name="nowhere")
     yield database
     connections.close_all()
 

@@ -1,0 +1,46 @@
+"""Run a command of outbox-relay on a database of ``settings.DATABASES``."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any, Final
+
+from django.core.management.base import BaseCommand, CommandError
+from django.db import DEFAULT_DB_ALIAS, connections
+
+from outbox_relay.cli import main
+from outbox_relay.contrib.django.databases import dsn_of
+
+COMMANDS: Final = frozenset((
+    "attempts", "audit", "dead", "doctor", "emit", "erase", "migrate", "pause", "rebase", "replay", "resume",
+    "retention", "running", "sinks", "status", "why",
+))  # fmt: skip
+"""The commands that need a database and no configuration."""
+
+
+class Command(BaseCommand):
+    """The command ``manage.py outbox``. Its arguments are those of ``outbox-relay``, without ``--dsn``."""
+
+    help = "Run a command of outbox-relay on a database of this project, such as `outbox status`."
+    requires_system_checks = ()
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add the database and the command."""
+        parser.add_argument(
+            "--database", default=DEFAULT_DB_ALIAS, metavar="ALIAS", help="the database, default: default"
+        )
+        parser.add_argument(
+            "arguments", nargs=argparse.REMAINDER, metavar="COMMAND ...", help=f"one of {', '.join(sorted(COMMANDS))}"
+        )
+
+    def handle(self, *_: Any, **options: Any) -> None:
+        """Run the command. Raises ``CommandError``, with the exit code of ``outbox-relay``, if it fails."""
+        alias, given = options["database"], options["arguments"]
+        if alias not in connections:
+            raise CommandError(f"--database: DATABASES has no {alias!r}; it has {', '.join(connections)}")
+        if not given or given[0] not in COMMANDS:
+            raise CommandError(f"name one of the commands {', '.join(sorted(COMMANDS))}, and then its options")
+        if any(each.split("=", 1)[0] == "--dsn" for each in given):
+            raise CommandError("--dsn comes from settings.DATABASES: name the database with --database ALIAS")
+        if code := main([given[0], "--dsn", dsn_of(alias), *given[1:]]):
+            raise CommandError(f"outbox-relay {given[0]} ended with exit code {code}", returncode=code)

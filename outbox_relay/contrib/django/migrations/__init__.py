@@ -1,0 +1,1 @@
+"""The migration of Django that installs schema outbox, whatever its version."""
