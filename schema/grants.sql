@@ -64,7 +64,8 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
     ('read', 'table', '{event_default}', '{id}', 'SELECT'),
     ('read', 'table', '{delivery}',
      '{sink, id, shard, state, ordered, due_at, priority, attempts, claims, suspect, lease, lease_until, owner, last_error, '
-     'last_status, last_attempt_at, since, uid, type, key, content_type, deliver_at, created_at, replay}', 'SELECT'),
+     'last_status, last_attempt_at, since, uid, type, key, content_type, deliver_at, created_at, replay, '
+     'emitter}', 'SELECT'),
     ('read', 'table', '{attempt}', '{at, uid, sink, id, number, relay, outcome, status, milliseconds, error}', 'SELECT'),
     ('read', 'function', '{attempts_of, last_attempt_of}', null, 'EXECUTE'),
     ('payloads', 'table', '{event, delivery}', '{payload, headers}', 'SELECT'),

@@ -62,6 +62,7 @@ GROUPS = {
     "schedules": ("list",),
     "retention": ("status",),
     "config": ("show",),
+    "catalogue": ("check", "shop.events"),
 }
 """The groups of commands, with a command of each."""
 
