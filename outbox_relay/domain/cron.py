@@ -117,7 +117,7 @@ def _first(times: Iterator[datetime], most: int) -> Iterator[datetime]:
 
 
 def _times(cron: str, timezone: str, after: datetime) -> Iterator[datetime]:
-    """Yield the times after ``after``, in UTC and in order.
+    """Yield the times after ``after``, in UTC and in order, up to the last one that a datetime can have.
 
     cronsim compares wall clocks: in the hour that is repeated in autumn it may yield a time that has passed.
     """
@@ -125,13 +125,21 @@ def _times(cron: str, timezone: str, after: datetime) -> Iterator[datetime]:
         raise ValueError(f"there is no time zone {timezone!r} on this machine")
     try:
         found = CronSim(cron, after.astimezone(zone))
-    except (CronSimError, AssertionError, RecursionError) as error:
+    except (CronSimError, AssertionError, RecursionError, OverflowError) as error:
         raise ValueError(f"the cron expression cannot be used: {error}") from None
     last = after
-    for time in found:
-        if (current := time.astimezone(UTC)) > last:
+    while (current := _following(found)) is not None:
+        if current > last:
             last = current
             yield current
+
+
+def _following(found: Iterator[datetime]) -> datetime | None:
+    try:
+        time = next(found, None)
+        return None if time is None else time.astimezone(UTC)
+    except OverflowError:
+        return None
 
 
 def _zone(name: str) -> ZoneInfo | None:

@@ -166,3 +166,15 @@ def test_what_another_relay_registered_and_this_one_does_not_know_is_an_error_of
         next_time("* * * * *", "Mars/Olympus", at("2026-01-01 00:00"))
     with pytest.raises(ValueError, match="the cron expression cannot be used"):
         next_time("* * *", "UTC", at("2026-01-01 00:00"))
+
+
+@pytest.mark.parametrize("cron", ["0 0 29 2 *", "0 0 1 1 *", "* * * * *"])
+@pytest.mark.parametrize("zone", ["UTC", "Pacific/Kiritimati", "America/Los_Angeles"])
+def test_no_time_comes_after_the_last_year(cron: str, zone: str) -> None:
+    """A clock that is wrong must not end the relay."""
+    for after in (datetime(9998, 12, 31, 23, tzinfo=UTC), datetime(9999, 12, 31, 23, 59, 30, tzinfo=UTC)):
+        try:
+            found = next_time(cron, zone, after)
+        except ValueError:
+            continue
+        assert found is None or found > after
