@@ -183,7 +183,7 @@ def test_a_relay_checks_its_settings(relay: Environment) -> None:
     assert relay.run("outbox-relay", "--version").stdout == f"outbox-relay {__version__}\n"
     done = relay.run("outbox-relay", "check", "-c", ROOT / "config/relay.example.toml")
     assert done.returncode == 0, done.stderr
-    assert "2 sinks and 2 routes" in done.stdout
+    assert "3 sinks and 3 routes" in done.stdout
 
 
 def test_a_relay_lacks_nothing(relay: Environment) -> None:
