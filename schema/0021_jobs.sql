@@ -474,7 +474,9 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
     most constant integer := 1000;  -- of the locks that the whole server has room for
-    changes constant integer := coalesce(nullif(current_setting('outbox.scheduled_changes', true), ''), '0')::integer;
+    -- Anything may have been set as a default of the role.
+    counted constant text := current_setting('outbox.scheduled_changes', true);
+    changes constant integer := case when counted collate "C" ~ '^[0-9]{1,4}$' then counted::integer else 0 end;
     me constant text := outbox.emitter();
     event record;
     changed_to timestamptz;

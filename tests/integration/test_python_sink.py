@@ -270,3 +270,15 @@ def test_a_reload_replaces_the_handler(database: Database, tmp_path: Path) -> No
         until(lambda: uid in received(tmp_path), seconds=SECONDS, what="it arrives")
         relay.expects = {"reload"}
         assert relay.stop() == 0
+
+
+def test_calls_of_a_plain_handler_do_not_spend_their_time_waiting_for_a_thread(
+    database: Database, tmp_path: Path
+) -> None:
+    """A worker has at most 64 threads, and the sink may have more events in flight."""
+    query(database, "select outbox.emit('order.made', '\"brief\"', key => n::text) from generate_series(1, 150) n")
+    with relay_of(database, tmp_path, "plain", more="max_in_flight = 500") as relay:
+        until(lambda: len(received(tmp_path)) >= 150, seconds=SECONDS, what="every event was handled")
+        assert relay.stop() == 0
+    assert len(received(tmp_path)) == 150
+    assert query(database, "select outcome from outbox.attempt where outcome <> 'delivered'") == []

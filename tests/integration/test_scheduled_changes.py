@@ -291,6 +291,14 @@ def test_a_transaction_changes_a_bounded_number_of_events(database: Database, co
     assert outbox.cancel(conn, uids[1000][0]) is True
 
 
+@pytest.mark.parametrize("value", ["abc", "-5", "99999999999", " "])
+def test_a_default_of_the_role_for_the_count_of_changes_is_no_error(database: Database, value: str) -> None:
+    uid = scheduled(database)
+    with database.connect() as connection:
+        connection.execute("select set_config('outbox.scheduled_changes', %s, false)", (value,))
+        assert outbox.cancel(connection, uid) is True
+
+
 async def test_rows_of_open_changes_hold_up_no_others(database: Database, conn: psycopg.Connection[Any]) -> None:
     """However many of them are due, the next one that is not changed is claimed with them."""
     uids = query(

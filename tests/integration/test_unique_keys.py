@@ -292,7 +292,7 @@ async def test_a_cancelled_event_gives_its_key_back(database: Database) -> None:
 async def test_emitters_that_share_a_key_do_not_keep_it_in_use(
     database: Database, conn: psycopg.Connection[Any]
 ) -> None:
-    """Transactions that were referred to an event may overlap for ever."""
+    """Such transactions may overlap without an end."""
     sink = MemorySink()
     async with running(database.dsn, (spec("s"), sink)):
         first = emit(database)

@@ -88,6 +88,8 @@ def _misbehave(delivery: outbox_relay.Delivery, what: str) -> None:  # noqa: C90
             print("printed\n" * 3, '\x1b[31m{"event": "false"}')  # noqa: T201 - a handler may
         case "block":
             time.sleep(300)
+        case "brief":
+            time.sleep(0.7)
         case _:
             pass
 

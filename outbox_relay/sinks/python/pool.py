@@ -19,7 +19,7 @@ OnEnd = Callable[[str, float], None]
 
 
 class WorkerPool:
-    """``workers`` processes with at most ``share`` calls each."""
+    """``workers`` processes with at most ``share`` calls each, and with a plain handler no more than threads."""
 
     def __init__(self, task: WorkerTask, workers: int, share: int, report: Report, on_end: OnEnd) -> None:
         self._task = task
@@ -101,13 +101,16 @@ class WorkerPool:
         self._changed.set()
 
     def _free(self) -> WorkerProcess | None:
-        free = [
-            (max(self._reserved.get(each, 0), len(each.calls)), number, each)
+        loads = [
+            (load, number, each)
             for number, each in self._processes.items()
-            if each.accepts
+            if each.accepts and (load := max(self._reserved.get(each, 0), len(each.calls))) < self._most(each)
         ]
-        load, _, process = min(free, default=(self._share, 0, None))
-        return process if load < self._share else None
+        return min(loads)[2] if loads else None
+
+    def _most(self, process: WorkerProcess) -> int:
+        """Return how many calls a process makes at once. One that waited for a thread would spend its time there."""
+        return self._share if process.is_async else min(self._share, self._task.threads)
 
     async def _wait(self) -> None:
         self._changed.clear()
