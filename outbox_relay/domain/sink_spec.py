@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from outbox_relay.domain.attempts import RecordAttempts
 from outbox_relay.domain.circuit import CircuitPolicy
 from outbox_relay.domain.retry import RetryPolicy
-from outbox_relay.domain.sink_limits import NO_LIMITS, SinkLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +32,6 @@ class SinkSpec:
     the database does not know. ``parked_max`` bounds the rows to be delivered, excluding scheduled events; at that
     bound the positions of the sink wait. ``record_attempts`` names the attempts that are recorded. With ``replay`` the
     events are those of a replay, and ``name`` is its internal name.
-
-    ``limits`` are those of the file. In force are those of the database, where the newest configuration has written
-    them: other limits do not make another specification.
     """
 
     name: str
@@ -50,4 +46,3 @@ class SinkSpec:
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     circuit: CircuitPolicy = field(default_factory=CircuitPolicy)
     replay: ReplaySpec | None = None
-    limits: SinkLimits = field(default=NO_LIMITS, compare=False)

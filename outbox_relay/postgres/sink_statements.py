@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from outbox_relay.domain.sink_limits import SinkLimits
 from outbox_relay.domain.window import Tick
 from outbox_relay.postgres.database import Database
 from outbox_relay.postgres.rows import SinkRow
@@ -16,22 +15,13 @@ class SinkStatements(Database):
     """Registration and state of sinks. ``server`` as in ``LogStatements``."""
 
     async def register_sinks(
-        self,
-        wanted: Iterable[tuple[str, Sequence[str], str | None]],
-        tick: Tick,
-        *,
-        server: str | None = None,
-        limits: Mapping[str, SinkLimits] | None = None,
+        self, wanted: Iterable[tuple[str, Sequence[str], str | None]], tick: Tick, *, server: str | None = None
     ) -> dict[str, int]:
         """Register sinks (name, patterns, start); return the generations under which this relay serves them.
 
         A new sink may begin at ``tick``. The generation is 0 for the former name of a sink, which is not registered.
-        The ``limits`` of these sinks are in force on all relays from now on; those of other sinks stay.
         """
-        sinks: list[dict[str, Any]] = [
-            {"name": name, "patterns": list(patterns), "start": start, **_stated(name, limits or {})}
-            for name, patterns, start in wanted
-        ]
+        sinks = [{"name": name, "patterns": list(patterns), "start": start} for name, patterns, start in wanted]
         return dict(await self._rows("register_sinks", {**_registration(sinks, tick), "server": server}))
 
     async def reregister_sink(
@@ -88,10 +78,6 @@ class SinkStatements(Database):
     async def notify_sinks(self, lagging_seconds: float) -> list[tuple[str, float, bool]]:
         """Make the notices that are due; return every sink, the seconds that it lags, and whether it is paused."""
         return await self._rows("notify_sinks", {"lagging": lagging_seconds})
-
-
-def _stated(name: str, limits: Mapping[str, SinkLimits]) -> dict[str, Any]:
-    return {"limits": limits[name]._asdict()} if name in limits else {}
 
 
 def _registration(sinks: Sequence[dict[str, Any]], tick: Tick) -> dict[str, Any]:

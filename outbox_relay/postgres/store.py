@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from outbox_relay.postgres.delivery_statements import DeliveryStatements
 from outbox_relay.postgres.figure_statements import FigureStatements
-from outbox_relay.postgres.limit_statements import LimitStatements
 from outbox_relay.postgres.log_statements import LogStatements
 from outbox_relay.postgres.replay_statements import ReplayStatements
 from outbox_relay.postgres.retention_statements import RetentionStatements
@@ -22,6 +21,5 @@ class Store(
     RetentionStatements,
     FigureStatements,
     ScheduleStatements,
-    LimitStatements,
 ):
     """All statements of the relay on one pool of connections. See ``Database`` for the errors of every call."""

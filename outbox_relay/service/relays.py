@@ -120,8 +120,7 @@ class SinkRelays(Mapping[str, SinkRelay]):
     async def _register(self, specs: Collection[SinkSpec]) -> dict[str, int]:
         result = await self._ticker.refresh()
         wanted = [(spec.name, spec.patterns, spec.start) for spec in specs]
-        limits = {spec.name: spec.limits for spec in specs}
-        return await self._store.register_sinks(wanted, result.tick, server=result.incarnation, limits=limits)
+        return await self._store.register_sinks(wanted, result.tick, server=result.incarnation)
 
     def _relay(self, name: str, spec: SinkSpec, generation: int) -> SinkRelay:
         return SinkRelay(
@@ -130,7 +129,7 @@ class SinkRelays(Mapping[str, SinkRelay]):
             self._store,
             self._ticker,
             self._lease_manager,
-            self._lease_manager.add(spec.name, generation, name, spec.limits),
+            self._lease_manager.add(spec.name, generation, name),
             self._log.bind(sink=spec.name),
             self._stopping,
         )

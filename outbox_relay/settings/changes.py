@@ -17,10 +17,7 @@ from outbox_relay.settings.problems import SettingPath, dotted
 
 # `start` has no effect on a sink that the database knows, also after a restart.
 APPLIED_TO_SINKS = frozenset(
-    (
-        *("start", "rate_per_second", "max_in_flight_total", "spread_seconds"),
-        *("secrets", "secrets_file", "headers", "proxy_authorization_file", "producer", "producer_files"),
-    )
+    ["start", "secrets", "secrets_file", "headers", "proxy_authorization_file", "producer", "producer_files"]
 )
 """Settings of a sink that are applied to the sink as it is. For any other it is made again, between two sessions."""
 APPLIED_TO_RELAY = frozenset(["park_after_seconds"])

@@ -6,10 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from outbox_relay.settings.fields import Count, Number, Section, matching, not_below, rule
-
-LEAST_RATE = 0.01
-_TOO_SLOW = f"should be 0, for no limit, or at least {LEAST_RATE:g}"
+from outbox_relay.settings.fields import Count, Number, Section, matching, not_below
 
 
 class RetrySettings(Section):
@@ -53,14 +50,6 @@ class SinkSettings(Section):
     """After a dead letter, later events of its key continue ("skip") or wait for a person ("hold")."""
     parked_max: Count = Field(default=100_000, ge=1, le=10_000_000)
     """Events that wait as rows before the sink pauses, 1 to 10000000; scheduled events do not count."""
-    rate_per_second: Annotated[Number, rule(lambda rate, _: _TOO_SLOW if 0 < rate < LEAST_RATE else None)] = Field(
-        default=0.0, ge=0, le=100_000
-    )
-    """Most events per second of all relays together, 0.01 to 100000; 0: no limit."""
-    max_in_flight_total: Count = Field(default=0, ge=0, le=100_000)
-    """Most concurrent requests of all relays together, 1 to 100000; 0: no limit."""
-    spread_seconds: Number = Field(default=0.0, ge=0, le=86_400)
-    """Time over which scheduled events of one moment are spread, in seconds, 0 to 86400; 0: none."""
     record_attempts: Literal["failures", "none", "all"] = "failures"
     """Attempts that are recorded: failed ones and the delivery that follows them ("failures"), "none", or "all"."""
     cloudevents: Literal["none", "binary", "structured"] = "none"

@@ -158,12 +158,10 @@ class RelayHarness:
         """Register the sinks and begin to work."""
         await self.store.open()
         tick = (await self.ticker.refresh()).tick
-        specs = [sink_spec for sink_spec, _ in self.sinks]
-        wanted, limits = [(s.name, s.patterns, s.start) for s in specs], {s.name: s.limits for s in specs}
-        generations = await self.store.register_sinks(wanted, tick, limits=limits)
+        generations = await self.store.register_sinks([(s.name, s.patterns, s.start) for s, _ in self.sinks], tick)
         for sink_spec, sink in self.sinks:
             await sink.open()
-            leases = self.lease_manager.add(sink_spec.name, generations[sink_spec.name], limits=sink_spec.limits)
+            leases = self.lease_manager.add(sink_spec.name, generations[sink_spec.name])
             self.relays.append(
                 SinkRelay(
                     sink_spec, sink, self.store, self.ticker, self.lease_manager, leases, self._log, self.stopping
