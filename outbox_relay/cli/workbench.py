@@ -1,4 +1,4 @@
-"""Commands that start servers of their own: demo, drill, bench."""
+"""Commands that start servers of their own: dev, demo, drill, bench."""
 
 from __future__ import annotations
 
@@ -14,6 +14,14 @@ from outbox_relay.cli.output import DONE, FAILED, say
 if TYPE_CHECKING:
     from outbox_relay.workbench.bench.report import BenchReport
 
+POSTGRES_PORT, KAFKA_PORT, PORT_MOST = 15_432, 19_092, 65_535
+"""Ports of the servers of `dev`: defaults, and the highest that can be chosen."""
+NEXT = """\
+Emit an event, deliver it, and look at it:
+  echo '{{"id": 1}}' | outbox-relay emit order.created --key order-1 --payload - --dsn {dsn}
+{run}  outbox-relay status --dsn {dsn}
+Ctrl-C stops everything. The database keeps its data; the broker forgets its topics."""
+RUN = "  outbox-relay run -c relay.toml --dsn {dsn}\n"
 LOAD_SECONDS, LOAD_LEAST, LOAD_MOST = 20, 2, 600
 """Duration of the demo's load in seconds: default, minimum, maximum."""
 RUNS, RUNS_MOST = 3, 100
@@ -26,9 +34,30 @@ SCALE_LEAST, SCALE_MOST = 0.0001, 100.0
 
 def add(commands: Any) -> None:
     """Add the commands of this module."""
+    _add_dev(commands)
     _add_demo(commands)
     _add_drill(commands)
     _add_bench(commands)
+
+
+def _add_dev(commands: Any) -> None:
+    text = "keep a database with the schema and a broker running on this machine, for development"
+    dev: argparse.ArgumentParser = commands.add_parser("dev", help=text, description=text, allow_abbrev=False)
+    dev.add_argument(
+        "-c", "--config", type=Path, metavar="FILE", default=argparse.SUPPRESS,
+        help="also run a relay with this configuration, on the database; default: no relay",
+    )  # fmt: skip
+    dev.add_argument(
+        "--directory", type=Path, metavar="DIR",
+        help="keep the data there; default: outbox-relay/dev in the user's cache, in /var/cache for root",
+    )  # fmt: skip
+    for name, default in ("--postgres-port", POSTGRES_PORT), ("--kafka-port", KAFKA_PORT):
+        dev.add_argument(
+            name, type=integer_between(0, PORT_MOST, "port"), default=default, metavar="PORT",
+            help=f"0 for any that is free; default: {default}",
+        )  # fmt: skip
+    dev.add_argument("--json", action="store_true", help="print the addresses as JSON")
+    dev.set_defaults(do=_dev, extra="demo")
 
 
 def _add_demo(commands: Any) -> None:
@@ -79,6 +108,20 @@ def _add_bench(commands: Any) -> None:
     bench.add_argument("--plot", type=Path, metavar="DIR", help="write charts of the report into this directory, SVG")
     bench.add_argument("--read", type=Path, metavar="FILE", help="show a report printed by --json; measure nothing")
     bench.set_defaults(do=_bench, extra="demo")
+
+
+def _dev(arguments: argparse.Namespace) -> int:
+    from outbox_relay.workbench.dev.directory import default_directory
+    from outbox_relay.workbench.dev.run import DevAddresses, DevOptions, run_dev
+
+    def show(addresses: DevAddresses) -> None:
+        print(json.dumps(addresses.json()) if arguments.json else addresses.text(), flush=True)
+        say(NEXT.format(dsn=addresses.dsn, run="" if arguments.config else RUN.format(dsn=addresses.dsn)))
+
+    directory = (arguments.directory or default_directory()).absolute()
+    options = DevOptions(directory, arguments.postgres_port, arguments.kafka_port, arguments.config)
+    run_dev(options, show, say)
+    return DONE
 
 
 def _demo(arguments: argparse.Namespace) -> int:

@@ -52,6 +52,7 @@ def test_the_page_is_true(reader: Reader) -> None:
         assert re.search(r"^crm +(delivered|settled)", why.out, re.MULTILINE)
         assert printed.read_text().splitlines() == wanted
     assert {"events", "crm"} == tomllib.loads(reader.take("toml"))["sinks"].keys()
+    assert reader.take("sh") == "outbox-relay dev\n"
     assert reader.through
 
 

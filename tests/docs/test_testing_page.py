@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.docs.pages import blocks
+from tests.support.child_processes import reachable
 from tests.support.database import Database
 
 PAGE = "docs/testing.md"
+SUITE_SECONDS = 120
 SHOP = """
 from outbox_relay import outbox
 
@@ -41,18 +46,42 @@ def test_fails(conn, outbox_events):
 
 def suite(database: Database, place: Path, *tests: str) -> str:
     """Run tests as an application's suite has them, and return what pytest prints."""
+    return run_suite(place, CONFTEST.format(dsn=database.dsn), *tests)
+
+
+def run_suite(place: Path, conftest: str, *tests: str) -> str:
     (place / "shop.py").write_text(SHOP)
-    (place / "conftest.py").write_text(CONFTEST.format(dsn=database.dsn))
+    (place / "conftest.py").write_text(conftest)
     for number, text in enumerate(tests):
         (place / f"test_{number}.py").write_text(text)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(place), str(place)]
-    done = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False, timeout=60)
+    programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": programs}
+    done = subprocess.run(
+        command, cwd=place, env=environment, capture_output=True, text=True, check=False, timeout=SUITE_SECONDS
+    )
     return done.stdout + done.stderr
 
 
+def python() -> tuple[list[str], str]:
+    """Return the modules of tests of the page, and its `conftest.py`."""
+    found = [block.text for block in blocks(PAGE) if block.language == "python"]
+    [conftest] = [text for text in found if "def conn(" in text]
+    return [text for text in found if text != conftest], conftest
+
+
 def test_the_page_is_true(database: Database, tmp_path: Path) -> None:
-    tests = [block.text for block in blocks(PAGE) if block.language == "python"]
+    tests, _ = python()
     assert f"{sum(text.count('def test_') for text in tests)} passed" in suite(database, tmp_path, *tests)
+
+
+@pytest.mark.postgres
+@pytest.mark.slow  # it makes a cluster
+def test_the_suite_can_have_the_database_of_dev() -> None:
+    tests, conftest = python()
+    with reachable() as place:
+        assert f"{sum(text.count('def test_') for text in tests)} passed" in run_suite(place, conftest, *tests)
+        assert (place / ".outbox-relay").is_dir()
 
 
 def test_a_failure_is_shown_as_on_the_page(database: Database, tmp_path: Path) -> None:

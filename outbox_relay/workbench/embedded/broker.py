@@ -26,7 +26,7 @@ PARTITIONS = 6
 
 
 class Broker(Server):
-    """A broker that keeps all data in memory, on a free port of the loopback address.
+    """A broker that keeps all data in memory, on a port of the loopback address.
 
     It replaces Apache Kafka where that is not installed. It has no topic settings, consumer groups, producer fencing or
     reliable end offsets, and loses all data when it stops.
@@ -34,8 +34,9 @@ class Broker(Server):
 
     name = "the broker"
 
-    def __init__(self) -> None:
-        super().__init__("outbox-kafka-", "broker.log")
+    def __init__(self, *, directory: Path | None = None, port: int | None = None, cluster: str = "embedded") -> None:
+        super().__init__("outbox-kafka-", "broker.log", directory=directory, port=port)
+        self._cluster = cluster
 
     @property
     def bootstrap(self) -> str:
@@ -66,7 +67,7 @@ class Broker(Server):
         url = f"tcp://{self.bootstrap}"
         return [
             str(self._program()), "broker", "--listener-url", url, "--advertised-listener-url", url,
-            "--storage-engine", "memory://embedded/",
+            "--storage-engine", "memory://embedded/", "--cluster-id", self._cluster,
         ]  # fmt: skip
 
     def _program(self) -> Path:

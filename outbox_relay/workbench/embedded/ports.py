@@ -15,14 +15,20 @@ def free_port() -> int:
     """Return a port of the loopback address that is free now. Raise RuntimeError if none is found."""
     for _ in range(TRIES):
         port = _RANDOM.randint(FIRST, LAST)
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((LOOPBACK, port))
-            except OSError:
-                continue
+        if bind_problem(port) is None:
             return port
     raise RuntimeError(f"no free port between {FIRST} and {LAST} in {TRIES} tries")
+
+
+def bind_problem(port: int) -> str | None:
+    """Return the reason for which a server cannot listen on this port of the loopback address; None if it can."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError as error:
+            return (error.strerror or type(error).__name__).lower()
+    return None
 
 
 def is_listening(port: int) -> bool:

@@ -44,7 +44,8 @@ class PostgresServer(Server):
 
     `settings` are added to :data:`SETTINGS`. All users of this machine may connect without a password. Unless `fsync`
     is true, data is not flushed to disk: it survives a crash of the server, but not of the machine. `parent` is the
-    directory in which the temporary one is created.
+    directory in which the temporary one is created. A `directory` that is given is kept, and belongs to the account of
+    the server.
 
     Raise RuntimeError if the current user is root and there is no other account to run it.
     """
@@ -60,8 +61,12 @@ class PostgresServer(Server):
         *,
         fsync: bool = False,
         parent: Path | None = None,
+        directory: Path | None = None,
+        port: int | None = None,
     ) -> None:
-        super().__init__("outbox-postgres-", "server.log", account=unprivileged(), parent=parent)
+        super().__init__(
+            "outbox-postgres-", "server.log", account=unprivileged(), parent=parent, directory=directory, port=port
+        )
         self._settings = {**SETTINGS, "fsync": "on" if fsync else "off", **(settings or {})}
         self._programs: Path | None = None
         self.data = self.directory / "data"
@@ -104,8 +109,12 @@ class PostgresServer(Server):
 
     def prepare(self) -> None:
         """Create the data directory. Raise :class:`ProcessFailed` if that fails."""
+        self.make_cluster(self.data)
+
+    def make_cluster(self, data: Path) -> None:
+        """Create a data directory. Raise :class:`ProcessFailed` if that fails."""
         command = [
-            self.bin("initdb"), "--pgdata", self.data, "--username", SUPERUSER, "--auth", "trust", "--no-sync",
+            self.bin("initdb"), "--pgdata", data, "--username", SUPERUSER, "--auth", "trust", "--no-sync",
             "--no-instructions", "--encoding", "UTF8", "--locale", "C.UTF-8",
         ]  # fmt: skip
         initdb = self._run(command, self.directory / "initdb.log")

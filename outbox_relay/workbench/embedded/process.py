@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ DISMISS_SECONDS = 10
 """Timeout for the exit of a dismissed watcher."""
 
 # Reads from a pipe that this Python process holds open. A line dismisses the watcher. If the pipe ends without a line,
-# Python has died: send signal $2 to process $1, kill it if it does not exit, and remove its directory $3.
+# Python has died: send signal $2 to process $1, kill it if it does not exit, and remove its directory $3, if named.
 _WATCH = """
 read -r line && exit 0
 kill -CONT "$1" 2>/dev/null
@@ -27,7 +28,7 @@ kill -"$2" "$1" 2>/dev/null
 tries=0
 while kill -0 "$1" 2>/dev/null && [ $tries -lt 50 ]; do sleep 0.1; tries=$((tries + 1)); done
 kill -KILL "$1" 2>/dev/null
-rm -rf "$3"
+[ -z "$3" ] || rm -rf "$3"
 """
 
 
@@ -39,7 +40,8 @@ class WatchedProcess:
     """A running process, and a watcher that ends it if this Python process dies.
 
     `command` runs in `directory` as `account`, in a new session, so that Ctrl-C reaches only the Python process. Its
-    output goes to `log`. If Python dies, the watcher sends the signal `on_orphan` and then removes `directory`.
+    output goes to `log`; None means stderr. If Python dies, the watcher sends the signal `on_orphan`, and then removes
+    `directory` unless `keep` is true.
     """
 
     def __init__(
@@ -47,13 +49,14 @@ class WatchedProcess:
         command: Sequence[str | Path],
         *,
         directory: Path,
-        log: Path,
+        log: Path | None,
         account: Account,
         environment: Mapping[str, str] | None = None,
         on_orphan: str = "TERM",
+        keep: bool = False,
     ) -> None:
         self.log = log
-        with log.open("ab") as output:
+        with contextlib.nullcontext(sys.stderr) if log is None else log.open("ab") as output:
             self._process = subprocess.Popen(  # noqa: S603 - programs of wheels and of this package
                 command,
                 cwd=directory,
@@ -66,7 +69,7 @@ class WatchedProcess:
                 group=account.group,
                 extra_groups=account.extra_groups,
             )
-        self._watcher = _watcher(self._process.pid, on_orphan, directory)
+        self._watcher = _watcher(self._process.pid, on_orphan, None if keep else directory)
 
     @property
     def pid(self) -> int:
@@ -119,17 +122,17 @@ class WatchedProcess:
         self._dismiss_watcher()
 
     def log_tail(self) -> str:
-        """Return the end of the log, for error messages."""
-        return self.log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace")
+        """Return the end of the log, for error messages; an empty one if it went to stderr."""
+        return "" if self.log is None else self.log.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace")
 
     def _dismiss_watcher(self) -> None:
         if self._watcher.returncode is None:
             self._watcher.communicate(b"done\n", timeout=DISMISS_SECONDS)
 
 
-def _watcher(pid: int, on_orphan: str, directory: Path) -> subprocess.Popen[bytes]:
+def _watcher(pid: int, on_orphan: str, directory: Path | None) -> subprocess.Popen[bytes]:
     return subprocess.Popen(  # noqa: S603 - a script of our own
-        ["/bin/sh", "-c", _WATCH, "watch", str(pid), on_orphan, str(directory)],
+        ["/bin/sh", "-c", _WATCH, "watch", str(pid), on_orphan, str(directory or "")],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -16,12 +16,13 @@ from outbox_relay.workbench.embedded.process import WatchedProcess
 
 
 class Server(ABC):
-    """A server on a free port of the loopback address, with its files in a temporary directory.
+    """A server on a port of the loopback address, with its files in a directory.
 
-    The directory is created in `parent`; its name begins with `prefix`. The output of the server, which runs as
+    Without `port`, it gets a free one. Without `directory`, a temporary one is created in `parent`, whose name begins
+    with `prefix`, and finally removed; one that is given exists and is kept. The output of the server, which runs as
     `account`, goes to the file `log` in it.
 
-    As a context manager it is prepared, started and finally removed. Raise
+    As a context manager it is prepared, started and finally ended. Raise
     :class:`~outbox_relay.workbench.embedded.process.ProcessFailed` if it does not start.
     """
 
@@ -35,11 +36,21 @@ class Server(ABC):
     on_orphan: ClassVar[Literal["KILL", "QUIT"]] = "KILL"
     """Signal that ends the server if this Python process dies."""
 
-    def __init__(self, prefix: str, log: str, *, account: Account = CURRENT, parent: Path | None = None) -> None:
-        self.port = free_port()
+    def __init__(
+        self,
+        prefix: str,
+        log: str,
+        *,
+        account: Account = CURRENT,
+        parent: Path | None = None,
+        directory: Path | None = None,
+        port: int | None = None,
+    ) -> None:
+        self.port = port or free_port()
         self._account = account
         self._process: WatchedProcess | None = None
-        self.directory = account.new_directory(prefix, parent)
+        self._keep = directory is not None
+        self.directory = directory or account.new_directory(prefix, parent)
         self.log = self.directory / log
 
     def __enter__(self) -> Self:
@@ -97,9 +108,10 @@ class Server(ABC):
         self._end()
 
     def close(self) -> None:
-        """End the server and remove its directory."""
+        """End the server and remove its directory, unless that is kept."""
         self._end(*self.end_signals)
-        shutil.rmtree(self.directory, ignore_errors=True)
+        if not self._keep:
+            shutil.rmtree(self.directory, ignore_errors=True)
 
     def environment(self) -> Mapping[str, str] | None:
         """Return the environment variables of the server; None means those of this process."""
@@ -113,6 +125,7 @@ class Server(ABC):
             account=self._account,
             environment=self.environment(),
             on_orphan=self.on_orphan,
+            keep=self._keep,
         )
 
     def _end(self, *signals: signal.Signals) -> None:
