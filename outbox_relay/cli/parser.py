@@ -13,6 +13,7 @@ from outbox_relay.cli import (
     actions,
     attempts,
     catalogue,
+    completion,
     config,
     dead,
     erase,
@@ -97,4 +98,5 @@ def build() -> argparse.ArgumentParser:
         ui,
     ):
         group.add(commands)
+    completion.add(commands, parser)
     return parser
