@@ -40,10 +40,15 @@ def _discard_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _run(argv: Sequence[str]) -> int:
+def escape_unencodable() -> None:
+    """Let stdout and stderr escape the characters that their encodings do not have."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+
+
+def _run(argv: Sequence[str]) -> int:
+    escape_unencodable()
     try:
         arguments = build().parse_args(argv)
     except SystemExit as end:

@@ -29,6 +29,8 @@ select c.oid is not null,
  where n.nspname = 'outbox'
 """
 _VERSION: Final = "select m.schema_version, m.min_relay from outbox.meta m"
+# The script is sent as one message, whose strings are read before the first of its statements has an effect.
+_STRINGS: Final = "select pg_catalog.set_config('standard_conforming_strings', 'on', true)"
 _ISOLATION: Final = "select current_setting('transaction_isolation')"
 _LOCK: Final = f"""
 do $$
@@ -89,6 +91,8 @@ def schema_state(ask: Ask) -> SchemaState:
 def missing_script(ask: Ask) -> str | None:
     """Return the script that brings the schema to the version of this package, or None for a newer one.
 
+    The strings of the script are read as the SQL standard has them, until the end of the transaction.
+
     Raises ``DatabaseUnusable`` for another program's schema, a newer one that needs a newer package, and a role that
     may not read it.
     """
@@ -97,7 +101,10 @@ def missing_script(ask: Ask) -> str | None:
         raise DatabaseUnusable("this role may not read schema outbox: migrate as the owner of the schema")
     if state.is_foreign or (state.version > SCHEMA_VERSION and state.problem):
         raise DatabaseUnusable(f"{state.problem}; nothing was changed")
-    return script(have=state.version) if state.version <= SCHEMA_VERSION else None
+    if state.version > SCHEMA_VERSION:
+        return None
+    ask(_STRINGS)
+    return script(have=state.version)
 
 
 def may_drop(ask: Ask) -> bool:

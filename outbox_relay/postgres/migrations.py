@@ -146,11 +146,12 @@ def _connect(dsn: str) -> psycopg.Connection[tuple[Any, ...]]:
 
 _SESSION: Final = """
 select set_config(name, value, true)
-  from (values ('client_min_messages', 'notice'), ('standard_conforming_strings', 'on'), ('TimeZone', 'UTC'),
-               ('DateStyle', 'ISO'), ('default_tablespace', ''), ('default_table_access_method', 'heap'))
-       settings (name, value)
+  from (values ('client_min_messages', 'notice'), ('standard_conforming_strings', 'on')) settings (name, value)
 """
-"""Settings that decide what a migration creates and whether its notices arrive, whatever their defaults."""
+"""Settings that decide whether notices arrive and how strings are read, whatever their defaults.
+
+The second one counts for statements that are sent after it. The prologue sets the others.
+"""
 
 
 @dataclass(frozen=True, slots=True)

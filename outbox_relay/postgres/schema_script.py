@@ -84,16 +84,27 @@ def script(
 
 
 # Names of functions and operators in a migration refer to those of the system, whatever the caller's search_path
-# contains. The epilogue restores it, and the limit of waits for locks, for later statements of the same transaction.
-# The lock is on tables, because any role of the database could hold an advisory lock. Sinks are locked first, as in
-# every change of both. Before the tables exist, sessions wait for each other in CREATE SCHEMA.
+# contains. The other settings decide what the statements create and how values are read, whatever their defaults. The
+# epilogue restores all of them for later statements of the same transaction. The lock is on tables, because any role of
+# the database could hold an advisory lock. Sinks are locked first, as in every change of both. Before the tables exist,
+# sessions wait for each other in CREATE SCHEMA.
 PROLOGUE: Final = f"""
 do $$
+declare
+    setting text[];
 begin
-    perform set_config('outbox.search_path_before', current_setting('search_path'), true);
-    perform set_config('outbox.lock_timeout_before', current_setting('lock_timeout'), true);
-    perform set_config('search_path', 'pg_catalog, pg_temp', true);
-    perform set_config('lock_timeout', '{LOCK_SECONDS}s', true);
+    foreach setting slice 1 in array array[
+        ['search_path', 'outbox.search_path_before', 'pg_catalog, pg_temp'],
+        ['lock_timeout', 'outbox.lock_timeout_before', '{LOCK_SECONDS}s'],
+        ['standard_conforming_strings', 'outbox.standard_conforming_strings_before', 'on'],
+        ['TimeZone', 'outbox.timezone_before', 'UTC'],
+        ['DateStyle', 'outbox.datestyle_before', 'ISO'],
+        ['default_tablespace', 'outbox.default_tablespace_before', ''],
+        ['default_table_access_method', 'outbox.default_table_access_method_before', 'heap']
+    ] loop
+        perform pg_catalog.set_config(setting[2], pg_catalog.current_setting(setting[1]), true);
+        perform pg_catalog.set_config(setting[1], setting[3], true);
+    end loop;
     if getdatabaseencoding() <> 'UTF8' then
         raise exception 'this database has the encoding %, and schema outbox needs UTF8', getdatabaseencoding();
     end if;
@@ -106,9 +117,20 @@ $$;
 
 _EPILOGUE: Final = """
 do $$
+declare
+    setting text[];
 begin
-    perform set_config('search_path', current_setting('outbox.search_path_before'), true);
-    perform set_config('lock_timeout', current_setting('outbox.lock_timeout_before'), true);
+    foreach setting slice 1 in array array[
+        ['lock_timeout', 'outbox.lock_timeout_before'],
+        ['standard_conforming_strings', 'outbox.standard_conforming_strings_before'],
+        ['TimeZone', 'outbox.timezone_before'],
+        ['DateStyle', 'outbox.datestyle_before'],
+        ['default_tablespace', 'outbox.default_tablespace_before'],
+        ['default_table_access_method', 'outbox.default_table_access_method_before'],
+        ['search_path', 'outbox.search_path_before']
+    ] loop
+        perform pg_catalog.set_config(setting[1], pg_catalog.current_setting(setting[2]), true);
+    end loop;
 end
 $$;
 """

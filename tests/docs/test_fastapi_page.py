@@ -141,6 +141,25 @@ def test_a_webhook_that_is_not_the_relays_is_refused(database: Database, client:
     assert query(database, "select count(*) from outbox.inbox") == [(0,)]
 
 
+def test_a_type_that_is_not_handled_is_acknowledged(database: Database, client: httpx.Client) -> None:
+    for body in (BODY, b"[]"):
+        headers = {**signed(body), "outbox-type": "order.changed"}
+        assert client.post("/webhooks", content=body, headers=headers).status_code == 204
+    assert query(database, "select count(*) from invoices") == [(0,)]
+    assert query(database, "select count(*) from outbox.inbox") == [(0,)]
+    assert (
+        client.post("/webhooks", content=BODY, headers={**signed(), "outbox-type": "order.created"}).status_code == 204
+    )
+    assert query(database, "select count(*) from invoices") == [(1,)]
+
+
+def test_an_empty_token_of_the_staff_starts_nothing() -> None:
+    command = [sys.executable, str(EXAMPLE / "app.py")]
+    environment = {**os.environ, "DATABASE_URL": "postgresql:///", "WEBHOOK_SECRET": SECRET, "STAFF_TOKEN": ""}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=30)
+    assert (ended.returncode, ended.stderr) == (1, "STAFF_TOKEN is empty: set it to a long random value\n")
+
+
 def test_the_page_is_for_the_staff(database: Database, client: httpx.Client) -> None:
     client.post("/orders", json={"total": 1250})
     [(uid,)] = query(database, "select uid::text from outbox.event")

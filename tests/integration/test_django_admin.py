@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -151,6 +152,44 @@ def test_payloads_need_a_permission_and_a_right(site: Database) -> None:
             owner.execute(f"drop owned by {user}".encode())
 
 
+@contextmanager
+def a_role(site: Database, **grants: list[str]) -> Generator[str]:
+    """Let the site connect as a new role, which may use the tables of Django."""
+    with new_role(site, "site") as user:
+        migrate(site.dsn, grants={kind: [user] for kind in grants})
+        with site.connect() as owner:
+            owner.execute(f"grant all on all tables in schema public to {user}".encode())
+        django_site.place(DEFAULT_DB_ALIAS, site, user=user)
+        yield user
+        connections.close_all()
+        with site.connect() as owner:
+            owner.execute(f"drop owned by {user}".encode())
+
+
+@pytest.mark.parametrize("in_transactions", [False, True])
+def test_a_role_that_may_not_read_the_schema_gets_a_page_with_the_fix(site: Database, in_transactions: bool) -> None:
+    [place] = dead_letters(site, "k")
+    [(event,)] = query(site, "select id from outbox.event")
+    client = browser(*VIEWS, "retry_eventdelivery")
+    with a_role(site):
+        connections[DEFAULT_DB_ALIAS].settings_dict["ATOMIC_REQUESTS"] = in_transactions
+        try:
+            for path in (EVENTS, f"{EVENTS}{event}/change/", f"{EVENTS}{event}/history/", DELIVERIES):
+                assert "outbox-relay migrate --grant-read ROLE." in page(client, path, 403)
+            answer = client.post(DELIVERIES, {"action": "retry", "_selected_action": [place], "index": "0"})
+            assert answer.status_code == 403
+        finally:
+            connections[DEFAULT_DB_ALIAS].settings_dict["ATOMIC_REQUESTS"] = False
+
+
+def test_a_missing_schema_is_a_page_with_the_fix(site: Database) -> None:
+    client = browser(*VIEWS)
+    with site.connect() as owner:
+        owner.execute("drop schema outbox cascade")
+    for path in (EVENTS, DELIVERIES):
+        assert "manage.py outbox migrate" in page(client, path, 503)
+
+
 # -- lists --------------------------------------------------------------------------------------------------------
 
 
@@ -163,6 +202,30 @@ def test_the_newest_events_are_listed_and_an_old_one_is_found(site: Database, mo
     [(uid,)] = query(site, "select uid::text from outbox.event where type = 'type.1'")
     assert "type.1" in page(client, f"{EVENTS}?q={uid}")
     assert "type." not in page(client, f"{EVENTS}?q=no-uid")
+
+
+@pytest.mark.parametrize("path", [EVENTS, DELIVERIES])
+def test_a_query_that_takes_long_is_cancelled(site: Database, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    """Django's own queries for a list wait for a lock."""
+    monkeypatch.setattr("outbox_relay.contrib.django.looking.SECONDS", 0.2)
+    dead_letters(site, "a")
+    client = browser(*VIEWS)
+
+    def newest_id(_alias: str) -> int:
+        return 10
+
+    def places(_alias: str, _state: str, _sink: str | None) -> list[str]:
+        return ["1@s"]
+
+    for replaced in (newest_id, places):  # which have a limit of their own
+        monkeypatch.setattr(f"outbox_relay.contrib.django.looking.{replaced.__name__}", replaced)
+    page(client, path)
+    with site.connect() as owner:
+        owner.execute("lock table outbox.event, outbox.delivery")
+        assert "seconds and was cancelled" in page(client, path, 503)
+    with connections[DEFAULT_DB_ALIAS].cursor() as cursor:
+        cursor.execute("show statement_timeout")
+        assert cursor.fetchone() == ("0",)
 
 
 def test_lists_are_bounded_and_count_no_table(site: Database, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
-from collections.abc import Generator
+import json
+from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,16 @@ from psycopg.conninfo import conninfo_to_dict
 
 from outbox_relay.contrib.django.databases import dsn_of
 from outbox_relay.contrib.django.management.commands.outbox import COMMANDS
+from outbox_relay.contrib.django.operations import OutboxSchema
 from outbox_relay.postgres.migrations import migrate
 from outbox_relay.postgres.schema_script import script
 from outbox_relay.postgres.schema_versions import SCHEMA_VERSION
 from tests.support import django_site
 from tests.support.database import Database, query
+from tests.support.deliveries import has
+from tests.support.memory_sink import MemorySink
+from tests.support.relay_harness import running, spec
+from tests.support.replays import start
 from tests.support.roles import new_role
 from tests.support.schemas import meta, schema_up_to
 from tests.support.sink_actions import register
@@ -211,6 +218,62 @@ def test_marks_and_rows_of_replays_are_kept(site: Database, statement: str, said
     assert said in refused_to_drop(site)
 
 
+def test_a_replay_that_is_not_done_is_kept(site: Database) -> None:
+    migrated()
+    query(site, "select outbox.emit('t', '{}')")
+
+    async def deliver() -> None:
+        async with running(site.dsn, (spec("crm"), MemorySink())):
+            await has(site, "select from outbox.backlog('crm', null, 1000, 5.0) where events = 0")
+
+    asyncio.run(deliver())
+    start(site, "crm", since="PT1H")
+    execute(site, "delete from outbox.relay")
+    assert "a replay is not done: cancel it, or let it end" in refused_to_drop(site)
+
+
+def settings_of(cursor: Any, names: Iterable[str]) -> dict[str, str]:
+    """Return the values of settings."""
+    found: dict[str, str] = {}
+    for name in names:
+        cursor.execute(f"show {name}")
+        [found[name]] = cursor.fetchone()
+    return found
+
+
+def test_settings_of_the_session_do_not_change_the_schema(empty: Database) -> None:
+    """They are those of a database, so that the connection of Django has them too."""
+    name = conninfo_to_dict(empty.dsn)["dbname"]
+    execute(empty, "create access method other type table handler heap_tableam_handler")
+    others = {
+        "default_table_access_method": "other",
+        "DateStyle": "German, DMY",
+        "TimeZone": "Asia/Kolkata",
+        "standard_conforming_strings": "off",
+        "escape_string_warning": "off",
+        "default_tablespace": "pg_global",
+    }
+    with empty.connect(autocommit=True) as owner:
+        for setting, value in others.items():
+            owner.execute(f"alter database {name} set {setting} = '{value}'".encode())
+    connections[DEFAULT_DB_ALIAS].close()
+    try:
+        with transaction.atomic(), connection.cursor() as cursor:
+            before = settings_of(cursor, others)
+            assert before["DateStyle"] == "German, DMY"
+            OutboxSchema().database_forwards("outbox_relay", connection.schema_editor(atomic=False), None, None)
+            assert settings_of(cursor, others) == {**before, "standard_conforming_strings": "on"}
+    finally:
+        with empty.connect(autocommit=True) as owner:
+            for setting in others:
+                owner.execute(f"alter database {name} reset {setting}".encode())
+    of_the_schema = "from pg_class where relnamespace = 'outbox'::regnamespace and relkind = 'r'"
+    assert query(empty, f"select distinct reltablespace {of_the_schema}") == [(0,)]
+    assert query(empty, f"select distinct amname from pg_am where oid in (select relam {of_the_schema})") == [("heap",)]
+    assert "nothing to do" in str(migrate(empty.dsn))
+    query(empty, "select outbox.emit('order.created', '{}')")
+
+
 @pytest.mark.usefixtures("empty")
 def test_the_migration_leaves_its_limits_to_nothing_after_it() -> None:
     with transaction.atomic(), connection.cursor() as cursor:
@@ -247,6 +310,15 @@ def test_a_role_that_may_only_emit_gets_no_warning(site: Database) -> None:
         execute(site, f"drop owned by {user}")
 
 
+@pytest.mark.usefixtures("site")
+def test_a_database_without_autocommit_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(connections[DEFAULT_DB_ALIAS].settings_dict, "AUTOCOMMIT", False)
+    said = "database 'default' has AUTOCOMMIT = False, and emit refuses to run outside an atomic block"
+    assert checked() == [f"outbox_relay.W008: {said}"]
+    monkeypatch.setitem(connections[DEFAULT_DB_ALIAS].settings_dict, "AUTOCOMMIT", True)
+    assert checked() == []
+
+
 def test_a_database_that_does_not_answer_is_a_warning(site: Database) -> None:
     django_site.place(DEFAULT_DB_ALIAS, site, name="nowhere")
     said = "database 'default' could not be asked for schema outbox (OperationalError)"
@@ -265,6 +337,19 @@ def test_the_command_runs_the_commands_of_the_relay(capfd: pytest.CaptureFixture
     with pytest.raises(CommandError, match="exit code 3") as caught:
         call_command("outbox", "why", "00000000-0000-7000-8000-000000000000")
     assert caught.value.returncode == 3
+
+
+@pytest.mark.usefixtures("site")
+def test_the_command_writes_to_its_own_output(capfd: pytest.CaptureFixture[str]) -> None:
+    output, messages = io.StringIO(), io.StringIO()
+    call_command("outbox", "status", "--json", stdout=output, stderr=messages)
+    assert json.loads(output.getvalue())["sinks"] == {}
+    call_command("outbox", "audit", stdout=output, stderr=messages)
+    with pytest.raises(CommandError):
+        call_command("outbox", "pause", "crm", stdout=output, stderr=messages)
+    assert messages.getvalue().startswith("there is no sink")
+    assert messages.getvalue().endswith("\n")
+    assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize(

@@ -5,16 +5,18 @@ Lists search among the newest rows only, so that their pages take the same time 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 from uuid import UUID
 
 from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ActionForm
 from django.contrib.admin.views.main import ChangeList
-from django.db import router
+from django.db import Error, router
 from django.db.models import QuerySet
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
 
 from outbox_relay.contrib.django import acting, looking
 from outbox_relay.contrib.django.databases import LABEL
@@ -30,6 +32,20 @@ REASON_LENGTH = 500
 """Maximum number of characters of a reason."""
 
 
+REFUSALS: Final = {
+    "42501": (
+        403,
+        "The database role of this site may not read schema outbox: outbox-relay migrate --grant-read ROLE.",
+    ),
+    "57014": (503, f"A query took more than {looking.SECONDS} seconds and was cancelled. Try again later."),
+    **dict.fromkeys(
+        ("3F000", "42P01", "42703", "42883"),
+        (503, "Schema outbox is missing or old: manage.py migrate outbox_relay, then manage.py outbox migrate."),
+    ),
+}
+"""Status and text of the page that an error of the database leads to, by SQLSTATE."""
+
+
 class ReadOnly:
     """Rights of an admin that shows rows and changes none by a form."""
 
@@ -40,6 +56,39 @@ class ReadOnly:
     list_max_show_all = looking.MOST_LISTED
     sortable_by = ()
     filter_names: tuple[str, ...] = ()
+
+    def changelist_view(self, request: HttpRequest, *args: Any, **options: Any) -> HttpResponse:
+        """Return the list, or a page that says why it cannot be read."""
+        return self._answer(cast("Any", super()).changelist_view, request, *args, **options)
+
+    def changeform_view(self, request: HttpRequest, *args: Any, **options: Any) -> HttpResponse:
+        """Return the page of a row, or one that says why it cannot be read."""
+        return self._answer(cast("Any", super()).changeform_view, request, *args, **options)
+
+    def history_view(self, request: HttpRequest, *args: Any, **options: Any) -> HttpResponse:
+        """Return the history of a row, or a page that says why the row cannot be read."""
+        return self._answer(cast("Any", super()).history_view, request, *args, **options)
+
+    def get_object(self, request: HttpRequest, *args: Any, **options: Any) -> Any:
+        """Return a row, within the time limit."""
+        site: Any = super()
+        with looking.timed(site.get_queryset(request).db):
+            return site.get_object(request, *args, **options)
+
+    def _answer(
+        self, view: Callable[..., HttpResponse], request: HttpRequest, *args: Any, **options: Any
+    ) -> HttpResponse:
+        """Return the answer of a view, or the page of an error of the database that has a fix."""
+        try:
+            return view(request, *args, **options)
+        except Error as error:
+            refusal = REFUSALS.get(getattr(error.__cause__, "sqlstate", None) or "")
+            if refusal is None:
+                raise
+            status, reason = refusal
+        site: admin.AdminSite = cast("Any", self).admin_site
+        context = {**site.each_context(request), "title": "Outbox", "reason": reason}
+        return TemplateResponse(request, "outbox_relay/refused.html", context, status=status)
 
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
         """Return True for the filters of the list. A condition on any field could keep the server busy."""
@@ -63,8 +112,10 @@ class ShortList(ChangeList):
 
     def get_results(self, request: HttpRequest) -> None:
         """Read the rows, also those of a list on one page, which Django reads without a limit."""
-        super().get_results(request)
-        self.result_list = self.result_list[: looking.MOST_LISTED]
+        with looking.timed(self.queryset.db):
+            super().get_results(request)
+            self.result_list = self.result_list[: looking.MOST_LISTED]
+            len(self.result_list)  # reads them
 
 
 class NewestEvents(ShortList):
@@ -209,7 +260,7 @@ class EventDeliveryAdmin(ReadOnly, DeliveryAdmin):
         """Retry the selected deliveries."""
         if (reason := self._reason(request)) is not None:
             alias = router.db_for_write(EventDelivery)
-            self._report(request, "retried", acting.retry(alias, queryset, _actor(request), reason or None))
+            self._report(request, "retried", acting.retry(alias, _rows(queryset), _actor(request), reason or None))
 
     @admin.action(permissions=["discard"], description="Discard the selected deliveries, for the reason")
     def discard(self, request: HttpRequest, queryset: QuerySet[EventDelivery]) -> None:
@@ -220,7 +271,7 @@ class EventDeliveryAdmin(ReadOnly, DeliveryAdmin):
             self.message_user(request, "Enter a reason: a discard needs one. Nothing was changed.", messages.ERROR)
             return
         alias = router.db_for_write(EventDelivery)
-        self._report(request, "discarded", acting.discard(alias, queryset, _actor(request), reason))
+        self._report(request, "discarded", acting.discard(alias, _rows(queryset), _actor(request), reason))
 
     def _reason(self, request: HttpRequest) -> str | None:
         """Return the reason of the form, or None after a message if it is refused."""
@@ -247,6 +298,12 @@ class EventDeliveryAdmin(ReadOnly, DeliveryAdmin):
 def _may(request: HttpRequest, permission: str) -> bool:
     user: Any = request.user
     return user.has_perm(f"{LABEL}.{permission}")
+
+
+def _rows(queryset: QuerySet[EventDelivery]) -> list[EventDelivery]:
+    """Return the selected deliveries, within the time limit."""
+    with looking.timed(queryset.db):
+        return list(queryset)
 
 
 def _actor(request: HttpRequest) -> str:

@@ -44,6 +44,7 @@ select set_config(name, value, true)
                ('enable_sort', 'off'), ('jit', 'off'), ('random_page_cost', '1')) s (name, value)
 """
 """Settings of a transaction whose statements walk indexes, as those of the page do."""
+_SET_TIMEOUT: Final = "select set_config('statement_timeout', %s, true)"
 
 
 if TYPE_CHECKING:
@@ -73,6 +74,17 @@ def limited(alias: str) -> Generator[Any]:
         cursor.execute(_LIMITS, [f"{SECONDS}s"])
         yield cursor
         transaction.set_rollback(True, using=alias)  # an outer block gets its settings back
+
+
+@contextmanager
+def timed(alias: str) -> Generator[None]:
+    """Limit each statement of Django's own queries to ``SECONDS``. An error leaves an outer block usable."""
+    with transaction.atomic(using=alias), connections[alias].cursor() as cursor:
+        cursor.execute("select current_setting('statement_timeout')")
+        before = cursor.fetchone()
+        cursor.execute(_SET_TIMEOUT, [f"{SECONDS}s"])
+        yield
+        cursor.execute(_SET_TIMEOUT, before)
 
 
 def newest_id(alias: str) -> int:

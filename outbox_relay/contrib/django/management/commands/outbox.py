@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any, Final
+from contextlib import redirect_stderr, redirect_stdout
+from typing import Any, Final, TextIO, cast
 
 from django.core.management.base import BaseCommand, CommandError
 from django.db import DEFAULT_DB_ALIAS, connections
 
-from outbox_relay.cli import main
+from outbox_relay.cli.entry import escape_unencodable, main
 from outbox_relay.contrib.django.databases import dsn_of
 
 COMMANDS: Final = frozenset((
@@ -42,5 +43,11 @@ class Command(BaseCommand):
             raise CommandError(f"name one of the commands {', '.join(sorted(COMMANDS))}, and then its options")
         if any(each.split("=", 1)[0] == "--dsn" for each in given):
             raise CommandError("--dsn comes from settings.DATABASES: name the database with --database ALIAS")
-        if code := main([given[0], "--dsn", dsn_of(alias), *given[1:]]):
+        escape_unencodable()
+        # The command writes its own ends of lines, and its messages are not all errors.
+        self.stdout.ending = self.stderr.ending = ""
+        self.stderr.style_func = None
+        with redirect_stdout(cast("TextIO", self.stdout)), redirect_stderr(cast("TextIO", self.stderr)):
+            code = main([given[0], "--dsn", dsn_of(alias), *given[1:]])
+        if code:
             raise CommandError(f"outbox-relay {given[0]} ended with exit code {code}", returncode=code)
