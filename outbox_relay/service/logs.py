@@ -13,6 +13,8 @@ from structlog.typing import EventDict, Processor
 
 from outbox_relay.domain.log_events import KAFKA_CLIENT, LIBRARY, LOG_EVENTS
 
+NAME = "outbox_relay"
+"""The name of the relay's logger."""
 KAFKA_LOGGER = "outbox_relay.kafka"
 """The logger to which Kafka's client writes."""
 
@@ -75,8 +77,25 @@ def _quieten_libraries() -> None:
 
 
 def logger() -> structlog.stdlib.BoundLogger:
-    """Return the logger of the relay."""
-    return structlog.stdlib.get_logger("outbox_relay")
+    """Return the logger of the relay.
+
+    In an application that has not configured structlog it writes records to the logger ``outbox_relay`` of ``logging``.
+    """
+    if structlog.is_configured():
+        return structlog.stdlib.get_logger(NAME)
+    return structlog.wrap_logger(
+        logging.getLogger(NAME),
+        processors=[structlog.stdlib.filter_by_level, _as_record],
+        wrapper_class=structlog.stdlib.BoundLogger,
+    )
+
+
+def _as_record(_logger: object, _level: str, line: EventDict) -> tuple[tuple[str], dict[str, object]]:
+    """Return the arguments of a method of ``logging``: the message with the fields, and the event as an attribute."""
+    event, error = str(line.pop("event")), line.pop("exc_info", None)
+    fields = "".join(f" {name}={value}" for name, value in line.items())
+    text = f"{LOG_EVENTS.get(event, event)}{fields}"
+    return (text,), {"exc_info": error, "extra": {"event": event, "fields": dict(line)}}
 
 
 def reason(error: BaseException) -> str:

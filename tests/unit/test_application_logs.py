@@ -1,0 +1,85 @@
+"""Lines of the package in the log of an application, as docs/observability.md says."""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Generator
+from contextlib import redirect_stderr
+
+import pytest
+import structlog
+from structlog.typing import EventDict
+
+from outbox_relay.service.logs import logger
+from outbox_relay.ui.access import Failures
+from tests.docs.pages import blocks
+
+PAGE = "docs/observability.md"
+ADDRESS = "192.0.2.7"
+
+
+@pytest.fixture(autouse=True)
+def unconfigured() -> Generator[None]:
+    """Let structlog be as an application finds it, and later as it was."""
+    before = structlog.get_config() if structlog.is_configured() else None
+    structlog.reset_defaults()
+    yield
+    structlog.reset_defaults()
+    if before is not None:
+        structlog.configure(**before)
+
+
+def fail_once() -> None:
+    """Log the line about an address with too many wrong passwords."""
+    Failures(1).add(ADDRESS)
+
+
+def test_a_line_is_a_record_of_the_applications_log(
+    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    fail_once()
+    [record] = caplog.records
+    assert (record.name, record.levelname) == ("outbox_relay", "WARNING")
+    assert record.getMessage() == f"too many wrong passwords or tokens of={ADDRESS}"
+    assert (vars(record)["event"], vars(record)["fields"]) == ("ui.too_many_failures", {"of": ADDRESS})
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_record_of_an_error_has_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    error = ValueError("100 % wrong")
+    logger().error("ui.failed", path="/%s", exc_info=error)
+    [record] = caplog.records
+    assert record.exc_info is not None
+    assert record.exc_info[1] is error
+    assert record.getMessage() == "request failed path=/%s"
+
+
+def test_levels_are_those_of_the_application(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.ERROR, logger="outbox_relay"):
+        fail_once()
+    assert caplog.records == []
+
+
+def test_structlog_of_the_application_gets_the_lines(caplog: pytest.LogCaptureFixture) -> None:
+    lines: list[EventDict] = []
+
+    def keep(_logger: object, _level: str, line: EventDict) -> EventDict:
+        lines.append(dict(line))
+        raise structlog.DropEvent
+
+    structlog.configure(processors=[keep])
+    fail_once()
+    assert lines == [{"event": "ui.too_many_failures", "of": ADDRESS}]
+    assert caplog.records == []
+
+
+def test_the_page_is_true(monkeypatch: pytest.MonkeyPatch) -> None:
+    [code] = [block.text for block in blocks(PAGE) if block.language == "python"]
+    [line] = [block.text for block in blocks(PAGE) if block.language == "text"]
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    monkeypatch.setattr(logging.getLogger("outbox_relay"), "level", logging.NOTSET)
+    with redirect_stderr(io.StringIO()) as shown:
+        exec(compile(code, PAGE, "exec"), {})  # noqa: S102 - of the page
+        fail_once()
+    assert shown.getvalue().split(" ")[2:] == line.split(" ")[2:]
