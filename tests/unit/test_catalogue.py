@@ -128,28 +128,6 @@ def test_importing_it_loads_no_driver_and_no_library_of_classes() -> None:
     assert done.stdout == "\n"
 
 
-PUBLIC = [
-    "outbox_relay.catalogue",
-    "outbox_relay.contrib.asyncpg",
-    "outbox_relay.contrib.django",
-    "outbox_relay.contrib.sqlalchemy",
-    "outbox_relay.inbox",
-    "outbox_relay.outbox",
-    "outbox_relay.testing",
-]
-
-
-@pytest.mark.parametrize("name", PUBLIC)
-def test_public_modules_list_their_names(name: str) -> None:
-    module = importlib.import_module(name)
-    assert module.__all__ == sorted(module.__all__)
-    assert all(hasattr(module, each) for each in module.__all__)
-    made = {each for each, value in vars(module).items() if getattr(value, "__module__", None) == name}
-    assert {each for each in made if callable(vars(module)[each]) and each in ("emit", "emit_many", "once")} <= {
-        *module.__all__
-    }
-
-
 def test_catalogue_has_the_functions_that_emit() -> None:
     from outbox_relay import outbox
 
