@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from functools import cache
 from typing import cast
 
 from outbox_relay.cli import parser as command_line
@@ -20,11 +21,13 @@ STANDS_FOR = {
 """Placeholders of the pages, and values that the parser accepts in their place."""
 
 
+@cache
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     return command_line.build()
 
 
+@cache
 def parsers() -> dict[str, argparse.ArgumentParser]:
     """Return the parser of each command; a command of a group is named by both words."""
     found: dict[str, argparse.ArgumentParser] = {}

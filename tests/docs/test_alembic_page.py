@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +14,7 @@ from outbox_relay.postgres.schema_versions import SCHEMA_VERSION
 from tests.docs.pages import blocks, commands, text
 from tests.support.database import Database, query
 from tests.support.drivers import url
+from tests.support.forked import run_module
 from tests.support.schemas import meta, schema_up_to
 from tests.support.sink_actions import register
 
@@ -28,15 +27,13 @@ target_metadata = MetaData()
 Table("orders", target_metadata, Column("id", BigInteger, primary_key=True))
 """
 FIRST, SECOND = "5f1c0e2a9b31", "c7d4413e8a02"
-SECONDS = 60
 
 
 def alembic(folder: Path, *words: str, code: int = 0) -> tuple[str, str]:
     """Run Alembic in an environment, and return its data and its messages."""
-    command = [sys.executable, "-m", "alembic", *words]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=SECONDS)
-    assert (done.returncode != 0) == (code != 0), f"{words}\n{done.stdout}\n{done.stderr}"
-    return done.stdout, done.stderr
+    done = run_module("alembic", words, folder)
+    assert (done.code != 0) == (code != 0), f"{words}\n{done.out}\n{done.err}"
+    return done.out, done.err
 
 
 def environment(folder: Path, database: Database, driver: str = "psycopg") -> Path:

@@ -43,7 +43,7 @@ from tests.property.worker import Worker, in_steps
 from tests.support.database import Database
 
 log = logging.getLogger(__name__)
-SEQUENCES = int(os.environ.get("OUTBOX_TEST_SEQUENCES") or 40)
+SEQUENCES = int(os.environ.get("OUTBOX_TEST_SEQUENCES") or 15)
 """Number of sequences that are drawn among the quick tests."""
 MANY_SEQUENCES = 500
 """And among the thorough ones."""

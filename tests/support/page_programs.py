@@ -2,27 +2,9 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import sys
 import textwrap
-import warnings
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
-SECONDS = 60
-IMPORTED = (
-    "asyncpg",
-    "django.db.models",
-    "outbox_relay.contrib.asyncpg",
-    "outbox_relay.contrib.sqlalchemy",
-    "psycopg",
-    "sqlalchemy.dialects.postgresql.asyncpg",
-    "sqlalchemy.dialects.postgresql.psycopg",
-    "sqlalchemy.ext.asyncio",
-    "sqlalchemy.orm",
-)
-"""What takes long to import. It is imported once, in a process from which those of the blocks are forked."""
+from tests.support.forked import run_text
 
 # What a reader's program has around a block. `dsn` is a connection string of libpq.
 AROUND = {
@@ -83,21 +65,5 @@ def run_python(kind: str, block: str, dsn: str, also: str = "") -> None:
     program = f"{textwrap.dedent(AROUND[kind])}\n{textwrap.dedent(also)}\n{block}"
     if "await " in program:
         program = f"import asyncio\nasync def main():\n{textwrap.indent(program, '    ')}\nasyncio.run(main())\n"
-    processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload([*IMPORTED])
-    with TemporaryDirectory() as directory:
-        said = Path(directory) / "stderr"
-        process = processes.Process(target=_execute, args=(f"dsn = {dsn!r}\n{program}", said))
-        process.start()
-        process.join(SECONDS)
-        if process.exitcode is None:
-            process.kill()
-            process.join()
-        assert process.exitcode == 0, f"{block}\n{said.read_text()}"
-
-
-def _execute(program: str, said: Path) -> None:
-    with said.open("wb", buffering=0) as stderr:
-        os.dup2(stderr.fileno(), sys.stderr.fileno())
-    warnings.simplefilter("error")
-    exec(compile(program, "page", "exec", dont_inherit=True), {"__name__": "__main__"})  # noqa: S102 - a block of a page
+    ended = run_text(f"dsn = {dsn!r}\n{program}")
+    assert ended.code == 0, f"{block}\n{ended.err}"
