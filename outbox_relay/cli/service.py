@@ -35,12 +35,12 @@ def _check(arguments: argparse.Namespace) -> int:
 
     loaded = load_settings(arguments)
     warnings = FILES.call(lambda: [*settings.warnings(loaded), *settings.exposures(loaded, os.environ)])
-    problems: list[str] = []
     if arguments.online:
         keep_libraries_quiet()
         problems, found = asyncio.run(check.check_online(loaded))
         warnings += found
     else:
+        problems = FILES.call(lambda: check.unusable_plugins(loaded))
         warnings += FILES.call(lambda: webhooks.unreadable(loaded))
         try:
             loaded.database.require_dsn()

@@ -15,6 +15,7 @@ from structlog.stdlib import BoundLogger
 
 from outbox_relay import __version__
 from outbox_relay.domain.circuit import CircuitPolicy
+from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.domain.measures import RelayMeasures
 from outbox_relay.domain.retry import RetryPolicy
 from outbox_relay.domain.routing import like_patterns
@@ -28,17 +29,17 @@ from outbox_relay.relay.retention import Retention
 from outbox_relay.relay.schedules import Schedules
 from outbox_relay.relay.ticker import Ticker
 from outbox_relay.retention.archiver import ProcessArchiver, archiver_for
-from outbox_relay.service.kafka import kafka_sink
 from outbox_relay.service.metrics.figures import Figures
 from outbox_relay.service.own_addresses import OwnAddresses
-from outbox_relay.service.python_sinks import python_sink
+from outbox_relay.service.own_sinks import OwnContext
 from outbox_relay.service.recorded_config import RecordedConfig
 from outbox_relay.service.relays import SinkRelays
 from outbox_relay.service.replays import ReplayRelays
 from outbox_relay.service.tracing import Trace, untraced
 from outbox_relay.service.webhooks import Webhooks
-from outbox_relay.settings import KafkaSettings, PythonSettings, Settings, WebhookSettings
+from outbox_relay.settings import Settings
 from outbox_relay.sinks import Sink
+from outbox_relay.sinks.door import sink_type
 
 CONNECTIONS, CONNECTIONS_PER_SINK, CONNECTIONS_MAX = 5, 3, 31
 """Database connections of a process: a base, more for each sink, and the limit of their sum."""
@@ -172,15 +173,21 @@ def _spec(name: str, settings: Settings) -> SinkSpec:
     )
 
 
-def build_sink(name: str, settings: Settings, webhooks: Webhooks) -> Sink:
-    """Return the sink ``name``, not yet open. Blocks and raises as ``build``."""
-    match settings.sinks[name]:
-        case KafkaSettings() as kafka:
-            return kafka_sink(name, kafka, settings.relay.lease_seconds)
-        case WebhookSettings():
-            return webhooks.make(name)
-        case PythonSettings() as python:
-            return python_sink(name, settings, python)
+def build_sink(
+    name: str, settings: Settings, webhooks: Webhooks, replay: int | None = None, slots: int | None = None
+) -> Sink:
+    """Return the sink ``name``, or its client for a ``replay`` with ``slots`` calls at once, not yet open.
+
+    Blocks and raises as ``build``.
+    """
+    sink = settings.sinks[name]
+    try:
+        found = sink_type(sink.type)
+        if found is None:
+            raise ConfigurationError(settings.at(("sinks", name, "type"), "is not installed any more"))
+        return found.make(sink, OwnContext(name, replay, slots, settings=settings, webhooks=webhooks))
+    except ValueError as error:
+        raise ConfigurationError(settings.at(("sinks", name), str(error))) from None
 
 
 class ReplayClients:
@@ -197,11 +204,4 @@ class ReplayClients:
 
     def make(self, name: str, replay: int, slots: int) -> Sink:
         """Return a client of the sink ``name`` for a replay, not yet open. Blocks and raises as ``build``."""
-        match self._settings.sinks[name]:
-            case KafkaSettings() as kafka:
-                client = kafka_sink(name, kafka, self._settings.relay.lease_seconds, replay)
-            case WebhookSettings():
-                client = self._webhooks.make_for_replay(name, replay, slots)
-            case PythonSettings() as python:
-                client = python_sink(name, self._settings, python, replay, slots)
-        return self._trace(name, client)
+        return self._trace(name, build_sink(name, self._settings, self._webhooks, replay, slots))

@@ -16,6 +16,7 @@ from outbox_relay.service.own_addresses import OwnAddresses
 from outbox_relay.service.webhooks import Webhooks
 from outbox_relay.settings import Settings
 from outbox_relay.sinks import Sink
+from outbox_relay.sinks.door import OWN
 from outbox_relay.sinks.kafka import KafkaSink
 
 CONNECTIONS = 2
@@ -41,6 +42,19 @@ async def check_schema(store: Store) -> None:
     if problem := migrations.fit(*await store.schema()):
         raise DatabaseUnusable(problem)
     await store.floor()
+
+
+def unusable_plugins(settings: Settings) -> list[str]:
+    """Return a line for each sink whose plug-in cannot be made. Their classes are called, and nothing is opened."""
+    problems: list[str] = []
+    webhooks = Webhooks(settings, tuple)
+    for name, sink in settings.sinks.items():
+        if sink.type not in OWN:
+            try:
+                build_sink(name, settings, webhooks)
+            except ConfigurationError as error:
+                problems.append(str(error))
+    return problems
 
 
 async def check_online(settings: Settings) -> Findings:

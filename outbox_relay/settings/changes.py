@@ -14,12 +14,17 @@ from pydantic import BaseModel
 
 from outbox_relay.settings.model import Settings
 from outbox_relay.settings.problems import SettingPath, dotted
+from outbox_relay.sinks.settings import SinkSettings
 
-# `start` has no effect on a sink that the database knows, also after a restart.
-APPLIED_TO_SINKS = frozenset(
-    ["start", "secrets", "secrets_file", "headers", "proxy_authorization_file", "producer", "producer_files"]
-)
-"""Settings of a sink that are applied to the sink as it is. For any other it is made again, between two sessions."""
+APPLIED_IN_PLACE: Mapping[str, frozenset[str]] = {
+    "kafka": frozenset(["producer", "producer_files"]),
+    "webhook": frozenset(["secrets", "secrets_file", "headers", "proxy_authorization_file"]),
+}
+"""Settings, by the type of the sink, that are applied to the sink as it is.
+
+For any other it is made again, between two sessions, except for ``start``, which has no effect on a sink that the
+database knows, also after a restart.
+"""
 APPLIED_TO_RELAY = frozenset(["park_after_seconds"])
 """Settings of the process that a reload applies."""
 
@@ -79,7 +84,12 @@ def merged(old: Settings, new: Settings) -> Settings:
 
 def remade_sinks(old: Settings, new: Settings) -> set[str]:
     """Return the sinks that a reload makes again."""
-    return {str(path[1]) for path in applied(old, new) if path[0] == "sinks" and path[2] not in APPLIED_TO_SINKS}
+    paths = (path for path in applied(old, new) if path[0] == "sinks" and path[2] != "start")
+    return {str(path[1]) for path in paths if not _is_applied_in_place(str(path[2]), new.sinks[str(path[1])])}
+
+
+def _is_applied_in_place(setting: str, sink: SinkSettings) -> bool:
+    return setting in APPLIED_IN_PLACE.get(sink.type, ())
 
 
 def _line(old: Settings, new: Settings, path: SettingPath) -> str:

@@ -1,7 +1,8 @@
 """The settings in effect as a flat mapping, in which secrets are hidden but can be compared.
 
 Only values that cannot be secret are shown. Everything else is hidden: strings that a model marks with ``repr=False``,
-and producer settings that are not in a list. A hidden value is compared by an HMAC under a key of the database.
+producer settings that are not in a list, and texts of plug-ins that their models do not mark as ``SHOWN``. A hidden
+value is compared by an HMAC under a key of the database.
 """
 
 from __future__ import annotations
@@ -9,21 +10,22 @@ from __future__ import annotations
 import hmac
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, cast, get_origin
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, SecretStr
+from pydantic import BaseModel, SecretBytes, SecretStr
 from pydantic.fields import FieldInfo
 
 from outbox_relay.domain.routing import Routes
 from outbox_relay.domain.secret_names import holds_secret
-from outbox_relay.settings.fields import as_table, fields
+from outbox_relay.fields import as_table, fields
 from outbox_relay.settings.model import Settings
 from outbox_relay.settings.problems import SettingPath, dotted
 from outbox_relay.settings.producer import SERVERS
 from outbox_relay.settings.secrets import HeaderValue
+from outbox_relay.sinks.settings import SHOWN, PluginSettings
 
 HIDDEN = "…"
 """The text in place of a hidden value."""
@@ -88,6 +90,10 @@ def _flat(path: SettingPath, value: Any, info: FieldInfo | None) -> Iterator[tup
     match value:
         case HeaderValue():
             yield path, Hidden(_header(value))
+        case PluginSettings():
+            for name, each in fields(type(value)).items():
+                flat = _flat if name in PluginSettings.model_fields else _flat_of_plugin
+                yield from flat((*path, name), _get(value, name), each)
         case BaseModel():
             for name, each in fields(type(value)).items():
                 yield from _flat((*path, name), _get(value, name), each)
@@ -100,6 +106,38 @@ def _flat(path: SettingPath, value: Any, info: FieldInfo | None) -> Iterator[tup
                 yield from _flat((*path, n), each, None)
         case _:
             yield path, _leaf(value, hidden=info is not None and not info.repr)
+
+
+def _flat_of_plugin(path: SettingPath, value: Any, info: FieldInfo) -> Iterator[tuple[SettingPath, Plain | Hidden]]:
+    if isinstance(value, BaseModel):
+        for name, each in fields(type(value)).items():
+            yield from _flat_of_plugin((*path, name), _get(value, name), each)
+    elif value is None or isinstance(value, bool | int | float):
+        yield path, value
+    elif SHOWN in info.metadata or get_origin(info.annotation) is Literal:
+        yield path, _leaf(value, hidden=False)
+    else:
+        yield path, Hidden(json.dumps(_comparable(value)), _origin(value) if isinstance(value, str) else HIDDEN)
+
+
+def _comparable(value: Any) -> Any:
+    """Return a value of a plug-in, with its secrets, as JSON that is the same in every process."""
+    match value:
+        case None | bool() | int() | float() | str():
+            return value
+        case SecretStr() | SecretBytes():
+            return str(value.get_secret_value())
+        case BaseModel():
+            return _comparable(dict(value))
+        case Mapping():
+            pairs = cast("Mapping[object, object]", value).items()
+            return sorted([str(name), json.dumps(_comparable(each))] for name, each in pairs)
+        case list() | tuple():
+            return [_comparable(each) for each in cast("Sequence[object]", value)]
+        case set() | frozenset():
+            return sorted(json.dumps(_comparable(each)) for each in cast("Set[object]", value))
+        case _:
+            return str(value)
 
 
 def _get(model: BaseModel, name: str) -> object:

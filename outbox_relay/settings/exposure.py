@@ -11,8 +11,11 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from pydantic import SecretStr
+
 from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.domain.secret_names import holds_secret
+from outbox_relay.fields import fields
 from outbox_relay.postgres import dsn
 from outbox_relay.settings.addresses import LOOPBACK, canonical_host, opens
 from outbox_relay.settings.kafka import KafkaSettings
@@ -21,6 +24,7 @@ from outbox_relay.settings.problems import Problem, SettingPath
 from outbox_relay.settings.producer import RUNS_CODE, SERVERS
 from outbox_relay.settings.python import PythonSettings
 from outbox_relay.settings.webhook import WebhookSettings
+from outbox_relay.sinks.settings import SinkSettings
 
 FOREIGN_BITS = stat.S_IRWXG | stat.S_IRWXO
 """The permissions of a file for its group and for others."""
@@ -85,8 +89,10 @@ def exposures(settings: Settings, environ: Mapping[str, str]) -> list[str]:
             found = list(_of_connection(("dsn",), text, {})) if text else []
             held = [("dsn",)] if text and dsn.has_password(text) else []
             kept = map(Path, dsn.secret_files(text, {})) if text else ()
-        else:
+        elif isinstance(sink, WebhookSettings):
             found, held, kept = _of_url(sink.url), _webhook_secrets(sink), _webhook_files(sink)
+        else:
+            found, held, kept = (), _secrets_of_plugin(sink), ()
         problems += (Problem(("sinks", name, *each.path), each.text) for each in found)
         secrets += (("sinks", name, *path) for path in held)
         files += kept
@@ -170,6 +176,10 @@ def _kafka_files(sink: KafkaSettings) -> Iterator[Path]:
 def _webhook_files(sink: WebhookSettings) -> Iterator[Path | None]:
     yield from (sink.secrets_file, sink.proxy_authorization_file, sink.client_key or sink.client_certificate)
     yield from (value.file for value in sink.headers.values())
+
+
+def _secrets_of_plugin(sink: SinkSettings) -> Iterator[SettingPath]:
+    return ((name,) for name in fields(type(sink)) if isinstance(getattr(sink, name, None), SecretStr))
 
 
 def _of_file(path: Path) -> str | None:

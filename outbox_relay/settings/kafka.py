@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from outbox_relay.domain.routing import matches
+from outbox_relay.fields import Count, as_table, matching
 from outbox_relay.formats.topics import INTERNAL_PREFIX, TOPIC_CHARS, TOPICS_MAX, TopicTemplate
-from outbox_relay.settings.fields import Count, as_table, matching
 from outbox_relay.settings.problems import InvalidSetting, Problem
 from outbox_relay.settings.producer import Scalar, file_problems, producer_problems
 from outbox_relay.settings.secrets import HEADER_NAME, NOT_A_NAME
-from outbox_relay.settings.sink import SinkSettings
+from outbox_relay.sinks.settings import SinkSettings
 
 _INTERNAL = "begins with __, as Kafka's internal topics do: no event goes there"
 _IS_HEADER = matching(rf"(?:{HEADER_NAME})?", NOT_A_NAME)
@@ -33,8 +33,6 @@ def _template(value: str) -> str:
 class KafkaSettings(SinkSettings):
     """A sink that produces to Kafka."""
 
-    type: Literal["kafka"]
-    """The kind of sink."""
     topic: Annotated[str, AfterValidator(_template)]
     """Topic of an event: a name, or a template of it with {type}, {key} and {headers.NAME}."""
     topics: tuple[Annotated[str, _IS_TOPIC, _IS_PUBLIC], ...] = Field(default=(), max_length=1000)

@@ -11,17 +11,17 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from outbox_relay.domain.errors import ConfigurationError
+from outbox_relay.fields import fields
 from outbox_relay.postgres import dsn as connection_strings
 from outbox_relay.settings.addresses import canonical_host
-from outbox_relay.settings.fields import fields
 from outbox_relay.settings.meanings import meaning
-from outbox_relay.settings.model import SINKS, Settings
+from outbox_relay.settings.model import Settings
 from outbox_relay.settings.problems import InvalidSetting, Origins, Problem, SettingPath, suggestion, variable
 from outbox_relay.settings.schedules import ScheduleSettings
+from outbox_relay.settings.sink_tables import OWN_TYPES, InvalidTable, known_type, type_fault
 from outbox_relay.settings.sources import EnvironmentSource, FileSource
 from outbox_relay.settings.webhook import WebhookSettings
-
-_KINDS = " or ".join(f'"{kind}"' for kind in SINKS)
+from outbox_relay.sinks.door import forget_refusals
 
 
 def load(path: Path | None, environ: Mapping[str, str], dsn: str | None = None) -> Settings:
@@ -32,9 +32,10 @@ def load(path: Path | None, environ: Mapping[str, str], dsn: str | None = None) 
     line for each problem: origin and path of the setting, the problem, and what is allowed. No line holds a value that
     may be secret.
     """
+    forget_refusals()
     name = str(path) if path is not None else environ.get("OUTBOX_RELAY_CONFIG", "")
     file = FileSource(name)
-    environment = EnvironmentSource(environ, dsn, file.lines)
+    environment = EnvironmentSource(environ, dsn, file)
     file.discard(environment.given)
     origins = Origins(name, file.lines, environment.given)
     problems = [*environment.problems()]
@@ -61,7 +62,10 @@ def _problems(details: ErrorDetails, environment: EnvironmentSource, origins: Or
     loc = tuple(step for step in details["loc"] if step != "[key]")
     path = (*loc[:2], *loc[3:]) if loc[0] == "sinks" else loc
     raised = details.get("ctx", {}).get("error")
-    if isinstance(raised, InvalidSetting):
+    if isinstance(raised, InvalidTable):
+        for inner in raised.errors:
+            yield from _problems({**inner, "loc": (*loc, raised.kind, *inner["loc"])}, environment, origins)
+    elif isinstance(raised, InvalidSetting):
         around = path[:-1] if raised.in_table else path
         yield from (Problem((*around, *each.path), each.text) for each in raised.problems)
     elif path in origins.given and details["type"] in _JSON:
@@ -85,9 +89,9 @@ _JSON = {"model_type": _TABLE, "model_attributes_type": _TABLE, "dict_type": _TA
 
 def _kind_fault(details: ErrorDetails, path: SettingPath, origins: Origins) -> str:
     if details["type"] == "union_tag_invalid":
-        return f"should be {_KINDS}; {suggestion(str(details.get('ctx', {}).get('tag')), SINKS)}"
+        return type_fault(str(details.get("ctx", {}).get("tag")))
     if path in origins.lines or path in origins.given:
-        return f"is required: {_KINDS}"
+        return f"is required: {OWN_TYPES}"
     known = {str(at[1]) for at in (*origins.lines, *origins.given) if at[0] == "sinks" and at[2:] == ("type",)}
     absent = f"there is no sink {path[1]}, and no {variable((*path, 'type'))}"
     return f"{absent}; {suggestion(str(path[1]), known)}"
@@ -116,7 +120,8 @@ def _table(loc: SettingPath) -> type[BaseModel] | None:
     """Return the model of the table at pydantic's ``loc``, or None if any name is allowed there."""
     found: type[BaseModel] | None = Settings
     if loc[:1] == ("sinks",):
-        found, loc = SINKS[str(loc[2])] if len(loc) > 2 else None, loc[3:]
+        kind = known_type(loc[2]) if len(loc) > 2 else None
+        found, loc = kind.settings if kind else None, loc[3:]
     if loc[:1] == ("schedules",):
         found, loc = ScheduleSettings if len(loc) > 1 else None, loc[2:]
     for step in loc:

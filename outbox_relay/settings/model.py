@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import (
     BeforeValidator,
-    Discriminator,
     Field,
     PlainValidator,
     PrivateAttr,
@@ -23,8 +22,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.domain.routing import NOTICES, RESERVED, Routes
-from outbox_relay.settings.connection_strings import Dsn, blank_is_none, checked_dsn
-from outbox_relay.settings.fields import (
+from outbox_relay.fields import (
     STRICTNESS,
     Number,
     Section,
@@ -34,12 +32,11 @@ from outbox_relay.settings.fields import (
     matching,
     read_text,
 )
-from outbox_relay.settings.kafka import KafkaSettings
+from outbox_relay.settings.connection_strings import Dsn, blank_is_none, checked_dsn
 from outbox_relay.settings.problems import NAME_CHARS, InvalidSetting, Origins, Problem, SettingPath, suggestion
-from outbox_relay.settings.python import PythonSettings
 from outbox_relay.settings.retention import RetentionSettings
 from outbox_relay.settings.schedules import SCHEDULES_MAX, ScheduleName, ScheduleSettings
-from outbox_relay.settings.webhook import WebhookSettings
+from outbox_relay.settings.sink_tables import Sink
 
 NO_DSN = (
     "no database is named: set dsn or dsn_file in [database], or the variable OUTBOX_RELAY_DATABASE__DSN, or pass --dsn"
@@ -171,13 +168,6 @@ class NotifySettings(Section):
 _NO_NAME = "a sink's name is 1 to 40 of a-z, 0-9 and _, begins with a letter and holds no __"
 SinkName: TypeAlias = Annotated[str, matching(r"(?!.*__)[a-z][a-z0-9_]{0,39}", _NO_NAME)]
 """A name that is part of variables' names, in which ``__`` separates."""
-Sink: TypeAlias = Annotated[KafkaSettings | WebhookSettings | PythonSettings, Discriminator("type")]
-SINKS: dict[str, type[KafkaSettings] | type[WebhookSettings] | type[PythonSettings]] = {
-    "kafka": KafkaSettings,
-    "webhook": WebhookSettings,
-    "python": PythonSettings,
-}
-"""The models of sinks by their ``type``."""
 
 
 class Settings(BaseSettings):

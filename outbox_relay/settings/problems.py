@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import TypeAlias
 
-from outbox_relay.settings.fields import as_list, as_table
+from outbox_relay.fields import as_list, as_table
 
 SettingPath: TypeAlias = tuple[str | int, ...]
 """The place of a setting: names of tables and keys, numbers of list items from 0."""

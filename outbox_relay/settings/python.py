@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import BeforeValidator, Field, field_validator
 
+from outbox_relay.fields import Count, Number, matching, rule
 from outbox_relay.settings.connection_strings import Dsn, blank_is_none
-from outbox_relay.settings.fields import Count, Number, matching, rule
-from outbox_relay.settings.sink import SinkSettings
+from outbox_relay.sinks.settings import SinkSettings
 
 LEAST_MEMORY_MB = 64
 _NO_HANDLER = 'should be "MODULE:FUNCTION", such as "shop.mail:send"'
@@ -17,8 +17,6 @@ _NO_HANDLER = 'should be "MODULE:FUNCTION", such as "shop.mail:send"'
 class PythonSettings(SinkSettings):
     """A sink that calls a function of the application, the handler, in child processes of the relay."""
 
-    type: Literal["python"]
-    """The kind of sink."""
     handler: Annotated[
         str,
         matching(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*", _NO_HANDLER),

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from outbox_relay.settings.fields import Count, Section, matching
+from outbox_relay.fields import Count, Section, matching
 
 MAX_DAYS = 36_500
 """Largest number of days that can be set, 100 years."""

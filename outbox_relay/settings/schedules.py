@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field
 
 from outbox_relay.domain.cron import cron_fault, zone_fault
 from outbox_relay.domain.routing import RESERVED, TYPE_CHARS
-from outbox_relay.settings.fields import Section, as_list, as_table, matching, rule
+from outbox_relay.fields import Section, as_list, as_table, matching, rule
 from outbox_relay.settings.problems import InvalidSetting, Problem, SettingPath
 
 SCHEDULES_MAX = 1000

@@ -10,8 +10,8 @@ from typing import Annotated, TypeAlias
 from pydantic import AfterValidator, AwareDatetime, Field, SecretStr, model_validator
 
 from outbox_relay.domain.errors import ConfigurationError
+from outbox_relay.fields import Section, as_table, read_text
 from outbox_relay.formats import signatures
-from outbox_relay.settings.fields import Section, as_table, read_text
 from outbox_relay.settings.problems import Problem
 
 SECRETS = 16

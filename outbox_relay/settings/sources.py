@@ -14,18 +14,20 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple, get_origin
+from typing import Any, NamedTuple, TypeAlias, Union, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_settings import EnvSettingsSource, InitSettingsSource
 
 from outbox_relay.domain.errors import ConfigurationError
-from outbox_relay.settings.fields import as_table, fields, read_text, table
-from outbox_relay.settings.model import SINKS, Settings
+from outbox_relay.fields import as_table, fields, read_text, table
+from outbox_relay.settings.model import Settings
 from outbox_relay.settings.problems import PREFIX, Problem, SettingPath, lines_of, variable
 from outbox_relay.settings.producer import PROPERTIES, refused_from_environment
 from outbox_relay.settings.schedules import ScheduleSettings
+from outbox_relay.settings.sink_tables import known_type
+from outbox_relay.sinks.door import OWN
 
 FILE_BYTES = 4 * 1024 * 1024
 """Size limit of the file, in bytes."""
@@ -45,18 +47,21 @@ _found: dict[tuple[int, str, bool | None], tuple[Any, FieldInfo | None]] = {}
 
 
 class EnvironmentSource(EnvSettingsSource):
-    """The settings in ``environ``, and ``dsn``, the option ``--dsn``, over them; ``file`` tells the names of sinks.
+    """The settings in ``environ``, and ``dsn``, the option ``--dsn``, over them; ``file`` has names and types of sinks.
 
     ``given`` has the name of the variable or option by the path that it sets. ``misspelt`` has the right name by that
     of a variable with an underscore too few or too many.
     """
 
-    def __init__(self, environ: Mapping[str, str], dsn: str | None, file: Iterable[SettingPath]) -> None:
+    def __init__(self, environ: Mapping[str, str], dsn: str | None, file: FileSource) -> None:
         super().__init__(Settings, case_sensitive=True, env_prefix="", env_nested_delimiter=_DELIMITER)
         self._environ = environ
         named = {_path(name): name for name in sorted(environ) if _is_variable(name)}
-        tables = {path[:2] for path in (*file, *named) if path[2:] in (("type",), ("cron",))}
-        self.misspelt = _misspelt(environ, tables)
+        types = {path[1]: environ[name] for path, name in named.items() if path[0] == "sinks" and path[2:] == ("type",)}
+        self._models = _models_by_sink({**file.types(), **types})
+        tables = {path[:2] for path in (*file.lines, *named) if path[2:] in (("type",), ("cron",))}
+        plugins = frozenset((("sinks", name), model) for name, model in self._models.items())
+        self.misspelt = _misspelt(environ, tables, plugins)
         named = {path: name for path, name in named.items() if name not in self.misspelt}
         if dsn is not None:
             others = {path: name for path, name in named.items() if path not in _SOURCES_OF_DSN}
@@ -85,7 +90,13 @@ class EnvironmentSource(EnvSettingsSource):
             return value
 
     def next_field(self, field: Any, key: str, case_sensitive: bool | None = None) -> FieldInfo | None:
-        """Return the field ``key`` of the model in ``field``, or None. The base walks through all fields each time."""
+        """Return the field ``key`` of the model in ``field``, or None. The base walks through all fields each time.
+
+        The table of a sink has the model of its type, or any of the relay's own if its type is not known.
+        """
+        if field is Settings.model_fields["sinks"]:
+            model: Any = self._models.get(key) or Union[tuple(_own_models())]  # noqa: UP007 - made of a list
+            return model
         place = (id(field), key, case_sensitive)
         if place not in _found:
             found = super().next_field(field, key, case_sensitive)
@@ -124,6 +135,11 @@ class FileSource(InitSettingsSource):
         super().__init__(Settings, self._values)
         self.lines = lines_of(text)
 
+    def types(self) -> dict[str | int, str]:
+        """Return the types of the sinks by their names."""
+        kinds = {name: as_table(table).get("type") for name, table in as_table(self._values.get("sinks")).items()}
+        return {name: kind for name, kind in kinds.items() if isinstance(kind, str)}
+
     def discard(self, replaced: Iterable[SettingPath]) -> None:
         """Remove the settings that are ``replaced`` by another source, and the alternatives to these."""
         for path in replaced:
@@ -160,29 +176,45 @@ def _refusal(path: SettingPath) -> str | None:
             return None
 
 
-def _misspelt(environ: Iterable[str], tables: Iterable[SettingPath]) -> dict[str, str]:
-    valid, right = _valid_variables(frozenset(tables))
+def _own_models() -> list[type[BaseModel]]:
+    return [found.settings for kind in OWN if (found := known_type(kind)) is not None]
+
+
+def _models_by_sink(types: Mapping[str | int, str]) -> dict[str | int, type[BaseModel]]:
+    """Return the models of sinks, by their names, whose types are known and can be used."""
+    return {name: found.settings for name, kind in types.items() if (found := known_type(kind)) is not None}
+
+
+_Models: TypeAlias = frozenset[tuple[SettingPath, type[BaseModel]]]
+
+
+def _misspelt(environ: Iterable[str], tables: Iterable[SettingPath], models: _Models) -> dict[str, str]:
+    valid, right = _valid_variables(frozenset(tables), models)
     near = {name: right.get(name.replace("__", "_")) for name in sorted(environ) if name not in valid}
     return {name: found for name, found in near.items() if found is not None}
 
 
 @lru_cache(maxsize=8)
-def _valid_variables(tables: frozenset[SettingPath]) -> tuple[set[str], dict[str, str]]:
+def _valid_variables(tables: frozenset[SettingPath], models: _Models) -> tuple[set[str], dict[str, str]]:
     """Return the variables of all settings, and each of them by its name with single underscores."""
-    valid = {variable(path) for path in _settings(tables)}
+    valid = {variable(path) for path in _settings(tables, models)}
     return valid, {name.replace("__", "_"): name for name in sorted(valid)}
 
 
-def _settings(tables: Iterable[SettingPath]) -> Iterator[SettingPath]:
-    """Yield the paths of all settings and tables; those of the sinks in ``tables`` as if they had any type."""
+def _settings(tables: Iterable[SettingPath], models: _Models) -> Iterator[SettingPath]:
+    """Yield the paths of all settings and tables; those of the sinks in ``tables`` as if they had any type.
+
+    Sinks have their own type too, which may come from a plug-in.
+    """
     yield from _paths(Settings)
     for table_path in tables:
         kind = table_path[0]
-        models = SINKS.values() if kind == "sinks" else [ScheduleSettings] if kind == "schedules" else []
-        for model in models:
+        for model in _own_models() if kind == "sinks" else [ScheduleSettings] if kind == "schedules" else []:
             yield from ((*table_path, *path) for path in _paths(model))
         if kind == "sinks":
             yield from ((*table_path, "producer", name) for name in PROPERTIES)
+    for table_path, model in models:
+        yield from ((*table_path, *path) for path in _paths(model))
 
 
 @cache

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator
 
 from outbox_relay.domain.errors import ConfigurationError
+from outbox_relay.fields import Count, Number, excludes, needs
 from outbox_relay.formats.signatures import SigningKey
 from outbox_relay.settings.addresses import EVERYWHERE, Address, Network, check_url, denied, proxy_endpoint
-from outbox_relay.settings.fields import Count, Number, excludes, needs
 from outbox_relay.settings.problems import InvalidSetting, Problem
 from outbox_relay.settings.schedules import SCHEDULED_FOR
 from outbox_relay.settings.secrets import (
@@ -26,7 +26,7 @@ from outbox_relay.settings.secrets import (
     read_secrets,
     repeated_headers,
 )
-from outbox_relay.settings.sink import SinkSettings
+from outbox_relay.sinks.settings import SinkSettings
 
 OWN_MEANING = frozenset((408, 410, 425, 429, 502, 503, 504))
 """Statuses that cannot be permanent: they say when to come back, or that the receiver is gone."""
@@ -70,8 +70,6 @@ Networks: TypeAlias = Annotated[tuple[Annotated[Network, BeforeValidator(_networ
 class WebhookSettings(SinkSettings):
     """A sink that posts each event to a URL, signed."""
 
-    type: Literal["webhook"]
-    """The kind of sink."""
     allow_http: bool = False
     """Accept a plain http:// URL."""
     allow_networks: Networks = ()

@@ -1,12 +1,100 @@
-"""The interface between the relay and every kind of destination."""
+"""The interface between the relay and every kind of destination, and what a plug-in needs of it.
+
+A plug-in imports from this module alone. Names that it lacks may change in any release.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import Final, Protocol, runtime_checkable
 
 from outbox_relay.domain.event import StoredEvent
-from outbox_relay.domain.outcomes import Verdict
+from outbox_relay.domain.lease_clock import lease_clock
+from outbox_relay.domain.outcomes import DELIVERED, Attempt, Delivered, Failed, Refused, Unavailable, Verdict
+from outbox_relay.formats.headers import own_headers
+from outbox_relay.sinks.settings import SHOWN, PluginSettings, SinkSettings
+
+__all__ = [
+    "API_VERSION",
+    "DELIVERED",
+    "SHOWN",
+    "Attempt",
+    "Delivered",
+    "ExtendsDeliveries",
+    "Failed",
+    "Plugin",
+    "PluginSettings",
+    "Refused",
+    "Sink",
+    "SinkContext",
+    "SinkSettings",
+    "StoredEvent",
+    "Unavailable",
+    "Verdict",
+    "lease_clock",
+    "own_headers",
+]
+
+API_VERSION: Final = 1
+"""The version of the interface of plug-ins. It grows when a class that was written for it would no longer work."""
+
+
+@dataclass(frozen=True, slots=True)
+class SinkContext:
+    """The place of a sink in the relay: its name in the file, and for a client of a replay the number of that.
+
+    ``slots`` limits the concurrent calls of a client of a replay.
+    """
+
+    name: str
+    replay: int | None = None
+    slots: int | None = None
+
+
+class Plugin(Protocol):
+    """The sink of a plug-in, as the relay calls it.
+
+    Its class also has ``API_VERSION``, the number of the interface that it was written for, and ``Settings``, its
+    model, which extends ``PluginSettings``. The relay calls the class with the settings and a ``SinkContext``; that
+    must not wait for anything. If it has an async method ``open``, this is called before the first event.
+
+    All methods run in an event loop of the plug-in's own, in a thread of the relay.
+    """
+
+    @property
+    def keeps_order(self) -> bool:
+        """Return True if events of one key arrive in the order in which they were passed, across calls."""
+        ...
+
+    @property
+    def max_batch(self) -> int:
+        """Return the maximum number of events in one call. Without ``keeps_order`` every call has one event."""
+        ...
+
+    @property
+    def max_in_flight(self) -> int:
+        """Return the maximum number of concurrent calls."""
+        ...
+
+    async def deliver(self, batch: Sequence[StoredEvent], until: float, attempt: int, /) -> Sequence[Verdict]:
+        """Deliver ``batch`` as ``Sink.deliver`` specifies."""
+        ...
+
+    async def reset(self) -> None:
+        """Discard all unsent events and return when none of them can be sent later.
+
+        The calls under way were cancelled before.
+        """
+        ...
+
+    async def check(self) -> str | None:
+        """Return why the destination would not accept events now, in one line, or None if it would."""
+        ...
+
+    async def close(self) -> None:
+        """Release every resource. The relay makes a new object if it needs the sink again."""
+        ...
 
 
 class Sink(Protocol):

@@ -21,8 +21,8 @@ from unittest.mock import patch
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED
 from outbox_relay.formats.topics import TopicTemplate
+from outbox_relay.sinks.contract.handing import an_event, soon
 from outbox_relay.sinks.kafka import KafkaSink, client
-from tests.contract.harness import an_event, soon
 from tests.support.kafka import KafkaBroker
 
 PARTITIONS = 6

@@ -31,10 +31,10 @@ from yarl import URL
 
 from outbox_relay.domain.outcomes import DELIVERED
 from outbox_relay.formats import signatures
+from outbox_relay.sinks.contract.handing import an_event
 from outbox_relay.sinks.webhook import Credentials, Endpoint, WebhookSink
 from outbox_relay.sinks.webhook.client import HttpClient
 from outbox_relay.sinks.webhook.response import Response
-from tests.contract.harness import an_event
 from tests.support.receiver.signatures import SECRET
 
 BODY = b'{"id":1,"note":"' + b"x" * 983 + b'"}'

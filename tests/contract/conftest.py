@@ -4,8 +4,7 @@ from collections.abc import AsyncGenerator, Generator
 
 import pytest
 
-from outbox_relay.sinks import Sink
-from tests.contract.harness import SinkHarness
+from outbox_relay.sinks.contract import SinkHarness
 from tests.contract.kafka import KafkaHarness, proxied_broker
 from tests.contract.memory import MemoryHarness
 from tests.contract.python import PythonHarness
@@ -31,7 +30,7 @@ def proxied() -> Generator[tuple[KafkaBroker, Proxy]]:
         "memory, single events",
     ]
 )
-async def harness(request: pytest.FixtureRequest) -> AsyncGenerator[SinkHarness]:
+async def sink_harness(request: pytest.FixtureRequest) -> AsyncGenerator[SinkHarness]:
     """A sink's harness, with its destination up before and after."""
     match request.param:
         case "kafka":
@@ -47,12 +46,3 @@ async def harness(request: pytest.FixtureRequest) -> AsyncGenerator[SinkHarness]
     await harness.mend_destination()
     if isinstance(harness, WebhookHarness):
         harness.stop()
-
-
-@pytest.fixture
-async def sink(harness: SinkHarness) -> AsyncGenerator[Sink]:
-    """An open sink."""
-    sink = harness.make_sink()
-    await sink.open()
-    yield sink
-    await sink.close()

@@ -8,8 +8,8 @@ import pytest
 
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.formats.topics import TopicTemplate
+from outbox_relay.sinks.contract import Received, SinkHarness
 from outbox_relay.sinks.kafka import KafkaSink
-from tests.contract.harness import Received, SinkHarness
 from tests.support.kafka import KafkaBroker, Record
 from tests.support.proxy import Proxy
 

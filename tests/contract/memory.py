@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Refused, Unavailable, Verdict
 from outbox_relay.formats.headers import own_headers
-from tests.contract.harness import Received, SinkHarness
+from outbox_relay.sinks.contract import Received, SinkHarness
 from tests.support.memory_sink import MemorySink
 
 POISON = b"poison"

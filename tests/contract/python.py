@@ -10,8 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from outbox_relay.domain.event import StoredEvent
+from outbox_relay.sinks.contract import Received, SinkHarness
 from outbox_relay.sinks.python import PythonSink, WorkerTask
-from tests.contract.harness import Received, SinkHarness
 from tests.support.handlers import POISON
 
 

@@ -6,8 +6,8 @@ from urllib.parse import unquote
 
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.formats.signatures import parse_key
+from outbox_relay.sinks.contract import Received, SinkHarness
 from outbox_relay.sinks.webhook import Credentials, Endpoint, WebhookSink
-from tests.contract.harness import Received, SinkHarness
 from tests.support.receiver import Receiver, Request
 from tests.support.receiver.answers import Behaviour, chosen, head, raw, say
 from tests.support.receiver.signatures import SECRET

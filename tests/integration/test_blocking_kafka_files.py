@@ -12,8 +12,8 @@ import pytest
 from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.domain.outcomes import DELIVERED, Unavailable
 from outbox_relay.formats.topics import TopicTemplate
+from outbox_relay.sinks.contract.handing import some_events, soon
 from outbox_relay.sinks.kafka import KafkaSink
-from tests.contract.harness import some_events, soon
 from tests.support.blocking_files import held, reading_threads
 from tests.support.command import inside
 from tests.support.database import Database

@@ -25,8 +25,8 @@ from outbox_relay.domain.event import SHARDS, StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Unavailable, Verdict
 from outbox_relay.formats.signatures import parse_key
 from outbox_relay.postgres.rows import NewRow
+from outbox_relay.sinks.contract.handing import an_event
 from outbox_relay.sinks.webhook import Credentials, Endpoint, WebhookSink
-from tests.contract.harness import an_event
 from tests.support.database import Database, query
 from tests.support.deliveries import delivered, emit, in_order
 from tests.support.ledger import Ledger, ledger

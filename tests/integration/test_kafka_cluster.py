@@ -9,7 +9,7 @@ import pytest
 
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import Delivered, Unavailable
-from tests.contract.harness import hand_over_all, some_events
+from outbox_relay.sinks.contract.handing import hand_over_all, some_events
 from tests.contract.kafka import proxied_broker
 from tests.support.kafka import Administration, KafkaBroker, KafkaCluster, Record
 from tests.support.kafka.opening import opening

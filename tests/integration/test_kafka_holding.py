@@ -14,8 +14,8 @@ from outbox_relay import outbox
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Refused, Unavailable, Verdict
 from outbox_relay.formats.topics import TopicTemplate
+from outbox_relay.sinks.contract.handing import an_event, hand_over, some_events, soon
 from outbox_relay.sinks.kafka import KafkaSink
-from tests.contract.harness import an_event, hand_over, some_events, soon
 from tests.support.database import Database, query
 from tests.support.deliveries import has
 from tests.support.kafka import KafkaBroker

@@ -12,8 +12,8 @@ import pytest
 from outbox_relay import outbox
 from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.domain.outcomes import DELIVERED, Unavailable
+from outbox_relay.sinks.contract.handing import hand_over_all, some_events, soon
 from outbox_relay.sinks.kafka import KafkaSink
-from tests.contract.harness import hand_over_all, some_events, soon
 from tests.support.command import inside
 from tests.support.database import Database
 from tests.support.kafka import Record

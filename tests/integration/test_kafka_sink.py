@@ -17,9 +17,9 @@ from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.outcomes import DELIVERED, Delivered, Refused, Unavailable, Verdict
 from outbox_relay.formats.topics import TopicTemplate
+from outbox_relay.sinks.contract.handing import an_event, hand_over, hand_over_all, some_events, soon
 from outbox_relay.sinks.kafka import KafkaSink
 from outbox_relay.sinks.kafka.client import DEFAULTS
-from tests.contract.harness import an_event, hand_over, hand_over_all, some_events, soon
 from tests.support.kafka import Administration, KafkaBroker, Record
 from tests.support.kafka.opening import opening
 from tests.support.kafka.recording_sink import RecordingKafkaSink

@@ -10,8 +10,8 @@ from cloudevents.core.formats.json import JSONFormat
 
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Delivered, Refused, Unavailable
+from outbox_relay.sinks.contract.handing import an_event, hand_over, soon
 from outbox_relay.sinks.kafka import KafkaSink, RecordFormat, TopicCreation
-from tests.contract.harness import an_event, hand_over, soon
 from tests.support.kafka import Administration, KafkaBroker
 from tests.support.kafka.opening import opening
 from tests.support.wait import auntil

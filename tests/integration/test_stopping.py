@@ -9,8 +9,8 @@ import pytest
 
 from outbox_relay.domain.outcomes import Unavailable
 from outbox_relay.formats.topics import TopicTemplate
+from outbox_relay.sinks.contract.handing import an_event, soon
 from outbox_relay.sinks.kafka import KafkaSink
-from tests.contract.harness import an_event, soon
 from tests.support.database import Database, query
 from tests.support.ports import free_port
 from tests.support.proxy import Proxy

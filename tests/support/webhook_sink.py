@@ -16,7 +16,7 @@ from outbox_relay.service.own_addresses import OwnAddresses
 from outbox_relay.service.webhooks import Webhooks
 from outbox_relay.settings import Settings, load
 from outbox_relay.sinks import Sink
-from tests.contract.harness import an_event, soon
+from outbox_relay.sinks.contract.handing import an_event, soon
 from tests.support.receiver.signatures import SECRET
 
 PLENTY_SECONDS = 20.0

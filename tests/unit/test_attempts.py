@@ -28,8 +28,8 @@ from outbox_relay.domain.outcomes import (
 from outbox_relay.domain.retry import RetryPolicy
 from outbox_relay.postgres.attempt_values import DETAIL_BYTES, detail_json, record_columns
 from outbox_relay.relay.row_leases import new_row_lease
+from outbox_relay.sinks.contract.handing import an_event
 from outbox_relay.sinks.kafka.call import DeliveryReports
-from tests.contract.harness import an_event
 
 EVENT = an_event()
 POLICY = RetryPolicy(attempts=3, base_seconds=1.0, max_seconds=9.0, jitter=0.0)

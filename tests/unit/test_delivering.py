@@ -31,7 +31,7 @@ from outbox_relay.relay.settler import Settler
 from outbox_relay.relay.sink_leases import Lease, SinkLeases
 from outbox_relay.relay.sink_report import SinkReport
 from outbox_relay.relay.slow_requests import SlowRequests
-from tests.contract.harness import an_event
+from outbox_relay.sinks.contract.handing import an_event
 from tests.support.logs import RecordedLog
 from tests.support.memory_sink import MemorySink
 from tests.support.recording import a_recorder

@@ -14,7 +14,7 @@ from outbox_relay.domain.window import Position, Tick
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay import earlier_outcomes
 from outbox_relay.relay.earlier_outcomes import EarlierOutcomes
-from tests.contract.harness import an_event
+from outbox_relay.sinks.contract.handing import an_event
 from tests.support.relay_harness import spec
 
 

@@ -11,9 +11,9 @@ import pytest
 
 from outbox_relay.inbox import Headers, InvalidMark, consumer_of, once, once_per_event, uid_of
 from outbox_relay.inbox_marks import mark_of
+from outbox_relay.sinks.contract.handing import an_event
 from outbox_relay.sinks.kafka.records import RecordFormat
 from outbox_relay.sinks.webhook.request import Credentials, RequestFormat, make_request
-from tests.contract.harness import an_event
 
 FORGED = '{"webhook-id": "forged", "ID": "x", "Outbox-Replay": "8", "idempotency-key": "y"}'
 """Headers of an application that look like those of the relay."""

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
+from outbox_relay.sinks.contract.handing import an_event
 from outbox_relay.sinks.kafka.call import DeliverCall, DeliveryReports, DeliveryRound
 from outbox_relay.sinks.kafka.new_producer_guard import NewProducerGuard
-from tests.contract.harness import an_event
 
 
 def a_call(*records: tuple[str | None, str | None]) -> DeliverCall:

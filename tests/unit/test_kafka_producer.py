@@ -8,11 +8,11 @@ import pytest
 
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import Refused
+from outbox_relay.sinks.contract.handing import an_event
 from outbox_relay.sinks.kafka.call import DeliverCall, DeliveryReports, DeliveryRound, KeyBlocks
 from outbox_relay.sinks.kafka.client import ClientLog, ClientSettings
 from outbox_relay.sinks.kafka.producer import RecordProducer
 from outbox_relay.sinks.kafka.records import RecordFormat
-from tests.contract.harness import an_event
 
 SECRET = "a-secret-of-the-event"
 SETTINGS = ClientSettings({"bootstrap.servers": "127.0.0.1:1"})

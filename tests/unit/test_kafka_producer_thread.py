@@ -15,10 +15,10 @@ from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Refused, Unavailable
 from outbox_relay.formats.topics import TopicTemplate
+from outbox_relay.sinks.contract.handing import an_event, some_events, soon
 from outbox_relay.sinks.kafka import ClientSettings, KafkaSink, RecordFormat
 from outbox_relay.sinks.kafka.producer_thread import ProducerThread
 from outbox_relay.sinks.kafka.topic_resolver import TopicResolver
-from tests.contract.harness import an_event, some_events, soon
 from tests.support.kafka import scripted
 from tests.support.kafka.scripted import SILENCE, STALL_SECONDS, ScriptedClient, SteppedClock, fails, scripted_sink
 

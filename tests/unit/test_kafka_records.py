@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from outbox_relay.sinks.contract.handing import an_event
 from outbox_relay.sinks.kafka.records import ANY_PARTITION, RecordFormat
 from outbox_relay.sinks.kafka.topic_resolver import TopicResolver
-from tests.contract.harness import an_event
 
 SOURCE = "/shop/orders"
 

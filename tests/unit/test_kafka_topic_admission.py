@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import pytest
 
 from outbox_relay.formats.topics import TopicTemplate
+from outbox_relay.sinks.contract.handing import an_event
 from outbox_relay.sinks.kafka.topic_admission import TopicAdmission
 from outbox_relay.sinks.kafka.topic_resolver import TopicResolver
-from tests.contract.harness import an_event
 
 
 def topics_of(topics: TopicResolver, *wanted: str) -> tuple[Sequence[str | None], dict[int, str]]:

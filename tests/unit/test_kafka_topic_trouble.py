@@ -9,8 +9,8 @@ from confluent_kafka import KafkaError
 
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Refused, Unavailable
+from outbox_relay.sinks.contract.handing import an_event, soon
 from outbox_relay.sinks.kafka import KafkaSink
-from tests.contract.harness import an_event, soon
 from tests.support.kafka import scripted
 from tests.support.kafka.scripted import SILENCE, ScriptedClient, SteppedClock, fails, scripted_sink
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.measures import BOUNDS, MOST_OBSERVED, Histogram, SinkMeasures, quantile, since
 from outbox_relay.domain.outcomes import DELIVERED, Failed, Refused, Unavailable, Verdict
-from tests.contract.harness import an_event
+from outbox_relay.sinks.contract.handing import an_event
 
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
 PARENT = '{"traceparent":"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}'

@@ -30,7 +30,7 @@ from outbox_relay.service.metrics.exposition import (
 )
 from outbox_relay.service.metrics.snapshot import Aged, SinkCopy, Snapshot, merge
 from outbox_relay.service.metrics.stored_figures import Entry, Value, dump, load
-from tests.contract.harness import an_event
+from outbox_relay.sinks.contract.handing import an_event
 from tests.support.metrics import families, promtool_complaints
 
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)

@@ -22,7 +22,7 @@ from outbox_relay.postgres.store import Store
 from outbox_relay.relay.leases import LeaseManager
 from outbox_relay.relay.settler import Settler
 from outbox_relay.relay.sink_leases import Lease, SinkLeases
-from tests.contract.harness import an_event
+from outbox_relay.sinks.contract.handing import an_event
 from tests.support.recording import a_recorder
 
 

@@ -22,7 +22,7 @@ from outbox_relay.relay.limiter import ConcurrencyLimiter
 from outbox_relay.relay.parked import ParkedDeliveries
 from outbox_relay.relay.parked_pace import CLAIM_SECONDS, FIRST_SECONDS, ParkedPace
 from outbox_relay.relay.slow_requests import SlowRequests
-from tests.contract.harness import an_event
+from outbox_relay.sinks.contract.handing import an_event
 from tests.support.recording import a_recorder
 
 SLOTS = 64

@@ -19,7 +19,7 @@ from outbox_relay.postgres.store import Store
 from outbox_relay.relay.portions import MOST_TRIES, write_in_portions
 from outbox_relay.relay.settler import MOST_EVENTS, MOST_RECORDED, Settler
 from outbox_relay.relay.sink_leases import Lease, SinkLeases
-from tests.contract.harness import an_event
+from outbox_relay.sinks.contract.handing import an_event
 from tests.support.recording import a_recorder
 
 TIMEOUT, DEADLOCK = "57014", "40P01"

@@ -28,7 +28,7 @@ from outbox_relay.relay.parked import ParkedDeliveries
 from outbox_relay.relay.parked_claims import MOST_BYTES, MOST_ROWS, ClaimSize, ParkedClaims
 from outbox_relay.relay.parked_settler import MOST_UNSETTLED, ParkedSettler
 from outbox_relay.relay.slow_requests import SlowRequest, SlowRequests
-from tests.contract.harness import an_event
+from outbox_relay.sinks.contract.handing import an_event
 from tests.support.recording import a_recorder
 
 ANSWER = CallResult([DELIVERED], 0.1)

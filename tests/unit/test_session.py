@@ -20,7 +20,7 @@ from outbox_relay.relay.session import Session, SinkRelay, first
 from outbox_relay.relay.settler import Settler
 from outbox_relay.relay.sink_leases import Lease, SinkLeases
 from outbox_relay.relay.ticker import Ticker
-from tests.contract.harness import an_event
+from outbox_relay.sinks.contract.handing import an_event
 from tests.support.memory_sink import MemorySink
 from tests.support.recording import a_recorder
 from tests.support.relay_harness import spec

@@ -11,10 +11,10 @@ import pytest
 from pydantic import BaseModel
 
 from outbox_relay.domain.errors import ConfigurationError
+from outbox_relay.fields import fields, table
 from outbox_relay.settings import Settings, load, warnings
-from outbox_relay.settings.fields import fields, table
-from outbox_relay.settings.model import SINKS
 from outbox_relay.settings.schedules import ScheduleSettings
+from tests.support.own_models import SINKS
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "config" / "relay.example.toml"

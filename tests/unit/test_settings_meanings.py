@@ -10,7 +10,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from outbox_relay.settings.meanings import meaning
-from outbox_relay.settings.model import SINKS, DatabaseSettings, Settings
+from outbox_relay.settings.model import DatabaseSettings, Settings
+from tests.support.own_models import SINKS
 
 
 def models(field: FieldInfo) -> Iterator[type[BaseModel]]:

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from outbox_relay.domain.errors import ConfigurationError
+from outbox_relay.fields import fields, table
 from outbox_relay.settings import Settings, load
-from outbox_relay.settings.fields import fields, table
-from outbox_relay.settings.model import SINKS, DatabaseSettings
+from outbox_relay.settings.model import DatabaseSettings
 from outbox_relay.settings.problems import STATEMENT_LINES
+from tests.support.own_models import SINKS
 
 CANARY = "hunter2canary"
 SECRET = "whsec_" + base64.b64encode(b"k" * 24).decode()

@@ -12,8 +12,8 @@ from outbox_relay.domain.outcomes import DELIVERED
 from outbox_relay.service.own_addresses import OwnAddresses
 from outbox_relay.service.webhooks import Webhooks, unreadable
 from outbox_relay.settings import Settings, load
+from outbox_relay.sinks.contract.handing import an_event, soon
 from outbox_relay.sinks.webhook import WebhookSink
-from tests.contract.harness import an_event, soon
 from tests.support.receiver import Receiver
 from tests.support.receiver.certificates import Authority
 

@@ -13,7 +13,7 @@ import pytest
 
 from outbox_relay import outbox
 from outbox_relay.domain.outcomes import DELIVERED, Unavailable
-from tests.contract.harness import an_event, soon
+from outbox_relay.sinks.contract.handing import an_event, soon
 from tests.support.command import inside
 from tests.support.database import Database, query
 from tests.support.receiver import Receiver, Request

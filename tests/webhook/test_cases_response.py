@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from outbox_relay.domain.outcomes import DELIVERED, Delivered, Failed, Refused, Unavailable
-from tests.contract.harness import an_event
+from outbox_relay.sinks.contract.handing import an_event
 from tests.support.receiver import Behaviour, Receiver, Request
 from tests.support.receiver.answers import head, in_turn, raw, say
 from tests.support.receiver.faults import (

@@ -1,62 +1,28 @@
-"""The interface of a sink's harness for the scenarios, and the hand-over of events as in a relay."""
+"""Events as the log has them, and their hand-over as in a relay."""
+
+from __future__ import annotations
 
 import asyncio
 import itertools
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import NamedTuple
 
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.outcomes import Delivered, Unavailable, Verdict
 from outbox_relay.sinks import Sink
+from outbox_relay.sinks.contract.harness import Received
 
 PLENTY_SECONDS = 60.0
-
-
-class Received(NamedTuple):
-    """A record that arrived at a destination, in the terms of the event."""
-
-    key: str | None
-    uid: str
-    payload: bytes
-    type: str
-    content_type: str
-    headers: Mapping[str, str]
-
-
-class SinkHarness(ABC):
-    """One sink and a destination of its own, which starts empty and up."""
-
-    @abstractmethod
-    def make_sink(self) -> Sink:
-        """A new sink for this harness' destination."""
-
-    @abstractmethod
-    async def received(self) -> Sequence[Received]:
-        """Everything the destination has got by now, repeated deliveries too; what has one key in its order."""
-
-    @abstractmethod
-    async def break_destination(self) -> None:
-        """Make the destination go down. What is on its way to it is lost."""
-
-    @abstractmethod
-    async def mend_destination(self) -> None:
-        """Bring the destination back, with what it had got."""
-
-    @abstractmethod
-    def poison(self, event: StoredEvent) -> StoredEvent:
-        """`event`, made so that the destination never takes it."""
 
 
 _ids = itertools.count(1)
 
 
 def an_event(key: str | None = "k", payload: bytes = b"{}", headers: str | None = None) -> StoredEvent:
-    """An event as it would come from the log, with an id and a uid of its own."""
+    """Return an event as it comes from the log, with an id and a uid of its own."""
     number = next(_ids)
     uid = f"019a0000-0000-7000-8000-{number:012x}"
     return StoredEvent(
@@ -65,19 +31,19 @@ def an_event(key: str | None = "k", payload: bytes = b"{}", headers: str | None 
 
 
 def some_events(count: int, keys: int = 5) -> list[StoredEvent]:
-    """Events of several keys in turn, each with its number as payload."""
+    """Return events of several keys in turn, each with its number as payload."""
     return [an_event(f"k{number % keys}", b"%d" % number) for number in range(count)]
 
 
 def soon() -> float:
-    """A deadline that no scenario meets."""
+    """Return a deadline that no scenario meets."""
     return lease_clock() + PLENTY_SECONDS
 
 
 async def hand_over(
     sink: Sink, events: Sequence[StoredEvent], *, until: float | None = None, batch: int = 50
 ) -> list[Verdict]:
-    """The verdicts of `events`, delivered once each as the relay would do it.
+    """Return the verdicts of ``events``, delivered once each as the relay does it.
 
     In overlapping calls if the sink keeps their order, and none after one came back with an unavailable event.
     Otherwise one call per event, one event of a key at a time, and none of its key after an unavailable one.
@@ -99,7 +65,7 @@ async def hand_over(
 
 @dataclass
 class _Line:
-    """Calls that end for good at the first one with an unavailable event."""
+    """Calls in order, until one has an unavailable event."""
 
     sink: Sink
     until: float
@@ -109,7 +75,7 @@ class _Line:
     async def call(self, events: Sequence[StoredEvent]) -> list[tuple[str, Verdict]]:
         async with self.limit:
             if self.ended:
-                return [(event.uid, Unavailable("behind what was not delivered")) for event in events]
+                return [(event.uid, Unavailable("behind an undelivered event")) for event in events]
             verdicts = await self.sink.deliver(events, self.until)
         assert len(verdicts) == len(events)
         self.ended = self.ended or any(isinstance(verdict, Unavailable) for verdict in verdicts)
@@ -120,7 +86,7 @@ class _Line:
 
 
 async def hand_over_all(sink: Sink, events: Sequence[StoredEvent]) -> None:
-    """Deliver `events` until none is unavailable; what comes back is handed over again in order."""
+    """Deliver ``events`` until none is unavailable. Those that are come again, in order."""
     deadline = soon()
     left = list(events)
     while left:
@@ -130,7 +96,7 @@ async def hand_over_all(sink: Sink, events: Sequence[StoredEvent]) -> None:
 
 
 def by_key(events: Iterable[StoredEvent | Received]) -> dict[str | None, list[str]]:
-    """The uids of each key, the first of each, in order."""
+    """Return the uids of each key, the first of each, in order."""
     found: dict[str | None, list[str]] = {}
     for event in events:
         uids = found.setdefault(event.key, [])

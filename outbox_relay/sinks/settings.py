@@ -1,12 +1,15 @@
-"""The settings that every table ``[sinks.NAME]`` takes, whatever its type."""
+"""The settings that every table ``[sinks.NAME]`` takes, whatever its type, and those of every plug-in."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
-from outbox_relay.settings.fields import Count, Number, Section, matching, not_below
+from outbox_relay.fields import Count, Number, Section, matching, not_below
+
+SHOWN: Final = "shown"
+"""Marks a text of a plug-in's settings that `config show` may print: ``stream: Annotated[str, SHOWN]``."""
 
 
 class RetrySettings(Section):
@@ -42,6 +45,8 @@ class CircuitSettings(Section):
 class SinkSettings(Section):
     """The settings of every sink."""
 
+    type: str
+    """The kind of sink."""
     order: Literal["key", "none"] = "key"
     """Order of events: of one key, as they were committed ("key"), or as they come ("none")."""
     start: Literal["beginning", "now"] | None = None
@@ -64,3 +69,21 @@ class SinkSettings(Section):
     """The source that CloudEvents name: a URI or the path of one, 1 to 1024 characters."""
     retry: RetrySettings = Field(default_factory=RetrySettings)
     circuit: CircuitSettings = Field(default_factory=CircuitSettings)
+
+
+class PluginSettings(SinkSettings):
+    """The settings of every plug-in, to which its model adds its own.
+
+    `config show` prints numbers, flags and choices (``Literal``) of a plug-in, and of its texts those marked ``SHOWN``.
+    A password is a ``SecretStr``: then a file that holds it, and that others can read, is reported.
+    """
+
+    timeout_seconds: Number = Field(default=15.0, gt=0, le=3600)
+    """Longest time for one call of the plug-in, in seconds, above 0 and at most 3600."""
+
+    @field_validator("cloudevents")
+    @classmethod
+    def _is_none(cls, value: str) -> str:
+        if value != "none":
+            raise ValueError("has no effect: a plug-in gets the event itself")
+        return value

@@ -1,4 +1,4 @@
-"""Base class, types and validators that the models of the settings share."""
+"""Base class, types and validators that the models of settings share: those of the file, and those of sinks."""
 
 from __future__ import annotations
 
