@@ -50,6 +50,7 @@ ELSEWHERE = {
     ("docs/queue.md", "sql"): (
         "tests/docs/test_queue_page.py::test_jobs_move_from_a_table_without_one_lost_or_done_twice"
     ),
+    ("docs/plugins.md", "python"): "tests/docs/test_plugins_page.py::test_the_page_is_true",
     ("docs/testing.md", "python"): "tests/docs/test_testing_page.py::test_the_page_is_true",
     ("docs/testing.md", "text"): "tests/docs/test_testing_page.py::test_a_failure_is_shown_as_on_the_page",
     ("docs/webhooks.md", "http"): "tests/unit/test_webhook_docs.py::test_example_is_what_is_sent",

@@ -1,0 +1,159 @@
+"""The suite of the contract itself, run as authors of plug-ins run it: it passes what is right, and finds faults."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.plugin_package import GOOD, write_plugin
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "nats-sink"
+SECONDS = 170
+MEMORY = """
+STORED, LATER, STATE = [], [], {"up": True}
+
+
+class Right(Good):
+    keeps_order, max_batch, max_in_flight = True, 50, 2
+
+    async def deliver(self, batch, until, attempt):
+        await asyncio.sleep(0)
+        if not STATE["up"]:
+            return [Unavailable("down") for _ in batch]
+        return [self.store(event) for event in batch]
+
+    def store(self, event):
+        if event.payload == b"poison":
+            return Refused("poison")
+        STORED.append((event, self.context.replay))
+        return DELIVERED
+
+
+class Loses(Right):
+    def store(self, event):
+        return DELIVERED if event.payload == b"7" else super().store(event)
+
+
+class Reverses(Right):
+    async def deliver(self, batch, until, attempt):
+        return list(reversed(await super().deliver(batch[::-1], until, attempt)))
+
+
+class Alters(Right):
+    def store(self, event):
+        return super().store(event._replace(payload=event.payload.replace(b"\\xff", b"?")))
+
+
+class Accepts(Right):
+    def store(self, event):
+        super().store(event)
+        return DELIVERED
+
+
+class Pretends(Right):
+    async def deliver(self, batch, until, attempt):
+        return await super().deliver(batch, until, attempt) if STATE["up"] else [DELIVERED for _ in batch]
+
+
+class Remembers(Right):
+    async def deliver(self, batch, until, attempt):
+        if not STATE["up"]:
+            LATER.extend(batch)
+        elif LATER:
+            await super().deliver([LATER.pop() for _ in LATER], until, attempt)
+        return await super().deliver(batch, until, attempt)
+"""
+TESTS = """
+import pytest
+import plugin_memory as memory
+from outbox_relay.sinks import door, own_headers
+from outbox_relay.sinks.contract import PluginContract, PluginHarness, Received
+
+
+class MemoryHarness(PluginHarness):
+    type = "memory"
+
+    def settings(self):
+        return {}
+
+    async def received(self):
+        return [
+            Received(e.key, e.uid, e.payload, e.type, e.content_type, dict(own_headers(e.headers)))
+            for e, _ in memory.STORED
+        ]
+
+    async def break_destination(self):
+        memory.STATE["up"] = False
+
+    async def mend_destination(self):
+        memory.STATE["up"] = True
+
+    def poison(self, event):
+        return event._replace(payload=b"poison")
+
+
+@pytest.fixture
+def sink_harness(request, monkeypatch):
+    door.forget_plugins()
+    monkeypatch.setattr(memory, "Chosen", getattr(memory, request.cls.__name__.removeprefix("Test")))
+    memory.STORED.clear()
+    memory.LATER.clear()
+    memory.STATE["up"] = True
+    return MemoryHarness()
+"""
+WRONG = {
+    "Loses": "test_when_the_destination_comes_back_nothing_is_lost",
+    "Reverses": "test_events_of_a_key_arrive_in_order",
+    "Alters": "test_a_payload_arrives_byte_for_byte",
+    "Accepts": "test_what_is_refused_says_why",
+    "Pretends": "test_while_the_destination_is_down_events_are_unavailable",
+    "Remembers": "test_what_was_unavailable_is_not_sent_after_a_reset",
+}
+"""Wrong plug-ins, and the scenario that finds each."""
+
+
+def run(directory: Path, *arguments: str, **environment: str) -> str:
+    """Run pytest in `directory`, and return what it prints."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-rA", *arguments],
+        cwd=directory,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=SECONDS,
+        env={**os.environ, **environment},
+    )
+    return done.stdout + done.stderr
+
+
+def test_the_suite_passes_a_right_plugin_and_finds_wrong_ones(tmp_path: Path) -> None:
+    write_plugin(tmp_path, "memory", MEMORY, "Chosen", good=GOOD + "\nChosen = None\n")
+    classes = "".join(f"\n\nclass Test{name}(PluginContract):\n    pass\n" for name in ("Right", *WRONG))
+    (tmp_path / "test_plugin.py").write_text(TESTS + classes)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nasyncio_default_fixture_loop_scope = function\n")
+    chosen = " or ".join(["TestRight", *(f"(Test{name} and {scenario})" for name, scenario in WRONG.items())])
+    printed = run(tmp_path, "-p", "outbox_relay.sinks.contract", "-k", chosen, PYTHONPATH=str(tmp_path))
+    passed = set(re.findall(r"^PASSED \S+::Test(\w+)::", printed, re.MULTILINE))
+    failed = set(re.findall(r"^FAILED \S+::Test(\w+)::", printed, re.MULTILINE))
+    assert "Right" in passed, printed
+    assert "Right" not in failed, printed
+    assert failed == set(WRONG), printed
+
+
+@pytest.mark.slow
+def test_the_example_passes_the_suite_as_an_installed_package(tmp_path: Path) -> None:
+    """Takes many seconds, since a wheel is made and a server is killed in half of the scenarios."""
+    source = tmp_path / "nats-sink"
+    shutil.copytree(EXAMPLE, source, ignore=shutil.ignore_patterns("__pycache__"))
+    command = ("pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--target")
+    subprocess.run([sys.executable, "-m", *command, tmp_path / "site", source], check=True, timeout=SECONDS)
+    printed = run(source, PYTHONPATH=str(tmp_path / "site"))
+    assert re.search(r"^(2[89]|[3-9]\d) passed in", printed, re.MULTILINE) or "SKIPPED" in printed, printed
+    assert "failed" not in printed

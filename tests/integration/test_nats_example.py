@@ -1,0 +1,207 @@
+"""The example of a plug-in, in a relay, against a real server of NATS with the faults that it has."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nats_harness import STREAM, make_stream, messages, received
+from nats_server import PROGRAM, NatsServer
+from outbox_relay.sinks.contract import Received
+from tests.support.command import outbox_relay
+from tests.support.database import Database, query
+from tests.support.installed import absent
+from tests.support.nats_example import registered
+from tests.support.service import RelayService
+from tests.support.wait import auntil, becomes
+
+CONFIG = """
+[database]
+dsn = "{dsn}"
+[relay]
+lease_seconds = 3
+[sinks.stream]
+type = "nats"
+server = "{server}"
+stream = "{stream}"
+subject = "shop.{{type}}"
+timeout_seconds = 3
+[sinks.stream.retry]
+attempts = 3
+base_seconds = 0.2
+max_seconds = 0.5
+[sinks.stream.circuit]
+open_after = 3
+probe_seconds = 0.2
+probe_max_seconds = 0.5
+[routes]
+"*" = ["stream"]
+"""
+ROWS = "select uid::text, state::text, attempts, last_error from outbox.delivery order by id"
+
+
+@pytest.fixture(scope="module")
+def shared_server() -> Generator[NatsServer]:
+    try:
+        server = NatsServer()
+        server.start()
+    except FileNotFoundError:
+        absent(PROGRAM, PROGRAM)
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+async def server(shared_server: NatsServer) -> NatsServer:
+    """A server that runs, with an empty stream."""
+    shared_server.start()
+    await make_stream(shared_server, "shop.>")
+    return shared_server
+
+
+def relay_of(database: Database, server: NatsServer, directory: Path, *, stream: str = STREAM) -> RelayService:
+    text = CONFIG.format(dsn=database.dsn, server=server.url, stream=stream)
+    return RelayService(directory, text, PYTHONPATH=registered(directory))
+
+
+def emit(database: Database, count: int, *, kind: str = "order.made", prefix: str = "k") -> list[tuple[str, str]]:
+    """Emit events of several keys, each in a transaction, and return their keys and uids."""
+    found: list[tuple[str, str]] = []
+    with database.connect() as connection:
+        for number in range(count):
+            key = f"{prefix}{number % 4}"
+            row = connection.execute("select outbox.emit(%s, '{}', key => %s)::text", (kind, key)).fetchone()
+            assert row is not None
+            found.append((key, row[0]))
+            connection.commit()
+    return found
+
+
+async def stored(server: NatsServer) -> list[Received]:
+    return [received(message) for message in await messages(server)]
+
+
+async def all_stored(server: NatsServer, events: list[tuple[str, str]]) -> None:
+    """Wait until the stream has every event once, those of a key in order."""
+
+    async def arrived() -> bool:
+        return len(await stored(server)) >= len(events)
+
+    await auntil(arrived, seconds=60, what="the stream has all events")
+    found = [(each.key, each.uid) for each in await stored(server)]
+    assert len(found) == len(events)
+    for key in {key for key, _ in events}:
+        assert [uid for k, uid in found if k == key] == [uid for k, uid in events if k == key]
+
+
+def rows(database: Database) -> list[tuple[Any, ...]]:
+    return query(database, ROWS)
+
+
+async def test_a_server_that_is_killed_again_and_again_has_every_event_once_and_in_order(
+    database: Database, server: NatsServer, tmp_path: Path
+) -> None:
+    with relay_of(database, server, tmp_path) as relay:
+        events: list[tuple[str, str]] = []
+        for count in (100, 500, 900):
+            events += await asyncio.to_thread(emit, database, 500)
+            await becomes_stored(server, count)
+            server.kill()
+            server.start()
+        await all_stored(server, events)
+        assert relay.stop() == 0
+    assert rows(database) == []
+
+
+async def becomes_stored(server: NatsServer, count: int) -> None:
+    async def enough() -> bool:
+        return len(await stored(server)) >= count
+
+    await auntil(enough, seconds=60, what=f"{count} events are stored")
+
+
+async def test_events_wait_while_the_server_is_down(database: Database, server: NatsServer, tmp_path: Path) -> None:
+    server.kill()
+    with relay_of(database, server, tmp_path) as relay:
+        events = emit(database, 20)
+        await becomes(lambda: "no connection to 127.0.0.1" in last_error(database), "the reason is recorded")
+        server.start()
+        await all_stored(server, events)
+        assert relay.stop() == 0
+
+
+def last_error(database: Database) -> str:
+    return str(query(database, "select last_error from outbox.sink where name = 'stream'"))
+
+
+async def test_a_server_that_is_frozen_gets_every_event_once(
+    database: Database, server: NatsServer, tmp_path: Path
+) -> None:
+    """The acknowledgement comes too late: the message id keeps the repetition out of the stream."""
+    with relay_of(database, server, tmp_path) as relay:
+        events = emit(database, 20)
+        await all_stored(server, events)
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            events += emit(database, 4)
+            await becomes(lambda: "no acknowledgement" in str(rows(database)), "the requests time out")
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+        await all_stored(server, events)
+        assert relay.stop() == 0
+
+
+async def test_an_event_whose_subject_no_stream_takes_waits_with_the_reason_and_others_flow(
+    database: Database, server: NatsServer, tmp_path: Path
+) -> None:
+    await make_stream(server, "shop.order.>")
+    with relay_of(database, server, tmp_path) as relay:
+        [(_, lost)] = emit(database, 1, kind="payment.made", prefix="p")
+        events = emit(database, 20)
+        await all_stored(server, events)
+        said = "no stream takes the subject shop.payment.made"
+        await becomes(lambda: [row[:1] + row[3:] for row in rows(database)] == [(lost, said)], "the event waits")
+        [row] = rows(database)
+        assert row[1:3] == ("waiting", 0)
+        await make_stream(server, "shop.>")
+        await becomes(lambda: rows(database) == [], "the event is delivered")
+        assert [each.uid for each in await stored(server)] == [lost]
+        assert relay.stop() == 0
+
+
+async def test_an_event_that_is_too_large_for_the_server_is_dead_with_the_reason_and_its_neighbours_flow(
+    database: Database, server: NatsServer, tmp_path: Path
+) -> None:
+    with relay_of(database, server, tmp_path) as relay:
+        before = emit(database, 4)
+        with database.connect() as connection:
+            statement = "select outbox.emit_raw('order.made', %s, key => 'k0')::text"
+            large = str(connection.execute(statement, (b"x" * 1024 * 1024,)).fetchone())
+        after = emit(database, 4)
+        await all_stored(server, [*before, *after])
+        await becomes(lambda: [row[1:3] for row in rows(database)] == [("dead", 1)], "the event is dead")
+        [(uid, _, _, error)] = rows(database)
+        assert uid in large
+        assert "bytes, more than the 1048576 that the server accepts" in error
+        assert relay.stop() == 0
+
+
+async def test_check_online_names_a_missing_stream_and_a_server_that_is_down(
+    database: Database, server: NatsServer, tmp_path: Path
+) -> None:
+    path = registered(tmp_path)
+    right = relay_of(database, server, tmp_path).config
+    ended = await asyncio.to_thread(outbox_relay, "check", "--online", "-c", right, PYTHONPATH=path)
+    assert ended.code == 0, ended.err
+    wrong = relay_of(database, server, tmp_path, stream="OTHER").config
+    ended = await asyncio.to_thread(outbox_relay, "check", "--online", "-c", wrong, PYTHONPATH=path)
+    assert (ended.code, f"sinks.stream: there is no stream OTHER at 127.0.0.1:{server.port}" in ended.err) == (2, True)
+    server.kill()
+    ended = await asyncio.to_thread(outbox_relay, "check", "--online", "-c", wrong, PYTHONPATH=path)
+    assert (ended.code, f"sinks.stream: no connection to 127.0.0.1:{server.port}: " in ended.err) == (2, True)
