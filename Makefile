@@ -16,13 +16,13 @@ SERVER_TESTS := tests/support/test_postgres.py tests/property tests/debezium $(a
 	delivery_actions delivery_plans django_admin django_app doctor emit emit_docs emit_sql emitters erase \
 	erase_archives erase_races erase_refused failover figures foreign_privileges history hostile_arguments \
 	housekeeping inbox inbox_retention inbox_roles isolation_of_sinks limits_of_callers migrate odd_reads \
-	operator_roles ownership passes plans probes reading_functions relay replay replay_fences replay_service \
-	replay_stop restore retention retention_fences retention_policy retention_rest roles scheduled_changes schedules \
+	operator_roles ownership passes plans probes queue queue_plans queue_relay reading_functions relay replay \
+	replay_fences replay_service replay_stop restore retention retention_fences retention_policy retention_rest roles scheduled_changes schedules \
 	schedules_cli schedules_relay seek session_settings sinks statement_timeout status ticking ui_bulk ui_pages \
 	ui_plans unique_keys upgrading why))
 # Those among them that depend on planner and catalogs.
 CATALOG_TESTS := tests/support/test_postgres.py $(addprefix tests/integration/test_,$(addsuffix .py,dead_rows delivery_plans \
-	emit_sql migrate operator_roles plans reading_functions roles))
+	emit_sql migrate operator_roles plans queue_plans reading_functions roles))
 # Processes that share the tests. They often wait for servers and timers, so that more than there are cores may end sooner.
 PROCESSES ?= 4
 PYTEST_ARGS ?=

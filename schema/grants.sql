@@ -31,6 +31,9 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
     -- Scheduled events that are changed, and unique keys.
     ('relay', 'function', '{apply_scheduled_changes, finish_unique_keys, is_untouched, mark_cancelled, take_scheduled, '
                           'trim_scheduled_changes}', null, 'EXECUTE'),
+    -- The queue of sinks with claim = "rows".
+    ('relay', 'function', '{claim_queued, due_rows, give_queued_back, next_tenants, park_window, queue_due_rows}', null, 'EXECUTE'),
+    ('owner', 'function', '{may_change_claim, row_revived}', null, 'EXECUTE'),
     ('owner', 'function', '{change_scheduled, claim_unique_key, drop_cancelled, not_to_replay, queue_fault, require_own_key, '
                           'scheduled_event, uid_lock}', null, 'EXECUTE'),
     ('relay', 'table', '{sink}', '{last_error_mended_at}', 'UPDATE'),
@@ -39,7 +42,7 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
                                  'paused_reason}', 'UPDATE'),
     ('relay', 'table', '{shard}', '{owner, epoch, lease_until, crashes}', 'UPDATE'),
     ('relay', 'table', '{progress, delivery}', null, 'INSERT'),
-    ('relay', 'table', '{delivery}', '{state, due_at, attempts, claims, suspect, lease, lease_until, owner, last_error, '
+    ('relay', 'table', '{delivery}', '{state, ready, due_at, attempts, claims, suspect, lease, lease_until, owner, last_error, '
                                      'last_status, last_attempt_at, last_attempt}', 'UPDATE'),
     -- Not `retention`: outbox.state_retention checks it.
     ('relay', 'table', '{relay}', '{id, name, version, sinks, started_at, seen_at, config}', 'INSERT'),
@@ -65,7 +68,7 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
     ('read', 'table', '{delivery}',
      '{sink, id, shard, state, ordered, due_at, priority, attempts, claims, suspect, lease, lease_until, owner, last_error, '
      'last_status, last_attempt_at, since, uid, type, key, content_type, deliver_at, created_at, replay, '
-     'emitter}', 'SELECT'),
+     'emitter, tenant, ready}', 'SELECT'),
     ('read', 'table', '{attempt}', '{at, uid, sink, id, number, relay, outcome, status, milliseconds, error}', 'SELECT'),
     ('read', 'function', '{attempts_of, last_attempt_of}', null, 'EXECUTE'),
     ('payloads', 'table', '{event, delivery}', '{payload, headers}', 'SELECT'),

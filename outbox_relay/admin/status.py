@@ -142,7 +142,8 @@ async def _backlog(store: Store, sink: Any, parts: _Parts) -> dict[str, Any] | N
     hurried = bool(parts.not_answered)
     seconds = HURRIED_SEARCH_SECONDS if hurried else SEARCH_SECONDS
     parameters = {"sink": sink.name, "types": _types(sink.patterns), "most": EXACT_EVENTS, "seconds": seconds}
-    asked = store.named("status_backlog", parameters, HURRIED_SECONDS if hurried else ANSWER_SECONDS)
+    statement = "status_queue" if sink.claim == "rows" else "status_backlog"
+    asked = store.named(statement, parameters, HURRIED_SECONDS if hurried else ANSWER_SECONDS)
     rows = await parts.ask(f"backlog of sink {sink.name}", asked)
     if rows is None:
         return None

@@ -98,7 +98,7 @@ class SinkRow(NamedTuple):
     ``patterns`` are those of ``generation``. ``in_flight_limit`` is the concurrency of a relay after the destination
     requested less; None means the configured maximum. ``unowned`` is the number of shards without an owner.
     ``last_error_open`` is False if there is no last error, or if it is recorded that it is over. ``probes`` is the
-    number of requests by people to probe the destination now.
+    number of requests by people to probe the destination now. ``claim`` is the setting of ``generation``.
     """
 
     name: str
@@ -110,6 +110,7 @@ class SinkRow(NamedTuple):
     patterns: Sequence[str]
     last_error_open: bool = False
     probes: int = 0
+    claim: str = "log"
 
 
 class RelayRank(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from outbox_relay.domain.window import Tick
@@ -15,23 +15,39 @@ class SinkStatements(Database):
     """Registration and state of sinks. ``server`` as in ``LogStatements``."""
 
     async def register_sinks(
-        self, wanted: Iterable[tuple[str, Sequence[str], str | None]], tick: Tick, *, server: str | None = None
+        self,
+        wanted: Iterable[tuple[str, Sequence[str], str | None]],
+        tick: Tick,
+        *,
+        queued: Collection[str] = (),
+        server: str | None = None,
     ) -> dict[str, int]:
         """Register sinks (name, patterns, start); return the generations under which this relay serves them.
 
-        A new sink may begin at ``tick``. The generation is 0 for the former name of a sink, which is not registered.
+        A new sink may begin at ``tick``. Those of ``queued`` have ``claim = "rows"``. The generation is 0 for the
+        former name of a sink, which is not registered, and for a sink that cannot get another ``claim`` yet.
         """
-        sinks = [{"name": name, "patterns": list(patterns), "start": start} for name, patterns, start in wanted]
+        sinks = [
+            {"name": name, "patterns": list(patterns), "start": start, "claim": _claim(name in queued)}
+            for name, patterns, start in wanted
+        ]
         return dict(await self._rows("register_sinks", {**_registration(sinks, tick), "server": server}))
 
     async def reregister_sink(
-        self, name: str, patterns: Sequence[str], generation: int, tick: Tick, *, server: str | None = None
+        self,
+        name: str,
+        patterns: Sequence[str],
+        generation: int,
+        tick: Tick,
+        *,
+        queued: bool = False,
+        server: str | None = None,
     ) -> int | None:
-        """Set the patterns of a sink if ``generation`` is still its newest, or if they are already in force.
+        """Set patterns and claim of a sink if ``generation`` is still its newest, or if they are already in force.
 
         Return the generation under which the sink has them; None if another configuration is in force by now.
         """
-        registration = _registration([{"name": name, "patterns": list(patterns)}], tick)
+        registration = _registration([{"name": name, "patterns": list(patterns), "claim": _claim(queued)}], tick)
         conditions = {"only_from": generation, "patterns": list(patterns), "server": server}
         rows = await self._rows("reregister_sink", {**registration, **conditions})
         return rows[0][0] if rows else None
@@ -78,6 +94,10 @@ class SinkStatements(Database):
     async def notify_sinks(self, lagging_seconds: float) -> list[tuple[str, float, bool]]:
         """Make the notices that are due; return every sink, the seconds that it lags, and whether it is paused."""
         return await self._rows("notify_sinks", {"lagging": lagging_seconds})
+
+
+def _claim(queued: bool) -> str:
+    return "rows" if queued else "log"
 
 
 def _registration(sinks: Sequence[dict[str, Any]], tick: Tick) -> dict[str, Any]:

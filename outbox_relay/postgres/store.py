@@ -5,6 +5,7 @@ from __future__ import annotations
 from outbox_relay.postgres.delivery_statements import DeliveryStatements
 from outbox_relay.postgres.figure_statements import FigureStatements
 from outbox_relay.postgres.log_statements import LogStatements
+from outbox_relay.postgres.queue_statements import QueueStatements
 from outbox_relay.postgres.replay_statements import ReplayStatements
 from outbox_relay.postgres.retention_statements import RetentionStatements
 from outbox_relay.postgres.schedule_statements import ScheduleStatements
@@ -17,6 +18,7 @@ class Store(
     SinkStatements,
     ShardStatements,
     DeliveryStatements,
+    QueueStatements,
     ReplayStatements,
     RetentionStatements,
     FigureStatements,

@@ -4,6 +4,7 @@ with updated as (
     update outbox.delivery d
        set state = coalesce(r.state, d.state),
            due_at = case when r.due_in is null then d.due_at else clock_timestamp() + r.due_in * interval '1 second' end,
+           ready = case when d.ready is null or r.due_in is null then d.ready else r.due_in <= 0 end,
            attempts = r.attempts,
            claims = 0,
            lease = null, lease_until = null, owner = null,

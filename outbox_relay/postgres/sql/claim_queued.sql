@@ -1,0 +1,6 @@
+-- Claim rows of the queue of a sink with claim = "rows", by priority or by turns of tenants.
+select id, shard, uid, type, key, payload, content_type, headers, deliver_at, created_at, fault, ordered, attempts, claims,
+       place, tenant
+  from outbox.claim_queued(%(sink)s::text, %(owner)s::uuid, %(lease)s::uuid, %(lease_for)s::double precision,
+                           %(rows)s::integer, %(bytes)s::bigint, %(most_payload)s::bigint, %(fair)s::boolean,
+                           %(after_tenant)s::text)

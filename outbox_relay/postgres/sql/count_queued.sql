@@ -1,0 +1,10 @@
+-- Count rows of a queue that are to be delivered, without those that were scheduled: a page, by the index of rows without
+-- an order.
+select count(*), coalesce(max(r.id), %(after)s::bigint)
+  from (
+    select d.id from outbox.delivery d
+     where d.sink = %(sink)s::text and d.id > %(after)s::bigint and not d.ordered and d.state <> 'dead'
+       and (d.deliver_at is null or d.deliver_at <= d.since)
+     order by d.id
+     limit %(most)s::integer
+  ) r
