@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from outbox_relay.domain.attempts import RecordAttempts
 from outbox_relay.domain.circuit import CircuitPolicy
@@ -30,7 +31,8 @@ class SinkSpec:
     except those of notices.
     ``ordered`` is ``order = "key"``, ``hold`` is ``when_dead = "hold"``, and ``start`` is the beginning of a sink that
     the database does not know. ``parked_max`` bounds the rows to be delivered, excluding scheduled events; at that
-    bound the positions of the sink wait. ``record_attempts`` names the attempts that are recorded. With ``replay`` the
+    bound the positions of the sink wait. With ``claim`` "rows", ``rows_max`` bounds them instead, and with ``fair``
+    tenants take turns. ``record_attempts`` names the attempts that are recorded. With ``replay`` the
     events are those of a replay, and ``name`` is its internal name.
     """
 
@@ -42,7 +44,15 @@ class SinkSpec:
     start: str | None = None
     park_after_seconds: float = 1.0
     parked_max: int = 100_000
+    claim: Literal["log", "rows"] = "log"
+    rows_max: int = 10_000_000
+    fair: bool = False
     record_attempts: RecordAttempts = "failures"
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     circuit: CircuitPolicy = field(default_factory=CircuitPolicy)
     replay: ReplaySpec | None = None
+
+    @property
+    def queued(self) -> bool:
+        """True if every event becomes a row."""
+        return self.claim == "rows"

@@ -301,7 +301,7 @@ class LogReader:
         try:
             return await self._ask(group, piece)
         except StatementFailed as error:
-            if _reason(error) is None:
+            if reason_of_failed_read(error) is None:
                 raise
             self._steps.failed()
             self._max_ids = IDS_PER_READ
@@ -354,7 +354,7 @@ class LogReader:
 
         Raises ``StatementFailed`` if that fails too, since the payload is then not the reason.
         """
-        reason = _reason(error)
+        reason = reason_of_failed_read(error)
         try:
             events, upto = await self._ask(group, piece, 0 if reason == UNLOADABLE else SMALL_PAYLOAD_BYTES)
         except StatementFailed as again:
@@ -380,7 +380,7 @@ class LogReader:
         return any(shard in held and held[shard].crashes >= SUSPECT_CRASHES for shard in group.shards)
 
 
-def _reason(error: StatementFailed) -> str | None:
+def reason_of_failed_read(error: StatementFailed) -> str | None:
     """Return the reason of a failed read if a smaller one may succeed; otherwise None."""
     state = error.sqlstate
     return UNLOADABLE if state is None or state.startswith("22") else TOO_MUCH.get(state)

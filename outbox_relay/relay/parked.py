@@ -26,6 +26,7 @@ from outbox_relay.relay.lease_extensions import LeaseExtensions
 from outbox_relay.relay.parked_claims import BUSY_POLL_SECONDS, MOST_ROWS, ParkedClaims
 from outbox_relay.relay.parked_pace import ParkedPace
 from outbox_relay.relay.parked_settler import ParkedSettler
+from outbox_relay.relay.queue_claims import QueueClaims, RowsInHand
 from outbox_relay.relay.slow_requests import SlowRequest, SlowRequests
 
 START_SECONDS = 1.0
@@ -45,10 +46,15 @@ class ParkedDeliveries:
         log: BoundLogger,
         slow_requests: SlowRequests,
         recorder: AttemptRecorder,
+        in_hand: RowsInHand | None = None,
     ) -> None:
         self._context = context
         self._slow_requests = slow_requests
-        self._claims = ParkedClaims(context, store, relay, log)
+        self._claims = (
+            QueueClaims(context, store, relay, log, in_hand or RowsInHand())
+            if context.spec.queued
+            else ParkedClaims(context, store, relay, log)
+        )
         self._settler = ParkedSettler(context, store, self._claims, log, recorder)
         self._pace = ParkedPace(context.limiter)
         self._extensions = LeaseExtensions(context, store)

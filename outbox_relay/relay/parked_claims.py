@@ -100,6 +100,9 @@ class ParkedClaims:
         self._heads.update((row.event.key, None) for row in settled if row.ordered and row.event.key is not None)
         self._context.due_timer.wake()
 
+    def written(self, rows: list[ClaimedRow], gone: int) -> None:
+        """Record that the outcomes of claimed rows are in the database, from which ``gone`` of them were deleted."""
+
     async def wait_until_due(self) -> None:
         """Wait until a row may be due."""
         interval = BUSY_POLL_SECONDS if len(self._context.blocked) else POLL_SECONDS
@@ -170,14 +173,7 @@ class ParkedClaims:
             await self._give_doubtful_back()
             self._doubtful.append(lease)
             with timed(context.measures.claim):
-                claimed = await self._store.claim_rows(
-                    *(context.spec.name, self._relay, lease, lease_seconds, min(most, size.rows), size.payload_bytes),
-                    hold=context.spec.hold,
-                    keys=heads,
-                    suspects=suspects,
-                    with_followers=context.sink.keeps_order,
-                    most_payload=0 if bare else MOST_PAYLOAD,
-                )
+                claimed = await self._fetch(lease, lease_seconds, min(most, size.rows), heads, suspects=suspects)
         except StatementFailed as error:
             if size.failed.bit_count() <= 1:  # fewer and fewer lines while claims fail
                 self._log.warning("rows.claim_failed", sink=context.spec.name, reason=str(error), rows=size.rows)
@@ -187,6 +183,19 @@ class ParkedClaims:
         self._doubtful.clear()
         size.success()
         return [await self.with_payload(row) for row in claimed] if bare else claimed
+
+    async def _fetch(
+        self, lease: UUID, lease_seconds: float, most: int, heads: Sequence[str], *, suspects: bool
+    ) -> list[ClaimedRow]:
+        context, size = self._context, self._size
+        return await self._store.claim_rows(
+            *(context.spec.name, self._relay, lease, lease_seconds, most, size.payload_bytes),
+            hold=context.spec.hold,
+            keys=heads,
+            suspects=suspects,
+            with_followers=context.sink.keeps_order,
+            most_payload=0 if size.bare else MOST_PAYLOAD,
+        )
 
     async def _give_doubtful_back(self) -> None:
         """Return the rows of claims whose answer was lost or could not be loaded.

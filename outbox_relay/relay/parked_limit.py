@@ -62,11 +62,14 @@ class ParkedLimit:
         """True if ``wait_for_capacity`` would not wait."""
         return not self._uncounted and not self.full
 
-    def add(self) -> None:
-        """Count one more parked event."""
-        self._added += 1
-        self._parked_count += 1
+    def add(self, count: int = 1) -> None:
+        """Count more parked events."""
+        self._added += count
+        self._parked_count += count
         self._count_due.set()
+
+    def remove(self, count: int) -> None:
+        """Count fewer parked events. The next count of the database does."""
 
     @property
     def troubles(self) -> Mapping[str, str]:

@@ -174,7 +174,7 @@ class ParkedSettler:
             ours = await self._recorder.settle(sum(d.record is not None for d in deleted), delete)
         del self._done[:count]
         rows = [row for row, _ in done]
-        self._written(rows, ours)
+        self._written(rows, ours, gone=len(ours))
         self._claims.follow([row for row in rows if ours.get(row.event.id)])
         return count
 
@@ -196,8 +196,9 @@ class ParkedSettler:
         self._claims.follow([row for row, b, _ in back if b.state == "dead" and not hold])
         return count
 
-    def _written(self, rows: list[ClaimedRow], ours: Collection[int]) -> None:
+    def _written(self, rows: list[ClaimedRow], ours: Collection[int], gone: int = 0) -> None:
         self._settled.set()
+        self._claims.written(rows, gone)
         lost = sum(row.event.id not in ours for row in rows)
         if lost:
             self._context.measures.lost_rows(lost)

@@ -31,6 +31,9 @@ from outbox_relay.relay.limiter import ConcurrencyLimiter
 from outbox_relay.relay.log_reader import LogReader
 from outbox_relay.relay.parked import ParkedDeliveries
 from outbox_relay.relay.parked_limit import ParkedLimit
+from outbox_relay.relay.queue_claims import RowsInHand
+from outbox_relay.relay.queue_limit import QueueLimit
+from outbox_relay.relay.queue_reader import QueueReader
 from outbox_relay.relay.replay_log import ReplayLog
 from outbox_relay.relay.replay_reader import ReplayReader
 from outbox_relay.relay.settler import FLUSH_SECONDS, FORWARD_SECONDS, Settler
@@ -50,6 +53,11 @@ FORMER = (
     "the sink was removed or renamed: take its name out of the settings, or run outbox-relay sinks remove NAME --forget"
 )
 """The fault of a sink whose name is not registered again."""
+OTHER_CLAIM = (
+    'the sink has claim = "{}" in the database, which changes once no relay serves it and none of its rows is to be '
+    "delivered: set it back until then, or give the sink a new name"
+)
+"""The fault of a sink that cannot be served with the ``claim`` of the settings yet."""
 
 
 def always() -> bool:
@@ -88,6 +96,7 @@ class Session:
         start: Start,
         may_send: Callable[[], bool],
         measures: SinkMeasures,
+        in_hand: RowsInHand,
     ) -> None:
         report_due = asyncio.Event()
         self.in_flight = InFlight()
@@ -100,7 +109,8 @@ class Session:
         )
         self.breaker = CircuitBreaker(spec.circuit, report_due, may_send)
         self.limiter = ConcurrencyLimiter(sink.max_in_flight, report_due)
-        self._parked_limit = ParkedLimit(store, spec, self.settler, report_due)
+        limit_parts = (store, spec, self.settler, report_due)
+        self._parked_limit = QueueLimit(*limit_parts, leases) if spec.queued else ParkedLimit(*limit_parts)
         self._report = SinkReport(store, spec, leases, self.breaker, self.limiter, self._parked_limit, report_due, log)
         self._client_trouble = ClientTrouble(store, spec.name, sink)
         self._slow_requests = SlowRequests(spec.name, sink.max_in_flight)
@@ -109,12 +119,19 @@ class Session:
             *(self._parked_limit, self._report, DueTimer(), ticker.now, noise, measures),
         )
         self._dispatcher = dispatcher_for(self.context, leases.wake, self._slow_requests)
-        self.parked = ParkedDeliveries(self.context, store, lease_manager.relay, log, self._slow_requests, recorder)
+        self.parked = ParkedDeliveries(
+            *(self.context, store, lease_manager.relay, log, self._slow_requests, recorder, in_hand)
+        )
         parts = (
             *(self.context, store, ticker, lease_manager, self.in_flight, self._dispatcher, self.parked),
             *(EarlierOutcomes(store, spec, self.in_flight, start.server), start.floor, start.session_epoch),
         )
-        self.log_reader = LogReader(*parts) if replay_log is None else ReplayReader(replay_log, *parts)
+        if replay_log is not None:
+            self.log_reader: LogReader = ReplayReader(replay_log, *parts)
+        elif isinstance(self._parked_limit, QueueLimit):
+            self.log_reader = QueueReader(self._parked_limit, *parts)
+        else:
+            self.log_reader = LogReader(*parts)
 
     async def run(self, loop: Callable[[Session], Awaitable[None]]) -> None:
         """Run every part until ``loop`` ends, or until a part fails.
@@ -173,6 +190,7 @@ class SinkRelay:
     _drained: bool = True
     _refusal: DatabaseUnusable | None = None
     _caller: str = ""
+    _in_hand: RowsInHand = field(default_factory=RowsInHand)
 
     def __post_init__(self) -> None:
         """Take connections as one caller, whatever the sink is renamed to."""
@@ -202,6 +220,8 @@ class SinkRelay:
         """The reason why this process cannot serve the sink; None if it can."""
         if self.leases.removed:
             return FORMER if self.leases.former else "the sink was removed from the database"
+        if self.leases.superseded and self.leases.row.claim != self.spec.claim:
+            return OTHER_CLAIM.format(self.leases.row.claim)
         return str(self._refusal) if self._refusal else None
 
     @property
@@ -246,7 +266,7 @@ class SinkRelay:
         self._forget_refusal()
         self.session = Session(
             *(self.spec, self.sink, self.store, self.ticker, self.lease_manager, self.leases, self.log, self.noise),
-            *(self.recorder, start, self.may_send, self.measures),
+            *(self.recorder, start, self.may_send, self.measures, self._in_hand),
         )
         await self.session.run(self._claim_deliver_settle)
         self._drained = True
@@ -262,8 +282,15 @@ class SinkRelay:
         await self.store.check_session()
         server, session_epoch = (await self.ticker.refresh()).incarnation, self.ticker.session_epoch
         await self.lease_manager.reclaim(self.leases)
-        await self.store.give_rows_back(self.spec.name, self.lease_manager.relay)
+        await self._give_rows_back()
         return Start(server, session_epoch, await self.store.floor())
+
+    async def _give_rows_back(self) -> None:
+        """Give back the rows that earlier sessions have claimed and not settled."""
+        name, relay = self.spec.name, self.lease_manager.relay
+        await self._in_hand.give_back(self.store, name, relay)
+        if not self.spec.queued:
+            await self.store.give_rows_back(name, relay)
 
     async def _close_retired(self) -> None:
         while self._retired:
@@ -322,11 +349,14 @@ class SinkRelay:
         leases, spec = self.leases, self.spec
         if not leases.superseded or leases.held or self._next is not None or self.stopping.is_set():
             return
-        if tuple(leases.row.patterns) != tuple(spec.patterns) and not leases.abandoned:
+        differs = tuple(leases.row.patterns) != tuple(spec.patterns) or leases.row.claim != spec.claim
+        if differs and not leases.abandoned:
             return
         result = await self.ticker.refresh()
         generation = await self.store.reregister_sink(
-            spec.name, spec.patterns, leases.row.generation, result.tick, server=result.incarnation
+            *(spec.name, spec.patterns, leases.row.generation, result.tick),
+            queued=spec.queued,
+            server=result.incarnation,
         )
         if generation is not None:
             leases.serve(generation)
@@ -336,7 +366,7 @@ class SinkRelay:
         """Release what the last session left behind. The sink sends nothing of it later."""
         if not self._drained:
             await self.sink.reset()
-        await self.store.give_rows_back(self.spec.name, self.lease_manager.relay)
+        await self._give_rows_back()
         await self.lease_manager.give_doubtful_back(self.leases)
         if self.leases.held:
             await self.lease_manager.release(self.leases, set(self.leases.held))

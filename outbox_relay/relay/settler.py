@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Protocol
 from uuid import UUID
 
 from outbox_relay.domain.attempts import AttemptRecord, delivery_record
-from outbox_relay.domain.errors import LeaseLost, SessionReset
+from outbox_relay.domain.errors import LeaseLost, SessionReset, StatementFailed
 from outbox_relay.domain.event import SHARDS, StoredEvent
 from outbox_relay.domain.in_flight import Chunk, InFlight
 from outbox_relay.domain.measures import DeadReason, SinkMeasures
@@ -204,6 +204,28 @@ class Settler:
             self._leases.wake.set()
         async with self._commits:
             self._commits.notify_all()
+
+    async def write_alone(self, write: Callable[[], Awaitable[Mapping[int, Position]]]) -> None:
+        """Call ``write`` between two settlements. It writes positions itself, and returns them.
+
+        Otherwise a settlement could write an earlier position of the same shard after it.
+
+        Raises as ``flush`` and as ``write``. Unless ``write`` raises ``StatementFailed``, its outcome is in doubt, and
+        no later settlement passes.
+        """
+        async with self._one_at_a_time:
+            if self._in_doubt:
+                raise SessionReset(f"sink {self._leases.sink}: a settlement did not finish")
+            if self._leases.lost:
+                raise LeaseLost(f"sink {self._leases.sink}: a shard was lost")
+            self._in_doubt = True
+            try:
+                positions = await write()
+            except StatementFailed:
+                self._in_doubt = False
+                raise
+            await self._forget_crashes(self._in_flight.record_written(positions))
+            self._in_doubt = False
 
     async def _write(self, positions: dict[int, Position], rows: list[NewRow], records: list[AttemptRecord]) -> None:
         """Write a settlement.

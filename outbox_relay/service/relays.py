@@ -120,7 +120,8 @@ class SinkRelays(Mapping[str, SinkRelay]):
     async def _register(self, specs: Collection[SinkSpec]) -> dict[str, int]:
         result = await self._ticker.refresh()
         wanted = [(spec.name, spec.patterns, spec.start) for spec in specs]
-        return await self._store.register_sinks(wanted, result.tick, server=result.incarnation)
+        queued = [spec.name for spec in specs if spec.queued]
+        return await self._store.register_sinks(wanted, result.tick, queued=queued, server=result.incarnation)
 
     def _relay(self, name: str, spec: SinkSpec, generation: int) -> SinkRelay:
         return SinkRelay(

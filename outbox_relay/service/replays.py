@@ -190,7 +190,7 @@ class ReplayRelays:
         stopping, target = asyncio.Event(), self._targets[basis.configured]
         name = f"~{row.id}"
         relay = SinkRelay(
-            replace(basis.spec, name=name, hold=False, replay=ReplaySpec(row.id, row.named, row.rate)),
+            replace(basis.spec, name=name, hold=False, claim="log", replay=ReplaySpec(row.id, row.named, row.rate)),
             *(client, self._store, self._ticker, self._lease_manager),
             self._lease_manager.add(name, basis.generation),
             *(self._log.bind(sink=row.target, replay=row.id), stopping),

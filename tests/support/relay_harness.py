@@ -158,7 +158,11 @@ class RelayHarness:
         """Register the sinks and begin to work."""
         await self.store.open()
         tick = (await self.ticker.refresh()).tick
-        generations = await self.store.register_sinks([(s.name, s.patterns, s.start) for s, _ in self.sinks], tick)
+        generations = await self.store.register_sinks(
+            [(s.name, s.patterns, s.start) for s, _ in self.sinks],
+            tick,
+            queued=[s.name for s, _ in self.sinks if s.queued],
+        )
         for sink_spec, sink in self.sinks:
             await sink.open()
             leases = self.lease_manager.add(sink_spec.name, generations[sink_spec.name])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 from uuid import UUID
@@ -9,7 +10,7 @@ from uuid import UUID
 import pytest
 
 from outbox_relay.domain.attempts import AttemptRecord
-from outbox_relay.domain.errors import StatementFailed
+from outbox_relay.domain.errors import DatabaseUnavailable, SessionReset, StatementFailed
 from outbox_relay.domain.in_flight import Chunk, InFlight
 from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.outcomes import DELIVERED, Unavailable
@@ -147,3 +148,42 @@ async def test_nothing_is_read_while_many_deliveries_are_to_be_recorded() -> Non
     assert leases.wake.is_set()
     assert settler.has_capacity()
     assert store.written == [(0, MOST_RECORDED, False)] * 4 + [(0, MOST_RECORDED, True)]
+
+
+async def test_positions_of_rows_are_written_between_two_settlements() -> None:
+    """A settlement of the position before them would otherwise count as the newer one."""
+    store = Settlements(5)
+    settler, _, in_flight = a_settler(store)
+    [group] = in_flight.readable
+    written, go_on = asyncio.Event(), asyncio.Event()
+
+    async def write() -> dict[int, Position]:
+        written.set()
+        await go_on.wait()
+        in_flight.take(group, Chunk((), NOWHERE, NOWHERE.at(7)))
+        return dict.fromkeys(range(64), NOWHERE.at(7))
+
+    parking = asyncio.create_task(settler.write_alone(write))
+    await written.wait()
+    forwarding = asyncio.create_task(settler.flush(everything=True))
+    await asyncio.sleep(0)
+    go_on.set()
+    await asyncio.gather(parking, forwarding)
+    assert store.written == []
+
+
+async def test_nothing_is_settled_behind_rows_whose_outcome_is_unknown() -> None:
+    settler, _, _ = a_settler(Settlements(5))
+
+    async def refused() -> dict[int, Position]:
+        raise StatementFailed("canceling statement due to statement timeout", TIMEOUT)
+
+    async def unknown() -> dict[int, Position]:
+        raise DatabaseUnavailable("no answer")
+
+    with pytest.raises(StatementFailed):
+        await settler.write_alone(refused)
+    with pytest.raises(DatabaseUnavailable):
+        await settler.write_alone(unknown)
+    with pytest.raises(SessionReset):
+        await settler.flush()

@@ -59,7 +59,7 @@ class Slow(NamedTuple):
 def a_slow_sink(slots: int) -> Slow:
     """Make the parts of a sink with ``slots``, all of which are taken by requests."""
     parts: Any = SimpleNamespace(
-        spec=SimpleNamespace(name="s"), sink=SimpleNamespace(timeout_seconds=15.0), park=park, keyed=bool,
+        spec=SimpleNamespace(name="s", queued=False), sink=SimpleNamespace(timeout_seconds=15.0), park=park, keyed=bool,
         now=lambda: datetime.now(UTC),
     )  # fmt: skip
     parts.limiter = ConcurrencyLimiter(slots, asyncio.Event())
@@ -196,7 +196,7 @@ class Parked(NamedTuple):
 def _parked() -> Parked:
     """Make the deliveries of a sink that delivers every event; each row was ours when it is settled."""
     parts: Any = SimpleNamespace(
-        spec=SimpleNamespace(name="s", hold=False, record_attempts="failures"),
+        spec=SimpleNamespace(name="s", hold=False, record_attempts="failures", queued=False),
         delivered=bool,
         limiter=SimpleNamespace(increase=int, acquire=_claiming, parked_share=lambda: 1),
         due_timer=DueTimer(),

@@ -1,0 +1,209 @@
+"""Relays of a sink with ``claim = "rows"``: rows shared, bounded, repeated after a crash, and settled as any others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Collection
+from datetime import UTC, datetime
+from typing import Any
+
+from outbox_relay import admin, outbox
+from outbox_relay.domain.event import StoredEvent
+from outbox_relay.domain.outcomes import DELIVERED, Failed, Refused, Verdict
+from outbox_relay.domain.sink_spec import SinkSpec
+from tests.support.database import Database, query
+from tests.support.deliveries import delivered, emit, has, ids
+from tests.support.memory_sink import BOTH, MemorySink
+from tests.support.queued import job
+from tests.support.relay_harness import owns, running, spec
+from tests.support.wait import auntil
+
+ROWS = "select count(*) from outbox.delivery"
+
+
+def queued(**changes: Any) -> SinkSpec:
+    """The sink `s` with `claim = "rows"`."""
+    return spec("s", claim="rows", ordered=False, **changes)
+
+
+async def got(sinks: Collection[MemorySink], wanted: Collection[int]) -> None:
+    """Wait until all events have been delivered by one sink or another."""
+
+    async def fact() -> bool:
+        return not set(wanted) - {event.id for sink in sinks for event in sink.delivered}
+
+    await auntil(fact, seconds=20, what="every event is delivered")
+
+
+@BOTH
+async def test_every_event_is_delivered_once_as_a_row(database: Database, keeps_order: bool) -> None:
+    sink = MemorySink(keeps_order=keeps_order)
+    async with running(database.dsn, (queued(), sink)) as relay:
+        await relay.owns_all()
+        wanted = emit(database, ["a", None, "b"] * 100)
+        await delivered(sink, wanted)
+        await relay.settled()
+        assert Counter(ids(sink)) == Counter(wanted)
+        [late] = emit(database, ["c"])  # a relay that is idle asks for the window together with the tick
+        await delivered(sink, [late])
+        await relay.settled()
+        assert relay.store.calls["read_rest"] == relay.store.calls["read_late"] == 0
+    assert query(database, ROWS) == [(0,)]
+
+
+async def test_priority_counts_among_the_rows_that_wait(database: Database) -> None:
+    free = asyncio.Event()
+
+    async def first_waits(event: StoredEvent, _attempt: int) -> Verdict:
+        if event.type == "first":
+            await free.wait()
+        return DELIVERED
+
+    sink = MemorySink(first_waits, keeps_order=False, max_in_flight=1)
+    async with running(database.dsn, (queued(), sink)) as relay:
+        await relay.owns_all()
+        with database.connect() as connection:
+            outbox.emit_many(connection, [job("first")])
+        await has(database, "select from outbox.delivery where lease is not null")
+        with database.connect() as connection:
+            outbox.emit_many(connection, [job("low", priority=-1), job("usual"), job("high", priority=1)])
+        await has(database, "select from outbox.delivery having count(*) = 4")
+        free.set()
+        await relay.settled()
+    assert [event.type for event in sink.delivered] == ["first", "high", "usual", "low"]
+
+
+async def test_two_relays_share_the_rows_of_one_shard_and_deliver_each_once(database: Database) -> None:
+    async def slow(_event: StoredEvent, _attempt: int) -> Verdict:
+        await asyncio.sleep(0.005)
+        return DELIVERED
+
+    sinks = [MemorySink(slow, keeps_order=False, max_in_flight=4) for _ in range(2)]
+    async with running(database.dsn, (queued(), sinks[0])) as first, running(database.dsn, (queued(), sinks[1])):
+        await owns(first, 32)
+        wanted = emit(database, ["one key"] * 500)
+        await got(sinks, wanted)
+    assert Counter(ids(sinks[0]) + ids(sinks[1])) == Counter(wanted)
+    assert all(sink.delivered for sink in sinks)
+
+
+async def test_rows_of_a_relay_that_crashed_are_delivered_when_their_leases_lapse(database: Database) -> None:
+    async def never(_event: StoredEvent, _attempt: int) -> Verdict:
+        await asyncio.Event().wait()
+        return DELIVERED
+
+    stuck, sink = MemorySink(never, keeps_order=False), MemorySink(keeps_order=False)
+    async with running(database.dsn, (queued(), stuck), lease_seconds=1.0) as crashing:
+        await crashing.owns_all()
+        wanted = emit(database, [None] * 10)
+        await has(database, "select from outbox.delivery where lease is not null having count(*) = 10")
+        await crashing.crash()
+    async with running(database.dsn, (queued(), sink), lease_seconds=1.0) as relay:
+        await relay.owns_all()
+        more = emit(database, [None])
+        await delivered(sink, more)
+        assert ids(sink) == more
+        query(database, "update outbox.delivery set lease_until = now() where lease is not null returning 1")
+        await got([sink], wanted)
+        await relay.settled()
+    assert Counter(ids(sink)) == Counter(wanted + more)
+
+
+async def test_rows_in_hand_are_given_back_when_a_session_ends(database: Database) -> None:
+    """No lease has to lapse, and no claim is counted, however often sessions end."""
+    waiting = asyncio.Event()
+
+    async def waits(_event: StoredEvent, _attempt: int) -> Verdict:
+        await waiting.wait()
+        return DELIVERED
+
+    sink = MemorySink(waits, keeps_order=False)
+    async with running(database.dsn, (queued(), sink), expects={"lease_lost"}) as relay:
+        await relay.owns_all()
+        wanted = emit(database, [None] * 5)
+        for _ in range(7):
+            [(lease,)] = await has(database, "select min(lease::text) from outbox.delivery having count(lease) = 5")
+            query(database, "update outbox.shard set epoch = epoch + 1 where shard = 0 returning 1")
+            await has(
+                database, "select from outbox.delivery where lease::text <> %s having count(*) = 5", lease, seconds=30
+            )
+        assert query(database, "select max(claims) from outbox.delivery") == [(1,)]
+        waiting.set()
+        await got([sink], wanted)
+
+
+async def test_no_more_rows_are_made_than_rows_max_and_then_all_come(database: Database) -> None:
+    free = asyncio.Event()
+
+    async def waits(_event: StoredEvent, _attempt: int) -> Verdict:
+        await free.wait()
+        return DELIVERED
+
+    sink = MemorySink(waits, keeps_order=False)
+    async with running(database.dsn, (queued(rows_max=50), sink)) as relay:
+        await relay.owns_all()
+        first = emit(database, [None] * 60)
+        await has(database, "select from outbox.sink where last_error like '50 events wait as rows%%(rows_max)%%'")
+        later = emit(database, [None] * 60)
+        assert query(database, ROWS) == [(60,)]  # a window is not cut
+        free.set()
+        await got([sink], first + later)
+        await relay.settled()
+        await has(database, "select from outbox.sink where last_error is null or last_error_mended_at >= last_error_at")
+
+
+async def test_rows_are_retried_and_die_and_are_retried_by_people(database: Database) -> None:
+    healed = False
+
+    def answers(event: StoredEvent, attempt: int) -> Verdict:
+        if event.type == "refused" and not healed:
+            return Refused("no")
+        return Failed("not yet") if event.type == "twice" and attempt < 3 else DELIVERED
+
+    sink = MemorySink(answers, keeps_order=False)
+    async with running(database.dsn, (queued(), sink)) as relay:
+        await relay.owns_all()
+        with database.connect() as connection:
+            uids = outbox.emit_many(connection, [job("refused"), job("twice"), job("refused")])
+        await has(database, "select from outbox.delivery where state = 'dead' having count(*) = 2")
+        await has(database, "select from outbox.delivery having count(*) = 2")
+        assert [event.type for event in sink.delivered] == ["twice"]
+        assert query(database, "select state, attempts, ready from outbox.delivery") == [("dead", 1, True)] * 2
+        assert (await admin.why(relay.store, uids[0]))["sinks"]["s"]["state"] == "dead"
+        healed = True
+        wanted: admin.Filter = {"uids": [str(uids[0])]}
+        done = await admin.retry_deliveries(relay.store, wanted, actor="a person", report=print)
+        assert done.done == 1
+        await has(database, "select from outbox.delivery having count(*) = 1")
+        assert [event.type for event in sink.delivered] == ["twice", "refused"]
+
+
+async def test_scheduled_rows_come_when_they_are_due_and_cancelled_ones_do_not(database: Database) -> None:
+    sink = MemorySink(keeps_order=False)
+    far = datetime(2100, 1, 1, tzinfo=UTC)
+    async with running(database.dsn, (queued(), sink)) as relay:
+        await relay.owns_all()
+        with database.connect() as connection:
+            moved, cancelled = outbox.emit_many(
+                connection, [job("moved", deliver_at=far), job("cancelled", deliver_at=far)]
+            )
+        await has(database, "select from outbox.delivery where not ready having count(*) = 2")
+        with database.connect() as connection:
+            assert outbox.cancel(connection, cancelled)
+            assert outbox.reschedule(connection, moved, datetime.now(UTC))
+        assert await relay.store.apply_scheduled_changes(10) == 2
+        await has(database, "select where not exists (select from outbox.delivery)")
+    assert [event.type for event in sink.delivered] == ["moved"]
+
+
+async def test_a_unique_key_is_free_once_its_row_is_delivered(database: Database) -> None:
+    sink = MemorySink(keeps_order=False)
+    async with running(database.dsn, (queued(), sink)) as relay:
+        await relay.owns_all()
+        with database.connect() as connection:
+            outbox.emit(connection, "t", {}, unique_key="u")
+        await got([sink], [1])
+        await relay.settled()
+        query(database, "update outbox.unique_key set look_at = now() returning 1")
+        assert query(database, "select outbox.finish_unique_keys(10)") == [(1,)]
