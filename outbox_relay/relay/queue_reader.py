@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from outbox_relay.domain.errors import StatementFailed
+from outbox_relay.domain.errors import DatabaseUnusable, StatementFailed
 from outbox_relay.domain.in_flight import Chunk, ShardGroup
 from outbox_relay.domain.window import Position, WindowSlice, position_after
 from outbox_relay.postgres.queue_statements import ParkedWindow
@@ -68,6 +68,9 @@ class QueueReader(LogReader):
         except StatementFailed as error:
             if error.sqlstate != StatementFailed.NO_CONNECTION:  # otherwise its turn comes
                 await self._failed(group, start, piece, error)
+        except DatabaseUnusable as error:  # no event is the reason
+            self._limit.report_failure(str(error))
+            await asyncio.sleep(AGAIN_SECONDS)
         else:
             self._steps.succeeded()
             self._limit.report_failure(None)

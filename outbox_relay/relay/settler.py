@@ -13,7 +13,7 @@ from typing import Protocol
 from uuid import UUID
 
 from outbox_relay.domain.attempts import AttemptRecord, delivery_record
-from outbox_relay.domain.errors import LeaseLost, SessionReset, StatementFailed
+from outbox_relay.domain.errors import DatabaseUnusable, LeaseLost, SessionReset, StatementFailed
 from outbox_relay.domain.event import SHARDS, StoredEvent
 from outbox_relay.domain.in_flight import Chunk, InFlight
 from outbox_relay.domain.measures import DeadReason, SinkMeasures
@@ -210,8 +210,8 @@ class Settler:
 
         Otherwise a settlement could write an earlier position of the same shard after it.
 
-        Raises as ``flush`` and as ``write``. Unless ``write`` raises ``StatementFailed``, its outcome is in doubt, and
-        no later settlement passes.
+        Raises as ``flush`` and as ``write``. Unless ``write`` raises ``StatementFailed`` or ``DatabaseUnusable``, its
+        outcome is in doubt, and no later settlement passes.
         """
         async with self._one_at_a_time:
             if self._in_doubt:
@@ -221,7 +221,7 @@ class Settler:
             self._in_doubt = True
             try:
                 positions = await write()
-            except StatementFailed:
+            except (StatementFailed, DatabaseUnusable):
                 self._in_doubt = False
                 raise
             await self._forget_crashes(self._in_flight.record_written(positions))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import NamedTuple
 from uuid import UUID, uuid4
 
@@ -43,6 +44,8 @@ from outbox_relay.sinks.door import sink_type
 
 CONNECTIONS, CONNECTIONS_PER_SINK, CONNECTIONS_MAX = 5, 3, 31
 """Database connections of a process: a base, more for each sink, and the limit of their sum."""
+DUE_ROWS = 500
+"""Rows of a sink with ``claim = "rows"`` that one chore puts into its queue when their time has come."""
 LOOK_CONNECTIONS = 1
 """The number of them that is not in the pool: the one on which the relay looks at the log."""
 
@@ -101,7 +104,7 @@ def build(settings: Settings, log: BoundLogger, stopping: asyncio.Event, trace: 
         {
             "ownership": lease_manager.run,
             "ticking": ticker.run,
-            "housekeeping": Housekeeping(store, log, lag_chore(lag_watch)).run,
+            "housekeeping": Housekeeping(store, log, lag_chore(lag_watch), *queue_chores(settings, store)).run,
             "retention": build_retention(settings, store, relay, log).run,
             "own addresses": own_addresses.run,
             "recorded settings": recorded_config.run,
@@ -113,6 +116,13 @@ def build(settings: Settings, log: BoundLogger, stopping: asyncio.Event, trace: 
 def lag_chore(lag_watch: LagWatch) -> Chore:
     """Return the chore that compares the lag of each sink with the limit."""
     return Chore("look at lags", lag_watch.look, LOOK_SECONDS, LOOK_SECONDS)
+
+
+def queue_chores(settings: Settings, store: Store) -> list[Chore]:
+    """Return the chore of sinks with ``claim = "rows"``; none if there is no such sink."""
+    if all(sink.claim == "log" for sink in settings.sinks.values()):
+        return []
+    return [Chore("queue due rows", partial(store.queue_due_rows, DUE_ROWS), 2.0, 5.0, lambda count: count >= DUE_ROWS)]
 
 
 def connections_for(sinks: int) -> int:
@@ -162,11 +172,14 @@ def _spec(name: str, settings: Settings) -> SinkSpec:
         name=name,
         patterns=patterns,
         types=like_patterns(patterns),
-        ordered=sink.order == "key",
+        ordered=sink.order == "key" and sink.claim == "log",
         hold=sink.when_dead == "hold",
         start=sink.start,
         park_after_seconds=settings.relay.park_after_seconds,
         parked_max=sink.parked_max,
+        claim=sink.claim,
+        rows_max=sink.rows_max,
+        fair=sink.fair_by == "tenant",
         record_attempts=sink.record_attempts,
         retry=RetryPolicy(**sink.retry.model_dump()),
         circuit=CircuitPolicy(**sink.circuit.model_dump()),

@@ -1,8 +1,8 @@
 """The settings that differ between two configurations, and those that a reload applies. No value appears here.
 
-A reload applies routes, ``[notify]``, schedules and every setting of a sink. The process itself, its connection to the
-database and its set of sinks need a restart. Routes and ``[notify]`` are applied only with the same set of sinks:
-events that another sink is to receive must not be passed by before this exists.
+A reload applies routes, ``[notify]``, schedules and every setting of a sink but ``claim``. The process itself, its
+connection to the database and its set of sinks need a restart. Routes and ``[notify]`` are applied only with the same
+set of sinks: events that another sink is to receive must not be passed by before this exists.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import cast
 
 from pydantic import BaseModel
 
-from outbox_relay.settings.model import Settings
+from outbox_relay.settings.model import Settings, Sink
 from outbox_relay.settings.problems import SettingPath, dotted
 from outbox_relay.sinks.settings import SinkSettings
 
@@ -25,6 +25,8 @@ APPLIED_IN_PLACE: Mapping[str, frozenset[str]] = {
 For any other it is made again, between two sessions, except for ``start``, which has no effect on a sink that the
 database knows, also after a restart.
 """
+KEPT_BY_SINKS = frozenset(["claim"])
+"""Settings of a sink that need a restart: no relay may serve the sink while one of them changes."""
 APPLIED_TO_RELAY = frozenset(["park_after_seconds"])
 """Settings of the process that a reload applies."""
 
@@ -56,7 +58,7 @@ def _is_applied(path: SettingPath, *, same_sinks: bool) -> bool:
         case ("routes" | "notify", *_):
             return same_sinks
         case ("sinks", _, *rest):
-            return bool(rest)
+            return bool(rest) and rest[0] not in KEPT_BY_SINKS
         case ("schedules", *_):
             return True
         case ("relay", name):
@@ -75,11 +77,15 @@ def merged(old: Settings, new: Settings) -> Settings:
             "relay": old.relay.model_copy(update=kept),
             "http": old.http,
             "retention": old.retention,
-            "sinks": {name: new.sinks.get(name, sink) for name, sink in old.sinks.items()},
+            "sinks": {name: _merged_sink(sink, new.sinks.get(name, sink)) for name, sink in old.sinks.items()},
             "notify": new.notify if same_sinks else old.notify,
             "routes": new.routes if same_sinks else old.routes,
         }
     )
+
+
+def _merged_sink(old: Sink, new: Sink) -> Sink:
+    return new.model_copy(update={name: getattr(old, name) for name in KEPT_BY_SINKS})
 
 
 def remade_sinks(old: Settings, new: Settings) -> set[str]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, field_validator
 
-from outbox_relay.fields import Count, Number, Section, matching, not_below
+from outbox_relay.fields import Count, Number, Section, matching, not_below, rule
 
 SHOWN: Final = "shown"
 """Marks a text of a plug-in's settings that `config show` may print: ``stream: Annotated[str, SHOWN]``."""
@@ -42,12 +43,27 @@ class CircuitSettings(Section):
     """Time for which a destination may be down before its sink is paused until `resume`, in seconds; 0: never."""
 
 
+def _usual_order(earlier: Mapping[str, Any]) -> Literal["key", "none"]:
+    return "none" if earlier.get("claim") == "rows" else "key"
+
+
 class SinkSettings(Section):
     """The settings of every sink."""
 
     type: str
     """The kind of sink."""
-    order: Literal["key", "none"] = "key"
+    claim: Literal["log", "rows"] = "log"
+    """Deliver events from the log ("log"), or make each a row, which relays claim by priority ("rows")."""
+    order: Annotated[
+        Literal["key", "none"],
+        rule(
+            lambda value, earlier: (
+                'is "key", which claim = "rows" does not keep: give "none", or leave it out'
+                if value == "key" and earlier.get("claim") == "rows"
+                else None
+            )
+        ),
+    ] = Field(default_factory=_usual_order)
     """Order of events: of one key, as they were committed ("key"), or as they come ("none")."""
     start: Literal["beginning", "now"] | None = None
     """Start of a sink that is new to the database; by default "now", for the first sinks "beginning"."""
@@ -55,6 +71,19 @@ class SinkSettings(Section):
     """After a dead letter, later events of its key continue ("skip") or wait for a person ("hold")."""
     parked_max: Count = Field(default=100_000, ge=1, le=10_000_000)
     """Events that wait as rows before the sink pauses, 1 to 10000000; scheduled events do not count."""
+    rows_max: Count = Field(default=10_000_000, ge=1, le=1_000_000_000)
+    """The same with claim = "rows", instead of parked_max, 1 to 1000000000."""
+    fair_by: Annotated[
+        Literal["tenant", ""],
+        rule(
+            lambda value, earlier: (
+                'needs claim = "rows": events of the log have no turns'
+                if value and earlier.get("claim", "rows") != "rows"
+                else None
+            )
+        ),
+    ] = ""
+    """With claim = "rows", let tenants take turns, before priorities count ("tenant"); empty: no turns."""
     record_attempts: Literal["failures", "none", "all"] = "failures"
     """Attempts that are recorded: failed ones and the delivery that follows them ("failures"), "none", or "all"."""
     cloudevents: Literal["none", "binary", "structured"] = "none"

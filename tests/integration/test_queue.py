@@ -278,6 +278,15 @@ async def test_a_scheduled_row_whose_change_is_open_is_passed_by(jobs: Queue) ->
     assert jobs.books.query("select count(*) from outbox.delivery where type = 'a'") == [(0,)]
 
 
+async def test_a_dead_row_is_retried_however_many_rows_are_due(jobs: Queue) -> None:
+    jobs.books.do("select outbox.emit('t', '1') from generate_series(1, 1100)")
+    await jobs.park()
+    jobs.books.do("update outbox.delivery set state = 'dead' where id = (select min(id) from outbox.delivery)")
+    found = jobs.books.query("""select done, is_full from outbox.retry_deliveries('{"sink": "jobs"}')""")
+    assert found == [(1, False)]
+    assert jobs.books.query("select count(*) from outbox.delivery where ready and state = 'waiting'") == [(1100,)]
+
+
 # -- other settings and versions ------------------------------------------------------------------------------
 
 

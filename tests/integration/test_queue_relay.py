@@ -8,10 +8,13 @@ from collections.abc import Collection
 from datetime import UTC, datetime
 from typing import Any
 
+import pytest
+
 from outbox_relay import admin, outbox
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Failed, Refused, Verdict
 from outbox_relay.domain.sink_spec import SinkSpec
+from outbox_relay.relay import queue_reader
 from tests.support.database import Database, query
 from tests.support.deliveries import delivered, emit, has, ids
 from tests.support.memory_sink import BOTH, MemorySink
@@ -207,3 +210,65 @@ async def test_a_unique_key_is_free_once_its_row_is_delivered(database: Database
         await relay.settled()
         query(database, "update outbox.unique_key set look_at = now() returning 1")
         assert query(database, "select outbox.finish_unique_keys(10)") == [(1,)]
+
+
+REFUSE = """
+create function public.refuse() returns trigger language plpgsql as $$
+begin
+    if new.type = 'bad' and new.state <> 'dead' then
+        raise exception 'not this one' using errcode = '{}';
+    end if;
+    return new;
+end
+$$;
+create trigger refuse before insert on outbox.delivery for each row execute function public.refuse()
+"""
+
+
+def refuse(database: Database, code: str) -> None:
+    """Let rows of the type `bad` be refused with an SQLSTATE."""
+    with database.connect() as connection:
+        connection.execute(REFUSE.format(code).encode())
+
+
+@pytest.mark.parametrize("code", ["53100", "54000"])
+async def test_rows_under_way_outlast_a_window_that_cannot_become_rows(
+    database: Database, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    monkeypatch.setattr(queue_reader, "AGAIN_SECONDS", 0.02)
+    free = asyncio.Event()
+
+    async def waits(_event: StoredEvent, _attempt: int) -> Verdict:
+        await free.wait()
+        return DELIVERED
+
+    sink = MemorySink(waits, keeps_order=False)
+    async with running(database.dsn, (queued(), sink)) as relay:
+        await relay.owns_all()
+        [first] = emit(database, [None])
+        await has(database, "select from outbox.delivery where lease is not null")
+        refuse(database, code)
+        with database.connect() as connection:
+            outbox.emit(connection, "bad", {})
+        await has(database, "select from outbox.sink where last_error like 'events do not become rows%%not this one%%'")
+        free.set()
+        await got([sink], [first])
+        with database.connect() as connection:
+            connection.execute("drop trigger refuse on outbox.delivery")
+        await got([sink], [first, first + 1])
+    assert not relay.relays[0].restarts
+
+
+async def test_one_event_that_cannot_become_a_row_is_dead_and_its_neighbours_flow(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue_reader, "AGAIN_SECONDS", 0.01)
+    refuse(database, "57014")
+    sink = MemorySink(keeps_order=False)
+    async with running(database.dsn, (queued(), sink)) as relay:
+        await relay.owns_all()
+        with database.connect() as connection:
+            outbox.emit_many(connection, [job("good"), job("bad"), job("good")])
+        await got([sink], [1, 3])
+        reason = "its row could not be made, it ran out of time"
+        assert query(database, "select type, last_error from outbox.delivery where state = 'dead'") == [("bad", reason)]

@@ -91,6 +91,13 @@ def test_what_takes_a_restart_is_named_with_its_place(tmp_path: Path, replaced: 
     assert remade_sinks(old, new) == set()
 
 
+def test_the_claim_of_a_sink_takes_a_restart(tmp_path: Path) -> None:
+    old, new = changed(tmp_path, ('url = "https', 'claim = "rows"\nurl = "https'))
+    [line] = restart_needed(old, new)
+    assert line.endswith(": sinks.crm.claim: needs a restart")
+    assert merged(old, new).sinks["crm"].claim == "log"
+
+
 def test_the_time_after_which_events_are_parked_is_applied(tmp_path: Path) -> None:
     old, new = changed(tmp_path, ("[http]", "[relay]\npark_after_seconds = 5\n[http]"))
     assert restart_needed(old, new) == []
