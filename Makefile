@@ -17,9 +17,10 @@ SERVER_TESTS := tests/support/test_postgres.py tests/property tests/debezium $(a
 	erase_archives erase_races erase_refused failover figures foreign_privileges history hostile_arguments \
 	housekeeping inbox inbox_retention inbox_roles isolation_of_sinks limits_of_callers migrate odd_reads \
 	operator_roles ownership passes plans probes queue queue_plans queue_relay reading_functions relay replay \
-	replay_fences replay_service replay_stop restore retention retention_fences retention_policy retention_rest roles scheduled_changes schedules \
-	schedules_cli schedules_relay seek session_settings sinks statement_timeout status ticking ui_bulk ui_pages \
-	ui_plans unique_keys upgrading why))
+	replay_fences replay_service replay_stop restore retention retention_fences retention_policy retention_rest roles \
+	scheduled_changes schedules schedules_cli schedules_files schedules_relay schedules_trouble seek session_settings \
+	sinks statement_timeout status tenant_filter ticking ui_bulk ui_pages ui_plans ui_schedules unique_keys upgrading \
+	why))
 # Those among them that depend on planner and catalogs.
 CATALOG_TESTS := tests/support/test_postgres.py $(addprefix tests/integration/test_,$(addsuffix .py,dead_rows delivery_plans \
 	emit_sql migrate operator_roles plans queue_plans reading_functions roles))

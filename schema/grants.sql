@@ -78,7 +78,7 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
     ('operate', 'function', '{discard_deliveries, probe_sink, retry_deliveries, set_paused}', null, 'EXECUTE'),
 
     ('owner', 'function', '{discard_rows, hashed_filter, is_meant, keyed_hash, lock_shards_of, marks_deleted, '
-                          'next_deliveries, read_filter, record_action, require_read_committed, require_sink, '
+                          'is_of_tenant, next_deliveries, read_filter, record_action, require_read_committed, require_sink, '
                           'row_died, short_text, sink_paused, was_before}', null, 'EXECUTE'),
 
     -- Sinks and configurations.
@@ -152,14 +152,15 @@ select k.kind, l.object_type, n.name, l.columns, l.privilege
     ('read', 'table', '{history}', null, 'SELECT'),
     ('owner', 'function', '{history_deleted, move_history}', null, 'EXECUTE'),
     -- Schedules.
-    ('relay', 'function', '{fire_schedule, place_schedule, register_schedules}', null, 'EXECUTE'),
+    ('relay', 'function', '{fail_schedule, fire_schedule, fire_schedule_times, hold_schedules, place_schedule, '
+                          'register_schedules, take_schedules}', null, 'EXECUTE'),
     ('relay', 'table', '{schedule}', '{name, cron, timezone, type, key, missed, generation, after_at, next_at, last_at, paused, '
-                                     'retry_at, error, error_at}', 'SELECT'),
+                                     'retry_at, error, error_at, tenant}', 'SELECT'),
     ('read', 'table', '{schedule}', '{name, cron, timezone, type, key, missed, generation, after_at, next_at, last_at, paused, '
-                                    'retry_at, error, error_at}', 'SELECT'),
+                                    'retry_at, error, error_at, tenant}', 'SELECT'),
     ('payloads', 'table', '{schedule}', '{payload, headers}', 'SELECT'),
     ('operate', 'function', '{relays_with_schedule, run_schedule, set_schedule}', null, 'EXECUTE'),
-    ('owner', 'function', '{emit_schedule, require_schedule}', null, 'EXECUTE'),
+    ('owner', 'function', '{emit_schedule, require_schedule, schedule_changed}', null, 'EXECUTE'),
     -- Notices.
     ('relay', 'function', '{notify_sinks}', null, 'EXECUTE'),
     ('owner', 'function', '{error_class, make_notice, notice_due, notices_deleted, notify_blocked, notify_dead, notify_sink, '

@@ -92,7 +92,7 @@ async def search_deliveries(store: Store, wanted: Filter, most: int, before: Pla
     sinks = await require_sink(store, wanted.get("sink"))
     [state] = wanted["states"]
     like = None if "type" not in wanted else _like(wanted["type"])
-    names = ("sink", "key", "status", "error", "kind", "since", "until", "as_of")
+    names = ("sink", "key", "tenant", "status", "error", "kind", "since", "until", "as_of")
     given = {**{name: wanted.get(name) for name in names}, "type": like, "state": state}
     given["by_error"] = bool(wanted.keys() & {"error", "kind", "status"})
     looks = LOOKS if state != "dead" or "sink" in wanted else max(FEWEST_LOOKS, LOOKS // max(1, sinks))

@@ -19,7 +19,8 @@ def schedules_text(found: Sequence[dict[str, Any]]) -> str:
     lines = table([HEADER, *map(_row, found)])
     for each in found:
         if each["error"] is not None:
-            lines.append(f"schedule {each['name']}: refused at {each['error_at'][:19]}: {each['error']}")
+            failed = "failed" if each["retry_at"] is None else "refused"
+            lines.append(f"schedule {each['name']}: {failed} at {each['error_at'][:19]}: {each['error']}")
         elif (each["late_seconds"] or 0.0) > LATE_SECONDS:
             late = duration(each["late_seconds"])
             lines.append(f"schedule {each['name']}: late by {late}: no relay of this version fires it")

@@ -12,19 +12,29 @@ from outbox_relay.postgres.store import Store
 
 MOST_LISTED = 10_000
 """Maximum number of schedules in a list."""
+MOST_NAMED = 20
+"""Maximum number of schedules that an error names."""
 STATE_AFTER = {"pause": "paused", "resume": "active", "remove": "removed"}
 """The state of a schedule after each action."""
 
 
-async def schedules(store: Store) -> list[dict[str, Any]]:
-    """Return all schedules by name, for ``schedules list --json``.
+async def schedules(store: Store, after: str = "", most: int = MOST_LISTED) -> list[dict[str, Any]]:
+    """Return up to ``most`` schedules by name, from the one after ``after``, for ``schedules list --json``.
 
     ``next_at`` is None until a relay has found the first time. ``late_seconds`` is above 0 while the next time has come
-    and was not emitted, and None while the schedule is paused. ``error`` is the reason for which the schema refused the
-    event.
+    and was not emitted, and None while the schedule is paused. ``error`` says why its event was not emitted, and
+    ``retry_at`` when it is tried again if the schema refused it.
     """
-    found = await store.call("schedules", {"most": MOST_LISTED}, "read")
+    found = await store.call("schedules", {"after": after, "name": None, "most": most}, "read")
     return [_plain(row) for row in found]
+
+
+async def schedule(store: Store, name: str) -> dict[str, Any]:
+    """Return one schedule. Raises ``NotFound``, which names the nearest."""
+    found = await store.call("schedules", {"after": "", "name": name, "most": 1}, "read")
+    if not found:
+        raise NotFound(await _unknown(store, name))
+    return _plain(found[0])
 
 
 async def change(store: Store, name: str, action: str, *, actor: str, reason: str | None = None) -> bool:
@@ -50,12 +60,17 @@ async def relays_with(store: Store, name: str) -> list[str]:
 async def _act(store: Store, statement: str, parameters: dict[str, Any]) -> Any:
     try:
         [row] = await store.call(statement, parameters, "operate")
-    except NotFound as error:
-        known = [each["name"] for each in await schedules(store)]
-        near = get_close_matches(parameters["name"].lower(), known, 1)
-        name = f"there is no schedule {parameters['name']!r} in this database"
-        raise NotFound(f"{name}; did you mean {near[0]}?" if near else str(error)) from None
+    except NotFound:
+        raise NotFound(await _unknown(store, parameters["name"])) from None
     return row
+
+
+async def _unknown(store: Store, name: str) -> str:
+    """Return why there is no such schedule, with the nearest name, or with those that there are."""
+    known = [each["name"] for each in await schedules(store)]
+    near = get_close_matches(name.lower(), known, 1)
+    listed = f"there are: {', '.join(known[:MOST_NAMED])}" if known else "there is none"
+    return f"there is no schedule {name!r} in this database; {f'did you mean {near[0]}?' if near else listed}"
 
 
 def _plain(row: Any) -> dict[str, Any]:
@@ -65,6 +80,7 @@ def _plain(row: Any) -> dict[str, Any]:
         "timezone": row.timezone,
         "type": row.type,
         "key": row.key,
+        "tenant": row.tenant,
         "missed": row.missed,
         "state": "paused" if row.paused else "active",
         "next_at": iso_time(row.next_at),
@@ -72,5 +88,6 @@ def _plain(row: Any) -> dict[str, Any]:
         "late_seconds": row.late,
         "error": row.error,
         "error_at": iso_time(row.error_at),
+        "retry_at": iso_time(row.retry_at),
         "generation": row.generation,
     }

@@ -15,6 +15,9 @@ def add_filter(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--type", type=text, metavar="PATTERN", help="only this event type; * matches any characters")
     parser.add_argument("--key", type=text, metavar="KEY", help="only events with this key")
     parser.add_argument(
+        "--tenant", type=text, metavar="TENANT", help="only events of this tenant that are still in the log"
+    )
+    parser.add_argument(
         "--error", type=text, metavar="TEXT", help="only if the last error contains TEXT (case-insensitive)"
     )
     parser.add_argument("--status", type=integer_between(0, 99_999), metavar="N", help="only with this last status")
@@ -33,7 +36,7 @@ def add_state(parser: argparse.ArgumentParser, states: Sequence[str]) -> None:
 
 def read_filter(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the filter that the options describe."""
-    names = ("sink", "type", "key", "error", "status", "since", "until")
+    names = ("sink", "type", "key", "tenant", "error", "status", "since", "until")
     wanted = {name: value for name in names if (value := getattr(arguments, name)) is not None}
     if uids := getattr(arguments, "uids", None):
         wanted["uids"] = list(dict.fromkeys(map(str, uids)))

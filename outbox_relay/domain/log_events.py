@@ -104,6 +104,8 @@ LOG_EVENTS: Final[Mapping[str, str]] = MappingProxyType(
         "schedule.refused": "the schema refused the event of a schedule; outbox-relay schedules list shows the reason",
         "schedule.failed": "a schedule cannot fire here",
         "schedules.failed": "schedules will be looked at again",
+        "schedules.superseded": "schedules of the file have another definition",
+        "schedules.taken_back": "definitions of the file are in force again",
         # Traces
         "traces.recording": "recording traces",
         "traces.not_recorded": "traces are not recorded",

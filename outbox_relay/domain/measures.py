@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias, get_args
 
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import Delivered, Failed, Refused, Unavailable, Verdict
@@ -31,6 +31,10 @@ FIRST_YEAR: Final = 2000
 Outcome: TypeAlias = Literal["delivered", "failed", "refused", "unavailable"]
 DeadReason: TypeAlias = Literal["refused", "exhausted", "undeliverable", "crashes"]
 """Why an event is dead: refused by the destination, out of attempts, faulty, or suspected of crashing relays."""
+
+FiringOutcome: TypeAlias = Literal["emitted", "passed_over", "refused", "failed"]
+"""The end of a time of a schedule: emitted, missed and not wanted, refused by the schema, or failed here."""
+FIRING_OUTCOMES: Final[tuple[FiringOutcome, ...]] = get_args(FiringOutcome)
 
 
 class Exemplar(NamedTuple):
@@ -168,12 +172,24 @@ class SinkMeasures:
         return histogram
 
 
+class ScheduleMeasures:
+    """The times of schedules that one process has fired, by outcome."""
+
+    def __init__(self) -> None:
+        self.fired: Counter[FiringOutcome] = Counter(dict.fromkeys(FIRING_OUTCOMES, 0))
+
+    def count(self, outcome: FiringOutcome, times: int = 1) -> None:
+        """Count times that had this outcome."""
+        self.fired[outcome] += times
+
+
 class RelayMeasures:
-    """The durations of one process that belong to no sink."""
+    """The counts and durations of one process that belong to no sink."""
 
     def __init__(self) -> None:
         self.tick = Histogram()
         """The durations of ticks."""
+        self.schedules = ScheduleMeasures()
 
 
 def since(before: Distribution | None, after: Distribution) -> Distribution:

@@ -6,15 +6,16 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
+from uuid import UUID
 
 from outbox_relay.postgres.database import Database
 
 DUE_MAX = 1000
-"""Most schedules that are read at once, the next ones first."""
+"""Most schedules that are read at once."""
 
 
 class ScheduleRow(NamedTuple):
-    """A schedule that is not paused, and ``now``, the time of the database at which it fires in ``seconds``.
+    """A schedule that is not paused, and ``now``, the time of the database. It fires in ``seconds``.
 
     ``next_at`` is None if the first time after ``after_at`` has yet to be found.
     """
@@ -30,6 +31,21 @@ class ScheduleRow(NamedTuple):
     seconds: float
 
 
+class OtherGeneration(NamedTuple):
+    """A schedule that has another generation than this relay knows. ``held``: another live relay knows this one."""
+
+    name: str
+    generation: int
+    held: bool
+
+
+class Fired(NamedTuple):
+    """The outcome of a call, as ``outbox.fire_schedule_times`` names it, and the number of events."""
+
+    outcome: str
+    emitted: int
+
+
 class ScheduleStatements(Database):
     """Schedules. Only the clock of the database says whether a time has come."""
 
@@ -37,9 +53,25 @@ class ScheduleStatements(Database):
         """Register the schedules of a file, or change them; return their generations."""
         return dict(await self._rows("register_schedules", {"wanted": json.dumps(list(wanted))}))
 
-    async def due_schedules(self) -> list[ScheduleRow]:
-        """Return the schedules in the order in which they fire, first those without a next time."""
-        return [ScheduleRow(*row) for row in await self._rows("due_schedules", {"most": DUE_MAX})]
+    async def hold_schedules(self, relay: UUID, known: Mapping[str, int]) -> list[OtherGeneration]:
+        """Record which schedules the file of a relay has, and return those that have another generation."""
+        parameters = {"relay": relay, "known": json.dumps(known)}
+        return [OtherGeneration(*row) for row in await self._rows("hold_schedules", parameters)]
+
+    async def take_schedules(self, wanted: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+        """Return the generations of schedules that are as ``wanted``, after changing those that may be changed.
+
+        Each has ``seen``, a generation, and ``over``, which is True if it may be changed while it has that generation.
+        """
+        return dict(await self._rows("take_schedules", {"wanted": json.dumps(list(wanted))}))
+
+    async def due_schedules(self, ahead: float, late: float) -> list[ScheduleRow]:
+        """Return the schedules that fire within ``ahead`` seconds, in the order in which they are to be tried.
+
+        A time that is late by ``late`` seconds comes after those that are not.
+        """
+        parameters = {"ahead": ahead, "late": late, "most": DUE_MAX}
+        return [ScheduleRow(*row) for row in await self._rows("due_schedules", parameters)]
 
     async def place_schedule(self, row: ScheduleRow, following: datetime) -> bool:
         """Write the first time of a schedule after ``after_at``. Return False if it was changed meanwhile."""
@@ -47,11 +79,17 @@ class ScheduleStatements(Database):
         [(placed,)] = await self._rows("place_schedule", place)
         return placed
 
-    async def fire_schedule(self, row: ScheduleRow, following: datetime, times: Sequence[datetime] | None) -> str:
+    async def fire_schedule(self, row: ScheduleRow, following: datetime, times: Sequence[datetime] | None) -> Fired:
         """Emit ``times`` of a schedule, None for ``next_at``, and move it to ``following``.
 
-        Return the outcome, as ``outbox.fire_schedule`` names it.
+        If the events are many, only the first of them are emitted, and the next time is the first one that is left.
         """
         place = {"name": row.name, "seen": row.next_at, "next": following, "generation": row.generation}
-        [(outcome,)] = await self._rows("fire_schedule", {**place, "times": None if times is None else list(times)})
-        return outcome
+        [found] = await self._rows("fire_schedule", {**place, "times": None if times is None else list(times)})
+        return Fired(*found)
+
+    async def fail_schedule(self, row: ScheduleRow, reason: str) -> bool:
+        """Record why this relay did not fire a schedule. Return False if it has fired, or the reason is recorded."""
+        place = {"name": row.name, "generation": row.generation, "after": row.after_at, "next": row.next_at}
+        [(recorded,)] = await self._rows("fail_schedule", {**place, "reason": reason})
+        return recorded

@@ -8,53 +8,69 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
-from typing import Any, TypeVar
+from functools import partial
+from typing import TypeVar
 
 from structlog.stdlib import BoundLogger
 
-from outbox_relay.domain.cron import firing, next_time
-from outbox_relay.domain.errors import DatabaseUnusable, StatementFailed
+from outbox_relay.domain.cron import LATE, firing, next_time
+from outbox_relay.domain.errors import DatabaseUnavailable, RelayError, SessionReset
+from outbox_relay.domain.file_reading import FileReader
+from outbox_relay.domain.measures import ScheduleMeasures
 from outbox_relay.domain.rate_limited_log import RateLimitedLog
 from outbox_relay.postgres.schedule_statements import ScheduleRow
 from outbox_relay.postgres.store import Store
+from outbox_relay.relay.schedule_definitions import Definition, ScheduleDefinitions
 
 T = TypeVar("T")
 
 LOOK_SECONDS = 1.0
-"""Longest pause between two looks at the schedules."""
+"""Longest pause between two looks at the schedules, and the time after which a look makes way for the next one."""
 PAUSE_SECONDS = 0.05
 """Shortest pause: another relay may have a schedule locked, or a time may be a moment away."""
+FAILED_SECONDS = 5.0
+"""Time for which a schedule that this relay could not fire is left to the other relays."""
 SOON = frozenset({"again", "early", "emitted", "passed over"})
 """Outcomes after which the schedule may have another time that is due."""
-FAILURES = (StatementFailed, DatabaseUnusable, ValueError)
-"""Errors that concern one schedule, and no other."""
+PASSED_ON = (DatabaseUnavailable, SessionReset, MemoryError)
+"""Errors that concern more than one schedule, after which the part is started again."""
 
 
 class Schedules:
-    """The schedules of one relay. ``wanted`` are those of its file, as ``register_schedules`` takes them."""
+    """The schedules of one relay, named ``relay``, whose file is ``definitions``."""
 
-    def __init__(self, store: Store, wanted: Sequence[Mapping[str, Any]], log: BoundLogger) -> None:
+    def __init__(
+        self,
+        store: Store,
+        definitions: ScheduleDefinitions,
+        relay: str,
+        log: BoundLogger,
+        measures: ScheduleMeasures,
+    ) -> None:
         self._store = store
-        self._wanted = wanted
+        self._definitions = definitions
+        self._relay = relay
         self._log = log
         self._seldom = RateLimitedLog(log)
-        self.registered = False
-        """True once the database has the schedules of the file."""
+        self._measures = measures
+        self._zone_files = FileReader()
+        self._failed: dict[ScheduleRow, float] = {}
+        """Schedules that failed, without what changes at each look, and ``time.monotonic()`` of the next try."""
         self._changed = asyncio.Event()
 
-    def use(self, wanted: Sequence[Mapping[str, Any]]) -> None:
+    def use(self, wanted: Sequence[Definition]) -> None:
         """Register the schedules of a reload as soon as possible, also those that are as before: one may be removed."""
-        self._wanted = wanted
-        self.registered = False
+        self._definitions.use(wanted)
         self._changed.set()
 
     async def run(self) -> None:
-        """Register and fire schedules until cancelled. Raises ``DatabaseUnavailable``."""
+        """Register and fire schedules until cancelled. Raises ``PASSED_ON``."""
         while True:
             self._changed.clear()
-            await self._do(self._register)
+            await self._do(self._definitions.keep)
             pause = await self._do(self.look)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause or LOOK_SECONDS):
@@ -64,54 +80,81 @@ class Schedules:
         """Return the result of a step, or None if it failed, which is logged and stops no other step."""
         try:
             return await step()
-        except (StatementFailed, DatabaseUnusable) as error:
-            self._seldom.warning("schedules.failed", reason=str(error))
+        except PASSED_ON:
+            raise
+        except Exception as error:  # an unexpected fault must neither end the process nor pass unseen
+            self._seldom.warning("schedules.failed", reason=_reason(error))
             return None
-
-    async def _register(self) -> None:
-        wanted = self._wanted
-        if wanted and not self.registered:
-            await self._store.register_schedules(wanted)
-        self.registered = wanted is self._wanted
 
     async def look(self) -> float:
         """Fire the schedules that are due, one event at a time, and return the seconds until the next look."""
-        pause = LOOK_SECONDS
-        for row in await self._store.due_schedules():
+        pause, began = LOOK_SECONDS, time.monotonic()
+        rows = await self._store.due_schedules(LOOK_SECONDS, LATE.total_seconds())
+        self._failed = {row: until for row, until in self._failed.items() if until > began}
+        for row in rows:
             if row.seconds > 0:
-                return max(PAUSE_SECONDS, min(pause, row.seconds))
-            try:
-                if await self._act(row):
+                pause = min(pause, row.seconds)
+            elif _lasting(row) not in self._failed:
+                if time.monotonic() - began > LOOK_SECONDS:
+                    return PAUSE_SECONDS
+                if await self._try(row):
                     pause = PAUSE_SECONDS
-            except FAILURES as error:
-                self._seldom.warning("schedule.failed", schedule=row.name, reason=str(error))
-        return pause
+        return max(PAUSE_SECONDS, pause)
+
+    async def _try(self, row: ScheduleRow) -> bool:
+        """Find the first time of a schedule, or fire it; return True if it is to be looked at again soon.
+
+        A failure is logged, recorded for people, and stops no other schedule.
+        """
+        try:
+            return await self._act(row)
+        except PASSED_ON:
+            raise
+        except Exception as error:  # such as one that a cron expression of another version causes
+            self._failed[_lasting(row)] = time.monotonic() + FAILED_SECONDS
+            self._measures.count("failed")
+            self._seldom.warning("schedule.failed", schedule=row.name, reason=_reason(error))
+            await self._do(partial(self._store.fail_schedule, row, f"relay {self._relay}: {_reason(error)}"))
+            return False
 
     async def _act(self, row: ScheduleRow) -> bool:
-        """Find the first time of a schedule, or fire it; return True if it is to be looked at again soon.
+        """Do what ``_try`` does, and raise whatever fails.
 
         Times are computed in a thread: a thousand of them take a tenth of a second, and time zones are files.
         """
         if row.next_at is not None:
             return await self._fire(row, row.next_at)
-        following = await asyncio.to_thread(next_time, row.cron, row.timezone, row.after_at)
+        find = partial(next_time, row.cron, row.timezone, row.after_at)
+        following = await self._zone_files.acall(find)
         if following is None:
             raise ValueError("its cron expression never comes")
         return await self._store.place_schedule(row, following)
 
     async def _fire(self, row: ScheduleRow, due: datetime) -> bool:
-        found = await asyncio.to_thread(firing, row.cron, row.timezone, row.missed, due, row.now)
+        found = await self._zone_files.acall(partial(firing, row.cron, row.timezone, row.missed, due, row.now))
         if found is None:
             raise ValueError("its cron expression never comes again")
-        outcome = await self._store.fire_schedule(row, found.next, found.times)
+        outcome, count = await self._store.fire_schedule(row, found.next, found.times)
         match outcome:
             case "emitted":
-                count = 1 if found.times is None else len(found.times)
                 self._log.info("schedule.emitted", schedule=row.name, due=due.isoformat(), count=count)
+                self._measures.count("emitted", count)
             case "passed over":
                 self._log.warning("schedule.passed_over", schedule=row.name, since=due.isoformat())
+                self._measures.count("passed_over")
             case "refused":
                 self._log.warning("schedule.refused", schedule=row.name)
+                self._measures.count("refused")
             case _:
                 pass
         return outcome in SOON
+
+
+def _lasting(row: ScheduleRow) -> ScheduleRow:
+    """Return a schedule without what changes at each look."""
+    return row._replace(now=row.after_at, seconds=0.0)
+
+
+def _reason(error: Exception) -> str:
+    """Return the text of an error of ours, and only the class of another, whose text may quote a value."""
+    return str(error) if isinstance(error, RelayError | ValueError) else type(error).__name__

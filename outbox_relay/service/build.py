@@ -17,7 +17,7 @@ from structlog.stdlib import BoundLogger
 from outbox_relay import __version__
 from outbox_relay.domain.circuit import CircuitPolicy
 from outbox_relay.domain.errors import ConfigurationError
-from outbox_relay.domain.measures import RelayMeasures
+from outbox_relay.domain.measures import RelayMeasures, ScheduleMeasures
 from outbox_relay.domain.retry import RetryPolicy
 from outbox_relay.domain.routing import like_patterns
 from outbox_relay.domain.sink_spec import SinkSpec
@@ -27,6 +27,7 @@ from outbox_relay.relay.housekeeping import Chore, Housekeeping
 from outbox_relay.relay.lag_watch import LOOK_SECONDS, LagWatch
 from outbox_relay.relay.leases import LeaseManager
 from outbox_relay.relay.retention import Retention
+from outbox_relay.relay.schedule_definitions import ScheduleDefinitions
 from outbox_relay.relay.schedules import Schedules
 from outbox_relay.relay.ticker import Ticker
 from outbox_relay.retention.archiver import ProcessArchiver, archiver_for
@@ -84,10 +85,10 @@ def build(settings: Settings, log: BoundLogger, stopping: asyncio.Event, trace: 
     measures, listener = RelayMeasures(), CommitListener(wakeup_dsn(settings), store.database_identity, log)
     ticker = Ticker(store, listener, lease_seconds, log, measures)
     lease_manager = LeaseManager(store, relay, name, __version__, lease_seconds, log)
-    recorded_config = RecordedConfig(store, lease_manager, settings, log)
     relays = SinkRelays(build_specs(settings), sinks, store, ticker, lease_manager, log, stopping, trace)
-    clients = ReplayClients(settings, webhooks, trace)
-    lag_watch, schedules = LagWatch(store, settings.notify.limit, log), build_schedules(settings, store, log)
+    recorded_config = RecordedConfig(store, lease_manager, settings, log)
+    clients, lag_watch = ReplayClients(settings, webhooks, trace), LagWatch(store, settings.notify.limit, log)
+    schedules = build_schedules(settings, store, relay, log, measures.schedules)
     return Parts(
         store,
         own_addresses,
@@ -142,9 +143,12 @@ def build_retention(settings: Settings, store: Store, relay: UUID, log: BoundLog
     return Retention(store, relay, settings.relay.name, stated, build_archiver(settings), log, enabled=enabled)
 
 
-def build_schedules(settings: Settings, store: Store, log: BoundLogger) -> Schedules:
+def build_schedules(
+    settings: Settings, store: Store, relay: UUID, log: BoundLogger, measures: ScheduleMeasures
+) -> Schedules:
     """Return the part that registers the schedules of the file, and fires all."""
-    return Schedules(store, settings.registered_schedules(), log)
+    definitions = ScheduleDefinitions(store, relay, settings.registered_schedules(), log)
+    return Schedules(store, definitions, settings.relay.name, log, measures)
 
 
 def build_archiver(settings: Settings) -> ProcessArchiver | None:

@@ -20,6 +20,7 @@ SCHEDULES_MAX = 1000
 SCHEDULED_FOR = "outbox-scheduled-for"
 """The header with the time of a scheduled event."""
 KEY_BYTES = 1024
+TENANT_BYTES = 255
 HEADERS_BYTES = 16_384 - 100
 """Most bytes of headers as JSON: what the schema takes, less the one that is added."""
 DEPTH = 100
@@ -46,10 +47,16 @@ def _type_fault(text: str) -> str | None:
     return None
 
 
-def _key_fault(text: str | None) -> str | None:
-    if text is not None and "\0" in text:
-        return "holds the character U+0000, which PostgreSQL cannot store"
-    return f"has more than {KEY_BYTES} bytes" if text is not None and len(text.encode()) > KEY_BYTES else None
+def _text_fault(text: str | None, most: int) -> str | None:
+    if text is None:
+        return None
+    if not _is_text(text):
+        return "holds a character that PostgreSQL cannot store: U+0000, or half of a surrogate pair"
+    return f"has more than {most} bytes" if len(text.encode()) > most else None
+
+
+def _tenant_fault(text: str | None) -> str | None:
+    return "is empty: leave it out for an event without a tenant" if text == "" else _text_fault(text, TENANT_BYTES)
 
 
 def _payload(value: object) -> object:
@@ -136,8 +143,10 @@ class ScheduleSettings(Section):
     """The payload of the event, a table."""
     headers: Annotated[str, BeforeValidator(_headers)] = Field(default="{}", repr=False)
     """Headers of the event, a table of strings."""
-    key: Annotated[str | None, rule(lambda text, _: _key_fault(text))] = None
+    key: Annotated[str | None, rule(lambda text, _: _text_fault(text, KEY_BYTES))] = None
     """The key of the event, at most 1024 bytes; by default it has none."""
+    tenant: Annotated[str | None, rule(lambda text, _: _tenant_fault(text))] = None
+    """The tenant of the event, 1 to 255 bytes; by default it has none."""
     missed: Literal["one", "skip", "all"] = "one"
     """Times that are late by more than a minute: one event for all of them ("one"), none ("skip"), or "all"."""
 

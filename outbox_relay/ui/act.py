@@ -11,8 +11,9 @@ from starlette.responses import Response
 
 from outbox_relay.domain.errors import NotFound
 from outbox_relay.ui import forms
-from outbox_relay.ui.actions import ACTIONS, Action, By
+from outbox_relay.ui.actions import ACTIONS
 from outbox_relay.ui.jobs import Job
+from outbox_relay.ui.plans import Action, By
 from outbox_relay.ui.render import CSRF_FIELD, error_page, has_token, may_act, page, redirect, site_of, user_of
 
 SOON_SECONDS: Final = 2.0

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from outbox_relay import admin
 from outbox_relay.admin import replays, sinks
@@ -15,55 +14,13 @@ from outbox_relay.domain.moment import read_moment
 from outbox_relay.postgres.store import Store
 from outbox_relay.ui import forms
 from outbox_relay.ui.jobs import Report
+from outbox_relay.ui.plans import Action, By, Fields, Input, Plan
+from outbox_relay.ui.schedule_actions import SCHEDULE_ACTIONS
 
-Fields = Mapping[str, str]
 RATE_MOST: Final = 1_000_000
 REPLAY_MOST: Final = 10**18 - 1
 DELIVERY_NAMES: Final = (*forms.FILTER_NAMES, forms.AS_OF, forms.COUNTED)
 REPLAY_NAMES: Final = ("sink", "type", "since", "until", "to", "rate", "uid", "key")
-
-
-class Input(NamedTuple):
-    """A field that a person fills in before the action can be planned."""
-
-    name: str
-    label: str
-    value: str
-    placeholder: str = ""
-    required: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """The effects that an action would have. It is only ``possible`` if there is something to do.
-
-    ``fields`` are those with which it is asked for, and ``back`` is the path of the page that it is about.
-    """
-
-    title: str
-    verb: str
-    back: str
-    effects: Sequence[str] = ()
-    possible: bool = True
-    fields: Mapping[str, str] = field(default_factory=dict[str, str])
-    inputs: Sequence[Input] = ()
-    reason_required: bool = False
-    danger: bool = False
-
-
-class By(NamedTuple):
-    """The person who acts, as the audit names them, and their reason."""
-
-    actor: str
-    reason: str | None
-
-
-class Action(NamedTuple):
-    """An action: the fields that it has, its dry run, and what does it, which returns a sentence about the result."""
-
-    names: Sequence[str]
-    plan: Callable[[Store, Fields], Awaitable[Plan]]
-    run: Callable[[Store, Fields, By, Report], Awaitable[str]]
 
 
 # -- sinks ------------------------------------------------------------------------------------------------------------
@@ -328,5 +285,6 @@ ACTIONS: Final[Mapping[str, Action]] = {
     "replay-pause": _change_replay("pause", "Relays deliver no more of its events until it is resumed."),
     "replay-resume": _change_replay("resume", "Relays deliver the rest of its events."),
     "replay-cancel": _change_replay("cancel", "The rest of its events is not delivered. What was delivered stays so."),
+    **SCHEDULE_ACTIONS,
 }
 """The actions by the last part of their path."""

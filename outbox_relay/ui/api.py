@@ -82,6 +82,12 @@ async def replay(request: Request) -> Response:
     return _json(await view_log.replay(await site_of(request).store(), number))
 
 
+async def schedules(request: Request) -> Response:
+    """Answer with one page of the schedules."""
+    after = forms.read_after(forms.single(request.query_params.multi_items()))
+    return _json(await view_log.schedules(await site_of(request).store(), after))
+
+
 async def relays(request: Request) -> Response:
     """Answer with the relays and what they deliver at the moment."""
     return _json(await view_log.relays(await site_of(request).store()))
@@ -162,6 +168,7 @@ ROUTES: Final = (
     Route(PREFIX + "/keys/{hash}", key),
     Route(PREFIX + "/replays", replays),
     Route(PREFIX + "/replays/{id}", replay),
+    Route(PREFIX + "/schedules", schedules),
     Route(PREFIX + "/relays", relays),
     Route(PREFIX + "/database", database),
     Route(PREFIX + "/audit", audit),

@@ -38,6 +38,7 @@ ROUTES: Final = (
     Route("/events/{uid}", pages.event),
     Route("/keys/{hash}", pages.key),
     Route("/replays", pages.replays),
+    Route("/schedules", pages.schedules),
     Route("/relays", pages.relays),
     Route("/database", pages.database),
     Route("/audit", pages.audit),

@@ -14,7 +14,7 @@ from outbox_relay.domain.moment import read_moment
 FIELDS_MOST: Final = 100
 TEXT_CHARS: Final = 1024
 """Maximum length of a field."""
-FILTER_TEXTS: Final = ("sink", "type", "error", "key")
+FILTER_TEXTS: Final = ("sink", "type", "tenant", "error", "key")
 FILTER_TIMES: Final = ("since", "until")
 KIND: Final = "kind"
 """The kind of an error without a status. If it is empty, rows without an error are meant."""
@@ -99,6 +99,12 @@ def read_place(fields: Mapping[str, str]) -> Place | None:
         return None
     number, _, sink = fields["before"].partition("-")
     return read_integer("before", number, 0, 2**63 - 1), sink
+
+
+def read_after(fields: Mapping[str, str]) -> str:
+    """Return the name after which a page of a list begins. Raises ``ConfigurationError`` for any other field."""
+    refuse_unknown(fields, ("after",))
+    return fields.get("after", "")
 
 
 def refuse_unknown(fields: Mapping[str, str], known: Collection[str]) -> None:

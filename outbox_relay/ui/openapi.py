@@ -95,6 +95,12 @@ REPLAY: Final = _object(
     key=_or_null(TEXT), since=_or_null(TIME), until=_or_null(TIME), uids=_or_null(INTEGER), started_at=TIME,
     ended_at=_or_null(TIME), actor=TEXT, reason=_or_null(TEXT),
 )  # fmt: skip
+SCHEDULE: Final = _object(
+    name=TEXT, cron=TEXT, timezone=TEXT, type=TEXT, key=_or_null(TEXT), tenant=_or_null(TEXT),
+    missed={"enum": ["one", "skip", "all"]}, state={"enum": ["active", "paused"]}, next_at=_or_null(TIME),
+    last_at=_or_null(TIME), late_seconds=_or_null(NUMBER), error=_or_null(TEXT), error_at=_or_null(TIME),
+    retry_at=_or_null(TIME), generation=INTEGER,
+)  # fmt: skip
 FINDING: Final = _object(
     id=TEXT, severity={"enum": ["critical", "warning", "ok"]}, summary=TEXT, evidence=TEXT, advice=TEXT,
     statements=_list(TEXT), runbook=TEXT,
@@ -129,7 +135,7 @@ PLAN: Final = _object(title=TEXT, effects=_list(TEXT), possible=BOOLEAN, fields=
 AGE: Final[Mapping[str, Schema]] = {"figures_age_seconds": _or_null(NUMBER)}
 ERROR: Final = _object(error=TEXT)
 
-FILTER: Final = ("sink", "type", "error", "kind", "status", "since", "until", "state", "uid")
+FILTER: Final = ("sink", "type", "tenant", "error", "kind", "status", "since", "until", "state", "uid")
 ANSWERS: Final[Mapping[str, tuple[str, Schema, tuple[str, ...]]]] = {
     "/sinks": ("Every sink", _object(sinks=_list(_object(**SINK_FIELDS, hour=HOUR)), **AGE), ()),
     "/sinks/{name}": (
@@ -167,6 +173,11 @@ ANSWERS: Final[Mapping[str, tuple[str, Schema, tuple[str, ...]]]] = {
     ),
     "/replays": ("The replays, newest first", _object(replays=_list(REPLAY)), ()),
     "/replays/{id}": ("One replay", REPLAY, ()),
+    "/schedules": (
+        "Schedules by name, from the one after a name",
+        _object(schedules=_list(SCHEDULE), next=_or_null(TEXT)),
+        ("after",),
+    ),
     "/relays": ("The live relays, and what they deliver", _object(relays=_list(RELAY), running=_list(RUNNING)), ()),
     "/database": (
         "The log and the server",
@@ -229,7 +240,7 @@ def _query_schema(name: str) -> Schema:
 
 
 def _post() -> Schema:
-    names = (*FILTER, "key", "to", "id", "as_of", "counted", "reason")
+    names = (*FILTER, "key", "to", "id", "schedule", "as_of", "counted", "reason")
     rate = {"type": "integer", "minimum": 1, "maximum": RATE_MOST}
     body = {
         "type": "object",

@@ -106,6 +106,13 @@ async def replays(request: Request) -> Response:
     return page(request, "replays.html", await view_log.replays(await site_of(request).store()))
 
 
+async def schedules(request: Request) -> Response:
+    """Show the schedules."""
+    after = forms.read_after(forms.single(request.query_params.multi_items()))
+    found = await view_log.schedules(await site_of(request).store(), after)
+    return page(request, "schedules.html", {**found, "after": after})
+
+
 async def relays(request: Request) -> Response:
     """Show the relays and what they deliver at the moment."""
     return page(request, "relays.html", await view_log.relays(await site_of(request).store()))

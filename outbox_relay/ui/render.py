@@ -137,6 +137,7 @@ def page(request: Request, template: str, values: Mapping[str, Any], status: int
         "may_act": may_act(request),
         "csrf": csrf_token(request, cookie),
         "key_hash": site_of(request).keys.hash,
+        "has_schedules": site_of(request).has_schedules(),
     }
     html = ENVIRONMENT.get_template(template).render({**shared, **values})
     answer = HTMLResponse(html, status)

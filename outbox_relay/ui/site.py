@@ -1,4 +1,4 @@
-"""The state that all requests to one page share: options, the database, findings, jobs and keys."""
+"""The state that all requests to one page share: options, the database, findings, jobs, keys and its links."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from outbox_relay.postgres.store import Store
 from outbox_relay.ui.findings import CachedFindings
 from outbox_relay.ui.jobs import Jobs
 from outbox_relay.ui.keys import Keys
+from outbox_relay.ui.presence import SchedulePresence
 
 CONNECTIONS = 4
 """Maximum number of connections to the database."""
@@ -37,6 +38,7 @@ class Site:
     findings: CachedFindings = field(default_factory=CachedFindings)
     jobs: Jobs = field(default_factory=Jobs)
     keys: Keys = field(default_factory=Keys)
+    schedule_presence: SchedulePresence = field(default_factory=SchedulePresence)
     summaries: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
     """Held while a summary is made: one at a time, so that the other pages keep their connections."""
     _opening: asyncio.Task[Store] | None = None
@@ -50,6 +52,13 @@ class Site:
             self._opening = asyncio.create_task(self._open(), name="connect")
         return await asyncio.shield(self._opening)
 
+    def has_schedules(self) -> bool:
+        """Return True if there was a schedule at the last look, which is at most seconds old while pages are opened."""
+        opening = self._opening
+        if opening is None or not opening.done() or _has_failed(opening):
+            return False
+        return self.schedule_presence.current(opening.result())
+
     async def _open(self) -> Store:
         """Connect, compare the version of the schema with ours, and read the secret of links."""
         store = Store(self.dsn, pooler=self.pooler, connections=CONNECTIONS)
@@ -58,6 +67,7 @@ class Site:
             _require_fit(await store.schema())
             [(secret,)] = await store.call("page_key", {}, "read")
             self.keys.use(bytes(secret))
+            await self.schedule_presence.look(store)
         except BaseException:
             await store.close()
             raise
@@ -66,6 +76,7 @@ class Site:
     async def close(self) -> None:
         """End what runs in the background, and close every connection."""
         await self.findings.close()
+        await self.schedule_presence.close()
         await self.jobs.close()
         opening, self._opening = self._opening, None
         if opening is not None:

@@ -1,4 +1,4 @@
-"""The content of the pages of replays, relays, the database and the audit, as JSON values."""
+"""The content of the pages of replays, schedules, relays, the database and the audit, as JSON values."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from outbox_relay import admin
 from outbox_relay.admin import replays as admin_replays
+from outbox_relay.admin import schedules as admin_schedules
 from outbox_relay.admin.status import live_relays
 from outbox_relay.domain.errors import RelayError
 from outbox_relay.postgres.store import Store
@@ -20,6 +21,8 @@ TRANSACTION_SECONDS: Final = 5.0
 LOCK_SECONDS: Final = 0.5
 """Wait for a lock from which it is shown."""
 AUDIT_ROWS: Final = 100
+SCHEDULE_ROWS: Final = 100
+"""Number of schedules on a page."""
 
 
 async def replays(store: Store) -> dict[str, Any]:
@@ -30,6 +33,13 @@ async def replays(store: Store) -> dict[str, Any]:
 async def replay(store: Store, number: int) -> dict[str, Any]:
     """Return one replay. Raises ``NotFound``."""
     return await admin_replays.replay(store, number)
+
+
+async def schedules(store: Store, after: str) -> dict[str, Any]:
+    """Return one page of the schedules by name, from the one after ``after``, and where the next one begins."""
+    found = await admin_schedules.schedules(store, after, SCHEDULE_ROWS + 1)
+    shown = found[:SCHEDULE_ROWS]
+    return {"schedules": shown, "next": shown[-1]["name"] if len(found) > SCHEDULE_ROWS else None}
 
 
 async def relays(store: Store) -> dict[str, Any]:

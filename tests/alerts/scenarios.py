@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Final, NamedTuple
@@ -146,6 +147,13 @@ def _keep_old_day(system: System) -> None:
     system.command("pause", "crm")
 
 
+def _register_unknown_zone(system: System) -> None:
+    """Register a schedule whose time zone no machine knows, as a relay with other time zones would."""
+    schedule = {"name": "nightly", "cron": "0 3 * * *", "timezone": "Mars/Olympus", "type": "order.due"}
+    wanted = json.dumps([{**schedule, "payload": {}, "missed": "one"}])
+    system.execute(f"select outbox.register_schedules('{wanted}')")
+
+
 def _hourly_faults(system: System, scrape: int) -> None:
     """Deploy both relays in turn, emit a burst, and let a fifth of the requests fail twice."""
     match scrape:
@@ -276,6 +284,11 @@ SCENARIOS: Final[Mapping[str, Scenario]] = {
         frozenset({"OutboxRetentionBlocked", "OutboxSinkPaused"}),
         prepare=_keep_old_day,
         hold_minutes=120,
+    ),
+    "schedule-late": Scenario(
+        "a schedule is registered whose time zone the relay's machine does not know",
+        frozenset({"OutboxScheduleLate"}),
+        _register_unknown_zone,
     ),
     "figures-unknown": Scenario(
         "the relay's role may not see the sessions of others",

@@ -108,8 +108,8 @@ def pages(uid: str) -> dict[str, str]:
     """Return the path of every page by its name."""
     return {
         "overview": "/", "sink": "/sinks/crm", "exceptions": "/exceptions", "groups": "/exceptions?view=groups",
-        "event": f"/events/{uid}", "replays": "/replays", "relays": "/relays", "database": "/database",
-        "audit": "/audit",
+        "event": f"/events/{uid}", "replays": "/replays", "schedules": "/schedules", "relays": "/relays",
+        "database": "/database", "audit": "/audit",
         "retry": "/actions/retry?state=dead&sink=invoices",
     }  # fmt: skip
 

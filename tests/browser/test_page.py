@@ -27,7 +27,8 @@ pytestmark = pytest.mark.thorough
 
 books, browser = owned.books, chromium.browser
 OPERATOR, VIEWER = User("anna", "operator"), User("bob", "viewer")
-PATHS = ("/", "/sinks/s", "/exceptions", "/exceptions?view=groups", "/replays", "/relays", "/database", "/audit")
+PATHS = ("/", "/sinks/s", "/exceptions", "/exceptions?view=groups", "/replays", "/schedules", "/relays", "/database",
+         "/audit")  # fmt: skip
 NARROW, WIDE = {"width": 360, "height": 780}, {"width": 1280, "height": 900}
 LEFT_OUT = ("minor", "moderate")
 """Impacts of findings of axe that fail no test."""

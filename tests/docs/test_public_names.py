@@ -23,6 +23,8 @@ PUBLIC = (
     "outbox_relay.contrib.sqlalchemy",
     "outbox_relay.inbox",
     "outbox_relay.outbox",
+    "outbox_relay.sinks",
+    "outbox_relay.sinks.contract",
     "outbox_relay.testing",
     "outbox_relay.ui",
 )
@@ -32,7 +34,7 @@ PUBLIC = (
 def test_a_public_module_lists_its_names(name: str) -> None:
     module = import_module(name)
     names: list[str] = module.__all__
-    assert names == sorted(names)
+    assert names == sorted(names, key=lambda each: (not each.isupper(), not each[0].isupper(), each))
     assert len(names) == len(set(names))
     assert [each for each in names if not hasattr(module, each)] == []
     undocumented = [each for each in names if callable(getattr(module, each)) and not getattr(module, each).__doc__]

@@ -171,7 +171,7 @@ def test_a_search_for_an_error_calls_no_function_of_ours_for_each_row(
 
     The plan shows that the column has another collation by a cast.
     """
-    fields = "row(null, null, null, %s, null, null, null, null, '{dead}', null, null)::outbox.delivery_filter"
+    fields = "row(null, null, null, %s, null, null, null, null, '{dead}', null, null, null)::outbox.delivery_filter"
     with database.connect() as connection:
         explained = connection.execute(
             f"explain (verbose, costs off) select from outbox.delivery d where outbox.is_meant(d, {fields})".encode(),

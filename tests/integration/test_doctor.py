@@ -77,8 +77,12 @@ CONDITIONS: dict[str, Make] = {
         " ('a', '0 3 * * *', 'UTC', 'test.a', '{}', 'one', now() - interval '1 day', now() - interval '2 minutes')"
     ),
     "schedule-refused": lambda books: books.do(
-        "insert into outbox.schedule (name, cron, timezone, type, payload, missed, error, error_at) values"
-        " ('nightly', '0 3 * * *', 'UTC', 'test.a', '{}', 'one', 'too large', now())"
+        "insert into outbox.schedule (name, cron, timezone, type, payload, missed, error, error_at, retry_at)"
+        " values ('nightly', '0 3 * * *', 'UTC', 'test.a', '{}', 'one', 'too large', now(), now())"
+    ),
+    "schedule-failing": lambda books: books.do(
+        "insert into outbox.schedule (name, cron, timezone, type, payload, missed, error, error_at)"
+        " values ('nightly', '0 3 * * *', 'Mars/Olympus', 'test.a', '{}', 'one', 'no such time zone', now())"
     ),
     "clock-jumped": lambda books: books.do("update outbox.retention set hold_until = now() + interval '1 day'"),
     "default-partition": lambda books: books.do(

@@ -67,8 +67,11 @@ def test_a_list_of_schedules(database: Database) -> None:
 def test_the_reason_of_a_refusal_is_listed(database: Database) -> None:
     register(database, schedule())
     query(database, "update outbox.schedule set error = 'because', error_at = '2026-01-01 00:00:00+00' returning 1")
+    assert run(database, "list").out.splitlines()[-1] == "schedule nightly: failed at 2026-01-01T00:00:00: because"
+    query(database, "update outbox.schedule set retry_at = '2026-01-01 00:01:00+00' returning 1")
     assert run(database, "list").out.splitlines()[-1] == "schedule nightly: refused at 2026-01-01T00:00:00: because"
-    assert run(database, "list", "--json").json["schedules"][0]["error"] == "because"
+    [found] = run(database, "list", "--json").json["schedules"]
+    assert (found["error"], found["retry_at"]) == ("because", "2026-01-01T00:01:00+00:00")
 
 
 def test_run_emits_now_and_leaves_the_times(database: Database) -> None:
@@ -130,8 +133,9 @@ def test_an_unknown_schedule_is_not_found_and_the_nearest_is_named(database: Dat
 
 def test_each_role_does_what_it_is_granted_and_no_more(database: Database) -> None:
     actions = {"run_schedule", "set_schedule", "relays_with_schedule"}
-    firing = {"fire_schedule", "place_schedule", "register_schedules"}
-    inner = {"emit_schedule", "require_schedule"}
+    firing = {"fail_schedule", "fire_schedule", "fire_schedule_times", "hold_schedules", "place_schedule"}
+    firing |= {"register_schedules", "take_schedules"}
+    inner = {"emit_schedule", "require_schedule", "schedule_changed"}
     register(database, schedule())
     nothing: set[str] = set()
     allowed = {**dict.fromkeys(("emit", "consume", "read", "payloads"), nothing), "operate": actions, "relay": firing}
@@ -186,6 +190,29 @@ def test_a_reload_registers_schedules(database: Database, receiver: Receiver, tm
         assert "schedules.minutely.cron: the day-of-month is not valid, or never comes" in relay.log.read_text()
         assert row(database, "minutely")["cron"] == "*/5 * * * *"
         assert relay.stop() == 0
+
+
+@pytest.mark.slow
+def test_an_old_relay_that_restarts_during_a_deployment_does_not_leave_its_schedules(
+    database: Database, receiver: Receiver, tmp_path: Path
+) -> None:
+    config = webhook_config(database.dsn, receiver, tmp_path)
+    with RelayService(tmp_path, config + EVERY_MINUTE.replace("n = 1", "n = 2"), "new") as staying:
+        until(lambda: query(database, "select from outbox.schedule"), seconds=SECONDS, what="the new one is registered")
+        with RelayService(tmp_path, config + EVERY_MINUTE, "old") as leaving:
+            until(
+                lambda: row(database, "minutely")["payload"] == {"n": 1},
+                seconds=SECONDS,
+                what="the old one is in force",
+            )
+            until(
+                lambda: "schedules.superseded" in staying.log.read_text(), seconds=SECONDS, what="the new one notices"
+            )
+            assert row(database, "minutely")["payload"] == {"n": 1}
+            assert leaving.stop() == 0
+        until(lambda: row(database, "minutely")["payload"] == {"n": 2}, seconds=SECONDS, what="the new one is back")
+        until(lambda: "schedules.taken_back" in staying.log.read_text(), seconds=SECONDS, what="it says so")
+        assert staying.stop() == 0
 
 
 def test_check_warns_of_a_schedule_without_a_route(database: Database, receiver: Receiver, tmp_path: Path) -> None:

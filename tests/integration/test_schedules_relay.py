@@ -6,17 +6,25 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
 
 import pytest
 import pytest_asyncio
-import structlog
 
 from outbox_relay.postgres.migrations import migrate
 from outbox_relay.postgres.store import Store
-from outbox_relay.relay.schedules import Schedules
 from tests.support.database import Database, query
-from tests.support.schedules import emitted, minute_of, put, register, row, schedule, text_of
+from tests.support.schedules import (
+    emitted,
+    minute_of,
+    part,
+    put,
+    register,
+    row,
+    run_until,
+    running,
+    schedule,
+    text_of,
+)
 from tests.support.wait import becomes
 
 MINUTE = timedelta(minutes=1)
@@ -28,23 +36,6 @@ async def store(database: Database) -> AsyncIterator[Store]:
     await opened.open()
     yield opened
     await opened.close()
-
-
-def part(store: Store, *wanted: dict[str, Any]) -> Schedules:
-    """Return the part of a relay whose file has these schedules."""
-    return Schedules(store, wanted, structlog.stdlib.get_logger())
-
-
-async def run_until(fact: Any, what: str, *parts: Schedules) -> None:
-    """Run these parts until a fact is true."""
-    tasks = [asyncio.create_task(each.run()) for each in parts]
-    try:
-        await becomes(fact, what)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    assert not [task for task in tasks if not task.cancelled()]
 
 
 async def test_a_new_schedule_begins_with_the_first_time_after_its_registration(
@@ -97,7 +88,7 @@ async def test_each_time_is_emitted_once_although_relays_are_cancelled_at_any_mo
     put(database, "nightly", first)
     for milliseconds in range(1, 80, 3):
         with suppress(TimeoutError):
-            await asyncio.wait_for(part(store).run(), milliseconds / 1000)
+            await asyncio.wait_for(part(store).schedules.run(), milliseconds / 1000)
     await run_until(lambda: query(database, "select from outbox.schedule where next_at > clock_timestamp()"),
                     "the next time is ahead", part(store))  # fmt: skip
     assert emitted(database)[:5001] == [text_of(first + n * MINUTE) for n in range(5001)]
@@ -138,28 +129,20 @@ async def test_a_schedule_that_this_relay_cannot_compute_stops_no_other(database
 
 async def test_a_reload_registers_what_is_new_and_keeps_what_is_gone(database: Database, store: Store) -> None:
     relay = part(store, schedule("a"))
-    task = asyncio.create_task(relay.run())
-    try:
+    async with running(relay):
         await becomes(lambda: query(database, "select from outbox.schedule where name = 'a'"), "a is registered")
-        relay.use([schedule("b")])
+        relay.schedules.use([schedule("b")])
         await becomes(lambda: query(database, "select from outbox.schedule where name = 'b'"), "b is registered")
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
     assert query(database, "select name from outbox.schedule order by name") == [("a",), ("b",)]
 
 
 async def test_a_reload_brings_back_a_schedule_that_was_removed(database: Database, store: Store) -> None:
     relay = part(store, schedule())
-    task = asyncio.create_task(relay.run())
-    try:
+    async with running(relay):
         await becomes(lambda: query(database, "select from outbox.schedule"), "it is registered")
         await becomes(lambda: query(database, "delete from outbox.schedule returning 1"), "it is removed")
-        relay.use((schedule(),))
+        relay.schedules.use((schedule(),))
         await becomes(lambda: query(database, "select from outbox.schedule"), "it is registered again")
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_the_relay_that_registers_last_decides_and_others_fire_as_it_says(
@@ -169,13 +152,9 @@ async def test_the_relay_that_registers_last_decides_and_others_fire_as_it_says(
     await run_until(
         lambda: query(database, "select from outbox.schedule"), "the old one is registered", part(store, old)
     )
-    former = asyncio.create_task((old_relay := part(store, old)).run())
-    try:
-        await becomes(lambda: old_relay.registered, "the old relay has registered")
+    async with running(former := part(store, old)):
+        await becomes(lambda: former.definitions.registered, "the old relay has registered")
         register(database, new)
         put(database, "nightly", minute_of(database) - MINUTE)
         await becomes(lambda: emitted(database), "it is emitted")
-    finally:
-        former.cancel()
-        await asyncio.gather(former, return_exceptions=True)
     assert query(database, "select distinct convert_from(payload, 'UTF8') from outbox.event") == [('{"by": "new"}',)]

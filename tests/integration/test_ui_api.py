@@ -14,6 +14,7 @@ from outbox_relay.ui.users import FileContent, User, read_tokens
 from tests.support import books as owned
 from tests.support.ledger import Ledger
 from tests.support.page import Browser, browsing, form_fields
+from tests.support.schedules import register, schedule
 
 books = owned.books
 
@@ -46,6 +47,7 @@ async def filled(books: Ledger) -> str:
         "insert into outbox.history (sink, at, delivered, end_to_end_p50, end_to_end_p99, claim_p99) "
         "select s, date_trunc('minute', now()), 5, 0.01, 0.02, 0.003 from unnest('{s,\"\"}'::text[]) s"
     )
+    register(books.database, schedule())
     assert passed
     return books.uid(dead)
 
@@ -79,7 +81,7 @@ async def test_every_answer_is_what_the_document_says(books: Ledger) -> None:
             )
             empty = [name for name, value in answer.items() if value in ([], {}) and name not in ("unread", "locks")]
             assert set(empty) <= {"running", "transactions"}, f"{path}: nothing to compare in {empty}"
-        assert len(paths) == 13
+        assert len(paths) == 14
 
 
 async def test_the_document_is_one_of_openapi(books: Ledger) -> None:
@@ -133,7 +135,7 @@ async def test_a_body_that_is_no_object_of_texts_is_refused(books: Ledger, token
         assert (answer.status_code, list(answer.json())) == (400, ["error"])
 
 
-@pytest.mark.parametrize("body", [{}, {"uids": "x"}, {"state": "dead", "tenant": "acme"}, {"sink": "s", "erorr": "x"}])
+@pytest.mark.parametrize("body", [{}, {"uids": "x"}, {"state": "dead", "owner": "acme"}, {"sink": "s", "erorr": "x"}])
 async def test_a_field_that_means_nothing_widens_no_action(books: Ledger, tokens: Tokens, body: dict[str, str]) -> None:
     await filled(books)
     async with browsing(books.database, tokens=tokens) as page:

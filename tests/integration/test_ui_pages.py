@@ -26,8 +26,8 @@ books = owned.books
 STATIC = Path(view_events.__file__).parent / "static"
 MARKUP = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>{{7*7}}"
 ESCAPED = "&lt;script&gt;alert(1)&lt;/script&gt;"
-PAGES = ("/", "/sinks/s", "/sinks/s?period=48h", "/exceptions", "/exceptions?view=groups", "/replays", "/relays",
-         "/database", "/audit")  # fmt: skip
+PAGES = ("/", "/sinks/s", "/sinks/s?period=48h", "/exceptions", "/exceptions?view=groups", "/replays", "/schedules",
+         "/relays", "/database", "/audit")  # fmt: skip
 VIEWER = User("bob", "viewer")
 
 
@@ -109,7 +109,7 @@ async def test_a_sink_shows_its_last_errors_whatever_its_state(books: Ledger) ->
         ("/exceptions?since=yesterday", 400, "since should be a time"),
         ("/exceptions?since=2h&since=3h", 400, "since is given twice"),
         ("/exceptions?sink=t", 404, "there is no sink"),
-        ("/exceptions?tenant=acme", 400, "tenant means nothing here"),
+        ("/exceptions?owner=acme", 400, "owner means nothing here"),
         ("/exceptions?key=k", 400, "key means nothing here"),
         ("/actions/retry?key=k", 400, "key means nothing here"),
         ("/actions/retry", 400, "name what to retry, such as state: dead"),

@@ -22,7 +22,7 @@ select 's' || case when n %% 2 = 0 then 0 else n %% {sinks} end, n, 0,
        'k' || n %% {keys}, '{{}}', 'application/json', now(), 'gone'
   from generate_series(1, {rows}) n returning 1"""
 NO_FILTER: dict[str, Any] = {
-    **dict.fromkeys(("sink", "key", "status", "error", "kind", "since", "until", "as_of", "type")),
+    **dict.fromkeys(("sink", "key", "tenant", "status", "error", "kind", "since", "until", "as_of", "type")),
     "by_error": False, "before_id": MAX_ID, "before_sink": "", "most": 51,
 }  # fmt: skip
 
@@ -79,3 +79,37 @@ def test_the_deliveries_of_a_key_are_read_by_their_indexes(rows: Database) -> No
     found, pages = read(rows, "deliveries_of_key", {"key": "k7", "most": 500})
     assert 0 < found <= 2 * ROWS // KEYS + 2
     assert pages <= 12 * SINKS
+
+
+SCHEDULES = """
+insert into outbox.schedule (name, cron, timezone, type, payload, missed, after_at, next_at)
+select 's' || n, '* * * * *', 'UTC', 'report.due',
+       jsonb_build_object('a', (select string_agg(m || gen_random_uuid()::text, '') from generate_series(n, n + 99) m)),
+       'one', now(), now() + n * interval '1 minute'
+  from generate_series(1, 3000) n returning 1"""
+READ = """
+select t.seq_tup_read + coalesce(t.idx_tup_fetch, 0), pg_stat_get_xact_blocks_fetched(c.reltoastrelid)
+  from pg_stat_xact_user_tables t join pg_class c on c.oid = t.relid where t.relid = 'outbox.schedule'::regclass"""
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "most"),
+    [
+        ("schedules", {"after": "s15", "name": None, "most": 101}, 102),
+        ("schedules", {"after": "", "name": "s15", "most": 1}, 1),
+        ("has_schedules", {}, 1),
+        ("due_schedules", {"ahead": 1.0, "late": 60.0, "most": 1000}, 3000),
+        ("figures_of_schedules", {}, 3000),
+    ],
+)
+def test_the_statements_on_schedules_read_few_rows_and_no_payload(
+    database: Database, name: str, parameters: dict[str, Any], most: int
+) -> None:
+    query(database, SCHEDULES)
+    with database.connect(autocommit=True) as connection:
+        connection.execute("vacuum analyze outbox.schedule")
+    with database.connect() as connection:
+        connection.execute(statements()[name], parameters)
+        [(rows_read, payload_pages)] = connection.execute(READ).fetchall()
+    assert rows_read <= most
+    assert payload_pages == 0

@@ -1,12 +1,23 @@
-"""Schedules in a database, registered as relays register them, and the times that were emitted."""
+"""Schedules in a database, registered as relays register them, the parts of relays, and the times that were emitted."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
+from uuid import UUID, uuid4
 
+import structlog
+
+from outbox_relay.domain.measures import ScheduleMeasures
+from outbox_relay.postgres.store import Store
+from outbox_relay.relay.schedule_definitions import ScheduleDefinitions
+from outbox_relay.relay.schedules import Schedules
 from tests.support.database import Database, query
+from tests.support.wait import becomes
 
 SCHEDULED_FOR = "outbox-scheduled-for"
 
@@ -56,3 +67,38 @@ def minute_of(database: Database) -> datetime:
 def text_of(time: datetime) -> str:
     """Return a time as the header has it."""
     return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+class Part(NamedTuple):
+    """The part of a relay that fires schedules, and what it consists of."""
+
+    relay: UUID
+    definitions: ScheduleDefinitions
+    schedules: Schedules
+    measures: ScheduleMeasures
+
+
+def part(store: Store, *wanted: dict[str, Any]) -> Part:
+    """Return the part of a relay whose file has these schedules."""
+    log, relay, measures = structlog.stdlib.get_logger(), uuid4(), ScheduleMeasures()
+    definitions = ScheduleDefinitions(store, relay, wanted, log)
+    return Part(relay, definitions, Schedules(store, definitions, "web-1", log, measures), measures)
+
+
+@asynccontextmanager
+async def running(*parts: Part) -> AsyncGenerator[None]:
+    """Run these parts during the block, in which none may end."""
+    tasks = [asyncio.create_task(each.schedules.run()) for each in parts]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    assert not [task for task in tasks if not task.cancelled()]
+
+
+async def run_until(fact: Any, what: str, *parts: Part) -> None:
+    """Run these parts until a fact is true."""
+    async with running(*parts):
+        await becomes(fact, what)

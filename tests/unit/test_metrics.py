@@ -79,7 +79,7 @@ def a_snapshot(sinks: int = 1) -> Snapshot:
     tick.observe(0.001)
     names = ["crm", *(f"s{number}" for number in range(1, sinks))]
     figures = tuple(Aged(entry, 4.0) for entry in entries(0.0))
-    return Snapshot(tuple(a_sink(name) for name in names), tick.copy(), figures, True, "1.2.3")
+    return Snapshot(tuple(a_sink(name) for name in names), tick.copy(), {"emitted": 3}, figures, True, "1.2.3")
 
 
 @pytest.mark.parametrize("content_type", [TEXT, OPENMETRICS])

@@ -28,7 +28,7 @@ NEEDED = {"client_key": "client_certificate", "proxy_authorization_file": "proxy
 NO_DEFAULT = {
     *("dsn_file", "secrets_file", "name", "start", "linger.ms", "compression.type", "listen_dsn"),
     *("client_certificate", "client_key", "ca_file", "proxy", "proxy_authorization_file"),
-    *("partitions", "replication_factor", "key"),
+    *("partitions", "replication_factor", "key", "tenant"),
 }
 """Commented lines that show an example, or an empty text that stands for none."""
 

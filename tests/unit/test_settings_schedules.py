@@ -19,6 +19,7 @@ type = "report.due"
 payload = {kind = "daily", parts = [1, 2.5, true], deep = {a = []}}
 headers = {source = "billing"}
 key = "report"
+tenant = "acme"
 missed = "all"
 """
 SINK = """
@@ -55,6 +56,7 @@ def test_a_whole_schedule(tmp_path: Path) -> None:
             "payload": {"kind": "daily", "parts": [1, 2.5, True], "deep": {"a": []}},
             "headers": {"source": "billing"},
             "key": "report",
+            "tenant": "acme",
             "missed": "all",
         }
     ]
@@ -62,7 +64,8 @@ def test_a_whole_schedule(tmp_path: Path) -> None:
 
 def test_the_defaults(tmp_path: Path) -> None:
     [found] = loaded(tmp_path, '[schedules.a]\ncron = "* * * * *"\ntype = "a"').registered_schedules()
-    defaults: dict[str, object] = {"timezone": "UTC", "payload": {}, "headers": None, "key": None, "missed": "one"}
+    defaults: dict[str, object] = {"timezone": "UTC", "payload": {}, "missed": "one"}
+    defaults |= dict.fromkeys(("headers", "key", "tenant"))
     assert found == {"name": "a", "cron": "* * * * *", "type": "a", **defaults}
 
 
@@ -92,6 +95,13 @@ def test_a_wrong_variable_is_refused_with_the_right_one(tmp_path: Path, name: st
     assert right in str(found.value)
 
 
+def test_half_of_a_surrogate_pair_in_a_variable_is_refused(tmp_path: Path) -> None:
+    """A byte that is not UTF-8 comes so."""
+    for setting in ("KEY", "TENANT"):
+        with pytest.raises(ConfigurationError, match="a character that PostgreSQL cannot store"):
+            loaded(tmp_path, WHOLE, **{f"OUTBOX_RELAY_SCHEDULES__NIGHTLY__{setting}": "\udcff"})
+
+
 @pytest.mark.parametrize("name", ["A", "1a", "a__b", "a-b", "x" * 41])
 def test_a_wrong_name_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigurationError, match="a schedule's name is 1 to 40 of a-z, 0-9 and _"):
@@ -115,7 +125,9 @@ def test_a_wrong_name_is_refused(tmp_path: Path, name: str) -> None:
         ('headers = {Outbox-Scheduled-For = ""}', "headers.Outbox-Scheduled-For: is the header in which the relay "),
         (f'headers = {{a = "{"x" * 17000}"}}', "headers: should have at most 16284 bytes as JSON"),
         (f'key = "{"x" * 1025}"', "key: has more than 1024 bytes"),
-        (r'key = "\u0000"', "key: holds the character U+0000, which PostgreSQL cannot store"),
+        (r'key = "\u0000"', "key: holds a character that PostgreSQL cannot store: U+0000"),
+        (f'tenant = "{"x" * 256}"', "tenant: has more than 255 bytes"),
+        ('tenant = ""', "tenant: is empty: leave it out"),
         ('missed = "two"', "missed: should be 'one', 'skip' or 'all'"),
         ('corn = "* * * * *"', "corn: there is no such setting; did you mean cron?"),
     ],

@@ -1,3 +1,4 @@
 -- Emit the times of a schedule, and move it to the next one.
-select outbox.fire_schedule(%(name)s, %(seen)s::timestamptz, %(next)s::timestamptz, %(generation)s::bigint,
-                            %(times)s::timestamptz[])
+select outcome, emitted
+  from outbox.fire_schedule_times(%(name)s, %(seen)s::timestamptz, %(next)s::timestamptz, %(generation)s::bigint,
+                                  %(times)s::timestamptz[])

@@ -32,7 +32,11 @@ looked as materialized (
                and (%(kind)s::text is null
                     or (d.last_status is null
                         and starts_with(coalesce(d.last_error, ''), substring(%(kind)s::text from '^[^N…]*'))
-                        and outbox.error_kind(d.last_error) = %(kind)s::text)) as meant
+                        and outbox.error_kind(d.last_error) = %(kind)s::text))
+               and (%(tenant)s::text is null
+                    or (select e.tenant from outbox.event e
+                         where e.id = d.id and e.shard = d.shard and e.created_at = d.created_at limit 1)
+                       = %(tenant)s::text collate "C") as meant
           from outbox.delivery d
          where %(state)s::text = 'dead' and d.state = 'dead' and d.sink = k.name
            and d.id <= %(before_id)s::bigint and (d.id < %(before_id)s::bigint or d.sink < %(before_sink)s::text)
@@ -58,7 +62,11 @@ looked as materialized (
                and (%(kind)s::text is null
                     or (d.last_status is null
                         and starts_with(coalesce(d.last_error, ''), substring(%(kind)s::text from '^[^N…]*'))
-                        and outbox.error_kind(d.last_error) = %(kind)s::text)) as meant
+                        and outbox.error_kind(d.last_error) = %(kind)s::text))
+               and (%(tenant)s::text is null
+                    or (select e.tenant from outbox.event e
+                         where e.id = d.id and e.shard = d.shard and e.created_at = d.created_at limit 1)
+                       = %(tenant)s::text collate "C") as meant
           from outbox.delivery d
          where %(state)s::text <> 'dead'
            and d.id <= %(before_id)s::bigint and (d.id < %(before_id)s::bigint or d.sink < %(before_sink)s::text)

@@ -56,6 +56,7 @@ class SnapshotCollector(Collector):
         yield _counter(d.LEASE_LOST, [((sink.name,), sink.leases_lost) for sink in sinks])
         restarts = [((sink.name, reason), n) for sink in sinks for reason, n in sink.restarts.items()]
         yield _counter(d.SESSION_RESTARTS, restarts)
+        yield _counter(d.SCHEDULES_FIRED, [((outcome,), n) for outcome, n in self._snapshot.fired.items()])
 
     def _durations(self) -> Iterator[Metric]:
         sinks = self._snapshot.sinks

@@ -36,7 +36,10 @@ TABLES: Final = frozenset(
 )
 """The tables whose dead rows are exported. Partitions count under their parent."""
 GROUPS: Final = frozenset(
-    {"sinks", "backlog", "exceptions", "transactions", "locks", "tables", "log", "default_partition", "retention"}
+    {
+        *("sinks", "backlog", "exceptions", "transactions", "locks", "tables", "log", "default_partition", "retention"),
+        "schedules",
+    }
 )
 """The groups of figures of the database."""
 PER_SINK: Final = frozenset({"backlog", "exceptions"})
@@ -86,6 +89,10 @@ CLAIM_SECONDS: Final = Definition(
 )
 SETTLE_SECONDS: Final = Definition(
     "outbox_settle_seconds", "histogram", "seconds", _SINK, "Duration of a settlement of events or of rows."
+)
+SCHEDULES_FIRED: Final = Definition(
+    *("outbox_schedules_fired_total", "counter", "", ("outcome",)),
+    "Times of schedules that this process fired, by outcome: emitted, passed_over, refused or failed.",
 )
 RELOAD_SUCCESSFUL: Final = Definition(
     *("outbox_config_last_reload_successful", "gauge", "", ()),
@@ -147,12 +154,21 @@ FIGURES: Final = (
         "Days that are past keep_days and still hold events.",
         "retention",
     ),
+    Definition(
+        *("outbox_schedule_late_seconds", "gauge", "seconds", ()),
+        "Time by which the schedule that is latest is late, or has waited for its first time; 0 if none is.",
+        "schedules",
+    ),
+    Definition(
+        "outbox_schedules_failing", "gauge", "", (), "Schedules whose event was refused or not fired.", "schedules"
+    ),
 )
 """The figures of the database."""
 
 DEFINITIONS: Final = (
     *(DELIVERED, ATTEMPTS, ATTEMPT_SECONDS, END_TO_END, DEAD, CIRCUIT_STATE, IN_FLIGHT, IN_FLIGHT_LIMIT),
     *(SHARDS_OWNED, LEASE_LOST, SESSION_RESTARTS, TICK_SECONDS, READ_SECONDS, CLAIM_SECONDS, SETTLE_SECONDS),
+    SCHEDULES_FIRED,
     *FIGURES,
     *(FIGURES_AGE, FIGURES_FAILED, RELOAD_SUCCESSFUL, BUILD_INFO),
 )

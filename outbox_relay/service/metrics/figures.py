@@ -128,6 +128,7 @@ class Figures:
                 "outbox_default_partition_rows", "status_default_partition", most=MOST_DEFAULT
             ),
             "retention": lambda: self._one("outbox_retention_blocked", "figures_of_retention"),
+            "schedules": self._schedules,
         }
 
     async def _group(self, group: str, measure: Callable[[], Awaitable[list[Value]]], sink: str | None = None) -> None:
@@ -151,6 +152,11 @@ class Figures:
     async def _tables(self) -> list[Value]:
         rows = await self._store.measure("figures_of_tables", {})
         return [Value("outbox_dead_tuples", (row.name,), float(row.dead)) for row in rows if row.name in TABLES]
+
+    async def _schedules(self) -> list[Value]:
+        [row] = await self._store.measure("figures_of_schedules", {})
+        late = Value("outbox_schedule_late_seconds", (), row.late)
+        return [late, Value("outbox_schedules_failing", (), float(row.failing))]
 
     # -- sinks ------------------------------------------------------------------------------------------------
 

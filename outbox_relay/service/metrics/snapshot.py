@@ -44,6 +44,8 @@ class Snapshot(NamedTuple):
 
     sinks: tuple[SinkCopy, ...]
     tick: Distribution
+    fired: Mapping[str, int]
+    """The times of schedules by outcome."""
     figures: tuple[Aged, ...]
     reload_successful: bool
     version: str = __version__
@@ -70,7 +72,8 @@ class Snapshots:
         for copy in self.copies().values():
             sinks[copy.name] = merge(sinks[copy.name], copy) if copy.name in sinks else copy
         figures = tuple(self._figures(time.monotonic()))
-        return Snapshot(tuple(sinks.values()), self._measures.tick.copy(), figures, self._last_reload())
+        fired = {str(outcome): count for outcome, count in self._measures.schedules.fired.items()}
+        return Snapshot(tuple(sinks.values()), self._measures.tick.copy(), fired, figures, self._last_reload())
 
     def copies(self) -> dict[str, SinkCopy]:
         """Return the measures of the sinks by their names in the settings."""

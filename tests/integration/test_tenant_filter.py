@@ -1,0 +1,152 @@
+"""Deliveries of a tenant: commands and page select them, and each row costs one look into an index of the log."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from outbox_relay.domain.window import MAX_ID, Position
+from outbox_relay.postgres.database import BY_INDEX, statements
+from outbox_relay.postgres.migrations import migrate
+from tests.support import books as owned
+from tests.support.command import Ended, inside
+from tests.support.database import Database, query
+from tests.support.ledger import Ledger, ledger
+from tests.support.page import browsing, visible
+from tests.support.roles import new_role
+
+books = owned.books
+
+PARTS = 100
+FILL = f"""
+with emitted as (
+    insert into outbox.event (uid, type, key, payload, content_type, created_at, tenant)
+    select gen_random_uuid(), 'order.created', 'k' || n, '{{}}', 'application/json', now(), 't' || n %% {PARTS}
+      from generate_series(1, %s) n returning *
+)
+insert into outbox.delivery (sink, id, shard, state, ordered, due_at, uid, type, key, payload, content_type, created_at,
+                             last_error)
+select 's', e.id, e.shard, 'dead', true, now(), e.uid, e.type, e.key, '{{}}', e.content_type, e.created_at, 'gone'
+  from emitted e"""
+LOOKED = """
+select coalesce(sum(seq_tup_read), 0)::bigint, coalesce(sum(idx_tup_fetch), 0)::bigint
+  from pg_stat_xact_user_tables where schemaname = 'outbox' and relname like 'event%'"""
+
+
+async def dead_of(books: Ledger, *tenants: str | None) -> list[str]:
+    """Make a dead letter of each tenant, and return their uids."""
+    events = books.emit(*(f"k{n}" for n in range(len(tenants))))
+    for event, tenant in zip(events, tenants, strict=True):
+        books.do("update outbox.event set tenant = %s where id = %s", tenant, event)
+    await books.park("s", *(books.row(event, "dead", error="gone") for event in events))
+    await books.place("s", Position(await books.tick()))
+    return [books.uid(event) for event in events]
+
+
+async def dead(books: Ledger, *arguments: str) -> Ended:
+    """Run a command on dead letters."""
+    return await asyncio.to_thread(inside, "dead", *arguments, "--dsn", books.database.dsn)
+
+
+async def test_the_commands_select_the_deliveries_of_a_tenant(books: Ledger) -> None:
+    first, other, none, second = await dead_of(books, "acme", "acme2", None, "acme")
+    listed = (await dead(books, "list", "--tenant", "acme", "--json")).json
+    assert ([each["uid"] for each in listed["deliveries"]], listed["total"]) == ([second, first], 2)
+    assert (await dead(books, "list", "--tenant", "ACME", "--json")).json["total"] == 0
+    assert (await dead(books, "list", "--tenant", "acme", "--sink", "s", "--json")).json["total"] == 2
+    [group] = (await dead(books, "summary", "--tenant", "acme", "--json")).json["groups"]
+    assert group["count"] == 2
+    assert (await dead(books, "retry", "--tenant", "acme2", "--dry-run", "--json")).json == {
+        "matched": 1,
+        "exact": True,
+    }
+    assert (await dead(books, "retry", "--tenant", "acme2", "--yes", "--json")).json == {"done": 1, "left": 0}
+    ended = await dead(books, "discard", "--tenant", "acme", "--reason", "gone", "--yes", "--json")
+    assert ended.json == {"done": 2, "left": 0}, ended.err
+    assert books.query("select uid::text, state from outbox.delivery order by id") == [
+        (other, "waiting"),
+        (none, "dead"),
+    ]
+    [filters] = books.query("select array_agg(filter ->> 'tenant' order by id) from outbox.audit")
+    assert filters == (["acme2", "acme"],)
+
+
+async def test_the_page_selects_the_deliveries_of_a_tenant(books: Ledger) -> None:
+    markup = "<b>&"
+    first, other = await dead_of(books, markup, "acme")
+    async with browsing(books.database) as page:
+        query = {"tenant": markup, "state": "dead"}
+        html = await page.get("/exceptions", params=query)
+        assert first in html
+        assert other not in html
+        assert "<b>" not in html
+        assert 'href="/actions/retry?tenant=%3Cb%3E%26&amp;state=dead"' in html.replace("&state", "&amp;state")
+        assert first in await page.get("/exceptions", params={**query, "view": "groups"}) or "gone" in html
+        assert "1 dead delivery matches" in visible(await page.get("/actions/retry", params=query))
+        found = await page.json("/exceptions", params=query)
+        assert [each["uid"] for each in found["deliveries"]] == [first]
+        summed = await page.json("/exceptions/summary", params=query)
+        assert [group["count"] for group in summed["groups"]] == [1]
+        assert "1 retried" in await page.act("/actions/retry?tenant=acme&state=dead")
+    assert books.query("select state from outbox.delivery where uid = %s", other) == [("waiting",)]
+
+
+async def test_an_event_that_is_no_longer_in_the_log_has_no_tenant(books: Ledger) -> None:
+    await dead_of(books, "acme")
+    books.do("delete from outbox.event")
+    assert (await dead(books, "list", "--tenant", "acme", "--json")).json["total"] == 0
+
+
+@pytest.mark.parametrize("wanted", ['{"tenant": ""}', '{"tenant": 1}', json.dumps({"tenant": "x" * 256})])
+def test_what_is_no_tenant_is_refused(database: Database, wanted: str) -> None:
+    text = "select outbox.count_deliveries(%s)"
+    with database.connect() as connection, pytest.raises(Exception, match="tenant of a filter must"):
+        connection.execute(text, (wanted,))
+
+
+async def test_a_reader_selects_by_tenant(books: Ledger) -> None:
+    [uid] = await dead_of(books, "acme")
+    with new_role(books.database, "read") as role:
+        migrate(books.database.dsn, grants={"read": [role]})
+        dsn = books.database.dsn_as(role)
+        ended = await asyncio.to_thread(inside, "dead", "list", "--tenant", "acme", "--dsn", dsn)
+        assert uid in ended.out
+        async with browsing(books.database, dsn=dsn) as page:
+            assert uid in await page.get("/exceptions?tenant=acme")
+
+
+@pytest.mark.parametrize("many", [5_000, pytest.param(100_000, marks=pytest.mark.slow)])
+async def test_each_dead_letter_costs_a_look_and_no_scan_of_the_log(database: Database, many: int) -> None:
+    async with ledger(database) as books:
+        await books.register(("s", ["*"], "beginning"))
+    with database.connect(autocommit=True) as connection:
+        connection.execute(FILL.encode(), (many,))
+        connection.execute("analyze outbox.delivery")
+        connection.execute("analyze outbox.event")
+    no_filter: dict[str, Any] = dict.fromkeys(
+        ("sink", "key", "status", "error", "kind", "since", "until", "as_of", "type")
+    )
+    page = {**no_filter, "by_error": False, "before_id": MAX_ID, "before_sink": "", "most": 51, "looks": 50_000}
+    with database.connect() as connection:
+        connection.execute(BY_INDEX)
+        rows = connection.execute(
+            statements()["search_deliveries"], {**page, "state": "dead", "tenant": "t7"}
+        ).fetchall()
+        scanned, looked = connection.execute(LOOKED).fetchall()[0]
+    assert len(rows) == min(51, many // PARTS)
+    assert scanned == 0
+    assert looked <= 50_000
+    for text, found in (
+        ("select matched from outbox.count_deliveries(%s)", many // PARTS),
+        ("select count from outbox.delivery_summary(%s)", many // PARTS),
+        ("select count(*) from outbox.deliveries(%s, 50)", 50),
+    ):
+        with database.connect() as connection:
+            assert connection.execute(text.encode(), (json.dumps({"tenant": "t7"}),)).fetchall() == [(found,)]
+            scanned, looked = connection.execute(LOOKED).fetchall()[0]
+        assert scanned == 0, text
+        assert looked <= many, text
+    assert query(database, "select count(*) from outbox.delivery") == [(many,)]
