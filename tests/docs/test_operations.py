@@ -205,9 +205,7 @@ def test_the_figures_of_the_pages_are_those_of_the_code() -> None:
     assert f"up to {base} + {each} for each sink, at most {most}" in text(PAGE)
     assert f"{connections_for(2) + 1} with two sinks" in text(PAGE)
     guarantees = " ".join(text("docs/guarantees.md").split())
-    assert (
-        f"while {settler.MOST_EVENTS:,} events or {settler.MOST_BYTES >> 20} MiB of payload are in flight" in guarantees
-    )
+    assert f"while {settler.MOST_EVENTS:,} events or {settler.MOST_BYTES >> 20} MiB of them are in flight" in guarantees
     assert f"written at least every {settler.FLUSH_SECONDS} s" in guarantees
 
 

@@ -32,6 +32,8 @@ Connection = psycopg.Connection[Any]
 SQL = statements()
 ME, OTHER = UUID(int=1), UUID(int=2)
 AMPLE = 1 << 40
+TOO_LARGE = b"x" * 2_000_000
+"""A payload above the ceiling."""
 WAIT_SECONDS = 10.0
 POSITION = ("a_seqs", "a_snapshots", "a_nexts", "b_seqs", "b_snapshots", "b_nexts", "lasts")
 
@@ -509,6 +511,31 @@ def test_headers_count_in_the_bytes_of_a_read(day_missing: Database, read: str) 
             after=0, upto=2**40, rows=100, bytes=15_000, most_payload=1 << 20,
         )  # fmt: skip
     assert [row[0] for row in rows if row[1] >= 0] == ids[:2]
+
+
+@pytest.mark.parametrize("read", ["read_late", "read_rest"])
+def test_a_payload_above_the_ceiling_is_not_fetched_by_a_read(day_missing: Database, read: str) -> None:
+    with day_missing.connect(autocommit=True) as connection:
+        ids = [emitted(connection)[0] for _ in range(2)]
+        connection.execute("update outbox.event set payload = %s where id = %s", (TOO_LARGE, ids[0]))
+        rows = call(
+            connection, read, shards=list(range(64)), types=None, a="3:3:", a_next=2**40, b="9000000000:9000000000:",
+            after=0, upto=2**40, rows=100, bytes=AMPLE, most_payload=1 << 20,
+        )  # fmt: skip
+    assert [row[0] for row in rows if row[1] >= 0] == ids
+    assert longest(rows) < 1_000
+
+
+def test_a_payload_above_the_ceiling_is_not_fetched_by_a_claim(connection: Connection, sink: str) -> None:
+    add(connection, sink, 1, payload=TOO_LARGE)
+    rows = claim(connection, sink, most_payload=1 << 20)
+    assert [row[0] for row in rows] == [1]
+    assert longest(rows) < 1_000
+
+
+def longest(rows: list[tuple[Any, ...]]) -> int:
+    """Return the length of the longest value of the rows."""
+    return max(len(value) for row in rows for value in row if isinstance(value, bytes | str))
 
 
 def test_suspect_of_a_key_comes_without_those_behind_it(connection: Connection, sink: str) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 
 import pytest
 
-from tests.property.odd_events import Came, Log, came, emit_examples, judge, stored, undecided
-from tests.support.database import Database
+from tests.property.odd_events import EMIT, EMIT_RAW, Came, Log, came, emit_examples, judge, stored, undecided
+from tests.support.database import Database, query
 from tests.support.kafka import KafkaBroker
 from tests.support.memory_sink import MemorySink
 from tests.support.receiver import Receiver
@@ -16,6 +17,14 @@ from tests.support.relay_config import kafka_and_webhook_config
 from tests.support.relay_harness import running, spec
 from tests.support.service import RelayService
 from tests.support.wait import auntil, until
+
+
+@pytest.mark.parametrize(("name", "statement"), [("emit", EMIT), ("emit_raw", EMIT_RAW)])
+def test_every_parameter_is_drawn(database: Database, name: str, statement: str) -> None:
+    found = query(database, "select proargnames from pg_proc where oid = any (%s::regproc[])", [f"outbox.{name}"])
+    [(parameters,)] = found
+    drawn = {"type", "payload", *re.findall(r"(\w+) => ", statement)}
+    assert drawn == {*parameters}
 
 
 def test_every_event_that_is_accepted_is_delivered_or_dead(database: Database) -> None:

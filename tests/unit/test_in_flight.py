@@ -70,6 +70,8 @@ def test_chunk_without_events_is_done() -> None:
 
 def test_chunk_knows_its_bytes() -> None:
     assert Chunk([event(1, size=3), event(2), event(3, size=5)], OPEN, OPEN.at(3)).size == 8
+    keyed = StoredEvent(1, 0, "uid-1", "type", "key", b"xx", "text/plain", '{"a": "b"}', None, LONG_AGO)
+    assert Chunk([keyed], OPEN, OPEN.at(1)).size == 2 + len("key") + len('{"a": "b"}')
 
 
 # -- shard groups -------------------------------------------------------------------------------------------------
