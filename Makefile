@@ -16,8 +16,8 @@ SERVER_TESTS := tests/support/test_postgres.py tests/property tests/debezium $(a
 	delivery_actions delivery_plans django_admin django_app doctor emit emit_docs emit_sql emitters erase \
 	erase_archives erase_races erase_refused failover figures foreign_privileges history hostile_arguments \
 	housekeeping inbox inbox_retention inbox_roles isolation_of_sinks limits_of_callers migrate odd_reads \
-	operator_roles ownership passes plans probes queue queue_plans queue_relay reading_functions relay replay \
-	replay_fences replay_service replay_stop restore retention retention_fences retention_policy retention_rest roles \
+	operator_roles ownership passes plans probes python_transactions queue queue_plans queue_relay reading_functions relay \
+	replay replay_fences replay_service replay_stop restore retention retention_fences retention_policy retention_rest roles \
 	scheduled_changes schedules schedules_cli schedules_files schedules_relay schedules_trouble seek session_settings \
 	sinks statement_timeout status tenant_filter ticking ui_bulk ui_pages ui_plans ui_schedules unique_keys upgrading \
 	why))

@@ -73,7 +73,7 @@ class Delivery:
     deadline: datetime
     tenant: str | None = None
     connection: Any = None
-    _extend: Callable[[float], datetime] | None = None
+    _extend: Callable[[float], datetime | None] | None = None
 
     def __repr__(self) -> str:
         return f"Delivery(uid={str(self.uid)!r}, type={self.type!r}, attempt={self.attempt})"
@@ -89,8 +89,8 @@ class Delivery:
         """
         if not _is_within(seconds, 0.0, MOST_SECONDS) or seconds == 0:
             raise ValueError(f"seconds must be a number above 0 and at most {MOST_SECONDS:g}")
-        if self._extend is not None:
-            self.deadline = self._extend(float(seconds))
+        if self._extend is not None and (deadline := self._extend(float(seconds))) is not None:
+            self.deadline = deadline
 
 
 def _is_within(value: object, least: float, most: float) -> bool:

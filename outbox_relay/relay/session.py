@@ -41,7 +41,7 @@ from outbox_relay.relay.sink_leases import SinkLeases
 from outbox_relay.relay.sink_report import ClientTrouble, SinkReport
 from outbox_relay.relay.slow_requests import SlowRequests
 from outbox_relay.relay.ticker import Ticker
-from outbox_relay.sinks import Sink
+from outbox_relay.sinks import RunsHandlers, Sink
 
 LOOK_SECONDS = 1.0
 """Maximum wait of the loop if no event wakes it."""
@@ -222,7 +222,9 @@ class SinkRelay:
             return FORMER if self.leases.former else "the sink was removed from the database"
         if self.leases.superseded and self.leases.row.claim != self.spec.claim:
             return OTHER_CLAIM.format(self.leases.row.claim)
-        return str(self._refusal) if self._refusal else None
+        if self._refusal:
+            return str(self._refusal)
+        return self.sink.fault if isinstance(self.sink, RunsHandlers) else None
 
     @property
     def sinks(self) -> list[Sink]:

@@ -39,13 +39,12 @@ def python_sink(
 
     return PythonSink(
         name,
-        WorkerTask(sink.handler, name, threads, dsn, sink.max_memory_mb or None, environment),
+        WorkerTask(sink.handler, name, threads, dsn, sink.max_memory_mb or None, environment, replay),
         report=report,
         on_end=report_end,
         workers=workers,
         max_in_flight=max_in_flight,
         timeout_seconds=sink.timeout_seconds,
-        replay=replay,
         delivery_details=sink.record_attempts == "all",
     )
 

@@ -162,3 +162,13 @@ class ExtendsDeliveries(Protocol):
     def deadlines(self) -> Mapping[int, float]:
         """Return the ends of such deliveries by the ids of their events, as values of ``lease_clock()``."""
         ...
+
+
+@runtime_checkable
+class RunsHandlers(Protocol):
+    """A sink that runs code of the application. If it cannot, the reason is this process and not a destination."""
+
+    @property
+    def fault(self) -> str | None:
+        """Return why no handler can be called, or None."""
+        ...

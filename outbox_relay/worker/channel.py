@@ -5,48 +5,74 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from outbox_relay.worker.frames import BadFrame, Frame, FrameReader
+from outbox_relay.worker.frames import PIECE_BYTES, BadFrame, Frame, FrameReader, frame
+
+
+def _ignore() -> None:
+    """Do nothing."""
 
 
 class Channel(asyncio.Protocol):
-    """Sends frames, together if there are several in one turn of the loop, and passes received ones to ``receive``.
+    """Sends items in as few frames as possible, and passes received frames to ``receive``.
 
     ``receive`` raises ``BadFrame`` for a frame that it does not know. ``end`` is called once, when the pipe has ended
-    or such a frame has come.
+    or such a frame has come, and ``resume`` when the other end reads again.
     """
 
-    def __init__(self, receive: Callable[[Frame], None], end: Callable[[], None], reader: FrameReader) -> None:
+    def __init__(
+        self,
+        receive: Callable[[Frame], None],
+        end: Callable[[], None],
+        reader: FrameReader,
+        resume: Callable[[], None] = _ignore,
+    ) -> None:
         self._receive = receive
         self._end = end
         self._reader = reader
+        self._resume = resume
+        self._loop = asyncio.get_running_loop()
         self._transport: asyncio.WriteTransport | None = None
-        self._unsent: list[bytes] = []
-        self._writable = asyncio.Event()
-        self._writable.set()
+        self._kind = ""
+        self._items: list[bytes] = []
+        self._bodies: list[bytes] = []
+        self._bytes = 0
+        self._flushes = False
+        self.writable = True
+        """False while the other end does not read what is sent."""
 
-    @property
-    def writable(self) -> asyncio.Event:
-        """Set while the other end reads what is sent."""
-        return self._writable
-
-    def send(self, frame: bytes) -> None:
-        """Send a frame. Without effect once the pipe has ended."""
+    def send(self, kind: str, item: bytes, body: bytes = b"") -> None:
+        """Send an item, and its bytes. Without effect once the pipe has ended."""
         if self._transport is None or self._transport.is_closing():
             return
-        if not self._unsent:
-            asyncio.get_running_loop().call_soon(self._flush)
-        self._unsent.append(frame)
+        if self._items and (kind != self._kind or self._bytes >= PIECE_BYTES):
+            self.flush()
+        if not self._flushes:
+            self._flushes = True
+            self._loop.call_soon(self._flush_in_turn)
+        self._kind = kind
+        self._items.append(item)
+        if body:
+            self._bodies.append(body)
+        self._bytes += len(item) + len(body)
+
+    def flush(self) -> None:
+        """Send at once, and not in the next turn of the loop."""
+        if self._items and self._transport is not None and not self._transport.is_closing():
+            self._transport.write(frame(self._kind, self._items, self._bodies))
+        self._drop()
 
     def close(self) -> None:
         """End the pipe, and drop what is not sent."""
-        self._unsent.clear()
+        self._drop()
         if self._transport is not None:
             self._transport.abort()
 
-    def _flush(self) -> None:
-        if self._unsent and self._transport is not None and not self._transport.is_closing():
-            self._transport.write(b"".join(self._unsent))
-        self._unsent.clear()
+    def _flush_in_turn(self) -> None:
+        self._flushes = False
+        self.flush()
+
+    def _drop(self) -> None:
+        self._items, self._bodies, self._bytes = [], [], 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the transport."""
@@ -56,20 +82,20 @@ class Channel(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Read frames. What is no frame ends the pipe."""
         try:
-            for frame in self._reader.feed(data):
-                self._receive(frame)
+            for received in self._reader.feed(data):
+                self._receive(received)
         except BadFrame:
             self.close()
 
     def pause_writing(self) -> None:
         """Have senders wait."""
-        self._writable.clear()
+        self.writable = False
 
     def resume_writing(self) -> None:
-        """Let senders go on."""
-        self._writable.set()
+        """Let senders continue."""
+        self.writable = True
+        self._resume()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the signature is asyncio's
         """Report the end."""
-        self._writable.set()
         self._end()

@@ -8,8 +8,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any, NamedTuple
 
-MOST_CHARS = 200
-"""Maximum length of the text that is kept of an exception."""
+from outbox_relay.worker.answers import described
 
 
 class Unusable(Exception):
@@ -23,17 +22,6 @@ class Handler(NamedTuple):
     is_async: bool
 
 
-def described(error: BaseException) -> str:
-    """Return class and message of an exception, in at most ``MOST_CHARS`` printable characters."""
-    try:
-        message = str(error)
-    except Exception:  # the exception is the application's
-        message = ""
-    text = f"{type(error).__name__}: {message}" if message else type(error).__name__
-    text = "".join(c if c.isprintable() else " " for c in text[: MOST_CHARS + 1])
-    return text if len(text) <= MOST_CHARS else text[: MOST_CHARS - 1] + "…"
-
-
 def load(name: str) -> Handler:
     """Return the handler ``MODULE:NAME``. Raises ``Unusable``."""
     module_name, _, path = name.partition(":")
@@ -43,6 +31,8 @@ def load(name: str) -> Handler:
             found = getattr(found, step)
         except AttributeError:
             raise Unusable(f"handler {name}: the module {module_name} has no {path}") from None
+        except BaseException as error:  # a module or a class may compute its attributes
+            raise Unusable(f"handler {name}: {path} cannot be read: {described(error)}") from None
     return _checked(name, found)
 
 
@@ -74,6 +64,6 @@ def _checked(name: str, found: Any) -> Handler:
         inspect.signature(found).bind(None)
     except TypeError:
         raise Unusable(f"handler {name} has a wrong signature: it is called with one argument, the delivery") from None
-    except ValueError:  # a function of an extension without a signature
+    except Exception:  # noqa: S110 - a function of an extension without a signature, or one that is made up
         pass
     return Handler(found, inspect.iscoroutinefunction(function))

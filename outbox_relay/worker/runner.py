@@ -3,48 +3,70 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections import deque
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from json import loads
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from outbox_relay.delivery import Dead, Delivery, Retry
+from outbox_relay.delivery import Delivery
+from outbox_relay.worker.answers import DONE, NO_THREAD, HandlerAnswer, TooLate, answer_to, check_result, described
 from outbox_relay.worker.channel import Channel
-from outbox_relay.worker.frames import BadFrame, Frame, encode
-from outbox_relay.worker.handler import MOST_CHARS, Handler, described
+from outbox_relay.worker.clock import clock
+from outbox_relay.worker.frames import BadFrame, Frame, item
+from outbox_relay.worker.handler import Handler
+from outbox_relay.worker.threads import Threads
 
 if TYPE_CHECKING:
     from outbox_relay.worker.transactions import Transactions
 
 GRACE_SECONDS = 1.0
 """Time after its cancellation within which an asynchronous handler must end."""
+EXTENSION_SECONDS = 0.05
+"""Least time between two frames with extended calls."""
 
 
 @dataclass(slots=True, eq=False)
 class HandlerCall:
-    """A call under way. ``ends_at`` is a value of the loop's clock."""
+    """A call under way. ``until``, before which the handler is called, and ``ends_at`` are values of ``clock()``.
+
+    ``begun`` is set when its task runs, and ``entered`` when the handler is called. ``reported``: it did not end.
+    """
 
     number: int
     delivery: Delivery
+    until: float
     ends_at: float
     task: asyncio.Task[None] | None = None
-    timer: asyncio.TimerHandle | None = None
+    begun: bool = False
+    entered: bool = False
     expired: bool = False
+    reported: bool = False
 
 
 class Runner:
-    """Calls the handler for the frames that ``receive`` gets, and answers each. ``threads`` bounds plain calls."""
+    """Calls the handler for the frames that ``receive`` gets, and answers each. ``threads`` bounds plain calls.
 
-    def __init__(self, handler: Handler, transactions: Transactions | None, threads: int) -> None:
+    One timer serves the limits of all calls. It is set to the first end, and most calls have been answered by then.
+    """
+
+    def __init__(
+        self, handler: Handler, transactions: Transactions | None, threads: int, replay: int | None = None
+    ) -> None:
         self._handler = handler
+        self._replay = replay
         self._transactions = transactions
         self._loop = asyncio.get_running_loop()
-        self._threads = None if handler.is_async else ThreadPoolExecutor(threads, thread_name_prefix="handler")
+        self._threads = None if handler.is_async else Threads(threads)
         self._calls: dict[int, HandlerCall] = {}
-        self._call: Callable[[Delivery], Any] = self._call_async if handler.is_async else self._call_in_thread
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = float("inf")
+        self._lock = threading.Lock()
+        self._answered: deque[tuple[HandlerCall, HandlerAnswer]] = deque()
+        self._extended: dict[int, HandlerCall] = {}
         self._channel: Channel | None = None
 
     def answer_to(self, channel: Channel) -> None:
@@ -52,123 +74,172 @@ class Runner:
         self._channel = channel
 
     def receive(self, frame: Frame) -> None:
-        """Begin or cancel a call. Raises ``BadFrame``."""
-        match frame:
-            case ("deliver", [int(number), *values], body):
-                self._begin(number, values, body)
-            case ("cancel", [int(number)], _):
-                if (call := self._calls.get(number)) is not None:
-                    self._expire(call)
-            case ("check", [], _):
+        """Begin or cancel calls. Raises ``BadFrame``."""
+        match frame.kind:
+            case "deliver":
+                self._deliver(frame)
+            case "cancel":
+                for number in frame.items:
+                    if (call := self._calls.get(number)) is not None:
+                        self._cancel(call)
+            case "check":
                 self._loop.create_task(self._check())
             case _:
                 raise BadFrame("a frame of an unknown kind")
 
-    def _begin(self, number: int, values: list[Any], body: bytes) -> None:
-        delivery, seconds = self._delivery(number, values, body)
-        call = self._calls[number] = HandlerCall(number, delivery, self._loop.time() + seconds)
-        call.timer = self._loop.call_later(seconds, self._expire, call)
-        call.task = self._loop.create_task(self._run(call))
-
-    def _delivery(self, number: int, values: list[Any], body: bytes) -> tuple[Delivery, float]:
-        uid, kind, key, content_type, headers, created_at, deliver_at, attempt, seconds, replay = values
-        own: dict[str, str] = loads(headers) if headers else {}
-        if replay is not None:
-            own["outbox-replay"] = str(replay)
-        due = None if deliver_at is None else datetime.fromisoformat(deliver_at)
-        deadline = datetime.now(UTC) + timedelta(seconds=seconds)
-        created = datetime.fromisoformat(created_at)
-        delivery = Delivery(UUID(uid), kind, key, body, content_type, own, attempt, created, due, deadline)
-        delivery._extend = lambda more: self._extend(number, more)  # pyright: ignore[reportPrivateUsage]
-        return delivery, seconds
-
     # -- calls ------------------------------------------------------------------------------------------------
 
-    async def _run(self, call: HandlerCall) -> None:
-        """Call the handler and answer. No exception of the handler leaves this."""
-        answer: tuple[str, str, float | None] = ("done", "", None)
+    def _deliver(self, frame: Frame) -> None:
+        """Begin the calls of a frame."""
+        at, now, utc = 0, clock(), datetime.now(UTC)
+        for number, until, ends_at, size, *values in frame.items:
+            body, at = frame.body[at : at + size], at + size
+            deadline = utc + timedelta(seconds=ends_at - now)
+            call = HandlerCall(number, _delivery(values, body, deadline, self._replay), until, ends_at)
+            call.delivery._extend = partial(self._extend, call)  # pyright: ignore[reportPrivateUsage]
+            self._calls[number] = call
+            if ends_at < self._timer_at:
+                self._set_timer(ends_at)
+            self._begin(call)
+
+    def _begin(self, call: HandlerCall) -> None:
+        if self._threads is None:
+            call.task = self._loop.create_task(self._run(call))
+            return
         try:
-            await self._call(call.delivery)
+            self._threads.run(partial(self._run_plain, call))
+        except RuntimeError:
+            self._answer(call, HandlerAnswer("unsent", NO_THREAD))
+
+    async def _run(self, call: HandlerCall) -> None:
+        """Call an asynchronous handler and answer. No exception of the handler leaves this."""
+        call.begun, answer = True, DONE
+        try:
+            if call.expired:
+                raise asyncio.CancelledError  # noqa: TRY301 - as if it had begun before
+            if self._transactions is not None:
+                await self._transactions.arun(call.delivery, partial(self._enter, call), call.ends_at)
+            else:
+                check_result(await self._enter(call, call.delivery))
         except BaseException as error:  # SystemExit too: it would end the loop, and with it every other call
-            answer = _answer(error, expired=call.expired)
-        if call.timer is not None:
-            call.timer.cancel()
+            entered = call.entered or self._transactions is None
+            answer = answer_to(error, expired=call.expired, entered=entered)
+        self._answer(call, answer)
+
+    def _run_plain(self, call: HandlerCall) -> None:
+        """Call a plain handler in a thread, and have the loop answer, once for all that ended meanwhile."""
+        answer = DONE
+        try:
+            if self._transactions is not None:
+                self._transactions.run(call.delivery, partial(self._enter, call), call.ends_at)
+            else:
+                check_result(self._enter(call, call.delivery))
+        except BaseException as error:
+            answer = answer_to(error, expired=False, entered=True)
+        with self._lock:
+            self._answered.append((call, answer))
+            is_first = len(self._answered) == 1
+        if is_first:
+            self._loop.call_soon_threadsafe(self._answer_ended)
+
+    def _enter(self, call: HandlerCall, delivery: Delivery) -> Any:
+        """Call the handler, unless it is too late: a handler before it may have blocked the loop."""
+        if clock() >= call.until:
+            raise TooLate
+        call.entered = True
+        return self._handler.call(delivery)
+
+    def _answer_ended(self) -> None:
+        with self._lock:
+            ended, self._answered = self._answered, deque()
+        for call, answer in ended:
+            self._answer(call, answer)
+
+    def _answer(self, call: HandlerCall, answer: HandlerAnswer) -> None:
         del self._calls[call.number]
-        self._send(encode("answer", call.number, *answer))
-
-    async def _call_async(self, delivery: Delivery) -> None:
-        if self._transactions is None:
-            await self._handler.call(delivery)
+        if answer is DONE:
+            self._send("done", b"%d" % call.number)
         else:
-            await self._transactions.arun(delivery, self._handler.call)
-
-    async def _call_in_thread(self, delivery: Delivery) -> None:
-        # The future is shielded: a thread cannot be cancelled, and its call ends only when it returns.
-        await asyncio.shield(self._loop.run_in_executor(self._threads, self._call_plain, delivery))
-
-    def _call_plain(self, delivery: Delivery) -> None:
-        if self._transactions is not None:
-            self._transactions.run(delivery, self._handler.call)
-        elif hasattr(self._handler.call(delivery), "__await__"):
-            raise TypeError("the handler returned an awaitable: make it an async function")
+            self._send("answer", item(call.number, *answer))
 
     # -- time limits ------------------------------------------------------------------------------------------
 
-    def _expire(self, call: HandlerCall) -> None:
-        """End a call whose time is over: cancel it, or report that its thread is still running."""
-        left = call.ends_at - self._loop.time()
-        call.expired = True
-        if call.timer is not None:
-            call.timer.cancel()
-        if not self._handler.is_async:
-            if left <= 0:
-                self._send(encode("stuck", call.number))
-        elif call.task is not None:
-            call.task.cancel()
-            call.timer = self._loop.call_later(GRACE_SECONDS, self._report_stuck, call.number)
+    def _set_timer(self, at: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = at
+        self._timer = self._loop.call_later(max(0.0, at - clock()), self._look) if at != float("inf") else None
 
-    def _report_stuck(self, number: int) -> None:
-        if number in self._calls:
-            self._send(encode("stuck", number))
+    def _look(self) -> None:
+        """End the calls whose time is over, and look again when that of the next one is."""
+        now = clock()
+        for call in list(self._calls.values()):
+            if call.ends_at <= now:
+                self._expire(call, now)
+        self._set_timer(min((call.ends_at for call in self._calls.values() if not call.reported), default=float("inf")))
 
-    def _extend(self, number: int, seconds: float) -> datetime:
-        """Move the end of a call, and return the new one. Called from any thread."""
-        self._loop.call_soon_threadsafe(self._extend_now, number, seconds)
+    def _expire(self, call: HandlerCall, now: float) -> None:
+        """Cancel a call whose time is over. Report one that cannot be cancelled, or was and has not ended."""
+        if self._threads is None and not call.expired:
+            self._cancel(call)
+            call.ends_at = now + GRACE_SECONDS
+        elif not call.reported:
+            with self._lock:
+                call.expired = call.reported = True
+            self._send("stuck", item(call.number, call.entered))
+
+    def _cancel(self, call: HandlerCall) -> None:
+        """Cancel an asynchronous call. A plain one cannot be: it ends by itself, or with its process."""
+        with self._lock:
+            call.expired = True
+        if call.task is not None:
+            call.ends_at = min(call.ends_at, clock() + GRACE_SECONDS)
+            if call.ends_at < self._timer_at:
+                self._set_timer(call.ends_at)
+            if call.begun:  # a task that is cancelled before would never answer
+                call.task.cancel()
+
+    def _extend(self, call: HandlerCall, seconds: float) -> datetime | None:
+        """Move the end of a call, and return the new one; None if it is later already, or over. For any thread."""
+        with self._lock:
+            ends_at = clock() + seconds
+            if call.expired or ends_at <= call.ends_at:
+                return None
+            call.ends_at = ends_at
+            is_first = not self._extended
+            self._extended[call.number] = call
+        if is_first:
+            self._loop.call_soon_threadsafe(self._loop.call_later, EXTENSION_SECONDS, self._send_extended)
         return datetime.now(UTC) + timedelta(seconds=seconds)
 
-    def _extend_now(self, number: int, seconds: float) -> None:
-        call = self._calls.get(number)
-        if call is None or call.expired or call.timer is None or self._loop.time() + seconds <= call.ends_at:
-            return
-        call.timer.cancel()
-        call.ends_at = self._loop.time() + seconds
-        call.timer = self._loop.call_later(seconds, self._expire, call)
-        self._send(encode("extend", number, seconds))
+    def _send_extended(self) -> None:
+        with self._lock:
+            extended, self._extended = self._extended, {}
+        for call in extended.values():
+            if call.number in self._calls:
+                self._send("extend", item(call.number, call.ends_at))
+
+    # -- the rest ---------------------------------------------------------------------------------------------
 
     async def _check(self) -> None:
-        check = self._transactions.check if self._transactions else lambda: None
-        self._send(encode("checked", await asyncio.to_thread(check)))
+        found = None
+        if self._transactions is not None:
+            try:
+                found = await asyncio.to_thread(self._transactions.check)
+            except Exception as error:
+                found = described(error)
+        self._send("checked", item(found))
 
-    def _send(self, frame: bytes) -> None:
+    def _send(self, kind: str, sent: bytes) -> None:
         if self._channel is not None:
-            self._channel.send(frame)
+            self._channel.send(kind, sent)
 
 
-def _answer(error: BaseException, *, expired: bool) -> tuple[str, str, float | None]:
-    """Return the outcome of a call that raised ``error``, its reason, and the delay that was asked for."""
-    match error:
-        case Retry():
-            return "retry", _cut(error.reason), error.after
-        case Dead():
-            return "dead", _cut(error.reason), None
-        case asyncio.CancelledError() if expired:
-            return "timeout", "", None
-        case _ if type(error).__name__ == "DatabaseDown":
-            return "unavailable", _cut(str(error)), None
-        case _:
-            return "failed", described(error), None
-
-
-def _cut(text: str) -> str:
-    text = text.encode(errors="replace").decode()
-    return text if len(text) <= MOST_CHARS else text[: MOST_CHARS - 1] + "…"
+def _delivery(values: list[Any], body: bytes, deadline: datetime, replay: int | None) -> Delivery:
+    uid, kind, key, content_type, headers, created_at, deliver_at, attempt = values
+    own: dict[str, str] = loads(headers) if headers else {}
+    if replay is not None:
+        own["outbox-replay"] = str(replay)
+    due = None if deliver_at is None else datetime.fromisoformat(deliver_at)
+    created = datetime.fromisoformat(created_at)
+    return Delivery(UUID(uid), kind, key, body, content_type, own, attempt, created, due, deadline)

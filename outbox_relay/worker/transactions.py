@@ -2,67 +2,32 @@
 
 from __future__ import annotations
 
-import re
 import select
-from collections.abc import Callable
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from typing import Any, NoReturn, TypeVar
 
 import psycopg
-from psycopg import errors, sql
+from psycopg import errors
 from psycopg.conninfo import conninfo_to_dict
-from psycopg.pq import TransactionStatus
+from psycopg.pq import PipelineStatus, TransactionStatus
 
 from outbox_relay import inbox
 from outbox_relay.delivery import Delivery
 from outbox_relay.inbox_marks import consumer_of
-from outbox_relay.worker.handler import Unusable, described
+from outbox_relay.worker.answers import DatabaseDown, check_result, described
+from outbox_relay.worker.clock import clock
+from outbox_relay.worker.handler import Unusable
+from outbox_relay.worker.statements import CONTROL, AsyncGuardedCursor, GuardedCursor, TransactionEnded
 
-CONNECT_SECONDS = 10
+LEAST_CONNECT_SECONDS, CONNECT_SECONDS = 2, 10
+"""Limits of making a connection, of which libpq knows none below 2 s."""
 NO_INBOX = "its database has no inbox for this role: run outbox-relay migrate --inbox --grant-consume ROLE there"
-CONTROL = "a handler must not end or begin the transaction of delivery.connection: the worker commits when it returns"
-_CONTROL = re.compile(
-    r"(?:\s|;|--[^\n]*(?:\n|\Z)|/\*.*?\*/)*"
-    r"(?:commit|end|abort|begin|rollback(?!\s+(?:work\s+|transaction\s+)?to\b)|(?:start|prepare)\s+transaction)\b",
-    re.IGNORECASE | re.DOTALL,
-)
 _MISSING = (errors.UndefinedFunction, errors.InvalidSchemaName, errors.InsufficientPrivilege, errors.UndefinedTable)
 
 ConnectionT = TypeVar("ConnectionT", psycopg.Connection[Any], psycopg.AsyncConnection[Any])
-
-
-class DatabaseDown(Exception):
-    """The handler's database cannot be used: the handler was not called."""
-
-
-class TransactionEnded(psycopg.ProgrammingError):
-    """A handler ended its transaction, or left it failed."""
-
-
-def check_statement(query: object, connection: Any) -> None:
-    """Raise ``TransactionEnded`` for a statement that ends or begins a transaction."""
-    if isinstance(query, sql.Composable):
-        query = query.as_string(connection)
-    text = query.decode(errors="replace") if isinstance(query, bytes) else str(query)
-    if _CONTROL.match(text):
-        raise TransactionEnded(CONTROL)
-
-
-class GuardedCursor(psycopg.Cursor[Any]):
-    """A cursor that refuses to end the transaction."""
-
-    def execute(self, query: Any, *args: Any, **kwargs: Any) -> Any:
-        """Execute a statement that does not end the transaction."""
-        check_statement(query, self.connection)
-        return super().execute(query, *args, **kwargs)
-
-
-class AsyncGuardedCursor(psycopg.AsyncCursor[Any]):
-    """An asynchronous cursor that refuses to end the transaction."""
-
-    async def execute(self, query: Any, *args: Any, **kwargs: Any) -> Any:
-        """Execute a statement that does not end the transaction."""
-        check_statement(query, self.connection)
-        return await super().execute(query, *args, **kwargs)
+Call = Callable[[Delivery], Any]
 
 
 class Transactions:
@@ -74,71 +39,85 @@ class Transactions:
         except psycopg.Error:
             raise Unusable("dsn is not a connection string of PostgreSQL") from None
         self._dsn = dsn
-        self._options: dict[str, Any] = {"fallback_application_name": f"outbox-relay handler {consumer}"}
-        if "connect_timeout" not in given:
-            self._options["connect_timeout"] = CONNECT_SECONDS
+        self._named: dict[str, Any] = {"fallback_application_name": f"outbox-relay handler {consumer}"}
+        self._limits_connect = "connect_timeout" not in given
         self._consumer = consumer
-        self._idle: list[Any] = []
+        self._idle: deque[Any] = deque()
 
     # -- plain handlers ---------------------------------------------------------------------------------------
 
-    def run(self, delivery: Delivery, handler: Callable[[Delivery], Any]) -> None:
+    def run(self, delivery: Delivery, handler: Call, ends_at: float) -> None:
         """Call ``handler`` in a transaction that marks the event, unless it is marked. Raises as the handler."""
         connection = self._take(psycopg.Connection)
         try:
-            connection = connection or self._connect()
-            with connection.transaction():
-                if self._mark(connection, delivery):
+            connection = connection or self._connect(ends_at)
+            with self._marked(connection, delivery) as is_first:
+                if is_first:
                     delivery.connection = connection
-                    _refuse_awaitable(handler(delivery))
+                    check_result(handler(delivery))
                     _check_open(connection)
         finally:
             delivery.connection = None
             if connection is not None and not self._keep(connection):
                 connection.close()
 
-    def _connect(self) -> psycopg.Connection[Any]:
+    def _connect(self, ends_at: float) -> psycopg.Connection[Any]:
+        options = self._options(ends_at)
         try:
-            return psycopg.Connection.connect(self._dsn, autocommit=True, cursor_factory=GuardedCursor, **self._options)
+            return psycopg.Connection.connect(self._dsn, autocommit=True, cursor_factory=GuardedCursor, **options)
         except psycopg.Error as error:
             _down(error)
 
-    def _mark(self, connection: psycopg.Connection[Any], delivery: Delivery) -> bool:
-        try:
-            return inbox.once(connection, self._name(delivery), delivery.uid)
-        except psycopg.Error as error:
-            _down(error)
+    @contextmanager
+    def _marked(self, connection: psycopg.Connection[Any], delivery: Delivery) -> Generator[bool]:
+        """Begin a transaction with the mark of the event; yield True if there was none. Commit after the block."""
+        name, transaction = consumer_of(self._consumer, delivery.headers), connection.transaction()
+        with ExitStack() as stack:
+            try:
+                entered = stack.enter_context(transaction)
+                is_first = inbox.once(connection, name, delivery.uid)
+            except psycopg.Error as error:
+                _down(error)
+            yield is_first
+        _check_committed(entered)
 
     # -- asynchronous handlers --------------------------------------------------------------------------------
 
-    async def arun(self, delivery: Delivery, handler: Callable[[Delivery], Any]) -> None:
+    async def arun(self, delivery: Delivery, handler: Call, ends_at: float) -> None:
         """Call an asynchronous ``handler`` as :meth:`run` does."""
         connection = self._take(psycopg.AsyncConnection)
         try:
-            connection = connection or await self._aconnect()
-            async with connection.transaction():
-                if await self._amark(connection, delivery):
+            connection = connection or await self._aconnect(ends_at)
+            async with self._amarked(connection, delivery) as is_first:
+                if is_first:
                     delivery.connection = connection
-                    await handler(delivery)
+                    check_result(await handler(delivery))
                     _check_open(connection)
         finally:
             delivery.connection = None
             if connection is not None and not self._keep(connection):
                 await connection.close()
 
-    async def _aconnect(self) -> psycopg.AsyncConnection[Any]:
+    async def _aconnect(self, ends_at: float) -> psycopg.AsyncConnection[Any]:
+        options = self._options(ends_at)
         try:
             return await psycopg.AsyncConnection.connect(
-                self._dsn, autocommit=True, cursor_factory=AsyncGuardedCursor, **self._options
+                self._dsn, autocommit=True, cursor_factory=AsyncGuardedCursor, **options
             )
         except psycopg.Error as error:
             _down(error)
 
-    async def _amark(self, connection: psycopg.AsyncConnection[Any], delivery: Delivery) -> bool:
-        try:
-            return await inbox.aonce(connection, self._name(delivery), delivery.uid)
-        except psycopg.Error as error:
-            _down(error)
+    @asynccontextmanager
+    async def _amarked(self, connection: psycopg.AsyncConnection[Any], delivery: Delivery) -> AsyncGenerator[bool]:
+        name, transaction = consumer_of(self._consumer, delivery.headers), connection.transaction()
+        async with AsyncExitStack() as stack:
+            try:
+                entered = await stack.enter_async_context(transaction)
+                is_first = await inbox.aonce(connection, name, delivery.uid)
+            except psycopg.Error as error:
+                _down(error)
+            yield is_first
+        _check_committed(entered)
 
     # -- both -------------------------------------------------------------------------------------------------
 
@@ -146,7 +125,7 @@ class Transactions:
         """Return why the inbox cannot be used, or None. Blocks."""
         statement = "select to_regprocedure('outbox.once(text, uuid)'), has_schema_privilege('outbox', 'usage')"
         try:
-            with self._connect() as connection:
+            with self._connect(clock() + CONNECT_SECONDS) as connection:
                 found = connection.execute(statement).fetchone()
                 granted = False
                 if found is not None and found[0] is not None and found[1]:
@@ -158,20 +137,26 @@ class Transactions:
             return _reason(error)
         return None if granted else f"dsn: {NO_INBOX}"
 
-    def _name(self, delivery: Delivery) -> str:
-        return consumer_of(self._consumer, delivery.headers)
+    def _options(self, ends_at: float) -> dict[str, Any]:
+        """Return options by which a connection attempt ends before the call, so that the database is the reason."""
+        if not self._limits_connect:
+            return self._named
+        left = int(ends_at - clock()) - 1
+        return {**self._named, "connect_timeout": max(LEAST_CONNECT_SECONDS, min(CONNECT_SECONDS, left))}
 
     def _take(self, kind: type[ConnectionT]) -> ConnectionT | None:
-        """Return a kept connection about which the server has said nothing meanwhile, or None."""
-        while self._idle:
-            connection = self._idle.pop()
+        """Return a kept connection about which the server has said nothing meanwhile, or None. For any thread."""
+        while True:
+            try:
+                connection = self._idle.pop()
+            except IndexError:
+                return None
             assert isinstance(connection, kind)  # noqa: S101 - a worker has one handler
             poll = select.poll()
             poll.register(connection.fileno(), select.POLLIN)
             if not poll.poll(0):
                 return connection
             connection.pgconn.finish()
-        return None
 
     def _keep(self, connection: Any) -> bool:
         """Keep a connection for another delivery. Return False if it cannot serve one."""
@@ -184,16 +169,19 @@ class Transactions:
 def _check_open(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
     """Raise ``TransactionEnded`` unless the transaction can be committed as a whole."""
     if connection.closed:
-        raise TransactionEnded("the handler closed delivery.connection")
+        raise TransactionEnded("delivery.connection was closed or lost before its transaction was committed")
+    if connection.info.pipeline_status != PipelineStatus.OFF:
+        raise TransactionEnded("the handler returned inside a pipeline of delivery.connection")
     if connection.info.transaction_status == TransactionStatus.INERROR:
         raise TransactionEnded("a statement of the handler failed, and the handler returned: nothing was committed")
     if connection.info.transaction_status != TransactionStatus.INTRANS:
         raise TransactionEnded(CONTROL)
 
 
-def _refuse_awaitable(result: object) -> None:
-    if hasattr(result, "__await__"):
-        raise TypeError("the handler returned an awaitable: make it an async function")
+def _check_committed(transaction: psycopg.Transaction | psycopg.AsyncTransaction) -> None:
+    """Raise ``TransactionEnded`` after psycopg left a block without an exception and without a commit."""
+    if transaction.status != transaction.Status.COMMITTED:
+        raise TransactionEnded("the handler rolled its transaction back: nothing was committed")
 
 
 def _reason(error: psycopg.Error) -> str:

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import outbox_relay
+from tests.support.wait import auntil
 
 DIRECTORY = Path(os.environ.get("HANDLERS_DIRECTORY", "/nonexistent"))
 POISON = b"poison"
@@ -36,6 +37,10 @@ def record(delivery: outbox_relay.Delivery) -> None:
     with (DIRECTORY / "received").open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.write(json.dumps(line) + "\n")
+
+
+async def _is_extended() -> bool:
+    return (DIRECTORY / "extended").exists()
 
 
 async def contract(delivery: outbox_relay.Delivery) -> None:
@@ -106,7 +111,7 @@ async def asynchronous(delivery: outbox_relay.Delivery) -> None:
                 await asyncio.sleep(300)
     if what == "extend":
         delivery.extend(8)
-        await asyncio.sleep(4)
+        await auntil(_is_extended, seconds=60, what="the test has seen it")
     _misbehave(delivery, what)
     record(delivery)
 

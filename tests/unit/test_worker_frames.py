@@ -6,24 +6,27 @@ import json
 
 import pytest
 
-from outbox_relay.worker.frames import LENGTHS, MOST_BODY, BadFrame, Frame, FrameReader, encode
+from outbox_relay.worker.frames import LENGTHS, MOST_BODY, MOST_PAYLOAD, BadFrame, Frame, FrameReader, frame, item
+
+CALL, OTHER = item(1, "ключ", None, 0.5, True), item(2, '"\\\n', None)
 
 
 def test_frames_are_read_from_pieces_of_any_size() -> None:
-    frames = [Frame("deliver", [1, "ключ", None], b"\x00\xff" * 300), Frame("cancel", [1], b"")]
-    data = b"".join(encode(frame.kind, *frame.values, body=frame.body) for frame in frames)
+    frames = [Frame("deliver", [[1, "ключ", None, 0.5, True], [2, '"\\\n', None]], b"\x00\xff" * 300)]
+    frames.append(Frame("done", [1, 2], b""))
+    data = frame("deliver", [CALL, OTHER], [b"\x00\xff" * 100, b"\x00\xff" * 200]) + frame("done", [b"1", b"2"])
     for size in (1, 2, 7, 8, 9, len(data)):
         reader = FrameReader()
-        found = [frame for at in range(0, len(data), size) for frame in reader.feed(data[at : at + size])]
+        found = [each for at in range(0, len(data), size) for each in reader.feed(data[at : at + size])]
         assert found == frames
 
 
 def test_a_huge_payload_arrives_in_pieces() -> None:
     body = bytes(range(256)) * (64 << 10)
-    data, reader, found = encode("deliver", 1, body=body), FrameReader(), list[Frame]()
+    data, reader, found = frame("deliver", [CALL], [body]), FrameReader(), list[Frame]()
     for at in range(0, len(data), 65_536):
         found += reader.feed(data[at : at + 65_536])
-    assert [frame.body == body for frame in found] == [True]
+    assert [each.body == body for each in found] == [True]
 
 
 HOSTILE = {
@@ -49,14 +52,16 @@ def test_a_length_above_the_limit_is_refused_before_anything_is_read(lengths: tu
 
 
 def test_a_frame_before_a_bad_one_is_read() -> None:
-    frames = FrameReader().feed(encode("a") + LENGTHS.pack(1, 0) + b"x")
+    frames = FrameReader().feed(frame("a", [b"1"]) + LENGTHS.pack(1, 0) + b"x")
     assert next(frames).kind == "a"
     with pytest.raises(BadFrame):
         next(frames)
 
 
-def test_a_frame_that_the_other_end_would_refuse_is_not_made() -> None:
+def test_what_the_other_end_would_refuse_is_not_made() -> None:
     with pytest.raises(BadFrame):
-        encode("x" * (17 << 20))
-    assert json.loads(encode("x", 1)[LENGTHS.size :]) == ["x", 1]
-    assert MOST_BODY >= 1 << 30
+        item("x" * (17 << 20))
+    with pytest.raises(BadFrame):
+        frame("x", [b"1" * (17 << 20)])
+    assert json.loads(frame("x", [b"1"])[LENGTHS.size :]) == ["x", 1]
+    assert MOST_BODY > MOST_PAYLOAD >= 1 << 30

@@ -30,7 +30,7 @@ from opentelemetry.trace import (
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import DELIVERED, Delivered, Verdict
 from outbox_relay.formats.trace_context import TraceContext, trace_context
-from outbox_relay.sinks import ExtendsDeliveries, Sink
+from outbox_relay.sinks import ExtendsDeliveries, RunsHandlers, Sink
 from outbox_relay.sinks.kafka import KafkaSink
 from outbox_relay.sinks.webhook import WebhookSink
 
@@ -75,6 +75,11 @@ class _TracedSink:
     def deadlines(self) -> Mapping[int, float]:
         """Return the ends of deliveries that may outlast the time limit of the sink."""
         return self._sink.deadlines() if isinstance(self._sink, ExtendsDeliveries) else {}
+
+    @property
+    def fault(self) -> str | None:
+        """Return why the sink can call no handler, or None."""
+        return self._sink.fault if isinstance(self._sink, RunsHandlers) else None
 
     async def open(self) -> None:
         """Open the sink."""

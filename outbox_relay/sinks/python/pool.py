@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
+from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.sinks.python.output import Report
 from outbox_relay.sinks.python.worker_process import WorkerProcess, WorkerTask
 
@@ -13,13 +15,18 @@ FIRST_DELAY_SECONDS, MOST_DELAY_SECONDS = 0.1, 30.0
 """Delay before a worker that ended is started again, doubled until one answers a call, and its limit."""
 WAIT_SECONDS = 5.0
 """Maximum wait of a call for a worker."""
+STARTING = "every worker is being started"
+BUSY = "every worker is busy"
 
 OnEnd = Callable[[str, float], None]
 """Receives why a worker ended, and the delay until it is started again."""
 
 
 class WorkerPool:
-    """``workers`` processes with at most ``share`` calls each, and with a plain handler no more than threads."""
+    """``workers`` processes with at most ``share`` calls each, and with a plain handler no more than threads.
+
+    Calls that find no worker wait in a queue. One of them is woken for each call that ends.
+    """
 
     def __init__(self, task: WorkerTask, workers: int, share: int, report: Report, on_end: OnEnd) -> None:
         self._task = task
@@ -30,8 +37,8 @@ class WorkerPool:
         self._processes: dict[int, WorkerProcess] = {}
         self._keepers: list[asyncio.Task[None]] = []
         self._problems: dict[int, str] = {}
-        self._changed = asyncio.Event()
-        self._reserved: dict[WorkerProcess, int] = {}
+        self._waiting: deque[asyncio.Future[str | None]] = deque()
+        self._closing = asyncio.Lock()
 
     @property
     def problem(self) -> str | None:
@@ -43,99 +50,133 @@ class WorkerPool:
         """The processes that have been started and have not ended."""
         return list(self._processes.values())
 
-    def open(self) -> None:
+    async def open(self) -> None:
         """Start the workers, and wait for none of them."""
-        if not self._keepers:
-            self._keepers = [asyncio.create_task(self._keep(number)) for number in range(self._workers)]
+        async with self._closing:
+            if not self._keepers:
+                self._keepers = [asyncio.create_task(self._keep(number)) for number in range(self._workers)]
 
     async def close(self) -> None:
         """Kill the workers, and return when they are gone."""
-        keepers, self._keepers = self._keepers, []
-        for keeper in keepers:
-            keeper.cancel()
-        if keepers:
-            await asyncio.wait(keepers)
-        self._problems.clear()
-        self.wake()
+        async with self._closing:
+            for keeper in self._keepers:
+                keeper.cancel()
+            if self._keepers:
+                await asyncio.wait(self._keepers)
+            self._keepers = []
+            self._problems.clear()
+            self._dismiss("the sink was closed")
 
     async def reset(self, seconds: float) -> None:
         """End the calls under way within ``seconds``, if need be with their processes."""
-        self.wake()
+        self._dismiss("the sink was reset")
         await asyncio.gather(*(process.cancel_all(seconds) for process in self.processes if process.calls))
 
     async def started(self, seconds: float) -> WorkerProcess | str:
         """Return a worker that accepts calls, or why there is none within ``seconds``."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                while True:
-                    if (problem := self.problem) is not None:
-                        return problem
-                    if found := [each for each in self.processes if each.accepts]:
-                        return found[0]
-                    await self._wait()
-        return "no worker is ready"
+        return await self.take(lease_clock() + seconds, seconds)
 
-    async def take(self, is_current: Callable[[], bool]) -> WorkerProcess | str:
-        """Return a worker, for which the caller calls ``give_back``, or the reason why there is none."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(WAIT_SECONDS):
-                while is_current():
-                    if (problem := self.problem) is not None:
-                        return problem
-                    if (process := self._free()) is not None:
-                        self._reserved[process] = self._reserved.get(process, 0) + 1
-                        return process
-                    await self._wait()
-                return "the sink was reset"
-        return "every worker is busy, or is being started"
+    def free(self) -> WorkerProcess | None:
+        """Return the worker that can begin a call and has the fewest, or None. Calls that wait come first."""
+        return None if self._waiting else self._free()
 
-    def give_back(self, process: WorkerProcess) -> None:
-        """End the use of a worker that ``take`` returned."""
-        self._reserved[process] -= 1
-        if not self._reserved[process]:
-            del self._reserved[process]
-        self.wake()
+    async def take(self, until: float, seconds: float | None = None) -> WorkerProcess | str:
+        """Wait for a worker that can begin a call now, until ``until``, or return the reason why there is none."""
+        loop, is_first = asyncio.get_running_loop(), True
+        ends_at = loop.time() + min(seconds or WAIT_SECONDS, until - lease_clock())
+        while True:
+            if (problem := self.problem) is not None:
+                self.wake(1)
+                return problem
+            if not (is_first and self._waiting) and (process := self._free()) is not None:
+                return process
+            waiting = loop.create_future()
+            (self._waiting.append if is_first else self._waiting.appendleft)(waiting)
+            if (reason := await self._turn(waiting, ends_at)) is not None:
+                return reason
+            is_first = False
 
-    def wake(self) -> None:
-        """Let those look again that wait for a worker."""
-        self._changed.set()
+    async def _turn(self, waiting: asyncio.Future[str | None], ends_at: float) -> str | None:
+        """Wait until ``waiting`` is woken. Return a reason if it was sent away, or if it is too late."""
+        timer = asyncio.get_running_loop().call_at(ends_at, self._send_away, waiting)
+        try:
+            return await waiting
+        except asyncio.CancelledError:
+            if waiting.done() and not waiting.cancelled() and waiting.result() is None:
+                self.wake(1)
+            raise
+        finally:
+            timer.cancel()
+            with suppress(ValueError):
+                if not waiting.done() or waiting.cancelled():
+                    self._waiting.remove(waiting)
+
+    def _send_away(self, waiting: asyncio.Future[str | None]) -> None:
+        if not waiting.done():
+            self._waiting.remove(waiting)
+            waiting.set_result(BUSY if self.is_busy else STARTING)
+
+    @property
+    def is_busy(self) -> bool:
+        """True if a worker is ready: calls wait for others, and not for a process."""
+        return any(process.ready for process in self._processes.values())
+
+    def wake(self, count: int) -> None:
+        """Let as many look again that wait for a worker."""
+        while count > 0 and self._waiting:
+            waiting = self._waiting.popleft()
+            if not waiting.done():
+                waiting.set_result(None)
+                count -= 1
+
+    def _dismiss(self, reason: str) -> None:
+        while self._waiting:
+            waiting = self._waiting.popleft()
+            if not waiting.done():
+                waiting.set_result(reason)
 
     def _free(self) -> WorkerProcess | None:
-        loads = [
-            (load, number, each)
-            for number, each in self._processes.items()
-            if each.accepts and (load := max(self._reserved.get(each, 0), len(each.calls))) < self._most(each)
-        ]
-        return min(loads)[2] if loads else None
+        found, least = None, self._share
+        for process in self._processes.values():
+            load = len(process.calls)
+            if load < least and process.accepts and load < self._most(process):
+                found, least = process, load
+        return found
 
     def _most(self, process: WorkerProcess) -> int:
         """Return how many calls a process makes at once. One that waited for a thread would spend its time there."""
         return self._share if process.is_async else min(self._share, self._task.threads)
 
-    async def _wait(self) -> None:
-        self._changed.clear()
-        await self._changed.wait()
-
     async def _keep(self, number: int) -> None:
-        """Run one worker after another until cancelled."""
+        """Run one worker after another until cancelled. No error ends this: the sink would have a worker less."""
         failures = 0
         while True:
-            process = self._processes[number] = WorkerProcess(self._task, self._report)
-            watching = asyncio.create_task(self._watch(number, process))
+            reason, served = "", False
             try:
-                await process.run()
-            finally:
-                watching.cancel()
-                del self._processes[number]
-                self.wake()
-            failures = 0 if process.served else failures + 1
+                reason, served = await self._run_one(number)
+            except Exception as error:
+                reason = self._problems[number] = f"no worker process can be started: {type(error).__name__}"
+            self.wake(len(self._waiting))
+            failures = 0 if served else failures + 1
             delay = min(MOST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2.0 ** min(failures, 20))
-            if process.problem is not None:
-                self._problems[number] = process.problem
-            self._on_end(process.problem or process.end_reason, delay)
+            with suppress(Exception):  # a log that cannot be written
+                self._on_end(reason, delay)
             await asyncio.sleep(delay)
 
-    async def _watch(self, number: int, process: WorkerProcess) -> None:
-        await process.ready.wait()
-        self._problems.pop(number, None)
-        self.wake()
+    async def _run_one(self, number: int) -> tuple[str, bool]:
+        """Run a worker until it has ended. Return the reason, and True if it answered a call."""
+        process = WorkerProcess(self._task, self._report, lambda count: self._woken(number, count))
+        self._processes[number] = process
+        try:
+            await process.run()
+        finally:
+            del self._processes[number]
+        if process.problem is not None:
+            self._problems[number] = process.problem
+        return process.problem or process.end_reason, process.served
+
+    def _woken(self, number: int, count: int) -> None:
+        """Let as many calls look again as a worker can begin, which therefore has no problem."""
+        if self._problems:
+            self._problems.pop(number, None)
+        self.wake(count)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections.abc import Mapping, Sequence
 
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.lease_clock import lease_clock
-from outbox_relay.domain.outcomes import DELIVERED, Attempt, Delivered, Failed, Refused, Unavailable, Verdict
+from outbox_relay.domain.outcomes import DELIVERED, Attempt, Delivered, Failed, Refused, Unavailable, Verdict, clip
 from outbox_relay.sinks.python.output import Report
-from outbox_relay.sinks.python.pool import OnEnd, WorkerPool
-from outbox_relay.sinks.python.worker_process import CallBegan, CallOutcome, Limits, WorkerProcess, WorkerTask
+from outbox_relay.sinks.python.pool import BUSY, OnEnd, WorkerPool
+from outbox_relay.sinks.python.worker_process import DONE, CallOutcome, WorkerProcess, WorkerTask
+from outbox_relay.worker.frames import BadFrame
 
 CHECK_SECONDS = 60.0
 """Maximum wait of ``check`` for the import of the handler."""
@@ -22,6 +22,7 @@ MOST_SUSPECTS = 10_000
 """Maximum number of events that are remembered because their worker ended while they were handled."""
 MARGIN_SECONDS = 5.0
 """Time by which the lease of a row outlasts its call."""
+LATE = "not delivered in time"
 
 
 class PythonSink:
@@ -44,19 +45,17 @@ class PythonSink:
         workers: int = 1,
         max_in_flight: int = 64,
         timeout_seconds: float = 15.0,
-        replay: int | None = None,
         delivery_details: bool = False,
     ) -> None:
         self.timeout_seconds = timeout_seconds
         self.max_in_flight = max_in_flight
         self._name = name
         self._task = task
-        self._replay = replay
         self._delivery_details = delivery_details
         self._pool = WorkerPool(task, workers, math.ceil(max_in_flight / workers), report, on_end)
         self._alone = WorkerPool(task, 1, 1, report, on_end)
         self._suspects: dict[int, None] = {}
-        self._calls: dict[int, tuple[CallBegan, float]] = {}
+        self._alone_users = 0
         self._resets = 0
 
     def __repr__(self) -> str:
@@ -65,7 +64,13 @@ class PythonSink:
     @property
     def trouble(self) -> str | None:
         """Return why the handler cannot be called, or None."""
-        return self._pool.problem
+        problem = self._pool.problem
+        return None if problem is None else clip(problem)
+
+    @property
+    def fault(self) -> str | None:
+        """Return why this process cannot call the handler, or None."""
+        return self.trouble
 
     @property
     def processes(self) -> Sequence[WorkerProcess]:
@@ -74,60 +79,76 @@ class PythonSink:
 
     def deadlines(self) -> Mapping[int, float]:
         """Return the ends of calls that last longer than planned, by event, as values of ``lease_clock()``."""
-        return {
-            event: began.call.ends_at + MARGIN_SECONDS
-            for event, (began, planned) in self._calls.items()
-            if began.call is not None and (began.call.extended or began.call.ends_at > planned + 1.0)
-        }
+        calls = (call for process in self.processes for call in process.calls.values())
+        return {call.event: call.ends_at + MARGIN_SECONDS for call in calls if call.ends_at > call.planned + 1.0}
 
     async def open(self) -> None:
         """Start the workers. Their handler may still be imported when this returns."""
-        self._pool.open()
+        await self._pool.open()
 
     async def deliver(self, batch: Sequence[StoredEvent], until: float, attempt: int = 0, /) -> Sequence[Verdict]:
         """Deliver one event, or none, as ``Sink.deliver`` specifies. The handler is given ``attempt``, from 1."""
         return [await self._one(event, until, attempt) for event in batch]
 
     async def _one(self, event: StoredEvent, until: float, attempt: int) -> Verdict:
-        if lease_clock() >= until:
-            return Unavailable("not delivered in time")
-        resets, alone, began = self._resets, event.id in self._suspects, time.monotonic()
-        pool = self._alone if alone else self._pool
-        if alone:
-            pool.open()
-        call = CallBegan()
-        self._calls[event.id] = call, lease_clock() + self.timeout_seconds
+        began, resets = lease_clock(), self._resets
+        if began >= until:
+            return Unavailable(LATE)
+        if self._suspects and event.id in self._suspects:
+            return await self._deliver_alone(event, until, attempt, began)
+        process = self._pool.free() or await self._pool.take(until)
+        if isinstance(process, str):
+            return Unavailable(clip(process), behind=process == BUSY)
+        answer = await self._call(process, event, until, attempt, began)
+        if answer is DONE and not (self._delivery_details or attempt):
+            return DELIVERED
+        if answer.outcome == "died":
+            self._suspect(event)
+        return self._counted(self._verdict(answer, lease_clock() - began, alone=False), resets)
+
+    async def _deliver_alone(self, event: StoredEvent, until: float, attempt: int, began: float) -> Verdict:
+        """Deliver a suspect with a worker of its own. That worker ends when there is nothing for it to do."""
+        resets = self._resets
+        self._alone_users += 1
         try:
-            process = await pool.take(lambda: resets == self._resets)
+            await self._alone.open()
+            process = await self._alone.take(until)
             if isinstance(process, str):
-                return Unavailable(process, behind=alone and pool.problem is None)
-            try:
-                limits = Limits(until, self.timeout_seconds, self._replay, call)
-                answer = await process.call(_values(event, attempt), event.payload, limits)
-            finally:
-                pool.give_back(process)
+                return Unavailable(clip(process), behind=self._pool.problem is None)
+            answer = await self._call(process, event, until, attempt, began)
         finally:
-            self._calls.pop(event.id, None)
-        if alone:
-            await self._end_alone(event, answer)
-        verdict = self._verdict(event, answer, time.monotonic() - began, alone=alone)
+            self._alone_users -= 1
+        if answer.outcome not in ("died", "unsent", "reset"):
+            self._suspects.pop(event.id, None)
+        if not self._alone_users:
+            await self._alone.close()
+        return self._counted(self._verdict(answer, lease_clock() - began, alone=True), resets)
+
+    async def _call(
+        self, process: WorkerProcess, event: StoredEvent, until: float, attempt: int, began: float
+    ) -> CallOutcome:
+        planned = began + self.timeout_seconds
+        try:
+            call = process.begin(event.id, _values(event, attempt), event.payload, until, planned, self.timeout_seconds)
+        except BadFrame as error:
+            return CallOutcome("dead", str(error))
+        try:
+            return await call.answer
+        except asyncio.CancelledError:
+            process.cancel(call)
+            raise
+
+    def _counted(self, verdict: Verdict, resets: int) -> Verdict:
+        """Return the verdict that counts: a call that a reset ended has none of its own."""
         if resets != self._resets and not isinstance(verdict, Delivered):
             return Unavailable("the sink was reset")
-        details = verdict is DELIVERED and (self._delivery_details or attempt)
-        return Delivered(seconds=time.monotonic() - began) if details else verdict
+        return verdict
 
-    async def _end_alone(self, event: StoredEvent, answer: CallOutcome) -> None:
-        """Forget a suspect that its worker survived, and end that worker when there are no others."""
-        if answer.outcome not in ("died", "unsent"):
-            self._suspects.pop(event.id, None)
-        if not self._suspects and not any(process.calls for process in self._alone.processes):
-            await self._alone.close()
-
-    def _verdict(self, event: StoredEvent, answer: CallOutcome, seconds: float, *, alone: bool) -> Verdict:
+    def _verdict(self, answer: CallOutcome, seconds: float, *, alone: bool) -> Verdict:
         reason = answer.reason
         match answer.outcome:
             case "done":
-                return DELIVERED
+                return Delivered(seconds=seconds)
             case "retry":
                 after = answer.after if answer.after is not None and 0 <= answer.after < math.inf else None
                 text = f"the handler asked for a retry{': ' if reason else ''}{reason}"
@@ -148,11 +169,10 @@ class PythonSink:
             case "died" if alone:
                 return Failed(f"its worker ended: {reason}", attempt=Attempt("worker_ended", seconds))
             case "died":
-                self._suspect(event)
                 text = f"its worker ended: {reason}; it is delivered alone next"
                 return Unavailable(text, attempt=Attempt("worker_ended", seconds), behind=True)
             case _:
-                return Unavailable(reason or "not delivered in time")
+                return Unavailable(reason or LATE)
 
     def _suspect(self, event: StoredEvent) -> None:
         if len(self._suspects) >= MOST_SUSPECTS:

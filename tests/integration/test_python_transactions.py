@@ -1,0 +1,181 @@
+"""Handlers inside a transaction, without a relay: what is committed, what counts, and what is not the event's fault."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from datetime import UTC, datetime
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from outbox_relay.delivery import Delivery
+from outbox_relay.domain.event import StoredEvent
+from outbox_relay.domain.lease_clock import lease_clock
+from outbox_relay.domain.outcomes import DELIVERED, Failed, Unavailable
+from outbox_relay.sinks.contract.handing import an_event
+from outbox_relay.worker import transactions
+from outbox_relay.worker.answers import DatabaseDown
+from outbox_relay.worker.clock import clock
+from outbox_relay.worker.transactions import Transactions
+from tests.support.database import Database, query
+from tests.support.python_sink import python_sink
+from tests.support.wait import becomes
+
+KINDS = ("transactional", "atransactional")
+
+
+@pytest.fixture
+def effects(database: Database) -> Database:
+    """A database with a table in which handlers write their effects."""
+    with database.connect(autocommit=True) as connection:
+        connection.execute("create table effects (uid uuid)")
+    return database
+
+
+def written(database: Database) -> list[str]:
+    return [uid for (uid,) in query(database, "select uid::text from effects order by uid")]
+
+
+def marks(database: Database) -> int:
+    return query(database, "select count(*) from outbox.inbox")[0][0]
+
+
+END_CONNECTIONS = """select pg_terminate_backend(pid, 5000) from pg_stat_activity
+                      where datname = current_database() and application_name = 'outbox-relay handler test'"""
+ENDED = "TransactionEnded: "
+FAULTS = {
+    "commit": "ProgrammingError: Explicit commit() forbidden",
+    "commit statement": f"{ENDED}a handler must not end",
+    "script": f"{ENDED}a handler must not end",
+    "many": f"{ENDED}a handler must not end",
+    "stream": f"{ENDED}a handler must not end",
+    "hidden failure": f"{ENDED}a statement of the handler failed",
+    "rollback": f"{ENDED}the handler rolled its transaction back",
+    "close": f"{ENDED}delivery.connection was closed or lost",
+    "pipeline": f"{ENDED}the handler returned inside a pipeline",
+    "open block": "OutOfOrderTransactionNesting: ",
+    "a coroutine": "TypeError: the handler returned an awaitable",
+    "lose the connection": f"{ENDED}delivery.connection was closed or lost",
+    "named as ours": "DatabaseDown: mine",
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_handler_that_ends_its_transaction_fails_without_an_effect(
+    effects: Database, tmp_path: Path, kind: str
+) -> None:
+    async with python_sink(kind, tmp_path, dsn=effects.dsn) as running:
+        assert await running.deliver("first") == DELIVERED
+        verdicts = {what: await running.deliver(what) for what in FAULTS}
+        assert await running.deliver("last") == DELIVERED
+        assert running.ends == []
+    reasons = {what: verdict.reason for what, verdict in verdicts.items() if isinstance(verdict, Failed)}
+    assert {what: reason[: len(FAULTS[what])] for what, reason in reasons.items()} == FAULTS
+    assert (len(written(effects)), marks(effects)) == (2, 2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_event_whose_connection_is_lost_has_its_effect_once(
+    effects: Database, tmp_path: Path, kind: str
+) -> None:
+    async with python_sink(kind, tmp_path, dsn=effects.dsn) as running:
+        event = an_event(None, b"lose it once")
+        [first] = await running.sink.deliver([event], lease_clock() + 60)
+        assert isinstance(first, Failed)
+        for _ in range(2):
+            assert await running.sink.deliver([event], lease_clock() + 60) == [DELIVERED]
+    assert written(effects) == [event.uid]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_limit_that_ends_before_the_handler_is_called_counts_no_attempt(
+    effects: Database, tmp_path: Path, kind: str
+) -> None:
+    """Another transaction marks the event, so that the mark waits. A plain handler's worker is killed."""
+    async with python_sink(kind, tmp_path, dsn=effects.dsn, timeout_seconds=1.0) as running:
+        assert await running.deliver("first") == DELIVERED
+        event = an_event(None, b"waits")
+        with effects.connect() as other, other.transaction():
+            other.execute("select outbox.once('test', %s)", (event.uid,))
+            [verdict] = await running.sink.deliver([event], lease_clock() + 60)
+        assert isinstance(verdict, Unavailable)
+        assert verdict.reason == "dsn: the handler's database did not answer in time"
+        assert verdict.attempt is not None
+        assert verdict.attempt.code == "database"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_effect_is_had_once_while_workers_are_killed_again_and_again(
+    effects: Database, tmp_path: Path, kind: str
+) -> None:
+    events = [an_event(None, b"fine") for _ in range(400)]
+    async with python_sink(kind, tmp_path, dsn=effects.dsn, workers=2, max_in_flight=16) as running:
+        limit = asyncio.Semaphore(16)
+
+        async def deliver(event: StoredEvent) -> None:
+            async with limit:
+                while await running.redeliver(event) != DELIVERED:  # it was the one whose worker was killed
+                    pass
+
+        async def kill() -> None:
+            for wanted in (20, 80, 140, 200, 260):
+                await becomes(lambda wanted=wanted: len(written(effects)) >= wanted, f"{wanted} effects")
+                for pid in running.pids:
+                    os.kill(pid, signal.SIGKILL)
+
+        await asyncio.wait_for(asyncio.gather(kill(), *map(deliver, events)), 60)
+        assert len(running.ends) >= 5
+    assert written(effects) == sorted(event.uid for event in events)
+    assert marks(effects) == len(events)
+
+
+# -- the connections ----------------------------------------------------------------------------------------------
+
+
+def a_delivery() -> Delivery:
+    now = datetime.now(UTC)
+    return Delivery(uuid4(), "a", None, b"", "text/plain", {}, 1, now, None, now)
+
+
+class Quiet:
+    """A poll that reports nothing, as before the news of a lost connection has arrived."""
+
+    def register(self, _descriptor: int, _events: int) -> None:
+        """Take a descriptor."""
+
+    def poll(self, _milliseconds: int) -> list[tuple[int, int]]:
+        """Report nothing."""
+        return []
+
+
+def test_a_kept_connection_that_was_lost_is_the_databases_fault(
+    effects: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, called = Transactions(effects.dsn, "test"), list[Delivery]()
+    kept.run(a_delivery(), called.append, clock() + 10)
+    query(effects, END_CONNECTIONS)
+    monkeypatch.setattr(transactions.select, "poll", Quiet)
+    with pytest.raises(DatabaseDown, match="cannot be used"):
+        kept.run(a_delivery(), called.append, clock() + 10)
+    kept.run(a_delivery(), called.append, clock() + 10)
+    assert len(called) == 2
+    kept._idle.pop().close()  # pyright: ignore[reportPrivateUsage]
+
+
+async def test_the_same_holds_for_asynchronous_handlers(effects: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, called = Transactions(effects.dsn, "test"), list[Delivery]()
+
+    async def handler(delivery: Delivery) -> None:
+        called.append(delivery)
+
+    await kept.arun(a_delivery(), handler, clock() + 10)
+    query(effects, END_CONNECTIONS)
+    monkeypatch.setattr(transactions.select, "poll", Quiet)
+    with pytest.raises(DatabaseDown, match="cannot be used"):
+        await kept.arun(a_delivery(), handler, clock() + 10)
+    await kept.arun(a_delivery(), handler, clock() + 10)
+    assert len(called) == 2
+    await kept._idle.pop().close()  # pyright: ignore[reportPrivateUsage]
