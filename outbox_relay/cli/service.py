@@ -37,9 +37,10 @@ def _check(arguments: argparse.Namespace) -> int:
     warnings = FILES.call(lambda: [*settings.warnings(loaded), *settings.exposures(loaded, os.environ)])
     if arguments.online:
         keep_libraries_quiet()
-        problems, found = asyncio.run(check.check_online(loaded))
+        problems, unanswered, found = asyncio.run(check.check_online(loaded))
         warnings += found
     else:
+        unanswered = []
         problems = FILES.call(lambda: check.unusable_plugins(loaded))
         warnings += FILES.call(lambda: webhooks.unreadable(loaded))
         try:
@@ -48,10 +49,10 @@ def _check(arguments: argparse.Namespace) -> int:
             warnings.append(str(error))
     for warning in warnings:
         say(f"warning: {warning}")
-    for problem in problems:
+    for problem in [*unanswered, *problems]:
         say(problem)
-    if problems:
-        return USAGE
+    if problems or unanswered:
+        return USAGE if problems else FAILED
     checked = f"{_count(len(loaded.sinks), 'sink')} and {_count(len(loaded.routes.table), 'route')}"
     print(f"{checked}: {_count(len(warnings), 'warning')}" if warnings else f"no problem found in {checked}")
     return DONE

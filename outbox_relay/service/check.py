@@ -23,14 +23,16 @@ CONNECTIONS = 2
 """Maximum number of database connections of a check."""
 HIDDEN = "row level security hides its rows from this role: alter table … disable row level security"
 """The problem of a table that a relay cannot read."""
-DATABASE_ERRORS = (DatabaseUnavailable, StatementFailed, DatabaseUnusable)
-"""Errors of the database that a check reports."""
+UNANSWERED = (DatabaseUnavailable, StatementFailed)
+"""Errors of a database that may answer later."""
 
 
 class Findings(NamedTuple):
     """The findings of a check, a line each."""
 
     problems: list[str]
+    unanswered: list[str]
+    """The databases that did not answer, which another check may find right."""
     warnings: list[str]
 
 
@@ -63,7 +65,7 @@ async def check_online(settings: Settings) -> Findings:
     A warning says that the database accepts events which a destination would refuse, or that roles have privileges
     which they do not need.
     """
-    findings = Findings([], [])
+    findings = Findings([], [], [])
     payload_bytes = await _check_database(settings, findings)
     own_addresses = await CONNECTION_FILES.acall(lambda: OwnAddresses(settings))
     await own_addresses.refresh()
@@ -81,7 +83,7 @@ async def _check_database(settings: Settings, findings: Findings) -> int | None:
         await store.open()
         await check_schema(store)
         payload_bytes = await store.max_payload_bytes()
-        findings.problems.extend(await _check_listening(settings, store))
+        await _check_listening(settings, store, findings)
         missing = await store.missing_positions()
         findings.problems.extend(missing_positions(sink, shards) for sink, shards in missing.items())
         known, former = await store.named("sink_names", {}), await store.former_sinks(settings.sinks)
@@ -92,22 +94,26 @@ async def _check_database(settings: Settings, findings: Findings) -> int | None:
         findings.problems.extend(f"database: table outbox.{table}: {HIDDEN}" for table in hidden)
         foreign = await store.named("foreign_privileges", {})
         findings.warnings.extend(f"database: {row.said}" for row in foreign)
-    except (*DATABASE_ERRORS, ConfigurationError) as error:
+    except UNANSWERED as error:
+        findings.unanswered.append(f"database: {error}")
+    except (DatabaseUnusable, ConfigurationError) as error:
         findings.problems.append(f"database: {error}")
     finally:
         await store.close()
     return payload_bytes
 
 
-async def _check_listening(settings: Settings, store: Store) -> list[str]:
-    """Return a problem if ``database.listen_dsn`` leads to another database than the one whose log is read."""
+async def _check_listening(settings: Settings, store: Store, findings: Findings) -> None:
+    """Add a problem if ``database.listen_dsn`` leads to another database than the one whose log is read."""
     if not settings.database.listen_dsn or (dsn := wakeup_dsn(settings)) is None:
-        return []
+        return
     try:
-        same = await dsn_identity(dsn()) == await store.database_identity()
-    except DATABASE_ERRORS as error:
-        return [f"database.listen_dsn: {error}"]
-    return [] if same else [WRONG_DATABASE]
+        if await dsn_identity(dsn()) != await store.database_identity():
+            findings.problems.append(WRONG_DATABASE)
+    except UNANSWERED as error:
+        findings.unanswered.append(f"database.listen_dsn: {error}")
+    except DatabaseUnusable as error:
+        findings.problems.append(f"database.listen_dsn: {error}")
 
 
 async def _check_sink(

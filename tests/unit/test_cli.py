@@ -227,6 +227,20 @@ def test_options_are_taken_before_and_after_the_command(tmp_path: Path) -> None:
     assert (ended.code, ended.err) == (0, "")
 
 
+def test_check_warns_of_what_the_file_exposes(tmp_path: Path) -> None:
+    file = toml(tmp_path, KAFKA.replace("localhost:9092", "k.internal:9092") + '[routes]\n"*" = ["events"]\n')
+    file.chmod(0o644)
+    ended = inside("check", "-c", file, OUTBOX_RELAY_DATABASE__DSN="postgresql://relay@localhost/shop")
+    assert (ended.code, ended.out) == (0, "1 sink and 1 route: 1 warning\n")
+    assert ended.err.endswith('events go to k.internal in clear text: set "security.protocol" = "SSL"\n')
+    database = '[database]\ndsn = "postgresql://u:p@localhost/x"'
+    file.write_text(file.read_text().replace("k.internal", "localhost") + database)
+    ended = inside("check", "-c", file)
+    assert (ended.code, ended.out) == (0, "1 sink and 1 route: 1 warning\n")
+    said = "holds a secret and is open to group or others (mode 0644)"
+    assert ended.err == f"warning: {file}: {said}: chmod 600 {file}\n"
+
+
 def test_check_counts_what_it_found_right(tmp_path: Path) -> None:
     file = toml(tmp_path, KAFKA + '[routes]\n"order.*" = ["events"]\n"user.*" = ["events"]\n')
     ended = inside("check", "-c", file, "--dsn", "postgresql://relay@localhost/shop")
