@@ -180,6 +180,41 @@ def test_limits_and_another_destination_are_applied_and_no_request_is_repeated(
     assert sorted(map(str, arrived)) == sorted([*(f"a.{n}" for n in range(20)), *(f"a.late.{n}" for n in range(20))])
 
 
+OTHER_TYPE = """type = "kafka"
+topic = "t"
+producer = { "bootstrap.servers" = "127.0.0.1:PORT" }
+[routes]"""
+
+
+def test_another_type_of_a_sink_is_applied_and_so_is_the_way_back(
+    database: Database, receiver: Receiver, tmp_path: Path
+) -> None:
+    """Goes red when the new webhook is unknown to those that have credentials: the process would end."""
+    text = webhook_config(database.dsn, receiver, tmp_path)
+    webhook = text[text.index('type = "webhook"') : text.index("[routes]") + len("[routes]")]
+    kafka = OTHER_TYPE.replace("PORT", str(free_port()))
+    with RelayService(tmp_path, text.replace(webhook, kafka), expects={"reload", "handed_over"}) as relay:
+        emit_types(database, "a.one")
+        until(lambda: circuit(relay) == "open", seconds=30, what="the broker does not answer")
+        rewrite(relay, (kafka, webhook))
+        until(lambda: RELOADED in events(relay), seconds=20, what="the other type is applied")
+        until(lambda: received_types(receiver) == ["a.one"], seconds=30, what="the event that waited arrives")
+        rewrite(relay, (webhook, kafka))
+        until(lambda: events(relay).count(RELOADED) == 2, seconds=20, what="the first type is applied again")
+        emit_types(database, "a.two")
+        until(lambda: circuit(relay) == "open", seconds=30, what="the broker does not answer")
+        for line in (line for line in relay.lines() if line.get("event") == RELOADED):
+            assert ("sinks.crm.type" in line["applied"], line["needs_restart"]) == (True, [])
+        assert relay.stop() == 0
+    assert received_types(receiver) == ["a.one"]
+    assert REFUSED not in events(relay)
+
+
+def circuit(relay: RelayService) -> str:
+    """Return the state of the sink's circuit that the relay shows."""
+    return relay.ask("/readyz")[1]["sinks"]["crm"]["circuit"]
+
+
 def in_flight_limit(relay: RelayService) -> int:
     """Return the limit of concurrent requests that the relay shows."""
     return relay.ask("/readyz")[1]["sinks"]["crm"]["in_flight_limit"]
