@@ -6,7 +6,8 @@ A relay process serves two webhook sinks. One destination refuses every connecti
 gets `--rate` events a second; with `--unrouted` these events go to no sink. 1,000 events wait for the dead destination
 at first, and one more each second. Every minute the program prints the relay's resident memory, open files and log
 lines, and the lag of the healthy sink: a sink that cannot keep up has up to 20,000 events in memory, whatever the state
-of the other. The exit code is 1 if memory grows by 20 MB or more from the second minute to the end.
+of the other. The exit code is 1 if memory grows by 20 MB or more from the second minute to the end, if open files or
+log lines grow with time, or if the relay has more sessions of the database than its settings allow.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import argparse
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ import psycopg
 
 from outbox_relay import outbox
 from outbox_relay.postgres.migrations import migrate
+from outbox_relay.service.build import CONNECTIONS, CONNECTIONS_PER_SINK
 from outbox_relay.workbench.embedded.ports import free_port
 from outbox_relay.workbench.embedded.postgres import PostgresServer
 from tests.bench.webhooks import Load, receiver
@@ -31,6 +33,15 @@ from tests.support.receiver.signatures import SECRET
 from tests.support.service import RelayService
 
 GROWTH_BYTES = 20_000_000
+"""Growth of resident memory that is too much."""
+GROWTH_FILES = 10
+"""Greatest growth of open files. A file for each attempt would be 60 of them in an hour."""
+GROWTH_LINES = 20
+"""Greatest growth of the log, in lines. A line a minute would be 58 of them in an hour."""
+SESSIONS = CONNECTIONS + CONNECTIONS_PER_SINK * 2 + 1
+"""Greatest number of database sessions of a relay with two sinks, of which one waits for notifications."""
+SESSIONS_NOW = """select count(*) from pg_stat_activity
+where datname = current_database() and backend_type = 'client backend' and pid <> pg_backend_pid()"""
 WAITING = 1_000
 """Initial number of events for the dead destination."""
 PORTION_SECONDS = 0.02
@@ -56,6 +67,38 @@ url = "{alive}"
 COMMON = """allow_http = true
 allow_networks = ["127.0.0.0/8"]
 secrets = ["{secret}"]"""
+
+
+@dataclass(frozen=True)
+class Use:
+    """The resources that a relay uses at the end of a period."""
+
+    resident_bytes: int
+    open_files: int
+    log_lines: int
+    sessions: int
+
+    def __str__(self) -> str:
+        """Return a part of a line of the report."""
+        return (
+            f"{self.resident_bytes / 1e6:.1f} MB resident, {self.open_files} open files, {self.log_lines} log lines, "
+            f"{self.sessions} sessions"
+        )
+
+
+def violations(found: Sequence[Use]) -> list[str]:
+    """Return a line for each bound that the use of resources at the end of each period violates."""
+    settled, last = found[min(SETTLED_PERIODS, len(found)) - 1], found[-1]
+    wrong: list[str] = []
+    if (grown := last.resident_bytes - settled.resident_bytes) >= GROWTH_BYTES:
+        wrong.append(f"memory grew by {grown / 1e6:.1f} MB")
+    if (files := last.open_files - settled.open_files) > GROWTH_FILES:
+        wrong.append(f"open files grew by {files}")
+    if (lines := last.log_lines - settled.log_lines) > GROWTH_LINES:
+        wrong.append(f"the log grew by {lines} lines")
+    if (sessions := max(use.sessions for use in found)) > SESSIONS:
+        wrong.append(f"the relay had {sessions} database sessions, more than {SESSIONS}")
+    return wrong
 
 
 @dataclass
@@ -104,25 +147,31 @@ def lag(emitter: Emitter) -> int:
     return int(found)
 
 
+def use_of(service: RelayService, emitter: Emitter) -> Use:
+    """Return the resources that the relay uses now."""
+    process = service.process.pid
+    [(sessions,)] = emitter.connection.execute(SESSIONS_NOW).fetchall()
+    files = len(list(Path(f"/proc/{process}/fd").iterdir()))
+    return Use(resident_bytes(process), files, len(service.lines()), int(sessions))
+
+
 def measure(
     service: RelayService, emitter: Emitter, periods: int, seconds: float, report: Callable[[str], None]
-) -> int:
-    """Emit for some periods and return the growth of the relay's memory in bytes since the end of the second one."""
-    process, found, began = service.process.pid, list[int](), time.monotonic()
+) -> list[str]:
+    """Emit for some periods and return the violations."""
+    found, began = list[Use](), time.monotonic()
     emitter.emit_waiting()
     for period in range(1, periods + 1):
         emitter.until(began + seconds * period)
-        found.append(resident_bytes(process))
-        files = len(list(Path(f"/proc/{process}/fd").iterdir()))
-        report(
-            f"{seconds * period:.0f} s: {found[-1] / 1e6:.1f} MB resident, {files} open files, "
-            f"{len(service.lines())} log lines, {emitter.emitted} foreign events, {lag(emitter)} behind"
-        )
-    return found[-1] - found[min(SETTLED_PERIODS, len(found)) - 1]
+        found.append(use_of(service, emitter))
+        report(f"{seconds * period:.0f} s: {found[-1]}, {emitter.emitted} foreign events, {lag(emitter)} behind")
+    grown = found[-1].resident_bytes - found[min(SETTLED_PERIODS, periods) - 1].resident_bytes
+    report(f"grew by {grown / 1e6:.1f} MB from period {SETTLED_PERIODS} on")
+    return violations(found)
 
 
-def run(periods: int, seconds: float, rate: int, foreign: str, report: Callable[[str], None]) -> int:
-    """Start everything, measure, and return the growth in bytes. `foreign` is the pattern of the healthy sink."""
+def run(periods: int, seconds: float, rate: int, foreign: str, report: Callable[[str], None]) -> list[str]:
+    """Start everything, measure, and return the violations. `foreign` is the pattern of the healthy sink."""
     load = Load("alive", 1, 0, 0.0)
     with PostgresServer() as server, receiver(load) as [alive], tempfile.TemporaryDirectory() as directory:
         server.create_database("dead")
@@ -147,9 +196,10 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--unrouted", action="store_true")
     given = parser.parse_args(argv)
     foreign = "nothing.*" if given.unrouted else FOREIGN
-    grown = run(given.minutes, 60.0, given.rate, foreign, lambda line: print(line, flush=True))
-    print(f"grew by {grown / 1e6:.1f} MB from minute {SETTLED_PERIODS} on")
-    return int(grown >= GROWTH_BYTES)
+    wrong = run(given.minutes, 60.0, given.rate, foreign, lambda line: print(line, flush=True))
+    for each in wrong:
+        print(f"wrong: {each}")
+    return int(bool(wrong))
 
 
 if __name__ == "__main__":
