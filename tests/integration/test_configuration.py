@@ -364,7 +364,7 @@ async def test_a_relay_does_not_serve_shards_without_a_position_until_rebase_giv
         await books.register(("s", ["*"], "beginning"))
         wanted = books.emit(*"abc")
         do(database, LOSE)
-        harness = RelayHarness(database.dsn, [(spec("s"), sink)])
+        harness = RelayHarness(database.dsn, [(spec("s"), sink)], expects={"database_refused"})
         await harness.start()
         await auntil(lambda: _faulty(harness), seconds=10, what="the relay finds that positions are missing")
         assert "no position" in str(harness.relays[0].fault)

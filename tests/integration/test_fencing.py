@@ -63,7 +63,7 @@ class Successor:
     async def _serve(self) -> None:
         await self.harness.start()
         await self._stop.wait()
-        await self.harness.crash()
+        await self.harness.crash(unjudged=True)
 
     def start(self) -> None:
         """Join."""
@@ -74,10 +74,11 @@ class Successor:
         return self.harness.lease_manager.held == {"s": SHARDS}
 
     def end(self) -> None:
-        """Stop the thread."""
+        """Stop the thread, and judge the relay."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stop.set)
             self._thread.join(30)
+        self.harness.judge()
 
 
 @pytest.fixture

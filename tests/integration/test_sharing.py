@@ -60,7 +60,7 @@ async def party(dsn: str, expects: Collection[str] = ()) -> AsyncGenerator[Calla
     finally:
         for harness in harnesses:
             if any(not task.done() for task in harness.tasks):
-                await harness.crash()
+                await harness.crash(unjudged=True)
     for harness in harnesses:
         harness.judge()
 

@@ -240,7 +240,6 @@ class RelayHarness:
         await asyncio.wait_for(asyncio.gather(*self.tasks[2 : 2 + len(self.relays)]), seconds)
         await self.lease_manager.leave()
         await self.crash()
-        self.judge()
 
     def judge(self) -> None:
         """Raise AssertionError when a part ended for a reason that the test did not declare."""
@@ -248,8 +247,8 @@ class RelayHarness:
         assert not self._broken, f"parts died of what a service does not survive: {self._broken[:5]!r}"
         assert not undeclared, f"sessions ended that this test did not cause: {undeclared[:5]}"
 
-    async def crash(self) -> None:
-        """End at once, releasing nothing."""
+    async def crash(self, *, unjudged: bool = False) -> None:
+        """End at once, releasing nothing, and :meth:`judge`, unless the test does that later."""
         self._crashed = True
         self._broken = [error for task in self.tasks if (error := _broke(task)) is not None]
         for task in self.tasks:
@@ -259,6 +258,8 @@ class RelayHarness:
             await sink.reset()
             await sink.close()
         await self.store.close()
+        if not unjudged:
+            self.judge()
 
 
 def _broke(task: asyncio.Task[None]) -> BaseException | None:
@@ -273,7 +274,7 @@ async def running(dsn: str, *sinks: tuple[SinkSpec, Sink], **options: Any) -> As
     try:
         yield harness
     finally:
-        await harness.crash()
+        await harness.crash(unjudged=True)
     harness.judge()
 
 
