@@ -30,7 +30,7 @@ from outbox_relay.postgres.connection import (
     is_alive,
 )
 from outbox_relay.postgres.connection_slots import ConnectionSlots, caller
-from outbox_relay.postgres.errors import action_refusals, encoding_fault, explain, explain_statement
+from outbox_relay.postgres.errors import action_refusals, encoding_fault, explain, explain_statement, is_starved
 from outbox_relay.postgres.look_thread import LookThread
 from outbox_relay.postgres.rows import Look, TickResult, WindowRequest
 from outbox_relay.postgres.session_settings import WrongSetting, settings_of, wrong_settings, wrong_settings_message
@@ -293,7 +293,7 @@ class Database:
                 StatementFailed(f"{said}: statement {name}", OUT_OF_TIME) if alive else DatabaseUnavailable(said)
             ) from None
         except psycopg.Error as error:
-            explained = explain_statement(error, name) if alive else explain(error)
+            explained = explain_statement(error, name) if alive or is_starved(error) else explain(error)
             self.connection_losses += isinstance(explained, DatabaseUnavailable | IncarnationChanged)
             raise explained from None
 

@@ -109,6 +109,10 @@ MALFORMED: Final = (
 MALFORMED_MESSAGE: Final = re.compile(r"invalid .*connection option|invalid port number|Servname not supported")
 UNSENT: Final = re.compile(r"placeholder|parameter missing|adapt|result")
 """psycopg's own refusals of a statement, of the class that refuses a malformed DSN too."""
+NO_MEMORY: Final = re.compile(
+    r'lost synchronization with server: got message type "D"|cannot allocate memory|out of memory'
+)
+"""Messages of libpq about a row that the memory of this process cannot hold. It gives up the connection, too."""
 
 
 def encoding_fault(info: psycopg.ConnectionInfo) -> str | None:
@@ -139,12 +143,19 @@ def explain(error: psycopg.Error) -> RelayError:
     return DatabaseUnavailable(f"the database could not be asked ({type(error).__name__})")
 
 
+def is_starved(error: psycopg.Error) -> bool:
+    """Return True if this process had no memory for the answer, for which libpq has ended the connection itself."""
+    return not error.sqlstate and NO_MEMORY.search(str(error)) is not None
+
+
 def explain_statement(error: Exception, name: str) -> RelayError:
-    """Return the error for a failure of the statement ``name`` on a connection that still works.
+    """Return the error for a failure of the statement ``name`` that says nothing about the server.
 
     Return ``StatementFailed`` if only the statement or its answer failed: it timed out, met a lock or a deadlock, needs
     too much memory, or has a value that cannot be loaded. Otherwise as ``explain``.
     """
+    if isinstance(error, psycopg.Error) and is_starved(error):
+        return StatementFailed(f"the answer of statement {name} is too large for the memory there is", "53200")
     if not isinstance(error, psycopg.Error) or not error.sqlstate:
         return StatementFailed(f"statement {name} failed, or its answer cannot be loaded ({type(error).__name__})")
     state, said = error.sqlstate, error.diag.message_primary or ""

@@ -20,7 +20,7 @@ import psycopg
 
 from outbox_relay.domain.errors import DatabaseUnavailable, RelayError, StatementFailed
 from outbox_relay.postgres.connection import is_alive
-from outbox_relay.postgres.errors import explain, explain_statement
+from outbox_relay.postgres.errors import explain, explain_statement, is_starved
 from outbox_relay.postgres.look_connection import LookConnection, LookConnector
 from outbox_relay.postgres.looks import look_parameters, tick_of, window_of
 from outbox_relay.postgres.rows import Look, TickResult, WindowRequest
@@ -263,7 +263,7 @@ class _Worker:
         if is_alive(connection):
             return explain_statement(error, name)
         self._disconnect()
-        return explain(error)
+        return explain_statement(error, name) if is_starved(error) else explain(error)
 
     def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
