@@ -23,6 +23,8 @@ from outbox_relay.worker.threads import Threads
 if TYPE_CHECKING:
     from outbox_relay.worker.transactions import Transactions
 
+LATE_SECONDS = 0.1
+"""Delay of a timer after which the process is assumed to have stood still."""
 GRACE_SECONDS = 1.0
 """Time after its cancellation within which an asynchronous handler must end."""
 EXTENSION_SECONDS = 0.05
@@ -171,6 +173,13 @@ class Runner:
         self._timer = self._loop.call_later(max(0.0, at - clock()), self._look) if at != float("inf") else None
 
     def _look(self) -> None:
+        """End the calls whose time is over; those that the process stood still for may end by themselves before."""
+        if clock() - self._timer_at > LATE_SECONDS:
+            self._loop.call_soon(self._end_expired)
+        else:
+            self._end_expired()
+
+    def _end_expired(self) -> None:
         """End the calls whose time is over, and look again when that of the next one is."""
         now = clock()
         for call in list(self._calls.values()):
