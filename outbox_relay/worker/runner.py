@@ -222,6 +222,9 @@ class Runner:
         return datetime.now(UTC) + timedelta(seconds=seconds)
 
     def _send_extended(self) -> None:
+        if self._channel is not None and not self._channel.writable:  # the relay does not read
+            self._loop.call_later(EXTENSION_SECONDS, self._send_extended)
+            return
         with self._lock:
             extended, self._extended = self._extended, {}
         for call in extended.values():

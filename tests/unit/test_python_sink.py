@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
+import queue
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -17,13 +19,16 @@ import pytest
 
 from outbox_relay.domain.lease_clock import CLOCK as LEASE_CLOCK
 from outbox_relay.domain.lease_clock import lease_clock
-from outbox_relay.domain.outcomes import DELIVERED, Failed, Refused, Unavailable
+from outbox_relay.domain.outcomes import DELIVERED, Delivered, Failed, Refused, Unavailable
+from outbox_relay.domain.retry import RetryPolicy, requested_delay
 from outbox_relay.sinks.contract.handing import an_event
 from outbox_relay.sinks.python import child, output, pool, worker_process
 from outbox_relay.sinks.python.child import ChildProcess
 from outbox_relay.sinks.python.output import OutputReader
 from outbox_relay.sinks.python.worker_process import WorkerProcess
 from outbox_relay.worker.clock import CLOCK
+from outbox_relay.worker.frames import BadFrame, Frame
+from outbox_relay.worker.threads import Threads
 from tests.support.odd_handlers import FAULTS
 from tests.support.python_sink import children_that_ended, is_alive, python_sink
 from tests.support.wait import auntil
@@ -60,6 +65,10 @@ def stand_still(seconds: float) -> None:
 
 def descriptors_open() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def is_stopped(pid: int) -> bool:
+    return ") T " in Path(f"/proc/{pid}/stat").read_text()
 
 
 def oom_score(pid: int) -> int:
@@ -202,12 +211,16 @@ async def test_calls_that_end_before_their_task_begins_are_answered(tmp_path: Pa
     """A call and its cancellation may come in one piece. A worker that did not answer would be killed for it."""
     async with python_sink("asynchronous", tmp_path) as running:
         assert await running.deliver("first") == DELIVERED
-        [process] = running.sink.processes
+        [process], [pid] = running.sink.processes, running.pids
+        os.kill(pid, signal.SIGSTOP)
+        await becomes_false(lambda: not is_stopped(pid), "the process is stopped")
         now = lease_clock()
         values = (an_event().uid, "a", None, "text/plain", None, "2026-01-01T00:00:00+00:00", None, 1)
         calls = [process.begin(n, values, b"sleep", now + 60, now + 60, 60) for n in range(3)]
         for call in calls:
             process.cancel(call)
+        await asyncio.sleep(0)  # both are sent
+        os.kill(pid, signal.SIGCONT)
         answers = await asyncio.wait_for(asyncio.gather(*(call.answer for call in calls)), 5)
         assert [answer.outcome for answer in answers] == ["timeout"] * 3
         assert running.notes("began") == []
@@ -218,6 +231,31 @@ async def test_calls_that_end_before_their_task_begins_are_answered(tmp_path: Pa
 async def test_values_of_context_variables_do_not_pass_from_event_to_event(tmp_path: Path) -> None:
     async with python_sink("plain", tmp_path, threads=1) as running:
         assert [await running.deliver("context") for _ in range(3)] == [DELIVERED] * 3
+
+
+def test_a_process_that_can_start_no_thread_uses_those_that_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    threads, done, go_on = Threads(4), queue.SimpleQueue[int](), threading.Event()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fail)
+        with pytest.raises(RuntimeError):
+            threads.run(lambda: done.put(0))
+
+    def wait() -> None:
+        go_on.wait(SECONDS)
+        done.put(1)
+
+    threads.run(wait)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fail)
+        threads.run(lambda: done.put(2))
+    go_on.set()
+    assert [done.get(timeout=SECONDS) for _ in range(2)] == [1, 2]
+    for number in range(3, 9):
+        threads.run(lambda number=number: done.put(number))
+    assert sorted(done.get(timeout=SECONDS) for _ in range(6)) == [*range(3, 9)]
 
 
 # -- fences -------------------------------------------------------------------------------------------------------
@@ -262,7 +300,7 @@ async def test_a_worker_is_not_blamed_for_a_machine_that_stood_still(
         os.kill(pid, signal.SIGSTOP)
         stand_still(1.5)
         os.kill(pid, signal.SIGCONT)
-        assert await nap == DELIVERED
+        assert isinstance(await nap, Delivered | Failed)
         assert await running.deliver("last") == DELIVERED
         assert running.ends == []
 
@@ -320,6 +358,21 @@ async def test_the_end_of_a_worker_is_noticed_although_another_process_holds_its
         assert verdict.reason == "its worker ended: it ended with exit status 4"
         assert await running.deliver("fine") == DELIVERED
     await becomes_false(lambda: descriptors_open() > descriptors, "no descriptor is left")
+
+
+async def test_a_number_that_only_a_broken_worker_sends_ends_no_session(tmp_path: Path) -> None:
+    async with python_sink("asynchronous", tmp_path) as running:
+        assert await running.deliver("first") == DELIVERED
+        sleeps = asyncio.ensure_future(running.deliver("sleep"))
+        await running.noted("began")
+        [process] = running.sink.processes
+        process._receive(Frame("answer", [[2, "retry", "", 10**400]], b""))  # pyright: ignore[reportPrivateUsage]
+        verdict = await sleeps
+        assert isinstance(verdict, Failed)
+        assert requested_delay(verdict.retry_after_seconds, RetryPolicy(), 1.0) < 1e9
+        for bad in ([2, "retry", "", "soon"], [99, "retry", "", None], [2, "invented", "", None], 5):
+            with pytest.raises(BadFrame):
+                process._receive(Frame("answer", [bad], b""))  # pyright: ignore[reportPrivateUsage]
 
 
 async def test_a_forked_process_that_returns_answers_nothing_and_ends(tmp_path: Path) -> None:
@@ -396,11 +449,12 @@ async def test_a_process_that_the_system_does_not_end_delays_a_close_for_a_limit
         with monkeypatch.context() as patch:
             patch.setattr(child.os, "killpg", ignore)
             os.kill(pid, signal.SIGSTOP)
+            await becomes_false(lambda: not is_stopped(pid), "the process is stopped")
             await asyncio.wait_for(running.sink.close(), 5)
         verdict = await sleeps
         assert isinstance(verdict, Unavailable)
         os.kill(pid, signal.SIGKILL)
-        await becomes_false(lambda: is_alive(pid), "the process is gone")
+        await becomes_false(lambda: Path(f"/proc/{pid}").exists(), "the process is gone, and was waited for")
 
 
 async def test_calls_are_answered_although_the_end_of_their_worker_is_cancelled(tmp_path: Path) -> None:

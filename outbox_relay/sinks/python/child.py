@@ -24,7 +24,7 @@ class ChildProcess:
         self._loop = asyncio.get_running_loop()
         self._exited = asyncio.Event()
         self._reaped = threading.Event()
-        self._is_reaped = False
+        self._is_reaped = self._is_left = False
 
     @classmethod
     def start(
@@ -75,12 +75,17 @@ class ChildProcess:
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._exited.wait()
-        if self._exited.is_set() and not self._is_reaped:
+        self._is_left = not self._exited.is_set()
+        if not self._is_left:
+            self._reap()
+        return self._is_reaped
+
+    def _reap(self) -> None:
+        if not self._is_reaped:
             self.kill()  # what the leader started at the last moment
             self._is_reaped = True
             self._process.wait()
             self._reaped.set()
-        return self._is_reaped
 
     def _wait(self) -> None:
         """Wait until the process has ended, and then for the killed rest of its group, which process 1 inherits."""
@@ -96,3 +101,5 @@ class ChildProcess:
     def _exit(self) -> None:
         self._exited.set()
         self._on_exit()
+        if self._is_left:
+            self._reap()

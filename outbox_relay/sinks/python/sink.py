@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import Mapping, Sequence
 
+from outbox_relay.delivery import MOST_DELAY_SECONDS
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.outcomes import DELIVERED, Attempt, Delivered, Failed, Refused, Unavailable, Verdict, clip
@@ -150,7 +151,7 @@ class PythonSink:
             case "done":
                 return Delivered(seconds=seconds)
             case "retry":
-                after = answer.after if answer.after is not None and 0 <= answer.after < math.inf else None
+                after = None if answer.after is None or not answer.after >= 0 else min(answer.after, MOST_DELAY_SECONDS)
                 text = f"the handler asked for a retry{': ' if reason else ''}{reason}"
                 return Failed(text, retry_after_seconds=after, attempt=Attempt("retry", seconds))
             case "dead":
