@@ -380,7 +380,7 @@ begin
         select d.id from outbox.delivery d
          where d.sink = sink_name and not d.ready and d.state = 'waiting' and d.due_at <= now()
          order by d.due_at, d.id
-         limit most
+         limit greatest(coalesce(most, 0), 0)
            for update skip locked);
 end
 $$;
@@ -423,7 +423,7 @@ begin
         )
         select q.tenant from queued q
          where q.tenant is not null and (upto_tenant is null or q.tenant <= upto_tenant)
-         limit most
+         limit greatest(coalesce(most, 0), 0)
     );
 end
 $$;
@@ -476,6 +476,7 @@ declare
     walked integer := 0;
     passed integer := 0;
 begin
+    most_rows := least(greatest(coalesce(most_rows, 1), 1), 10000);
     if due <> '{}' then
         update outbox.delivery d set ready = true where d.sink = sink_name and d.id = any (due);
     end if;

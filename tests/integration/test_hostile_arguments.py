@@ -29,7 +29,7 @@ HOSTILE: dict[str, list[str]] = {
     "pg_snapshot": ["null", "'3:3:'", "'9223372036854775807:9223372036854775807:'"],
     "xid8": ["null", "'3'", "'18446744073709551615'"],
 }
-CLEAR = {"22023", "25001", "25000", "40001", "42501", "55000", "55006", "P0001", "P0002", "OR002"}
+CLEAR = {"22023", "25001", "25000", "40001", "42501", "55000", "55006", "P0001", "P0002", "OR001", "OR002"}
 """SQLSTATEs with which our functions refuse something, in words of their own."""
 ALONE = ("outbox.empty_day(", "outbox.drop_day(")
 """Functions that must be a transaction of their own."""

@@ -104,7 +104,7 @@ def sink_names(alias: str) -> list[str]:
 
 def places(alias: str, state: str, sink: str | None) -> list[str]:
     """Return the places of up to ``MOST_LISTED`` deliveries in ``state``, newest event first, as the page does."""
-    names = ("type", "key", "status", "error", "kind", "since", "until", "as_of")
+    names = ("type", "key", "status", "error", "kind", "since", "until", "as_of", "tenant")
     given: dict[str, Any] = {**dict.fromkeys(names), "sink": sink, "state": state, "by_error": False}
     before = {"before_id": MAX_ID, "before_sink": "", "looks": LOOKS, "most": MOST_LISTED}
     with limited(alias) as cursor:
