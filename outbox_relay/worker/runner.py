@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from outbox_relay.worker.transactions import Transactions
 
 LATE_SECONDS = 0.1
-"""Delay of a timer after which the process is assumed to have stood still."""
+"""Delay of a timer after which the whole process is assumed to have been paused."""
 GRACE_SECONDS = 1.0
 """Time after its cancellation within which an asynchronous handler must end."""
 EXTENSION_SECONDS = 0.05
@@ -173,7 +173,7 @@ class Runner:
         self._timer = self._loop.call_later(max(0.0, at - clock()), self._look) if at != float("inf") else None
 
     def _look(self) -> None:
-        """End the calls whose time is over; those that the process stood still for may end by themselves before."""
+        """End the calls whose time is over. After a pause of the process, handlers may end by themselves first."""
         if clock() - self._timer_at > LATE_SECONDS:
             self._loop.call_soon(self._end_expired)
         else:
