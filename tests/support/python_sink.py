@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +17,8 @@ from outbox_relay.sinks.python import PythonSink, WorkerTask
 from tests.support.wait import auntil
 
 SECONDS = 30.0
+KINDS = ("asynchronous", "plain")
+"""The handlers of ``odd_handlers`` that do as the payload says."""
 
 
 @dataclass
@@ -115,3 +117,31 @@ def children_that_ended() -> list[int]:
             if stat[0] == "Z" and int(stat[1]) == os.getpid():
                 found.append(int(entry.name))
     return found
+
+
+def is_stopped(pid: int) -> bool:
+    """Return True if a process was stopped by a signal."""
+    return ") T " in Path(f"/proc/{pid}/stat").read_text()
+
+
+def descriptors_open() -> int:
+    """Return the number of descriptors of this process."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def oom_score(pid: int) -> int:
+    """Return the points by which the kernel prefers a process when memory runs out."""
+    return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
+
+
+def ignore(_first: object, _second: object, /) -> None:
+    """Do nothing."""
+
+
+async def becomes_false(fact: Callable[[], object], what: str) -> None:
+    """Wait until ``fact`` returns a false value."""
+
+    async def is_false() -> bool:
+        return not fact()
+
+    await auntil(is_false, seconds=SECONDS, what=what)
