@@ -34,13 +34,17 @@ TOO_LARGE = 10054
 """JetStream's error for a message above the `max_msg_size` of its stream."""
 
 
+UNKNOWN = "the connection was lost"
+"""The reason until the client names another one."""
+
+
 class Link:
     """A connection that is never mended: once it is lost, another one is made."""
 
     def __init__(self) -> None:
         self.client = Client()
         self.lost = asyncio.get_running_loop().create_future()
-        self.reason = "the connection was lost"
+        self.reason = UNKNOWN
 
     async def open(self, settings: NatsSettings) -> None:
         """Connect. Raises OSError, TimeoutError or NatsError."""
@@ -116,6 +120,8 @@ class NatsSink:
         try:
             return await self._publish(link, made, 0.9 * self._settings.timeout_seconds)
         except TimeoutError:
+            if link.lost.done() or not link.client.is_connected or link.reason != UNKNOWN:
+                return Unavailable(f"no acknowledgement of the stream: {link.reason}")
             reason = f"no acknowledgement of the stream: {link.reason}" if link.reason else "no acknowledgement"
             return Failed(reason, attempt=Attempt("timeout", time.monotonic() - began))
 
