@@ -119,7 +119,7 @@ WRONG = {
 
 
 def run(directory: Path, *arguments: str, **environment: str) -> str:
-    """Run pytest in `directory`, and return what it prints."""
+    """Run pytest in `directory`, and return what it prints. `CI` makes it show every difference in full length."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-rA", *arguments],
         cwd=directory,
@@ -128,7 +128,7 @@ def run(directory: Path, *arguments: str, **environment: str) -> str:
         text=True,
         check=False,
         timeout=SECONDS,
-        env={**os.environ, **environment},
+        env={**os.environ, "CI": "true", **environment},
     )
     return done.stdout + done.stderr
 

@@ -8,10 +8,11 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import zip_longest
 
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.lease_clock import lease_clock
-from outbox_relay.domain.outcomes import Delivered, Unavailable, Verdict
+from outbox_relay.domain.outcomes import DELIVERED, Delivered, Unavailable, Verdict
 from outbox_relay.sinks import Sink
 from outbox_relay.sinks.contract.harness import Received
 
@@ -95,14 +96,31 @@ async def hand_over_all(sink: Sink, events: Sequence[StoredEvent]) -> None:
         left = [event for event, verdict in zip(left, verdicts, strict=True) if isinstance(verdict, Unavailable)]
 
 
-def by_key(events: Iterable[StoredEvent | Received]) -> dict[str | None, list[str]]:
+def assert_delivered(verdicts: Sequence[Verdict]) -> None:
+    """Assert that every event was delivered."""
+    others = [f"{place}: {verdict}" for place, verdict in enumerate(verdicts) if verdict != DELIVERED]
+    assert not others, f"{len(others)} of {len(verdicts)} events were not delivered, first {others[0]}"
+
+
+def assert_arrived(received: Sequence[Received], events: Sequence[StoredEvent]) -> None:
+    """Assert that the destination has ``events`` and no other, and of each key the first of each uid in order.
+
+    Compares by itself: pytest would show all uids, and takes minutes for it where the variable ``CI`` is set.
+    """
+    found, expected = _by_key(received), _by_key(events)
+    for key in [*expected, *found]:
+        uids, wanted = found.get(key, []), expected.get(key, [])
+        place = next((at for at, pair in enumerate(zip_longest(uids, wanted)) if pair[0] != pair[1]), None)
+        got, want = (None if place is None else next(iter(each[place:]), None) for each in (uids, wanted))
+        assert place is None, f"event {place} of key {key!r}: the destination has {got}, expected was {want}"
+
+
+def _by_key(events: Iterable[StoredEvent | Received]) -> dict[str | None, list[str]]:
     """Return the uids of each key, the first of each, in order."""
-    found: dict[str | None, list[str]] = {}
+    found: dict[str | None, dict[str, None]] = {}
     for event in events:
-        uids = found.setdefault(event.key, [])
-        if event.uid not in uids:
-            uids.append(event.uid)
-    return found
+        found.setdefault(event.key, {}).setdefault(event.uid)
+    return {key: list(uids) for key, uids in found.items()}
 
 
 def assert_prefix_per_key(events: Sequence[StoredEvent], verdicts: Sequence[Verdict]) -> None:
