@@ -34,6 +34,13 @@ ME, OTHER = UUID(int=1), UUID(int=2)
 AMPLE = 1 << 40
 TOO_LARGE = b"x" * 2_000_000
 """A payload above the ceiling."""
+BOTH_READS = pytest.mark.parametrize(
+    "read", [("read_rest", 9 * 10**9), ("read_late", 2**63 - 1)], ids=["read_rest", "read_late"]
+)
+"""Each read, and the transaction at which its window ends.
+
+Latecomers that lie close together are read by read_rest, unless the window ends with the last transaction of all.
+"""
 WAIT_SECONDS = 10.0
 POSITION = ("a_seqs", "a_snapshots", "a_nexts", "b_seqs", "b_snapshots", "b_nexts", "lasts")
 
@@ -495,34 +502,59 @@ def test_rows_behind_take_no_place_of_the_first_of_another_key(
     assert claimed(connection, sink, with_followers=True, **bound) == found
 
 
-def test_headers_count_in_the_bytes_of_a_claim(connection: Connection, sink: str) -> None:
+@pytest.mark.parametrize(("key", "headers", "budget"), [(None, LARGE, 15_000), ("k" * 999, None, 1_500)])
+def test_headers_and_keys_count_in_the_bytes_of_a_claim(
+    connection: Connection, sink: str, key: str | None, headers: Jsonb | None, budget: int
+) -> None:
     for event in range(1, 5):
-        add(connection, sink, event, key=None, headers=LARGE)
-    assert claimed(connection, sink, bytes=15_000) == [1, 2]
+        add(connection, sink, event, key=key and f"{key}{event}", headers=headers)
+    assert claimed(connection, sink, bytes=budget) == [1, 2]
 
 
-@pytest.mark.parametrize("read", ["read_late", "read_rest"])
-def test_headers_count_in_the_bytes_of_a_read(day_missing: Database, read: str) -> None:
+@BOTH_READS
+@pytest.mark.parametrize(("column", "value", "budget"), [("headers", LARGE, 15_000), ("key", "k" * 1_000, 1_500)])
+def test_headers_and_keys_count_in_the_bytes_of_a_read(
+    day_missing: Database, read: tuple[str, int], column: str, value: Any, budget: int
+) -> None:
+    name, end = read
     with day_missing.connect(autocommit=True) as connection:
         ids = [emitted(connection)[0] for _ in range(4)]
-        connection.execute("update outbox.event set headers = %s", (LARGE,))
+        connection.execute(f"update outbox.event set {column} = %s".encode(), (value,))
         rows = call(
-            connection, read, shards=list(range(64)), types=None, a="3:3:", a_next=2**40, b="9000000000:9000000000:",
-            after=0, upto=2**40, rows=100, bytes=15_000, most_payload=1 << 20,
+            connection, name, shards=list(range(64)), types=None, a="3:3:", a_next=2**40, b=f"{end}:{end}:",
+            after=0, upto=2**40, rows=100, bytes=budget, most_payload=1 << 20,
         )  # fmt: skip
     assert [row[0] for row in rows if row[1] >= 0] == ids[:2]
 
 
-@pytest.mark.parametrize("read", ["read_late", "read_rest"])
-def test_a_payload_above_the_ceiling_is_not_fetched_by_a_read(day_missing: Database, read: str) -> None:
+@BOTH_READS
+def test_a_payload_above_the_ceiling_is_not_fetched_by_a_read(day_missing: Database, read: tuple[str, int]) -> None:
+    name, end = read
     with day_missing.connect(autocommit=True) as connection:
         ids = [emitted(connection)[0] for _ in range(2)]
         connection.execute("update outbox.event set payload = %s where id = %s", (TOO_LARGE, ids[0]))
         rows = call(
-            connection, read, shards=list(range(64)), types=None, a="3:3:", a_next=2**40, b="9000000000:9000000000:",
+            connection, name, shards=list(range(64)), types=None, a="3:3:", a_next=2**40, b=f"{end}:{end}:",
             after=0, upto=2**40, rows=100, bytes=AMPLE, most_payload=1 << 20,
         )  # fmt: skip
     assert [row[0] for row in rows if row[1] >= 0] == ids
+    assert longest(rows) < 1_000
+
+
+@pytest.mark.parametrize("late", [True, False], ids=["latecomers", "the rest"])
+def test_a_payload_above_the_ceiling_is_not_fetched_by_a_look(day_missing: Database, late: bool) -> None:
+    with day_missing.connect(autocommit=True) as connection:
+        ids = [emitted(connection)[0]]
+        # Too far apart for latecomers to be read with the rest.
+        connection.execute("select setval('outbox.event_id_seq', 1000)")
+        ids.append(emitted(connection)[0])
+        connection.execute("update outbox.event set payload = %s where id = %s", (TOO_LARGE, ids[0]))
+        asked = {
+            "a_seq": ids[1] if late else 0, "a": "3:3:", "a_next": 2**40, "floor": 0, "shards": list(range(64)),
+            "types": None, "ids": 2**40, "rows": 100, "bytes": AMPLE, "most_payload": 1 << 20,
+        }  # fmt: skip
+        rows = connection.execute(SQL["look"], asked).fetchall()
+    assert [row[8] for row in rows[1:] if row[9] >= 0] == ids
     assert longest(rows) < 1_000
 
 

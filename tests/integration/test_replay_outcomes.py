@@ -151,6 +151,14 @@ async def test_a_read_that_is_cut_names_only_what_lies_before_its_last_event(boo
     assert ([event.id for event in events], [event.id for event in passed_by]) == ([1], [2])
 
 
+async def test_a_payload_above_the_ceiling_is_not_fetched_by_a_read_of_a_replay(books: ReplayLedger) -> None:
+    """Goes red when the payload comes beside its fault: it would be in memory before it is refused."""
+    books.do("update outbox.event set payload = %s where id = 3", bytes(2_000_000))
+    events, _ = await read(books, payload_bytes=1 << 30)
+    assert [event.id for event in events] == list(range(1, EVENTS + 1))
+    assert [event.id for event in events if event.payload is None] == [3]
+
+
 async def test_a_settlement_at_an_old_epoch_passes_nothing_by(books: ReplayLedger) -> None:
     """Goes red when exceptions are written without the fence."""
     old = await books.claim()

@@ -53,6 +53,24 @@ async def test_the_loop_is_woken_when_there_is_room_again_and_not_before(monkeyp
     assert not leases.wake.is_set(), "it was woken once"
 
 
+async def test_bytes_in_flight_leave_no_room_for_another_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goes red when the bytes are not compared: 64 chunks of large events would be read."""
+    size = Chunk([an_event()], START, START).size
+    assert size > 0
+    monkeypatch.setattr(settler, "MOST_BYTES", 2 * size)
+    leases, in_flight = SinkLeases("s", 1), InFlight()
+    settling = Settler(NO_STORE, leases, UUID(int=1), in_flight, a_recorder())
+    in_flight.take_over([0], START)
+    chunks = [Chunk([an_event()], START, START) for _ in range(2)]
+    for chunk in chunks:
+        assert settling.has_capacity()
+        in_flight.take(in_flight.readable[0], chunk)
+    assert not settling.has_capacity()
+    settling.done(chunks[0])
+    assert settling.has_capacity()
+    assert leases.wake.is_set(), "the reader is told"
+
+
 class FailingRelay(SinkRelay):
     """A relay whose sessions end with an error before they begin, or go round the loop once."""
 
