@@ -27,6 +27,7 @@ from tests.support.wait import auntil, until
 SHORT_LEASE = 1.5
 NARROW = spec("s", patterns=("a",), types=("a",))
 WIDE = spec("s", patterns=("a", "b"), types=("a", "b"))
+TICK = "seq, snapshot, next_xid, incarnation, generations, 'tester', null) from outbox.action_tick()"
 REMOVALS = {
     "function": "select outbox.remove_sink('s')",
     "by hand": "delete from outbox.sink where name = 's'",
@@ -70,6 +71,9 @@ def do(database: Database, statement: str) -> None:
         "truncate outbox.sink cascade",
         "select outbox.remove_sink('s')",
         "select outbox.rebase()",
+        "select outbox.rename_sink('s', 'new', 'tester', null)",
+        f"select outbox.seek_sink('s', 'beginning', {TICK}",
+        f"""select outbox.start_replay('{{"sink": "s", "since": "PT1H"}}', null, null, {TICK}""",
     ],
 )
 def test_every_change_of_the_configuration_raises_the_counter(database: Database, change: str) -> None:

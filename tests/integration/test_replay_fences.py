@@ -236,6 +236,29 @@ def test_a_replay_that_starts_after_a_check_has_the_day_checked_again(database: 
     assert query(database, f"select count(*) from outbox.{table_ago(12)}") == [(3,)]
 
 
+def test_a_replay_that_ends_after_a_check_needs_no_new_counter(database: Database) -> None:
+    """Goes red when a check that found a keeper lets the day be emptied."""
+    with database.connect(autocommit=True) as connection:
+        fill_days(connection, 12, 12)
+        keep(connection, 5)
+        days.register(connection, "s", "now")
+        emit_ago(connection, 0)
+        start(database, to="s", since=f"{date_ago(12)}T00:00:00Z")
+        lease = connection.execute("select lease from outbox.begin_retention(gen_random_uuid(), 'x', 60)").fetchone()
+        assert lease
+        check, empty = (
+            f"select kept_by <> '[]' from outbox.check_day('{date_ago(12)}', {lease[0]})".encode(),
+            f"select outbox.empty_day('{date_ago(12)}', {lease[0]}, 3)".encode(),
+        )
+        assert connection.execute(check).fetchall() == [(True,)]
+        before = query(database, "select config from outbox.meta")
+        act(database, "cancel", 1)
+        assert query(database, "select config from outbox.meta") == before
+        assert connection.execute(empty).fetchall() == [("again",)]
+        assert connection.execute(check).fetchall() == [(False,)]
+        assert connection.execute(empty).fetchall() == [("emptied",)]
+
+
 # -- rate and counting -------------------------------------------------------------------------------------------
 
 
