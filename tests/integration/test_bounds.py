@@ -20,6 +20,7 @@ from tests.support.database import Database, query
 from tests.support.deliveries import add_waiting, delivered, emit, has, ids, in_order
 from tests.support.memory_sink import BOTH, Late, MemorySink, fails
 from tests.support.relay_harness import RelayHarness, running, spec
+from tests.support.replays import Clients, ended, start
 from tests.support.wait import auntil
 
 NEVER_DEAD = RetryPolicy(attempts=10_000, base_seconds=0.02, max_seconds=0.1, jitter=0.2)
@@ -44,12 +45,14 @@ async def counted_again(harness: RelayHarness) -> None:
     )
 
 
+@BOTH
 async def test_a_key_that_fails_fills_no_more_rows_than_it_may_and_then_everything_comes_in_order(
-    database: Database,
+    database: Database, keeps_order: bool
 ) -> None:
     late = Late()
     late.script = bad_fails
-    sink = MemorySink(late, keeps_order=False)
+    sink = MemorySink(late, keeps_order=keeps_order)
+    sink.max_batch = 20 if keeps_order else 1
     async with running(database.dsn, (spec("s", parked_max=MOST, retry=NEVER_DEAD), sink)) as harness:
         await harness.owns_all()
         others = emit(database, ["bad", *(f"good-{n}" for n in range(30))])[1:]
@@ -59,7 +62,7 @@ async def test_a_key_that_fails_fills_no_more_rows_than_it_may_and_then_everythi
         assert error.startswith(f"{MOST} events wait as rows, and no more than that may (parked_max)")
         await counted_again(harness)
         [(rows,)] = query(database, LIVE)
-        assert MOST <= rows <= MOST + sink.max_in_flight
+        assert MOST <= rows <= MOST + sink.max_in_flight * sink.max_batch
         found = (await status(harness.store))["sinks"]["s"]
         assert (found["last_error"], found["circuit"]) == (error, "closed")
         late.script = None
@@ -69,6 +72,27 @@ async def test_a_key_that_fails_fills_no_more_rows_than_it_may_and_then_everythi
     assert in_order(sink.delivered)
     assert len(ids(sink)) == len(set(ids(sink)))
     assert query(database, "select count(*) from outbox.delivery") == [(0,)]
+
+
+@pytest.mark.slow
+async def test_a_replay_fills_no_more_rows_than_its_sink_may_and_then_delivers_all(database: Database) -> None:
+    """Goes red when ``parked_max`` of its sink is not the bound of a replay."""
+    late = Late()
+    late.script = bad_fails
+    sink, clients = MemorySink(keeps_order=False), Clients(lambda: late, keeps_order=False)
+    served = (spec("s", parked_max=MOST, retry=NEVER_DEAD), sink)
+    async with running(database.dsn, served, replay_client=clients) as harness:
+        wanted = emit(database, ["bad"] * 400)
+        await delivered(sink, wanted)
+        await has(database, "select from outbox.backlog('s', null, 1000, 5.0) where events = 0")
+        number = await asyncio.to_thread(start, database, since="PT1H")
+        await has(database, f"{LIVE} and sink = '~{number}' having count(*) >= {MOST}")
+        await counted_again(harness)
+        [(rows,)] = query(database, LIVE)
+        assert MOST <= rows <= MOST + clients.made[0][1]
+        late.script = None
+        await ended(database, number)
+    assert sorted(clients.ids(number)) == wanted
 
 
 async def test_rows_that_stand_when_a_session_begins_count(database: Database) -> None:
