@@ -12,15 +12,16 @@ PG ?= $(or $(OUTBOX_TEST_PG),18)
 # The versions of PostgreSQL that `make thorough` runs SERVER_TESTS on: what the server decides.
 MAJORS ?= 14 15 16 17 18
 SERVER_TESTS := tests/support/test_postgres.py tests/property tests/debezium $(addprefix tests/integration/test_,$(addsuffix .py,\
-	action_locks attempt_partitions attempts bounds catalogue_check configuration dead_rows deadlocks deliveries \
+	action_locks attempt_partitions attempts bounds catalogue_check configuration cost dead_rows deadlocks deliveries \
 	delivery_actions delivery_plans django_admin django_app doctor emit emit_docs emit_sql emitters erase \
-	erase_archives erase_races erase_refused failover figures foreign_privileges history hostile_arguments \
-	housekeeping inbox inbox_retention inbox_roles isolation_of_sinks limits_of_callers migrate odd_reads \
-	operator_roles ownership passes plans probes python_transactions queue queue_plans queue_relay reading_functions relay \
-	replay replay_fences replay_service replay_stop restore retention retention_fences retention_policy retention_rest roles \
-	scheduled_changes schedules schedules_cli schedules_files schedules_relay schedules_trouble seek session_settings \
-	sinks statement_timeout status tenant_filter ticking ui_bulk ui_pages ui_plans ui_schedules unique_keys upgrading \
-	why))
+	erase_archives erase_races erase_refused failover figure_plans figures foreign_privileges history \
+	hostile_arguments housekeeping inbox inbox_retention inbox_roles isolation_of_sinks largest_values \
+	limits_of_callers looks migrate notify_flood odd_reads operator_roles ownership passes pgbouncer plans probes \
+	python_transactions queue queue_plans queue_relay reading_functions relay replay replay_fences replay_outcomes \
+	replay_service replay_stop replica_sessions restore retention retention_fences retention_policy retention_rest \
+	roles row_security scheduled_changes schedules schedules_cli schedules_files schedules_relay schedules_trouble \
+	seek session_settings sinks statement_timeout status takeover_with_dead_rows tenant_filter ticking trouble \
+	ui_bulk ui_pages ui_plans ui_schedules unique_keys upgrading why))
 # Those among them that depend on planner and catalogs.
 CATALOG_TESTS := tests/support/test_postgres.py $(addprefix tests/integration/test_,$(addsuffix .py,dead_rows delivery_plans \
 	emit_sql migrate operator_roles plans queue_plans reading_functions roles))

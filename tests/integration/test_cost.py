@@ -17,6 +17,7 @@ from tests.support.postgres import PostgresServer
 from tests.support.relay_harness import running, spec
 from tests.support.wait import auntil
 
+pytestmark = pytest.mark.postgres
 SINKS = 2
 EVENTS = 40_000
 CHUNKS = EVENTS // CHUNK_EVENTS

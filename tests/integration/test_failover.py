@@ -38,7 +38,7 @@ from tests.support.service import RelayService
 from tests.support.shop import Report, Writers
 from tests.support.wait import auntil, until
 
-pytestmark = pytest.mark.xdist_group("failover")
+pytestmark = [pytest.mark.postgres, pytest.mark.xdist_group("failover")]
 
 KEYS = 500
 KEPT = 20

@@ -15,7 +15,7 @@ from tests.support.database import Database
 from tests.support.plans import EVENTS_OF_A_DAY, LOG, NEVER_IN_ORDER, PARTITIONS, Explained
 from tests.support.postgres import PostgresServer
 
-pytestmark = [pytest.mark.thorough, pytest.mark.xdist_group("plans"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("plans"), pytest.mark.timeout(900)]
 
 PER_PARTITION = 33_400
 ROWS = 1_000_000
