@@ -28,6 +28,7 @@ from tests.support.database import Database
 from tests.support.ledger import Ledger, ledger
 from tests.support.page import served
 from tests.support.postgres import PostgresServer
+from tests.support.schedules import register, schedule
 
 WIDE, NARROW = {"width": 1280, "height": 800}, {"width": 360, "height": 780}
 SHOWN = {"overview-light-wide", "exceptions-light-wide", "event-light-wide", "sink-dark-wide"}
@@ -77,10 +78,21 @@ async def fill(database: Database) -> str:
         for sink in ("events", "crm", "invoices"):
             await books.own(sink)
         uid = await _dead_letters(books)
+        register(
+            database,
+            schedule("nightly-report", cron="30 3 * * *", timezone="Europe/Berlin"),
+            schedule("dunning", cron="0 9 * * 1-5", missed="all", type="invoice.dunning"),
+            schedule("stocktaking", cron="0 0 1 1 *"),
+        )
         for sink in ("events", "invoices"):
             await books.place(sink, Position(await books.tick()))
         for statement in (HISTORY, ATTEMPTS):
             books.do(statement)
+        books.do("update outbox.schedule set paused = true where name = 'stocktaking'")
+        books.do(
+            "update outbox.schedule set after_at = '2020-01-01Z', next_at = now() - interval '25 minutes', "
+            "error_at = now(), error = 'type invoice.dunning is not in the catalogue' where name = 'dunning'"
+        )
         books.do(FIGURES, json.dumps(dump(_figures())))
         books.do(
             "update outbox.sink set circuit = 'open', circuit_since = now() - interval '9 minutes', "

@@ -15,13 +15,14 @@ from outbox_relay.domain.outcomes import DELIVERED, Refused, Verdict
 from outbox_relay.ui.users import User
 from tests.support import books as owned
 from tests.support import browser as chromium
-from tests.support.database import Database
+from tests.support.database import Database, query
 from tests.support.deliveries import delivered, emit, has
 from tests.support.ledger import Ledger
 from tests.support.memory_sink import MemorySink
 from tests.support.page import served
 from tests.support.relay_harness import running, spec
 from tests.support.replays import Clients
+from tests.support.schedules import register, schedule
 
 pytestmark = pytest.mark.thorough
 
@@ -147,6 +148,30 @@ async def test_a_replay_is_started_watched_and_ends_with_counts_that_add_up(
         assert sorted(clients.ids(1)) == [event for event in events[:-1] if event != events[1]]
 
 
+async def test_a_schedule_is_paused_resumed_and_run(database: Database, browser: Browser) -> None:
+    sink = MemorySink()
+    register(database, schedule("yearly", cron="0 0 1 1 *"))
+    async with running(database.dsn, (spec("s"), sink)) as harness, served(database, OPERATOR) as address:
+        await harness.owns_all()
+        page = await browser.new_page()
+        await page.goto(address)
+        await page.get_by_role("link", name="Schedules", exact=True).click()
+        row = page.locator("tbody tr")
+        await expect(row).to_contain_text("yearly active")
+        await confirm(page, "Pause", "stocktaking")
+        await expect(page.get_by_text("schedule yearly is paused")).to_be_visible()
+        await page.get_by_role("link", name="Back").click()
+        await expect(row).to_contain_text("paused")
+        await confirm(page, "Resume")
+        await page.get_by_role("link", name="Back").click()
+        await expect(row).to_contain_text("active")
+        await confirm(page, "Run now")
+        await expect(page.get_by_text(re.compile("event .* is emitted"))).to_be_visible()
+        [(event,)] = query(database, "select id from outbox.event")
+        await delivered(sink, [event])
+        await harness.settled()
+
+
 async def test_a_viewer_sees_no_action(books: Ledger, browser: Browser) -> None:
     [event] = books.emit("k")
     await books.park("s", books.row(event, "dead", error="gone"))
@@ -200,6 +225,10 @@ async def test_pages_are_accessible_and_fit_a_narrow_screen(books: Ledger, brows
     [event, _] = books.emit("customer-with-a-long-name@example.com", "k")
     await books.park("s", books.row(event, "dead", error="a long error " * 20, status=503))
     books.do("select outbox.set_paused('s', true, 'anna', 'maintenance')")
+    register(books.database, schedule("nightly-report-of-all-warehouses"), schedule("paused"), schedule("failing"))
+    books.do("update outbox.schedule set paused = true where name = 'paused'")
+    books.do("update outbox.schedule set after_at = '2020-01-01Z', next_at = now() - interval '1 hour', "
+             "error = 'payload is too large', error_at = now() where name = 'failing'")  # fmt: skip
     axe: Any = Axe()
     async with served(books.database, OPERATOR) as address:
         for size in (NARROW, WIDE):

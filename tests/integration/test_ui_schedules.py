@@ -49,11 +49,11 @@ async def test_schedules_are_listed_with_times_and_errors(books: Ledger) -> None
             "a active 30 3 * * * Europe/Berlin report.due one 2026-11-24 02:30:00 UTC 2999-01-01 02:30:00 UTC" in shown
         )
         assert "b paused * * * * * UTC report.due one 2026-11-24 02:30:00 UTC \u2013 Run now Resume Remove" in shown
-        assert "c refused by 10" in shown
+        assert "c refused late by 10" in shown
         assert "payload must have at most 9 bytes ( 2026-11-25 04:05:06 UTC )" in shown
         assert "d late by 2" in shown
         books.do("update outbox.schedule set retry_at = null where name = 'c'")
-        assert "c failing by 10" in visible(await page.get("/schedules"))
+        assert "c failing late by 10" in visible(await page.get("/schedules"))
 
 
 async def test_a_schedule_is_run_paused_resumed_and_removed(books: Ledger) -> None:
