@@ -53,6 +53,7 @@ ELSEWHERE = {
     ("docs/plugins.md", "python"): "tests/docs/test_plugins_page.py::test_the_page_is_true",
     ("docs/testing.md", "python"): "tests/docs/test_testing_page.py::test_the_page_is_true",
     ("docs/testing.md", "text"): "tests/docs/test_testing_page.py::test_a_failure_is_shown_as_on_the_page",
+    ("docs/tutorial.md", "python"): "tests/docs/test_tutorial.py::test_the_page_is_true",
     ("docs/webhooks.md", "http"): "tests/unit/test_webhook_docs.py::test_example_is_what_is_sent",
     ("docs/webhooks.md", "python"): "tests/unit/test_webhook_docs.py::test_receivers_verify_with_the_snippets",
     ("docs/webhooks.md", "text"): "tests/unit/test_webhook_docs.py::test_file_of_secrets_of_the_page_can_be_read",
@@ -70,6 +71,10 @@ RUN_ELSEWHERE = {
     ("docs/observability.md", "sed"): (
         "tests/docs/test_alerts.py::test_a_place_is_put_before_the_runbook_as_the_page_says"
     ),
+    **{
+        ("docs/tutorial.md", program): "tests/docs/test_tutorial.py::test_the_page_is_true"
+        for program in ("curl", "export", "pytest", "python", "uvicorn")
+    },
     ("docs/deploying.md", "="): "tests/packaging/test_deploying_docs.py::test_the_variables_are_those_of_compose",
 }
 EXAMPLE = ROOT / "config" / "relay.example.toml"
