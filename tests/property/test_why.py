@@ -364,7 +364,7 @@ async def test_why_tells_what_was_received(database: Database, seeds: range) -> 
         (BEGIN_LATE, 0),
         (IGNORE_REPLAYS, 5),
         pytest.param(KEEP_NOT.format("passed by"), 9, marks=pytest.mark.thorough),
-        pytest.param(KEEP_NOT.format("failed"), 0, marks=pytest.mark.thorough),
+        pytest.param(KEEP_NOT.format("failed"), 43, marks=pytest.mark.thorough),
         pytest.param(COVER_ALL, 2, marks=pytest.mark.thorough),
     ],
     ids=["patterns", "seeks", "claims", "replays", "passed by", "failed", "positions"],
