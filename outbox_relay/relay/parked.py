@@ -16,16 +16,15 @@ from uuid import UUID
 from structlog.stdlib import BoundLogger
 
 from outbox_relay.domain.lease_clock import lease_clock
-from outbox_relay.domain.outcomes import Delivered, Unavailable, Verdict, next_attempt
+from outbox_relay.domain.outcomes import DELIVERED, Delivered, Unavailable, Verdict, next_attempt
 from outbox_relay.postgres.rows import ClaimedRow, RowUpdate
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.attempt_recorder import AttemptRecorder
 from outbox_relay.relay.breaker import Permit
-from outbox_relay.relay.claimed_calls import ClaimedCalls
 from outbox_relay.relay.context import LEASE_MARGIN_SECONDS, DeliveryContext
 from outbox_relay.relay.lease_extensions import LeaseExtensions
 from outbox_relay.relay.parked_claims import BUSY_POLL_SECONDS, MOST_ROWS, ParkedClaims
-from outbox_relay.relay.parked_pace import CLAIM_SECONDS, FAIR_CLAIM_SECONDS, ParkedPace
+from outbox_relay.relay.parked_pace import ParkedPace
 from outbox_relay.relay.parked_settler import ParkedSettler
 from outbox_relay.relay.queue_claims import QueueClaims, RowsInHand
 from outbox_relay.relay.slow_requests import SlowRequest, SlowRequests
@@ -57,10 +56,8 @@ class ParkedDeliveries:
             else ParkedClaims(context, store, relay, log)
         )
         self._settler = ParkedSettler(context, store, self._claims, log, recorder)
-        self._pace = ParkedPace(context.limiter, FAIR_CLAIM_SECONDS if context.spec.fair else CLAIM_SECONDS)
+        self._pace = ParkedPace(context.limiter)
         self._extensions = LeaseExtensions(context, store)
-        self._ahead: asyncio.Task[ClaimedCalls] | None = None
-        """The claim of rows that follow those whose calls begin at present."""
 
     @property
     def under_way(self) -> int:
@@ -78,12 +75,10 @@ class ParkedDeliveries:
             tasks.create_task(self._adopt_slow_requests(tasks))
             tasks.create_task(self._extensions.run())
             while True:
-                if self._ahead is None:
-                    await self._claims.wait_until_due()
+                await self._claims.wait_until_due()
                 if self._context.leases.serving:
                     await self._claim_and_deliver(tasks)
                 else:
-                    await self._give_ahead_back()
                     await asyncio.sleep(BUSY_POLL_SECONDS)
 
     # -- slow requests ----------------------------------------------------------------------------------------
@@ -103,10 +98,9 @@ class ParkedDeliveries:
     async def _settle_slow(self, slow: SlowRequest) -> None:
         """Settle the row by the verdict, once the row is in the database."""
         try:
-            self._extensions.watch([slow.row])
-            [verdict], seconds = await slow.request
+            with self._extensions.watching([slow.row]):
+                [verdict], seconds = await slow.request
         finally:
-            self._extensions.forget([slow.row])
             self._context.limiter.release()
         await self._context.settler.committed(slow.settlement)
         self._settler.decide(slow.row, verdict, slow.permit, seconds)
@@ -123,113 +117,56 @@ class ParkedDeliveries:
         """
         context = self._context
         await self._settler.wait_for_capacity()
-        await self._take_slot()
-        permit = context.breaker.admit_at_once() or await self._admitted()
-        calls = await (self._claim(permit) if self._ahead is None else self._claimed_ahead())
-        if not calls.rows:
+        await self._pace.take_slot()
+        permit = await context.breaker.admit()
+        sent = lease_clock()
+        claimed = await self._claims.claim(1 if permit.probe else self._claim_rows())
+        rows = self._deliverable(claimed)
+        size = context.sink.max_batch
+        calls = deque(rows[first : first + size] for first in range(0, len(rows), size))
+        self._settler.expect(len(rows))
+        if not calls:
             self._pace.release_slot()
             if permit.probe:
                 context.breaker.unused(permit)
         elif context.sink.keeps_order and self._claims.suspect_was_last:
-            await self._call_alone(calls)
+            await self._call(calls.popleft(), sent + LEASE_MARGIN_SECONDS, permit)
         else:
-            await self._start(tasks, calls)
-
-    async def _take_slot(self) -> None:
-        """Wait for a slot. Rows that were claimed ahead go back if there is none soon."""
-        if self._ahead is not None:
-            try:
-                async with asyncio.timeout(START_SECONDS):
-                    await self._pace.take_slot()
-            except TimeoutError:
-                await self._give_ahead_back()
-            else:
-                return
-        await self._pace.take_slot()
-
-    async def _admitted(self) -> Permit:
-        """Wait for the circuit. Rows that were claimed ahead go back, since the destination may be down for long."""
-        await self._give_ahead_back()
-        return await self._context.breaker.admit()
-
-    async def _claim(self, permit: Permit) -> ClaimedCalls:
-        """Claim rows, and return the calls that deliver them."""
-        sent, most = lease_clock(), 1 if permit.probe else self._claim_rows()
-        claimed = await self._claims.claim(most)
-        rows = self._deliverable(claimed)
-        self._settler.expect(len(rows))
-        size = self._context.sink.max_batch
-        calls = deque(rows[first : first + size] for first in range(0, len(rows), size))
-        return ClaimedCalls(calls, sent + LEASE_MARGIN_SECONDS, permit, is_full=len(claimed) == most)
+            await self._start(tasks, calls, sent, permit)
 
     def _claim_rows(self) -> int:
         """Return the number of rows of the next claim."""
         sink = self._context.sink
         return min(MOST_ROWS, sink.max_batch) if sink.keeps_order else self._pace.rows(MOST_ROWS)
 
-    # -- claims ahead -----------------------------------------------------------------------------------------
-
-    def _begin_ahead(self, tasks: asyncio.TaskGroup, calls: ClaimedCalls) -> None:
-        """Claim the next rows of a queue once half of these calls have begun, so that no slot waits for a claim."""
-        queued = self._context.spec.queued and not calls.permit.probe
-        if queued and calls.is_full and len(calls.rows) > self._pace.free:
-            self._ahead = tasks.create_task(self._claim_ahead(calls))
-
-    async def _claim_ahead(self, before: ClaimedCalls) -> ClaimedCalls:
-        await before.half_begun.wait()
-        if before.given_back or not self._settler.has_capacity or not self._may_send(before.permit):
-            return ClaimedCalls(deque(), before.until, before.permit)
-        return await self._claim(before.permit)
-
-    async def _claimed_ahead(self) -> ClaimedCalls:
-        """Return the calls of the claim ahead. They go back if the circuit has changed, or their time is over."""
-        assert self._ahead is not None  # noqa: S101 - the caller has looked
-        calls = await self._ahead
-        self._ahead = None
-        if not self._may_send(calls.permit) or lease_clock() >= calls.until:
-            self._give_back(calls)
-        return calls
-
-    async def _give_ahead_back(self) -> None:
-        """Give back the rows that were claimed ahead."""
-        if self._ahead is not None:
-            self._give_back(await self._claimed_ahead())
-
-    # -- calls ------------------------------------------------------------------------------------------------
-
-    async def _start(self, tasks: asyncio.TaskGroup, calls: ClaimedCalls) -> None:
+    async def _start(
+        self, tasks: asyncio.TaskGroup, calls: deque[list[ClaimedRow]], sent: float, permit: Permit
+    ) -> None:
         """Start the calls of one claim one after another; the first one has its slot.
 
         Rows go back if their call cannot begin soon, since another relay may deliver them meanwhile.
         """
-        tasks.create_task(self._call_in_turn(calls, calls.next()))
-        self._begin_ahead(tasks, calls)
+        until = sent + LEASE_MARGIN_SECONDS
+        tasks.create_task(self._call(calls.popleft(), until, permit))
         try:
             async with asyncio.timeout(START_SECONDS):
-                while calls.rows and await self._slot_for_next(calls.permit):
-                    tasks.create_task(self._call_in_turn(calls, calls.next()))
+                while calls and await self._slot_for_next(permit):
+                    tasks.create_task(self._call(calls.popleft(), until, permit))
         except TimeoutError:
             pass
-        self._give_back(calls)
+        for row in chain(*calls):
+            self._settler.send_back(row, RowUpdate(row.event.id, row.lease, row.attempts))
+            self._settler.arrived(1)
 
     async def _slot_for_next(self, permit: Permit) -> bool:
         """Take a slot for the next call of a claim. Return False if nothing may be sent any more."""
         await self._pace.wait_for_turn()
         await self._pace.take_slot()
-        if self._may_send(permit):
+        breaker = self._context.breaker
+        if breaker.holds(permit) and not breaker.handing_over and self._context.leases.serving:
             return True
         self._pace.release_slot()
         return False
-
-    def _may_send(self, permit: Permit) -> bool:
-        breaker = self._context.breaker
-        return breaker.holds(permit) and not breaker.handing_over and self._context.leases.serving
-
-    def _give_back(self, calls: ClaimedCalls) -> None:
-        """Give back the rows whose calls have not begun."""
-        for row in chain(*calls.give_back()):
-            self._settler.send_back(row, RowUpdate(row.event.id, row.lease, row.attempts))
-            self._settler.arrived(1)
 
     def _deliverable(self, claimed: list[ClaimedRow]) -> list[ClaimedRow]:
         """Return the rows that may be sent.
@@ -263,39 +200,23 @@ class ParkedDeliveries:
         self._settler.send_back(row, RowUpdate(row.event.id, row.lease, row.attempts, "dead", None, error), "crashes")
         return True
 
-    async def _call_in_turn(self, calls: ClaimedCalls, rows: list[ClaimedRow]) -> None:
-        """Deliver rows with one call, and those of the next calls one after another while the slot may be kept."""
-        try:
-            while rows:
-                await self._call(rows, calls.until, calls.permit)
-                rows = calls.next() if self._pace.keeps_slot and self._may_send(calls.permit) else []
-        finally:
-            self._pace.release_slot()
-
-    async def _call_alone(self, calls: ClaimedCalls) -> None:
-        """Deliver rows with one call, and wait for its end."""
-        try:
-            await self._call(calls.next(), calls.until, calls.permit)
-        finally:
-            self._pace.release_slot()
-
     async def _call(self, rows: list[ClaimedRow], until: float, permit: Permit) -> None:
-        """Deliver rows with one call."""
-        self._extensions.watch(rows)
+        """Deliver rows with one call, and release its slot."""
         try:
-            answer = await self._context.call([row.event for row in rows], until, next_attempt(rows[0].attempts))
+            with self._extensions.watching(rows):
+                answer = await self._context.call([row.event for row in rows], until, next_attempt(rows[0].attempts))
             self._pace.observe(answer.seconds)
             self._apply(rows, *answer, permit)
         finally:
-            self._extensions.forget(rows)
             self._settler.arrived(len(rows))
+            self._pace.release_slot()
 
     def _apply(self, rows: list[ClaimedRow], verdicts: Sequence[Verdict], seconds: float, permit: Permit) -> None:
         """Settle the rows of a call.
 
         A row that is unavailable because of an earlier row of its key goes back with no attempt counted.
         """
-        if len(verdicts) == len(rows) and all(isinstance(verdict, Delivered) for verdict in verdicts):
+        if verdicts.count(DELIVERED) == len(rows):
             self._context.delivered(permit)
             self._context.limiter.increase()
             self._settler.measure_delivered(rows, seconds)

@@ -55,14 +55,9 @@ class ParkedSettler:
         """The number of rows whose outcome is not in the database."""
         return len(self._done) + len(self._back)
 
-    @property
-    def has_capacity(self) -> bool:
-        """True if fewer than ``MOST_UNSETTLED`` outcomes are to be written."""
-        return self.unsettled < MOST_UNSETTLED
-
     async def wait_for_capacity(self) -> None:
         """Wait until fewer than ``MOST_UNSETTLED`` outcomes are to be written."""
-        while not self.has_capacity:
+        while self.unsettled >= MOST_UNSETTLED:
             self._settled.clear()
             await self._settled.wait()
 

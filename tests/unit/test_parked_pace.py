@@ -16,12 +16,11 @@ from outbox_relay.domain.measures import SinkMeasures
 from outbox_relay.domain.outcomes import DELIVERED
 from outbox_relay.postgres.rows import ClaimedRow, DeliveredRow, RowUpdate
 from outbox_relay.relay.breaker import Permit
-from outbox_relay.relay.claimed_calls import ClaimedCalls
 from outbox_relay.relay.context import CallResult
 from outbox_relay.relay.due_timer import DueTimer
 from outbox_relay.relay.limiter import ConcurrencyLimiter
 from outbox_relay.relay.parked import ParkedDeliveries
-from outbox_relay.relay.parked_pace import CLAIM_SECONDS, FAIR_CLAIM_SECONDS, FIRST_SECONDS, ParkedPace
+from outbox_relay.relay.parked_pace import CLAIM_SECONDS, FIRST_SECONDS, ParkedPace
 from outbox_relay.relay.slow_requests import SlowRequests
 from outbox_relay.sinks.contract.handing import an_event
 from tests.support.recording import a_recorder
@@ -104,39 +103,24 @@ async def test_a_claim_takes_the_rows_that_begin_soon(seconds: float, rows: int)
     assert pace.rows(10) == 10
 
 
-async def test_a_claim_of_tenants_takes_fewer_rows() -> None:
-    """Goes red when a row of one tenant waits for many rows of another that were claimed before."""
-    pace = ParkedPace(ConcurrencyLimiter(SLOTS, asyncio.Event()), FAIR_CLAIM_SECONDS)
-    for _ in range(200):
-        pace.observe(0.004)
-    assert FAIR_CLAIM_SECONDS < CLAIM_SECONDS
-    assert pace.rows(1000) == pytest.approx(SLOTS * FAIR_CLAIM_SECONDS / 0.004, abs=1)
-
-
 # -- rows that were claimed and cannot begin ---------------------------------------------------------------------------
 
 
 class Deliveries:
-    """Parked deliveries of a sink with one slot, whose requests end when ``answer`` is set.
+    """Parked deliveries of a sink with one slot, whose requests end when ``answer`` is set."""
 
-    A claim gets the next of ``claims``, or no row. With ``queued`` it is of a sink with ``claim = "rows"``.
-    """
-
-    def __init__(self, *, queued: bool = False) -> None:
-        self.claims = list[list[ClaimedRow]]()
+    def __init__(self) -> None:
         self.answer = asyncio.Event()
         self.holds = True
-        self.sent: list[int] = []
+        self.sent = list[int]()
         self.deleted = list[list[int]]()
         self.wrote = asyncio.Event()
         self.rows = [ClaimedRow(an_event(), ordered=True, attempts=2, claims=1, lease=uuid4()) for _ in range(3)]
         parts: Any = SimpleNamespace(
-            spec=SimpleNamespace(name="s", hold=False, record_attempts="failures", queued=queued, fair=False),
+            spec=SimpleNamespace(name="s", hold=False, record_attempts="failures", queued=False),
             sink=SimpleNamespace(max_batch=1, keeps_order=False),
             limiter=ConcurrencyLimiter(1, asyncio.Event()),
-            breaker=SimpleNamespace(
-                holds=self._circuit_holds, handing_over=False, admit_at_once=self._admit, admit=self._wait_for_circuit
-            ),
+            breaker=SimpleNamespace(holds=self._circuit_holds, handing_over=False),
             leases=SimpleNamespace(serving=True),
             due_timer=DueTimer(),
             measures=SinkMeasures(),
@@ -148,22 +132,9 @@ class Deliveries:
         )
         self.parked: Any = ParkedDeliveries(parts, parts, uuid4(), parts, SlowRequests("s", 1), a_recorder())
         self.settler: Any = self.parked._settler
-        self.limiter: ConcurrencyLimiter = parts.limiter
-        self.parked._claims.claim = self._claim
 
-    def _admit(self) -> Permit | None:
-        return CLOSED if self.holds else None
-
-    async def _wait_for_circuit(self) -> Permit:
-        await asyncio.Event().wait()
-        return CLOSED
-
-    async def _claim(self, most: int) -> list[ClaimedRow]:
-        rows = self.claims.pop(0) if self.claims else []
-        return rows[:most]
-
-    def _circuit_holds(self, permit: Permit) -> bool:
-        return self.holds and permit == CLOSED
+    def _circuit_holds(self, _permit: Permit) -> bool:
+        return self.holds
 
     async def _call(self, events: Sequence[Any], _until: float, _attempt: int) -> CallResult:
         self.sent += [event.id for event in events]
@@ -183,8 +154,7 @@ class Deliveries:
         """Return the start of one claim with three calls, of which the first has the slot."""
         await self.parked._pace.take_slot()
         self.settler.expect(len(self.rows))
-        calls = ClaimedCalls(deque([row] for row in self.rows), lease_clock() + 5.0, CLOSED, is_full=True)
-        return self.parked._start(tasks, calls)
+        return self.parked._start(tasks, deque([row] for row in self.rows), lease_clock(), CLOSED)
 
     @property
     def given_back(self) -> list[tuple[int, int]]:
@@ -216,140 +186,6 @@ async def test_rows_of_a_claim_go_back_when_no_slot_becomes_free(monkeypatch: py
         await asyncio.wait_for(await deliveries.start(tasks), 5)
         assert [given for given, _ in deliveries.given_back] == [row.event.id for row in deliveries.rows[1:]]
         deliveries.answer.set()
-
-
-async def test_a_slot_serves_the_next_rows_without_being_released() -> None:
-    """Goes red when each row takes a slot and a task of its own, which costs as much as its call."""
-    deliveries = Deliveries()
-    deliveries.answer.set()
-    async with asyncio.TaskGroup() as tasks:
-        started = asyncio.ensure_future(await deliveries.start(tasks))
-        await asyncio.sleep(0)
-        others = len(tasks._tasks)  # type: ignore[attr-defined]
-        await asyncio.wait_for(started, 5)
-    assert others <= 1
-    assert deliveries.sent == [row.event.id for row in deliveries.rows]
-    assert deliveries.limiter.free == 1
-
-
-async def test_a_slot_is_released_when_the_log_flows() -> None:
-    """Goes red when parked deliveries keep their slots from the events of the log."""
-    deliveries = Deliveries()
-    async with asyncio.TaskGroup() as tasks:
-        started = asyncio.ensure_future(await deliveries.start(tasks))
-        await spin()
-        log = asyncio.ensure_future(deliveries.limiter.acquire())
-        await spin()
-        deliveries.limiter.log_flows()
-        deliveries.answer.set()
-        await asyncio.wait_for(log, 5)
-        assert len(deliveries.sent) < len(deliveries.rows)
-        deliveries.limiter.release()
-        await asyncio.wait_for(started, 5)
-
-
-# -- claims ahead -----------------------------------------------------------------------------------------------------
-
-
-class Ahead(Deliveries):
-    """Deliveries of a queue, of which two more rows are claimed ahead while the request of the last call hangs."""
-
-    def __init__(self) -> None:
-        super().__init__(queued=True)
-        self.ahead = [ClaimedRow(an_event(), ordered=True, attempts=3, claims=1, lease=uuid4()) for _ in range(2)]
-        self.claims = [self.ahead]
-        self.answers = asyncio.Semaphore(0)
-
-    async def _call(self, events: Sequence[Any], _until: float, _attempt: int) -> CallResult:
-        self.sent += [event.id for event in events]
-        await self.answers.acquire()
-        return CallResult([DELIVERED] * len(events), 0.001)
-
-    async def begin_last_call(self, tasks: asyncio.TaskGroup) -> None:
-        """Deliver rows until the last call of the first claim is under way, and the next rows are claimed."""
-        for _ in range(200):
-            self.parked._pace.observe(0.001)
-        started = asyncio.ensure_future(await self.start(tasks))
-        await spin()
-        assert len(self.claims) == 1  # not before half of the calls have begun
-        for _ in self.rows[1:]:
-            self.answers.release()
-            await spin()
-        assert self.claims == []
-        assert self.parked.under_way == len(self.rows) + len(self.ahead)
-        self.answers.release()
-        await asyncio.wait_for(started, 5)
-
-    @property
-    def ahead_ids(self) -> list[int]:
-        """The ids of the rows that were claimed ahead."""
-        return [row.event.id for row in self.ahead]
-
-
-async def test_the_next_rows_are_claimed_before_the_slots_are_free() -> None:
-    """Goes red when every slot is idle during each claim."""
-    deliveries = Ahead()
-    async with asyncio.TaskGroup() as tasks:
-        await deliveries.begin_last_call(tasks)
-        for _ in deliveries.ahead:
-            deliveries.answers.release()
-        await asyncio.wait_for(deliveries.parked._claim_and_deliver(tasks), 5)
-    assert deliveries.sent == [row.event.id for row in deliveries.rows] + deliveries.ahead_ids
-    assert deliveries.given_back == []
-    assert deliveries.settler.awaited == 0
-
-
-async def test_rows_claimed_ahead_go_back_when_no_slot_becomes_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Goes red when rows are held past their leases by requests that hang."""
-    deliveries = Ahead()
-    async with asyncio.TaskGroup() as tasks:
-        await deliveries.begin_last_call(tasks)
-        await deliveries.limiter.acquire()
-        monkeypatch.setattr(START, 0.0)
-        claiming = asyncio.ensure_future(deliveries.parked._claim_and_deliver(tasks))
-        await asyncio.sleep(0)
-        await spin()
-        assert [given for given, _ in deliveries.given_back] == deliveries.ahead_ids
-        deliveries.limiter.release()
-        await asyncio.wait_for(claiming, 5)
-    assert deliveries.settler.awaited == 0
-
-
-async def test_rows_claimed_ahead_go_back_when_the_circuit_opens() -> None:
-    deliveries = Ahead()
-    async with asyncio.TaskGroup() as tasks:
-        await deliveries.begin_last_call(tasks)
-        deliveries.holds = False
-        claiming = asyncio.ensure_future(deliveries.parked._claim_and_deliver(tasks))
-        await spin()
-        assert [given for given, _ in deliveries.given_back] == deliveries.ahead_ids
-        claiming.cancel()
-
-
-@pytest.mark.parametrize("change", ["time", "circuit"])
-async def test_rows_claimed_ahead_are_not_sent_when_they_are_too_late(change: str) -> None:
-    """Goes red when the lease of a row may end during its call, or a new term of the circuit does not count."""
-    deliveries = Ahead()
-    async with asyncio.TaskGroup() as tasks:
-        await deliveries.begin_last_call(tasks)
-        calls: ClaimedCalls = await deliveries.parked._ahead
-        if change == "time":
-            calls.until = lease_clock()
-        else:
-            calls.permit = Permit(1, probe=False)  # not the term of the circuit
-        await asyncio.wait_for(deliveries.parked._claim_and_deliver(tasks), 5)
-    assert [given for given, _ in deliveries.given_back] == deliveries.ahead_ids
-    assert not set(deliveries.sent) & set(deliveries.ahead_ids)
-    assert deliveries.limiter.free == 1
-
-
-async def test_a_sink_without_a_queue_claims_nothing_ahead() -> None:
-    deliveries = Deliveries()
-    deliveries.claims = [deliveries.rows]
-    deliveries.answer.set()
-    async with asyncio.TaskGroup() as tasks:
-        await asyncio.wait_for(await deliveries.start(tasks), 5)
-    assert len(deliveries.claims) == 1
 
 
 # -- settlements ------------------------------------------------------------------------------------------------------
