@@ -60,12 +60,12 @@ class PythonProcess(WatchedProcess):
 class RelayProcess(PythonProcess):
     """One `outbox-relay run` with its own configuration file, answering health requests on `port`."""
 
-    def __init__(self, name: str, config: str, port: int, directory: Path) -> None:
+    def __init__(self, name: str, config: str, port: int, directory: Path, **environment: str) -> None:
         self._port = port
         file = directory / f"{name}.toml"
         file.write_text(config)
         command = ["outbox_relay", "run", "-c", str(file)]
-        super().__init__(name, command, directory, OUTBOX_RELAY_LOG_FORMAT="console")
+        super().__init__(name, command, directory, OUTBOX_RELAY_LOG_FORMAT="console", **environment)
 
     def shards(self) -> Mapping[str, int] | None:
         """Return the number of owned shards by sink; None if the relay is not ready or does not answer."""

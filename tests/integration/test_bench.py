@@ -42,6 +42,23 @@ def test_backlogs_are_drained_next_to_the_bare_loops_and_nothing_is_left(
     assert not _topics(real_kafka)
 
 
+@pytest.mark.slow
+def test_queues_are_handled_next_to_the_bare_queue(postgres: PostgresServer) -> None:
+    ended = inside("bench", *TINY, "--dsn", postgres.dsn(), "--only", "queue", "tenants", "--json")
+    assert ended.code == 0, ended.err
+    found = {each["name"]: {one["label"]: one["median"] for one in each["figures"]} for each in ended.json["scenarios"]}
+    assert found.keys() == {"queue", "tenants"}
+    for label in ("handlers of 2 to 5 ms", "empty handlers"):
+        ratio = found["queue"][f"{label}: relay"] / found["queue"][f"{label}: bare queue"]
+        assert found["queue"][f"{label}: relay / bare queue"] == pytest.approx(ratio, rel=1e-3)
+        assert found["queue"][f"{label}: lapsed leases"] == 0
+    for figures, label in ((found["queue"], "handlers of 2 to 5 ms: "), (found["tenants"], "alone: ")):
+        assert 0 < figures[f"{label}wait, p50"] <= figures[f"{label}wait, p99"]
+    assert found["tenants"].keys() >= {"beside the heap / alone, p50", "beside the heap / alone, p99"}
+    with psycopg.connect(postgres.dsn()) as connection:
+        assert connection.execute(DATABASES).fetchall() == []
+
+
 def test_signal_leaves_nothing_behind() -> None:
     with reachable() as directory:
         bench = ChildProcess(directory, "bench", "--only", "idle")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import os
+import subprocess
 import time
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import psycopg
 import pytest
@@ -17,12 +19,14 @@ from outbox_relay.workbench.bench import machine, receiver, run
 from outbox_relay.workbench.bench.counter import Counter
 from outbox_relay.workbench.bench.environment import BenchEnvironment, Options
 from outbox_relay.workbench.bench.figures import Figure, Progress, Summary, percentile, ratio, summarise
+from outbox_relay.workbench.bench.handler_log import HandlerLog
 from outbox_relay.workbench.bench.profile import Profile
 from outbox_relay.workbench.bench.run import BenchRun, ScenarioRuns, choose
-from outbox_relay.workbench.bench.scenarios import SCENARIOS, Scenario, burst
+from outbox_relay.workbench.bench.scenarios import SCENARIOS, Scenario, burst, queue
 from outbox_relay.workbench.embedded.process import ProcessFailed
 from outbox_relay.workbench.signals import Interrupted, Signals
 from tests.support.command import inside
+from tests.support.wait import until
 
 RECEIVER = "outbox_relay.workbench.bench.receiver"
 
@@ -231,6 +235,19 @@ def test_counts_are_visible_to_another_reader_of_the_file(tmp_path: Path) -> Non
     assert [reading.read(slot) for slot in range(3)] == [2, 5, 0]
 
 
+def test_handlers_and_the_bench_share_a_log(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    bench = HandlerLog(path, 2)
+    handlers = HandlerLog(path)
+    assert handlers.opened_at == 0
+    bench.open(7.5)
+    assert handlers.opened_at == 7.5
+    for wait in (0.25, 0.5, 0.75):  # one more than it was made for
+        handlers.add_wait(wait)
+        handlers.add_done()
+    assert (bench.waits(), bench.done()) == ([0.25, 0.5], 3)
+
+
 @pytest.mark.parametrize(("key", "fails"), [("k0", True), ("k120", True), ("k5", False), ("k101", False), ("", False)])
 def test_one_key_in_ten_fails(key: str, fails: bool) -> None:
     head = f"POST /hooks HTTP/1.1\r\nhost: x0\r\nOutbox-Key: {key}\r\ncontent-length: 10\r\n".encode()
@@ -259,6 +276,28 @@ def _work(seconds: float) -> None:
     end = time.thread_time() + seconds
     while time.thread_time() < end:
         pass
+
+
+def test_profile_includes_the_processes_that_the_sender_has_started() -> None:
+    counts = iter([1, 101])
+    profile = Profile("it")
+    count = profile.sampled(lambda: next(counts), os.getpid(), 101)
+    with subprocess.Popen(["/bin/sh", "-c", "echo; while :; do :; done"], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        count()
+        until(lambda: machine.cpu_seconds(child.pid) >= 0.1, seconds=60, what="the child has worked")
+        count()
+        child.kill()
+    [workers] = [figure for figure in profile.figures if figure.label == "it: worker processes"]
+    assert workers.value >= 500
+
+
+def test_lapsed_leases_are_summed_over_the_metrics() -> None:
+    text = 'outbox_lease_lost_total{sink="a"} 2.0\noutbox_lease_lost_total{sink="b"} 1.0\nother 5\n'
+    assert queue.lapsed_leases(SimpleNamespace(metrics=lambda: text)) == 3  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="no metric"):
+        queue.lapsed_leases(SimpleNamespace(metrics=lambda: None))  # type: ignore[arg-type]
 
 
 def test_profile_of_a_single_sample_has_no_figures() -> None:

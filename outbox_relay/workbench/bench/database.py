@@ -18,8 +18,8 @@ KEYS = 5_000
 TYPE = "order.created"
 PAYLOAD = '{"order_id": 123456, "customer": "c-1234", "total": "12.34", "note": "' + "x" * 180 + '"}'
 """About 250 bytes."""
-FILL = """insert into outbox.event (shard, uid, type, key, payload, content_type, deliver_at)
-select outbox.shard_of(k.key, null), outbox.uuid7(), %s, k.key, convert_to(%s, 'UTF8'), 'application/json', %s
+FILL = """insert into outbox.event (shard, uid, type, key, payload, content_type, deliver_at, tenant)
+select outbox.shard_of(k.key, null), outbox.uuid7(), %s, k.key, convert_to(%s, 'UTF8'), 'application/json', %s, %s
   from generate_series(%s::bigint, %s::bigint) g
  cross join lateral (select 'k' || (g %% %s)) k (key)"""
 
@@ -61,8 +61,9 @@ class BenchDatabase:
         keys: int = KEYS,
         due: object = None,
         payload: str = PAYLOAD,
+        tenant: str | None = None,
     ) -> None:
-        """Insert events of `keys` keys in one transaction, scheduled for the time `due` if given.
+        """Insert events of `keys` keys and one `tenant` in one transaction, scheduled for the time `due` if given.
 
         `check` is called between statements and may raise.
         """
@@ -70,7 +71,7 @@ class BenchDatabase:
             for first in range(1, events + 1, CHUNK):
                 check()
                 last = min(first + CHUNK - 1, events)
-                self.run(FILL, TYPE, payload, due, first, last, keys)
+                self.run(FILL, TYPE, payload, due, tenant, first, last, keys)
 
     def settle(self) -> None:
         """Vacuum, analyse and write out the log, as if the backlog had been there for a while."""

@@ -208,16 +208,17 @@ class BenchEnvironment:
         """Return an unused path in the directory of the environment."""
         return self.directory / f"{next(self._numbers)}{ending}"
 
-    def start_process(self, name: str, *command: str, dsn: str = "") -> PythonProcess:
+    def start_process(self, name: str, *command: str, dsn: str = "", **environment: str) -> PythonProcess:
         """Start a module with arguments; it gets `dsn` in an environment variable."""
-        environment = {DSN: dsn} if dsn else {}
+        if dsn:
+            environment[DSN] = dsn
         return self._watch(PythonProcess(f"{name}-{next(self._numbers)}", list(command), self.directory, **environment))
 
-    def start_relay(self, config: str) -> RelayProcess:
+    def start_relay(self, config: str, **environment: str) -> RelayProcess:
         """Start a relay without waiting until it is ready."""
         name, port = f"relay-{next(self._numbers)}", ports.free_port()
         text = f'{config}\n[http]\nlisten = "{ports.LOOPBACK}:{port}"\n'
-        return self._watch(RelayProcess(name, text, port, self.directory))
+        return self._watch(RelayProcess(name, text, port, self.directory, **environment))
 
     def wait_until_ready(self, *relays: RelayProcess) -> None:
         """Wait until the relays together own every shard of every sink, and each of them owns some."""

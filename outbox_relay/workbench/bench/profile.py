@@ -1,4 +1,4 @@
-"""Processor time per event, by thread of the relaying process and by server. Linux only."""
+"""Processor time per event, by thread of the relaying process, of its workers and by server. Linux only."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from outbox_relay.workbench.bench.figures import MICROSECONDS, Figure
 SERVERS = {"postgres": "PostgreSQL", "java": "broker"}
 """Labels of server processes by their names."""
 MAIN, OTHER, CLIENT = "main thread", "other threads of Python", "threads of Kafka's client"
+WORKERS = "worker processes"
+"""Label of the processes that the sender has started."""
 CLIENTS = "rdk:"
 """Prefix of the names of the client's threads."""
 
@@ -54,16 +56,18 @@ class Profile:
 def cpu_seconds_by_label(pid: int) -> CpuSeconds:
     """Return the processor time of the threads of a process and of the servers; 0 for a process that does not exist."""
     found: defaultdict[str, float] = defaultdict(float)
-    for thread, name, seconds in _stats(Path(f"/proc/{pid}/task")):
+    for thread, _, name, seconds in _stats(Path(f"/proc/{pid}/task")):
         found[MAIN if thread == pid else CLIENT if name.startswith(CLIENTS) else OTHER] += seconds
-    for _, name, seconds in _stats(Path("/proc")):
-        if name in SERVERS:
+    for _, parent, name, seconds in _stats(Path("/proc")):
+        if parent == pid:
+            found[WORKERS] += seconds
+        elif name in SERVERS:
             found[SERVERS[name]] += seconds
     return found
 
 
-def _stats(directory: Path) -> Iterator[tuple[int, str, float]]:
-    """Yield id, name and processor seconds of each process or thread in a directory of `/proc`."""
+def _stats(directory: Path) -> Iterator[tuple[int, int, str, float]]:
+    """Yield id, parent, name and processor seconds of each process or thread in a directory of `/proc`."""
     ticks = os.sysconf("SC_CLK_TCK")
     numbers: list[str] = []
     with suppress(OSError):
@@ -72,4 +76,4 @@ def _stats(directory: Path) -> Iterator[tuple[int, str, float]]:
         with suppress(OSError):
             head, _, tail = (directory / number / "stat").read_text().rpartition(")")
             fields = tail.split()
-            yield int(number), head.partition("(")[2], (int(fields[11]) + int(fields[12])) / ticks
+            yield int(number), int(fields[1]), head.partition("(")[2], (int(fields[11]) + int(fields[12])) / ticks

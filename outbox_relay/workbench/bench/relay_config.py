@@ -11,6 +11,9 @@ LEASE_SECONDS = 15
 SECRET = f"whsec_{base64.b64encode(secrets.token_bytes(32)).decode()}"
 AT_ONCE = 64
 """Number of concurrent webhook requests, the default of the relay."""
+HANDLERS_AT_ONCE = 32
+HANDLER_SECONDS = 600
+"""Time limit of a handler, which waits until all rows are made."""
 
 
 def kafka(name: str, topic: str, bootstrap: str) -> str:
@@ -36,6 +39,20 @@ start = "beginning"
 allow_http = true
 allow_networks = ["127.0.0.0/8"]
 max_in_flight = {AT_ONCE}
+"""
+
+
+def queue(name: str, handler: str, *, fair: bool = False) -> str:
+    """Return the section of a sink that makes rows of all events and calls a handler of `handlers` for each."""
+    return f"""
+[sinks.{name}]
+type = "python"
+handler = "outbox_relay.workbench.bench.handlers:{handler}"
+claim = "rows"
+start = "beginning"
+max_in_flight = {HANDLERS_AT_ONCE}
+timeout_seconds = {HANDLER_SECONDS}
+{'fair_by = "tenant"' if fair else ""}
 """
 
 

@@ -11,6 +11,8 @@ from outbox_relay.workbench.bench.scenarios import (
     latency,
     memory,
     outage,
+    queue,
+    tenants,
     together,
     wal,
     webhooks,
@@ -30,6 +32,8 @@ SCENARIOS: tuple[Scenario, ...] = (
     fanout.SCENARIO,
     outage.SCENARIO,
     burst.SCENARIO,
+    queue.SCENARIO,
+    tenants.SCENARIO,
     memory.SCENARIO,
 )
 """In the order in which they are measured."""

@@ -10,11 +10,16 @@ from outbox_relay.workbench.bench.database import BenchDatabase
 from outbox_relay.workbench.bench.destinations import ReceiverProcess, record_counter
 from outbox_relay.workbench.bench.environment import BenchEnvironment
 from outbox_relay.workbench.bench.figures import Progress
+from outbox_relay.workbench.bench.handler_log import LOG, HandlerLog
 from outbox_relay.workbench.bench.profile import Profile
 from outbox_relay.workbench.processes import RelayProcess
 
 SINK = "events"
 END_SECONDS = 60.0
+PARK_SECONDS, PARKED_PER_SECOND = 60.0, 2_000
+"""Time limit for rows to be made of all events: a constant plus the time they take at the minimum rate."""
+ROWS_EVERY_SECONDS = 0.5
+ROWS = "select count(*) from outbox.delivery"
 
 
 def run_bare_loop(
@@ -79,3 +84,44 @@ def drain_while_waiting(bench: BenchEnvironment, number: int, events: int) -> fl
     for relay in running:
         bench.stop(relay)
     return progress.per_second
+
+
+def run_bare_queue(bench: BenchEnvironment, database: BenchDatabase, handler: str, events: int) -> float:
+    """Return the rate at which the bare queue calls a handler for the events of the log."""
+    path = bench.new_path(".log")
+    log = HandlerLog(path, events)
+    log.open(time.monotonic())
+    process = bench.start_process(
+        "bare-queue", "outbox_relay.workbench.bench.bare_queue", "--handler", handler,
+        "--at-once", str(relay_config.HANDLERS_AT_ONCE), dsn=database.dsn, **{LOG: str(path)},
+    )  # fmt: skip
+    progress = bench.track(log.done, events)
+    bench.wait_for_exit(process, END_SECONDS)
+    return progress.per_second
+
+
+def start_queue(
+    bench: BenchEnvironment,
+    database: BenchDatabase,
+    handler: str,
+    events: int,
+    *,
+    waits: int,
+    fair: bool = False,
+) -> tuple[RelayProcess, HandlerLog]:
+    """Start a relay and wait until it has made rows of all events. Its handlers wait until the log is opened.
+
+    The log has room for `waits` waits.
+    """
+    path = bench.new_path(".log")
+    log = HandlerLog(path, waits)
+    sink = relay_config.queue(SINK, handler, fair=fair)
+    relay = bench.start_relay(relay_config.config(database.dsn, [SINK], sink), **{LOG: str(path)})
+    bench.wait_until_ready(relay)
+    seconds = PARK_SECONDS + events / PARKED_PER_SECOND
+    bench.wait_until(
+        lambda: database.value(ROWS) >= events, seconds, "rows of all events are made", every=ROWS_EVERY_SECONDS
+    )
+    database.run("vacuum analyze outbox.delivery")
+    database.checkpoint()
+    return relay, log
