@@ -18,8 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
 
-from tests.chaos.fork_server import Child, ForkServer
 from tests.chaos.relay_that_dies import Point
+from tests.support.fork_server import Child, ForkServer
 from tests.support.ports import free_port
 from tests.support.wait import until
 
@@ -58,7 +58,9 @@ class Relay:
     def start(self, armed: Point | None = None) -> None:
         """Start a process that kills itself at the point `armed`, if given."""
         self._mark = self.log.stat().st_size
-        self._child = self._fork_server.start(["run", "-c", self.config], self.log, ENVIRONMENT, armed)
+        self._child = self._fork_server.start(
+            ["run", "-c", self.config], self.log, {**os.environ, **ENVIRONMENT}, armed
+        )
 
     def start_under(self, environment: Mapping[str, str]) -> None:
         """Start a new Python process whose environment has these variables from the start."""
@@ -75,8 +77,8 @@ class Relay:
     def kill(self) -> float:
         """Send SIGKILL and wait until the process has ended. Return the time of the signal."""
         at = time.monotonic()
-        self.child.send(signal.SIGKILL)
-        assert self.child.wait(10) is not None, f"{self.name} outlived SIGKILL"
+        self.child.send_signal(signal.SIGKILL)
+        assert self.child.wait_for(10) is not None, f"{self.name} outlived SIGKILL"
         return at
 
     def stop(self) -> None:
@@ -84,13 +86,13 @@ class Relay:
 
         A process without any log line has not installed its signal handler, so SIGTERM may end it.
         """
-        self.child.send(signal.SIGTERM)
-        code = self.child.wait(STOP_SECONDS)
+        self.child.send_signal(signal.SIGTERM)
+        code = self.child.wait_for(STOP_SECONDS)
         if code == -signal.SIGTERM and not self.said(self._mark):
             return
         if code is None:
-            self.child.send(signal.SIGABRT)
-            self.child.wait(10)
+            self.child.send_signal(signal.SIGABRT)
+            self.child.wait_for(10)
         assert code == 0, f"{self.name} ended with {code} after SIGTERM: {self.log.read_text()[-1500:]}"
 
     def shards(self) -> int:
@@ -245,5 +247,5 @@ class Fleet:
         self.end_watch()
         for relay in self.all:
             if relay.runs:
-                relay.child.send(signal.SIGCONT)
+                relay.child.send_signal(signal.SIGCONT)
                 relay.kill()

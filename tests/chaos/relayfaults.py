@@ -57,8 +57,8 @@ class KillAt:
     def strike(self, rng: random.Random) -> Strike:
         """Arm a relay and wait until it has died."""
         with self.fleet.borrowed(rng) as relay:
-            relay.child.send(SIGNALS[self.point])
-            died = relay.child.wait(DIE_SECONDS) == -signal.SIGKILL
+            relay.child.send_signal(SIGNALS[self.point])
+            died = relay.child.wait_for(DIE_SECONDS) == -signal.SIGKILL
             at = time.monotonic()
             if not died:
                 assert relay.runs, f"{relay.name} ended with {relay.child.code} on its way to a point"
@@ -77,7 +77,7 @@ class KillAfterClaim:
         """Let a relay join and die."""
         with self.fleet.invited() as guest:
             guest.start("after claim")
-            died = guest.child.wait(JOIN_SECONDS) == -signal.SIGKILL
+            died = guest.child.wait_for(JOIN_SECONDS) == -signal.SIGKILL
             at = time.monotonic()
             if not died:
                 assert guest.runs, f"a relay that joined ended with {guest.child.code}: {guest.log.read_text()[-2000:]}"
@@ -101,9 +101,9 @@ class Zombie:
             owned = relay.shards()
             mark = relay.log.stat().st_size
             began = time.monotonic()
-            relay.child.send(signal.SIGSTOP)
+            relay.child.send_signal(signal.SIGSTOP)
             time.sleep(self.lease_seconds * rng.uniform(1.4, 2.5))  # the fault itself: it lasts this long
-            relay.child.send(signal.SIGCONT)
+            relay.child.send_signal(signal.SIGCONT)
             healed = time.monotonic()
             if owned and not self._notices(relay, mark):
                 self.unnoticed.append(f"{relay.name} at {began:.3f}, {owned} shards")

@@ -174,7 +174,7 @@ class Disaster:
     def _refused_at_start(self, relay: Relay) -> None:
         mark = relay.log.stat().st_size
         relay.start()
-        code = relay.child.wait(REFUSE_SECONDS)
+        code = relay.child.wait_for(REFUSE_SECONDS)
         said = relay.log.read_bytes()[mark:]
         assert code == REFUSES, f"a relay that was started on a restored log ended with {code}: {said.decode()}"
         assert SAID in said, f"a relay that was started on a restored log gave another reason: {said.decode()}"

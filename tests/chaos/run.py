@@ -21,7 +21,6 @@ from tests.chaos.days import Retention
 from tests.chaos.destinations import BrokerDown, ReceiverDown, ReceiverMode
 from tests.chaos.evidence import Evidence
 from tests.chaos.fleet import Fleet
-from tests.chaos.fork_server import ForkServer
 from tests.chaos.forms import LEASE_SECONDS, Form
 from tests.chaos.lanes import Lane, Pulse, Record, inject
 from tests.chaos.nemesis import Nemesis
@@ -35,6 +34,7 @@ from tests.chaos.starved import starvations
 from tests.chaos.timeline import Restored
 from tests.chaos.writer import WriterProcess
 from tests.support.command import outbox_relay
+from tests.support.fork_server import ForkServer
 from tests.support.kafka import KafkaBroker
 from tests.support.receiver.signatures import SECRET
 from tests.support.wait import NotInTime, until
@@ -94,7 +94,7 @@ class Run:
     def run(self) -> Outcome:
         """Run all phases. Violations are in the failures of the record."""
         with ExitStack() as stack:
-            fork_server = stack.enter_context(ForkServer())
+            fork_server = stack.enter_context(ForkServer("tests.chaos.fork_server"))
             self._database = stack.enter_context(DatabaseSide())
             self._broker = KafkaBroker(BROKER_SETTINGS)
             self._broker.java = ("-XX:TieredStopAtLevel=1",)

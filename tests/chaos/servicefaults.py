@@ -43,7 +43,7 @@ class Reload:
         reloaded = 0
         for relay in self.fleet.all:
             if relay.runs and _listens(relay, 0.0 if relay in self.fleet.relays else LISTEN_SECONDS):
-                relay.child.send(signal.SIGHUP)
+                relay.child.send_signal(signal.SIGHUP)
                 reloaded += 1
             time.sleep(rng.uniform(*BETWEEN_SECONDS))  # a rollout takes its time
         return Strike(

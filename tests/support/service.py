@@ -17,8 +17,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from outbox_relay.workbench.embedded.ports import free_port
+from tests.support.fork_server import Child, of_this_process
 from tests.support.wait import until
 
+RELAY = ("outbox_relay",)
+IMPORT_VARIABLES = ("PYTHON", "OTEL_")
+"""Variables with these beginnings count while modules are imported."""
 READY_SECONDS = 30
 STOP_SECONDS = 40
 SHOWN_LINES = 8
@@ -31,8 +35,9 @@ _STOPS = frozenset({signal.SIGTERM, signal.SIGINT})
 class RelayService:
     """One `outbox-relay run` process with a config file of its own in `directory`.
 
-    `config` is the TOML text without `[http]`, which is added on a free port. `program` is the module to run, with
-    arguments before the command. `expects` are the reasons (:attr:`RelayError.reason`) for which the test makes
+    It is forked from a process that has imported the modules, unless `program` or the environment asks for another
+    Python. `config` is the TOML text without `[http]`, which is added on a free port. `program` is the module to run,
+    with arguments before the command. `expects` are the reasons (:attr:`RelayError.reason`) for which the test makes
     sessions of sinks and other parts restart. Any other is an error when the process is stopped or killed, and at the
     end of the block. So is a process that ended by itself, unless the test asked for its code by :meth:`ended`.
     """
@@ -43,7 +48,7 @@ class RelayService:
         config: str,
         name: str = "relay",
         *,
-        program: Sequence[str] = ("outbox_relay",),
+        program: Sequence[str] = RELAY,
         expects: Collection[str] = (),
         **environment: str,
     ) -> None:
@@ -54,7 +59,7 @@ class RelayService:
         self.config.write_text(f'{config}\n[http]\nlisten = "127.0.0.1:{self.port}"\n')
         self.log = directory / f"{name}.log"
         self._environment = environment
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | Child | None = None
         self._counted: Counter[str] = Counter()
         self._end_is_known = False
         self._sent: set[signal.Signals] = set()
@@ -64,18 +69,33 @@ class RelayService:
         self._judge_end()
         self._end_is_known = False
         self._sent.clear()
+        self._process = self._forked() if self._program == RELAY and not self._needs_python else self._new_python()
+        if wait:
+            until(lambda: self.ready or self._ended_early(), seconds=READY_SECONDS, what=f"{self.config.stem} is ready")
+        return self
+
+    @property
+    def _needs_python(self) -> bool:
+        """Return True if the environment is read by the interpreter itself or by what it imports first."""
+        return any(name.startswith(IMPORT_VARIABLES) for name in self._environment)
+
+    @property
+    def _variables(self) -> dict[str, str]:
+        return {**os.environ, "OUTBOX_RELAY_LOG_FORMAT": "json", **self._environment}
+
+    def _forked(self) -> Child:
+        return of_this_process().start(["run", "-c", self.config], self.log, self._variables)
+
+    def _new_python(self) -> subprocess.Popen[bytes]:
         with self.log.open("ab") as output:
-            self._process = subprocess.Popen(
+            return subprocess.Popen(
                 [sys.executable, "-X", "faulthandler", "-m", *self._program, "run", "-c", self.config],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "OUTBOX_RELAY_LOG_FORMAT": "json", **self._environment},
+                env=self._variables,
                 start_new_session=True,
             )
-        if wait:
-            until(lambda: self.ready or self._ended_early(), seconds=READY_SECONDS, what=f"{self.config.stem} is ready")
-        return self
 
     @property
     def ready(self) -> bool:
@@ -95,7 +115,7 @@ class RelayService:
             connection.close()
 
     @property
-    def process(self) -> subprocess.Popen[bytes]:
+    def process(self) -> subprocess.Popen[bytes] | Child:
         """The running process."""
         assert self._process is not None, "not started"
         return self._process
