@@ -1,5 +1,6 @@
 """Fixtures for all tests: servers once per run, databases and topics once per test."""
 
+import gc
 import os
 import signal
 import sys
@@ -34,7 +35,10 @@ def pytest_configure() -> None:
     each relay that a test starts.
 
     A shell ignores SIGINT for commands in its background, and every process that they start would ignore Ctrl-C too.
+
+    Modules and tests are made without garbage collection, which each process of the tests would spend seconds on.
     """
+    gc.disable()
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for name in [name for name in os.environ if name.startswith(("PG", "OUTBOX_RELAY_", "PYTHONDONTWRITEBYTECODE"))]:
@@ -55,6 +59,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(marker)
     if getattr(config.option, "loadgroup", False):
         _distribute(items)
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage again, but not among what was made so far."""
+    gc.freeze()
+    gc.enable()
 
 
 def _distribute(items: list[pytest.Item]) -> None:
