@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ def table(heading: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[2:]]
 
 
+@cache
 def known_tests() -> set[str]:
     """Return the names of all tests."""
     files = (path.read_text(encoding="utf-8") for path in Path(ROOT / "tests").rglob("test_*.py"))

@@ -8,6 +8,8 @@ import gzip
 import socket
 import ssl
 import struct
+import zlib
+from functools import reduce
 
 from tests.support.receiver.answers import Behaviour, head, raw, say
 from tests.support.receiver.request import Request
@@ -121,8 +123,16 @@ LENGTHS = {
 
 
 def gzip_bombs() -> tuple[bytes, bytes]:
-    """200 KiB that are 200 MiB when decoded, and a few kilobytes that are when decoded twice."""
-    once = gzip.compress(b"\0" * (200 * MEBIBYTE), 9)
+    """200 KiB that are 200 MiB when decoded, and a few kilobytes that are when decoded twice.
+
+    One mebibyte is packed, and its packed form repeated, since all processes of the tests import this.
+    """
+    mebibyte = bytes(MEBIBYTE)
+    packer = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
+    packed = packer.compress(mebibyte) + packer.flush(zlib.Z_FULL_FLUSH)
+    checksum = reduce(lambda so_far, _: zlib.crc32(mebibyte, so_far), range(200), 0)
+    trailer = packer.flush() + struct.pack("<II", checksum, 200 * MEBIBYTE)
+    once = b"\x1f\x8b\x08" + bytes(6) + b"\xff" + packed * 200 + trailer
     twice = gzip.compress(once, 9)
     return (
         head(200, [("content-encoding", "gzip"), ("content-length", str(len(once)))]) + once,
