@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
+from functools import cache
 from itertools import pairwise
 
 from pydantic import BaseModel
@@ -24,6 +25,7 @@ def meaning(model: type[BaseModel], setting: str) -> str:
     return ""
 
 
+@cache
 def _docstrings(owner: type) -> dict[str, str]:
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(owner)))
