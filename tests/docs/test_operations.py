@@ -20,10 +20,11 @@ from outbox_relay.domain.log_events import LOG_EVENTS
 from outbox_relay.domain.outcomes import DELIVERED, Refused, Verdict
 from outbox_relay.relay import settler
 from outbox_relay.service.build import CONNECTIONS, CONNECTIONS_MAX, CONNECTIONS_PER_SINK, connections_for
-from tests.docs.pages import PAGES, blocks, commands, prose, text
+from tests.docs.pages import PAGES, ROOT, blocks, commands, prose, text
 from tests.docs.parsing import COMMON, options, parse, parsers
-from tests.support.command import inside, outbox_relay
+from tests.support.command import inside
 from tests.support.database import Database, query
+from tests.support.forked import run_module
 from tests.support.memory_sink import MemorySink
 from tests.support.receiver import Receiver
 from tests.support.relay_config import webhook_config
@@ -149,7 +150,7 @@ async def test_dead_letters_are_listed_retried_and_discarded(database: Database)
         return Refused("no", 400) if event.uid == UID else DELIVERED
 
     async def command(words: list[str]) -> str:
-        ended = await asyncio.to_thread(outbox_relay, *words, "--dsn", database.dsn)
+        ended = await asyncio.to_thread(run_module, "outbox_relay", [*words, "--dsn", database.dsn], ROOT)
         assert (ended.code, ended.err) == (0, ""), words
         return ended.out
 
