@@ -1,0 +1,44 @@
+"""Statements on the limits of sinks across all relays."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+from uuid import UUID
+
+from outbox_relay.postgres.database import Database
+
+
+class Taken(NamedTuple):
+    """Tokens that were taken, and what is left of them for all relays."""
+
+    tokens: int
+    remaining: float
+
+
+class LimitStatements(Database):
+    """Rates and slots of sinks."""
+
+    async def take_tokens(self, sink: str, wanted: int, unused: int, deadline: float) -> Taken | None:
+        """Take up to ``wanted`` tokens of a sink's rate, and give ``unused`` back. None if it has no rate."""
+        parameters = {"sink": sink, "wanted": wanted, "unused": unused}
+        rows = await self._rows("take_tokens", parameters, deadline=deadline)
+        return Taken(*rows[0]) if rows else None
+
+    async def tend_slots(
+        self, sink: str, relay: UUID, call: int, wanted: int, kept: int, lease_seconds: float, deadline: float
+    ) -> tuple[int, int] | None:
+        """Say how many slots of a sink ``relay`` wants; return how many it has from now on, and its fair share.
+
+        It has at least ``kept`` of those that it had. ``call`` is above that of every earlier statement of this relay.
+        None if the sink has no limit of requests in flight.
+        """
+        parameters = {
+            "sink": sink,
+            "relay": relay,
+            "call": call,
+            "wanted": wanted,
+            "kept": kept,
+            "lease": lease_seconds,
+        }
+        rows = await self._rows("tend_slots", parameters, deadline=deadline)
+        return (rows[0][0], rows[0][1]) if rows else None
