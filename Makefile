@@ -112,7 +112,7 @@ format: $(READY) ## format the code and fix lint errors
 lock: ## update the lock files to today's versions
 	$(PYTHON) -m venv .cache/lock
 	.cache/lock/bin/python -m pip install --quiet uv
-	$(LOCK) --upgrade --extra demo --extra otel --extra registry --extra ui --group dev --output-file requirements.lock pyproject.toml
+	$(LOCK) --upgrade --extra demo --extra otel --extra ui --group dev --output-file requirements.lock pyproject.toml
 	$(LOCK) --constraint requirements.lock --extra relay --extra otel --extra ui --output-file requirements-relay.lock pyproject.toml
 	$(LOCK) --constraint requirements.lock --group build --output-file requirements-build.lock
 	sed -i '1i $(LOCK_HEADER)' requirements.lock

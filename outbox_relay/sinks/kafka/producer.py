@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import cast
 
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -16,7 +15,7 @@ from outbox_relay.sinks.kafka.call import DeliverCall
 from outbox_relay.sinks.kafka.client import LINGER_MS, ClientLog, ClientSettings, Scalar, error_of
 from outbox_relay.sinks.kafka.errors import ErrorKind, error_kind
 from outbox_relay.sinks.kafka.new_producer_guard import NewProducerGuard
-from outbox_relay.sinks.kafka.records import ANY_PARTITION, CONTENT_TYPE, Headers, RecordFormat, without_reserved
+from outbox_relay.sinks.kafka.records import ANY_PARTITION, Headers, RecordFormat, without_reserved
 from outbox_relay.sinks.kafka.statistics import broker_is_up
 
 _NOW = 0
@@ -61,7 +60,7 @@ class RecordProducer:
         key. An event that cannot become a record is refused at once.
         """
         batch, topics, callbacks, produce = call.batch, call.topics, call.reports.callbacks, self._producer.produce
-        make, stops, refused = self._maker(call), call.refusal_blocks is not None, False
+        record_format, stops, refused = self._format, call.refusal_blocks is not None, False
         dealt = sent = 0
         for index in indexes:
             topic = topics[index]
@@ -71,8 +70,8 @@ class RecordProducer:
                 partition = ANY_PARTITION
                 headers: Headers = [("id", uid), ("type", event_type), ("content-type", content_type)]
                 try:
-                    if make is not None:
-                        value, partition, headers = make(index)
+                    if record_format is not None:
+                        value, partition, headers = record_format.record(batch[index])
                     elif own is not None:
                         headers += without_reserved(own_headers(own))
                     produce(topic, value, key, partition, callbacks[index], None, _NOW, headers)
@@ -93,12 +92,6 @@ class RecordProducer:
         call.count_handed_over(sent)
         self._handed_over_at = time.monotonic() if sent else self._handed_over_at
         return dealt
-
-    def _maker(self, call: DeliverCall) -> Callable[[int], tuple[bytes | None, int, Headers]] | None:
-        """Return what makes a record of the event at an index, or None where the payload is its value."""
-        if self._format is None and not call.encoders:
-            return None
-        return partial(_record, self._format or RecordFormat(), call)
 
     def _take_refusal(self, call: DeliverCall, index: int, error: KafkaError) -> bool:
         """Record that the client refused an event. Return False if it refuses all events from now on."""
@@ -155,16 +148,6 @@ class RecordProducer:
         """Destroy the producer with all records that it still has. Blocks for some milliseconds."""
         # Releases the last reference: deallocation ends the client without the flush of its close().
         self._producer = cast("Producer", None)
-
-
-def _record(form: RecordFormat, call: DeliverCall, index: int) -> tuple[bytes | None, int, Headers]:
-    """Return value, partition and headers of a record. Raise ValueError, with a reason, for an event without one."""
-    value, partition, headers = form.record(call.batch[index])
-    encoder, topic = call.encoders[index] if call.encoders else None, call.topics[index]
-    if encoder is not None and topic is not None and value is not None:
-        value = encoder.encode(topic, value)
-        headers[CONTENT_TYPE] = ("content-type", encoder.content_type)
-    return value, partition, headers
 
 
 def _without_values(exception: Exception) -> str:

@@ -1,4 +1,4 @@
-"""A small circuit breaker for each topic or subject that accepts no events while the others do."""
+"""A small circuit breaker for each topic that accepts no events while the rest of the cluster does."""
 
 from __future__ import annotations
 
@@ -23,13 +23,9 @@ class _Breaker:
 
 
 class TopicBreakers:
-    """The open breakers by topic. ``now`` is a ``time.monotonic()`` value.
+    """The open breakers by topic. ``now`` is a ``time.monotonic()`` value."""
 
-    With another ``kind`` they are those of other parts of the destination, which have names too.
-    """
-
-    def __init__(self, kind: str = "topic") -> None:
-        self._kind = kind
+    def __init__(self) -> None:
         self._open: dict[str, _Breaker] = {}
 
     def __len__(self) -> int:
@@ -84,4 +80,4 @@ class TopicBreakers:
         """
         known = self._open[topic]
         seconds = max(known.next_probe - now, 0.0) + known.delay * (0.1 + random.random())  # noqa: S311 - spreads retries
-        return Unavailable(known.reason, retry_after_seconds=round(seconds, 3), part=f"{self._kind} {topic}")
+        return Unavailable(known.reason, retry_after_seconds=round(seconds, 3), part=f"topic {topic}")
