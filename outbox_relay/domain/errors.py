@@ -11,7 +11,7 @@
       StatementFailed        one statement failed and its connection did not; only its caller is affected
       SessionReset           the state in memory may be wrong: drop it and start from the stored positions
         Reloaded             the routes of a sink were reloaded
-        HandedOver           shards were given up with events in flight
+        HandedOver           shards were given up while the destination is down
         LeaseLost            a fence found another owner or epoch of a shard
         IncarnationChanged   the server is not the one that earlier reads came from
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from outbox_relay.domain.sink_limits import SinkLimits
 from outbox_relay.domain.window import Tick
 from outbox_relay.postgres.database import Database
 from outbox_relay.postgres.rows import SinkRow
@@ -22,22 +21,14 @@ class SinkStatements(Database):
         *,
         queued: Collection[str] = (),
         server: str | None = None,
-        limits: Mapping[str, SinkLimits] | None = None,
     ) -> dict[str, int]:
         """Register sinks (name, patterns, start); return the generations under which this relay serves them.
 
         A new sink may begin at ``tick``. Those of ``queued`` have ``claim = "rows"``. The generation is 0 for the
         former name of a sink, which is not registered, and for a sink that cannot get another ``claim`` yet.
-        The ``limits`` of these sinks are in force on all relays from now on; those of other sinks stay.
         """
-        sinks: list[dict[str, Any]] = [
-            {
-                "name": name,
-                "patterns": list(patterns),
-                "start": start,
-                "claim": _claim(name in queued),
-                **_stated(name, limits or {}),
-            }
+        sinks = [
+            {"name": name, "patterns": list(patterns), "start": start, "claim": _claim(name in queued)}
             for name, patterns, start in wanted
         ]
         return dict(await self._rows("register_sinks", {**_registration(sinks, tick), "server": server}))
@@ -107,10 +98,6 @@ class SinkStatements(Database):
 
 def _claim(queued: bool) -> str:
     return "rows" if queued else "log"
-
-
-def _stated(name: str, limits: Mapping[str, SinkLimits]) -> dict[str, Any]:
-    return {"limits": limits[name]._asdict()} if name in limits else {}
 
 
 def _registration(sinks: Sequence[dict[str, Any]], tick: Tick) -> dict[str, Any]:

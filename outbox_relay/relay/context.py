@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
@@ -28,7 +28,6 @@ from outbox_relay.domain.outcomes import (
     decide,
 )
 from outbox_relay.domain.retry import requested_delay
-from outbox_relay.domain.sink_limits import spread_of
 from outbox_relay.domain.sink_spec import SinkSpec
 from outbox_relay.postgres.rows import NewRow
 from outbox_relay.relay.breaker import CircuitBreaker, Permit
@@ -36,10 +35,8 @@ from outbox_relay.relay.due_timer import DueTimer
 from outbox_relay.relay.limiter import ConcurrencyLimiter
 from outbox_relay.relay.parked_limit import ParkedLimit
 from outbox_relay.relay.settler import Settler
-from outbox_relay.relay.shared_limits import UNLIMITED, Admission, SharedLimits
 from outbox_relay.relay.sink_leases import SinkLeases
 from outbox_relay.relay.sink_report import SinkReport
-from outbox_relay.relay.turns import Source
 from outbox_relay.sinks import Sink
 
 LEASE_MARGIN_SECONDS = 5.0
@@ -80,8 +77,7 @@ class DeliveryContext:
     """The parts of a session that the dispatcher and the parked deliveries share.
 
     ``now`` returns the database's time as far as it is known, and ``noise`` a number from [-1, 1]. ``limiter`` bounds
-    the requests in flight of a sink of one request per event, ``limits`` those of all relays, and their rate.
-    ``blocked`` are the keys whose events become rows.
+    the requests in flight of a sink of one request per event. ``blocked`` are the keys whose events become rows.
     """
 
     spec: SinkSpec
@@ -91,7 +87,6 @@ class DeliveryContext:
     settler: Settler
     breaker: CircuitBreaker
     limiter: ConcurrencyLimiter
-    limits: SharedLimits
     parked_limit: ParkedLimit
     report: SinkReport
     due_timer: DueTimer
@@ -116,37 +111,25 @@ class DeliveryContext:
             raise LeaseLost(f"sink {self.spec.name}: a lease could not be renewed in time")
         return until
 
-    async def admit(self, source: Source, most: int = 1) -> Admission:
-        """Wait until the limits of all relays allow a request with up to ``most`` events."""
-        source = source if self.spec.replay is None else "replay"
-        return await self.limits.admit(source, self.sink.timeout_seconds, most)
-
-    async def deliver(self, events: Sequence[StoredEvent], admission: Admission = UNLIMITED) -> CallResult:
+    async def deliver(self, events: Sequence[StoredEvent]) -> CallResult:
         """Deliver events of owned shards, and return a verdict for each.
 
         Raises ``LeaseLost`` if a lease ended before all of them were handed over.
         """
         until = self.until(events)
-        answer = await self.call(events, until, admission)
+        answer = await self.call(events, until)
         if lease_clock() >= until and any(isinstance(verdict, Unavailable) for verdict in answer.verdicts):
             self.until(events)
         return answer
 
-    async def call(
-        self, events: Sequence[StoredEvent], until: float, admission: Admission = UNLIMITED, attempt: int = 0
-    ) -> CallResult:
-        """Call the sink, as ``Sink.deliver`` says, and time the call.
-
-        An event that was not handed over because the ``admission`` had ended says nothing about the destination.
-        """
+    async def call(self, events: Sequence[StoredEvent], until: float, attempt: int = 0) -> CallResult:
+        """Call the sink, as ``Sink.deliver`` says, and time the call."""
         began = time.monotonic()
         self.measures.begin_call()
         try:
-            verdicts = await self.sink.deliver(events, min(until, admission.until), attempt)
+            verdicts = await self.sink.deliver(events, until, attempt)
         finally:
             self.measures.end_call()
-        if lease_clock() >= admission.until:
-            verdicts = [replace(each, behind=True) if isinstance(each, Unavailable) else each for each in verdicts]
         return CallResult(verdicts, time.monotonic() - began)
 
     def delivered(self, permit: Permit) -> None:
@@ -252,7 +235,7 @@ class DeliveryContext:
         if event.fault is not None:
             self.park(chunk, index, "dead", tried=_Tried(error=clip(event.fault), dead="undeliverable"))
         elif event.deliver_at is not None and event.deliver_at > event.created_at:
-            due_in = (event.deliver_at - self.now()).total_seconds() + self._spread(event)
+            due_in = (event.deliver_at - self.now()).total_seconds()
             if due_in > 0:
                 self.park(chunk, index, "waiting", ordered=False)
                 self.due_timer.schedule_wakeup(due_in)
@@ -265,11 +248,6 @@ class DeliveryContext:
         else:
             return False
         return True
-
-    def _spread(self, event: StoredEvent) -> float:
-        """Return the seconds by which the event is due later here than it was emitted for."""
-        spread = self.leases.limits.spread_seconds
-        return spread_of(event.uid, spread) if spread is not None and self.spec.replay is None else 0.0
 
     def defer(self, chunk: Chunk, index: int) -> None:
         """Park the event at ``index`` until the next probe of the destination."""

@@ -37,7 +37,6 @@ from outbox_relay.relay.queue_reader import QueueReader
 from outbox_relay.relay.replay_log import ReplayLog
 from outbox_relay.relay.replay_reader import ReplayReader
 from outbox_relay.relay.settler import FLUSH_SECONDS, FORWARD_SECONDS, Settler
-from outbox_relay.relay.shared_limits import SharedLimits
 from outbox_relay.relay.sink_leases import SinkLeases
 from outbox_relay.relay.sink_report import ClientTrouble, SinkReport
 from outbox_relay.relay.slow_requests import SlowRequests
@@ -97,7 +96,6 @@ class Session:
         start: Start,
         may_send: Callable[[], bool],
         measures: SinkMeasures,
-        limits: SharedLimits,
         in_hand: RowsInHand,
     ) -> None:
         report_due = asyncio.Event()
@@ -117,7 +115,7 @@ class Session:
         self._client_trouble = ClientTrouble(store, spec.name, sink)
         self._slow_requests = SlowRequests(spec.name, sink.max_in_flight)
         self.context = DeliveryContext(
-            *(spec, sink, leases, self.in_flight.blocked, self.settler, self.breaker, self.limiter, limits),
+            *(spec, sink, leases, self.in_flight.blocked, self.settler, self.breaker, self.limiter),
             *(self._parked_limit, self._report, DueTimer(), ticker.now, noise, measures),
         )
         self._dispatcher = dispatcher_for(self.context, leases.wake, self._slow_requests)
@@ -143,7 +141,6 @@ class Session:
         parts = (
             *(self._dispatcher, self.settler, self.parked),
             *(self._parked_limit, self._report, self._client_trouble),
-            *(() if self.context.spec.replay else (self.context.limits,)),  # a replay uses those of its target
         )
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -187,9 +184,6 @@ class SinkRelay:
     """The number of sessions that ended other than by the relay's stop, by ``RelayError.reason``."""
     measures: SinkMeasures = field(default_factory=SinkMeasures)
     """The counts and durations of all sessions."""
-    target_limits: SharedLimits | None = None
-    """The limits of the target of a replay; None for a sink, which has its own."""
-    limits: SharedLimits = field(init=False)
     recorder: AttemptRecorder = field(init=False)
     _next: NextConfiguration | None = None
     _retired: list[Sink] = field(default_factory=list[Sink])
@@ -201,11 +195,7 @@ class SinkRelay:
     def __post_init__(self) -> None:
         """Take connections as one caller, whatever the sink is renamed to."""
         self._caller = sink_caller(self.spec.name) if self.spec.replay is None else REPLAYS
-        manager = self.lease_manager
-        self.recorder = AttemptRecorder(manager.name, self.log)
-        self.limits = self.target_limits or SharedLimits(
-            self.store, manager.relay, self.leases, manager.lease_seconds, self.log
-        )
+        self.recorder = AttemptRecorder(self.lease_manager.name, self.log)
 
     @property
     def circuit(self) -> str:
@@ -278,7 +268,7 @@ class SinkRelay:
         self._forget_refusal()
         self.session = Session(
             *(self.spec, self.sink, self.store, self.ticker, self.lease_manager, self.leases, self.log, self.noise),
-            *(self.recorder, start, self.may_send, self.measures, self.limits, self._in_hand),
+            *(self.recorder, start, self.may_send, self.measures, self._in_hand),
         )
         await self.session.run(self._claim_deliver_settle)
         self._drained = True
@@ -382,8 +372,6 @@ class SinkRelay:
         await self.lease_manager.give_doubtful_back(self.leases)
         if self.leases.held:
             await self.lease_manager.release(self.leases, set(self.leases.held))
-        if self.spec.replay is None:
-            await self.limits.leave()
 
     # -- refusals of the database -----------------------------------------------------------------------------
 

@@ -121,10 +121,7 @@ class SinkRelays(Mapping[str, SinkRelay]):
         result = await self._ticker.refresh()
         wanted = [(spec.name, spec.patterns, spec.start) for spec in specs]
         queued = [spec.name for spec in specs if spec.queued]
-        limits = {spec.name: spec.limits for spec in specs}
-        return await self._store.register_sinks(
-            wanted, result.tick, queued=queued, server=result.incarnation, limits=limits
-        )
+        return await self._store.register_sinks(wanted, result.tick, queued=queued, server=result.incarnation)
 
     def _relay(self, name: str, spec: SinkSpec, generation: int) -> SinkRelay:
         return SinkRelay(
@@ -133,7 +130,7 @@ class SinkRelays(Mapping[str, SinkRelay]):
             self._store,
             self._ticker,
             self._lease_manager,
-            self._lease_manager.add(spec.name, generation, name, spec.limits),
+            self._lease_manager.add(spec.name, generation, name),
             self._log.bind(sink=spec.name),
             self._stopping,
         )

@@ -158,16 +158,14 @@ class RelayHarness:
         """Register the sinks and begin to work."""
         await self.store.open()
         tick = (await self.ticker.refresh()).tick
-        specs = [sink_spec for sink_spec, _ in self.sinks]
         generations = await self.store.register_sinks(
-            [(s.name, s.patterns, s.start) for s in specs],
+            [(s.name, s.patterns, s.start) for s, _ in self.sinks],
             tick,
-            queued=[s.name for s in specs if s.queued],
-            limits={s.name: s.limits for s in specs},
+            queued=[s.name for s, _ in self.sinks if s.queued],
         )
         for sink_spec, sink in self.sinks:
             await sink.open()
-            leases = self.lease_manager.add(sink_spec.name, generations[sink_spec.name], limits=sink_spec.limits)
+            leases = self.lease_manager.add(sink_spec.name, generations[sink_spec.name])
             self.relays.append(
                 SinkRelay(
                     sink_spec, sink, self.store, self.ticker, self.lease_manager, leases, self._log, self.stopping
@@ -240,8 +238,6 @@ class RelayHarness:
             await asyncio.wait_for(self.replays.stop(), seconds)
             await self.replays.leave()
         await asyncio.wait_for(asyncio.gather(*self.tasks[2 : 2 + len(self.relays)]), seconds)
-        for relay in self.relays:
-            await relay.limits.leave()
         await self.lease_manager.leave()
         await self.crash()
 

@@ -32,7 +32,6 @@ from outbox_relay.relay.sink_leases import Lease, SinkLeases
 from outbox_relay.relay.sink_report import SinkReport
 from outbox_relay.relay.slow_requests import SlowRequests
 from outbox_relay.sinks.contract.handing import an_event
-from tests.support.limits import no_limits
 from tests.support.logs import RecordedLog
 from tests.support.memory_sink import MemorySink
 from tests.support.recording import a_recorder
@@ -76,8 +75,7 @@ def a_context(sink: Held) -> DeliveryContext:
     breaker, limiter = CircuitBreaker(spec("s").circuit, changed), ConcurrencyLimiter(sink.max_in_flight, changed)
     parked_limit = ParkedLimit(NO_STORE, spec("s"), settler, changed)
     return DeliveryContext(
-        spec("s"), sink, leases, in_flight.blocked, settler, breaker, limiter, no_limits(leases),
-        parked_limit,
+        spec("s"), sink, leases, in_flight.blocked, settler, breaker, limiter, parked_limit,
         SinkReport(NO_STORE, spec("s"), leases, breaker, limiter, parked_limit, changed, RecordedLog()),
         DueTimer(), lambda: datetime.now(UTC), lambda: 0.0,
     )  # fmt: skip
