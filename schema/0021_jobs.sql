@@ -171,6 +171,10 @@ begin
      where k.ctid = any (array(select l.ctid from outbox.unique_key l
                                 where l.uid is null and l.look_at <= clock_timestamp() limit most for update skip locked));
     get diagnostics free = row_count;
+    -- Positions that were stored in another cluster do not tell which transactions of this one they have passed: see outbox.tick.
+    if (select m.system_identifier from outbox.meta m) is distinct from (select c.system_identifier from pg_control_system() c) then
+        return free;
+    end if;
     uids := array(select k.uid from outbox.unique_key k
                    where k.look_at <= clock_timestamp() and k.uid is not null order by k.look_at limit most);
     if cardinality(uids) = 0 then

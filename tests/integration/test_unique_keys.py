@@ -370,6 +370,16 @@ def test_few_keys_are_looked_at_together(database: Database) -> None:
     assert query(database, "select count(*) from outbox.unique_key") == [(200,)]
 
 
+def test_no_key_is_given_back_in_a_restored_log_before_the_rebase(database: Database) -> None:
+    """Goes red when positions of the old cluster count: they have passed the transactions of the new one."""
+    first = emit(database)  # no sink takes it: it is done
+    query(database, "update outbox.meta set system_identifier = system_identifier + 1 returning 1")
+    assert finish(database) == 1
+    assert emit(database) == first
+    query(database, "update outbox.meta set system_identifier = system_identifier - 1 returning 1")
+    assert finish(database) == 0
+
+
 async def _delivered(sink: MemorySink, count: int) -> None:
     async def fact() -> bool:
         return len(sink.delivered) >= count
