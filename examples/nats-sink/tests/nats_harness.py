@@ -20,7 +20,7 @@ TOO_MANY_BYTES = 1_100_000
 
 
 async def make_stream(server: NatsServer, *subjects: str) -> None:
-    """Make the stream anew, with these subjects."""
+    """Replace the stream with an empty one that has these subjects."""
     client = Client()
     await client.connect(server.url)
     streams = client.jsm()

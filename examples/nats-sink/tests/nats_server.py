@@ -33,7 +33,7 @@ class NatsServer:
 
     @property
     def url(self) -> str:
-        """Where clients connect."""
+        """Return the address for clients."""
         return f"nats://127.0.0.1:{self.port}"
 
     @property

@@ -14,7 +14,7 @@ LINE_BYTES = len(": \r\n")
 
 
 class Message(NamedTuple):
-    """What is published."""
+    """A message to publish."""
 
     subject: str
     headers: dict[str, str]
