@@ -220,7 +220,9 @@ begin
                        and (r.differs or r.types is null or l.type like any (r.types))
                        and not (r.counts and outbox.position_passed(l.id, l.xid, r.a_seq, r.a_snapshot, r.a_next, r.b_snapshot,
                                                                     r.last_id, r.floor))
-                       and not exists (select from outbox.delivery d where d.uid = l.uid and d.sink = r.name)) as done
+                       and not exists (
+                            select from outbox.delivery d
+                             where d.uid = l.uid and (d.sink = r.name) is true)) as done  -- not by its primary key
           from logged l
     )
     select array_agg(j.uid) filter (where j.done), array_agg(j.uid) filter (where not j.done),

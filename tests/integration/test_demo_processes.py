@@ -9,11 +9,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from uuid import uuid4
 
+import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 from confluent_kafka import Producer
 from standardwebhooks.webhooks import Webhook
 
+from outbox_relay.workbench.shop import orders
 from outbox_relay.workbench.shop.consumer import TopicReader
 from outbox_relay.workbench.shop.journal import REFUSED, UNREADABLE, Arrival, JournalReader, JournalWriter
 from outbox_relay.workbench.shop.orders import Shop, ShopDatabase
@@ -25,6 +27,10 @@ from tests.support.wait import until
 SECRET = "whsec_MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="
 EVENT = {"customer": "customer-1", "number": 7, "total": "1.00", "emitted_at": 100.25}
 BODY = json.dumps(EVENT)
+END_LONG = """
+select pg_terminate_backend(pid) from pg_stat_activity
+ where datname = current_database() and state = 'idle in transaction' and state_change < now() - interval '0.3 s'
+"""
 LOGGED = "select key, (convert_from(payload, 'UTF8')::jsonb ->> 'number')::bigint, uid::text from outbox.event"
 
 
@@ -46,6 +52,26 @@ def test_shop_knows_exactly_what_it_committed(database: Database) -> None:
     assert len(logged) == len(committed) == count
     of_one = sorted(number for key, number, _ in committed if key == next(iter(committed))[0])
     assert of_one == list(range(1, len(of_one) + 1))
+
+
+def test_shop_continues_when_a_connection_is_lost_before_a_rollback(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(orders, "ROLLBACK_SHARE", 1.0)
+    shop_database = ShopDatabase(database.dsn)
+    shop_database.prepare(events_per_second=50)
+    shop = Shop(database.dsn, long_share=1.0, reconnects=True)
+    working = threading.Thread(target=shop.run)
+    working.start()
+    with database.connect(autocommit=True) as connection:
+        # The first writer waits in its transaction, which it then rolls back.
+        until(lambda: connection.execute(END_LONG).rowcount, seconds=30, what="a long transaction's connection ends")
+    shop_database.close()
+    rolled_back = shop.rolled_back
+    until(lambda: shop.rolled_back > rolled_back + 100, seconds=30, what="all writers go on")
+    shop.stop()
+    working.join(30)
+    assert not working.is_alive()
 
 
 def test_shop_obeys_its_emit_rate(database: Database) -> None:

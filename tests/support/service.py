@@ -21,8 +21,8 @@ from tests.support.fork_server import Child, of_this_process
 from tests.support.wait import until
 
 RELAY = ("outbox_relay",)
-IMPORT_VARIABLES = ("PYTHON", "OTEL_")
-"""Variables with these beginnings count while modules are imported."""
+START_VARIABLES = ("PYTHON", "LD_", "OTEL_")
+"""Variables with these beginnings count when a process starts or imports its modules, so for no forked one."""
 READY_SECONDS = 30
 STOP_SECONDS = 40
 SHOWN_LINES = 8
@@ -76,8 +76,8 @@ class RelayService:
 
     @property
     def _needs_python(self) -> bool:
-        """Return True if the environment is read by the interpreter itself or by what it imports first."""
-        return any(name.startswith(IMPORT_VARIABLES) for name in self._environment)
+        """Return True if the environment is read by the linker, the interpreter or what it imports first."""
+        return any(name.startswith(START_VARIABLES) for name in self._environment)
 
     @property
     def _variables(self) -> dict[str, str]:

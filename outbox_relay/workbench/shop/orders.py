@@ -177,7 +177,8 @@ class Shop:
                 with self._connect() as connection:
                     task(connection)
             except BaseException as error:
-                if self.reconnects and isinstance(error, psycopg.OperationalError):
+                # psycopg passes on the Rollback of a transaction whose connection is lost.
+                if self.reconnects and isinstance(error, (psycopg.OperationalError, psycopg.Rollback)):
                     self._stopping.wait(RECONNECT_SECONDS)
                     continue
                 self._failures.append(error)
