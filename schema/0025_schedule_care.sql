@@ -664,3 +664,23 @@ begin
     matched := least(matched, most);
 end
 $$;
+
+-- ---------------------------------------------------------------------------------------------------------
+-- No compilation
+-- ---------------------------------------------------------------------------------------------------------
+
+-- Servers before 18 take a query that may not scan a small table for expensive, and compile it. That takes seconds, in each
+-- session behind a pooler that passes no settings on.
+do $$
+declare
+    f oid;
+begin
+    for f in
+        select p.oid from pg_proc p
+         where p.pronamespace = 'outbox'::regnamespace and 'enable_seqscan=off' = any (p.proconfig)
+           and not 'jit=off' = any (p.proconfig)
+    loop
+        execute format('alter function %s set jit = off', f::regprocedure);
+    end loop;
+end
+$$;

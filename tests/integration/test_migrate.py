@@ -20,7 +20,7 @@ from outbox_relay.postgres.errors import explain
 from outbox_relay.postgres.migrations import MigrationResult, migrate
 from outbox_relay.postgres.schema_script import script
 from outbox_relay.postgres.schema_versions import SCHEMA_FOLDER, SCHEMA_VERSION, fit, migrations
-from tests.support.database import Database
+from tests.support.database import Database, query
 from tests.support.earlier import Earlier
 from tests.support.memory_sink import MemorySink
 from tests.support.postgres import PostgresServer
@@ -497,3 +497,14 @@ def test_values_that_the_server_quotes_are_not_passed_on(database: Database) -> 
         conn.execute("select 's3cret'::integer")
     assert "s3cret" in str(caught.value)
     assert str(explain(caught.value)) == "the database refused a statement (22P02)"
+
+
+def test_no_function_compiles_its_queries(database: Database) -> None:
+    """Servers before 18 take a query that may not scan a small table for expensive, and compile it for seconds."""
+    found = query(
+        database,
+        "select p.proname, p.proconfig from pg_proc p"
+        " where p.pronamespace = 'outbox'::regnamespace and 'enable_seqscan=off' = any (p.proconfig)",
+    )
+    assert {"claim_rows", "finish_unique_keys", "notify_dead"} <= {name for name, _ in found}
+    assert [name for name, settings in found if "jit=off" not in settings] == []

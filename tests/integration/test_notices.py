@@ -40,17 +40,6 @@ def dies(database: Database, sink: str, *classes: str, first: int = 1) -> None:
         die(connection, sink, *classes, first=first)
 
 
-def test_no_trigger_compiles_its_queries(told: Database) -> None:
-    """Servers before 18 take a query that may not scan a small table for expensive, and compile it for each row."""
-    found = query(
-        told,
-        "select p.proname, p.proconfig from pg_trigger t join pg_proc p on p.oid = t.tgfoid"
-        " where p.pronamespace = 'outbox'::regnamespace and 'enable_seqscan=off' = any (p.proconfig)",
-    )
-    assert "notify_dead" in {name for name, _ in found}
-    assert [name for name, settings in found if "jit=off" not in settings] == []
-
-
 # -- reserved types ------------------------------------------------------------------------------------------------
 
 
