@@ -40,7 +40,7 @@ LOCK_RELAY_HEADER := \# What the image runs: the extras `relay`, `otel` and `ui`
 LOCK_BUILD_HEADER := \# What builds the wheel inside the image, in the versions that requirements.lock has.\n\# Made by `make lock`; do not edit.
 LOCK := .cache/lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header
 
-.PHONY: help venv kafka kafka-proof postgres test unit thorough servers model mutations chaos demo proof bench check format lock debezium-test image image-test build clean
+.PHONY: help venv kafka kafka-proof postgres test unit thorough servers model mutations chaos demo proof bench check format lock frameworks debezium-test image image-test build clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -118,6 +118,9 @@ lock: ## update the lock files to today's versions
 	sed -i '1i $(LOCK_HEADER)' requirements.lock
 	sed -i '1i $(LOCK_RELAY_HEADER)' requirements-relay.lock
 	sed -i '1i $(LOCK_BUILD_HEADER)' requirements-build.lock
+
+frameworks: $(READY) ## test SQLAlchemy, asyncpg, Django, FastAPI and Alembic in their oldest and newest versions; takes long
+	$(BIN)/python -m tests.frameworks
 
 debezium-test: $(READY) kafka ## compare records with a real Debezium connector, and run docs/debezium.md; needs Java and Maven
 	$(BIN)/python -m pytest -m debezium tests/debezium $(PYTEST_ARGS)
