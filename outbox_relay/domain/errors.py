@@ -54,12 +54,13 @@ class PositionsMissing(DatabaseUnusable):
 class RightMissing(DatabaseUnusable):
     """A right that the database role does not have.
 
-    ``said`` is the database's message, without the advice that the message of the exception ends with.
+    ``said`` is the database's message, and ``advice`` the rest of the message of the exception.
     """
 
     def __init__(self, said: str, advice: str) -> None:
         super().__init__(f"{said}: {advice}")
         self.said = said
+        self.advice = advice
 
 
 class NotFound(RelayError):

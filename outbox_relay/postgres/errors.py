@@ -183,8 +183,10 @@ def explain_refusal(error: psycopg.Error, grant: str) -> RelayError | None:
         case "22023":
             return ConfigurationError(said)
         case "42501":
-            fix = _named_fix(said) or f"run outbox-relay migrate --grant-{grant} ROLE"
-            return DatabaseUnusable(f"the database says: {said} (42501): {fix}")
+            refusal = f"the database says: {said} (42501)"
+            if fix := _named_fix(said):
+                return DatabaseUnusable(f"{refusal}: {fix}")
+            return RightMissing(refusal, f"run outbox-relay migrate --grant-{grant} ROLE")
         case _:
             return None
 
@@ -209,8 +211,10 @@ def advise_grant(kind: str) -> Generator[None]:
     try:
         yield
     except RightMissing as error:
+        if error.advice != FIXES["42501"]:  # it names one grant already
+            raise
         fix = f"run outbox-relay migrate --grant-{kind} ROLE as the owner of the schema"
-        raise DatabaseUnusable(f"{error.said}: {fix}") from None
+        raise RightMissing(error.said, fix) from None
 
 
 def _answered(state: str, said: str) -> RelayError:

@@ -32,8 +32,10 @@ async def plan(request: Request) -> Response:
     if not may_act(request):
         return error_page(request, 403, "only an operator may do this, and not on a read-only page")
     fields = forms.single(request.query_params.multi_items())
-    forms.refuse_unknown(fields, [name for name in action_of(request).names if name != "key"])
-    found = await action_of(request).plan(await site_of(request).store(), fields)
+    site, action = site_of(request), action_of(request)
+    forms.refuse_unknown(fields, [forms.KEY_HASH if name == "key" else name for name in action.names])
+    store = await site.store()
+    found = await action.plan(store, await site.keys.resolve(store, fields))
     kept = {name: value for name, value in fields.items() if name not in {each.name for each in found.inputs}}
     values = {**asdict(found), "inputs": found.inputs, "kept": kept, "hidden_inputs": "uid" in fields}
     return page(request, "confirm.html", values)

@@ -46,16 +46,18 @@ async def exceptions(request: Request) -> Response:
     fields = forms.single(request.query_params.multi_items())
     site = site_of(request)
     forms.refuse_unknown(fields, (*forms.SHOWN_NAMES, "before"))
-    wanted = forms.read_filter(fields)
-    return _json(await view_events.exceptions(await site.store(), site.keys, wanted, forms.read_place(fields)))
+    store = await site.store()
+    wanted = forms.read_filter(await site.keys.resolve(store, fields))
+    return _json(await view_events.exceptions(store, site.keys, wanted, forms.read_place(fields)))
 
 
 async def summary(request: Request) -> Response:
     """Answer with the deliveries that a filter selects, by sink, type and kind of error."""
     fields = forms.single(request.query_params.multi_items())
     forms.refuse_unknown(fields, forms.SHOWN_NAMES)
-    wanted = forms.read_filter(fields)
-    return _json(await view_events.summary(site_of(request), wanted))
+    site = site_of(request)
+    wanted = forms.read_filter(await site.keys.resolve(await site.store(), fields))
+    return _json(await view_events.summary(site, wanted))
 
 
 async def event(request: Request) -> Response:

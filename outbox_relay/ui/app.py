@@ -119,7 +119,9 @@ async def _relay_error(request: Request, error: Exception) -> Response:
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101 - as registered
     reasons = {404: "there is no such page", 405: "this path does not answer this method"}
-    return _answer(request, error.status_code, reasons.get(error.status_code, error.detail))
+    answer = _answer(request, error.status_code, reasons.get(error.status_code, error.detail))
+    answer.headers.update(error.headers or {})
+    return answer
 
 
 async def _unexpected(request: Request, error: Exception) -> Response:

@@ -19,7 +19,9 @@ FILTER_TIMES: Final = ("since", "until")
 KIND: Final = "kind"
 """The kind of an error without a status. If it is empty, rows without an error are meant."""
 FILTER_NAMES: Final = (*FILTER_TEXTS, KIND, "status", *FILTER_TIMES, "state", "uid")
-SHOWN_NAMES: Final = tuple(name for name in FILTER_NAMES if name != "key")
+KEY_HASH: Final = "key_hash"
+"""The field that selects a key by its hash, as ``Keys.resolve`` finds it."""
+SHOWN_NAMES: Final = (*(name for name in FILTER_NAMES if name != "key"), KEY_HASH)
 """The names that a URL may contain."""
 AS_OF, COUNTED = "as_of", "counted"
 """The time of a dry run, and the number that it counted, beyond which its action does not go."""
@@ -55,6 +57,7 @@ def read_filter(fields: Mapping[str, str], states: Sequence[str] = STATES) -> di
 
     Raises ``ConfigurationError``, which names the field.
     """
+    assert "key" in fields or not fields.get(KEY_HASH), "it would select every key"  # noqa: S101 - a fault of ours
     given = {name: value.strip() for name in FILTER_NAMES if (value := fields.get(name, "")).strip()}
     wanted: dict[str, Any] = {name: given[name] for name in FILTER_TEXTS if name in given}
     if KIND in fields:

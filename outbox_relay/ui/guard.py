@@ -106,10 +106,12 @@ class Guard:
     async def _examine(self, request: HTTPConnection) -> ASGIApp:
         """Return the application that answers ``request``: ours, or a refusal."""
         if refusal := self._refused(request):
-            return self._refuse(request, *refusal)
+            more = {"allow": ", ".join(METHODS)} if refusal[0] == 405 else {}
+            return _answering(self._refuse(request, *refusal), more)
         found = await self._user(request)
         if isinstance(found, Refusal):
-            return _challenging(self._refuse(request, found.status, found.reason), found.challenge)
+            more = {"www-authenticate": found.challenge} if found.challenge else {}
+            return _answering(self._refuse(request, found.status, found.reason), more)
         request.scope[USER] = found
         request.scope[BY_TOKEN] = self._has_token(request)
         if _method(request) not in SAFE_METHODS and _acts(request):
@@ -243,17 +245,29 @@ def _with_headers(send: Send, more: dict[str, str] | None = None) -> Send:
             headers = MutableHeaders(scope=message)
             for name, value in (more or HEADERS).items():
                 headers[name] = value
+            if target := headers.get("location"):
+                headers["location"] = _local(target)
         await send(message)
 
     return protected
 
 
-def _challenging(app: ASGIApp, challenge: str | None) -> ASGIApp:
-    """Return ``app`` with the header that says how to authenticate."""
-    if challenge is None:
+def _local(target: str) -> str:
+    """Return the path and the query of a redirection.
+
+    A proxy may have changed the host, or ended TLS, so a whole address could lead to another server, or to one that
+    the reader's password reaches in clear text.
+    """
+    found = urlsplit(target)
+    return f"/{found.path.lstrip('/')}{f'?{found.query}' if found.query else ''}"
+
+
+def _answering(app: ASGIApp, more: dict[str, str]) -> ASGIApp:
+    """Return ``app`` with ``more`` headers in its answer."""
+    if not more:
         return app
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        await app(scope, receive, _with_headers(send, {"www-authenticate": challenge}))
+        await app(scope, receive, _with_headers(send, more))
 
     return answer

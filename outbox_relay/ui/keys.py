@@ -9,10 +9,12 @@ from __future__ import annotations
 import hmac
 import re
 from collections import OrderedDict
+from collections.abc import Mapping
 from typing import Final
 
 from outbox_relay.domain.errors import NotFound, StatementFailed
 from outbox_relay.postgres.store import Store
+from outbox_relay.ui.forms import KEY_HASH
 
 HASH_CHARS: Final = 32
 BLOCK_BYTES: Final = 64
@@ -65,6 +67,12 @@ class Keys:
                 self.remember(rows[0].key)
                 return rows[0].key
         raise NotFound("no key with this hash is known here: enter the key in the search box")
+
+    async def resolve(self, store: Store, fields: Mapping[str, str]) -> Mapping[str, str]:
+        """Return ``fields``, with the field ``key`` if they select one by its hash. Raises ``NotFound``."""
+        if not (wanted := fields.get(KEY_HASH, "").strip()):
+            return fields
+        return {**fields, "key": await self.find(store, wanted)}
 
     def _pad(self, constant: int) -> bytes:
         return bytes(byte ^ constant for byte in self._secret.ljust(BLOCK_BYTES, b"\0"))

@@ -83,6 +83,12 @@ DELIVERY: Final[Mapping[str, Schema]] = {
     "uid": UID, "sink": TEXT, "type": TEXT, "key": _or_null(TEXT), "state": {"enum": list(STATES)}, "attempts": INTEGER,
     "error": _or_null(TEXT), "status": _or_null(INTEGER), "since": _or_null(TIME), "due_at": _or_null(TIME),
 }  # fmt: skip
+EXPORTED: Final = _object(
+    uid=UID, sink=TEXT, type=TEXT, key=_or_null(TEXT), state={"enum": list(STATES)}, attempts=INTEGER,
+    error=_or_null(TEXT), status=_or_null(INTEGER), content_type=_or_null(TEXT), since=_or_null(TIME), created_at=TIME,
+    deliver_at=_or_null(TIME), headers=_or_null(ANY), payload=_or_null(TEXT),
+    payload_encoding={"enum": ["utf-8", "base64", None]},
+)  # fmt: skip
 RELAY: Final = _object(name=TEXT, version=TEXT, seen_seconds_ago=NUMBER, shards=_map(INTEGER))
 RUNNING: Final = _object(
     uid=UID, sink=TEXT, type=TEXT, key=_or_null(TEXT), relay=TEXT, attempt=INTEGER, since=_or_null(TIME),
@@ -136,6 +142,7 @@ AGE: Final[Mapping[str, Schema]] = {"figures_age_seconds": _or_null(NUMBER)}
 ERROR: Final = _object(error=TEXT)
 
 FILTER: Final = ("sink", "type", "tenant", "error", "kind", "status", "since", "until", "state", "uid")
+SHOWN: Final = (*FILTER, "key_hash")
 ANSWERS: Final[Mapping[str, tuple[str, Schema, tuple[str, ...]]]] = {
     "/sinks": ("Every sink", _object(sinks=_list(_object(**SINK_FIELDS, hour=HOUR)), **AGE), ()),
     "/sinks/{name}": (
@@ -160,10 +167,10 @@ ANSWERS: Final[Mapping[str, tuple[str, Schema, tuple[str, ...]]]] = {
             complete=BOOLEAN,
             next=_or_null(_object(id=INTEGER, sink=TEXT)),
         ),
-        (*FILTER, "before"),
+        (*SHOWN, "before"),
     ),
     "/exceptions/summary": (
-        "The same by sink, type and kind of error", _object(groups=_or_null(_list(GROUP)), exact=BOOLEAN), FILTER
+        "The same by sink, type and kind of error", _object(groups=_or_null(_list(GROUP)), exact=BOOLEAN), SHOWN
     ),
     "/events/{uid}": ("An event, and its state in each sink", EVENT, ()),
     "/keys/{hash}": (
@@ -194,14 +201,15 @@ ANSWERS: Final[Mapping[str, tuple[str, Schema, tuple[str, ...]]]] = {
 }  # fmt: skip
 """Path: (summary, schema of the answer, parameters of the query)"""
 STATUSES: Final = {
-    "400": "A wrong value", "401": "No user", "403": "Not allowed", "404": "Not found", "429": "Too many",
-    "503": "No answer",
+    "400": "A wrong value", "401": "No user", "403": "Not allowed", "404": "Not found", "405": "Another method",
+    "413": "Too large", "421": "Another host", "429": "Too many", "503": "No answer",
 }  # fmt: skip
 
 
 def document(server: str) -> Schema:
     """Return the document of an API whose paths begin with ``server``."""
     paths = {path: {"get": _get(path, *answer)} for path, answer in ANSWERS.items()}
+    paths["/exceptions/export"] = {"get": _export()}
     return {
         "openapi": "3.1.0",
         "info": {"title": "outbox-relay", "version": __version__, "description": "What the page shows and does."},
@@ -221,6 +229,14 @@ def _get(path: str, summary: str, schema: Schema, query: tuple[str, ...]) -> Sch
     parameters = [{"name": name, "in": "path", "required": True, "schema": TEXT} for name in _names(path)]
     parameters += [{"name": name, "in": "query", "schema": _query_schema(name)} for name in query]
     return {"summary": summary, "parameters": parameters, "responses": {"200": _content(summary, schema), **_errors()}}
+
+
+def _export() -> Schema:
+    """Return the operation whose answer is no JSON but a line of it per delivery."""
+    summary = "The same with payloads, an object per line, for operators if the page shows payloads"
+    found = _get("/exceptions/export", summary, EXPORTED, SHOWN)
+    found["responses"]["200"]["content"] = {"application/jsonl": {"schema": EXPORTED}}
+    return found
 
 
 def _names(path: str) -> list[str]:

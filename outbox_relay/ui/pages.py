@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,11 +43,12 @@ async def exceptions(request: Request) -> Response:
     """Show deliveries that a filter selects, as a list or grouped by error."""
     fields = forms.single(request.query_params.multi_items())
     forms.refuse_unknown(fields, (*forms.SHOWN_NAMES, "view", "before"))
-    wanted = forms.read_filter(fields)
     site = site_of(request)
     store = await site.store()
+    wanted = forms.read_filter(await site.keys.resolve(store, fields))
     values: dict[str, Any] = {
         "fields": fields,
+        "key": wanted.get("key"),
         "states": admin.STATES,
         "shown_state": wanted["states"][0],
         "query": forms.filter_query(fields),
@@ -71,13 +73,18 @@ async def export(request: Request) -> Response:
         return error_page(request, 403, "payloads are for operators, if the page was started with --show-payloads")
     fields = forms.single(request.query_params.multi_items())
     forms.refuse_unknown(fields, forms.SHOWN_NAMES)
-    wanted = forms.read_filter(fields)
-    store = await site_of(request).store()
-    await admin.count_deliveries(store, wanted)  # refuses an unknown sink before the answer begins
+    site = site_of(request)
+    store = await site.store()
+    wanted = forms.read_filter(await site.keys.resolve(store, fields))
+    found = admin.export(store, wanted)
+    first = await anext(found, None)  # an unknown sink or a missing right is refused before the answer begins
 
     async def lines() -> AsyncGenerator[str]:
-        async for found in admin.export(store, wanted):
-            yield json.dumps(found) + "\n"
+        async with aclosing(found):
+            if first is not None:
+                yield json.dumps(first) + "\n"
+            async for each in found:
+                yield json.dumps(each) + "\n"
 
     headers = {"content-disposition": 'attachment; filename="exceptions.jsonl"'}
     return StreamingResponse(lines(), media_type="application/jsonl", headers=headers)

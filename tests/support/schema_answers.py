@@ -1,0 +1,13 @@
+"""Answers of the API compared with the schemas of its document."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jsonschema import Draft202012Validator
+
+
+def validate(schema: dict[str, Any], answer: Any) -> None:
+    """Check that an answer is what its schema says."""
+    validator: Any = Draft202012Validator(schema, format_checker=Draft202012Validator.FORMAT_CHECKER)
+    validator.validate(answer)
