@@ -28,6 +28,7 @@ from tests.support.database import Database
 from tests.support.ledger import Ledger, ledger
 from tests.support.page import served
 from tests.support.postgres import PostgresServer
+from tests.support.replays import start
 from tests.support.schedules import register, schedule
 
 WIDE, NARROW = {"width": 1280, "height": 800}, {"width": 360, "height": 780}
@@ -50,6 +51,8 @@ select now() - (6 - n) * interval '40 seconds', d.uid, d.sink, d.id, n, 'relay-'
   from outbox.delivery d, generate_series(1, 5) n where d.state = 'dead'"""
 
 
+SETTINGS = {"sinks.crm.type": "webhook", "sinks.crm.url": "https://crm.example.com/events"}
+ALIVE = "update outbox.relay set seen_at = now() + interval '1 hour', config = %s::jsonb"
 FIGURES = "update outbox.figures set at = now(), figures = %s::jsonb"
 
 
@@ -76,7 +79,7 @@ async def fill(database: Database) -> str:
         await books.register(*((sink, [types], "beginning") for sink, types in routes.items()))
         await books.live("relay-1", "events", "crm", "invoices", version="0.1.0")
         for sink in ("events", "crm", "invoices"):
-            await books.own(sink)
+            await books.own(sink, lease_seconds=3600.0)
         uid = await _dead_letters(books)
         register(
             database,
@@ -93,6 +96,9 @@ async def fill(database: Database) -> str:
             "update outbox.schedule set after_at = '2020-01-01Z', next_at = now() - interval '25 minutes', "
             "error_at = now(), error = 'type invoice.dunning is not in the catalogue' where name = 'dunning'"
         )
+        books.do(ALIVE, json.dumps(SETTINGS))
+        start(database, "events", since="2000-01-01T00:00:00Z", type="order.*")
+        books.do("update outbox.replay set counted = 5400, reason = 'lost by the consumer'")
         books.do(FIGURES, json.dumps(dump(_figures())))
         books.do(
             "update outbox.sink set circuit = 'open', circuit_since = now() - interval '9 minutes', "
@@ -116,13 +122,15 @@ async def _dead_letters(books: Ledger) -> str:
     return books.uid(events[0])
 
 
-def pages(uid: str) -> dict[str, str]:
-    """Return the path of every page by its name."""
+def pages(uid: str, key: str) -> dict[str, str]:
+    """Return the path of every page by its name. ``key`` is that of a key."""
     return {
         "overview": "/", "sink": "/sinks/crm", "exceptions": "/exceptions", "groups": "/exceptions?view=groups",
         "event": f"/events/{uid}", "replays": "/replays", "schedules": "/schedules", "relays": "/relays",
-        "database": "/database", "audit": "/audit",
-        "retry": "/actions/retry?state=dead&sink=invoices",
+        "database": "/database", "audit": "/audit", "key": key, "retry": "/actions/retry?state=dead&sink=invoices",
+        "discard": f"/actions/discard?state=dead&sink=invoices&uid={uid}",
+        "seek": "/actions/seek?sink=crm&to=beginning", "replay": "/actions/replay?sink=events&since=1d",
+        "refused": "/exceptions?since=yesterday", "absent": "/sinks/cmr",
     }  # fmt: skip
 
 
@@ -134,7 +142,9 @@ async def take(browser: Browser, address: str, uid: str, directory: Path, *, doc
             page = await context.new_page()
             await page.goto(address)
             await page.get_by_text("Examined").wait_for(timeout=60_000)  # the findings come with a refresh
-            for name, path in pages(uid).items():
+            await page.goto(f"{address}/events/{uid}")
+            key = str(await page.get_by_role("link", name="customer-0").get_attribute("href"))
+            for name, path in pages(uid, key).items():
                 if docs and f"{name}-{scheme}-{width}" not in SHOWN:
                     continue
                 await page.goto(address + path)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
+from datetime import datetime, timedelta
 from typing import Any, cast
+from zoneinfo import ZoneInfo
 
 import pytest
 from axe_playwright_python.async_playwright import Axe  # pyright: ignore[reportMissingTypeStubs]
@@ -214,10 +216,78 @@ async def test_figures_are_refreshed_and_times_are_shown_in_the_zone_of_the_read
         [event] = books.emit("k")
         await books.park("s", books.row(event, "dead", error="gone"))
         await expect(page.get_by_text("gone")).to_be_visible()
-        shown = await page.locator("time").first.inner_text()
+        time = page.locator("time").first
+        shown, exact = await time.inner_text(), await time.get_attribute("title")
+        at = datetime.fromisoformat(exact or "")
+        assert at.utcoffset() == timedelta(0), "the exact time is shown on hover, in UTC"
+        assert f"{at.astimezone(ZoneInfo('Asia/Tokyo')):%H:%M:%S}" in shown
         await page.goto(f"{address}/audit")
         assert "UTC" not in shown
         assert errors == []
+
+
+async def test_a_link_to_a_filtered_list_can_be_shared(books: Ledger, browser: Browser) -> None:
+    events = books.emit("a", "b")
+    for event, status in zip(events, (410, 500), strict=True):
+        await books.park("s", books.row(event, "dead", error="gone", status=status))
+    async with served(books.database, OPERATOR) as address:
+        page = await browser.new_page()
+        await page.goto(f"{address}/exceptions")
+        await page.get_by_label("Status").fill("410")
+        await page.get_by_label("Since").fill("1h")
+        await page.get_by_role("button", name="Filter").click()
+        await expect(page.locator("tbody tr")).to_have_count(1)
+        other = await (await browser.new_context()).new_page()
+        await other.goto(page.url)
+        await expect(other.locator("tbody tr")).to_have_count(1)
+        await expect(other.get_by_text(books.uid(events[0]))).to_be_visible()
+        await expect(other.get_by_label("Status")).to_have_value("410")
+        await expect(other.get_by_label("Since")).to_have_value("1h")
+
+
+FOCUSED = "(document.activeElement.innerText || document.activeElement.name || '').trim()"
+OUTLINE = "getComputedStyle(document.activeElement).outlineStyle"
+
+
+async def tab_to(page: Page, text: str) -> None:
+    """Press the Tab key until the element with a text or name has the focus, which must be seen."""
+    for _ in range(60):
+        await page.keyboard.press("Tab")
+        if await page.evaluate(FOCUSED) == text:
+            assert await page.evaluate(OUTLINE) == "solid", f"the focus on {text} is not seen"
+            return
+    raise AssertionError(f"no key leads to {text}")
+
+
+async def test_a_dead_letter_is_retried_by_keyboard_alone(books: Ledger, browser: Browser) -> None:
+    [event] = books.emit("k")
+    await books.park("s", books.row(event, "dead", error="gone"))
+    async with served(books.database, OPERATOR) as address:
+        page = await browser.new_page()
+        await page.goto(address)
+        await tab_to(page, "Skip to content")
+        await tab_to(page, "Exceptions")
+        await page.keyboard.press("Enter")
+        await expect(page).to_have_title(re.compile("Exceptions"))
+        await tab_to(page, "Skip to content")
+        await page.keyboard.press("Enter")
+        await tab_to(page, "sink")
+        assert await page.evaluate("document.activeElement.closest('main') !== null"), "the navigation is skipped"
+        await tab_to(page, books.uid(event))
+        await page.keyboard.press("Enter")
+        await expect(page).to_have_title(re.compile("Event"))
+        await tab_to(page, "Retry")
+        await page.keyboard.press("Enter")
+        await expect(page).to_have_title(re.compile("Retry dead deliveries"))
+        await tab_to(page, "reason")
+        await page.keyboard.type("by keyboard")
+        await tab_to(page, "Retry 1")
+        await page.keyboard.press("Enter")
+        await expect(page.get_by_text("1 retried")).to_be_visible()
+        await tab_to(page, "q")
+        await page.keyboard.type("s")
+        await page.keyboard.press("Enter")
+        await expect(page).to_have_title(re.compile("Sink s"))
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -101,11 +101,12 @@ async def browsing(
 
 
 @asynccontextmanager
-async def served(database: Database, user: User, **options: Any) -> AsyncGenerator[str]:
-    """Serve the page of `database` to `user`, and yield its address."""
+async def served(database: Database, user: User | Access, **options: Any) -> AsyncGenerator[str]:
+    """Serve the page of `database` to `user`, or to those whom an access finds out, and yield its address."""
     site = Site(lambda: database.dsn, pooler=False, options=PageOptions(**options))
     listening = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(configuration(build_app(site, Anyone(user), hosts=host_names("127.0.0.1"))))
+    access = Anyone(user) if isinstance(user, User) else user
+    server = uvicorn.Server(configuration(build_app(site, access, hosts=host_names("127.0.0.1"))))
     serving = asyncio.create_task(server.serve(sockets=[listening]))
 
     async def started() -> bool:

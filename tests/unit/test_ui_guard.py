@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from base64 import b64encode
 from collections.abc import AsyncGenerator
-from hashlib import scrypt
 from pathlib import Path
 from typing import Any
 
@@ -32,17 +31,12 @@ from outbox_relay.ui.access import (
 )
 from outbox_relay.ui.guard import BODY_BYTES, HEADERS, USER, Guard, host_names, is_loopback
 from outbox_relay.ui.users import FileContent, User, read_tokens, read_users
+from tests.support.passwords import basic, quick_hash
 
 ADDRESS = "http://127.0.0.1:8090"
 OWN = {"sec-fetch-site": "same-origin"}
 OPERATOR, VIEWER = User("anna", "operator"), User("bob", "viewer")
 TOKEN = "t" * 20
-
-
-def quick_hash(password: str) -> str:
-    """Return a hash that is found out in no time, and could be broken in as much."""
-    found = scrypt(password.encode(), salt=b"salt", n=2, r=1, p=1, dklen=32)
-    return f"scrypt$2$1$1${b64encode(b'salt').decode()}${b64encode(found).decode()}"
 
 
 HASH = quick_hash("correct horse")
@@ -162,10 +156,6 @@ def users(tmp_path: Path) -> Path:
 def write(path: Path, text: str) -> None:
     """Replace the content of a file."""
     path.write_text(text, encoding="utf-8")
-
-
-def basic(name: str, password: str) -> dict[str, str]:
-    return {"authorization": f"Basic {b64encode(f'{name}:{password}'.encode()).decode()}"}
 
 
 class Clock:

@@ -1,0 +1,246 @@
+"""The page under hostile requests, at once and byte by byte, and with a database that is lost, locked or too slow."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from pathlib import Path
+
+import pytest
+from httpx import Response
+
+from outbox_relay.domain.window import Position
+from outbox_relay.ui.access import FAILURES_MOST, Basic, Tokens, TrustedProxy, read_networks
+from outbox_relay.ui.guard import HEADERS
+from outbox_relay.ui.site import CONNECTIONS
+from outbox_relay.ui.users import FileContent, User, UserEntry, read_tokens, read_users
+from tests.support import books as owned
+from tests.support.database import Database
+from tests.support.ledger import Ledger
+from tests.support.page import browsing, form_fields, served, visible
+from tests.support.passwords import basic, quick_hash
+
+books = owned.books
+
+VALUES = (
+    "%00", "%ff", "..%2f..%2fetc%2fpasswd", "%2e%2e", "x" * 2000, "9" * 30, "9223372036854775808", "-1", "%ED%A0%80",
+    "'%22%3E%3Cb%3E", "%C2%B2", "9999999999999d", "0001-01-01", "infinity", "9223372036854775807-s", "5-%00",
+)  # fmt: skip
+PLACES = (
+    "/{}", "/sinks/{}", "/sinks/s?period={}", "/events/{}", "/keys/{}", "/jobs/{}", "/static/{}", "/replays/{}",
+    "/actions/{}", "/schedules?after={}", "/audit?since={}", "/exceptions?{}", "/exceptions?before={}",
+    "/exceptions?uid={}", "/exceptions?since={}", "/exceptions?status={}", "/exceptions?view=groups&kind={}",
+    "/exceptions/export?error={}", "/actions/seek?sink=s&to={}", "/actions/retry?counted={}&state=dead",
+    "/actions/replay?sink=s&since=1d&rate={}", "/actions/replay-pause?id={}", "/actions/schedule-run?schedule={}",
+)  # fmt: skip
+
+
+def check(answer: Response) -> None:
+    """Check that an answer is none of a fault, and has the headers that protect it."""
+    assert answer.status_code in (200, 400, 404, 405), answer.url
+    assert "Traceback" not in answer.text, answer.url
+    assert HEADERS.items() <= dict(answer.headers).items(), answer.url
+
+
+@pytest.mark.slow
+async def test_every_value_in_every_place_is_answered_with_a_page_or_a_sentence(books: Ledger) -> None:
+    async with browsing(books.database, show_payloads=True) as page:
+        for prefix, place, value in itertools.product(("", "/api/v1"), PLACES, VALUES):
+            answer = await page.client.get(prefix + place.replace("{}", value))
+            check(answer)
+
+
+async def test_forms_and_bodies_of_any_kind_are_answered_with_a_sentence(books: Ledger) -> None:
+    async with browsing(books.database) as page:
+        form = form_fields(await page.get("/actions/pause?sink=s"))
+        token = f"csrf={form['csrf']}&".encode()
+        own = {"sec-fetch-site": "same-origin"}
+        bodies = (b"sink=%00", b"sink=s&sink=s", b"\xff\xfe", b"sink", b"&" * 60_000, b"sink=" + b"x" * 60_000,
+                  b"reason=%00&sink=s", b"a=b&" * 200)  # fmt: skip
+        kinds = ("application/x-www-form-urlencoded", "text/plain", "multipart/form-data; boundary=x", "text/json")
+        for body, kind in itertools.product(bodies, kinds):
+            for path, sent in (("/actions/pause", token + body), ("/search", b"q=%00&" + body)):
+                answer = await page.client.post(path, content=sent, headers={**own, "content-type": kind})
+                check(answer)
+                assert answer.status_code == 400, (path, sent[:80])
+    assert books.query("select paused from outbox.sink") == [(False,)]
+
+
+async def ask(address: str, request: bytes) -> tuple[int, dict[str, str], bytes]:
+    """Send bytes, and return status, headers and content of the answer."""
+    host, port = address.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(request.replace(b"HOST", f"{host}:{port}".encode()))
+    async with asyncio.timeout(30):
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    writer.close()
+    first, *lines = head.decode("latin-1").split("\r\n")
+    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    return int(first.split()[1]), headers, body
+
+
+END = b"\r\n\r\n"
+REQUESTS = [
+    (b"GET / HTTP/1.1\r\n\r\n", 400),
+    (b"GET / HTTP/1.0\r\n\r\n", 421),
+    (b"GET / HTTP/1.1\r\nHost: HOST\r\nHost: evil.example\r\n\r\n", 400),
+    (b"OPTIONS * HTTP/1.1\r\nHost: HOST\r\n\r\n", 405),
+    (b"TRACE / HTTP/1.1\r\nHost: HOST\r\n\r\n", 405),
+    (b"POST /relays HTTP/1.1\r\nHost: HOST\r\nSec-Fetch-Site: same-origin\r\nContent-Length: 0\r\n\r\n", 405),
+    (b"GET /static/../users.py HTTP/1.1\r\nHost: HOST\r\n\r\n", 404),
+    (b"GET /static/..%2fusers.py HTTP/1.1\r\nHost: HOST\r\n\r\n", 404),
+    (b"GET //evil.example/ HTTP/1.1\r\nHost: HOST\r\n\r\n", 404),
+    (b"GET http://evil.example/ HTTP/1.1\r\nHost: HOST\r\n\r\n", 404),
+    (b"GET / HTTP/1.1\r\nHost: HOST\r\nCookie: outbox_relay_csrf=\xff\x00\r\n\r\n", 400),
+    (b"POST /search HTTP/1.1\r\nHost: HOST\r\nOrigin: http://HOST\r\nTransfer-Encoding: chunked\r\n\r\nx\r\n", 400),
+]
+
+
+async def test_requests_as_no_browser_makes_them_are_refused_with_a_sentence(database: Database) -> None:
+    async with served(database, User("anna", "operator")) as address:
+        for request, expected in REQUESTS:
+            status, headers, body = await ask(address, request.replace(END, b"\r\nConnection: close" + END, 1))
+            assert status == expected, request[:80]
+            assert b"Traceback" not in body
+            if status != 400:  # which uvicorn answers by itself, with a fixed text
+                assert HEADERS.items() <= headers.items(), request[:80]
+            if status == 405:
+                assert set(headers["allow"].split(", ")) <= {"GET", "HEAD", "POST"}
+        head = b"HEAD /exceptions HTTP/1.1\r\nHost: HOST\r\nConnection: close\r\n\r\n"
+        status, headers, body = await ask(address, head)
+        assert (status, body) == (200, b""), "an answer to HEAD has no content"
+        assert int(headers["content-length"]) > 1000
+
+
+async def test_no_redirection_names_a_host_or_a_scheme(books: Ledger) -> None:
+    """A proxy that ends TLS would lead the browser, with its password, to an address in clear text."""
+    async with browsing(books.database) as page:
+        answer = await page.client.get("/sinks/s/?period=48h")
+        assert (answer.status_code, answer.headers["location"]) == (307, "/sinks/s?period=48h")
+        assert (await page.post("/search", {"q": "s"})).headers["location"] == "/sinks/s"
+
+
+# -- what the network says --------------------------------------------------------------------------------------------
+
+FORWARDED = (
+    {"x-forwarded-for": "10.0.0.1"}, {"x-forwarded-for": "10.0.0.1, 127.0.0.1"}, {"forwarded": "for=10.0.0.1"},
+    {"x-real-ip": "10.0.0.1"}, {"x-forwarded-for": "::ffff:10.0.0.1", "x-forwarded-proto": "https"},
+)  # fmt: skip
+
+
+@pytest.fixture
+def users(tmp_path: Path) -> FileContent[dict[str, UserEntry]]:
+    path = tmp_path / "users"
+    path.write_text(f"anna:operator:{quick_hash('correct horse')}\n", encoding="utf-8")
+    return FileContent(path, read_users)
+
+
+def request_of(headers: dict[str, str]) -> bytes:
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    return f"GET / HTTP/1.1\r\nHost: HOST\r\nConnection: close\r\n{lines}\r\n".encode()
+
+
+@pytest.mark.parametrize("forwarded", FORWARDED, ids=str)
+async def test_a_client_cannot_pretend_to_be_the_proxy(database: Database, forwarded: dict[str, str]) -> None:
+    """Goes red if uvicorn believes the headers of proxies, as it does without ``proxy_headers=False``."""
+    async with served(database, TrustedProxy("X-User", read_networks("10.0.0.0/8"))) as address:
+        status, _, body = await ask(address, request_of({**forwarded, "X-User": "anna"}))
+    assert (status, b"only if they come through the proxy" in body) == (403, True)
+
+
+async def test_a_client_cannot_pretend_to_be_many(database: Database, users: FileContent[dict[str, UserEntry]]) -> None:
+    wrong = basic("anna", "wrong")
+    async with served(database, Basic(users)) as address:
+        for n in range(FAILURES_MOST):
+            forwarded = {"x-forwarded-for": f"10.0.0.{n}", "x-real-ip": f"10.0.0.{n}", "forwarded": f"for=10.0.0.{n}"}
+            assert (await ask(address, request_of({**wrong, **forwarded})))[0] == 401
+        assert (await ask(address, request_of({**wrong, "x-forwarded-for": "10.0.1.1"})))[0] == 429
+        assert (await ask(address, request_of(basic("anna", "correct horse"))))[0] == 429, "it can be guessed no more"
+
+
+# -- what is written down ---------------------------------------------------------------------------------------------
+
+
+async def test_no_payload_key_password_or_token_is_logged(
+    books: Ledger, tmp_path: Path, users: FileContent[dict[str, UserEntry]], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    [event] = books.emit("SECRET-KEY", payload=b"SECRET-PAYLOAD", headers='{"h": "SECRET-HEADER"}')
+    await books.park("s", books.row(event, "dead", error="SECRET-ANSWER"))
+    uid = books.uid(event)
+    path = tmp_path / "tokens"
+    path.write_text(f"operator:{'SECRET-TOKEN' * 2}\n", encoding="utf-8")
+    tokens = Tokens(FileContent(path, read_tokens))
+    async with browsing(books.database, access=Basic(users), tokens=tokens, show_payloads=True) as page:
+        for password in ("SECRET-PASSWORD", "SECRET-PASSWORD" * 100, *["SECRET-PASSWORD"] * FAILURES_MOST):
+            await page.client.get("/", headers=basic("anna", password))
+        for token in ("SECRET-TOKEN", "SECRET-TOKEN" * 2):
+            await page.client.get("/api/v1/exceptions/export", headers={"authorization": f"Bearer {token}"})
+    assert "too many wrong passwords" in caplog.text, "nothing was captured"
+    async with browsing(books.database, show_payloads=True) as page:
+        assert "SECRET-PAYLOAD" in await page.get(f"/events/{uid}")
+        assert "SECRET-PAYLOAD" in await page.get("/exceptions/export")
+        location = (await page.post("/search", {"q": "SECRET-KEY"})).headers["location"]
+        assert "SECRET" not in location
+        await page.get(location)
+        books.do("alter table outbox.delivery rename column payload to hidden")
+        await page.get("/exceptions/export", 503)
+        books.do("alter table outbox.delivery rename column hidden to payload")
+        with books.database.connect() as other:
+            other.execute("lock table outbox.delivery in access exclusive mode")
+            await page.get(location, 503)
+        await page.act(f"/actions/retry?uid={uid}&state=dead", reason="SECRET-REASON")
+    assert "SECRET" not in caplog.text
+
+
+# -- a database in trouble --------------------------------------------------------------------------------------------
+
+
+async def test_a_page_that_loses_its_connections_says_so_and_comes_back(books: Ledger) -> None:
+    ours = "from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
+    async with browsing(books.database) as page:
+        await page.get("/")
+        await page.site.findings.finish()
+        books.do(f"select pg_terminate_backend(pid, 10000) {ours}")
+        answers = [await page.client.get("/exceptions") for _ in range(CONNECTIONS + 1)]
+        assert answers[-1].status_code == 200
+        for answer in answers:
+            said = visible(answer.text)
+            assert answer.status_code == 200 or "Reload the page: it connects again by itself" in said, said
+            assert "Traceback" not in said
+
+
+async def test_a_table_that_is_locked_costs_a_page_seconds_and_the_others_nothing(books: Ledger) -> None:
+    async with browsing(books.database) as page:
+        await page.get("/")
+        with books.database.connect() as other:
+            other.execute("lock table outbox.delivery in access exclusive mode")
+            waiting = [asyncio.create_task(page.client.get("/exceptions")) for _ in range(2)]
+            for path in ("/", "/audit"):
+                await page.get(path)
+            for answer in await asyncio.gather(*waiting):
+                assert answer.status_code == 503
+                assert "the database ended statement" in visible(answer.text)
+                assert "outbox-relay doctor names the obstacle" in visible(answer.text)
+
+
+async def test_actions_at_once_change_each_delivery_once(books: Ledger) -> None:
+    events = books.emit(*(f"k{n}" for n in range(300)))
+    await books.park("s", *(books.row(event, "dead", error="no") for event in events))
+    await books.place("s", Position(await books.tick()))
+    async with browsing(books.database) as page:
+        names = ("retry", "discard", "retry", "discard")
+        forms = [(name, form_fields(await page.get(f"/actions/{name}?state=dead"))) for name in names]
+        answers = await asyncio.gather(*(page.post(f"/actions/{name}", {**f, "reason": "x"}) for name, f in forms))
+        for answer in answers:
+            assert answer.status_code in (303, 400), answer.text
+        for job in list(page.site.jobs._jobs.values()):  # pyright: ignore[reportPrivateUsage]
+            await page.site.jobs.wait(job, 30)
+            assert job.state == "done", job.said
+    [(counted,)] = books.query("select sum(count) from outbox.audit where action in ('dead retry', 'dead discard')")
+    [(waiting,)] = books.query("select count(*) from outbox.delivery where state = 'waiting'")
+    [(gone,)] = books.query("select count(*) from outbox.discarded")
+    [(dead,)] = books.query("select count(*) from outbox.delivery where state = 'dead'")
+    assert counted == waiting + gone > 0
+    assert waiting + gone + dead == 300
