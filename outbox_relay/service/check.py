@@ -14,7 +14,7 @@ from outbox_relay.service.build import build_sink, build_store, wakeup_dsn
 from outbox_relay.service.check_names import changed_names, removed_names
 from outbox_relay.service.own_addresses import OwnAddresses
 from outbox_relay.service.webhooks import Webhooks
-from outbox_relay.settings import Settings
+from outbox_relay.settings import KafkaSettings, Settings
 from outbox_relay.sinks import Sink
 from outbox_relay.sinks.door import OWN
 from outbox_relay.sinks.kafka import KafkaSink
@@ -47,11 +47,11 @@ async def check_schema(store: Store) -> None:
 
 
 def unusable_plugins(settings: Settings) -> list[str]:
-    """Return a line for each sink whose plug-in cannot be made. Their classes are called, and nothing is opened."""
+    """Return a line for each sink that lacks packages, or whose plug-in cannot be made. Nothing is opened."""
     problems: list[str] = []
     webhooks = Webhooks(settings, tuple)
     for name, sink in settings.sinks.items():
-        if sink.type not in OWN:
+        if sink.type not in OWN or (isinstance(sink, KafkaSettings) and sink.registry.url):
             try:
                 build_sink(name, settings, webhooks)
             except ConfigurationError as error:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from outbox_relay.domain.errors import ConfigurationError
+from outbox_relay.domain.file_reading import sink_files
 from outbox_relay.settings import KafkaSettings, Settings
 from outbox_relay.sinks import Sink
 from outbox_relay.sinks.kafka import ClientSettings, KafkaSink, RecordFormat, TopicCreation
+from outbox_relay.sinks.kafka.event_schemas import EventSchemas, SubjectNaming
 
 STALL_MIN_SECONDS = 3.0
 """Minimum silence of a broker that counts as a stall; with a longer lease, a third of that."""
@@ -26,7 +29,38 @@ def kafka_sink(name: str, settings: KafkaSettings, lease_seconds: float, replay:
         topics=settings.topics,
         topics_max=settings.topics_max,
         delivery_details=settings.record_attempts == "all",
+        schemas=_event_schemas(name, settings),
     )
+
+
+def _event_schemas(name: str, settings: KafkaSettings) -> EventSchemas | None:
+    """Return the schemas of a sink with a registry, or None. Raises ``ConfigurationError`` without its packages."""
+    registry, topic = settings.registry, settings.topic_template()
+    if not registry.url or registry.format is None:
+        return None
+    try:
+        from outbox_relay.sinks.kafka.registry_client import RegistryClient, RegistryOptions
+
+        options = RegistryOptions(
+            registry.url,
+            registry.format,
+            registry.auto_register,
+            registry.schema_files,
+            registry.username,
+            None if registry.password is None else registry.password.get_secret_value(),
+            registry.password_file,
+            registry.ca_file,
+            registry.client_certificate,
+            registry.client_key,
+            registry.timeout_seconds,
+        )
+        client = RegistryClient(options, sink_files(name))
+    except ImportError:
+        needs = "needs pip install 'outbox-relay[registry]'"
+        raise ConfigurationError(f"sinks.{name}.registry: {needs}") from None
+    only = f"{settings.topic}-value" if registry.subject_name_strategy == "topic" and not topic.fields else None
+    naming = SubjectNaming(registry.subject_name_strategy, registry.records)
+    return EventSchemas(naming, client, registry.cache_seconds, only=only)
 
 
 def _record_format(settings: KafkaSettings, replay: int | None) -> RecordFormat:

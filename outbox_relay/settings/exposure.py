@@ -138,6 +138,13 @@ def _of_kafka(sink: KafkaSettings) -> Iterator[Problem]:
     for table, names in (("producer", sink.producer), ("producer_files", sink.producer_files)):
         for name in RUNS_CODE & names.keys():
             yield Problem((table, name), "makes the relay run the code that it names: protect this file from changes")
+    for url in filter(None, sink.registry.url.split(",")):
+        parts = urlsplit(url.strip())
+        if parts.scheme == "http" and _is_remote(parts.hostname or ""):
+            exposed = "schemas and the password come and go" if sink.registry.username else "schemas come"
+            yield Problem(
+                ("registry", "url"), f"{exposed} over plain http, which anyone on the way can change: use https"
+            )
     if (pair := sink.topic_template().ambiguous_fields) is not None:
         exposed = (
             f"different events can share a topic: the text between {{{pair[0]}}} and {{{pair[1]}}} may be in values"
@@ -160,7 +167,9 @@ def _of_url(url: str) -> Iterator[Problem]:
 
 
 def _kafka_secrets(sink: KafkaSettings) -> Iterator[SettingPath]:
-    return (("producer", name) for name in sink.producer if holds_secret(name))
+    yield from (("producer", name) for name in sink.producer if holds_secret(name))
+    if sink.registry.password is not None:
+        yield "registry", "password"
 
 
 def _webhook_secrets(sink: WebhookSettings) -> Iterator[SettingPath]:
@@ -168,7 +177,8 @@ def _webhook_secrets(sink: WebhookSettings) -> Iterator[SettingPath]:
     yield from (("headers", name) for name, value in sink.headers.items() if value.text)
 
 
-def _kafka_files(sink: KafkaSettings) -> Iterator[Path]:
+def _kafka_files(sink: KafkaSettings) -> Iterator[Path | None]:
+    yield from (sink.registry.password_file, sink.registry.client_key or sink.registry.client_certificate)
     yield from (path for name, path in sink.producer_files.items() if holds_secret(name))
     yield from (Path(str(value)) for name, value in sink.producer.items() if name.endswith(_KEY_FILES))
 

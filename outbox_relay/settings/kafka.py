@@ -12,6 +12,7 @@ from outbox_relay.fields import Count, as_table, matching
 from outbox_relay.formats.topics import INTERNAL_PREFIX, TOPIC_CHARS, TOPICS_MAX, TopicTemplate
 from outbox_relay.settings.problems import InvalidSetting, Problem
 from outbox_relay.settings.producer import Scalar, file_problems, producer_problems
+from outbox_relay.settings.registry import RegistrySettings
 from outbox_relay.settings.secrets import HEADER_NAME, NOT_A_NAME
 from outbox_relay.sinks.settings import SinkSettings
 
@@ -51,6 +52,7 @@ class KafkaSettings(SinkSettings):
     """Copies of each partition of a topic that the relay creates, 1 to 100."""
     create_topics: bool = False
     """Create missing topics; needs partitions and replication_factor."""
+    registry: RegistrySettings = Field(default_factory=RegistrySettings)
     producer: dict[str, Scalar] = Field(default_factory=dict, repr=False, validate_default=True)
     """librdkafka's settings, passed unchanged, "bootstrap.servers" at least."""
     producer_files: dict[str, Path] = Field(default_factory=dict, repr=False)
@@ -62,6 +64,13 @@ class KafkaSettings(SinkSettings):
         topic: str = info.data.get("topic", "{type}")
         if value and not TopicTemplate.parse(topic).fields and not any(matches(pattern, topic) for pattern in value):
             raise ValueError("does not allow the topic of this sink: add it, or leave topics out")
+        return value
+
+    @field_validator("registry")
+    @classmethod
+    def _keeps_the_payload(cls, value: RegistrySettings, info: ValidationInfo) -> RegistrySettings:
+        if value.url and info.data.get("cloudevents") == "structured":
+            raise ValueError('excludes cloudevents = "structured", whose values are JSON: use "binary"')
         return value
 
     @field_validator("create_topics")

@@ -46,7 +46,7 @@ def test_the_image_holds_what_the_tests_ran_with(name: str) -> None:
     [
         (
             "requirements.lock",
-            [*EXTRAS["demo"], *EXTRAS["relay"], *EXTRAS["otel"], *EXTRAS["ui"], *DEV],
+            [*EXTRAS["demo"], *EXTRAS["relay"], *EXTRAS["otel"], *EXTRAS["registry"], *EXTRAS["ui"], *DEV],
         ),
         ("requirements-relay.lock", [*EXTRAS["relay"], *EXTRAS["otel"], *EXTRAS["ui"]]),
         ("requirements-build.lock", PROJECT["build-system"]["requires"]),
@@ -69,7 +69,7 @@ def test_an_application_needs_psycopg_only() -> None:
     assert [Requirement(text).name for text in PROJECT["project"]["dependencies"]] == ["psycopg"]
 
 
-@pytest.mark.parametrize("extra", ["relay", "otel", "ui", "demo"])
+@pytest.mark.parametrize("extra", ["relay", "otel", "registry", "ui", "demo"])
 def test_every_extra_has_lower_bounds(extra: str) -> None:
     for requirement in map(Requirement, EXTRAS[extra]):
         operators = [specifier.operator for specifier in requirement.specifier]

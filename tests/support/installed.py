@@ -8,7 +8,11 @@ import pytest
 
 def absent(what: str, *packages: str) -> NoReturn:
     """`what` is not there: skips the test, or fails when the environment variable CI is "true"."""
-    missing = f"no {what}: apt-get install {' '.join(packages)}"
+    missing(f"no {what}: apt-get install {' '.join(packages)}")
+
+
+def missing(reason: str) -> NoReturn:
+    """Skip the test with the reason, or fail when the environment variable CI is "true"."""
     if os.environ.get("CI") == "true":
-        raise RuntimeError(missing)
-    pytest.skip(missing)
+        raise RuntimeError(reason)
+    pytest.skip(reason)

@@ -13,14 +13,25 @@ from confluent_kafka import KafkaError
 
 from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.domain.event import StoredEvent
+from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.outcomes import DELIVERED, Refused, Unavailable
 from outbox_relay.formats.topics import TopicTemplate
 from outbox_relay.sinks.contract.handing import an_event, some_events, soon
 from outbox_relay.sinks.kafka import ClientSettings, KafkaSink, RecordFormat
+from outbox_relay.sinks.kafka.call import DeliverCall
 from outbox_relay.sinks.kafka.producer_thread import ProducerThread
 from outbox_relay.sinks.kafka.topic_resolver import TopicResolver
 from tests.support.kafka import scripted
-from tests.support.kafka.scripted import SILENCE, STALL_SECONDS, ScriptedClient, SteppedClock, fails, scripted_sink
+from tests.support.kafka.scripted import (
+    SILENCE,
+    STALL_SECONDS,
+    ScriptedClient,
+    ScriptedProducer,
+    SteppedClock,
+    fails,
+    scripted_sink,
+)
+from tests.support.wait import until
 
 client = scripted.client
 clock = scripted.clock
@@ -112,6 +123,21 @@ async def test_records_that_failed_between_suspects_are_sent_between_them(
     verdicts = await sink.deliver(events, soon())
     assert [place for place, verdict in enumerate(verdicts) if verdict is not DELIVERED] == [5, 20]
     assert client.taken == [event.uid for event in events if event not in (events[5], events[20])]
+
+
+async def test_event_whose_lease_ended_while_it_was_encoded_is_not_refused(
+    client: ScriptedClient, sink: KafkaSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goes red if a producer that takes no event always counts as one whose queue is too small for it."""
+
+    def encode_slowly(_producer: object, call: DeliverCall, _indexes: Sequence[int]) -> int:
+        until(lambda: lease_clock() >= call.until, seconds=10, what="the lease ends")
+        return 0
+
+    monkeypatch.setattr(ScriptedProducer, "put", encode_slowly)
+    [verdict] = await sink.deliver([an_event()], lease_clock() + 0.05)
+    assert isinstance(verdict, Unavailable)
+    assert client.taken == []
 
 
 async def test_a_record_that_fails_only_in_company_is_delivered(client: ScriptedClient, sink: KafkaSink) -> None:

@@ -22,7 +22,8 @@ OTHER_FOLDERS = {
 }
 OTHER_FILES = {
     "Kafka's, and so left out by `make servers`": """
-        bench blocking_kafka_files demo dev drill kafka_holding kafka_relay kafka_rolling main_job
+        bench blocking_kafka_files demo dev drill kafka_holding kafka_registry kafka_relay kafka_rolling
+        main_job
     """,
     "thorough, and so run on one version only": "blackhole chaos_days clock prometheus",
     "of several versions by itself": "pg_upgrade",

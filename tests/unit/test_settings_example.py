@@ -24,11 +24,19 @@ HEADER = re.compile(r"\[([\w.]+)\]")
 COMMENTED = re.compile(r'#("[\w.]+"|\w+) = .+')
 SETTING = re.compile(r'#?("[\w.]+"|\w+) =')
 ALTERNATIVE = {"dsn_file": "dsn", "secrets_file": "secrets"}
-NEEDED = {"client_key": "client_certificate", "proxy_authorization_file": "proxy"}
+NEEDED = {
+    "client_key": "client_certificate",
+    "proxy_authorization_file": "proxy",
+    "url": "format",
+    "format": "url",
+    "password": "username",
+    "password_file": "username",
+}
 NO_DEFAULT = {
     *("dsn_file", "secrets_file", "name", "start", "linger.ms", "compression.type", "listen_dsn"),
     *("client_certificate", "client_key", "ca_file", "proxy", "proxy_authorization_file"),
     *("partitions", "replication_factor", "key", "tenant"),
+    *("url", "format", "username", "password", "password_file"),
 }
 """Commented lines that show an example, or an empty text that stands for none."""
 

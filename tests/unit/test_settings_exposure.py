@@ -29,6 +29,11 @@ def kafka(producer: str, more: str = "") -> str:
     return f'[sinks.events]\ntype = "kafka"\ntopic = "shop"\n{more}\n[sinks.events.producer]\n{producer}\n'
 
 
+def registry(lines: str) -> str:
+    """A file with one sink with a schema registry."""
+    return kafka('"bootstrap.servers" = "localhost"') + f'[sinks.events.registry]\nformat = "avro"\n{lines}\n'
+
+
 def webhook(lines: str) -> str:
     """A file with one webhook."""
     return f'[sinks.crm]\ntype = "webhook"\n{lines}\n'
@@ -39,6 +44,7 @@ SAFE = [
     kafka('"bootstrap.servers" = "k.internal:9092"\n"security.protocol" = "SSL"'),
     kafka('"bootstrap.servers" = "k.internal"\n"security.protocol" = "sasl_ssl"\n"sasl.password" = "hunter2canary"'),
     kafka('"bootstrap.servers" = "localhost"\n"enable.ssl.certificate.verification" = true'),
+    registry('url = "https://r.internal, http://localhost:8081"\nusername = "u"\npassword = "hunter2canary"'),
     webhook(f'url = "https://crm.example.com"\nsecrets = ["{SECRET}"]\nallow_http = true'),
     webhook(f'url = "http://127.0.0.1:1"\nsecrets = ["{SECRET}"]\nallow_http = true\nallow_networks = ["127.0.0.0/8"]'),
     '[database]\ndsn = "postgresql://u@localhost/x"',
@@ -70,6 +76,12 @@ EXPOSED = [
     (kafka('"bootstrap.servers" = "localhost"\n"plugin.library.paths" = "/tmp/evil.so"'),
      'relay.toml:7: sinks.events.producer."plugin.library.paths": makes the relay run the code that it names: '
      "protect this file from changes"),
+    (registry('url = "https://r.internal, http://r.internal:8081"'),
+     "relay.toml:9: sinks.events.registry.url: schemas come over plain http, which anyone on the way can change: "
+     "use https"),
+    (registry('url = "http://r.internal"\nusername = "u"\npassword = "hunter2canary"'),
+     "relay.toml:9: sinks.events.registry.url: schemas and the password come and go over plain http, which anyone on "
+     "the way can change: use https"),
     (webhook(f'url = "http://crm.example.com"\nsecrets = ["{SECRET}"]\nallow_http = true'),
      "relay.toml:3: sinks.crm.url: events go over plain http, which anyone on the way can read and answer: use https"),
     ('[database]\ndsn = "postgresql://u:hunter2canary@localhost,db.internal/x"',
@@ -100,6 +112,7 @@ def test_two_fields_that_can_make_one_topic_are_warned_of(tmp_path: Path) -> Non
 
 
 INLINE = [
+    registry('url = "https://r.internal"\nusername = "u"\npassword = "hunter2canary"'),
     kafka('"bootstrap.servers" = "localhost"\n"sasl.password" = "hunter2canary"'),
     webhook(f'url = "https://crm.example.com"\nsecrets = ["{SECRET}"]'),
     '[database]\ndsn = "postgresql://u:hunter2canary@localhost/x"',
@@ -129,7 +142,7 @@ def test_a_path_that_no_file_can_have_is_no_warning(tmp_path: Path) -> None:
 
 
 def test_files_of_secrets_that_others_can_read_are_named(tmp_path: Path) -> None:
-    names = ("dsn", "sasl", "key", "crm", "header", "client", "proxy", ".pgpass", "pg.key")
+    names = ("dsn", "sasl", "key", "crm", "header", "client", "proxy", ".pgpass", "pg.key", "login", "registry")
     for name in names:
         (tmp_path / name).write_text("host=db.internal sslmode=require sslkey=" + str(tmp_path / "pg.key"))
         (tmp_path / name).chmod(0o640)
@@ -138,6 +151,8 @@ def test_files_of_secrets_that_others_can_read_are_named(tmp_path: Path) -> None
         f"[database]\ndsn_file = {at['dsn']}\n"
         + kafka(f'"bootstrap.servers" = "localhost"\n"ssl.key.location" = {at["key"]}',
                 f'producer_files = {{ "sasl.password" = {at["sasl"]} }}')
+        + f'[sinks.events.registry]\nurl = "https://r.internal"\nformat = "avro"\nusername = "u"\n'
+          f'password_file = {at["login"]}\nclient_certificate = {at["registry"]}\n'
         + webhook(f'url = "https://crm.example.com"\nsecrets_file = {at["crm"]}\nproxy = "http://p.internal:1"\n'
                   f'client_certificate = {at["client"]}\nproxy_authorization_file = {at["proxy"]}\n'
                   f'headers = {{ authorization = {{ file = {at["header"]} }} }}')

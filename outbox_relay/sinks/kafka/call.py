@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
-from typing import cast
+from typing import Protocol, cast
 
 from confluent_kafka import KafkaError, Message
 
@@ -16,6 +16,24 @@ from outbox_relay.domain.outcomes import DELIVERED, Delivered, Refused, Unavaila
 
 BEHIND = Unavailable("an earlier event of its key was refused, and dead letters hold their key", behind=True)
 """The verdict on events that are not sent for that reason."""
+
+
+class Encoder(Protocol):
+    """Makes the values of records that have one schema."""
+
+    @property
+    def content_type(self) -> str:
+        """Return the content type of the values."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Return the size of the schema, with those that it refers to, as texts."""
+        ...
+
+    def encode(self, topic: str, payload: bytes) -> bytes:
+        """Return the value for ``payload``. Raise ValueError, without any value of it, if it does not fit."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -172,6 +190,8 @@ class DeliverCall:
     """Indexes of the events that are still to be handed over, in order."""
     topics: list[str | None] = field(default_factory=list[str | None])
     """The topic of each event; None for an event that was refused before."""
+    encoders: list[Encoder | None] = field(default_factory=list[Encoder | None])
+    """The encoder of each event; empty for a sink without a schema registry."""
     batch_sizes: int | Sequence[int] = ()
     """The producer of the events, identified by its batch size: one for all, or one for each."""
     probes: dict[str, int] = field(default_factory=dict[str, int])
@@ -215,6 +235,10 @@ class DeliverCall:
     def set_topics(self, topics: list[str | None]) -> None:
         """Set the topic of each event."""
         self.topics = topics
+
+    def set_encoders(self, encoders: list[Encoder | None]) -> None:
+        """Set the encoder of each event."""
+        self.encoders = encoders
 
     def set_batch_sizes(self, batch_sizes: int | Sequence[int]) -> None:
         """Choose the producers, by their batch sizes."""

@@ -11,11 +11,13 @@ from confluent_kafka import KafkaException
 from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.domain.event import PAYLOAD
 from outbox_relay.domain.lease_clock import lease_clock
+from outbox_relay.domain.outcomes import Refused
 from outbox_relay.formats.headers import own_headers
 from outbox_relay.sinks.kafka.call import DeliverCall
 from outbox_relay.sinks.kafka.client import error_of
 from outbox_relay.sinks.kafka.cluster_queries import ClusterUnavailable
 from outbox_relay.sinks.kafka.context import LATE, ThreadContext
+from outbox_relay.sinks.kafka.event_schemas import SchemasUnavailable
 from outbox_relay.sinks.kafka.in_flight_messages import SINGLE_RECORDS
 from outbox_relay.sinks.kafka.topic_admission import TopicAdmission
 from outbox_relay.sinks.kafka.topic_metadata import MAX_TOPICS
@@ -53,6 +55,8 @@ class CallPreparation:
         # The topics left out have open breakers, so none of their events is pending.
         known = [topic for topic in topics if not self._metadata.unknown((topic,))]
         if not self._choose_producers(call, known):
+            return False
+        if not self._assign_encoders(call):
             return False
         self._refuse_too_large(call, known)
         self._refuse_missing_partitions(call)
@@ -113,6 +117,26 @@ class CallPreparation:
                     call.refuse_unsent(index, refused[topic])
         return [topic for topic in topics if topic not in refused]
 
+    def _assign_encoders(self, call: DeliverCall) -> bool:
+        """Choose the encoder of each event. End the round and return False if the schema registry does not answer."""
+        schemas, context = self._context.schemas, self._context
+        if schemas is None:
+            return True
+        seconds = min(context.stall_seconds, call.until - lease_clock())
+        try:
+            without = schemas.assign(call, seconds)
+        except SchemasUnavailable as reason:
+            return self._end_round(call, str(reason))
+        for index, verdict in without.items():
+            if isinstance(verdict, Refused):
+                call.refuse_unsent(index, verdict.reason)
+            else:
+                context.send_filter.hold_back(call, index, verdict)
+        if without:
+            call.set_pending([index for index in call.pending if index not in without])
+            context.send_filter.filter_pending(call)
+        return True
+
     def _choose_producers(self, call: DeliverCall, topics: list[str]) -> bool:
         """Choose the producer of each event. Return False if a record fails while a topic changes its producer."""
         metadata, assigned = self._metadata, self._assigned_sizes
@@ -142,9 +166,9 @@ class CallPreparation:
         ]
 
     def _refuse_too_large(self, call: DeliverCall, topics: list[str]) -> None:
-        """Refuse the events whose uncompressed payload exceeds the known limit of their topic."""
+        """Refuse the events whose payload exceeds the known limit of their topic, unless their records are smaller."""
         limits = {topic: limit for topic in topics if (limit := self._metadata.max_message_bytes(topic)) is not None}
-        if self._context.settings.compresses or not limits:
+        if self._context.settings.compresses or self._context.schemas is not None or not limits:
             return
         lowest = min(limits.values())
         if max(map(len, map(PAYLOAD, call.batch))) <= lowest:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from outbox_relay.sinks.kafka.call import KeyBlocks
 from outbox_relay.sinks.kafka.client import ClientLog, ClientSettings
+from outbox_relay.sinks.kafka.event_schemas import EventSchemas
 from outbox_relay.sinks.kafka.in_flight_messages import InFlightMessages
 from outbox_relay.sinks.kafka.records import RecordFormat
 from outbox_relay.sinks.kafka.send_filter import SendFilter
@@ -31,3 +32,5 @@ class ThreadContext:
     blocks: KeyBlocks
     in_flight: InFlightMessages
     send_filter: SendFilter
+    schemas: EventSchemas | None = None
+    """The schemas of events, or None for a sink without a schema registry."""

@@ -120,7 +120,8 @@ class FailureRecovery:
         del failures[index]
         if not producer.put(call, (index,)):
             call.abandon(index)
-            raise DeliveryHalted(producer.fatal or "Kafka's client has no space for a single record")
+            late = LATE if lease_clock() >= call.until else None
+            raise DeliveryHalted(producer.fatal or late or "Kafka's client has no space for a single record")
         self._in_flight.drain()
         if index in failures:
             self._judge(call, index)

@@ -13,6 +13,7 @@ from outbox_relay.domain.file_reading import while_reading
 from outbox_relay.formats.headers import own_headers
 from outbox_relay.sinks.kafka.call import DeliverCall
 from outbox_relay.sinks.kafka.client import LINGER_MS, ClientLog, ClientSettings, Scalar, error_of
+from outbox_relay.sinks.kafka.encoded_records import EncodedRecords
 from outbox_relay.sinks.kafka.errors import ErrorKind, error_kind
 from outbox_relay.sinks.kafka.new_producer_guard import NewProducerGuard
 from outbox_relay.sinks.kafka.records import ANY_PARTITION, Headers, RecordFormat, without_reserved
@@ -60,7 +61,8 @@ class RecordProducer:
         key. An event that cannot become a record is refused at once.
         """
         batch, topics, callbacks, produce = call.batch, call.topics, call.reports.callbacks, self._producer.produce
-        record_format, stops, refused = self._format, call.refusal_blocks is not None, False
+        records = EncodedRecords(self._format, call, indexes) if call.encoders else self._format
+        stops, refused = call.refusal_blocks is not None, False
         dealt = sent = 0
         for index in indexes:
             topic = topics[index]
@@ -70,8 +72,8 @@ class RecordProducer:
                 partition = ANY_PARTITION
                 headers: Headers = [("id", uid), ("type", event_type), ("content-type", content_type)]
                 try:
-                    if record_format is not None:
-                        value, partition, headers = record_format.record(batch[index])
+                    if records is not None:
+                        value, partition, headers = records.record(batch[index])
                     elif own is not None:
                         headers += without_reserved(own_headers(own))
                     produce(topic, value, key, partition, callbacks[index], None, _NOW, headers)

@@ -34,6 +34,7 @@ from outbox_relay.sinks.kafka.call import DeliverCall, DeliveryReports, Delivery
 from outbox_relay.sinks.kafka.call_preparation import CallPreparation
 from outbox_relay.sinks.kafka.client import ClientLog, ClientSettings
 from outbox_relay.sinks.kafka.context import LATE, ThreadContext
+from outbox_relay.sinks.kafka.event_schemas import EventSchemas
 from outbox_relay.sinks.kafka.failure_recovery import FailureRecovery
 from outbox_relay.sinks.kafka.in_flight_messages import (
     WAIT_SECONDS,
@@ -75,6 +76,7 @@ class ProducerThread:
         creation: TopicCreation | None,
         *,
         hold_keys: bool,
+        schemas: EventSchemas | None = None,
     ) -> None:
         self._name = name
         self._settings = settings
@@ -88,7 +90,7 @@ class ProducerThread:
         self._filter = SendFilter(self._blocks, breakers, self._metadata)
         context = ThreadContext(
             settings, self._log, topics, record_format, stall_seconds,
-            self._metadata, breakers, self._blocks, self._in_flight, self._filter,
+            self._metadata, breakers, self._blocks, self._in_flight, self._filter, schemas,
         )  # fmt: skip
         self._preparation = CallPreparation(context)
         self._recovery = FailureRecovery(context)
@@ -271,6 +273,8 @@ class ProducerThread:
             dealt = producer.put(call, indexes)
             if guard is not None:
                 guard.record_sent(call, indexes[:dealt])
+            if not dealt and lease_clock() >= call.until:
+                continue
             if not dealt and not in_flight.outstanding and producer.fatal is None:
                 call.refuse(call.pending[0], "larger than the queue of Kafka's client (queue.buffering.max.*)")
                 dealt = 1

@@ -12,6 +12,8 @@ from outbox_relay.formats.headers import own_headers
 ANY_PARTITION = -1
 """Lets the client choose the partition by the key."""
 MAX_PARTITION_DIGITS = 9
+CONTENT_TYPE = 2
+"""The place of the content type among the headers of a record."""
 REPLAY = "outbox-replay"
 """The header with the number of the replay that delivers an event again."""
 RESERVED = frozenset(("id", "type", "content-type", REPLAY))
@@ -76,7 +78,7 @@ class RecordFormat(NamedTuple):
             value = None
         if self.cloudevents == "structured" and value is not None:
             value = cloudevents.structured(event, self.source)
-            headers[2] = ("content-type", cloudevents.CONTENT_TYPE)
+            headers[CONTENT_TYPE] = ("content-type", cloudevents.CONTENT_TYPE)
         elif self.cloudevents is not None:
             # A tombstone has no value to wrap: its attributes are headers in both modes.
             headers += [(f"ce_{name}", text) for name, text in cloudevents.attributes(event, self.source).items()]

@@ -21,6 +21,7 @@ from outbox_relay.formats.topics import TOPICS_MAX
 from outbox_relay.sinks.kafka.call import DeliveryRound
 from outbox_relay.sinks.kafka.client import ClientLog, ClientSettings, Scalar, error_of
 from outbox_relay.sinks.kafka.cluster_check import check, payload_size_warning
+from outbox_relay.sinks.kafka.event_schemas import EventSchemas
 from outbox_relay.sinks.kafka.producer import RecordProducer
 from outbox_relay.sinks.kafka.producer_thread import ProducerThread
 from outbox_relay.sinks.kafka.records import RecordFormat
@@ -57,6 +58,9 @@ class KafkaSink:
     ``Unavailable`` with ``behind``. ``topics`` are patterns of the topics that events may name, and ``topics_max``
     limits their number. Events beyond either are ``Refused``.
 
+    With ``schemas`` the value of a record is the payload in its schema. An event that does not fit is ``Refused``.
+    While the registry does not answer, events of unknown schemas are ``Unavailable``.
+
     With ``delivery_details`` the verdict of every delivered event has topic, partition and offset. Otherwise only that
     of an event that has a row has them.
     """
@@ -79,6 +83,7 @@ class KafkaSink:
         topics: Sequence[str] = (),
         topics_max: int = TOPICS_MAX,
         delivery_details: bool = False,
+        schemas: EventSchemas | None = None,
     ) -> None:
         self.timeout_seconds = CALL_STALLS * stall_seconds
         self._name = name
@@ -90,6 +95,7 @@ class KafkaSink:
         self._stall_seconds = stall_seconds
         self._hold_keys = hold_keys
         self._delivery_details = delivery_details
+        self._schemas = schemas
         self._thread: ProducerThread | None = None
         self._round = DeliveryRound()
         self._number = 0
@@ -120,6 +126,7 @@ class KafkaSink:
             self._format,
             self._creation,
             hold_keys=self._hold_keys,
+            schemas=self._schemas,
         )
         try:
             await self._reader.acall(thread.start)
@@ -194,10 +201,14 @@ class KafkaSink:
     async def check(self) -> str | None:
         """Return why the cluster would not accept events now, or None. Creates no topic.
 
-        Checks the metadata of the cluster, those of the topic if there is only one, and the user's limit for records.
+        Checks the metadata of the cluster, those of the topic if there is only one, and the user's limit for records,
+        then the schema registry and the subjects of the types that the settings name.
         """
-        creates = self._creation is not None
-        return await asyncio.to_thread(check, self._settings, self._topics.constant, CHECK_SECONDS, creates=creates)
+        creates, topic = self._creation is not None, self._topics.constant
+        problem = await asyncio.to_thread(check, self._settings, topic, CHECK_SECONDS, creates=creates)
+        if problem is not None or self._schemas is None:
+            return problem
+        return await asyncio.to_thread(self._schemas.check, self._topics.of_type, CHECK_SECONDS)
 
     async def payload_size_warning(self, payload_bytes: int) -> str | None:
         """Return a warning if events with payloads of ``payload_bytes`` would end dead, or None."""

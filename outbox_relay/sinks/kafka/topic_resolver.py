@@ -69,6 +69,17 @@ class TopicResolver:
             return None
         return topic
 
+    def of_type(self, event_type: str) -> str | None:
+        """Return the topic of events of ``event_type``, or None if it depends on more than that."""
+        if self.constant is not None:
+            return self.constant
+        if self._template.fields != ("type",):
+            return None
+        try:
+            return self._template.render(event_type, None, {})
+        except ValueError:
+            return None
+
     @property
     def named(self) -> frozenset[str]:
         """Return the allowed topics that the settings name in full."""

@@ -1,4 +1,4 @@
-"""The TLS context of a webhook: the authorities that it trusts and the certificate that it presents."""
+"""TLS contexts of destinations: the authorities that they trust and the certificate that they present."""
 
 from __future__ import annotations
 
