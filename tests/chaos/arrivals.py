@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+import psycopg
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Message, TopicPartition
 
 from outbox_relay.workbench.embedded.broker import partitions_with_leader
+from tests.chaos.handlers import EFFECTS
 from tests.chaos.oracle import Arrival
 from tests.support.wait import until
 
@@ -64,6 +66,22 @@ def from_journal(path: Path, replayed: Replayed) -> Iterator[Arrival]:
                 replayed.add("webhook", number, uid.decode(), float(arrived))
             elif not problem:
                 yield _arrival(body, uid.decode(), float(arrived))
+
+
+def from_effects(dsn: str) -> Iterator[Arrival]:
+    """Yield the effects of the handler with a transaction, by time."""
+    with psycopg.connect(dsn) as connection:
+        found = connection.execute(f"select payload, uid::text, ended from public.{EFFECTS} order by ended".encode())
+        for payload, uid, ended in found:
+            yield _arrival(payload.encode(), uid, ended)
+
+
+def uids(path: Path) -> set[bytes]:
+    """Return the uids in a journal; none if there is no file."""
+    if not path.exists():
+        return set()
+    with path.open("rb") as lines:
+        return {bytes.fromhex(line.split(b"\t", 2)[1].decode().replace("-", "")) for line in lines}
 
 
 def refused(path: Path) -> int:

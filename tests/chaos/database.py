@@ -22,9 +22,11 @@ from tests.support.replication import Pair
 NAME = "shop"
 RELAY = "relay"
 """The role of the relays, with the documented rights and without reserved slots."""
+APPLICATION = "application"
+"""The role of the handlers with a transaction."""
 CROWD = "crowd"
 """The role that takes all slots except those reserved for superusers."""
-SETTINGS = {"max_connections": 100, "superuser_reserved_connections": 20}
+SETTINGS = {"max_connections": 160, "superuser_reserved_connections": 20}
 VOLUME_MEGABYTES = 12_288
 """Size of the file system in memory, which uses only as much as is written."""
 
@@ -78,6 +80,11 @@ class DatabaseSide:
         """Return True if each server has its own file system, so that a full disk can be real."""
         return volume.available()
 
+    @property
+    def application_dsn(self) -> str:
+        """Return the connection string of the handlers with a transaction: their role, to the primary."""
+        return _dsn(APPLICATION, self.pair.ports)
+
     def nemeses(self) -> list[Nemesis]:
         """Return a nemesis for each fault of the database."""
         from tests.chaos import dbfaults
@@ -100,11 +107,12 @@ class DatabaseSide:
         with server.connect(NAME) as connection:
             connection.execute(f"create role {RELAY} login".encode())
             connection.execute(f"create role {CROWD} login".encode())
+            connection.execute(f"create role {APPLICATION} login".encode())
 
     def _prepare(self) -> None:
         server = self.pair.primary
         self.equip(server)
-        migrate(server.dsn(NAME), grant_relay=[RELAY])
+        migrate(server.dsn(NAME), grant_relay=[RELAY], grants={"consume": [APPLICATION]})
 
 
 def _dsn(user: str, ports: list[int]) -> str:

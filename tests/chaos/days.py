@@ -22,6 +22,8 @@ keep_days = 1
 SHARE = 0.3
 """Share of the events that are emitted into a day of the past."""
 FIRST_DAY = "2001-01-01"
+NOW = "chaos.now"
+"""Setting of a transaction whose events are emitted today if it is "on"."""
 KEPT = "chaos_emptied"
 """Table with the events of emptied days, which the judge reads together with the log."""
 TRY_SECONDS = 120.0
@@ -45,7 +47,8 @@ create trigger kept after delete on outbox.event_default for each row execute fu
 create table public.chaos_day (day date not null);
 insert into public.chaos_day values ('{FIRST_DAY}');
 create function public.chaos_time() returns timestamptz language sql volatile as $$
-    select case when random() < {SHARE} then (select (d.day + time '12:00') at time zone 'UTC' from public.chaos_day d)
+    select case when random() < {SHARE} and current_setting('{NOW}', true) is distinct from 'on'
+                then (select (d.day + time '12:00') at time zone 'UTC' from public.chaos_day d)
                 else clock_timestamp() end
 $$;
 alter table outbox.event alter column created_at set default public.chaos_time();

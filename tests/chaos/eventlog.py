@@ -14,9 +14,10 @@ from tests.chaos.writer import COUNTS
 ROWS = 20_000
 EVENTS = f"""select substr(e.key, 5)::int as key, (e.said ->> 'n')::int as number, uuid_send(e.uid) as uid,
        e.shard::int as shard, e.said ->> 'kind' as kind
-  from (select key, uid, shard, convert_from(payload, 'UTF8')::json as said from outbox.event
+  from (select key, uid, shard, convert_from(payload, 'UTF8')::json as said from outbox.event where key is not null
         union all
-        select key, uid, shard, convert_from(payload, 'UTF8')::json from public.{KEPT}) e"""
+        select key, uid, shard, convert_from(payload, 'UTF8')::json from public.{KEPT} where key is not null) e"""
+"""Events of schedules have no key, and are judged apart (see `ticks`)."""
 ABOVE = f"""select l.* from ({EVENTS}) l join unnest(%s::int[], %s::int[]) kept (key, number) on kept.key = l.key
  where l.number > kept.number"""
 LAST = f"select key, n from public.{COUNTS}".encode()

@@ -27,6 +27,8 @@ class Form:
     least: Mapping[str, int]
     """First words of a fault → required number of strikes."""
     least_events: int
+    least_jobs: int
+    """Required number of events with unique keys, of merged ones, and of times of schedules."""
     extra_seconds: float
     """Additional time for the storm if the required counts are not reached."""
     rest_seconds: float
@@ -89,6 +91,7 @@ SHORT = Form(
         "replay": 4,
     },
     least_events=100_000,
+    least_jobs=100,
     extra_seconds=240.0,
     rest_seconds=300.0,
 )
@@ -148,6 +151,7 @@ LONG = Form(
         "restore": 5,
     },
     least_events=2_000_000,
+    least_jobs=1_000,
     extra_seconds=3_600.0,
     rest_seconds=900.0,
 )

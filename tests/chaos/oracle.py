@@ -64,11 +64,27 @@ HARMLESS = frozenset(
     }
 )
 """Faults that explain no duplicate; a restore explains those on both sides of its rebase."""
-OF_ONE_SINK = {"broker": "kafka", "receiver": "webhook", "kafka": "kafka", "webhook": "webhook"}
-"""First word of a fault that affects only one sink → that sink."""
+OF_SOME_SINKS: Mapping[str, Collection[str]] = {
+    "broker": ("kafka",),
+    "receiver": ("webhook", "jobs"),
+    **{sink: (sink,) for sink in ("kafka", "webhook", "jobs", "calls", "effects")},
+}
+"""First word of a fault that affects only some sinks → these."""
 
 Place = tuple[int, int]
 """Key, and number within the key."""
+
+
+class Promise(NamedTuple):
+    """The promises of a sink that differ from those of others."""
+
+    ordered: bool = True
+    """First arrivals of a key are in the order of the commits."""
+    exactly_once: bool = False
+    """No fault explains a duplicate, and a restore explains none either."""
+
+
+USUAL = Promise()
 
 
 class Arrival(NamedTuple):
@@ -172,9 +188,12 @@ class Times:
 class Faults:
     """The strikes of a run, which may explain duplicates."""
 
-    def __init__(self, strikes: Iterable[Strike], sink: str, restores: Sequence[Restored] = ()) -> None:
+    def __init__(
+        self, strikes: Iterable[Strike], sink: str, restores: Sequence[Restored] = (), *, ordered: bool = True
+    ) -> None:
         self._sink = sink
         self._restores = restores
+        self._ordered = ordered
         self._strikes = sorted((s for s in strikes if can_repeat(s.fault, sink)), key=lambda strike: strike.began)
         self._began = [strike.began for strike in self._strikes]
         self._since = _since(self._strikes)
@@ -203,8 +222,17 @@ class Faults:
         return (
             all(repeated.uid in restored.unsettled.get(self._sink, ()) for restored in crossed)
             and repeated.before >= self._still_since(first.dumped) - LATE_SECONDS
-            and repeated.again <= max(last.rebased + AFTER_SECONDS, times.flowed(last.rebased))
+            and repeated.again <= self._latest(last.rebased, times)
         )
+
+    def _latest(self, rebased: float, times: Times) -> float:
+        """Return the last time at which an event of the dump may arrive again.
+
+        A row may arrive after rows of its key that were emitted later, so these say nothing about it.
+        """
+        if not self._ordered:
+            return rebased + MOST_SECONDS
+        return max(rebased + AFTER_SECONDS, times.flowed(rebased))
 
     def _still_since(self, at: float) -> float:
         """Return the time since which positions may have been unchanged at `at`."""
@@ -224,8 +252,8 @@ def _in_time(strike: Strike, arrived: float, times: Times) -> bool:
 
 def can_repeat(fault: str, sink: str) -> bool:
     """Return True if `fault` may cause duplicates at `sink`."""
-    only = OF_ONE_SINK.get(fault.split(" ", maxsplit=1)[0])
-    return fault not in HARMLESS and (only is None or only == sink)
+    only = OF_SOME_SINKS.get(fault.split(" ", maxsplit=1)[0])
+    return fault not in HARMLESS and (only is None or sink in only)
 
 
 def _since(strikes: Sequence[Strike]) -> list[float]:
@@ -249,6 +277,7 @@ def judge(
     strikes: Iterable[Strike],
     dead: Dead | None = None,
     backlog: int = 0,
+    promise: Promise = USUAL,
 ) -> Account:
     """Judge the arrivals at `sink`; those of each key are in the order of arrival.
 
@@ -259,16 +288,17 @@ def judge(
     dead = dead or Dead()
     account.taken_back = committed.taken_back
     keys = {key: Times(len(uids) // UID_BYTES) for key, uids in committed.keys.items()}
-    repeated = _arrive(account, committed, arrivals, keys)
+    repeated = _arrive(account, committed, arrivals, keys, ordered=promise.ordered)
     for key in {duplicate.key for duplicate in repeated}:
         keys[key].fill()
-    _explain(account, Faults(strikes, sink, committed.restores), repeated, keys)
+    faults = None if promise.exactly_once else Faults(strikes, sink, committed.restores, ordered=promise.ordered)
+    _explain(account, faults, repeated, keys)
     _missing(account, committed, keys, dead, backlog)
     return account
 
 
 def _arrive(
-    account: Account, committed: Committed, arrivals: Iterable[Arrival], keys: Mapping[int, Times]
+    account: Account, committed: Committed, arrivals: Iterable[Arrival], keys: Mapping[int, Times], *, ordered: bool
 ) -> list[Duplicate]:
     """Record the times of all arrivals and count errors. Return the duplicates."""
     newest: dict[int, int] = {}
@@ -288,7 +318,7 @@ def _arrive(
             repeated.append(Duplicate(arrival.key, arrival.number, arrival.uid, times.last[place], arrival.arrived))
         else:
             times.emitted[place], times.first[place] = arrival.emitted, arrival.arrived
-            if place < newest.get(arrival.key, 0):
+            if ordered and place < newest.get(arrival.key, 0):
                 account.reordered += 1
                 after = committed.number(arrival.key, newest[arrival.key])
                 account.note("reordered", arrival.key, arrival.number, f"after {after}")
@@ -297,9 +327,9 @@ def _arrive(
     return repeated
 
 
-def _explain(account: Account, faults: Faults, repeated: Iterable[Duplicate], keys: Mapping[int, Times]) -> None:
+def _explain(account: Account, faults: Faults | None, repeated: Iterable[Duplicate], keys: Mapping[int, Times]) -> None:
     for duplicate in repeated:
-        fault = faults.explain(duplicate, keys[duplicate.key])
+        fault = faults.explain(duplicate, keys[duplicate.key]) if faults else None
         if fault is not None:
             account.duplicates[fault] += 1
             continue

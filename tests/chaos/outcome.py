@@ -36,12 +36,24 @@ class Outcome:
     """Number of events that arrived by replays."""
     refused: int = 0
     """Number of requests with an invalid signature."""
+    queue: list[str] = field(default_factory=list[str])
+    """A line for each violation of unique keys and of schedules."""
+    unique: int = 0
+    """Number of events with a unique key."""
+    merged: int = 0
+    """Number of calls that returned an earlier event of their unique key."""
+    ticks: int = 0
+    """Number of events of schedules."""
 
 
 def violations(outcome: Outcome) -> Iterator[str]:
     """Yield a line for each broken promise and for each required count that was not reached."""
     yield from _of_sinks(outcome)
     yield from outcome.replays
+    yield from outcome.queue
+    for what, count in (("unique key", outcome.unique), ("merged event", outcome.merged), ("schedule", outcome.ticks)):
+        if count < outcome.form.least_jobs:
+            yield f"only {count} of {outcome.form.least_jobs} times: {what}"
     if outcome.form.least.get("replay") and not outcome.replayed:
         yield "no event arrived by a replay"
     yield from _of_expected(outcome.reconciled)

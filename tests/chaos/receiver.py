@@ -26,11 +26,22 @@ SLOW_SECONDS = 1.5
 START_SECONDS = 30
 
 
+JOBS = "/jobs"
+"""Target of the requests of the rows sink, which have a file of their own."""
+
+
+def jobs_of(journal: Path) -> Path:
+    """Return the file with the requests of the rows sink."""
+    return journal.with_suffix(".jobs")
+
+
 class Journal:
     """Writes a line for each request before the answer, which depends on the mode."""
 
     def __init__(self, path: Path) -> None:
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        self._file, self._jobs = (
+            os.open(one, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644) for one in (path, jobs_of(path))
+        )
         self.mode: Mode = "well"
         self.receiver: Receiver | None = None
         self._taken, self._refused = say(200), say(401)
@@ -43,7 +54,7 @@ class Journal:
         number = request.header("outbox-replay") or ""
         line = f"{request.arrived:.4f}\t{request.uid}\t{self.mode}\t{problem}\t{number}\t".encode() + request.body
         line += b"\n"
-        os.write(self._file, line)
+        os.write(self._jobs if request.target == JOBS else self._file, line)
         return self._answer(problem, self.mode, request, reader, writer)
 
     async def _answer(
@@ -63,7 +74,8 @@ class ReceiverProcess:
     def __init__(self, directory: Path) -> None:
         self.port = free_port()
         self.journal = directory / "receiver.journal"
-        self.journal.touch()
+        for file in (self.journal, jobs_of(self.journal)):
+            file.touch()
         self._output = directory / "receiver.out"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -71,6 +83,11 @@ class ReceiverProcess:
     def url(self) -> str:
         """Return the URL of the endpoint."""
         return f"http://{LOOPBACK}:{self.port}/hooks"
+
+    @property
+    def jobs_url(self) -> str:
+        """Return the URL of the rows sink."""
+        return f"http://{LOOPBACK}:{self.port}{JOBS}"
 
     def start(self) -> Self:
         """Start the process and wait until it listens."""

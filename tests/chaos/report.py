@@ -12,7 +12,7 @@ from tests.chaos.oracle import Account
 from tests.chaos.outcome import Outcome
 from tests.chaos.recovery import NEVER, Recovery, recoveries
 
-SINK_TITLES = {"kafka": "Kafka", "webhook": "webhook"}
+SINK_TITLES = {"kafka": "Kafka", "webhook": "webhook", "jobs": "rows", "calls": "python", "effects": "transaction"}
 
 
 def as_dict(outcome: Outcome) -> dict[str, Any]:
@@ -37,6 +37,8 @@ def as_dict(outcome: Outcome) -> dict[str, Any]:
             "of nobody": len(found.strangers),
         },
         "refused signatures": outcome.refused,
+        "unique keys": {"emitted": outcome.unique, "merged": outcome.merged},
+        "times of schedules": outcome.ticks,
         "sinks": {sink: _account(account) for sink, account in outcome.accounts.items()},
         "recovery alone": [_recovery(r) for r in _recoveries(outcome, outcome.record.alone)],
         "recovery": [_recovery(r) for r in _recoveries(outcome, outcome.record.strikes)],
@@ -63,7 +65,7 @@ def markdown(outcome: Outcome) -> str:
         ["duplicates that no fault explains", *(str(len(a.unexplained)) for a in accounts)],
         [
             "refused for a wrong clock in the signature",
-            *("" if a.sink == "kafka" else str(outcome.refused) for a in accounts),
+            *(str(outcome.refused) if a.sink == "webhook" else "" for a in accounts),
         ],
     ]
     faults = [
@@ -74,6 +76,8 @@ def markdown(outcome: Outcome) -> str:
         [
             f"Form {outcome.form.name}, seed {outcome.seed}, {sum(outcome.seconds.values()):.0f} s, load of the"
             f" machine {outcome.load.get('storm', '?')}.",
+            f"Unique keys: {outcome.unique:,} events, and {outcome.merged:,} calls that were merged into them."
+            f" Schedules: {outcome.ticks:,} times.",
             _table(["", *sinks], counted),
             _table(["fault", "injected", *(f"duplicates, {sink}" for sink in sinks)], faults),
             "Seconds until an event that was emitted after the fault had arrived, of faults that struck alone:",

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.chaos import eventlog
+from tests.chaos import eventlog, ticks
 from tests.chaos.database import NAME, DatabaseSide
 from tests.chaos.evidence import SINKS
 from tests.chaos.fleet import Fleet, Relay
@@ -148,8 +148,9 @@ class Disaster:
         self._old.start()
         with self._old.connect(NAME) as connection, connection.transaction():
             lost = eventlog.above(connection, self._kept)
+            ticked = ticks.uids(connection)
         self._pair.remove(self._old)
-        return Restored(self._dump.began, self._rebased_at, self._kept, lost, self._unsettled)
+        return Restored(self._dump.began, self._rebased_at, self._kept, lost, self._unsettled, ticked)
 
     def _restore(self) -> None:
         """Restore the dump and read its events before any other process can connect."""

@@ -14,14 +14,17 @@ from typing import Any, cast
 
 import psycopg
 
-from tests.chaos import days, inputs, replays, writer
+from tests.chaos import days, inputs, jobs, replays, ticks, writer
 from tests.chaos.arrivals import TOPIC_SETTINGS
+from tests.chaos.configs import CONFIG, CONFIG_OF_ALL
 from tests.chaos.database import DatabaseSide
 from tests.chaos.days import Retention
 from tests.chaos.destinations import BrokerDown, ReceiverDown, ReceiverMode
 from tests.chaos.evidence import Evidence
 from tests.chaos.fleet import Fleet
 from tests.chaos.forms import LEASE_SECONDS, Form
+from tests.chaos.handlers import CALLS, DIRECTORY
+from tests.chaos.jobs import Jobs
 from tests.chaos.lanes import Lane, Pulse, Record, inject
 from tests.chaos.nemesis import Nemesis
 from tests.chaos.outcome import Outcome, violations
@@ -41,35 +44,6 @@ from tests.support.wait import NotInTime, until
 
 TOPIC = "chaos"
 PARTITIONS = 12
-CONFIG = """
-[database]
-dsn = "{dsn}"
-[relay]
-lease_seconds = {lease}
-[sinks.webhook]
-type = "webhook"
-url = "{url}"
-secrets = ["{secret}"]
-allow_http = true
-allow_networks = ["127.0.0.0/8"]
-timeout_seconds = 10
-[sinks.webhook.retry]
-base_seconds = 0.2
-max_seconds = 2
-[sinks.webhook.circuit]
-probe_seconds = 0.2
-probe_max_seconds = 1
-[routes]
-"""
-CONFIG_OF_KAFKA = """"*" = ["kafka"]
-[sinks.kafka]
-type = "kafka"
-topic = "{topic}"
-[sinks.kafka.producer]
-"bootstrap.servers" = "{bootstrap}"
-[sinks.kafka.circuit]
-probe_max_seconds = 2
-"""
 BROKER_SETTINGS = {"log.segment.bytes": str(16 << 20)}
 """Small segments, because a broker that was killed reads its last ones again."""
 PAUSES: Mapping[str, float] = {"blackholed connection": 16.0, "promotion": 12.0, "postgres crash": 8.0}
@@ -93,6 +67,7 @@ class Run:
 
     def run(self) -> Outcome:
         """Run all phases. Violations are in the failures of the record."""
+        os.environ[DIRECTORY] = str(self._directory)  # for the relays and their workers
         with ExitStack() as stack:
             fork_server = stack.enter_context(ForkServer("tests.chaos.fork_server"))
             self._database = stack.enter_context(DatabaseSide())
@@ -107,6 +82,11 @@ class Run:
             writer.prepare(self._database.dsn, self._form.keys + inputs.OWN_KEYS)
             days.prepare(self._database.dsn)
             replays.prepare(self._database.dsn)
+            jobs.prepare(self._database.dsn)
+            ticks.prepare(self._database.dsn)
+            (self._directory / CALLS).touch()
+            self._jobs = Jobs(self._database.dsn, self._directory, str(self._seed))
+            self._moves = ticks.Moves(self._database.dsn, str(self._seed))
             self._writers = [self._writer(number) for number in range(self._form.writers)]
             for one in self._writers:
                 stack.callback(one.kill)
@@ -121,7 +101,14 @@ class Run:
             dsn=self._database.relay_dsn, lease=LEASE_SECONDS, url=self._receiver.url, secret=SECRET
         )  # fmt: skip
         webhook = days.POLICY + webhook + ROUTE
-        return webhook, webhook + CONFIG_OF_KAFKA.format(topic=TOPIC, bootstrap=self._broker.bootstrap)
+        return webhook, webhook + CONFIG_OF_ALL.format(
+            topic=TOPIC,
+            bootstrap=self._broker.bootstrap,
+            ticks=ticks.ROUTE + ticks.CONFIG,
+            jobs_url=self._receiver.jobs_url,
+            secret=SECRET,
+            application_dsn=self._database.application_dsn,
+        )
 
     def _writer(self, number: int) -> WriterProcess:
         rate = self._form.rate / self._form.writers
@@ -162,6 +149,8 @@ class Run:
             self._fleet.start()
             for one in self._writers:
                 one.start()
+            self._jobs.start()
+            self._moves.start()
         over = threading.Event()
         progress = threading.Thread(target=self._progress, args=(over,), daemon=True)
         progress.start()
@@ -223,7 +212,7 @@ class Run:
 
     def _rest(self) -> dict[str, int]:
         """Stop the writers and wait until the system is at rest. Return the backlog by sink, empty at rest."""
-        for one in self._writers:
+        for one in (*self._writers, self._jobs, self._moves):
             try:
                 one.stop()
             except AssertionError as error:
@@ -240,7 +229,11 @@ class Run:
     def _at_rest(self) -> bool:
         time.sleep(REST_LOOK_SECONDS)  # `status` takes a second of processor time
         found = self._asked()
-        return found["replays"] == [] and all(sink["backlog"] == 0 for sink in found["sinks"].values())
+        return (
+            found["replays"] == []
+            and ticks.at_rest(self._database.dsn)
+            and all(sink["backlog"] == 0 for sink in found["sinks"].values())
+        )
 
     def _status(self) -> dict[str, Any]:
         return cast("dict[str, Any]", self._asked()["sinks"])
@@ -297,9 +290,16 @@ class Run:
     def _judge(self, backlog: Mapping[str, int]) -> None:
         for strike in starvations(relay.said(0) for relay in [*self._fleet.relays, self._fleet.guest]):
             self._record.add(strike)
-        expected_files = [*(one.expected for one in self._writers), *self._expected_files]
+        expected_files = [*(one.expected for one in self._writers), *self._jobs.files, *self._expected_files]
         evidence = Evidence(
-            self._database.dsn, self._broker.bootstrap, TOPIC, self._receiver.journal, expected_files, self._restored
+            self._database.dsn,
+            self._broker.bootstrap,
+            TOPIC,
+            self._receiver.journal,
+            self._directory,
+            expected_files,
+            self._jobs,
+            self._restored,
         )
         evidence.judge(self.outcome, backlog)
 
