@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from outbox_relay.relay.context import LEASE_MARGIN_SECONDS
+
+TIMEOUT_SECONDS = 10
+"""Time limit of a request of both webhooks."""
+ROW_LEASE_SECONDS = TIMEOUT_SECONDS + 2 * LEASE_MARGIN_SECONDS
+"""Time after which other relays claim the rows of a relay that died."""
 CONFIG = """
 [database]
 dsn = "{dsn}"
@@ -13,7 +19,7 @@ url = "{url}"
 secrets = ["{secret}"]
 allow_http = true
 allow_networks = ["127.0.0.0/8"]
-timeout_seconds = 10
+timeout_seconds = {timeout}
 [sinks.webhook.retry]
 base_seconds = 0.2
 max_seconds = 2
@@ -34,7 +40,7 @@ url = "{jobs_url}"
 secrets = ["{secret}"]
 allow_http = true
 allow_networks = ["127.0.0.0/8"]
-timeout_seconds = 10
+timeout_seconds = {timeout}
 [sinks.jobs.retry]
 base_seconds = 0.2
 max_seconds = 2

@@ -10,10 +10,12 @@ from pathlib import Path
 import psycopg
 
 from tests.chaos import arrivals, eventlog, expected, jobs, replays, ticks, unique
+from tests.chaos.configs import ROW_LEASE_SECONDS
+from tests.chaos.explanations import USUAL, Promise
 from tests.chaos.handlers import CALLS, TICKS
 from tests.chaos.inputs import ODD, POISON
 from tests.chaos.jobs import Jobs
-from tests.chaos.oracle import USUAL, Arrival, Dead, Place, Promise, judge
+from tests.chaos.oracle import Arrival, Dead, Place, judge
 from tests.chaos.outcome import Outcome
 from tests.chaos.receiver import jobs_of
 from tests.chaos.recovery import Flow
@@ -21,7 +23,7 @@ from tests.chaos.timeline import Committed, Logged, Restored
 from tests.chaos.writer import for_both
 
 SINKS = ("kafka", "webhook", "jobs", "calls", "effects")
-PROMISES = {"jobs": Promise(ordered=False), "effects": Promise(exactly_once=True)}
+PROMISES = {"jobs": Promise(ordered=False, row_lease_seconds=ROW_LEASE_SECONDS), "effects": Promise(exactly_once=True)}
 """Sink → its promise, if it is not that of the others: rows are claimed in any order of their keys."""
 DEAD = "select sink, uuid_send(uid), last_error like 'claimed % times%' from outbox.delivery where state = 'dead'"
 """Dead letters are found by uid, as oversized ones have no payload. The last column is true if relays died with it."""

@@ -21,70 +21,17 @@ A restore of a dump (see `timeline`) takes events back. For each restore the jud
 
 from __future__ import annotations
 
-from array import array
-from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from tests.chaos.explanations import NEVER, USUAL, Backlog, Duplicate, Faults, Promise, Times
 from tests.chaos.nemesis import Strike
-from tests.chaos.timeline import UID_BYTES, Committed, Restored
-
-LAG_SECONDS = 5.0
-"""Longest time from delivery to settlement without faults; an ample bound."""
-AFTER_SECONDS = 10.0
-"""Time after the end of a fault in which an event in flight may arrive: a lease, a poll, and reconnecting. Later it may
-arrive only before the first event of its key that was emitted after the fault."""
-MOST_SECONDS = 300.0
-"""Limit for every such arrival, except after a restore: whatever the dump had not settled is then due, in its order."""
-LATE_SECONDS = 30.0
-"""Longest time for which an open transaction may delay positions."""
-RESTORE = "restore"
-"""Fault for which duplicates on both sides of a rebase are counted."""
-NEVER = -1.0
-HARMLESS = frozenset(
-    {
-        "sigterm",
-        "join and leave",
-        "not joined",
-        "clock shifted",
-        "reload",
-        "retention",
-        "day not settled",
-        "replay",
-        "no replay",
-        "health flood",
-        "held snapshot",
-        "long transaction",
-        "huge transaction",
-        "poison",
-        "statistics reset",
-        RESTORE,
-    }
-)
-"""Faults that explain no duplicate; a restore explains those on both sides of its rebase."""
-OF_SOME_SINKS: Mapping[str, Collection[str]] = {
-    "broker": ("kafka",),
-    "receiver": ("webhook", "jobs"),
-    **{sink: (sink,) for sink in ("kafka", "webhook", "jobs", "calls", "effects")},
-}
-"""First word of a fault that affects only some sinks → these."""
+from tests.chaos.timeline import UID_BYTES, Committed
 
 Place = tuple[int, int]
 """Key, and number within the key."""
-
-
-class Promise(NamedTuple):
-    """The promises of a sink that differ from those of others."""
-
-    ordered: bool = True
-    """First arrivals of a key are in the order of the commits."""
-    exactly_once: bool = False
-    """No fault explains a duplicate, and a restore explains none either."""
-
-
-USUAL = Promise()
 
 
 class Arrival(NamedTuple):
@@ -106,17 +53,6 @@ class Dead:
     """Events that no sink accepts: they must be dead."""
     excused: Collection[Place] = ()
     """Events that may be dead: odd ones, and those with which relays died repeatedly."""
-
-
-class Duplicate(NamedTuple):
-    """A repeated arrival of an event."""
-
-    key: int
-    number: int
-    uid: bytes
-    before: float
-    """Time of the previous arrival."""
-    again: float
 
 
 @dataclass
@@ -162,114 +98,6 @@ class Account:
             found.append(f"key-{key} {number} {detail}".rstrip())
 
 
-class Times:
-    """Times of emit, first and last arrival of each event of one key."""
-
-    def __init__(self, count: int) -> None:
-        self.emitted = array("d", [NEVER]) * count
-        self.first = array("d", [NEVER]) * count
-        self.last = array("d", [NEVER]) * count
-
-    def fill(self) -> None:
-        """Give events that never arrived the time of the previous event, so that the times of emit are sorted."""
-        newest = NEVER
-        for place, at in enumerate(self.emitted):
-            newest = max(newest, at)
-            self.emitted[place] = newest
-
-    def flowed(self, since: float) -> float:
-        """Return the arrival time of the first event that was emitted at `since` or later; infinity without one."""
-        for place in range(bisect_left(self.emitted, since), len(self.emitted)):
-            if self.first[place] != NEVER:
-                return self.first[place]
-        return float("inf")
-
-
-class Faults:
-    """The strikes of a run, which may explain duplicates."""
-
-    def __init__(
-        self, strikes: Iterable[Strike], sink: str, restores: Sequence[Restored] = (), *, ordered: bool = True
-    ) -> None:
-        self._sink = sink
-        self._restores = restores
-        self._ordered = ordered
-        self._strikes = sorted((s for s in strikes if can_repeat(s.fault, sink)), key=lambda strike: strike.began)
-        self._began = [strike.began for strike in self._strikes]
-        self._since = _since(self._strikes)
-        self._longest = max((strike.healed - strike.began for strike in self._strikes), default=0.0)
-
-    def explain(self, repeated: Duplicate, times: Times) -> str | None:
-        """Return the nearest fault during which the event was in flight, or None. `times` are those of its key."""
-        before, again = repeated.before, repeated.again
-        if crossed := [restored for restored in self._restores if before < restored.rebased <= again]:
-            return RESTORE if self._bring_back(crossed, repeated, times) else None
-        found: tuple[float, str] | None = None
-        for place in range(bisect_right(self._began, again) - 1, -1, -1):
-            strike = self._strikes[place]
-            if strike.began + self._longest + MOST_SECONDS < before:
-                break
-            if before < self._since[place] or not _in_time(strike, before, times):
-                continue
-            distance = max(strike.began - before, before - strike.healed, 0.0)
-            if (found is None or distance < found[0]) and _in_time(strike, again, times):
-                found = distance, strike.fault
-        return found[1] if found else None
-
-    def _bring_back(self, crossed: Sequence[Restored], repeated: Duplicate, times: Times) -> bool:
-        """Return True if a relay must deliver this event again after the last of these restores, and not before."""
-        first, last = crossed[0], crossed[-1]
-        return (
-            all(repeated.uid in restored.unsettled.get(self._sink, ()) for restored in crossed)
-            and repeated.before >= self._still_since(first.dumped) - LATE_SECONDS
-            and repeated.again <= self._latest(last.rebased, times)
-        )
-
-    def _latest(self, rebased: float, times: Times) -> float:
-        """Return the last time at which an event of the dump may arrive again.
-
-        A row may arrive after rows of its key that were emitted later, so these say nothing about it.
-        """
-        if not self._ordered:
-            return rebased + MOST_SECONDS
-        return max(rebased + AFTER_SECONDS, times.flowed(rebased))
-
-    def _still_since(self, at: float) -> float:
-        """Return the time since which positions may have been unchanged at `at`."""
-        earlier = [strike for strike in self._strikes if strike.began <= at]
-        return _since([*earlier, Strike(RESTORE, at, at)])[-1]
-
-
-def _in_time(strike: Strike, arrived: float, times: Times) -> bool:
-    """Return True if an event in flight at the strike may arrive at this time.
-
-    That is shortly after the strike, or before the first later event of its key.
-    """
-    if arrived <= strike.healed + AFTER_SECONDS:
-        return True
-    return arrived <= strike.healed + MOST_SECONDS and arrived <= times.flowed(strike.healed)
-
-
-def can_repeat(fault: str, sink: str) -> bool:
-    """Return True if `fault` may cause duplicates at `sink`."""
-    only = OF_SOME_SINKS.get(fault.split(" ", maxsplit=1)[0])
-    return fault not in HARMLESS and (only is None or sink in only)
-
-
-def _since(strikes: Sequence[Strike]) -> list[float]:
-    """Return for each strike the time since which delivered events may be unsettled.
-
-    If a fault follows before the system has recovered, positions may have been unchanged since the first one.
-    """
-    found: list[float] = []
-    ended = float("-inf")
-    for strike in strikes:
-        since = strike.began - LAG_SECONDS
-        found.append(min(found[-1], since) if since <= ended else since)
-        ended = max(ended, strike.healed + LAG_SECONDS)
-    return found
-
-
 def judge(
     sink: str,
     committed: Committed,
@@ -291,7 +119,8 @@ def judge(
     repeated = _arrive(account, committed, arrivals, keys, ordered=promise.ordered)
     for key in {duplicate.key for duplicate in repeated}:
         keys[key].fill()
-    faults = None if promise.exactly_once else Faults(strikes, sink, committed.restores, ordered=promise.ordered)
+    backlog_of_rows = None if promise.ordered else Backlog(keys.values())
+    faults = None if promise.exactly_once else Faults(strikes, sink, committed.restores, promise, backlog_of_rows)
     _explain(account, faults, repeated, keys)
     _missing(account, committed, keys, dead, backlog)
     return account

@@ -29,9 +29,9 @@ from typing import Any
 from tests.chaos import eventlog, ticks
 from tests.chaos.database import NAME, DatabaseSide
 from tests.chaos.evidence import SINKS
+from tests.chaos.explanations import RESTORE
 from tests.chaos.fleet import Fleet, Relay
 from tests.chaos.nemesis import Strike
-from tests.chaos.oracle import RESTORE
 from tests.chaos.timeline import Restored
 from tests.support.command import outbox_relay
 from tests.support.postgres import PostgresServer

@@ -16,7 +16,7 @@ import psycopg
 
 from tests.chaos import days, inputs, jobs, replays, ticks, writer
 from tests.chaos.arrivals import TOPIC_SETTINGS
-from tests.chaos.configs import CONFIG, CONFIG_OF_ALL
+from tests.chaos.configs import CONFIG, CONFIG_OF_ALL, TIMEOUT_SECONDS
 from tests.chaos.database import DatabaseSide
 from tests.chaos.days import Retention
 from tests.chaos.destinations import BrokerDown, ReceiverDown, ReceiverMode
@@ -98,8 +98,12 @@ class Run:
     def _configs(self) -> tuple[str, str]:
         """Return the configuration of the relay that serves only the webhook, and that of all others."""
         webhook = CONFIG.format(
-            dsn=self._database.relay_dsn, lease=LEASE_SECONDS, url=self._receiver.url, secret=SECRET
-        )  # fmt: skip
+            dsn=self._database.relay_dsn,
+            lease=LEASE_SECONDS,
+            url=self._receiver.url,
+            secret=SECRET,
+            timeout=TIMEOUT_SECONDS,
+        )
         webhook = days.POLICY + webhook + ROUTE
         return webhook, webhook + CONFIG_OF_ALL.format(
             topic=TOPIC,
@@ -107,6 +111,7 @@ class Run:
             ticks=ticks.ROUTE + ticks.CONFIG,
             jobs_url=self._receiver.jobs_url,
             secret=SECRET,
+            timeout=TIMEOUT_SECONDS,
             application_dsn=self._database.application_dsn,
         )
 

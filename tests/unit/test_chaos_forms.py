@@ -21,3 +21,9 @@ def test_the_short_form_requires_what_the_long_one_does_if_it_injects_it() -> No
 @pytest.mark.parametrize("form", FORMS.values(), ids=list(FORMS))
 def test_no_form_requires_more_than_it_injects(form: Form) -> None:
     assert {words: least for words, least in form.least.items() if injected(form, words) < least} == {}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=list(FORMS))
+def test_every_form_requires_unique_keys_merged_calls_and_times_of_schedules(form: Form) -> None:
+    """Goes red without `least_jobs`: `test_a_run_without_jobs_is_a_failure` shows what it requires."""
+    assert form.least_jobs >= 100

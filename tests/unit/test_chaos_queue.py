@@ -6,35 +6,41 @@ Each rule has a test that goes red without it.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from outbox_relay.relay.context import LEASE_MARGIN_SECONDS
 from tests.chaos import arrivals, ticks, unique
+from tests.chaos.configs import CONFIG_OF_ALL, ROW_LEASE_SECONDS, TIMEOUT_SECONDS
 from tests.chaos.evidence import PROMISES, SINKS, is_for
+from tests.chaos.explanations import AFTER_SECONDS, USUAL, Promise, can_repeat
 from tests.chaos.forms import SHORT
 from tests.chaos.jobs import FIRST_KEY
 from tests.chaos.lanes import Record
 from tests.chaos.nemesis import Strike
-from tests.chaos.oracle import USUAL, Account, Arrival, Promise, can_repeat, judge
+from tests.chaos.oracle import Account, Arrival, judge
 from tests.chaos.outcome import Outcome, violations
 from tests.chaos.recovery import Flow
 from tests.chaos.ticks import Schedule
 from tests.chaos.timeline import Committed, Restored
 from tests.chaos.unique import Arrived, Emitted, Merged
 
-A, B = b"a" * 16, b"b" * 16
+A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
 KILL = Strike("sigkill", 10.0, 10.0)
 BOTH = ("jobs", "effects")
 
 
-def account(*arrivals: tuple[int, float], promise: Promise = USUAL, restored: Restored | None = None) -> Account:
+def account(
+    *arrivals: tuple[int, float], promise: Promise = USUAL, restored: Restored | None = None, strike: Strike = KILL
+) -> Account:
     """Judge arrivals (number, time) of the two events of a key, with a relay killed at 10."""
     committed = Committed([restored] if restored else [])
     for number, uid in ((1, A), (2, B)):
         committed.add(1, number, uid)
     came = [Arrival(1, number, {1: A, 2: B}[number], at - 0.1, at) for number, at in arrivals]
-    return judge("jobs", committed, came, [KILL], promise=promise)
+    return judge("jobs", committed, came, [strike], promise=promise)
 
 
 # -- rows and effects -------------------------------------------------------------------------------------------------
@@ -64,6 +70,59 @@ def test_a_job_in_the_backlog_is_stuck() -> None:
 def test_a_repeated_row_needs_a_fault() -> None:
     assert account((1, 9.0), (1, 11.0), (2, 12.0), promise=PROMISES["jobs"]).sound
     assert len(account((1, 50.0), (1, 51.0), (2, 52.0), promise=PROMISES["jobs"]).unexplained) == 1
+
+
+def test_a_row_of_a_dead_relay_comes_back_after_its_lease_whatever_its_key_received() -> None:
+    """A relay that died at 10 held the row; later events of its key do not wait for it."""
+    came = (1, 9.9), (2, 12.0), (1, 10.0 + ROW_LEASE_SECONDS + 0.1)
+    assert account(*came, promise=PROMISES["jobs"]).duplicates == {"sigkill": 1}
+    assert len(account(*came).unexplained) == 1, "an ordered sink keeps later events of the key back"
+
+
+@pytest.mark.parametrize(
+    "came",
+    [
+        ((1, 9.9), (2, 12.0), (1, 10.0 + ROW_LEASE_SECONDS + AFTER_SECONDS + 0.1)),
+        ((1, 4.9), (2, 12.0), (1, 30.1)),
+        ((1, 20.1), (2, 12.0), (1, 30.1)),
+        ((1, 50.0), (2, 12.0), (1, 50.0 + ROW_LEASE_SECONDS)),
+        ((1, 9.9), (1, 30.1), (2, 31.0), (1, 35.0)),
+    ],
+    ids=["later than the lease", "settled before", "received after", "without a fault", "settled when it came back"],
+)
+def test_what_no_lease_explains_is_reported_at_a_rows_sink(came: Sequence[tuple[int, float]]) -> None:
+    assert len(account(*came, promise=PROMISES["jobs"]).unexplained) == 1
+
+
+@pytest.mark.parametrize(
+    "fault", ["sigterm", "reload", "join and leave", "broker killed", "webhook given up while down"]
+)
+def test_no_orderly_stop_and_no_fault_of_another_sink_lets_a_lease_lapse(fault: str) -> None:
+    came = (1, 9.9), (2, 12.0), (1, 30.1)
+    assert len(account(*came, promise=PROMISES["jobs"], strike=Strike(fault, 10.0, 10.0)).unexplained) == 1
+
+
+@pytest.mark.parametrize(
+    ("cleared", "again", "explained"),
+    [(100.0, 109.0, True), (100.0, 111.0, False), (400.0, 309.0, True), (400.0, 311.0, False)],
+    ids=["in its turn", "after the backlog", "in a long backlog", "after the limit"],
+)
+def test_a_row_comes_back_within_the_backlog_of_its_sink(cleared: float, again: float, explained: bool) -> None:
+    """An event of another key, emitted before the lease ended, arrived at `cleared`: until then there was a backlog."""
+    committed = Committed()
+    for key, number, uid in ((1, 1, A), (1, 2, B), (2, 1, C)):
+        committed.add(key, number, uid)
+    came = Arrival(1, 1, A, 9.8, 9.9), Arrival(1, 2, B, 11.9, 12.0), Arrival(2, 1, C, 29.0, cleared)
+    late = Arrival(1, 1, A, 9.8, again)
+    found = judge("jobs", committed, [*came, late], [KILL], promise=PROMISES["jobs"])
+    assert found.sound is explained
+
+
+def test_the_judge_knows_the_lease_of_the_rows() -> None:
+    """The relay's lease of a row: the time limit of a request, and a margin before and after it."""
+    assert CONFIG_OF_ALL.count("timeout_seconds = {timeout}") == 1
+    assert PROMISES["jobs"].row_lease_seconds == TIMEOUT_SECONDS + 2 * LEASE_MARGIN_SECONDS
+    assert {sink for sink in SINKS if PROMISES.get(sink, USUAL).row_lease_seconds} == {"jobs"}
 
 
 def test_no_fault_explains_a_repeated_effect() -> None:
