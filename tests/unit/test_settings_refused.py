@@ -652,7 +652,7 @@ def places() -> list[tuple[str, ...]]:
 PUBLIC = {
     *("name", "topic", "dsn_file", "secrets_file", "forward_headers", "cloudevents_source"),
     *("client_certificate", "client_key", "ca_file", "partition_header", "proxy_authorization_file"),
-    "type_header",
+    *("type_header", "username", "records", "schema_files"),
 }
 """Settings that take any text and hide none of it."""
 VALID = {
