@@ -129,7 +129,7 @@ async def _plan_discard(store: Store, fields: Fields) -> Plan:
 
 async def _plan_deliveries(store: Store, fields: Fields, verb: str, states: Sequence[str], effect: str) -> Plan:
     kept = {name: fields[name] for name in forms.FILTER_NAMES if fields.get(name)}
-    kept |= {forms.KIND: fields[forms.KIND]} if forms.KIND in fields else {}
+    kept |= {name: fields[name] for name in (forms.KIND, "key") if name in fields}
     if not kept:
         raise ConfigurationError(f"name what to {verb.lower()}, such as state: {states[0]}")
     wanted = forms.read_filter(fields, states)
@@ -137,7 +137,8 @@ async def _plan_deliveries(store: Store, fields: Fields, verb: str, states: Sequ
     state, number = wanted["states"][0], matched.count
     _refuse_more(fields, matched, state)
     found = f"{matched} {state} {'delivery matches' if number == 1 and matched.exact else 'deliveries match'}."
-    selected = [f"{name}: {value or 'no error'}" for name, value in kept.items() if name != "state"]
+    empty = {forms.KIND: "no error", "key": "the empty one"}
+    selected = [f"{name}: {value or empty[name]}" for name, value in kept.items() if name != "state"]
     scope = [f"Selected by {'; '.join(selected)}."] if selected else ["All sinks, all types."]
     back = (
         f"/events/{kept['uid']}" if forms.is_uid(kept.get("uid", "")) else f"/exceptions?{forms.filter_query(fields)}"
@@ -205,9 +206,8 @@ def _result(done: str, result: admin.Result) -> str:
 
 def _replay_filter(fields: Fields) -> tuple[dict[str, Any], str | None, int | None]:
     """Return filter, other sink and rate of a replay. Raises ``ConfigurationError``."""
-    wanted = forms.read_filter(
-        {name: fields.get(name, "") for name in ("sink", "type", "since", "until", "uid", "key")}
-    )
+    names = ("sink", "type", "since", "until", "uid", "key")
+    wanted = forms.read_filter({name: fields[name] for name in names if name in fields})
     del wanted["states"]
     rate = forms.read_integer("rate", fields["rate"], 1, RATE_MOST) if fields.get("rate") else None
     return wanted, fields.get("to") or None, rate
@@ -215,6 +215,7 @@ def _replay_filter(fields: Fields) -> tuple[dict[str, Any], str | None, int | No
 
 async def _plan_replay(store: Store, fields: Fields) -> Plan:
     kept = {name: fields[name].strip() for name in REPLAY_NAMES if fields.get(name, "").strip()}
+    kept |= {"key": fields["key"]} if "key" in fields else {}
     texts = (
         ("sink", "Sink", ""), ("type", "Type", "order.*"), ("since", "Since", "2h, needed"), ("until", "Until", ""),
         ("to", "To another sink", ""), ("rate", "Events a second", "no limit"),

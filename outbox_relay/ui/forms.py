@@ -51,15 +51,17 @@ def single(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 def read_filter(fields: Mapping[str, str], states: Sequence[str] = STATES) -> dict[str, Any]:
-    """Return the filter of deliveries that ``fields`` describe. Empty fields do not count.
+    """Return the filter of deliveries that ``fields`` describe. Empty fields do not count, except for a key.
 
     ``states`` are those that can be selected, of which the first is the default.
 
     Raises ``ConfigurationError``, which names the field.
     """
-    assert "key" in fields or not fields.get(KEY_HASH), "it would select every key"  # noqa: S101 - a fault of ours
     given = {name: value.strip() for name in FILTER_NAMES if (value := fields.get(name, "")).strip()}
     wanted: dict[str, Any] = {name: given[name] for name in FILTER_TEXTS if name in given}
+    if "key" in fields or fields.get(KEY_HASH, "").strip():
+        # As it is: a key may be empty, or begin with a space. A hash without its key must not select every key.
+        wanted["key"] = fields["key"]
     if KIND in fields:
         wanted[KIND] = fields[KIND]
     if fields.get(AS_OF, "").strip():

@@ -119,6 +119,22 @@ async def test_one_delivery_or_all_that_match_are_exported(books: Ledger) -> Non
         assert "/exceptions/export" not in await page.get(f"/events/{books.uid(first)}")
 
 
+@pytest.mark.parametrize("key", ["", "  ", " a"], ids=["empty", "spaces", "a space before"])
+async def test_a_key_that_looks_like_none_selects_no_other(books: Ledger, key: str) -> None:
+    mine, other = books.emit(key, "a")
+    await books.park("s", *(books.row(each, "dead", error="no") for each in (mine, other)))
+    await books.place("s", Position(await books.tick()))
+    async with browsing(books.database) as page:
+        query = f"key_hash={(await page.key_path(key)).removeprefix('/keys/')}"
+        found = await page.json(f"/exceptions?{query}&state=dead")
+        assert [each["uid"] for each in found["deliveries"]] == [books.uid(mine)]
+        assert "1 dead delivery matches" in visible(await page.get(f"/actions/discard?{query}&state=dead"))
+        assert "1 events" in visible(await page.get(f"/actions/replay?sink=s&{query}"))
+        assert "1 retried" in await page.act(f"/actions/retry?{query}&state=dead")
+        assert "1 dead delivery matches" in visible(await page.get("/actions/discard?key_hash=%20&state=dead"))
+    assert books.query("select state from outbox.delivery order by id") == [("waiting",), ("dead",)]
+
+
 async def test_the_exceptions_of_a_key_are_filtered_grouped_exported_and_retried_by_its_hash(books: Ledger) -> None:
     key = "customer@example.com"
     mine, held, other = books.emit(key, key, "other")
