@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from uuid import uuid4
 
 import pytest
+import structlog
 from hypothesis import settings
 
 from tests.support.database import Database
@@ -98,6 +99,12 @@ def _append_to_name(item: pytest.Item, group: str) -> None:
     (https://github.com/pytest-dev/pytest-xdist/issues/1386).
     """
     item._id = type(item.id).parse(f"{item.nodeid}@{group}")  # pyright: ignore[reportPrivateUsage]
+
+
+@pytest.fixture(autouse=True)
+def unconfigured_logs() -> None:
+    """Let each test find structlog as an application does: `capture_logs` leaves it configured for all tests after."""
+    structlog.reset_defaults()
 
 
 @pytest.fixture(scope="session")

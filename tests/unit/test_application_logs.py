@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Generator
 from contextlib import redirect_stderr
 
 import pytest
@@ -17,17 +16,6 @@ from tests.docs.pages import blocks
 
 PAGE = "docs/observability.md"
 ADDRESS = "192.0.2.7"
-
-
-@pytest.fixture(autouse=True)
-def unconfigured() -> Generator[None]:
-    """Let structlog be as an application finds it, and later as it was."""
-    before = structlog.get_config() if structlog.is_configured() else None
-    structlog.reset_defaults()
-    yield
-    structlog.reset_defaults()
-    if before is not None:
-        structlog.configure(**before)
 
 
 def fail_once() -> None:
