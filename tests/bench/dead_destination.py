@@ -17,9 +17,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import psycopg
 
@@ -147,23 +149,36 @@ def lag(emitter: Emitter) -> int:
     return int(found)
 
 
-def use_of(service: RelayService, emitter: Emitter) -> Use:
-    """Return the resources that the relay uses now."""
+def connections_to(process: int, port: int) -> int:
+    """Return the number of open connections that a process has to a port of this machine."""
+    sockets = set[str]()
+    for link in Path(f"/proc/{process}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            sockets.add(str(link.readlink()))
+    lines = [line.split() for line in Path(f"/proc/{process}/net/tcp").read_text(encoding="ascii").splitlines()[1:]]
+    return sum(int(fields[2].split(":")[1], 16) == port and f"socket:[{fields[9]}]" in sockets for fields in lines)
+
+
+def use_of(service: RelayService, emitter: Emitter, alive: int) -> Use:
+    """Return the resources that the relay uses now, without its connections to the healthy destination.
+
+    The number of these changes with the events that wait for it.
+    """
     process = service.process.pid
     [(sessions,)] = emitter.connection.execute(SESSIONS_NOW).fetchall()
-    files = len(list(Path(f"/proc/{process}/fd").iterdir()))
+    files = len(list(Path(f"/proc/{process}/fd").iterdir())) - connections_to(process, alive)
     return Use(resident_bytes(process), files, len(service.lines()), int(sessions))
 
 
 def measure(
-    service: RelayService, emitter: Emitter, periods: int, seconds: float, report: Callable[[str], None]
+    service: RelayService, emitter: Emitter, alive: int, periods: int, seconds: float, report: Callable[[str], None]
 ) -> list[str]:
-    """Emit for some periods and return the violations."""
+    """Emit for some periods and return the violations. `alive` is the port of the healthy destination."""
     found, began = list[Use](), time.monotonic()
     emitter.emit_waiting()
     for period in range(1, periods + 1):
         emitter.until(began + seconds * period)
-        found.append(use_of(service, emitter))
+        found.append(use_of(service, emitter, alive))
         report(f"{seconds * period:.0f} s: {found[-1]}, {emitter.emitted} foreign events, {lag(emitter)} behind")
     grown = found[-1].resident_bytes - found[min(SETTLED_PERIODS, periods) - 1].resident_bytes
     report(f"grew by {grown / 1e6:.1f} MB from period {SETTLED_PERIODS} on")
@@ -185,7 +200,8 @@ def run(periods: int, seconds: float, rate: int, foreign: str, report: Callable[
             common=COMMON.format(secret=SECRET),
         )
         with RelayService(Path(directory), text) as service, psycopg.connect(dsn, autocommit=True) as connection:
-            return measure(service, Emitter(connection, rate), periods, seconds, report)
+            port = urlsplit(alive).port or 0
+            return measure(service, Emitter(connection, rate), port, periods, seconds, report)
 
 
 def main(argv: list[str]) -> int:

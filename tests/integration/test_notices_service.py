@@ -108,7 +108,7 @@ def test_a_notice_that_dies_and_a_receiver_that_is_down_make_no_notices(
 ) -> None:
     crm.answer = chosen(refuse_bad)
     ops.answer = say(400)
-    with RelayService(tmp_path, config(database.dsn, crm, ops)) as relay:
+    with RelayService(tmp_path, config(database.dsn, crm, ops), expects={"handed_over"}) as relay:
         emit_types(database, "a.bad")
         dead = "select sink from outbox.delivery where state = 'dead' order by sink"
         until(lambda: query(database, dead) == [("crm",), ("ops",)], seconds=30, what="the notice is dead")
