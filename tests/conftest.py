@@ -156,9 +156,11 @@ def shared_database(postgres: PostgresServer, template: str) -> Generator[Databa
 def _database(server: PostgresServer, template: str) -> Generator[Database]:
     name = f"test_{uuid4().hex}"
     server.create_database(name, template=template)
+    database = Database(server, name)
     try:
-        yield Database(server, name)
+        yield database
     finally:
+        database.close()
         server.drop_database(name)
 
 

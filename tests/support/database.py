@@ -1,12 +1,17 @@
 """One database of a test's own inside a PostgreSQL server."""
 
-from dataclasses import dataclass
-from typing import Any
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import psycopg
-from psycopg.rows import TupleRow
+from psycopg.pq import ExecStatus
+from psycopg.rows import RowFactory, TupleRow, tuple_row
 
 from tests.support.postgres import SUPERUSER, PostgresServer
+
+Row = TypeVar("Row")
 
 
 @dataclass(frozen=True)
@@ -15,6 +20,12 @@ class Database:
 
     server: PostgresServer
     name: str
+    _kept: list[psycopg.Connection[TupleRow]] = field(default_factory=list[Any], compare=False, repr=False)
+    """Connections of :meth:`run` that are not in use."""
+
+    def __post_init__(self) -> None:
+        """Close the kept connections when this is given up."""
+        weakref.finalize(self, _close, self._kept)
 
     @property
     def dsn(self) -> str:
@@ -38,38 +49,51 @@ class Database:
         """See :meth:`tests.support.postgres.PostgresServer.pgbench`."""
         return self.server.pgbench(self.name, script, transactions=transactions, clients=clients, options=options)
 
+    def run(self, text: str, parameters: Sequence[Any] = (), rows: RowFactory[Row] = tuple_row) -> list[Row]:
+        """Run a statement as superuser in a transaction of its own, and return its rows, [] if it has none.
 
-class Asker:
-    """A connection on which many queries are asked, each in a transaction of its own.
-
-    To connect takes ten times as long as most queries. If the server has ended the connection since the last one, a new
-    one is opened.
-    """
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._connection: psycopg.Connection[TupleRow] | None = None
-
-    def ask(self, text: str, *parameters: Any) -> list[tuple[Any, ...]]:
-        """Return the rows of a query."""
-        if self._connection is not None:
+        To connect takes ten times as long as most statements: connections are kept. Statements must therefore change
+        no setting of their session, and lock nothing for it. If the server has ended a connection since, another one is
+        used.
+        """
+        while True:
             try:
-                return self._connection.execute(text.encode(), parameters).fetchall()
+                connection = self._kept.pop()
+            except IndexError:
+                connection = self.connect(autocommit=True)
+                connection.prepare_threshold = None
+                return self._run(connection, text, parameters, rows)
+            try:
+                return self._run(connection, text, parameters, rows)
             except psycopg.OperationalError:
-                if not self._connection.broken:
+                if not connection.broken:
                     raise
-                self.close()
-        self._connection = self._database.connect(autocommit=True)
-        return self._connection.execute(text.encode(), parameters).fetchall()
+
+    def _run(
+        self, connection: psycopg.Connection[TupleRow], text: str, parameters: Sequence[Any], rows: RowFactory[Row]
+    ) -> list[Row]:
+        """Run a statement on a connection, and keep that unless it is broken."""
+        try:
+            with connection.cursor(row_factory=rows) as cursor:
+                cursor.execute(text.encode(), parameters)
+                has_rows = cursor.pgresult is not None and cursor.pgresult.status == ExecStatus.TUPLES_OK
+                return cursor.fetchall() if has_rows else []
+        finally:
+            if connection.closed:
+                connection.close()
+            else:
+                self._kept.append(connection)
 
     def close(self) -> None:
-        """Close the connection."""
-        if self._connection is not None:
-            self._connection.close()
-        self._connection = None
+        """Close the kept connections."""
+        _close(self._kept)
+
+
+def _close(connections: list[psycopg.Connection[TupleRow]]) -> None:
+    while connections:
+        connections.pop().close()
 
 
 def query(database: Database, text: str, *parameters: Any) -> list[tuple[Any, ...]]:
-    """Return the rows of a statement, which is run in a transaction of its own."""
-    with database.connect(autocommit=True) as connection:
-        return connection.execute(text.encode(), parameters).fetchall()
+    """Return the rows of a statement, which is run in a transaction of its own (see :meth:`Database.run`)."""
+    return database.run(text, parameters)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from contextlib import closing
 from typing import Any
 
 import psycopg
 
 from outbox_relay import outbox
 from outbox_relay.domain.event import StoredEvent
-from tests.support.database import Asker, Database, query
+from tests.support.database import Database, query
 from tests.support.memory_sink import MemorySink
 from tests.support.wait import auntil
 
@@ -59,13 +58,10 @@ async def delivered(sink: MemorySink, wanted: Iterable[int], seconds: float = 20
 async def has(database: Database, text: str, *parameters: Any, seconds: float = 20) -> list[tuple[Any, ...]]:
     """Wait until a query has rows and return them."""
 
-    asker = Asker(database)
-
     async def fact() -> list[tuple[Any, ...]]:
-        return await asyncio.to_thread(asker.ask, text, *parameters)
+        return await asyncio.to_thread(query, database, text, *parameters)
 
-    with closing(asker):
-        return await auntil(fact, seconds=seconds, what=text)
+    return await auntil(fact, seconds=seconds, what=text)
 
 
 def touched(connection: psycopg.Connection[Any]) -> tuple[int, int]:

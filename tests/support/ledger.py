@@ -88,8 +88,7 @@ class Ledger:
 
     def do(self, text: str, *parameters: Any) -> None:
         """A statement without rows, as superuser."""
-        with self.database.connect(autocommit=True) as connection:
-            connection.execute(text.encode(), parameters)
+        query(self.database, text, *parameters)
 
 
 EMIT = """with emitted as (select outbox.emit_raw(%s, %s, key => %s, deliver_at => %s, headers => %s::jsonb) as uid)

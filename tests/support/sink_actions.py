@@ -19,7 +19,9 @@ def register(database: Database, name: str, *patterns: str, start: str = "beginn
 
 def call(database: Database, statement: str, *parameters: Any, user: str | None = None) -> list[dict[str, Any]]:
     """Return the rows of a statement in a transaction of its own."""
-    with database.connect(autocommit=True, **({"user": user} if user else {})) as connection:
+    if user is None:
+        return database.run(statement, parameters, dict_row)
+    with database.connect(autocommit=True, user=user) as connection:
         cursor = connection.cursor(row_factory=dict_row)
         cursor.execute(statement.encode(), parameters)
         return cursor.fetchall() if cursor.description else []
