@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from outbox_relay.admin.render_replays import replays_text
@@ -36,6 +36,7 @@ def status_text(found: dict[str, Any]) -> str:
         for name, sink in sinks.items()
         if sink["in_flight_limit"] is not None
     ]
+    lines += [f"{name} waits for {text}" for name, sink in sinks.items() if (text := limits_text(sink))]
     lines.append("")
     if relays is not None:
         lines += table([RELAY_HEADER, *map(_relay_row, relays)]) if relays else [NO_RELAYS]
@@ -50,6 +51,16 @@ def status_text(found: dict[str, Any]) -> str:
     if found.get("replays"):
         lines += ["", *replays_text(found["replays"]).splitlines()]
     return "\n".join(map(replace_unprintable, lines))
+
+
+def limits_text(sink: Mapping[str, Any]) -> str:
+    """Return the limits across all relays that the requests of a sink wait for, which is no trouble; usually none."""
+    texts = {
+        "rate_per_second": f"its rate of {sink['rate_per_second'] or 0:g} per second",
+        "max_in_flight_total": f"its {sink['max_in_flight_total']} requests in flight",
+    }
+    waits = " and ".join(texts[name] for name in sink["at_limit"])
+    return f"{waits} on all relays, as configured" if waits else ""
 
 
 def not_answered_lines(found: dict[str, Any]) -> list[str]:

@@ -11,7 +11,7 @@
       StatementFailed        one statement failed and its connection did not; only its caller is affected
       SessionReset           the state in memory may be wrong: drop it and start from the stored positions
         Reloaded             the routes of a sink were reloaded
-        HandedOver           shards were given up while the destination is down
+        HandedOver           shards were given up with events in flight
         LeaseLost            a fence found another owner or epoch of a shard
         IncarnationChanged   the server is not the one that earlier reads came from
 
@@ -21,7 +21,7 @@ Messages never contain a payload, a secret or a DSN.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, cast
 
 
 class RelayError(Exception):
@@ -140,3 +140,16 @@ class IncarnationChanged(SessionReset):
     """A server that restarted, failed over or went back in time since the last tick."""
 
     reason = "incarnation"
+
+
+def first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the first unexpected exception of a group, or else the first one."""
+    leaves: list[BaseException] = []
+    pending: list[BaseException] = [group]
+    while pending:
+        exception = pending.pop(0)
+        if isinstance(exception, BaseExceptionGroup):
+            pending.extend(cast("BaseExceptionGroup[BaseException]", exception).exceptions)
+        else:
+            leaves.append(exception)
+    return next((leaf for leaf in leaves if not isinstance(leaf, RelayError)), leaves[0])

@@ -82,6 +82,9 @@ LOG_EVENTS: Final[Mapping[str, str]] = MappingProxyType(
         "shards.lost": "lost shards",
         "shards.claim_undone": "released shards of a claim without an answer",
         "leases.failed": "leases will be looked after again",
+        "limits.refused": "the limits of a sink stay as they were",
+        "rate.not_taken": "the rate will be asked for again",
+        "slots.not_renewed": "slots will be asked for again",
         # Replays
         "replay.serving": "serving a replay",
         "replay.unserved": "a replay cannot be delivered here",

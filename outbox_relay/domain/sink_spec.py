@@ -8,6 +8,7 @@ from typing import Literal
 from outbox_relay.domain.attempts import RecordAttempts
 from outbox_relay.domain.circuit import CircuitPolicy
 from outbox_relay.domain.retry import RetryPolicy
+from outbox_relay.domain.sink_limits import NO_LIMITS, SinkLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,9 @@ class SinkSpec:
     bound the positions of the sink wait. With ``claim`` "rows", ``rows_max`` bounds them instead, and with ``fair``
     tenants take turns. ``record_attempts`` names the attempts that are recorded. With ``replay`` the
     events are those of a replay, and ``name`` is its internal name.
+
+    ``limits`` are those of the file. In force are those of the database, where the newest configuration has written
+    them: other limits do not make another specification.
     """
 
     name: str
@@ -51,6 +55,7 @@ class SinkSpec:
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     circuit: CircuitPolicy = field(default_factory=CircuitPolicy)
     replay: ReplaySpec | None = None
+    limits: SinkLimits = field(default=NO_LIMITS, compare=False)
 
     @property
     def queued(self) -> bool:

@@ -11,6 +11,7 @@ from uuid import UUID
 from outbox_relay.domain.attempts import AttemptRecord
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import Attempt
+from outbox_relay.domain.sink_limits import SinkLimits
 from outbox_relay.domain.window import Tick
 
 MOST_PAYLOAD = 1 << 30
@@ -98,7 +99,8 @@ class SinkRow(NamedTuple):
     ``patterns`` are those of ``generation``. ``in_flight_limit`` is the concurrency of a relay after the destination
     requested less; None means the configured maximum. ``unowned`` is the number of shards without an owner.
     ``last_error_open`` is False if there is no last error, or if it is recorded that it is over. ``probes`` is the
-    number of requests by people to probe the destination now. ``claim`` is the setting of ``generation``.
+    number of requests by people to probe the destination now. ``claim`` is the setting of ``generation``. The last
+    three are as in ``SinkLimits``.
     """
 
     name: str
@@ -111,6 +113,14 @@ class SinkRow(NamedTuple):
     last_error_open: bool = False
     probes: int = 0
     claim: str = "log"
+    rate_per_second: float | None = None
+    max_in_flight_total: int | None = None
+    spread_seconds: float | None = None
+
+    @property
+    def limits(self) -> SinkLimits:
+        """The limits across all relays."""
+        return SinkLimits(self.rate_per_second, self.max_in_flight_total, self.spread_seconds)
 
 
 class RelayRank(NamedTuple):

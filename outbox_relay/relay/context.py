@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
@@ -28,6 +29,7 @@ from outbox_relay.domain.outcomes import (
     decide,
 )
 from outbox_relay.domain.retry import requested_delay
+from outbox_relay.domain.sink_limits import spread_of
 from outbox_relay.domain.sink_spec import SinkSpec
 from outbox_relay.postgres.rows import NewRow
 from outbox_relay.relay.breaker import CircuitBreaker, Permit
@@ -35,12 +37,17 @@ from outbox_relay.relay.due_timer import DueTimer
 from outbox_relay.relay.limiter import ConcurrencyLimiter
 from outbox_relay.relay.parked_limit import ParkedLimit
 from outbox_relay.relay.settler import Settler
+from outbox_relay.relay.shared_limits import UNLIMITED, Admission, SharedLimits
 from outbox_relay.relay.sink_leases import SinkLeases
 from outbox_relay.relay.sink_report import SinkReport
-from outbox_relay.sinks import Sink
+from outbox_relay.relay.turns import Source
+from outbox_relay.sinks import ExtendsDeliveries, Sink
 
 LEASE_MARGIN_SECONDS = 5.0
 """Minimum time by which the lease of a row outlasts the time limit of its request."""
+SLOT_LOOK_SECONDS = 1.0
+"""Interval between two looks at the end of a slot in which a delivery may be extended."""
+SLOT_ENDED = "its slot of max_in_flight_total could not be renewed in time"
 SUSPECT_CRASHES = 2
 """Lapsed leases of a shard from which on its next events become rows, where claims are counted."""
 SUSPECT_CLAIMS = 2
@@ -77,7 +84,8 @@ class DeliveryContext:
     """The parts of a session that the dispatcher and the parked deliveries share.
 
     ``now`` returns the database's time as far as it is known, and ``noise`` a number from [-1, 1]. ``limiter`` bounds
-    the requests in flight of a sink of one request per event. ``blocked`` are the keys whose events become rows.
+    the requests in flight of a sink of one request per event, ``limits`` those of all relays, and their rate.
+    ``blocked`` are the keys whose events become rows.
     """
 
     spec: SinkSpec
@@ -87,6 +95,7 @@ class DeliveryContext:
     settler: Settler
     breaker: CircuitBreaker
     limiter: ConcurrencyLimiter
+    limits: SharedLimits
     parked_limit: ParkedLimit
     report: SinkReport
     due_timer: DueTimer
@@ -111,26 +120,59 @@ class DeliveryContext:
             raise LeaseLost(f"sink {self.spec.name}: a lease could not be renewed in time")
         return until
 
-    async def deliver(self, events: Sequence[StoredEvent]) -> CallResult:
+    async def admit(self, source: Source, most: int = 1) -> Admission:
+        """Wait until the limits of all relays allow a request with up to ``most`` events."""
+        source = source if self.spec.replay is None else "replay"
+        return await self.limits.admit(source, self.sink.timeout_seconds, most)
+
+    async def deliver(self, events: Sequence[StoredEvent], admission: Admission = UNLIMITED) -> CallResult:
         """Deliver events of owned shards, and return a verdict for each.
 
         Raises ``LeaseLost`` if a lease ended before all of them were handed over.
         """
         until = self.until(events)
-        answer = await self.call(events, until)
+        answer = await self.call(events, until, admission)
         if lease_clock() >= until and any(isinstance(verdict, Unavailable) for verdict in answer.verdicts):
             self.until(events)
         return answer
 
-    async def call(self, events: Sequence[StoredEvent], until: float, attempt: int = 0) -> CallResult:
-        """Call the sink, as ``Sink.deliver`` says, and time the call."""
+    async def call(
+        self, events: Sequence[StoredEvent], until: float, admission: Admission = UNLIMITED, attempt: int = 0
+    ) -> CallResult:
+        """Call the sink, as ``Sink.deliver`` says, and time the call.
+
+        An event that was not handed over because the ``admission`` had ended says nothing about the destination.
+        """
         began = time.monotonic()
         self.measures.begin_call()
         try:
-            verdicts = await self.sink.deliver(events, until, attempt)
+            verdicts = await self._deliver(events, min(until, admission.until), attempt, admission)
         finally:
             self.measures.end_call()
+        if lease_clock() >= admission.until:
+            verdicts = [replace(each, behind=True) if isinstance(each, Unavailable) else each for each in verdicts]
         return CallResult(verdicts, time.monotonic() - began)
+
+    async def _deliver(
+        self, events: Sequence[StoredEvent], until: float, attempt: int, admission: Admission
+    ) -> Sequence[Verdict]:
+        """Call the sink. End a call with extended deliveries that outlasts the slot of its ``admission``."""
+        call = self.sink.deliver(events, until, attempt)
+        if admission.leased_until == float("inf") or not isinstance(self.sink, ExtendsDeliveries):
+            return await call
+        task = asyncio.ensure_future(call)
+        try:
+            while not task.done():
+                left = admission.leased_until - lease_clock()
+                if left <= 0.0:
+                    task.cancel()
+                    await asyncio.wait({task})
+                else:
+                    await asyncio.wait({task}, timeout=min(left, SLOT_LOOK_SECONDS))
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
+        return [Unavailable(SLOT_ENDED, behind=True) for _ in events] if task.cancelled() else task.result()
 
     def delivered(self, permit: Permit) -> None:
         """Record that the destination accepted an event."""
@@ -235,7 +277,7 @@ class DeliveryContext:
         if event.fault is not None:
             self.park(chunk, index, "dead", tried=_Tried(error=clip(event.fault), dead="undeliverable"))
         elif event.deliver_at is not None and event.deliver_at > event.created_at:
-            due_in = (event.deliver_at - self.now()).total_seconds()
+            due_in = (event.deliver_at - self.now()).total_seconds() + self._spread(event)
             if due_in > 0:
                 self.park(chunk, index, "waiting", ordered=False)
                 self.due_timer.schedule_wakeup(due_in)
@@ -248,6 +290,11 @@ class DeliveryContext:
         else:
             return False
         return True
+
+    def _spread(self, event: StoredEvent) -> float:
+        """Return the seconds by which the event is due later here than it was emitted for."""
+        spread = self.leases.limits.spread_seconds
+        return spread_of(event.uid, spread) if spread is not None and self.spec.replay is None else 0.0
 
     def defer(self, chunk: Chunk, index: int) -> None:
         """Park the event at ``index`` until the next probe of the destination."""

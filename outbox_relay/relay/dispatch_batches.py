@@ -13,6 +13,7 @@ from outbox_relay.domain.in_flight import Chunk
 from outbox_relay.domain.outcomes import DELIVERED, Delivered, Verdict
 from outbox_relay.relay.breaker import Permit
 from outbox_relay.relay.context import SUSPECT_CRASHES, DeliveryContext
+from outbox_relay.relay.shared_limits import UNLIMITED, Admission
 
 CALL_BYTES = 8 << 20
 """Maximum payload of a call with events of several chunks."""
@@ -80,10 +81,11 @@ class BatchDispatcher:
 
     def _send_at_once(self) -> None:
         """Send the first call without a turn of the event loop, if it need not wait for anything."""
-        if self._calls is None or not self._context.parked_limit.has_capacity:
+        context = self._context
+        if self._calls is None or context.limits.active or not context.parked_limit.has_capacity:
             return
-        if (permit := self._context.breaker.admit_at_once()) is not None:
-            self._send(self._calls, self._next_call(), permit)
+        if (permit := context.breaker.admit_at_once()) is not None:
+            self._send(self._calls, self._next_call(UNLIMITED.events), permit, UNLIMITED)
 
     async def run(self) -> None:
         """Send batches until cancelled."""
@@ -100,14 +102,29 @@ class BatchDispatcher:
         await self._wait_for_turn()
         await self._context.parked_limit.wait_for_capacity()
         permit = await self._context.breaker.admit()
-        if not self._undone:
-            self._send(calls, [self._first_event()] if permit.probe else self._next_call(), permit)
+        admission = await self._admitted(permit)
+        if admission is not None:
+            self._send(calls, self._next_call(1 if permit.probe else admission.events), permit, admission)
             if permit.probe:
                 await asyncio.wait(self._under_way)
         if permit.probe:
             self._context.breaker.unused(permit)
         if not self.saturated:
             self._want_more.set()
+
+    async def _admitted(self, permit: Permit) -> Admission | None:
+        """Wait for the limits of all relays. Return None if the next call must not be sent any more."""
+        context, admission = self._context, UNLIMITED
+        if context.limits.active:
+            waiting = sum(len(batch.indexes) for batch in islice(self._queue, context.sink.max_batch))
+            admission = await context.admit("log", 1 if permit.probe else min(waiting, context.sink.max_batch))
+            if not (permit.probe or context.breaker.holds(permit)) or context.breaker.handing_over:
+                context.limits.withdraw(admission)
+                return None
+        if self._undone:
+            context.limits.withdraw(admission)
+            return None
+        return admission
 
     async def _wait_for_turn(self) -> None:
         """Wait until there is a batch to send and room for the call.
@@ -124,49 +141,55 @@ class BatchDispatcher:
                 self._filled.clear()
                 await self._filled.wait()
 
-    def _first_event(self) -> _Batch:
-        """Take the first event from the queue."""
+    def _first_events(self, most: int) -> _Batch:
+        """Take the first batch from the queue, or the first events of it."""
         batch = self._queue.popleft()
-        if len(batch.indexes) > 1:
-            self._queue.appendleft(_Batch(batch.number, batch.chunk, batch.indexes[1:]))
-        return _Batch(batch.number, batch.chunk, batch.indexes[:1])
+        if len(batch.indexes) <= most:
+            return batch
+        self._queue.appendleft(_Batch(batch.number, batch.chunk, batch.indexes[most:]))
+        return _Batch(batch.number, batch.chunk, batch.indexes[:most])
 
-    def _next_call(self) -> list[_Batch]:
-        """Take the first batch from the queue, and those that fit into the same call."""
-        batches = [self._queue.popleft()]
+    def _next_call(self, most: int) -> list[_Batch]:
+        """Take the first batch from the queue, and those that fit into the same call, with at most ``most`` events."""
+        batches = [self._first_events(most)]
+        most = min(most, self._context.sink.max_batch)
         events, size = len(batches[0].indexes), batches[0].chunk.size
         while self._queue:
             batch = self._queue[0]
             events, size = events + len(batch.indexes), size + batch.chunk.size
-            if events > self._context.sink.max_batch or size > CALL_BYTES:
+            if events > most or size > CALL_BYTES:
                 break
             batches.append(self._queue.popleft())
         return batches
 
-    def _send(self, calls: asyncio.TaskGroup, batches: list[_Batch], permit: Permit) -> None:
-        task = calls.create_task(self._call(batches, permit))
+    def _send(self, calls: asyncio.TaskGroup, batches: list[_Batch], permit: Permit, admission: Admission) -> None:
+        task = calls.create_task(self._call(batches, permit, admission))
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)
+        if admission is not UNLIMITED:
+            task.add_done_callback(admission.end)
 
-    async def _call(self, batches: list[_Batch], permit: Permit) -> None:
+    async def _call(self, batches: list[_Batch], permit: Permit, admission: Admission) -> None:
         """Send one call. If it raises, no other is sent at once: the session ends."""
         try:
-            await self._deliver(batches, permit)
+            await self._deliver(batches, permit, admission)
         except BaseException:
             self._calls = None
             raise
 
-    async def _deliver(self, batches: list[_Batch], permit: Permit) -> None:
+    async def _deliver(self, batches: list[_Batch], permit: Permit, admission: Admission) -> None:
         """Send one call, unless an earlier one came back undone since this one was begun."""
         if self._undone:
             self._undone += batches
+            self._context.limits.refund(admission, 0)
             return
         batches = [deliverable for batch in batches if (deliverable := self._deliverable(batch)).indexes]
+        parts = [batch.events() for batch in batches]
+        self._context.limits.refund(admission, sum(map(len, parts)))
         if not batches:
             return
-        parts = [batch.events() for batch in batches]
         events = parts[0] if len(parts) == 1 else list(chain.from_iterable(parts))
-        verdicts, seconds = await self._context.deliver(events)
+        verdicts, seconds = await self._context.deliver(events, admission)
         if verdicts.count(DELIVERED) == len(events):
             self._context.delivered(permit)
             self._context.record_delivered(events, verdicts, seconds)

@@ -12,6 +12,7 @@ from outbox_relay.postgres.rows import ClaimedRow
 from outbox_relay.relay.breaker import Permit
 from outbox_relay.relay.context import LEASE_MARGIN_SECONDS, CallResult, DeliveryContext
 from outbox_relay.relay.row_leases import new_row_lease
+from outbox_relay.relay.shared_limits import UNLIMITED, Admission
 from outbox_relay.relay.slow_requests import SlowRequest, SlowRequests
 
 
@@ -131,9 +132,11 @@ class RequestDispatcher:
         context, event = self._context, chunk.events[index]
         began = None
         while True:
-            permit = await self._admitted()
+            permit, admission = await self._admitted()
             began = began or time.monotonic()
-            request = asyncio.ensure_future(context.deliver([event]))
+            request = asyncio.ensure_future(context.deliver([event], admission))
+            if admission is not UNLIMITED:
+                request.add_done_callback(admission.end)
             if await self._outlasts(request, began):
                 self._park_slow(chunk, index, request, permit, began)
                 return True
@@ -148,13 +151,22 @@ class RequestDispatcher:
             else:
                 began = None
 
-    async def _admitted(self) -> Permit:
-        """Wait for the circuit with a slot. A slot above the limit is released first."""
-        breaker, limiter = self._context.breaker, self._context.limiter
-        while not (permit := await breaker.admit()).probe and limiter.over_limit():
-            limiter.release()
-            await limiter.acquire()
-        return permit
+    async def _admitted(self) -> tuple[Permit, Admission]:
+        """Wait for the circuit, then for the limits of all relays, with a slot of this relay.
+
+        A slot above the limit is released first.
+        """
+        breaker, limiter, limits = self._context.breaker, self._context.limiter, self._context.limits
+        while True:
+            while not (permit := await breaker.admit()).probe and limiter.over_limit():
+                limiter.release()
+                await limiter.acquire()
+            if not limits.active:
+                return permit, UNLIMITED
+            admission = await self._context.admit("log")
+            if (permit.probe or breaker.holds(permit)) and not breaker.handing_over:
+                return permit, admission
+            limits.withdraw(admission)
 
     async def _outlasts(self, request: asyncio.Future[CallResult], began: float) -> bool:
         """Wait for ``request`` until ``park_after_seconds`` have passed.

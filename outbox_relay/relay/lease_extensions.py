@@ -41,7 +41,12 @@ class LeaseExtensions:
     async def run(self) -> None:
         """Extend leases until cancelled. Raises ``DatabaseUnavailable``."""
         sink = self._context.sink
-        while isinstance(sink, ExtendsDeliveries):
+        if isinstance(sink, ExtendsDeliveries):
+            with self._context.limits.outlasting(sink.deadlines):
+                await self._extend(sink)
+
+    async def _extend(self, sink: ExtendsDeliveries) -> None:
+        while True:
             now, ends = lease_clock(), sink.deadlines()
             due = {
                 event: end

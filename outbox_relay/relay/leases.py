@@ -17,6 +17,7 @@ from outbox_relay.domain.errors import StatementFailed
 from outbox_relay.domain.event import SHARDS
 from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.rate_limited_log import RateLimitedLog
+from outbox_relay.domain.sink_limits import NO_LIMITS, SinkLimits
 from outbox_relay.postgres.connection_slots import LEASES, caller
 from outbox_relay.postgres.rows import Claimed, SinkRow
 from outbox_relay.postgres.store import Store
@@ -61,12 +62,14 @@ class LeaseManager:
         self.answered_at = float("-inf")
         """The ``time.monotonic()`` value of the last complete round."""
 
-    def add(self, sink: str, generation: int, configured: str | None = None) -> SinkLeases:
-        """Serve ``sink`` under ``generation``.
+    def add(
+        self, sink: str, generation: int, configured: str | None = None, limits: SinkLimits = NO_LIMITS
+    ) -> SinkLeases:
+        """Serve ``sink`` under ``generation``, within ``limits``.
 
         The settings call it ``configured``, by default the same. Return its leases, which come as shards are claimed.
         """
-        self._sinks[configured or sink] = leases = SinkLeases(sink, generation)
+        self._sinks[configured or sink] = leases = SinkLeases(sink, generation, limits)
         return leases
 
     def discard(self, configured: str) -> None:

@@ -145,11 +145,12 @@ class LogReader:
     async def _release(self) -> None:
         """Release drained shards after their last settlement.
 
-        While the destination is down no shard drains. Shards are then handed over with events in flight, and the
-        session ends by ``HandedOver``. Requests in flight are waited for, since the next owner would repeat them.
+        While the destination is down, or the limits of all relays admit few events, no shard drains soon. Shards are
+        then handed over with events in flight, and the session ends by ``HandedOver``. Requests in flight are waited
+        for, since the next owner would repeat them.
         """
         leaving = self._in_flight.leaving
-        if not self._context.flows and not all(group.idle for group in leaving):
+        if self._is_stalled() and not all(group.idle for group in leaving):
             self._breaker.begin_handover()
         handing_over = self._breaker.handing_over
         drained = [group for group in leaving if group.idle or handing_over]
@@ -162,7 +163,11 @@ class LogReader:
             self._in_flight.drop(group)
             await self._lease_manager.release(self._leases, group.shards, group.undone)
         if handing_over:
-            raise HandedOver(f"sink {self._spec.name}: shards were given up while the destination is down")
+            raise HandedOver(f"sink {self._spec.name}: shards were given up with events in flight")
+
+    def _is_stalled(self) -> bool:
+        """Return True if shards would take long to drain."""
+        return not self._context.flows or self._context.limits.stall(self._in_flight.undone)
 
     def _defer_unsettled(self) -> None:
         """Park the events that precede a settled one.

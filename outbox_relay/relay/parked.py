@@ -8,8 +8,9 @@ therefore delivered one after another, by whichever relay.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from uuid import UUID
 
@@ -27,6 +28,7 @@ from outbox_relay.relay.parked_claims import BUSY_POLL_SECONDS, MOST_ROWS, Parke
 from outbox_relay.relay.parked_pace import ParkedPace
 from outbox_relay.relay.parked_settler import ParkedSettler
 from outbox_relay.relay.queue_claims import QueueClaims, RowsInHand
+from outbox_relay.relay.shared_limits import UNLIMITED, Admission
 from outbox_relay.relay.slow_requests import SlowRequest, SlowRequests
 
 START_SECONDS = 1.0
@@ -58,6 +60,7 @@ class ParkedDeliveries:
         self._settler = ParkedSettler(context, store, self._claims, log, recorder)
         self._pace = ParkedPace(context.limiter)
         self._extensions = LeaseExtensions(context, store)
+        self._expects_rows = False
 
     @property
     def under_way(self) -> int:
@@ -119,54 +122,139 @@ class ParkedDeliveries:
         await self._settler.wait_for_capacity()
         await self._pace.take_slot()
         permit = await context.breaker.admit()
-        sent = lease_clock()
-        claimed = await self._claims.claim(1 if permit.probe else self._claim_rows())
+        if not context.limits.active:
+            await self._claim_admitted(tasks, permit, UNLIMITED, self._claim_rows(permit))
+        elif not self._expects_rows:
+            await self._claim_first(tasks, permit)
+        elif (admission := await self._admitted(permit)) is not None:
+            rows = (
+                min(self._claim_rows(permit), admission.events)
+                if context.sink.keeps_order
+                else self._claim_rows(permit)
+            )
+            await self._claim_admitted(tasks, permit, admission, context.limits.soon(rows))
+        else:
+            self._end_claim(permit)
+
+    async def _claim_admitted(self, tasks: asyncio.TaskGroup, permit: Permit, admission: Admission, most: int) -> None:
+        """Claim rows with an admission for their first call, and start their delivery."""
+        context, sent = self._context, lease_clock()
+        claimed = await self._claims.claim(most)
         rows = self._deliverable(claimed)
+        self._expects_rows = bool(claimed)
         size = context.sink.max_batch
         calls = deque(rows[first : first + size] for first in range(0, len(rows), size))
         self._settler.expect(len(rows))
         if not calls:
-            self._pace.release_slot()
-            if permit.probe:
-                context.breaker.unused(permit)
+            context.limits.withdraw(admission)
+            self._end_claim(permit)
         elif context.sink.keeps_order and self._claims.suspect_was_last:
-            await self._call(calls.popleft(), sent + LEASE_MARGIN_SECONDS, permit)
+            context.limits.refund(admission, len(rows))
+            await self._call(calls.popleft(), sent + LEASE_MARGIN_SECONDS, permit, admission)
+            admission.end()
         else:
-            await self._start(tasks, calls, sent, permit)
+            await self._start(tasks, calls, sent, permit, admission)
 
-    def _claim_rows(self) -> int:
+    async def _claim_first(self, tasks: asyncio.TaskGroup, permit: Permit) -> None:
+        """Claim one row, if any is due, of a sink with limits across all relays, and only then ask for an admission.
+
+        Otherwise relays without a row would wait for what others could use. The row goes back if that takes long.
+        """
+        sent = lease_clock()
+        claimed = await self._claims.claim(1)
+        rows = self._deliverable(claimed)
+        self._expects_rows = bool(claimed)
+        self._settler.expect(len(rows))
+        admission = None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(START_SECONDS):
+                admission = await self._admitted(permit) if rows else None
+        if admission is not None:
+            self._begin(tasks, rows, sent + LEASE_MARGIN_SECONDS, permit, admission)
+            return
+        self._end_claim(permit)
+        self._return(rows)
+
+    def _end_claim(self, permit: Permit) -> None:
+        """Release the slot of a claim without calls, and its permit if that is a probe."""
+        self._pace.release_slot()
+        if permit.probe:
+            self._context.breaker.unused(permit)
+
+    def _return(self, rows: Iterable[ClaimedRow]) -> None:
+        """Give back rows whose calls do not begin."""
+        for row in rows:
+            self._settler.send_back(row, RowUpdate(row.event.id, row.lease, row.attempts))
+            self._settler.arrived(1)
+
+    def _claim_rows(self, permit: Permit) -> int:
         """Return the number of rows of the next claim."""
+        if permit.probe:
+            return 1
         sink = self._context.sink
         return min(MOST_ROWS, sink.max_batch) if sink.keeps_order else self._pace.rows(MOST_ROWS)
 
+    async def _admitted(self, permit: Permit) -> Admission | None:
+        """Wait for the limits of all relays. Return None if nothing may be sent any more."""
+        context = self._context
+        admission = await context.admit("parked", 1 if permit.probe else min(MOST_ROWS, context.sink.max_batch))
+        if self._may_send(permit):
+            return admission
+        context.limits.withdraw(admission)
+        return None
+
+    def _may_send(self, permit: Permit) -> bool:
+        """Return True if a call that was admitted before may still be sent."""
+        breaker = self._context.breaker
+        holds = permit.probe or breaker.holds(permit)
+        return holds and not breaker.handing_over and self._context.leases.serving
+
     async def _start(
-        self, tasks: asyncio.TaskGroup, calls: deque[list[ClaimedRow]], sent: float, permit: Permit
+        self,
+        tasks: asyncio.TaskGroup,
+        calls: deque[list[ClaimedRow]],
+        sent: float,
+        permit: Permit,
+        admission: Admission,
     ) -> None:
         """Start the calls of one claim one after another; the first one has its slot.
 
         Rows go back if their call cannot begin soon, since another relay may deliver them meanwhile.
         """
         until = sent + LEASE_MARGIN_SECONDS
-        tasks.create_task(self._call(calls.popleft(), until, permit))
+        self._begin(tasks, calls.popleft(), until, permit, admission)
         try:
             async with asyncio.timeout(START_SECONDS):
-                while calls and await self._slot_for_next(permit):
-                    tasks.create_task(self._call(calls.popleft(), until, permit))
+                while calls and (following := await self._slot_for_next(permit)) is not None:
+                    self._begin(tasks, calls.popleft(), until, permit, following)
         except TimeoutError:
             pass
-        for row in chain(*calls):
-            self._settler.send_back(row, RowUpdate(row.event.id, row.lease, row.attempts))
-            self._settler.arrived(1)
+        self._return(chain(*calls))
 
-    async def _slot_for_next(self, permit: Permit) -> bool:
-        """Take a slot for the next call of a claim. Return False if nothing may be sent any more."""
+    def _begin(
+        self, tasks: asyncio.TaskGroup, rows: list[ClaimedRow], until: float, permit: Permit, admission: Admission
+    ) -> None:
+        """Start a call, which ends its admission."""
+        self._context.limits.refund(admission, len(rows))
+        task = tasks.create_task(self._call(rows, until, permit, admission))
+        if admission is not UNLIMITED:
+            task.add_done_callback(admission.end)
+
+    async def _slot_for_next(self, permit: Permit) -> Admission | None:
+        """Take a slot for the next call of a claim. Return None if nothing may be sent any more."""
+        limits = self._context.limits
         await self._pace.wait_for_turn()
         await self._pace.take_slot()
-        breaker = self._context.breaker
-        if breaker.holds(permit) and not breaker.handing_over and self._context.leases.serving:
-            return True
+        try:
+            admission = await self._context.admit("parked") if limits.active else UNLIMITED
+        except asyncio.CancelledError:  # out of time
+            self._pace.release_slot()
+            raise
+        if self._context.breaker.holds(permit) and self._may_send(permit):
+            return admission
+        limits.withdraw(admission)
         self._pace.release_slot()
-        return False
+        return None
 
     def _deliverable(self, claimed: list[ClaimedRow]) -> list[ClaimedRow]:
         """Return the rows that may be sent.
@@ -200,11 +288,14 @@ class ParkedDeliveries:
         self._settler.send_back(row, RowUpdate(row.event.id, row.lease, row.attempts, "dead", None, error), "crashes")
         return True
 
-    async def _call(self, rows: list[ClaimedRow], until: float, permit: Permit) -> None:
+    async def _call(
+        self, rows: list[ClaimedRow], until: float, permit: Permit, admission: Admission = UNLIMITED
+    ) -> None:
         """Deliver rows with one call, and release its slot."""
+        events, attempt = [row.event for row in rows], next_attempt(rows[0].attempts)
         try:
             with self._extensions.watching(rows):
-                answer = await self._context.call([row.event for row in rows], until, next_attempt(rows[0].attempts))
+                answer = await self._context.call(events, until, admission, attempt)
             self._pace.observe(answer.seconds)
             self._apply(rows, *answer, permit)
         finally:

@@ -49,6 +49,10 @@ class QueueReader(LogReader):
         self._ticker.since(self._session_epoch)
         return False
 
+    def _is_stalled(self) -> bool:
+        """Return True if no rows can be made. Limits of requests delay rows, which keep no shard."""
+        return not self._context.flows
+
     def _next_request(self) -> WindowRequest | None:
         """Return None: no event may come with a tick, since it would be delivered without a row."""
         return None

@@ -10,11 +10,11 @@ import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from structlog.stdlib import BoundLogger
 
-from outbox_relay.domain.errors import DatabaseUnusable, PositionsMissing, RelayError, Reloaded
+from outbox_relay.domain.errors import DatabaseUnusable, PositionsMissing, RelayError, Reloaded, first
 from outbox_relay.domain.in_flight import InFlight
 from outbox_relay.domain.measures import SinkMeasures
 from outbox_relay.domain.sink_spec import SinkSpec
@@ -37,6 +37,7 @@ from outbox_relay.relay.queue_reader import QueueReader
 from outbox_relay.relay.replay_log import ReplayLog
 from outbox_relay.relay.replay_reader import ReplayReader
 from outbox_relay.relay.settler import FLUSH_SECONDS, FORWARD_SECONDS, Settler
+from outbox_relay.relay.shared_limits import SharedLimits
 from outbox_relay.relay.sink_leases import SinkLeases
 from outbox_relay.relay.sink_report import ClientTrouble, SinkReport
 from outbox_relay.relay.slow_requests import SlowRequests
@@ -96,6 +97,7 @@ class Session:
         start: Start,
         may_send: Callable[[], bool],
         measures: SinkMeasures,
+        limits: SharedLimits,
         in_hand: RowsInHand,
     ) -> None:
         report_due = asyncio.Event()
@@ -115,7 +117,7 @@ class Session:
         self._client_trouble = ClientTrouble(store, spec.name, sink)
         self._slow_requests = SlowRequests(spec.name, sink.max_in_flight)
         self.context = DeliveryContext(
-            *(spec, sink, leases, self.in_flight.blocked, self.settler, self.breaker, self.limiter),
+            *(spec, sink, leases, self.in_flight.blocked, self.settler, self.breaker, self.limiter, limits),
             *(self._parked_limit, self._report, DueTimer(), ticker.now, noise, measures),
         )
         self._dispatcher = dispatcher_for(self.context, leases.wake, self._slow_requests)
@@ -184,6 +186,10 @@ class SinkRelay:
     """The number of sessions that ended other than by the relay's stop, by ``RelayError.reason``."""
     measures: SinkMeasures = field(default_factory=SinkMeasures)
     """The counts and durations of all sessions."""
+    target_limits: SharedLimits | None = None
+    """The limits of the target of a replay; None for a sink, which has its own."""
+    limits: SharedLimits = field(init=False)
+    """The limits across all relays, which outlast every session."""
     recorder: AttemptRecorder = field(init=False)
     _next: NextConfiguration | None = None
     _retired: list[Sink] = field(default_factory=list[Sink])
@@ -195,7 +201,11 @@ class SinkRelay:
     def __post_init__(self) -> None:
         """Take connections as one caller, whatever the sink is renamed to."""
         self._caller = sink_caller(self.spec.name) if self.spec.replay is None else REPLAYS
-        self.recorder = AttemptRecorder(self.lease_manager.name, self.log)
+        manager = self.lease_manager
+        self.recorder = AttemptRecorder(manager.name, self.log)
+        self.limits = self.target_limits or SharedLimits(
+            self.store, manager.relay, self.leases, manager.lease_seconds, self.log
+        )
 
     @property
     def circuit(self) -> str:
@@ -268,7 +278,7 @@ class SinkRelay:
         self._forget_refusal()
         self.session = Session(
             *(self.spec, self.sink, self.store, self.ticker, self.lease_manager, self.leases, self.log, self.noise),
-            *(self.recorder, start, self.may_send, self.measures, self._in_hand),
+            *(self.recorder, start, self.may_send, self.measures, self.limits, self._in_hand),
         )
         await self.session.run(self._claim_deliver_settle)
         self._drained = True
@@ -373,6 +383,23 @@ class SinkRelay:
         if self.leases.held:
             await self.lease_manager.release(self.leases, set(self.leases.held))
 
+    # -- limits across relays ---------------------------------------------------------------------------------
+
+    async def keep_limits(self) -> None:
+        """Keep the limits of the sink for all its sessions, and for those of its replays, until cancelled.
+
+        Raises ``DatabaseUnavailable``.
+        """
+        caller.set(self._caller)
+        try:
+            await self.limits.run()
+        except BaseExceptionGroup as group:
+            raise first(group) from None
+
+    async def leave_limits(self) -> None:
+        """Give up what this relay has of the limits, once ``keep_limits`` and all replays have ended."""
+        await self.limits.leave()
+
     # -- refusals of the database -----------------------------------------------------------------------------
 
     def _refuse(self, error: RelayError) -> None:
@@ -388,19 +415,6 @@ class SinkRelay:
         """
         if not isinstance(self._refusal, PositionsMissing):
             self._refusal = None
-
-
-def first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the first unexpected exception of a group, or else the first one."""
-    leaves: list[BaseException] = []
-    pending: list[BaseException] = [group]
-    while pending:
-        exception = pending.pop(0)
-        if isinstance(exception, BaseExceptionGroup):
-            pending.extend(cast("BaseExceptionGroup[BaseException]", exception).exceptions)
-        else:
-            leaves.append(exception)
-    return next((leaf for leaf in leaves if not isinstance(leaf, RelayError)), leaves[0])
 
 
 async def _within(seconds: float, event: asyncio.Event) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from outbox_relay.domain.event import SHARDS
+from outbox_relay.domain.sink_limits import NO_LIMITS, SinkLimits
 from outbox_relay.postgres.rows import SinkRow
 
 UNSERVED_RENEWALS = 4
@@ -46,6 +47,8 @@ class SinkLeases:
     """The name of the sink in the database."""
     generation: int
     """The generation of the sink's routes that this relay serves."""
+    limits: SinkLimits = NO_LIMITS
+    """The limits across all relays, as of the database's last answer."""
     row: SinkRow = field(init=False)
     """The sink in the database, as of its last answer, with what this relay has written since."""
     wake: asyncio.Event = field(default_factory=asyncio.Event, init=False)
@@ -86,6 +89,11 @@ class SinkLeases:
 
     def __post_init__(self) -> None:
         self.row = SinkRow(self.sink, 0, False, "closed", None, 0, ())
+
+    @property
+    def current_name(self) -> str:
+        """The name of the sink in the database, also while the session under a former name ends."""
+        return self.renamed_to or self.sink
 
     @property
     def held(self) -> Mapping[int, Lease]:
@@ -220,7 +228,7 @@ class SinkLeases:
         """
         self.removed = self.former = False
         self.renamed_to = None
-        self.row = row
+        self.row, self.limits = row, row.limits
         self._observe_probes(row.probes)
         if row.paused:
             self._unserved = 0

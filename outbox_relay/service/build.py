@@ -20,6 +20,7 @@ from outbox_relay.domain.errors import ConfigurationError
 from outbox_relay.domain.measures import RelayMeasures, ScheduleMeasures
 from outbox_relay.domain.retry import RetryPolicy
 from outbox_relay.domain.routing import like_patterns
+from outbox_relay.domain.sink_limits import SinkLimits
 from outbox_relay.domain.sink_spec import SinkSpec
 from outbox_relay.postgres.listener import CommitListener
 from outbox_relay.postgres.store import Store
@@ -187,6 +188,7 @@ def _spec(name: str, settings: Settings) -> SinkSpec:
         record_attempts=sink.record_attempts,
         retry=RetryPolicy(**sink.retry.model_dump()),
         circuit=CircuitPolicy(**sink.circuit.model_dump()),
+        limits=SinkLimits(sink.rate_per_second or None, sink.max_in_flight_total or None, sink.spread_seconds or None),
     )
 
 

@@ -121,7 +121,15 @@ class SinkRelays(Mapping[str, SinkRelay]):
         result = await self._ticker.refresh()
         wanted = [(spec.name, spec.patterns, spec.start) for spec in specs]
         queued = [spec.name for spec in specs if spec.queued]
-        return await self._store.register_sinks(wanted, result.tick, queued=queued, server=result.incarnation)
+        generations = await self._store.register_sinks(wanted, result.tick, queued=queued, server=result.incarnation)
+        await self._state_limits([spec for spec in specs if generations.get(spec.name)], result.incarnation)
+        return generations
+
+    async def _state_limits(self, served: Collection[SinkSpec], server: str | None) -> None:
+        """Put the limits of sinks that this relay can serve in force on all relays."""
+        refused = await self._store.state_limits({spec.name: spec.limits for spec in served}, server)
+        for sink, reason in refused.items():
+            self._log.warning("limits.refused", sink=sink, reason=reason)
 
     def _relay(self, name: str, spec: SinkSpec, generation: int) -> SinkRelay:
         return SinkRelay(
@@ -130,7 +138,7 @@ class SinkRelays(Mapping[str, SinkRelay]):
             self._store,
             self._ticker,
             self._lease_manager,
-            self._lease_manager.add(spec.name, generation, name),
+            self._lease_manager.add(spec.name, generation, name, spec.limits),
             self._log.bind(sink=spec.name),
             self._stopping,
         )

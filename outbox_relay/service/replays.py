@@ -195,6 +195,7 @@ class ReplayRelays:
             self._lease_manager.add(name, basis.generation),
             *(self._log.bind(sink=row.target, replay=row.id), stopping),
             may_send=lambda: target.circuit == "closed" or target.in_hand == 0,
+            target_limits=target.limits,
         )
         task = group.create_task(self._supervised(supervise, row.id, relay))
         self._served[row.id] = _Served(basis, relay, task, stopping)

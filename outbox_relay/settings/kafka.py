@@ -58,6 +58,13 @@ class KafkaSettings(SinkSettings):
     producer_files: dict[str, Path] = Field(default_factory=dict, repr=False)
     """Settings of librdkafka whose values are in files, read whenever a producer is made, and at SIGHUP."""
 
+    @field_validator("max_in_flight_total")
+    @classmethod
+    def _has_no_requests(cls, value: int) -> int:
+        if value:
+            raise ValueError("has no meaning for Kafka, whose events are sent in batches: limit rate_per_second")
+        return value
+
     @field_validator("topics")
     @classmethod
     def _allow_the_topic(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:

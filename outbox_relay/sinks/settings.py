@@ -11,6 +11,8 @@ from outbox_relay.fields import Count, Number, Section, matching, not_below, rul
 
 SHOWN: Final = "shown"
 """Marks a text of a plug-in's settings that `config show` may print: ``stream: Annotated[str, SHOWN]``."""
+LEAST_RATE = 0.01
+_TOO_SLOW = f"should be 0, for no limit, or at least {LEAST_RATE:g}"
 
 
 class RetrySettings(Section):
@@ -84,6 +86,14 @@ class SinkSettings(Section):
         ),
     ] = ""
     """With claim = "rows", let tenants take turns, before priorities count ("tenant"); empty: no turns."""
+    rate_per_second: Annotated[Number, rule(lambda rate, _: _TOO_SLOW if 0 < rate < LEAST_RATE else None)] = Field(
+        default=0.0, ge=0, le=100_000
+    )
+    """Most events per second of all relays together, 0.01 to 100000; 0: no limit."""
+    max_in_flight_total: Count = Field(default=0, ge=0, le=100_000)
+    """Most concurrent requests of all relays together, 1 to 100000; 0: no limit."""
+    spread_seconds: Number = Field(default=0.0, ge=0, le=86_400)
+    """Time over which scheduled events of one moment are spread, in seconds, 0 to 86400; 0: none."""
     record_attempts: Literal["failures", "none", "all"] = "failures"
     """Attempts that are recorded: failed ones and the delivery that follows them ("failures"), "none", or "all"."""
     cloudevents: Literal["none", "binary", "structured"] = "none"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal, NamedTuple
 
 from outbox_relay.admin.doctor.sinks import OLDEST_SECONDS
+from outbox_relay.admin.render import limits_text
 from outbox_relay.admin.text import duration
 
 Level = Literal["ok", "warning", "critical", "off"]
@@ -31,7 +32,8 @@ def judge_sink(sink: dict[str, Any], oldest_seconds: float | None) -> SinkHealth
             SinkHealth("critical", "destination down", reason) if is_open else SinkHealth("warning", "probing", reason)
         )
     if oldest_seconds is not None and oldest_seconds > OLDEST_SECONDS:
-        return SinkHealth("warning", "behind", f"its oldest event has waited for {duration(oldest_seconds)}")
+        waits = f", since it waits for {limits}" if (limits := limits_text(sink)) else ""
+        return SinkHealth("warning", "behind", f"its oldest event has waited for {duration(oldest_seconds)}{waits}")
     if sink["last_error"]:
         return SinkHealth("warning", "flowing, with errors", sink["last_error"])
-    return SinkHealth("ok", "flowing", "")
+    return SinkHealth("ok", "flowing", f"waits for {limits}" if (limits := limits_text(sink)) else "")

@@ -36,7 +36,10 @@ def bearer(token: str) -> dict[str, str]:
 
 
 async def filled(books: Ledger) -> str:
-    """Fill the log with a dead letter, a waiting and a running delivery, a replay, history, figures and an action."""
+    """Fill the log with a dead letter, a waiting and a running delivery, a replay, history, figures and an action.
+
+    The rate of the sink is reached.
+    """
     dead, waiting, passed = books.emit("k", "other", None)
     await books.park("s", books.row(dead, "dead", error="gone", status=410), books.row(waiting, "waiting", due_in=60.0))
     await books.place("s", Position(await books.tick()))
@@ -51,6 +54,8 @@ async def filled(books: Ledger) -> str:
         "select s, date_trunc('minute', now()), 5, 0.01, 0.02, 0.003 from unnest('{s,\"\"}'::text[]) s"
     )
     register(books.database, schedule())
+    books.do("update outbox.sink set rate_per_second = 5")
+    books.do("insert into outbox.sink_limit (sink, short_at) select 's', clock_timestamp() + interval '1 hour'")
     assert passed
     return books.uid(dead)
 

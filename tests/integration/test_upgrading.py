@@ -47,6 +47,8 @@ OLD = """insert into outbox.event (uid, type, payload, content_type, created_at)
 select gen_random_uuid(), 'order.old', '1', 'application/json', now() + age * interval '1 day'
   from generate_series(-2, 2) age"""
 
+LIMITS = "select rate_per_second, max_in_flight_total, spread_seconds from outbox.sink"
+
 
 @pytest.fixture
 def earlier(request: pytest.FixtureRequest, tmp_path: Path) -> Earlier:
@@ -142,7 +144,10 @@ def assert_in_order(receiver: Receiver, producer: Producer) -> None:
 def test_an_earlier_relay_goes_on_while_the_schema_changes_and_shares_with_one_of_today(
     old_database: Database, earlier: Earlier, receiver: Receiver, tmp_path: Path
 ) -> None:
-    """The migration waits no longer than its locks say; whichever relay is told to stop, the other goes on."""
+    """The migration waits no longer than its locks say; whichever relay is told to stop, the other goes on.
+
+    The file of the relay of today has limits, which the earlier one does not know and leaves as they are.
+    """
     with new_role(old_database, "app") as app, new_role(old_database, "relay") as relay:
         earlier.run("migrate", "--dsn", old_database.dsn, "--grant-emit", app, "--grant-relay", relay)
         text, locks = config(old_database.dsn_as(relay), receiver), earlier.version < LAST_THAT_LOCKS
@@ -155,7 +160,10 @@ def test_an_earlier_relay_goes_on_while_the_schema_changes_and_shares_with_one_o
             if locks:
                 refused_beside_a_long_transaction(old_database)
                 producer.more(100)
-            roll_out(old_database, producer, receiver, old, RelayService(tmp_path, text, "new"))
+            limits = 'type = "webhook"\nrate_per_second = 5000\nmax_in_flight_total = 500\nspread_seconds = 1\n'
+            limited = text.replace('type = "webhook"\n', limits, 1)
+            roll_out(old_database, producer, receiver, old, RelayService(tmp_path, limited, "new"))
+            assert query(old_database, LIMITS) == [(5000, 500, 1)]
 
 
 def roll_out(database: Database, producer: Producer, receiver: Receiver, old: RelayService, new: RelayService) -> None:

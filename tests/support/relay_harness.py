@@ -143,7 +143,7 @@ class RelayHarness:
         self._crashed = False
         self._broken: list[BaseException] = []
         self.tasks: list[asyncio.Task[None]] = []
-        """The lease manager, the ticker, one per sink, then the replays, if any."""
+        """The lease manager, the ticker, one per sink, one per sink for its limits, then the replays, if any."""
 
     def leases(self, sink: str) -> SinkLeases:
         """Return the leases of `sink` in this relay."""
@@ -158,21 +158,27 @@ class RelayHarness:
         """Register the sinks and begin to work."""
         await self.store.open()
         tick = (await self.ticker.refresh()).tick
+        specs = [sink_spec for sink_spec, _ in self.sinks]
         generations = await self.store.register_sinks(
-            [(s.name, s.patterns, s.start) for s, _ in self.sinks],
+            [(s.name, s.patterns, s.start) for s in specs],
             tick,
-            queued=[s.name for s, _ in self.sinks if s.queued],
+            queued=[s.name for s in specs if s.queued],
         )
+        assert await self.store.state_limits({s.name: s.limits for s in specs}) == {}
         for sink_spec, sink in self.sinks:
             await sink.open()
-            leases = self.lease_manager.add(sink_spec.name, generations[sink_spec.name])
+            leases = self.lease_manager.add(sink_spec.name, generations[sink_spec.name], limits=sink_spec.limits)
             self.relays.append(
                 SinkRelay(
                     sink_spec, sink, self.store, self.ticker, self.lease_manager, leases, self._log, self.stopping
                 )
             )
         self._targets.update((relay.spec.name, relay) for relay in self.relays)
-        parts = [self.lease_manager.run, self.ticker.run, *(relay.run for relay in self.relays)]
+        parts = [
+            *(self.lease_manager.run, self.ticker.run),
+            *(relay.run for relay in self.relays),
+            *(relay.keep_limits for relay in self.relays),
+        ]
         self.tasks = [asyncio.create_task(self._keep(part)) for part in parts]
         if self.replays is not None:
             self.tasks.append(asyncio.create_task(self.replays.run(self._supervise)))
@@ -238,6 +244,12 @@ class RelayHarness:
             await asyncio.wait_for(self.replays.stop(), seconds)
             await self.replays.leave()
         await asyncio.wait_for(asyncio.gather(*self.tasks[2 : 2 + len(self.relays)]), seconds)
+        limits = self.tasks[2 + len(self.relays) : 2 + 2 * len(self.relays)]
+        for task in limits:
+            task.cancel()
+        await asyncio.gather(*limits, return_exceptions=True)
+        for relay in self.relays:
+            await relay.leave_limits()
         await self.lease_manager.leave()
         await self.crash()
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
 from uuid import UUID
 
 import pytest
@@ -20,7 +21,7 @@ from outbox_relay.domain.outcomes import DELIVERED, Failed, Unavailable, Verdict
 from outbox_relay.domain.window import Position, Tick
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.breaker import CircuitBreaker
-from outbox_relay.relay.context import CallResult, DeliveryContext
+from outbox_relay.relay.context import SLOT_ENDED, CallResult, DeliveryContext
 from outbox_relay.relay.dispatch_batches import BatchDispatcher
 from outbox_relay.relay.dispatch_requests import RequestDispatcher
 from outbox_relay.relay.dispatcher import Dispatcher
@@ -28,10 +29,12 @@ from outbox_relay.relay.due_timer import DueTimer
 from outbox_relay.relay.limiter import ConcurrencyLimiter
 from outbox_relay.relay.parked_limit import ParkedLimit
 from outbox_relay.relay.settler import Settler
+from outbox_relay.relay.shared_limits import Admission
 from outbox_relay.relay.sink_leases import Lease, SinkLeases
 from outbox_relay.relay.sink_report import SinkReport
 from outbox_relay.relay.slow_requests import SlowRequests
 from outbox_relay.sinks.contract.handing import an_event
+from tests.support.limits import no_limits
 from tests.support.logs import RecordedLog
 from tests.support.memory_sink import MemorySink
 from tests.support.recording import a_recorder
@@ -75,10 +78,31 @@ def a_context(sink: Held) -> DeliveryContext:
     breaker, limiter = CircuitBreaker(spec("s").circuit, changed), ConcurrencyLimiter(sink.max_in_flight, changed)
     parked_limit = ParkedLimit(NO_STORE, spec("s"), settler, changed)
     return DeliveryContext(
-        spec("s"), sink, leases, in_flight.blocked, settler, breaker, limiter, parked_limit,
+        spec("s"), sink, leases, in_flight.blocked, settler, breaker, limiter, no_limits(leases),
+        parked_limit,
         SinkReport(NO_STORE, spec("s"), leases, breaker, limiter, parked_limit, changed, RecordedLog()),
         DueTimer(), lambda: datetime.now(UTC), lambda: 0.0,
     )  # fmt: skip
+
+
+class Extending(Held):
+    """A sink whose deliveries may be extended."""
+
+    def deadlines(self) -> Mapping[int, float]:
+        return {}
+
+
+async def test_a_delivery_ends_with_its_slot_unless_that_is_renewed() -> None:
+    """The fence: goes red when an extended delivery outlasts its slot, which another relay then has."""
+    sink = Extending(keeps_order=False)
+    context = a_context(sink)
+    slot = SimpleNamespace(leased_until=lease_clock() + 0.05)
+    call = context.call([an_event("k")], lease_clock() + 60, Admission(1, lease_clock() + 60, cast("Any", slot)))
+    assert (await asyncio.wait_for(call, 5)).verdicts == [Unavailable(SLOT_ENDED, behind=True)]
+    slot.leased_until = lease_clock() + 60
+    call = context.call([an_event("k")], lease_clock() + 60, Admission(1, lease_clock() + 60, cast("Any", slot)))
+    sink.answering.set()
+    assert (await asyncio.wait_for(call, 5)).verdicts == [DELIVERED]
 
 
 def a_batch_dispatcher(sink: Held, want_more: asyncio.Event | None = None) -> BatchDispatcher:

@@ -60,7 +60,7 @@ def a_sink(name: str = "crm") -> SinkCopy:
             {"reload": 2},
         ),
         *(measures.end_to_end.copy(), measures.read.copy(), measures.claim.copy(), measures.settle.copy()),
-        *(1, "open", 3, 64, 32),
+        *(1, "open", 3, 64, 2, 32),
     )
 
 
@@ -122,6 +122,7 @@ def test_two_relays_of_one_sink_are_added_up() -> None:
     both = merge(a_sink(), a_sink()._replace(circuit="closed", attempts={}, in_flight_limit=10))
     assert (both.delivered, both.dead, both.restarts, both.circuit) == (200, {"refused": 2}, {"reload": 4}, "open")
     assert (sum(both.attempts["failed"].counts), sum(both.end_to_end.counts), both.in_flight_limit) == (1, 200, 64)
+    assert both.limit_waiting == 4
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,10 @@ from outbox_relay.relay.due_timer import DueTimer
 from outbox_relay.relay.limiter import ConcurrencyLimiter
 from outbox_relay.relay.parked import ParkedDeliveries
 from outbox_relay.relay.parked_pace import CLAIM_SECONDS, FIRST_SECONDS, ParkedPace
+from outbox_relay.relay.shared_limits import UNLIMITED, Admission
 from outbox_relay.relay.slow_requests import SlowRequests
 from outbox_relay.sinks.contract.handing import an_event
+from tests.support.limits import no_limits
 from tests.support.recording import a_recorder
 
 SLOTS = 64
@@ -127,6 +129,7 @@ class Deliveries:
             now=lambda: self.rows[0].event.created_at,
             delivered=self._circuit_holds,
             call=self._call,
+            limits=no_limits(),
             delete_rows=self._delete_rows,
             update_rows=self._update_rows,
         )
@@ -136,7 +139,7 @@ class Deliveries:
     def _circuit_holds(self, _permit: Permit) -> bool:
         return self.holds
 
-    async def _call(self, events: Sequence[Any], _until: float, _attempt: int) -> CallResult:
+    async def _call(self, events: Sequence[Any], _until: float, _admission: Admission, _attempt: int) -> CallResult:
         self.sent += [event.id for event in events]
         await self.answer.wait()
         return CallResult([DELIVERED] * len(events), 0.001)
@@ -154,7 +157,7 @@ class Deliveries:
         """Return the start of one claim with three calls, of which the first has the slot."""
         await self.parked._pace.take_slot()
         self.settler.expect(len(self.rows))
-        return self.parked._start(tasks, deque([row] for row in self.rows), lease_clock(), CLOSED)
+        return self.parked._start(tasks, deque([row] for row in self.rows), lease_clock(), CLOSED, UNLIMITED)
 
     @property
     def given_back(self) -> list[tuple[int, int]]:

@@ -29,6 +29,7 @@ from outbox_relay.relay.parked_claims import MOST_BYTES, MOST_ROWS, ClaimSize, P
 from outbox_relay.relay.parked_settler import MOST_UNSETTLED, ParkedSettler
 from outbox_relay.relay.slow_requests import SlowRequest, SlowRequests
 from outbox_relay.sinks.contract.handing import an_event
+from tests.support.limits import no_limits
 from tests.support.recording import a_recorder
 
 ANSWER = CallResult([DELIVERED], 0.1)
@@ -60,7 +61,7 @@ def a_slow_sink(slots: int) -> Slow:
     """Make the parts of a sink with ``slots``, all of which are taken by requests."""
     parts: Any = SimpleNamespace(
         spec=SimpleNamespace(name="s", queued=False), sink=SimpleNamespace(timeout_seconds=15.0), park=park, keyed=bool,
-        now=lambda: datetime.now(UTC),
+        now=lambda: datetime.now(UTC), limits=no_limits(),
     )  # fmt: skip
     parts.limiter = ConcurrencyLimiter(slots, asyncio.Event())
     requests = SlowRequests("s", slots)

@@ -26,6 +26,7 @@ OTHER_FILES = {
         main_job
     """,
     "thorough, and so run on one version only": "blackhole chaos_days clock prometheus",
+    "a minute for each case, and only of the pace of statements that shared_rate tests": "rate_accuracy",
     "of several versions by itself": "pg_upgrade",
     "commands and the page: what they say, of functions that other files test": """
         attempt_commands check_online cli config_commands dead_commands reasons ui_actions ui_api ui_mounted
@@ -33,9 +34,9 @@ OTHER_FILES = {
     """,
     "processes: their files, signals, clients, memory and destinations": """
         blocking_files both_sinks chaos_replays client_trouble demo_processes handlers_example health_flood
-        kafka_security memory_limit metrics nats_example notices_service plugins python_sink queue_service
-        reload reload_clients reload_service service stopping stopping_service trace_export traces
-        webhook_service
+        kafka_security limits_service memory_limit metrics nats_example notices_service plugins python_sink
+        queue_service reload reload_clients reload_service service stopping stopping_service trace_export
+        traces webhook_service
     """,
     "drivers and frameworks of applications": """
         connection contrib_asyncpg contrib_django contrib_sqlalchemy emit_traces inbox_docs inbox_sqlalchemy

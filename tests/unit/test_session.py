@@ -9,14 +9,14 @@ from uuid import UUID
 import pytest
 import structlog
 
-from outbox_relay.domain.errors import DatabaseUnusable, LeaseLost, PositionsMissing, RelayError
+from outbox_relay.domain.errors import DatabaseUnusable, LeaseLost, PositionsMissing, RelayError, first
 from outbox_relay.domain.in_flight import Chunk, InFlight
 from outbox_relay.domain.window import Position, Tick
 from outbox_relay.postgres.rows import SinkRow
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay import settler
 from outbox_relay.relay.leases import LeaseManager
-from outbox_relay.relay.session import Session, SinkRelay, first
+from outbox_relay.relay.session import Session, SinkRelay
 from outbox_relay.relay.settler import Settler
 from outbox_relay.relay.sink_leases import Lease, SinkLeases
 from outbox_relay.relay.ticker import Ticker

@@ -71,6 +71,10 @@ IN_FLIGHT: Final = Definition("outbox_in_flight", "gauge", "", _SINK, "Calls tha
 IN_FLIGHT_LIMIT: Final = Definition(
     "outbox_in_flight_limit", "gauge", "", _SINK, "Present limit of concurrent calls, reduced after throttling."
 )
+LIMIT_WAITING: Final = Definition(
+    *("outbox_limit_waiting", "gauge", "", _SINK),
+    "Calls in this process that wait for rate_per_second or max_in_flight_total of all relays.",
+)
 SHARDS_OWNED: Final = Definition("outbox_shards_owned", "gauge", "", _SINK, "Shards that this process owns.")
 LEASE_LOST: Final = Definition(
     *("outbox_lease_lost_total", "counter", "", _SINK),
@@ -166,7 +170,7 @@ FIGURES: Final = (
 """The figures of the database."""
 
 DEFINITIONS: Final = (
-    *(DELIVERED, ATTEMPTS, ATTEMPT_SECONDS, END_TO_END, DEAD, CIRCUIT_STATE, IN_FLIGHT, IN_FLIGHT_LIMIT),
+    *(DELIVERED, ATTEMPTS, ATTEMPT_SECONDS, END_TO_END, DEAD, CIRCUIT_STATE, IN_FLIGHT, IN_FLIGHT_LIMIT, LIMIT_WAITING),
     *(SHARDS_OWNED, LEASE_LOST, SESSION_RESTARTS, TICK_SECONDS, READ_SECONDS, CLAIM_SECONDS, SETTLE_SECONDS),
     SCHEDULES_FIRED,
     *FIGURES,

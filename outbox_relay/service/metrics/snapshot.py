@@ -36,6 +36,7 @@ class SinkCopy(NamedTuple):
     circuit: str
     in_flight: int
     in_flight_limit: int
+    limit_waiting: int
     shards: int
 
 
@@ -94,6 +95,7 @@ def _copy(relay: SinkRelay) -> SinkCopy:
         relay.circuit,
         measures.in_flight,
         relay.in_flight_limit,
+        relay.limits.waiting,
         len(relay.leases.held),
     )
 
@@ -111,6 +113,7 @@ def merge(a: SinkCopy, b: SinkCopy) -> SinkCopy:
         max(a.circuit, b.circuit, key=("closed", "half-open", "open").index),
         a.in_flight + b.in_flight,
         max(a.in_flight_limit, b.in_flight_limit),
+        a.limit_waiting + b.limit_waiting,
         a.shards + b.shards,
     )
 

@@ -1,0 +1,109 @@
+"""Limits across relays of whole processes: one that is frozen, and files that change."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.command import outbox_relay
+from tests.support.database import Database, query
+from tests.support.receiver import Receiver
+from tests.support.receiver.gauge import Gauge
+from tests.support.relay_config import webhook_config
+from tests.support.relay_harness import LOST
+from tests.support.service import RelayService
+from tests.support.wait import until
+
+CLAIMS = pytest.mark.parametrize("claim", ["log", "rows"])
+SLOW, FAST = "rate_per_second = 2\nmax_in_flight_total = 2\n", "rate_per_second = 400\nmax_in_flight_total = 6\n"
+LEASED = "select max(lease_until) > clock_timestamp() from outbox.sink_slot where slots > 0"
+
+
+@pytest.fixture
+def gauge() -> Gauge:
+    return Gauge()
+
+
+@pytest.fixture
+def receiver(gauge: Gauge) -> Generator[Receiver]:
+    with Receiver(gauge.answer) as receiver:
+        yield receiver
+
+
+def config(database: Database, receiver: Receiver, directory: Path, claim: str, limits: str) -> str:
+    """Return the file of a relay whose sink has these limits."""
+    order = 'claim = "rows"\norder = "none"\n' if claim == "rows" else ""
+    text = webhook_config(database.dsn, receiver, directory)
+    return text.replace('type = "webhook"\n', f'type = "webhook"\ntimeout_seconds = 2\n{order}{limits}', 1)
+
+
+def emit(database: Database, events: int) -> None:
+    """Emit events of many keys in one transaction."""
+    query(database, "select outbox.emit('a.b', '1', key => n::text) from generate_series(1, %s) n", events)
+
+
+def sink_of(relay: RelayService) -> dict[str, Any]:
+    """Return what `status` says of the sink."""
+    found: dict[str, Any] = json.loads(outbox_relay("status", "-c", relay.config, "--json").out)
+    return found["sinks"]["crm"]
+
+
+@pytest.mark.slow
+@CLAIMS
+def test_a_frozen_relay_keeps_its_slots_and_sends_nothing_with_them_once_they_have_lapsed(
+    database: Database, receiver: Receiver, gauge: Gauge, tmp_path: Path, claim: str
+) -> None:
+    """Goes red when slots are free with the shards. Takes the time of a lease, of a request and a margin."""
+    text = config(database, receiver, tmp_path, claim, "max_in_flight_total = 4\n")
+    gauge.answer_seconds = 0.5
+    emit(database, 400)
+    expects = {"handed_over", "lease_lost", *LOST}
+    with RelayService(tmp_path, text, "one", expects=expects) as one:
+        until(lambda: gauge.now == 4, seconds=30, what="all slots are in use")
+        with RelayService(tmp_path, text, "two", expects=expects):
+            one.send(signal.SIGSTOP)
+            try:
+                assert query(database, LEASED) == [(True,)]
+                until(lambda: gauge.now == 0, seconds=30, what="its requests have ended")
+                seen = len(receiver.requests)
+                until(lambda: len(receiver.requests) > seen, seconds=60, what="the other relay delivers")
+                assert query(database, "select count(*) from outbox.sink_slot where lease_until < now()") == [(1,)]
+                until(lambda: gauge.now == 4, seconds=60, what="it has all slots")
+            finally:
+                one.send(signal.SIGCONT)
+            until(lambda: len(receiver.requests) > seen + 40, seconds=60, what="both deliver")
+            assert gauge.most == 4
+
+
+@pytest.mark.parametrize("claim", [pytest.param("log", marks=pytest.mark.slow), "rows"])
+def test_a_reload_applies_limits_and_removes_them(
+    database: Database, receiver: Receiver, gauge: Gauge, tmp_path: Path, claim: str
+) -> None:
+    """Goes red when a limit needs a restart, and when a changed one ends a session, which the relay's judge says."""
+    text = config(database, receiver, tmp_path, claim, SLOW)
+    with RelayService(tmp_path, text, "one") as one:
+        emit(database, 300)
+        until(lambda: len(receiver.requests) > 2, seconds=30, what="events flow")
+        assert gauge.most <= 2
+        shown = outbox_relay("config", "show", "-c", one.config).out
+        assert ("rate_per_second = 2" in shown, "max_in_flight_total = 2" in shown) == (True, True)
+        one.config.write_text(one.config.read_text().replace(SLOW, FAST))
+        before = len(receiver.requests)
+        one.send(signal.SIGHUP)
+        until(lambda: len(receiver.requests) > before + 50, seconds=30, what="events flow faster")
+        assert gauge.most <= 6
+        found = sink_of(one)
+        assert (found["rate_per_second"], found["max_in_flight_total"]) == (400, 6)
+        until(lambda: len(receiver.requests) == 300, seconds=60, what="all come")
+        one.config.write_text(one.config.read_text().replace(FAST, ""))
+        one.send(signal.SIGHUP)
+        gone = "select from outbox.sink where coalesce(rate_per_second, max_in_flight_total) is null"
+        until(lambda: query(database, gone) != [], seconds=30, what="the limits are gone")
+        gauge.answer_seconds = 0.5
+        emit(database, 60)
+        until(lambda: gauge.most > 6, seconds=30, what="more are in flight")

@@ -1,0 +1,292 @@
+"""Limits across relays of a sink with ``claim = "rows"``, and what a limit must not do to anything else."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+import structlog
+
+from outbox_relay import outbox
+from outbox_relay.admin.status import status
+from outbox_relay.domain.circuit import CircuitPolicy
+from outbox_relay.domain.event import StoredEvent
+from outbox_relay.domain.outcomes import Failed, Verdict
+from outbox_relay.domain.retry import RetryPolicy
+from outbox_relay.domain.sink_limits import SinkLimits, spread_of
+from outbox_relay.domain.sink_spec import SinkSpec
+from outbox_relay.relay.leases import LeaseManager
+from outbox_relay.service.relays import SinkRelays
+from tests.support.database import Database, query
+from tests.support.deliveries import has
+from tests.support.memory_sink import BOTH, MemorySink
+from tests.support.queued import Queue, job, names, queue
+from tests.support.rates import RATE, flow, holds
+from tests.support.receiver import Receiver
+from tests.support.receiver.gauge import Gauge
+from tests.support.relay_harness import CIRCUIT, RETRY, RelayHarness, owns, running, spec
+from tests.support.wait import auntil
+from tests.support.webhook_sink import a_sink
+
+CLAIMS = pytest.mark.parametrize("claim", ["log", "rows"])
+SPREAD = 600.0
+LEASED = "select count(*) from outbox.delivery where lease is not null"
+OPTIONS: Any = {"lease_seconds": 2.0}
+
+
+def limited(
+    claim: str = "rows", *, retry: RetryPolicy = RETRY, circuit: CircuitPolicy = CIRCUIT, **limits: Any
+) -> SinkSpec:
+    """The sink `s` with limits."""
+    return spec("s", claim=claim, ordered=False, retry=retry, circuit=circuit, limits=SinkLimits(**limits))
+
+
+def emit(database: Database, events: int, key: str = "n::text") -> None:
+    """Emit events in one transaction."""
+    query(database, f"select outbox.emit('job', '1', key => {key}) from generate_series(1, {events}) n")
+
+
+def delivered(sinks: Collection[MemorySink]) -> int:
+    """The number of events that all sinks have delivered."""
+    return sum(len(sink.delivered) for sink in sinks)
+
+
+def types(sink: MemorySink) -> list[str]:
+    """The types of the events that a sink has delivered."""
+    return [event.type for event in sink.delivered]
+
+
+# -- the rate ---------------------------------------------------------------------------------------------------------
+
+
+@BOTH
+async def test_relays_that_claim_rows_keep_the_rate_together(database: Database, keeps_order: bool) -> None:
+    """Goes red when claims pass the limiter by, and with a rate for each relay."""
+    emit(database, 900, "'k'")
+    sinks = [MemorySink(keeps_order=keeps_order) for _ in range(2)]
+    async with running(database.dsn, (limited(rate_per_second=RATE), sinks[0]), **OPTIONS) as first:
+        await flow(lambda: delivered(sinks))
+        async with running(database.dsn, (limited(rate_per_second=RATE), sinks[1]), **OPTIONS):
+            await owns(first, 32)
+            await holds(database, lambda: delivered(sinks))
+            found = (await status(first.store))["sinks"]["s"]
+            assert (found["rate_per_second"], found["at_limit"]) == (RATE, ["rate_per_second"])
+        assert all(sink.delivered for sink in sinks)
+
+
+async def test_retried_rows_spend_tokens_too(database: Database) -> None:
+    """Goes red when repeats of rows pass the limiter by."""
+
+    def fails(_event: StoredEvent, attempt: int) -> Verdict:
+        return Failed(f"attempt {attempt}")
+
+    emit(database, 40)
+    sink = MemorySink(fails, keeps_order=False)
+    retry = RetryPolicy(attempts=1000, base_seconds=0.01, max_seconds=0.01)
+    circuit = CircuitPolicy(open_after=100_000)
+    async with running(database.dsn, (limited(rate_per_second=RATE, retry=retry, circuit=circuit), sink)):
+        await flow(lambda: len(sink.attempts), 80)
+        await holds(database, lambda: len(sink.attempts))
+
+
+async def test_a_rate_keeps_priorities(database: Database) -> None:
+    """Goes red when many rows are claimed long before they are sent."""
+    with database.connect() as connection:
+        outbox.emit_many(connection, [job("low", priority=-1)] * 200)
+    sink = MemorySink(keeps_order=False)
+    async with running(database.dsn, (limited(rate_per_second=20.0), sink)):
+        await flow(lambda: len(sink.delivered), 12)
+        with database.connect() as connection:
+            outbox.emit_many(connection, [job("high", priority=9)])
+        await auntil(lambda: _is("high" in types(sink)), seconds=30, what="the urgent one is delivered")
+        assert types(sink).index("high") < 100
+
+
+# -- what a limit must not do -----------------------------------------------------------------------------------------
+
+
+@CLAIMS
+async def test_a_sink_at_its_limit_stops_no_other_and_keeps_no_lease(database: Database, claim: str) -> None:
+    """One event in a hundred seconds: rows go back soon, without a counted claim, and the other sink delivers all."""
+    emit(database, 300)
+    slow, other = MemorySink(keeps_order=False), MemorySink(keeps_order=False)
+    sinks = [(limited(claim, rate_per_second=0.01), slow), (spec("other"), other)]
+    async with running(database.dsn, *sinks, lease_seconds=2.0) as harness:
+        await auntil(lambda: _is(len(other.delivered) == 300), seconds=30, what="the other sink delivers")
+        assert len(slow.delivered) <= 1
+        await auntil(lambda: _is(harness.relays[0].limits.waiting > 0), seconds=30, what="requests wait")
+        await has(database, "select where not exists (select from outbox.delivery where lease is not null)")
+        assert query(database, "select coalesce(max(claims), 0) from outbox.delivery") == [(0,)]
+        assert harness.relays[0].limits.waiting <= slow.max_in_flight + 1
+
+
+@CLAIMS
+@pytest.mark.parametrize("limit", [{"rate_per_second": 300.0}, {"max_in_flight_total": 4}], ids=["rate", "slots"])
+async def test_a_sink_whose_rows_of_limits_are_missing_makes_them_again(
+    database: Database, claim: str, limit: dict[str, Any]
+) -> None:
+    emit(database, 100)
+    sink = MemorySink(keeps_order=False)
+    async with running(database.dsn, (limited(claim, **limit), sink)):
+        await flow(lambda: len(sink.delivered), 20)
+        query(database, "delete from outbox.sink_limit returning 1")
+        query(database, "with gone as (delete from outbox.sink_slot returning 1) select count(*) from gone")
+        emit(database, 100)
+        await has(database, "select from outbox.sink_limit", seconds=60)
+        await auntil(lambda: _is(len(sink.delivered) == 200), seconds=60, what="all come")
+
+
+async def test_a_relay_that_cannot_have_another_claim_sets_no_limits(database: Database) -> None:
+    """Goes red when the limits of a file count whose sink this relay does not serve."""
+    async with running(database.dsn, (limited("log", rate_per_second=5.0), MemorySink(keeps_order=False))) as harness:
+        await harness.owns_all()
+        log = structlog.get_logger("other")
+        manager = LeaseManager(harness.store, uuid4(), "other", "0", 15.0, log)
+        parts = (harness.store, harness.ticker, manager, log, harness.stopping)
+        other = SinkRelays({"s": limited("rows", rate_per_second=7.0)}, {"s": MemorySink(keeps_order=False)}, *parts)
+        await other.register()
+        assert query(database, "select claim, rate_per_second from outbox.sink") == [("log", 5.0)]
+
+
+# -- requests in flight -----------------------------------------------------------------------------------------------
+
+
+async def test_relays_that_claim_rows_never_have_more_in_flight_together(database: Database) -> None:
+    """Goes red when each relay has all slots, or takes those of a relay that has not given them up."""
+    gauge = Gauge()
+    emit(database, 400)
+    with Receiver(gauge.answer) as receiver:
+        first, second = (
+            RelayHarness(
+                database.dsn,
+                [(limited(max_in_flight_total=5), a_sink(receiver.url, timeout_seconds=1.0))],
+                lease_seconds=2.0,
+            )
+            for _ in range(2)
+        )
+        await first.start()
+        await flow(lambda: len(receiver.requests), 40)
+        assert gauge.most == 5
+        await second.start()
+        await auntil(
+            lambda: _is(second.store.calls["delete_rows"] > 3), seconds=30, what="the second one delivers, too"
+        )
+        await flow(lambda: len(receiver.requests), len(receiver.requests) + 40)
+        await first.stop()
+        await has(database, "select where not exists (select from outbox.delivery)", seconds=60)
+        await second.stop()
+        assert gauge.most == 5
+        assert len({request.uid for request in receiver.requests}) == len(receiver.requests) == 400
+    assert query(database, "select count(*) from outbox.sink_slot") == [(0,)]
+
+
+# -- scheduled events -------------------------------------------------------------------------------------------------
+
+
+def later(uid: object, at: datetime, seconds: float = SPREAD) -> datetime:
+    """Return when an event is due that was scheduled for ``at``."""
+    return at + timedelta(seconds=spread_of(str(uid), seconds))
+
+
+def spread_by(database: Database, seconds: float) -> None:
+    """Set the spread of all sinks."""
+    query(database, "update outbox.sink set spread_seconds = %s returning 1", seconds)
+
+
+async def test_scheduled_rows_are_in_the_queue_from_their_own_time_on(database: Database) -> None:
+    """Goes red when a row is in the queue at the moment for which it was emitted."""
+    async with queue(database) as jobs:
+        spread_by(database, SPREAD)
+        at = datetime.now(UTC) + timedelta(hours=1)
+        uids = jobs.emit(*(job("t", deliver_at=at) for _ in range(40)))
+        parked = await jobs.park()
+        rows = query(database, "select uid, due_at, deliver_at, ready from outbox.delivery")
+        assert {uid: due for uid, due, _, _ in rows} == {UUID(uid): later(uid, at) for uid in uids}
+        assert all(due == deliver_at and not ready for _, due, deliver_at, ready in rows)
+        assert parked.due_in is not None
+        first = min(due for _, due, _, _ in rows)
+        assert abs(parked.due_in - (first - datetime.now(UTC)).total_seconds()) < 30
+        await _pass(database, (first - datetime.now(UTC)).total_seconds())
+        [claimed] = await jobs.claim()
+        assert claimed.event.uid == min(uids, key=lambda uid: later(uid, at))
+
+
+async def test_rows_whose_moment_passed_before_they_were_parked_wait_for_their_own_time(database: Database) -> None:
+    """Goes red when such a row counts as due at once."""
+    async with queue(database) as jobs:
+        spread_by(database, 86_400.0)
+        jobs.emit(*(job("t", deliver_at=datetime.now(UTC) + timedelta(seconds=0.3)) for _ in range(20)))
+        await has(database, "select from outbox.event where deliver_at < clock_timestamp() having count(*) = 20")
+        await jobs.park()
+        assert query(database, "select count(*) from outbox.delivery where ready") == [(0,)]
+        assert await jobs.claim() == []
+
+
+@CLAIMS
+async def test_an_event_that_was_emitted_for_its_own_time_is_not_scheduled(database: Database, claim: str) -> None:
+    """Goes red when `deliver_at => now()` delays an event by the spread of a sink."""
+    with database.connect() as connection:
+        outbox.emit(connection, "t", {}, deliver_at=datetime(2020, 1, 1, tzinfo=UTC))
+        connection.execute("select outbox.emit('t', '1', deliver_at => now())")
+    sink = MemorySink(keeps_order=False)
+    async with running(database.dsn, (limited(claim, spread_seconds=86_400.0), sink)):
+        await flow(lambda: len(sink.delivered), 1)
+
+
+async def test_rows_that_are_moved_or_cancelled_obey_the_spread(database: Database) -> None:
+    async with queue(database) as jobs:
+        spread_by(database, SPREAD)
+        far = datetime.now(UTC) + timedelta(hours=1)
+        moved, cancelled, early = emitted(
+            jobs, *(job(name, deliver_at=far) for name in ("moved", "cancelled", "early"))
+        )
+        await jobs.park()
+        at = datetime.now(UTC) + timedelta(hours=2)
+        with database.connect() as connection:
+            assert outbox.cancel(connection, cancelled)
+            assert outbox.reschedule(connection, moved, at)
+            assert outbox.reschedule(connection, early, datetime(2020, 1, 1, tzinfo=UTC))
+        query(database, "select outbox.apply_scheduled_changes(500)")
+        due = dict(query(database, "select type, due_at from outbox.delivery"))
+        assert due == {"moved": later(moved, at), "early": datetime(2020, 1, 1, tzinfo=UTC)}
+        assert names(await jobs.claim()) == ["early"]
+        assert await _state(database, moved) == "scheduled"
+
+
+async def test_a_claimed_row_that_was_moved_waits_for_its_own_time(database: Database) -> None:
+    """The change is met by the claim, before the chore carries it out."""
+    async with queue(database) as jobs:
+        spread_by(database, 86_400.0)
+        [uid] = emitted(jobs, job("t", deliver_at=datetime.now(UTC) + timedelta(hours=1)))
+        await jobs.park()
+        with database.connect() as connection:
+            assert outbox.reschedule(connection, uid, datetime.now(UTC))
+        query(database, "update outbox.delivery set ready = true, due_at = now() - interval '1 day' returning 1")
+        assert await jobs.claim() == []
+        assert query(database, "select ready, due_at = deliver_at from outbox.delivery") == [(False, True)]
+
+
+async def _pass(database: Database, seconds: float) -> None:
+    """Let time pass for all rows, so that those with fewer seconds left become due."""
+    query(
+        database,
+        "update outbox.delivery set due_at = due_at - %s * interval '1 second' returning 1",
+        seconds,
+    )
+
+
+def emitted(jobs: Queue, *events: outbox.Event) -> list[UUID]:
+    """Emit events and return their uids."""
+    return [UUID(uid) for uid in jobs.emit(*events)]
+
+
+async def _state(database: Database, uid: UUID) -> Any:
+    [(state,)] = query(database, "select outbox.why(%s) -> 'sinks' -> 'jobs' ->> 'state'", uid)
+    return state
+
+
+async def _is(fact: bool) -> bool:
+    return fact
