@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 
-from outbox_relay.relay.session import SinkRelay
+from outbox_relay.relay.sink_relay import SinkRelay
 from outbox_relay.service.relays import SinkRelays
 
 SILENT_SECONDS = 10.0

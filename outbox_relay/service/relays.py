@@ -11,7 +11,7 @@ from structlog.stdlib import BoundLogger
 from outbox_relay.domain.sink_spec import SinkSpec
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.leases import LeaseManager
-from outbox_relay.relay.session import SinkRelay
+from outbox_relay.relay.sink_relay import SinkRelay
 from outbox_relay.relay.ticker import Ticker
 from outbox_relay.service.tracing import Trace, untraced
 from outbox_relay.sinks import Sink

@@ -21,7 +21,7 @@ from outbox_relay.domain.sink_spec import ReplaySpec, SinkSpec
 from outbox_relay.postgres.replay_statements import ReplayRow
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.leases import LeaseManager
-from outbox_relay.relay.session import SinkRelay
+from outbox_relay.relay.sink_relay import SinkRelay
 from outbox_relay.relay.ticker import Ticker
 from outbox_relay.sinks import Sink
 

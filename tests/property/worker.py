@@ -30,8 +30,9 @@ from outbox_relay.relay.log_reader import LogReader
 from outbox_relay.relay.parked import ParkedDeliveries
 from outbox_relay.relay.parked_claims import ParkedClaims
 from outbox_relay.relay.parked_limit import ParkedLimit
-from outbox_relay.relay.session import Session, SinkRelay
+from outbox_relay.relay.session import Session
 from outbox_relay.relay.settler import Settler
+from outbox_relay.relay.sink_relay import SinkRelay
 from outbox_relay.relay.sink_report import SinkReport
 from outbox_relay.relay.ticker import Ticker
 from tests.property.expected import Expected

@@ -26,8 +26,8 @@ from outbox_relay.postgres.listener import CommitListener
 from outbox_relay.postgres.rows import Look, TickResult, WindowRequest
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.leases import LeaseManager
-from outbox_relay.relay.session import SinkRelay
 from outbox_relay.relay.sink_leases import SinkLeases
+from outbox_relay.relay.sink_relay import SinkRelay
 from outbox_relay.relay.ticker import Ticker
 from outbox_relay.service.replays import MakeClient, ReplayRelays
 from outbox_relay.sinks import Sink

@@ -16,9 +16,10 @@ from outbox_relay.postgres.rows import SinkRow
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay import settler
 from outbox_relay.relay.leases import LeaseManager
-from outbox_relay.relay.session import Session, SinkRelay
+from outbox_relay.relay.session import Session
 from outbox_relay.relay.settler import Settler
 from outbox_relay.relay.sink_leases import Lease, SinkLeases
+from outbox_relay.relay.sink_relay import SinkRelay
 from outbox_relay.relay.ticker import Ticker
 from outbox_relay.sinks.contract.handing import an_event
 from tests.support.memory_sink import MemorySink

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from outbox_relay import __version__
 from outbox_relay.domain.measures import Distribution, RelayMeasures
-from outbox_relay.relay.session import SinkRelay
+from outbox_relay.relay.sink_relay import SinkRelay
 from outbox_relay.service.metrics.stored_figures import Entry
 
 

@@ -6,8 +6,8 @@ from outbox_relay.domain.circuit import CircuitPolicy
 from outbox_relay.domain.retry import RetryPolicy
 from outbox_relay.relay.breaker import BLOCKED_POLL_SECONDS
 from outbox_relay.relay.leases import POLL_SECONDS
-from outbox_relay.relay.session import LOOK_SECONDS
 from outbox_relay.relay.settler import FLUSH_SECONDS, MOST_EVENTS
+from outbox_relay.relay.sink_relay import LOOK_SECONDS
 from outbox_relay.relay.ticker import SLEEP_SECONDS
 from outbox_relay.service.metrics.figures import LEASE_SECONDS, ROUND_SECONDS
 
