@@ -259,6 +259,7 @@ as $$
 #variable_conflict use_column
 declare
     longest constant double precision := 30 * 86400;
+    most_ahead constant interval := interval '10 seconds';
     total integer;
     now_at timestamptz;
     mine outbox.sink_slot;
@@ -276,12 +277,19 @@ begin
     now_at := clock_timestamp();
     insert into outbox.sink_slot as s (sink, relay, call, wanted)
     values (sink_name, relay_id, call_number, greatest(slots_wanted, 0))
-        on conflict (sink, relay) do update set call = excluded.call, wanted = excluded.wanted, asked_at = now_at
+        on conflict (sink, relay) do update set call = excluded.call, wanted = excluded.wanted, asked_at = now_at,
+                                               turn_at = least(s.turn_at, now_at), served_at = least(s.served_at, now_at)
      where s.call < excluded.call
     returning s.* into mine;
     if not found then
         return;
     end if;
+    -- If the clock of this server went backwards, each lease begins again now, and turns, too.
+    update outbox.sink_slot s
+       set lease_until = case when s.lease_until > s.asked_at then now_at + (s.lease_until - s.asked_at)
+                              else '-infinity' end,
+           asked_at = now_at, turn_at = '-infinity', served_at = '-infinity'
+     where s.sink = sink_name and s.relay <> relay_id and s.asked_at > now_at + most_ahead;
     had := least(greatest(kept, 0), case when mine.lease_until > now_at then mine.slots else 0 end);
     others := coalesce((select sum(s.slots) from outbox.sink_slot s
                          where s.sink = sink_name and s.relay <> relay_id and s.lease_until > now_at), 0);

@@ -47,6 +47,8 @@ LEASE_MARGIN_SECONDS = 5.0
 """Minimum time by which the lease of a row outlasts the time limit of its request."""
 SLOT_LOOK_SECONDS = 1.0
 """Interval between two looks at the end of a slot in which a delivery may be extended."""
+SLOT_END_SECONDS = 2.5
+"""Time before the end of a slot at which an extended delivery in it is ended. Its worker may have to be killed."""
 SLOT_ENDED = "its slot of max_in_flight_total could not be renewed in time"
 SUSPECT_CRASHES = 2
 """Lapsed leases of a shard from which on its next events become rows, where claims are counted."""
@@ -156,21 +158,27 @@ class DeliveryContext:
     async def _deliver(
         self, events: Sequence[StoredEvent], until: float, attempt: int, admission: Admission
     ) -> Sequence[Verdict]:
-        """Call the sink. End a call with extended deliveries that outlasts the slot of its ``admission``."""
-        call = self.sink.deliver(events, until, attempt)
-        if admission.leased_until == float("inf") or not isinstance(self.sink, ExtendsDeliveries):
+        """Call the sink. End a call with extended deliveries before the slot of its ``admission`` ends.
+
+        The slot is in use until a cancelled call has really ended.
+        """
+        call, sink = self.sink.deliver(events, until, attempt), self.sink
+        if admission.leased_until == float("inf") or not isinstance(sink, ExtendsDeliveries):
             return await call
-        task = asyncio.ensure_future(call)
+        task, ids = asyncio.ensure_future(call), {event.id for event in events}
         try:
             while not task.done():
-                left = admission.leased_until - lease_clock()
+                ahead = 0.0 if ids.isdisjoint(sink.deadlines()) else SLOT_END_SECONDS
+                left = admission.leased_until - ahead - lease_clock()
                 if left <= 0.0:
                     task.cancel()
                     await asyncio.wait({task})
+                    await sink.end(ids)
                 else:
                     await asyncio.wait({task}, timeout=min(left, SLOT_LOOK_SECONDS))
         except asyncio.CancelledError:
             task.cancel()
+            admission.lasts(sink.end(ids))
             raise
         return [Unavailable(SLOT_ENDED, behind=True) for _ in events] if task.cancelled() else task.result()
 

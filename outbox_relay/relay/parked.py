@@ -137,9 +137,16 @@ class ParkedDeliveries:
             self._end_claim(permit)
 
     async def _claim_admitted(self, tasks: asyncio.TaskGroup, permit: Permit, admission: Admission, most: int) -> None:
-        """Claim rows with an admission for their first call, and start their delivery."""
+        """Claim rows with an admission for their first call, and start their delivery.
+
+        The limits outlast this session: an admission whose claim fails must be given back.
+        """
         context, sent = self._context, lease_clock()
-        claimed = await self._claims.claim(most)
+        try:
+            claimed = await self._claims.claim(most)
+        except BaseException:
+            context.limits.withdraw(admission)
+            raise
         rows = self._deliverable(claimed)
         self._expects_rows = bool(claimed)
         size = context.sink.max_batch
@@ -150,8 +157,10 @@ class ParkedDeliveries:
             self._end_claim(permit)
         elif context.sink.keeps_order and self._claims.suspect_was_last:
             context.limits.refund(admission, len(rows))
-            await self._call(calls.popleft(), sent + LEASE_MARGIN_SECONDS, permit, admission)
-            admission.end()
+            try:
+                await self._call(calls.popleft(), sent + LEASE_MARGIN_SECONDS, permit, admission)
+            finally:
+                admission.end()
         else:
             await self._start(tasks, calls, sent, permit, admission)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 from uuid import UUID
@@ -31,23 +31,32 @@ class Admission:
     request has ended or will not begin.
     """
 
-    __slots__ = ("_slots", "events", "until")
+    __slots__ = ("_lasting", "_slots", "events", "until")
 
     def __init__(self, events: int, until: float = float("inf"), slots: SharedSlots | None = None) -> None:
         self.events = events
         self.until = until
         self._slots = slots
+        self._lasting: asyncio.Future[None] | None = None
 
     @property
     def leased_until(self) -> float:
         """The ``lease_clock()`` value at which the request must have ended, however long it may last."""
         return float("inf") if self._slots is None else self._slots.leased_until
 
+    def lasts(self, ended: Coroutine[Any, Any, None]) -> None:
+        """Keep the slot of a cancelled request until it has ``ended``."""
+        self._lasting = asyncio.ensure_future(ended)
+
     def end(self, _: Any = None) -> None:
         """Give the slot back, once."""
         slots, self._slots = self._slots, None
-        if slots is not None:
+        if slots is None:
+            return
+        if self._lasting is None:
             slots.give_back()
+        else:
+            self._lasting.add_done_callback(lambda _: slots.give_back())
 
 
 UNLIMITED = Admission(1 << 31)

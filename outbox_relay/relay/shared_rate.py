@@ -22,7 +22,9 @@ from outbox_relay.relay.sink_leases import SinkLeases
 from outbox_relay.relay.turns import Source, Turns
 
 TAKE_SECONDS = 0.1
-"""Time for which a relay takes tokens."""
+"""Time for which a relay takes tokens, besides that in which the database answers."""
+MOST_TAKE_SECONDS = 0.4
+"""Longest time for which a relay takes tokens, less than that whose tokens the database keeps."""
 KEEP_SECONDS = 0.5
 """Time after which tokens that were not spent are given back."""
 STARVED_SECONDS = 1.0
@@ -53,6 +55,7 @@ class SharedRate:
         self._ask_at = float("-inf")
         self._spent = 0
         self._served_at = float("-inf")
+        self._answer_seconds = 0.0
 
     @property
     def per_second(self) -> float | None:
@@ -132,9 +135,10 @@ class SharedRate:
 
     async def _take(self, rate: float) -> float:
         """Take tokens once, and give them to the requests that wait; return the pause in seconds after it."""
-        most = math.ceil(rate * TAKE_SECONDS)
+        most = math.ceil(rate * self._take_seconds)
         wanted = max(1, min(most, max(self._turns.events, self._used_lately())))
         unused, self._tokens, self._spent = self._tokens, 0, 0
+        began = time.monotonic()
         try:
             taken = await self._store.take_tokens(self._leases.current_name, wanted, unused, STATEMENT_SECONDS)
         except StatementFailed as error:
@@ -144,12 +148,19 @@ class SharedRate:
             return RETRY_SECONDS
         self._tokens += taken.tokens
         self._taken_at = time.monotonic()
+        self._answer_seconds = self._taken_at - began
         self._serve()
-        return _pause(rate, taken, wanted, most)
+        pause = _pause(rate, taken, wanted, most)
+        return max(0.0, pause - self._answer_seconds) if taken.tokens else pause
+
+    @property
+    def _take_seconds(self) -> float:
+        """The time for which tokens are taken: the next ones come only after the next answer."""
+        return min(MOST_TAKE_SECONDS, TAKE_SECONDS + self._answer_seconds)
 
     def _used_lately(self) -> int:
-        """Return the number of tokens for ``TAKE_SECONDS`` at the pace since the last take."""
-        return math.ceil(self._spent / max(time.monotonic() - self._taken_at, LEAST_SECONDS) * TAKE_SECONDS)
+        """Return the number of tokens for ``_take_seconds`` at the pace since the last take."""
+        return math.ceil(self._spent / max(time.monotonic() - self._taken_at, LEAST_SECONDS) * self._take_seconds)
 
     def _fresh(self) -> int:
         """Return the number of tokens, unless they are to be given back."""

@@ -13,6 +13,7 @@ import structlog
 from outbox_relay import outbox
 from outbox_relay.admin.status import status
 from outbox_relay.domain.circuit import CircuitPolicy
+from outbox_relay.domain.errors import DatabaseUnavailable
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.outcomes import Failed, Verdict
 from outbox_relay.domain.retry import RetryPolicy
@@ -181,6 +182,28 @@ async def test_relays_that_claim_rows_never_have_more_in_flight_together(databas
         assert gauge.most == 5
         assert len({request.uid for request in receiver.requests}) == len(receiver.requests) == 400
     assert query(database, "select count(*) from outbox.sink_slot") == [(0,)]
+
+
+async def test_a_slot_of_a_claim_that_fails_is_free_again(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fence: goes red when the slot is lost with the session that claimed, for all relays while this one runs."""
+    sink = MemorySink(keeps_order=False)
+    async with running(
+        database.dsn, (limited(max_in_flight_total=1), sink), expects={"connection_lost"}, **OPTIONS
+    ) as harness:
+        claim, failed = harness.store.claim_queued, 0
+
+        async def fail_with_a_slot(*parts: Any, **options: Any) -> Any:
+            nonlocal failed
+            if harness.relays[0].limits.slots.free == 0 and sink.delivered and not failed:
+                failed += 1
+                raise DatabaseUnavailable("lost")
+            return await claim(*parts, **options)
+
+        monkeypatch.setattr(harness.store, "claim_queued", fail_with_a_slot)
+        emit(database, 20)
+        await flow(lambda: failed, 0)
+        emit(database, 20)
+        await auntil(lambda: _is(len(sink.delivered) >= 40), seconds=20, what="all come")
 
 
 # -- scheduled events -------------------------------------------------------------------------------------------------

@@ -181,7 +181,7 @@ def tend(database: Database, relay: UUID, number: int, wanted: int, kept: int) -
     """Return the slots and the fair share of a relay. All others want theirs still, however slow the machine is."""
     query(
         database,
-        "with every as (update outbox.sink_slot set asked_at = clock_timestamp() + interval '1 hour' returning 1)"
+        "with every as (update outbox.sink_slot set asked_at = clock_timestamp() + interval '9 seconds' returning 1)"
         " select count(*) from every",
     )
     return query(database, "select * from outbox.tend_slots('s', %s, %s, %s, %s, 60)", relay, number, wanted, kept)
@@ -284,6 +284,44 @@ def test_a_renamed_sink_has_no_slots_under_its_first_name(database: Database, kn
             connection.commit()
             assert tended.result(SECONDS) == []
     assert query(database, "select sink, slots from outbox.sink_slot") == [("crm", 4)] * known
+
+
+@pytest.mark.parametrize("asks", ["holder", "waiter"])
+def test_a_clock_that_is_set_back_keeps_no_slot_from_the_relays_that_wait(database: Database, asks: str) -> None:
+    """The fence: goes red when the turn of a relay, or the lease of a dead one, lasts until that time comes again."""
+    a_sink_with(database, 2)
+    dead, holder, waiter = (uuid4() for _ in range(3))
+    numbers = iter(range(1, 100))
+
+    def ask(relay: UUID, kept: int) -> tuple[int, int]:
+        [answer] = query(
+            database, "select * from outbox.tend_slots('s', %s, %s, 1, %s, 60)", relay, next(numbers), kept
+        )
+        return answer
+
+    assert [ask(relay, 0)[0] for relay in (dead, holder, waiter)] == [1, 1, 0]
+    query(
+        database,
+        "update outbox.sink_slot set asked_at = asked_at + interval '1 hour',"
+        " lease_until = lease_until + interval '1 hour',"
+        " turn_at = turn_at + interval '1 hour', served_at = clock_timestamp() + interval '1 hour' returning 1",
+    )
+    ask(*((holder, 1) if asks == "holder" else (waiter, 0)))
+    query(database, "update outbox.sink_slot set turn_at = turn_at - interval '1 second' where slots > 0 returning 1")
+    query(database, "update outbox.sink_slot set asked_at = '-infinity' where relay = %s returning 1", dead)
+    [(left,)] = query(
+        database,
+        "select extract(epoch from lease_until - clock_timestamp())::float8 from outbox.sink_slot where relay = %s",
+        dead,
+    )
+    assert 50 < left <= 60
+    query(database, "update outbox.sink set max_in_flight_total = 1 returning 1")
+    ask(waiter, 0)
+    ask(holder, 1)
+    assert ask(holder, 1) == (1, 0)  # it is the other one's turn
+    ask(holder, 0)
+    query(database, "update outbox.sink_slot set lease_until = now() where relay = %s returning 1", dead)
+    assert ask(waiter, 0) == (1, 1)
 
 
 async def test_slots_follow_a_sink_that_is_renamed_and_go_with_one_that_is_removed(database: Database) -> None:

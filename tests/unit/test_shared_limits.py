@@ -3,76 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, cast
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import pytest
 
-from outbox_relay.domain.errors import StatementFailed
 from outbox_relay.domain.sink_limits import NO_LIMITS, SinkLimits, spread_of
-from outbox_relay.postgres.limit_statements import Taken
 from outbox_relay.postgres.rows import SinkRow
-from outbox_relay.postgres.store import Store
 from outbox_relay.relay import shared_rate, shared_slots
 from outbox_relay.relay.shared_limits import UNLIMITED, Admission, SharedLimits
-from outbox_relay.relay.sink_leases import SinkLeases
 from outbox_relay.relay.turns import Turns
-from tests.support.limits import no_limits
-from tests.support.logs import RecordedLog
+from tests.support.limits import LEASE_SECONDS, limited, no_limits
 from tests.support.wait import auntil
 
-LEASE_SECONDS = 10.0
 REQUEST_SECONDS = 2.0
 ROW = SinkRow("s", 1, paused=False, circuit="closed", in_flight_limit=None, unowned=0, patterns=("*",))
-
-
-class Database:
-    """The statements of the limits. ``tokens`` and ``slots`` are given to whom asks, as far as they go."""
-
-    def __init__(self) -> None:
-        self.tokens = 0
-        self.slots = 0
-        self.down = False
-        self.taken: list[tuple[int, int]] = []
-        self.sinks: list[str] = []
-        self.tended: list[tuple[int, int, int, float]] = []
-        self.answering = asyncio.Event()
-        self.answering.set()
-
-    async def take_tokens(self, _sink: str, wanted: int, unused: int, _deadline: float) -> Taken:
-        self.taken.append((wanted, unused))
-        if self.down:
-            raise StatementFailed("no answer")
-        self.tokens += unused
-        given = min(wanted, self.tokens)
-        self.tokens -= given
-        return Taken(given, float(self.tokens))
-
-    async def tend_slots(
-        self, sink: str, _relay: UUID, call: int, wanted: int, kept: int, lease: float, _deadline: float
-    ) -> tuple[int, int]:
-        self.sinks.append(sink)
-        self.tended.append((call, wanted, kept, lease))
-        await self.answering.wait()
-        if self.down:
-            raise StatementFailed("no answer")
-        quota = min(wanted, self.slots)
-        return max(kept, quota), quota
-
-
-@asynccontextmanager
-async def limited(limits: SinkLimits) -> AsyncGenerator[tuple[SharedLimits, Database, SinkLeases]]:
-    """The limits of a sink, kept inside the block."""
-    database, leases = Database(), SinkLeases("s", 1, limits)
-    shared = SharedLimits(cast("Store", database), UUID(int=1), leases, LEASE_SECONDS, RecordedLog())
-    keeping = asyncio.create_task(shared.run())
-    try:
-        yield shared, database, leases
-    finally:
-        keeping.cancel()
-        await asyncio.wait({keeping})
 
 
 async def soon(fact: Callable[[], bool], what: str) -> None:
@@ -132,6 +79,21 @@ async def test_a_request_waits_for_a_token_and_takes_those_of_100_ms() -> None:
         await asyncio.wait_for(asyncio.gather(*requests), 10)
         assert sum(wanted for wanted, _ in database.taken[1:]) >= 9
         assert database.tokens == 0
+
+
+async def test_tokens_are_taken_for_the_time_of_the_answer_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fence: goes red when a relay whose database takes 0.3 s to answer gets the tokens of 0.1 s each time."""
+    now = 1000.0
+
+    def pass_time() -> None:
+        nonlocal now
+        now += 0.3
+
+    monkeypatch.setattr(shared_rate, "time", SimpleNamespace(monotonic=lambda: now))
+    async with limited(SinkLimits(1000.0)) as (shared, database, _):
+        database.tokens, database.pass_time = 1000, pass_time
+        for wanted in (100, 400, 400):
+            assert (await asyncio.wait_for(shared.admit("log", REQUEST_SECONDS, 4000), 5)).events == wanted
 
 
 async def test_a_batch_is_sent_with_the_tokens_that_there_are() -> None:
@@ -341,6 +303,16 @@ async def test_idle_slots_are_given_up_and_then_nothing_is_asked(monkeypatch: py
         await soon(lambda: shared.slots.free == 0, "none is left")
         await turn()
         assert len(database.tended) == asked
+
+
+async def test_one_relay_alone_says_that_requests_wait() -> None:
+    """Goes red when a relay at the limit wants no more than there is: `status` would not name the limit."""
+    async with limited(SinkLimits(None, 2)) as (shared, database, _):
+        database.slots = 2
+        requests = [ask(shared) for _ in range(4)]
+        await soon(lambda: bool(database.tended) and database.tended[-1][1] == 3, "it says so")
+        for request in requests:
+            request.cancel()
 
 
 async def test_a_longer_time_limit_waits_for_a_longer_lease() -> None:

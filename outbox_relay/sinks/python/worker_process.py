@@ -87,6 +87,13 @@ class Call:
     ends_at: float
     answer: asyncio.Future[CallOutcome]
     stuck: str = ""
+    ended: asyncio.Future[None] | None = None
+    """Done when the worker has ended the call, also a cancelled one. None if that is not of interest."""
+
+    def end(self) -> None:
+        """Record that the worker has ended the call."""
+        if self.ended is not None and not self.ended.done():
+            self.ended.set_result(None)
 
 
 class WorkerProcess:
@@ -250,6 +257,7 @@ class WorkerProcess:
         is_known = any(call.stuck for call in self.calls.values())
         rest = "reset" if self._is_reset else "bystander" if is_known else "died"
         for call in self.calls.values():
+            call.end()
             if not call.answer.done():
                 reason = DATABASE_SILENT if call.stuck == "unavailable" else self._end_reason
                 call.answer.set_result(CallOutcome(call.stuck or rest, reason))
@@ -278,6 +286,13 @@ class WorkerProcess:
         """End a call whose outcome is of no interest, if its handler lets itself be cancelled."""
         if call.number in self.calls:
             self._channel.send("cancel", b"%d" % call.number)
+
+    def expire(self, call: Call) -> asyncio.Future[None]:
+        """End a call that has no time left, with the process unless it ends in ``LATE_SECONDS``. Return its end."""
+        self.cancel(call)
+        call.stuck, call.ends_at = "stuck", min(call.ends_at, lease_clock())
+        call.ended = call.ended or asyncio.get_running_loop().create_future()
+        return call.ended
 
     async def check(self) -> str | None:
         """Return why the handler's database cannot be used, or None."""
@@ -330,7 +345,7 @@ class WorkerProcess:
             case "unusable", [str(reason)] if not self.ready:
                 self.problem = reason
             case "extend", [int(number), float(ends_at)]:
-                if (call := self.calls.get(number)) is not None:
+                if (call := self.calls.get(number)) is not None and not call.stuck:
                     call.ends_at = max(call.ends_at, min(ends_at, lease_clock() + MOST_EXTENSION_SECONDS))
             case "stuck", [int(number), bool(entered)]:
                 if (call := self.calls.get(number)) is not None:
@@ -347,6 +362,7 @@ class WorkerProcess:
         call = self.calls.pop(number, None)
         if call is None:
             return
+        call.end()
         self.served = True
         if not self.calls:
             self._idle.set()
