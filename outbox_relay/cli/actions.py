@@ -31,6 +31,7 @@ def add(commands: Any) -> None:
         parser = add_command(commands, name, do, description)
         parser.add_argument("sink", type=text, metavar="SINK", help="its name")
         parser.add_argument("--reason", type=text, metavar="TEXT", help=reason)
+        parser.add_argument("--json", action="store_true", help="print JSON")
     emit = add_command(commands, "emit", _emit, "emit one event in a transaction of its own, and print its uid")
     emit.add_argument("type", type=text, metavar="TYPE", help="the event's type, such as order.created")
     emit.add_argument("--key", type=text, help="events of one key are delivered in order")
@@ -43,6 +44,7 @@ def add(commands: Any) -> None:
         "--priority", type=integer_between(-32768, 32767), metavar="NUMBER", help="higher ones come first; default: 0"
     )
     emit.add_argument("--unique-key", type=text, metavar="KEY", help="emit nothing while an event with it is not done")
+    emit.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _pause(arguments: argparse.Namespace) -> int:
@@ -50,8 +52,7 @@ def _pause(arguments: argparse.Namespace) -> int:
 
     given = {"actor": actor(), "reason": arguments.reason}
     changed = query(arguments, lambda store: admin.pause(store, arguments.sink, **given))
-    print(f"sink {arguments.sink} is {OBEYED if changed else 'already paused'}")
-    return DONE
+    return _done(arguments, f"sink {arguments.sink} is {OBEYED if changed else 'already paused'}", changed=changed)
 
 
 def _resume(arguments: argparse.Namespace) -> int:
@@ -59,7 +60,11 @@ def _resume(arguments: argparse.Namespace) -> int:
 
     given = {"actor": actor(), "reason": arguments.reason}
     changed = query(arguments, lambda store: admin.resume(store, arguments.sink, **given))
-    print(f"sink {arguments.sink} {'is resumed' if changed else 'was not paused'}")
+    return _done(arguments, f"sink {arguments.sink} {'is resumed' if changed else 'was not paused'}", changed=changed)
+
+
+def _done(arguments: argparse.Namespace, said: str, *, changed: bool) -> int:
+    print(json.dumps({"done": int(changed), "left": 0}) if arguments.json else said)
     return DONE
 
 
@@ -87,7 +92,8 @@ def _emit(arguments: argparse.Namespace) -> int:
             unique_key=arguments.unique_key,
         )
 
-    print(query(arguments, emit, check_schema=False, grant="emit"))
+    found = query(arguments, emit, check_schema=False, grant="emit")
+    print(json.dumps({"uid": str(found)}) if arguments.json else found)
     return DONE
 
 

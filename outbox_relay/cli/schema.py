@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import json
+from dataclasses import asdict
 from typing import Any
 
 from outbox_relay.cli.arguments import PAYLOAD_BYTES, PAYLOAD_LEAST, integer_between
@@ -25,7 +27,9 @@ _GRANTS = {
 def add(commands: Any) -> None:
     """Add the commands of this module."""
     migrate = add_command(commands, "migrate", _migrate, "create or upgrade the schema outbox")
-    migrate.add_argument("--sql", action="store_true", help="print the SQL instead of running it")
+    printed = migrate.add_mutually_exclusive_group()
+    printed.add_argument("--sql", action="store_true", help="print the SQL instead of running it")
+    printed.add_argument("--json", action="store_true", help="print JSON")
     for kind, help_text in _GRANTS.items():
         migrate.add_argument(f"--grant-{kind}", metavar="ROLE", action="append", default=[], help=help_text)
     migrate.add_argument(
@@ -35,7 +39,9 @@ def add(commands: Any) -> None:
     migrate.add_argument("--inbox", action="store_true", help="accepted without effect: every schema has the inbox")
     migrate.add_argument("--debezium", action="store_true", help="create outbox.adopt_debezium too (docs/debezium.md)")
     text = "after a restore into another cluster, while no relay runs: adapt the log's numbers to this server"
-    add_reason(add_command(commands, "rebase", _rebase, text))
+    rebase = add_command(commands, "rebase", _rebase, text)
+    add_reason(rebase)
+    rebase.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _migrate(arguments: argparse.Namespace) -> int:
@@ -46,7 +52,8 @@ def _migrate(arguments: argparse.Namespace) -> int:
     if arguments.sql:
         print(schema_script.script(grants=grants, **options), end="")
         return DONE
-    print(migrations.migrate(_owner_dsn(arguments), grants=grants, **options))
+    found = migrations.migrate(_owner_dsn(arguments), grants=grants, **options)
+    print(json.dumps(asdict(found)) if arguments.json else found)
     return DONE
 
 
@@ -54,7 +61,8 @@ def _rebase(arguments: argparse.Namespace) -> int:
     from outbox_relay.postgres import migrations
 
     floor = migrations.rebase(_owner_dsn(arguments), actor(), arguments.reason)
-    print(f"rebased: new ids start above {floor}; start the relays")
+    said = f"rebased: new ids start above {floor}; start the relays"
+    print(json.dumps({"new_ids_above": floor}) if arguments.json else said)
     return DONE
 
 

@@ -5,15 +5,20 @@ from __future__ import annotations
 import argparse
 import asyncio
 import http.client
+import json
 import os
 import sys
 import time
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from outbox_relay.cli.command import add_command, load_settings, read_settings
 from outbox_relay.cli.output import DONE, FAILED, USAGE, exit_code, keep_libraries_quiet, missing_package, say
 from outbox_relay.domain.errors import ConfigurationError, RelayError
 from outbox_relay.domain.file_reading import FILES
+
+if TYPE_CHECKING:
+    from outbox_relay.settings import Settings
 
 HEALTH_SECONDS = 3.0
 """Time limit for the answer of a running relay."""
@@ -25,6 +30,7 @@ def add(commands: Any) -> None:
     """Add the commands of this module."""
     check = add_command(commands, "check", _check, "validate the configuration")
     check.add_argument("--online", action="store_true", help="also connect to the database and to every sink")
+    check.add_argument("--json", action="store_true", help="print JSON")
     add_command(commands, "run", _serve, "relay in the foreground until SIGTERM or SIGINT")
     add_command(commands, "health", _health, "ask the running relay whether it is ready", dsn=False)
 
@@ -33,7 +39,12 @@ def _check(arguments: argparse.Namespace) -> int:
     from outbox_relay import settings
     from outbox_relay.service import check, webhooks
 
-    loaded = load_settings(arguments)
+    try:
+        loaded = load_settings(arguments)
+    except ConfigurationError as error:
+        if arguments.json:
+            print(json.dumps(_checked(problems=str(error).splitlines())))
+        raise
     warnings = FILES.call(lambda: [*settings.warnings(loaded), *settings.exposures(loaded, os.environ)])
     if arguments.online:
         keep_libraries_quiet()
@@ -51,11 +62,30 @@ def _check(arguments: argparse.Namespace) -> int:
         say(f"warning: {warning}")
     for problem in [*unanswered, *problems]:
         say(problem)
+    if arguments.json:
+        print(json.dumps(_checked(loaded, problems, unanswered, warnings)))
     if problems or unanswered:
         return USAGE if problems else FAILED
-    checked = f"{_count(len(loaded.sinks), 'sink')} and {_count(len(loaded.routes.table), 'route')}"
-    print(f"{checked}: {_count(len(warnings), 'warning')}" if warnings else f"no problem found in {checked}")
+    if not arguments.json:
+        checked = f"{_count(len(loaded.sinks), 'sink')} and {_count(len(loaded.routes.table), 'route')}"
+        print(f"{checked}: {_count(len(warnings), 'warning')}" if warnings else f"no problem found in {checked}")
     return DONE
+
+
+def _checked(
+    loaded: Settings | None = None,
+    problems: Sequence[str] = (),
+    unanswered: Sequence[str] = (),
+    warnings: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Return the result of a check as JSON. Without settings, which could not be read, their numbers are None."""
+    return {
+        "sinks": None if loaded is None else len(loaded.sinks),
+        "routes": None if loaded is None else len(loaded.routes.table),
+        "problems": list(problems),
+        "unanswered": list(unanswered),
+        "warnings": list(warnings),
+    }
 
 
 def _count(number: int, noun: str) -> str:

@@ -15,6 +15,7 @@ from uuid import UUID, uuid4
 import pytest
 from psycopg.conninfo import make_conninfo
 
+from outbox_relay.postgres.schema_versions import SCHEMA_VERSION
 from outbox_relay.relay.row_leases import new_row_lease
 from outbox_relay.workbench.embedded.ports import free_port
 from tests.docs.parsing import parsers
@@ -167,6 +168,21 @@ def test_pause_and_resume_are_stored_and_may_be_repeated(database: Database) -> 
         "sink events is resumed",
         "sink events was not paused",
     ]
+
+
+def test_actions_print_json_too(database: Database) -> None:
+    register(database, "events")
+    done = [ask(database, command, "events", "--json").json for command in ("pause", "pause", "resume", "resume")]
+    assert done == [{"done": 1, "left": 0}, {"done": 0, "left": 0}] * 2
+    uid = ask(database, "emit", "t", "--json").json["uid"]
+    with database.connect() as connection:
+        assert connection.execute("select uid::text from outbox.event").fetchone() == (uid,)
+    migrated = ask(database, "migrate", "--json").json
+    assert (migrated["before"], migrated["after"], migrated["applied"]) == (SCHEMA_VERSION, SCHEMA_VERSION, [])
+    assert ask(database, "rebase", "--json").json["new_ids_above"] >= 0
+    both = ask(database, "migrate", "--sql", "--json")
+    assert (both.code, both.out) == (2, "")
+    assert "not allowed with argument --sql" in both.err
 
 
 def test_an_unknown_sink_ends_with_3_and_names_the_nearest(database: Database) -> None:

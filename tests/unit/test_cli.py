@@ -23,6 +23,7 @@ from outbox_relay.cli import service
 from outbox_relay.cli.parser import build
 from outbox_relay.domain.errors import ConfigurationError, DatabaseUnavailable
 from outbox_relay.workbench.embedded.ports import free_port
+from tests.docs.parsing import parsers
 from tests.support.command import inside, outbox_relay
 from tests.support.wait import until
 
@@ -260,6 +261,39 @@ def test_check_prints_every_problem_with_its_place(tmp_path: Path) -> None:
     assert len(ended.err.splitlines()) == 3
     for place in ("relay.toml:4: sinks.events.topic", 'routes."*"[0]', "http.lisen"):
         assert place in ended.err
+
+
+def test_check_prints_json_also_if_there_are_problems(tmp_path: Path) -> None:
+    file = toml(tmp_path, KAFKA + '[routes]\n"*" = ["events"]\n')
+    ended = inside("check", "--json", "-c", file)
+    [warning] = [line.removeprefix("warning: ") for line in ended.err.splitlines()]
+    assert (ended.code, ended.json) == (
+        0,
+        {"sinks": 1, "routes": 1, "problems": [], "unanswered": [], "warnings": [warning]},
+    )
+    file.write_text(KAFKA + '[routes]\n"*" = ["event"]\n[http]\nlisen = "x"\n')
+    ended = inside("check", "--json", "-c", file)
+    assert ended.code == 2
+    assert ended.json["problems"] == ended.err.splitlines()
+    assert len(ended.json["problems"]) == 2
+    assert ended.json["sinks"] is None
+
+
+NO_JSON_OPTION = {
+    "health": "prints the relay's answer, which is JSON",
+    "dead export": "prints JSON lines",
+    "catalogue jsonschema": "prints JSON",
+    "catalogue asyncapi": "prints JSON",
+    "completion": "prints a script",
+    "ui-user": "prints a line of a file",
+    "run": "prints nothing",
+    "ui": "prints nothing",
+}
+
+
+def test_every_command_that_prints_data_takes_json() -> None:
+    options = {name: {*parser._option_string_actions} for name, parser in parsers().items()}  # pyright: ignore[reportPrivateUsage]
+    assert {name for name, each in options.items() if "--json" not in each} == NO_JSON_OPTION.keys()
 
 
 def test_check_warns_of_what_is_allowed_and_is_content(tmp_path: Path) -> None:
