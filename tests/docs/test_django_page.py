@@ -42,13 +42,14 @@ def project(folder: Path, database: Database) -> None:
     """Make a project with an application of its own on a database, as the page requires it."""
     run(folder, "-m", "django", "startproject", "shop", ".")
     run(folder, "manage.py", "startapp", "orders")
-    settings, tests = [block.text for block in blocks(PAGE) if block.language == "python"]
+    settings, tests, suite = [block.text for block in blocks(PAGE) if block.language == "python"]
     found: dict[str, Any] = conninfo_to_dict(database.dsn)
     place = {name.upper(): found[name] for name in ("host", "port", "user")} | {"NAME": found["dbname"]}
     with (folder / "shop" / "settings.py").open("a") as file:
         file.write(DATABASES.format(place=place) + settings)
     (folder / "orders" / "models.py").write_text(MODELS)
     (folder / "orders" / "tests.py").write_text(tests)
+    (folder / "orders" / "test_with_pytest.py").write_text(suite)
     run(folder, "manage.py", "makemigrations", "orders")
 
 
@@ -68,6 +69,7 @@ def test_the_page_is_true(empty_database: Database, tmp_path: Path) -> None:
             if words == ["manage.py", "migrate"]:
                 assert query(empty_database, "select schema_version from outbox.meta") == [(SCHEMA_VERSION,)]
             assert words != ["manage.py", "test"] or "Ran 1 test" in shown
+            assert words[:2] != ["-m", "pytest"] or "2 passed" in shown
         assert query(empty_database, "select to_regnamespace('outbox') is null") == [(True,)]
         assert "outbox_relay.W005" in run(tmp_path, "manage.py", "check", "--database", "default")
         run(tmp_path, "manage.py", "outbox", "status", code=2)

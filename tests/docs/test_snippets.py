@@ -23,6 +23,7 @@ CONFIGURATION = "tests/unit/test_settings_example.py"
 ELSEWHERE = {
     ("README.md", "sql"): "tests/docs/test_readme.py::test_the_quick_start_delivers_an_event",
     ("docs/alembic.md", "python"): "tests/docs/test_alembic_page.py::test_the_page_is_true",
+    ("docs/asyncpg.md", "python"): "tests/docs/test_sqlalchemy_page.py::test_the_page_is_true",
     ("docs/configuration.md", "text"): f"{CONFIGURATION}::test_problems_of_the_page_are_what_is_said",
     ("docs/consumers.md", "python"): "tests/integration/test_inbox_docs.py::test_the_page_is_true",
     ("docs/consumers.md", "sql"): "tests/integration/test_inbox_docs.py::test_the_page_is_true",
@@ -51,6 +52,7 @@ ELSEWHERE = {
         "tests/docs/test_queue_page.py::test_jobs_move_from_a_table_without_one_lost_or_done_twice"
     ),
     ("docs/plugins.md", "python"): "tests/docs/test_plugins_page.py::test_the_page_is_true",
+    ("docs/sqlalchemy.md", "python"): "tests/docs/test_sqlalchemy_page.py::test_the_page_is_true",
     ("docs/testing.md", "python"): "tests/docs/test_testing_page.py::test_the_page_is_true",
     ("docs/testing.md", "text"): "tests/docs/test_testing_page.py::test_a_failure_is_shown_as_on_the_page",
     ("docs/tutorial.md", "python"): "tests/docs/test_tutorial.py::test_the_page_is_true",

@@ -23,6 +23,7 @@ TESTS = (
     "tests/docs/test_alembic_page.py",
     "tests/docs/test_django_page.py",
     "tests/docs/test_fastapi_page.py",
+    "tests/docs/test_sqlalchemy_page.py",
     "tests/docs/test_testing_page.py",
     "tests/integration/test_contrib_asyncpg.py",
     "tests/integration/test_contrib_django.py",
@@ -36,7 +37,7 @@ TESTS = (
 )
 TOOLS = (
     *("flask", "httpx", "hypothesis", "jsonschema", "msgspec", "pg8000", "psycopg2-binary"),
-    *("pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "trustme"),
+    *("pytest", "pytest-asyncio", "pytest-django", "pytest-timeout", "pytest-xdist", "trustme"),
 )
 FOLLOWERS = {"django-stubs", "django-stubs-ext", "asyncpg-stubs", "greenlet", "typing-extensions"}
 """Packages whose locked versions are for the locked versions of frameworks."""

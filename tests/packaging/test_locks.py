@@ -69,7 +69,12 @@ def test_an_application_needs_psycopg_only() -> None:
     assert [Requirement(text).name for text in PROJECT["project"]["dependencies"]] == ["psycopg"]
 
 
-@pytest.mark.parametrize("extra", ["relay", "otel", "registry", "ui", "demo"])
+def test_the_extra_binary_is_psycopg_with_a_libpq_of_its_own() -> None:
+    [plain], [binary] = map(Requirement, PROJECT["project"]["dependencies"]), map(Requirement, EXTRAS["binary"])
+    assert (binary.name, binary.extras, binary.specifier) == (plain.name, {"binary"}, plain.specifier)
+
+
+@pytest.mark.parametrize("extra", ["binary", "relay", "otel", "registry", "ui", "demo"])
 def test_every_extra_has_lower_bounds(extra: str) -> None:
     for requirement in map(Requirement, EXTRAS[extra]):
         operators = [specifier.operator for specifier in requirement.specifier]

@@ -142,7 +142,7 @@ def test_its_metadata(wheel: Path) -> None:
         said = Parser().parsestr(archive.read(f"outbox_relay-{__version__}.dist-info/METADATA").decode())
     assert said["License-Expression"] == "Apache-2.0"
     assert said["Requires-Python"] == ">=3.11"
-    extras = {"archive", "catalogue", "demo", "otel", "registry", "relay", "ui"}
+    extras = {"archive", "binary", "catalogue", "demo", "otel", "registry", "relay", "ui"}
     assert set(said.get_all("Provides-Extra", [])) == extras
     always = [r for r in map(Requirement, said.get_all("Requires-Dist", [])) if r.marker is None]
     (psycopg,) = always
