@@ -152,6 +152,13 @@ def unencodable(error: UnicodeEncodeError) -> InvalidEvent:
     )
 
 
+def encoding_error(error: BaseException | None) -> UnicodeEncodeError | None:
+    """Return the error about text that the encoding of the connection lacks, if it has caused another one."""
+    while error is not None and not isinstance(error, UnicodeEncodeError):
+        error = error.__cause__
+    return error
+
+
 def warn_outside(remedy: str, stacklevel: int) -> None:
     """Warn with :class:`NotInTransaction` at the caller of the public function, ``stacklevel`` frames up."""
     warnings.warn(OUTSIDE.format(remedy), NotInTransaction, stacklevel=stacklevel + 1)

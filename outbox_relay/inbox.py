@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from functools import wraps
-from inspect import iscoroutinefunction, isgeneratorfunction
+from inspect import isasyncgen, isawaitable, iscoroutine, iscoroutinefunction, isgenerator, isgeneratorfunction
 from typing import Any, Final, LiteralString, TypeVar
 from uuid import UUID
 
@@ -52,6 +52,7 @@ Result = TypeVar("Result")
 # A row means the first time, whatever the application loads booleans as.
 ONCE: Final[LiteralString] = "select 1 where outbox.once(%s::text, %s::uuid)"
 REMEDY: Final = "with conn.transaction():"
+NOT_PLAIN: Final = "once_per_event wraps plain functions; use aonce_per_event for asynchronous ones"
 
 
 def once(conn: psycopg.Connection[Any] | psycopg.Cursor[Any], consumer: str, uid: UUID | str) -> bool:
@@ -121,7 +122,7 @@ def once_per_event(
 
     def decorate(handler: Callable[[Conn, Message], Result]) -> Callable[[Conn, Message], Result | None]:
         if iscoroutinefunction(handler) or iscoroutinefunction(mark) or isgeneratorfunction(handler):
-            raise TypeError("once_per_event wraps plain functions; use aonce_per_event for asynchronous ones")
+            raise TypeError(NOT_PLAIN)
 
         @wraps(handler)
         def handle(conn: Conn, message: Message) -> Result | None:
@@ -129,7 +130,7 @@ def once_per_event(
             is_first = mark(conn, name, uid)
             if not isinstance(is_first, bool):  # pyright: ignore[reportUnnecessaryIsInstance] - nothing checks callers
                 raise TypeError("mark is asynchronous, and would mark no event: use aonce_per_event")
-            return handler(conn, message) if is_first else None
+            return _handled(handler(conn, message)) if is_first else None
 
         return handle
 
@@ -147,11 +148,20 @@ def aonce_per_event(
         @wraps(handler)
         async def handle(conn: Conn, message: Message) -> Result | None:
             name, uid = _named(consumer, message, separate_replays=separate_replays)
-            return await handler(conn, message) if await mark(conn, name, uid) else None
+            return _handled(await handler(conn, message)) if await mark(conn, name, uid) else None
 
         return handle
 
     return decorate
+
+
+def _handled(result: Result) -> Result:
+    """Return the result of a handler. Raises TypeError if that has not run: the mark must be rolled back then."""
+    if not (isawaitable(result) or isgenerator(result) or isasyncgen(result)):
+        return result
+    if iscoroutine(result):
+        result.close()
+    raise TypeError(f"the handler returned a {type(result).__name__} and has not run: {NOT_PLAIN}")
 
 
 def _named(consumer: str, message: HasHeaders, *, separate_replays: bool) -> tuple[str, UUID]:

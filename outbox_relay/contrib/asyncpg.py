@@ -23,15 +23,26 @@ from outbox_relay.emit_rows import (
     InvalidEvent,
     NotInTransaction,
     columns,
+    encoding_error,
     refusal,
     row_of,
     rows_of,
     time_text,
     uid_text,
+    unencodable,
     warn_outside,
 )
 from outbox_relay.emit_spans import Row
-from outbox_relay.inbox_marks import InvalidMark, NoTransaction, consumer_of, mark_of, outside, refused_mark, uid_of
+from outbox_relay.inbox_marks import (
+    InvalidMark,
+    NoTransaction,
+    consumer_of,
+    mark_of,
+    outside,
+    refused_mark,
+    uid_of,
+    unencodable_mark,
+)
 
 if TYPE_CHECKING:
     Connection: TypeAlias = asyncpg.Connection[Any] | PoolConnectionProxy[Any]
@@ -170,13 +181,17 @@ async def once(conn: Connection, consumer: str, uid: UUID | str) -> bool:
         if (refused := refused_mark(error.message)) is not None:
             raise refused from None
         raise
+    except asyncpg.DataError as error:
+        if (lacking := encoding_error(error)) is not None:
+            raise unencodable_mark(lacking) from None
+        raise
 
 
 async def _insert(connection: Connection, row: Row) -> UUID:
     try:
         return UUID(await connection.fetchval(ONE if len(row) == PLAIN else ONE_QUEUED, *row))
-    except asyncpg.InvalidParameterValueError as error:
-        if (refused := refusal(error.message)) is not None:
+    except asyncpg.DataError as error:
+        if (refused := _refusal(error)) is not None:
             raise refused from None
         raise
 
@@ -186,8 +201,8 @@ async def _insert_many(connection: Connection, rows: list[Row]) -> list[UUID]:
     try:
         many = await connection.fetch(MANY if len(values) == PLAIN else MANY_QUEUED, *values)
         return [UUID(found[0]) for found in many]
-    except asyncpg.InvalidParameterValueError as error:
-        if (refused := refusal(error.message)) is not None:
+    except asyncpg.DataError as error:
+        if (refused := _refusal(error)) is not None:
             raise refused from None
         raise
 
@@ -199,6 +214,13 @@ async def _change(connection: Connection, statement: str, *parameters: str) -> b
         if (refused := refusal(error.message)) is not None:
             raise refused from None
         raise
+
+
+def _refusal(error: asyncpg.DataError) -> InvalidEvent | None:
+    """Return the error about the event, or None for another one. asyncpg's own would show the text it cannot encode."""
+    if (lacking := encoding_error(error)) is not None:
+        return unencodable(lacking)
+    return refusal(error.message) if isinstance(error, asyncpg.InvalidParameterValueError) else None
 
 
 def _connection(conn: object, name: str = "emit", page: str = "docs/emitting.md") -> Connection:

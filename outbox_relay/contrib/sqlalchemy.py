@@ -25,6 +25,7 @@ from outbox_relay.emit_rows import (
     InvalidEvent,
     NotInTransaction,
     columns,
+    encoding_error,
     refusal,
     row_of,
     rows_of,
@@ -344,23 +345,33 @@ def _mark(connection: Connection, mark: Mark, remedy: str) -> bool:
     except UnicodeEncodeError as error:
         raise unencodable_mark(error) from None
     except DBAPIError as error:
+        if (lacking := encoding_error(error.orig)) is not None:
+            raise unencodable_mark(lacking) from None
         if (refused := refused_mark(_refused_because(error))) is not None:
             raise refused from None
         raise
 
 
 def _refusal(error: DBAPIError) -> InvalidEvent | None:
-    """Return the error with the message about the event, or None if the database did not refuse the event."""
-    return refusal(_refused_because(error))
+    """Return the error with the message about the event, or None if neither driver nor database refused the event."""
+    lacking = encoding_error(error.orig)  # asyncpg's own error, whose message shows the text
+    return refusal(_refused_because(error)) if lacking is None else unencodable(lacking)
 
 
 def _refused_because(error: DBAPIError) -> str | None:
     """Return the message of the database for a value that it refuses, or None for another error."""
     found: Any = error.orig
-    if REFUSED not in (getattr(found, "sqlstate", None), getattr(found, "pgcode", None)):
+    fields = _fields_of_pg8000(found)
+    if REFUSED not in (getattr(found, "sqlstate", None), getattr(found, "pgcode", None), fields.get("C")):
         return None
     diagnosis = getattr(found, "diag", None)  # of psycopg; asyncpg's own error is the cause
-    return str(found.__cause__ or found) if diagnosis is None else diagnosis.message_primary
+    return fields.get("M", str(found.__cause__ or found)) if diagnosis is None else diagnosis.message_primary
+
+
+def _fields_of_pg8000(error: Any) -> Mapping[str, str]:
+    """Return the fields of an error of pg8000, which is made of them; none for another driver."""
+    [first, *_] = error.args or (None,)
+    return cast("Mapping[str, str]", first) if isinstance(first, dict) else {}
 
 
 # -- the connection -----------------------------------------------------------------------------------------------

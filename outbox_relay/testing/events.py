@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from inspect import isawaitable, iscoroutine
 from typing import Any, NoReturn, Self
 
 from outbox_relay.testing.matching import ANY, differences, listed
@@ -87,10 +88,16 @@ class OutboxEvents:
         _asserted(self.emitted(), (type, key, payload, headers), 0)
 
     def deliver(self, handler: Callable[[EmittedEvent], object], type: str | None = None) -> int:  # noqa: A002
-        """Call a consumer with each event in order, of one type if it is given, and return their number."""
+        """Call a consumer with each event in order, of one type if it is given, and return their number.
+
+        Raises TypeError for an asynchronous one.
+        """
         events = self.emitted(type)
         for event in events:
-            handler(event)
+            if isawaitable(result := handler(event)):
+                if iscoroutine(result):
+                    result.close()
+                raise TypeError(f"deliver calls plain functions, and {_name_of(handler)} is asynchronous: use adeliver")
         return len(events)
 
     # -- asynchronous ---------------------------------------------------------------------------------------------
@@ -129,10 +136,13 @@ class OutboxEvents:
         handler: Callable[[EmittedEvent], Awaitable[object]],
         type: str | None = None,  # noqa: A002 - as for outbox.emit
     ) -> int:
-        """Await a consumer for each event in order, as ``deliver`` does."""
+        """Await a consumer for each event in order, as ``deliver`` does. Raises TypeError for a plain one."""
         events = await self.aemitted(type)
         for event in events:
-            await handler(event)
+            result: object = handler(event)
+            if not isawaitable(result):
+                raise TypeError(f"adeliver awaits its handler, and {_name_of(handler)} is plain: make it asynchronous")
+            await result
         return len(events)
 
     # -- the database ---------------------------------------------------------------------------------------------
@@ -159,6 +169,10 @@ def _explain(error: Exception, query: str) -> NoReturn:
     if query != OF_TRANSACTION and is_missing_right(error):
         raise PermissionError(NEEDED) from error
     raise error
+
+
+def _name_of(handler: object) -> str:
+    return getattr(handler, "__name__", type(handler).__name__)
 
 
 def _of_type(events: list[EmittedEvent], wanted: str | None) -> list[EmittedEvent]:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 from uuid import UUID
 
 OF_TRANSACTION = """
@@ -101,10 +101,16 @@ def is_missing_right(error: Exception) -> bool:
     """Return True if the database refused a query for lack of a privilege, in the words of any driver."""
     found: Any = error
     while found is not None:
-        if NO_RIGHT in (getattr(found, "sqlstate", None), getattr(found, "pgcode", None)):
+        if NO_RIGHT in (getattr(found, "sqlstate", None), getattr(found, "pgcode", None), _code_of_pg8000(found)):
             return True
         found = getattr(found, "orig", None) or found.__cause__
     return False
+
+
+def _code_of_pg8000(error: Exception) -> object:
+    """Return the SQLSTATE of an error of pg8000, which is made of fields; None for another driver."""
+    fields = error.args[0] if error.args else None
+    return cast("dict[str, object]", fields).get("C") if isinstance(fields, dict) else None
 
 
 def _unscoped(conn: object) -> object:

@@ -17,7 +17,7 @@ from outbox_relay import inbox, outbox
 from outbox_relay.contrib import asyncpg as contrib
 from outbox_relay.contrib.asyncpg import Event, InvalidEvent, InvalidMark, NotInTransaction, NoTransaction
 from tests.support.database import Database, query
-from tests.support.drivers import address
+from tests.support.drivers import address, skip_without_encodings
 
 LOGGED = """select type, key, convert_from(payload, 'UTF8'), headers, deliver_at, uid, content_type
               from outbox.event order by id"""
@@ -112,6 +112,48 @@ async def test_other_failures_are_asyncpgs_own(database: Database) -> None:
             async with conn.transaction():
                 await contrib.emit(conn, "t", {"card": 4711})
         assert "4711" not in str(caught.value)
+
+
+async def test_text_that_the_connection_cannot_encode_is_refused_and_not_shown(database: Database) -> None:
+    skip_without_encodings()
+    async with connected(database, server_settings={"client_encoding": "LATIN1"}) as conn, conn.transaction():
+        for call in (
+            contrib.emit(conn, "t", {}, key="4711€"),
+            contrib.emit_many(conn, [Event("t", {}, key="4711€")]),
+            contrib.emit(conn, "t", {}, unique_key="4711€"),
+        ):
+            with pytest.raises(InvalidEvent, match="encoding latin-1 lacks") as caught:
+                await call
+            assert "4711" not in str(caught.value)
+        with pytest.raises(InvalidMark, match="consumer has characters that the encoding latin-1 lacks"):
+            await contrib.once(conn, "4711€", uuid.uuid4())
+        await contrib.emit(conn, "t", {"price": "€"}, key="ü", headers={"price": "€"})
+    assert query(database, "select key, headers from outbox.event") == [("ü", {"price": "€"})]
+
+
+async def test_a_wrong_element_is_named_and_nothing_is_emitted(database: Database) -> None:
+    wrong: Any = [Event("t", {}), {"type": "t"}]
+    async with connected(database) as conn, conn.transaction():
+        with pytest.raises(TypeError, match=r"^event 1 must be an outbox\.Event, not dict$"):
+            await contrib.emit_many(conn, wrong)
+    assert query(database, "select count(*) from outbox.event") == [(0,)]
+
+
+async def test_an_aborted_and_a_read_only_transaction_take_no_event(database: Database) -> None:
+    async with connected(database) as conn:
+        aborted = conn.transaction()
+        await aborted.start()
+        with pytest.raises(asyncpg.DivisionByZeroError):
+            await conn.execute("select 1 / 0")
+        with pytest.raises(asyncpg.InFailedSQLTransactionError):
+            await contrib.emit(conn, "t", {})
+        await aborted.rollback()
+        async with conn.transaction(readonly=True):
+            with pytest.raises(asyncpg.ReadOnlySQLTransactionError):
+                async with conn.transaction():
+                    await contrib.emit(conn, "t", {})
+            with pytest.raises(asyncpg.ReadOnlySQLTransactionError):
+                await contrib.once(conn, "billing", uuid.uuid4())
 
 
 async def test_a_connection_of_a_pool_emits_and_warns_outside_a_transaction(database: Database) -> None:

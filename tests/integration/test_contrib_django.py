@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+import unittest
 import uuid
 from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import pytest
-from django.db import OperationalError, ProgrammingError, connections, transaction
+from django.db import DatabaseError, OperationalError, ProgrammingError, connections, transaction
 from django.db.transaction import TransactionManagementError
+from django.http import HttpRequest, HttpResponse
+from django.test import Client, RequestFactory, TestCase, override_settings
+from django.urls import path
 
 from outbox_relay import inbox, outbox
-from outbox_relay.contrib.django import Event, InvalidEvent, InvalidMark, cancel, emit, emit_many, once, reschedule
+from outbox_relay.contrib.django import (
+    Event,
+    InvalidEvent,
+    InvalidMark,
+    cancel,
+    emit,
+    emit_many,
+    once,
+    once_per_event,
+    reschedule,
+)
 from outbox_relay.testing import OutboxEvents
 from tests.support import django_site
 from tests.support.database import Database, query
@@ -93,6 +109,71 @@ def test_an_event_outside_an_atomic_block_is_refused_unless_told(shop: Database)
     assert query(shop, "select type from outbox.event order by id") == [("told",), ("told.too",)]
 
 
+def order_view(request: HttpRequest) -> HttpResponse:
+    """Place an order, and fail afterwards if the request says so."""
+    emit("order.created", {"id": 1}, using="shop")
+    execute("insert into orders values (1)")
+    if request.GET:
+        raise RuntimeError
+    return HttpResponse(status=201)
+
+
+def test_the_transaction_of_a_request_has_its_events(shop: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(connections["shop"].settings_dict, "ATOMIC_REQUESTS", True)
+    execute("create table orders (id bigint)")
+    client = Client(raise_request_exception=False)
+    apart = transaction.non_atomic_requests(using="shop")(partial(order_view))
+    with override_settings(ROOT_URLCONF=(path("orders", order_view), path("apart", apart))):
+        assert client.get("/orders?fail=1").status_code == 500
+        assert query(shop, "select count(*) from orders") == query(shop, "select count(*) from outbox.event") == [(0,)]
+        assert client.get("/apart").status_code == 500, "emit refuses"
+        assert client.get("/orders").status_code == 201
+    assert query(shop, "select type from outbox.event") == [("order.created",)]
+
+
+def test_a_database_without_the_outbox_leaves_the_other_alone(shop: Database, empty_database: Database) -> None:
+    django_site.place("default", empty_database)
+    with transaction.atomic(using="shop"):
+        emit("kept", {}, using="shop")
+        with pytest.raises(ProgrammingError, match='schema "outbox" does not exist'), transaction.atomic():
+            emit("elsewhere", {})
+    assert query(shop, "select type from outbox.event") == [("kept",)]
+
+
+def test_a_database_that_a_test_case_may_not_use_takes_no_event(shop: Database, empty_database: Database) -> None:
+    """Its event would stay after the test. Red without the cursor of Django, if the connection is open already."""
+    django_site.place("default", empty_database)
+    connections["shop"].ensure_connection()
+
+    class Orders(TestCase):
+        def runTest(self) -> None:  # noqa: N802 - the name of unittest
+            for call in (lambda: emit("t", {}, using="shop"), lambda: once("billing", uuid.uuid4(), using="shop")):
+                with (
+                    pytest.raises(AssertionError, match="not allowed in this test"),
+                    transaction.atomic(using="shop"),
+                ):
+                    call()
+
+    Orders.databases = {"default"}
+    result = unittest.TestSuite([Orders()]).run(unittest.TestResult())
+    assert (result.testsRun, result.errors, result.failures) == (1, [], [])
+    assert query(shop, "select count(*) from outbox.event") == [(0,)]
+
+
+def test_the_connection_of_another_thread_takes_no_event(shop: Database) -> None:
+    wrapper = connections["shop"]
+
+    def elsewhere() -> None:
+        connections["shop"] = wrapper
+        with pytest.raises(DatabaseError, match="can only be used in that same thread"):
+            emit("t", {}, using="shop", require_atomic=False)
+
+    wrapper.ensure_connection()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(elsewhere).result(30)
+    assert query(shop, "select count(*) from outbox.event") == [(0,)]
+
+
 def test_a_refused_event_leaves_the_block_to_its_savepoint(shop: Database) -> None:
     with transaction.atomic(using="shop"):
         with pytest.raises(InvalidEvent, match="key") as caught, transaction.atomic(using="shop"):
@@ -104,6 +185,16 @@ def test_a_refused_event_leaves_the_block_to_its_savepoint(shop: Database) -> No
         assert caught.value.index == 1
         emit("kept", {}, using="shop")
     assert query(shop, "select type from outbox.event") == [("kept",)]
+
+
+def test_a_wrong_element_is_named_and_nothing_is_emitted(shop: Database) -> None:
+    wrong: Any = [Event("t", {}), {"type": "t"}]
+    with (
+        transaction.atomic(using="shop"),
+        pytest.raises(TypeError, match=r"^event 1 must be an outbox\.Event, not dict$"),
+    ):
+        emit_many(wrong, using="shop")
+    assert query(shop, "select count(*) from outbox.event") == [(0,)]
 
 
 def test_a_block_that_must_be_rolled_back_takes_no_event() -> None:
@@ -181,6 +272,44 @@ def test_a_refused_mark_is_named_and_other_failures_are_djangos_own(shop: Databa
     wrong: Any = connections["shop"]
     with pytest.raises(TypeError, match=r"use once of outbox_relay\.contrib\.django"):
         inbox.once(wrong, "billing", uuid.uuid4())
+
+
+def test_a_handler_is_called_once_for_an_event(shop: Database) -> None:
+    handled: list[str] = []
+    calls = 0
+
+    @once_per_event("billing", using="shop")
+    def invoice(request: HttpRequest) -> str:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise RuntimeError("the first time fails")
+        handled.append(request.headers["webhook-id"])
+        return "done"
+
+    uid = str(uuid.uuid4())
+    request = RequestFactory().post("/", headers={"webhook-id": uid})
+    with pytest.raises(RuntimeError, match="first time"), transaction.atomic(using="shop"):
+        invoice(request)
+    for wanted in ("done", None):
+        with transaction.atomic(using="shop"):
+            assert invoice(request) == wanted
+    replayed = RequestFactory().post("/", headers={"webhook-id": uid, "outbox-replay": "7"})
+    with transaction.atomic(using="shop"):
+        assert invoice(replayed) == "done"
+    with pytest.raises(TransactionManagementError, match=r"atomic\(using='shop'\)"):
+        invoice(request)
+    assert (invoice.__name__, handled) == ("invoice", [uid, uid])
+    names = query(shop, "select consumer from outbox.inbox order by 1")
+    assert names == [("billing",), ("billing/replay-7",)]
+
+
+def test_an_asynchronous_handler_is_refused() -> None:
+    async def invoice(request: HttpRequest) -> None:
+        raise AssertionError(request)
+
+    with pytest.raises(TypeError, match="wraps plain functions"):
+        once_per_event("billing")(invoice)
 
 
 def test_an_instance_of_a_declared_class_is_emitted(shop: Database) -> None:

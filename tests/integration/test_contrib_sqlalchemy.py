@@ -22,9 +22,11 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scop
 
 from outbox_relay import outbox
 from outbox_relay.contrib import sqlalchemy as contrib
-from outbox_relay.contrib.sqlalchemy import Event, InvalidEvent, NotInTransaction
+from outbox_relay.contrib.sqlalchemy import Event, InvalidEvent, InvalidMark, NotInTransaction
+from outbox_relay.testing import OutboxEvents
 from tests.support import engines
 from tests.support.database import Database, query
+from tests.support.drivers import skip_without_encodings, url
 from tests.support.engines import engine_of
 
 DRIVERS = ("psycopg", "asyncpg")
@@ -267,6 +269,63 @@ async def test_a_refused_event_is_named_asynchronously(shop: Database, driver: s
         await contrib.aemit(session, "t", {})
         await session.commit()
     assert query(shop, "select type from outbox.event") == [("t",)]
+
+
+@pytest.mark.parametrize("driver", ["psycopg2", "pg8000"])
+def test_other_drivers_emit_and_name_what_is_refused(shop: Database, driver: str) -> None:
+    made = create_engine(url(shop, driver))
+    with Session(made) as session:
+        found = [*refused(session)]
+        contrib.emit_many(session, [Event("many", b"\0\xff", content_type="x/y"), Event("queued", 1, unique_key="k")])
+        contrib.emit(session, "one", {"a": "ö"}, key="k")
+        OutboxEvents(session).assert_emitted("one", payload={"a": "ö"})
+        with pytest.raises(InvalidMark, match="1 to 255 bytes"), session.begin_nested():
+            contrib.once(session, "", uuid.uuid4())
+        session.commit()
+    made.dispose()
+    assert [index for _, index in found] == [None, None, None, None, 1]
+    assert found[0][0].startswith("type must be 1 to 255 visible ASCII characters")
+    assert query(shop, "select type from outbox.event order by id") == [("many",), ("queued",), ("one",)]
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_text_that_the_connection_cannot_encode_is_refused_and_not_shown(shop: Database, driver: str) -> None:
+    skip_without_encodings()
+    latin: dict[str, Any] = {"client_encoding": "LATIN1"}
+    options = {"server_settings": latin} if driver == "asyncpg" else latin
+    async with engine_of(shop, driver, connect_args=options) as engine, engine.begin() as connection:
+        for call in (
+            contrib.aemit(connection, "t", {}, key="4711€"),
+            contrib.aemit_many(connection, [Event("t", {}, key="4711€")]),
+        ):
+            with pytest.raises(InvalidEvent, match="have characters that the encoding") as caught:
+                await call
+            assert "4711" not in str(caught.value)
+        with pytest.raises(InvalidMark, match="consumer has characters that the encoding"):
+            await contrib.aonce(connection, "4711€", uuid.uuid4())
+        await contrib.aemit(connection, "t", {"price": "€"}, key="ü")
+    assert query(shop, "select key from outbox.event") == [("ü",)]
+
+
+def test_an_error_that_the_application_is_handling_is_not_taken_for_one_of_the_event(engine: Engine) -> None:
+    with engine.connect() as connection:
+        connection.execute(text("set transaction read only"))
+        try:
+            "€".encode("latin-1")
+        except UnicodeEncodeError:
+            with pytest.raises(DBAPIError, match="read-only"):
+                contrib.emit(connection, "t", {})
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_a_wrong_element_is_named_and_nothing_is_emitted(shop: Database, engine: Engine, driver: str) -> None:
+    wrong: Any = [Event("t", {}), {"type": "t"}]
+    with engine.begin() as connection, pytest.raises(TypeError, match=r"^event 1 must be an outbox\.Event, not dict$"):
+        contrib.emit_many(connection, wrong)
+    async with engine_of(shop, driver) as other, other.begin() as asynchronous:
+        with pytest.raises(TypeError, match=r"^event 1 must be an outbox\.Event, not dict$"):
+            await contrib.aemit_many(asynchronous, wrong)
+    assert query(shop, "select count(*) from outbox.event") == [(0,)]
 
 
 def test_other_failures_are_sqlalchemys_own(shop: Database, engine: Engine) -> None:

@@ -22,6 +22,7 @@ from outbox_relay.contrib.django.operations import OutboxSchema
 from outbox_relay.postgres.migrations import migrate
 from outbox_relay.postgres.schema_script import script
 from outbox_relay.postgres.schema_versions import SCHEMA_VERSION
+from tests.docs.parsing import parsers
 from tests.support import django_site
 from tests.support.database import Database, query
 from tests.support.deliveries import has
@@ -373,6 +374,21 @@ def test_every_command_takes_a_database(command: str, capfd: pytest.CaptureFixtu
 
     assert main([command, "--dsn", "postgresql:///", "--help"]) == 0
     assert "--dsn" in capfd.readouterr().out
+
+
+def test_no_command_that_needs_a_database_alone_is_missing() -> None:
+    of_a_configuration = {"check", "config", "run"}
+    servers = {"bench", "demo", "dev", "drill", "ui"}
+    with_dsn = {name.split()[0] for name, each in parsers().items() if "--dsn DSN" in each.format_help()}
+    assert with_dsn - of_a_configuration - servers == COMMANDS
+
+
+@pytest.mark.usefixtures("site")
+def test_schedules_and_the_catalogue_are_asked(capfd: pytest.CaptureFixture[str]) -> None:
+    call_command("outbox", "schedules", "list", "--json")
+    assert json.loads(capfd.readouterr().out) == {"schedules": []}
+    call_command("outbox", "catalogue", "check", "tests.support.declared")
+    assert "order.created: no events" in capfd.readouterr().out
 
 
 @pytest.mark.usefixtures("site")

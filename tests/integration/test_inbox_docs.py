@@ -49,6 +49,8 @@ ALSO = {
             total: Mapped[int]
     """,
     "django": """
+        import types
+        request = types.SimpleNamespace(headers={"webhook-id": uid})
         class Invoice(models.Model):
             event = models.UUIDField(primary_key=True)
             total = models.IntegerField()

@@ -75,6 +75,23 @@ def test_a_consumer_runs_on_what_was_emitted(database: Database) -> None:
         assert seen == [1, 3]
 
 
+async def test_a_consumer_that_would_not_run_is_refused(database: Database) -> None:
+    wrong: Any
+
+    async def handle(event: EmittedEvent) -> None:
+        raise AssertionError(event)
+
+    with database.connect() as conn:
+        outbox.emit(conn, "a", 1)
+        with pytest.raises(TypeError, match="deliver calls plain functions, and handle is asynchronous: use adeliver"):
+            OutboxEvents(conn).deliver(handle)
+    async with await psycopg.AsyncConnection.connect(database.dsn) as asynchronous:
+        await outbox.aemit(asynchronous, "a", 1)
+        wrong = print
+        with pytest.raises(TypeError, match="adeliver awaits its handler, and print is plain"):
+            await OutboxEvents(asynchronous).adeliver(wrong)
+
+
 def test_a_role_that_only_emits_sees_its_own_events_alone(database: Database) -> None:
     """Those of another transaction, or of another role that it takes, are not shown."""
     with new_role(database, "emit") as emits, new_role(database, "emit2") as others:
@@ -229,6 +246,39 @@ async def test_asynchronous_connections_are_seen(database: Database) -> None:
     await raw.close()
     with database.connect() as wrong, pytest.raises(TypeError, match="a synchronous connection has emitted"):
         await OutboxEvents(wrong).aemitted()
+
+
+async def test_a_savepoint_for_each_test_is_no_hindrance(database: Database) -> None:
+    """The fixtures of SQLAlchemy's and asyncpg's own documentation, around code that commits."""
+    engine = create_engine(url(database, "psycopg"))
+    with engine.connect() as connection, connection.begin() as outer:
+        session = Session(connection, join_transaction_mode="create_savepoint")
+        of_sqlalchemy.emit(session, "committed", {})
+        session.commit()
+        of_sqlalchemy.emit(session, "undone", {})
+        session.rollback()
+        assert [each.type for each in OutboxEvents(session).emitted()] == ["committed"]
+        assert [each.type for each in OutboxEvents(connection).emitted()] == ["committed"]
+        outer.rollback()
+    engine.dispose()
+    for driver in ("psycopg", "asyncpg"):
+        asynchronous = create_async_engine(url(database, driver))
+        async with asynchronous.connect() as connection, connection.begin() as outer:
+            async with AsyncSession(connection, join_transaction_mode="create_savepoint") as session:
+                await of_sqlalchemy.aemit(session, "committed", {})
+                await session.commit()
+                await OutboxEvents(session).aassert_emitted("committed")
+            await outer.rollback()
+        await asynchronous.dispose()
+    raw: Any = await asyncpg.connect(**address(database))
+    outer = raw.transaction()
+    await outer.start()
+    async with raw.transaction():
+        await of_asyncpg.emit(raw, "committed", {})
+    await OutboxEvents(raw).aassert_emitted("committed")
+    await outer.rollback()
+    await raw.close()
+    assert committed(database) == []
 
 
 SUITE = """

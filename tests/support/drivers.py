@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import asyncpg
+import pytest
+from packaging.version import Version
 from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy import URL
 
 from tests.support.database import Database
+
+
+def skip_without_encodings() -> None:
+    """Skip a test with another encoding than UTF-8 where asyncpg sends no text in it."""
+    if Version(asyncpg.__version__) < Version("0.29"):
+        pytest.skip("before asyncpg 0.29 UTF-8 is the only encoding of a client that works")
 
 
 def url(database: Database, driver: str) -> URL:

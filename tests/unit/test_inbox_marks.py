@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from outbox_relay.inbox import Headers, InvalidMark, consumer_of, once, once_per_event, uid_of
+from outbox_relay.inbox import Headers, InvalidMark, aonce_per_event, consumer_of, once, once_per_event, uid_of
 from outbox_relay.inbox_marks import mark_of
 from outbox_relay.sinks.contract.handing import an_event
 from outbox_relay.sinks.kafka.records import RecordFormat
@@ -128,6 +128,45 @@ def _generator(*_: object) -> Any:
 def test_what_is_asynchronous_is_refused_before_nothing_is_marked(handler: Any, mark: Any) -> None:
     with pytest.raises(TypeError, match="aonce_per_event"):
         once_per_event("billing", mark=mark)(handler)
+
+
+class Asynchronous:
+    """A handler whose class hides that it is asynchronous."""
+
+    async def __call__(self, *_: object) -> None:
+        """Do nothing."""
+
+
+async def _asynchronous_generator(*_: object) -> Any:
+    yield
+
+
+def _coroutine(*_: object) -> Any:
+    return _mark()
+
+
+def _made_generator(*_: object) -> Any:
+    return _generator()
+
+
+HIDDEN: list[Any] = [Asynchronous(), _asynchronous_generator, _coroutine, _made_generator]
+
+
+@pytest.mark.parametrize("handler", HIDDEN)
+async def test_a_result_that_has_not_run_is_an_error_which_rolls_the_mark_back(handler: Any) -> None:
+    message: Any = SimpleNamespace(headers={"webhook-id": str(UID)})
+
+    def marked(*_: object) -> bool:
+        return True
+
+    with pytest.raises(TypeError, match="and has not run: once_per_event wraps plain functions"):
+        once_per_event("billing", mark=marked)(handler)(None, message)
+
+    async def returning(*_: object) -> Any:
+        return handler()
+
+    with pytest.raises(TypeError, match="and has not run"):
+        await aonce_per_event("billing", mark=_mark)(returning)(None, message)
 
 
 def test_a_mark_whose_result_is_no_bool_marks_nothing_and_is_refused() -> None:

@@ -5,9 +5,11 @@ docs/emitting.md and docs/consumers.md show every use.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
-from typing import Any, Final, cast
+from functools import wraps
+from inspect import iscoroutinefunction
+from typing import Any, Final, TypeVar, cast
 from uuid import UUID
 
 import psycopg
@@ -18,7 +20,7 @@ from django.db.transaction import TransactionManagementError
 from outbox_relay import emit_spans, inbox
 from outbox_relay.callers import PAGES
 from outbox_relay.emit_rows import NOT_GIVEN, Declared, Dumps, Event, InvalidEvent, row_of, rows_of, time_text, uid_text
-from outbox_relay.inbox_marks import InvalidMark, consumer_of, mark_of, uid_of
+from outbox_relay.inbox_marks import HasHeaders, InvalidMark, consumer_of, mark_of, uid_of
 from outbox_relay.outbox import CANCEL, RESCHEDULE, change, insert, insert_many
 
 __all__ = [
@@ -30,9 +32,13 @@ __all__ = [
     "emit",
     "emit_many",
     "once",
+    "once_per_event",
     "reschedule",
     "uid_of",
 ]
+
+Message = TypeVar("Message", bound=HasHeaders)
+Result = TypeVar("Result")
 
 OUTSIDE: Final = (
     "an event was emitted outside an atomic block of database {!r}, so it would not be atomic with your data; use "
@@ -137,6 +143,34 @@ def once(consumer: str, uid: UUID | str, *, using: str = DEFAULT_DB_ALIAS) -> bo
         return inbox.insert(connection, mark)
 
 
+def once_per_event(
+    consumer: str, *, using: str = DEFAULT_DB_ALIAS, separate_replays: bool = True
+) -> Callable[[Callable[[Message], Result]], Callable[[Message], Result | None]]:
+    """Return a decorator for a handler ``(message)``, which then handles each event once.
+
+    As ``inbox.once_per_event``, but in the current atomic block of the database ``using``.
+    """
+
+    def mark(_: None, name: str, uid: UUID) -> bool:
+        return once(name, uid, using=using)
+
+    def decorate(handler: Callable[[Message], Result]) -> Callable[[Message], Result | None]:
+        if iscoroutinefunction(handler):
+            raise TypeError("once_per_event wraps plain functions, because atomic blocks are not asynchronous")
+
+        @inbox.once_per_event(consumer, mark=mark, separate_replays=separate_replays)
+        def handle_with(_: None, message: Message) -> Result:
+            return handler(message)
+
+        @wraps(handler)
+        def handle(message: Message) -> Result | None:
+            return handle_with(None, message)
+
+        return handle
+
+    return decorate
+
+
 def _connection(
     using: str, *, require_atomic: bool, name: str = "emit", outside: str = OUTSIDE
 ) -> tuple[BaseDatabaseWrapper, psycopg.Connection[Any]]:
@@ -145,7 +179,7 @@ def _connection(
     if require_atomic and not wrapper.in_atomic_block:
         raise TransactionManagementError(outside.format(using, using))
     wrapper.validate_no_broken_transaction()
-    wrapper.ensure_connection()
+    wrapper.cursor().close()  # connects; refuses a thread or a test that may not use the connection
     below: object = wrapper.connection
     if isinstance(below, psycopg.Connection):
         return wrapper, cast("psycopg.Connection[Any]", below)

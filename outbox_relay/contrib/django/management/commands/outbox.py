@@ -13,8 +13,8 @@ from outbox_relay.cli.entry import escape_unencodable, main
 from outbox_relay.contrib.django.databases import dsn_of
 
 COMMANDS: Final = frozenset((
-    "attempts", "audit", "dead", "doctor", "emit", "erase", "migrate", "pause", "rebase", "replay", "resume",
-    "retention", "running", "sinks", "status", "why",
+    "attempts", "audit", "catalogue", "dead", "doctor", "emit", "erase", "migrate", "pause", "rebase", "replay",
+    "resume", "retention", "running", "schedules", "sinks", "status", "why",
 ))  # fmt: skip
 """The commands that need a database and no configuration."""
 
