@@ -192,9 +192,12 @@ def roll_out(database: Database, producer: Producer, receiver: Receiver, old: Re
 
 
 def assert_told(database: Database, uids: list[str]) -> None:
-    """Raise AssertionError if a delivered event is shown as anything else; the last ones are known to be delivered."""
-    assert states(database, uids) <= {"settled", "unknown"}
-    assert states(database, uids[-100:]) == {"settled"}
+    """Raise AssertionError if a delivered event is shown as anything else; the last ones are known to be delivered.
+
+    An event whose request was slow has a record of its delivery.
+    """
+    assert states(database, uids) <= {"settled", "delivered", "unknown"}
+    assert states(database, uids[-100:]) <= {"settled", "delivered"}
 
 
 def states(database: Database, uids: list[str]) -> set[str]:
