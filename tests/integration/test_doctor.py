@@ -361,6 +361,7 @@ async def test_a_log_that_is_locked_hides_only_what_is_in_it(books: Ledger) -> N
 async def test_dead_rows_are_found_under_their_table(books: Ledger) -> None:
     books.emit(*"abcdefgh")
     books.do("delete from outbox.event")
+    books.database.close()  # reports what the connection has done
 
     async def counted() -> list[Any]:
         return [row for row in await books.store.named("doctor_tables", {"dead": 5}) if row.name == "event"]
