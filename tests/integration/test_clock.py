@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from tests.support.database import Database
-from tests.support.installed import absent
 from tests.support.receiver import Receiver, Request
 from tests.support.receiver.answers import Behaviour, chosen, say
 from tests.support.receiver.signatures import SECRET
 from tests.support.relay_config import WEBHOOK_WITH_FILES
 from tests.support.service import RelayService
+from tests.support.shifted_clock import shifted
 from tests.support.wait import until
 
 pytestmark = pytest.mark.thorough
@@ -22,24 +22,6 @@ pytestmark = pytest.mark.thorough
 HOUR = 3600
 EVENTS = 100
 DUE_SECONDS = 3.0
-
-
-def library() -> Path:
-    """The path of libfaketime; without it a test is skipped, and fails when the environment variable CI is "true"."""
-    found = next(iter(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1")), None)
-    if found is None:
-        absent("libfaketime", "faketime")
-    return found
-
-
-def shifted(seconds: int) -> dict[str, str]:
-    """The environment of a process whose wall clock is wrong, and whose monotonic clock is not."""
-    return {
-        "LD_PRELOAD": str(library()),
-        "FAKETIME": f"{seconds:+d}s",
-        "DONT_FAKE_MONOTONIC": "1",
-        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-    }
 
 
 @pytest.fixture

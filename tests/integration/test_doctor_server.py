@@ -1,0 +1,112 @@
+"""What `doctor` finds of the server and its sessions as a whole: each condition is made, and found by the command."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+
+from outbox_relay.admin.doctor import doctor, examination
+from outbox_relay.postgres.migrations import migrate
+from tests.support.command import inside, outbox_relay
+from tests.support.database import Database
+from tests.support.findings import a_served_sink, findings
+from tests.support.ledger import Ledger
+from tests.support.postgres import PostgresServer
+from tests.support.shifted_clock import shifted
+from tests.support.wait import auntil
+
+LOWER = {
+    "doctor_transactions": {"seconds": 0.0},
+    "doctor_locks": {"seconds": 0.0},
+    "doctor_tables": {"dead": 5},
+    "doctor_slots": {"bytes": -1},
+    "doctor_autovacuum": {"dead": 0, "seconds": 0.0},
+}
+"""Limits in place of five minutes, a second, many dead rows, 10 GiB and an hour."""
+WAITS = "do $$ begin lock table outbox.sink in exclusive mode; end $$"
+FREEZE_MAX_AGE = 100_000
+"""The smallest that the server accepts."""
+OLD = 2 * FREEZE_MAX_AGE + 1_000
+USE_IDS = f"""
+do $$ begin
+  create temporary table used (n integer);
+  for n in 1..{OLD} loop
+    begin
+      insert into used values (n);
+      raise exception 'a subtransaction of its own';
+    exception when raise_exception then null;
+    end;
+  end loop;
+end $$"""
+
+
+@pytest.fixture
+async def books(database: Database) -> AsyncGenerator[Ledger]:
+    """A database with one live relay that owns the shards of one sink, all at the end of the log."""
+    async with a_served_sink(database) as found:
+        yield found
+
+
+async def test_what_takes_long_or_becomes_large_is_found_by_the_whole_examination(
+    books: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The conditions are real; the limits are lower, since the product's take minutes, hours and gigabytes."""
+    with books.database.connect(autocommit=True) as ended:  # the end of a session makes its counts known
+        ended.execute("insert into outbox.uid (uid) select gen_random_uuid() from generate_series(1, 300)")
+        ended.execute("delete from outbox.uid")
+    books.do("select pg_create_physical_replication_slot('examined', true)")
+
+    async def counted() -> Any:
+        return await books.store.named("doctor_autovacuum", LOWER["doctor_autovacuum"])
+
+    await auntil(counted, seconds=20, what="the dead rows are counted")
+    made = {"long-transaction", "lock-waits", "dead-tuples", "replication-slot", "autovacuum-late"}
+    assert not made & (await findings(books)).keys(), "none of them is beyond the product's limits"
+    lowered = [(name, LOWER.get(name, given), check) for name, given, check in examination.STATEMENTS]
+    monkeypatch.setattr(examination, "STATEMENTS", lowered)
+    try:
+        with books.database.connect() as first:
+            first.execute("lock table outbox.sink in share mode")
+            waits = asyncio.create_task(asyncio.to_thread(books.do, WAITS))
+
+            async def all_found() -> Any:
+                return made <= (await findings(books)).keys()
+
+            await auntil(all_found, seconds=20, what="all five are found")
+            first.rollback()
+            await waits
+    finally:
+        books.do("select pg_drop_replication_slot('examined')")
+
+
+async def test_a_server_without_fsync_is_found(books: Ledger) -> None:
+    """Every other server of the tests is one, and their findings leave this out."""
+    [found] = [each for each in await doctor(books.store) if each.id == "durability-off"]
+    assert (found.severity, found.evidence) == ("critical", "off: fsync")
+
+
+@pytest.mark.parametrize("seconds", [-20, 20])
+def test_a_clock_of_this_machine_that_is_wrong_is_found(database: Database, seconds: int) -> None:
+    ended = outbox_relay("doctor", "--json", "--dsn", database.dsn, **shifted(seconds))
+    [found] = [each for each in ended.json["findings"] if each["id"] == "clocks-apart"]
+    assert found["severity"] == "warning"
+    assert found["evidence"] in {"by 19.9 s", "by 20.0 s"}
+
+
+def test_transaction_ids_that_vacuum_cannot_freeze_are_found() -> None:
+    with PostgresServer({"autovacuum_freeze_max_age": FREEZE_MAX_AGE}) as server:
+        server.create_database("ageing")
+        dsn = server.dsn("ageing")
+        migrate(dsn)
+        assert "wraparound" not in {each["id"] for each in inside("doctor", "--json", "--dsn", dsn).json["findings"]}
+        with server.connect("ageing") as holds, server.connect("ageing") as uses:
+            holds.execute("select pg_current_xact_id()")
+            uses.execute(USE_IDS.encode())
+            uses.rollback()
+            ended = inside("doctor", "--json", "--dsn", dsn)
+        [found] = [each for each in ended.json["findings"] if each["id"] == "wraparound"]
+    assert (found["severity"], found["summary"]) == ("warning", "VACUUM does not keep up with transaction ids")
+    assert int(found["evidence"].split()[4].rstrip(";")) > 2 * FREEZE_MAX_AGE
