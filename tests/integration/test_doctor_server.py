@@ -90,7 +90,7 @@ async def test_a_server_without_fsync_is_found(books: Ledger) -> None:
 
 @pytest.mark.parametrize("seconds", [-20, 20])
 def test_a_clock_of_this_machine_that_is_wrong_is_found(database: Database, seconds: int) -> None:
-    ended = outbox_relay("doctor", "--json", "--dsn", database.dsn, **shifted(seconds))
+    ended = outbox_relay("doctor", "--json", "--dsn", database.dsn, stdin=b"", **shifted(seconds))
     [found] = [each for each in ended.json["findings"] if each["id"] == "clocks-apart"]
     assert found["severity"] == "warning"
     assert found["evidence"] in {"by 19.9 s", "by 20.0 s"}
