@@ -263,6 +263,9 @@ async def test_a_statement_that_takes_too_long_is_ended_by_the_server(database: 
             await store.measure("figures_of_locks", {})
         assert time.monotonic() - began < 20
         assert store.connection_losses == 0
+        limits = "select current_setting('statement_timeout') as whole, current_setting('lock_timeout') as lock"
+        store._sql["figures_of_locks"] = limits  # pyright: ignore[reportPrivateUsage]
+        assert await store.measure("figures_of_locks", {}) == [("1s", "100ms")]
 
 
 async def test_a_group_without_its_right_is_unknown_and_ends_nothing(database: Database, role: str) -> None:
