@@ -56,9 +56,10 @@ class Dead(Exception):
 class Delivery:
     """One delivery of an event to a handler.
 
-    ``attempt`` counts from 1. ``headers`` are the event's own, and ``outbox-replay`` in a replay. ``tenant`` is None.
-    ``deadline`` is the end of the time limit. ``connection`` is the psycopg connection whose transaction holds the
-    mark of the event, with ``transaction = true``, otherwise None.
+    ``attempt`` counts from 1. ``headers`` are the event's own, and ``outbox-replay`` in a replay. ``tenant`` is that
+    of the event, and None if it has none or is no longer in the log. ``deadline`` is the end of the time limit.
+    ``connection`` is the psycopg connection whose transaction holds the mark of the event, with ``transaction = true``,
+    otherwise None.
     """
 
     uid: UUID

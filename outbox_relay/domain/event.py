@@ -30,6 +30,8 @@ class StoredEvent(NamedTuple):
     created_at: datetime
     fault: str | None = None
     """Why the event cannot be delivered, or None. Its payload was not fetched, and it becomes a dead letter."""
+    tenant: str | None = None
+    """The tenant of the event, for sinks that ask for it: see ``SinkSpec.tenants``. None for all others."""
 
 
 ID = itemgetter(StoredEvent._fields.index("id"))

@@ -33,7 +33,8 @@ class SinkSpec:
     ``ordered`` is ``order = "key"``, ``hold`` is ``when_dead = "hold"``, and ``start`` is the beginning of a sink that
     the database does not know. ``parked_max`` bounds the rows to be delivered, excluding scheduled events; at that
     bound the positions of the sink wait. With ``claim`` "rows", ``rows_max`` bounds them instead, and with ``fair``
-    tenants take turns. ``record_attempts`` names the attempts that are recorded. With ``replay`` the
+    tenants take turns. ``record_attempts`` names the attempts that are recorded. With ``tenants`` the sink
+    gets events with their tenants, which the log is asked for once more. With ``replay`` the
     events are those of a replay, and ``name`` is its internal name.
 
     ``limits`` are those of the file. In force are those of the database, where the newest configuration has written
@@ -51,6 +52,7 @@ class SinkSpec:
     claim: Literal["log", "rows"] = "log"
     rows_max: int = 10_000_000
     fair: bool = False
+    tenants: bool = False
     record_attempts: RecordAttempts = "failures"
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     circuit: CircuitPolicy = field(default_factory=CircuitPolicy)

@@ -161,6 +161,19 @@ class LogStatements(Database):
         }
         return await self._rows(name, parameters, event_row)
 
+    async def with_tenants(self, events: Sequence[StoredEvent]) -> list[StoredEvent]:
+        """Return the events with their tenants. An event that is no longer in the log has none."""
+        if not events:
+            return []
+        parameters = {
+            "ids": [event.id for event in events],
+            "shards": [event.shard for event in events],
+            "uids": [event.uid for event in events],
+            "times": [event.created_at for event in events],
+        }
+        tenants: dict[int, str] = dict(await self._rows("tenants", parameters))
+        return [event._replace(tenant=tenants.get(event.id)) for event in events]
+
     async def make_partitions(self) -> int:
         """Create the missing partitions of the coming days; return their number."""
         [(made,)] = await self._rows("make_partitions", {})

@@ -100,8 +100,12 @@ class QueueStatements(Database):
         most_payload: int = MOST_PAYLOAD,
         fair: bool = False,
         after_tenant: str | None = None,
+        tenants: bool = False,
     ) -> QueueClaim:
-        """Claim rows in the order in which they are to be delivered: see ``outbox.claim_queued`` in the schema."""
+        """Claim rows in the order in which they are to be delivered: see ``outbox.claim_queued`` in the schema.
+
+        With ``tenants``, the events have theirs.
+        """
         parameters = {
             "sink": sink,
             "owner": owner,
@@ -112,6 +116,7 @@ class QueueStatements(Database):
             "most_payload": most_payload,
             "fair": fair,
             "after_tenant": after_tenant,
+            "tenants": tenants,
         }
         found = await self._rows("claim_queued", parameters)
         if not found:

@@ -263,6 +263,8 @@ class LogReader:
                 return
             events, end = found
             deliverable = await self._earlier_outcomes.screen(events)
+            if self._spec.tenants:
+                deliverable = await self._store.with_tenants(deliverable)
         except StatementFailed as error:
             if error.sqlstate == StatementFailed.NO_CONNECTION:  # its turn comes; no event is the reason
                 return

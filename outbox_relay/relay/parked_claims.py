@@ -188,7 +188,7 @@ class ParkedClaims:
         self, lease: UUID, lease_seconds: float, most: int, heads: Sequence[str], *, suspects: bool
     ) -> list[ClaimedRow]:
         context, size = self._context, self._size
-        return await self._store.claim_rows(
+        claimed = await self._store.claim_rows(
             *(context.spec.name, self._relay, lease, lease_seconds, most, size.payload_bytes),
             hold=context.spec.hold,
             keys=heads,
@@ -196,6 +196,11 @@ class ParkedClaims:
             with_followers=context.sink.keeps_order,
             most_payload=0 if size.bare else MOST_PAYLOAD,
         )
+        return await self._with_tenants(claimed) if context.spec.tenants else claimed
+
+    async def _with_tenants(self, claimed: list[ClaimedRow]) -> list[ClaimedRow]:
+        events = await self._store.with_tenants([row.event for row in claimed])
+        return [row._replace(event=event) for row, event in zip(claimed, events, strict=True)]
 
     async def _give_doubtful_back(self) -> None:
         """Return the rows of claims whose answer was lost or could not be loaded.

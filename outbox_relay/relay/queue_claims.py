@@ -104,6 +104,7 @@ class QueueClaims(ParkedClaims):
             most_payload=0 if self._size.bare else MOST_PAYLOAD,
             fair=fair,
             after_tenant=self._tenant,
+            tenants=self._context.spec.tenants,
         )
         self._tenant = claim.tenant
         self._unfinished = self._unfinished + 1 if claim.unfinished else 0

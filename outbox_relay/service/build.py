@@ -185,6 +185,7 @@ def _spec(name: str, settings: Settings) -> SinkSpec:
         claim=sink.claim,
         rows_max=sink.rows_max,
         fair=sink.fair_by == "tenant",
+        tenants=sink.type == "python",
         record_attempts=sink.record_attempts,
         retry=RetryPolicy(**sink.retry.model_dump()),
         circuit=CircuitPolicy(**sink.circuit.model_dump()),

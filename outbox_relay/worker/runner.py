@@ -248,10 +248,10 @@ class Runner:
 
 
 def _delivery(values: list[Any], body: bytes, deadline: datetime, replay: int | None) -> Delivery:
-    uid, kind, key, content_type, headers, created_at, deliver_at, attempt = values
+    uid, kind, key, content_type, headers, created_at, deliver_at, attempt, tenant = values
     own: dict[str, str] = loads(headers) if headers else {}
     if replay is not None:
         own["outbox-replay"] = str(replay)
     due = None if deliver_at is None else datetime.fromisoformat(deliver_at)
     created = datetime.fromisoformat(created_at)
-    return Delivery(UUID(uid), kind, key, body, content_type, own, attempt, created, due, deadline)
+    return Delivery(UUID(uid), kind, key, body, content_type, own, attempt, created, due, deadline, tenant)

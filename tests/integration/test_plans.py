@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -457,6 +458,12 @@ WITH_ROWS: dict[str, Callable[[list[int]], dict[str, Any]]] = {
     "settle": lambda ids: settlement([PLANNED_EMPTY - number for number in ids]),
     "delete_rows": lambda ids: {"sink": SINK, "ids": ids, "leases": [OWNER] * len(ids), **unrecorded(len(ids))},
     "update_rows": given_back,
+    "tenants": lambda ids: {
+        "ids": ids,
+        "shards": [0] * len(ids),
+        "uids": [OWNER] * len(ids),
+        "times": [datetime.now(UTC)] * len(ids),
+    },
 }
 NO_ROWS = {"settle": settlement([])}
 """While the log is empty nothing can be settled as a row."""
@@ -483,3 +490,12 @@ def test_plans_made_before_the_first_row_look_at_no_more_rows(
     # To servers before 17 a look for each id seems dearer than one through a table that they believe to be small.
     through = 0 if early.connection.info.server_version >= 170000 else PLANNED_EMPTY // 2
     assert len(ids) <= touched <= looks * len(ids) + through
+
+
+def test_plans_made_before_the_first_event_look_up_each_tenant(early: Early) -> None:
+    text = """update outbox.event set tenant = 'acme' where id in (select id from outbox.event order by id limit 200)
+              returning id, shard, uid, created_at"""
+    ids, shards, uids, times = map(list, zip(*early.connection.execute(text).fetchall(), strict=True))
+    touched, found = early.touched("tenants", ids=ids, shards=shards, uids=uids, times=times)
+    assert found == 200
+    assert touched <= 3 * 200

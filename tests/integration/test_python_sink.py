@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import signal
@@ -99,6 +100,34 @@ def test_events_that_harm_their_workers_end_dead_and_their_neighbours_arrive(
         lines = [json.loads(line) for line in (tmp_path / "received").read_text().splitlines()]
         assert [line["attempt"] for line in lines if line["uid"] == again] == [2]
         assert relay.stop() == 0
+
+
+TENANTS = {'"fine"': "acme", '"print"': None, '"retry"': "second", '"sure"': "later"}
+"""The tenants of events by their payloads. The last one is scheduled."""
+
+
+@pytest.mark.parametrize("claim", ["log", "rows"])
+def test_a_handler_gets_the_tenant_of_its_event(database: Database, tmp_path: Path, claim: str) -> None:
+    """From the log and from rows, at a second attempt, and in a replay. Goes red when one of them does not ask."""
+    emit = """select outbox.emit('order.made', %s, tenant => %s,
+                                 deliver_at => case when %s = 'later' then now() + interval '0.5 seconds' end)"""
+
+    def lines() -> list[dict[str, Any]]:
+        file = tmp_path / "received"
+        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+    with relay_of(database, tmp_path, "asynchronous", more=f'claim = "{claim}"') as relay:
+        for payload, tenant in TENANTS.items():
+            query(database, emit, payload, tenant, tenant)
+        until(lambda: len(lines()) == 4, seconds=SECONDS, what="they arrive")
+        passed = "select events from outbox.backlog('work', null, 1000, 5.0)"
+        until(lambda: query(database, passed) == [(0,)], seconds=SECONDS, what="they are settled")
+        replay = ("replay", "start", "--sink", "work", "--since", "1h", "--yes", "--dsn", database.dsn)
+        assert outbox_relay(*replay).code == 0
+        until(lambda: len(lines()) == 8, seconds=SECONDS, what="the replay delivers them")
+        assert relay.stop() == 0
+    found = [(base64.b64decode(line["payload"]).decode(), line["tenant"]) for line in lines()]
+    assert sorted(found[:4], key=str) == sorted(found[4:], key=str) == sorted(TENANTS.items(), key=str)
 
 
 def test_the_lease_of_an_extended_delivery_is_extended_and_it_is_made_once(database: Database, tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def claim(connection: psycopg.Connection[Any], **changes: Any) -> list[tuple[Any
     """Claim rows."""
     values = {
         "sink": "jobs", "owner": UUID(int=1), "lease": UUID(int=2), "lease_for": 60.0, "rows": CLAIMED,
-        "bytes": 1 << 30, "most_payload": 1 << 30, "fair": False, "after_tenant": None,
+        "bytes": 1 << 30, "most_payload": 1 << 30, "fair": False, "after_tenant": None, "tenants": True,
     }  # fmt: skip
     return connection.execute(statements()["claim_queued"], {**values, **changes}).fetchall()
 

@@ -33,6 +33,7 @@ def record(delivery: outbox_relay.Delivery) -> None:
         "content_type": delivery.content_type,
         "headers": dict(delivery.headers),
         "attempt": delivery.attempt,
+        "tenant": delivery.tenant,
     }
     with (DIRECTORY / "received").open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

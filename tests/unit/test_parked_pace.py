@@ -119,7 +119,7 @@ class Deliveries:
         self.wrote = asyncio.Event()
         self.rows = [ClaimedRow(an_event(), ordered=True, attempts=2, claims=1, lease=uuid4()) for _ in range(3)]
         parts: Any = SimpleNamespace(
-            spec=SimpleNamespace(name="s", hold=False, record_attempts="failures", queued=False),
+            spec=SimpleNamespace(name="s", hold=False, record_attempts="failures", queued=False, tenants=False),
             sink=SimpleNamespace(max_batch=1, keeps_order=False),
             limiter=ConcurrencyLimiter(1, asyncio.Event()),
             breaker=SimpleNamespace(holds=self._circuit_holds, handing_over=False),

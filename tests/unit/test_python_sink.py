@@ -193,7 +193,7 @@ async def test_calls_that_end_before_their_task_begins_are_answered(tmp_path: Pa
         os.kill(pid, signal.SIGSTOP)
         await becomes_false(lambda: not is_stopped(pid), "the process is stopped")
         now = lease_clock()
-        values = (an_event().uid, "a", None, "text/plain", None, "2026-01-01T00:00:00+00:00", None, 1)
+        values = (an_event().uid, "a", None, "text/plain", None, "2026-01-01T00:00:00+00:00", None, 1, None)
         calls = [process.begin(n, values, b"sleep", now + 60, now + 60, 60) for n in range(3)]
         for call in calls:
             process.cancel(call)

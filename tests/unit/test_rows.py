@@ -60,8 +60,8 @@ class Slow(NamedTuple):
 def a_slow_sink(slots: int) -> Slow:
     """Make the parts of a sink with ``slots``, all of which are taken by requests."""
     parts: Any = SimpleNamespace(
-        spec=SimpleNamespace(name="s", queued=False), sink=SimpleNamespace(timeout_seconds=15.0), park=park, keyed=bool,
-        now=lambda: datetime.now(UTC), limits=no_limits(),
+        spec=SimpleNamespace(name="s", queued=False, tenants=False), sink=SimpleNamespace(timeout_seconds=15.0),
+        park=park, keyed=bool, now=lambda: datetime.now(UTC), limits=no_limits(),
     )  # fmt: skip
     parts.limiter = ConcurrencyLimiter(slots, asyncio.Event())
     requests = SlowRequests("s", slots)
@@ -197,7 +197,7 @@ class Parked(NamedTuple):
 def _parked() -> Parked:
     """Make the deliveries of a sink that delivers every event; each row was ours when it is settled."""
     parts: Any = SimpleNamespace(
-        spec=SimpleNamespace(name="s", hold=False, record_attempts="failures", queued=False),
+        spec=SimpleNamespace(name="s", hold=False, record_attempts="failures", queued=False, tenants=False),
         delivered=bool,
         limiter=SimpleNamespace(increase=int, acquire=_claiming, parked_share=lambda: 1),
         due_timer=DueTimer(),

@@ -208,5 +208,5 @@ def _values(event: StoredEvent, attempt: int) -> tuple[str | int | None, ...]:
     due = None if event.deliver_at is None else event.deliver_at.isoformat()
     return (
         *(event.uid, event.type, event.key, event.content_type, event.headers),
-        *(event.created_at.isoformat(), due, max(attempt, 1)),
+        *(event.created_at.isoformat(), due, max(attempt, 1), event.tenant),
     )
