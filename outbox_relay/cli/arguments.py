@@ -76,7 +76,8 @@ def integer_between(least: int, most: int, noun: str = "number") -> Callable[[st
     """Return the type of an integer from ``least`` to ``most``, in ASCII digits."""
 
     def read(value: str) -> int:
-        digits = value.isascii() and value.isdigit() and len(value) <= len(str(most)) + 1
+        unsigned = value.removeprefix("-") if least < 0 else value
+        digits = value.isascii() and unsigned.isdigit() and len(value) <= len(str(most)) + 1
         if not (digits and least <= int(value) <= most):
             raise argparse.ArgumentTypeError(f"should be a {noun}, {least} to {most}")
         return int(value)

@@ -118,6 +118,19 @@ def test_emit_prints_the_uid_and_why_finds_it(database: Database) -> None:
     assert "events  in the log, not yet read (shard" in ended.out
 
 
+def test_emit_takes_what_a_queue_needs_and_why_shows_it(database: Database) -> None:
+    first = ask(database, "emit", "job", "--tenant", "acme", "--priority", "-5", "--unique-key", "k").out.strip()
+    assert ask(database, "emit", "job", "--unique-key", "k").out.strip() == first
+    ended = ask(database, "why", first)
+    assert ended.out.splitlines()[0] == f"{first}  job  without a key, tenant acme, priority -5"
+    found = ask(database, "why", first, "--json").json
+    assert (found["tenant"], found["priority"]) == ("acme", -5)
+    refused(ask(database, "emit", "job", "--tenant", ""), 2, "tenant must have 1 to 255 bytes")
+    assert ask(database, "emit", "job", "--priority", "32768").code == 2
+    with database.connect() as connection:
+        assert connection.execute("select count(*) from outbox.event").fetchone() == (1,)
+
+
 def test_emit_stores_the_payload_byte_for_byte(database: Database, tmp_path: Path) -> None:
     payload = b' { "a" : 1.0 }\n'
     file = tmp_path / "payload"
