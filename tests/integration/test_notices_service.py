@@ -102,6 +102,20 @@ def test_dead_letters_and_pauses_reach_the_receiver_alone_once_for_two_relays(
     assert "CANARY" not in json.dumps(bodies(ops))
 
 
+def test_a_queue_receives_notices(database: Database, crm: Receiver, ops: Receiver, tmp_path: Path) -> None:
+    crm.answer = chosen(refuse_bad)
+    text = config(database.dsn, crm, ops).replace("[notify]", 'claim = "rows"\nfair_by = "tenant"\n[notify]')
+    with RelayService(tmp_path, text) as relay:
+        emit_types(database, "a.bad", "a.good")
+        until(lambda: received_types(ops), seconds=30, what="the notice arrives")
+        left = "select sink from outbox.delivery"
+        until(lambda: query(database, left) == [("crm",)], seconds=30, what="its row is gone")
+        assert relay.stop() == 0
+    assert received_types(ops) == [DEAD]
+    assert "a.good" in received_types(crm)
+    assert DEAD not in received_types(crm)
+
+
 @pytest.mark.slow
 def test_a_notice_that_dies_and_a_receiver_that_is_down_make_no_notices(
     database: Database, crm: Receiver, ops: Receiver, tmp_path: Path

@@ -15,6 +15,8 @@ import pytest
 from tests.support.command import outbox_relay
 from tests.support.database import Database, query
 from tests.support.emitting import emit_payload
+from tests.support.receiver import Receiver
+from tests.support.receiver.signatures import SECRET
 from tests.support.service import RelayService
 from tests.support.wait import until
 
@@ -40,6 +42,14 @@ probe_max_seconds = 0.5
 [routes]
 "*" = ["work"]
 """
+SINK = """
+[sinks.{name}]
+type = "webhook"
+url = "{url}"
+secrets = ["{secret}"]
+allow_http = true
+allow_networks = ["127.0.0.0/8"]
+"""
 ROWS = "select uid::text, state::text, attempts, last_error from outbox.delivery order by id"
 SECONDS = 60
 
@@ -55,6 +65,12 @@ def received(directory: Path) -> list[str]:
     """Return the uids that handlers have recorded."""
     file = directory / "received"
     return [json.loads(line)["uid"] for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def pids(directory: Path) -> list[str]:
+    """Return the process of each call of a handler."""
+    file = directory / "pids"
+    return file.read_text().splitlines() if file.exists() else []
 
 
 def is_alive(pid: int) -> bool:
@@ -164,6 +180,25 @@ def test_what_a_handler_prints_closes_or_forks_hurts_no_other_event(database: Da
     assert not any(line["event"] == "false" for line in relay.lines())
 
 
+def test_handlers_that_misbehave_hurt_only_their_own_sink(database: Database, tmp_path: Path) -> None:
+    """Two block for minutes, and the others end or harm their worker, while another sink gets the same events."""
+    with Receiver() as receiver:
+        other = SINK.format(name="crm", url=receiver.url, secret=SECRET)
+        relay = relay_of(database, tmp_path, "plain", timeout=300, more="max_in_flight = 6")
+        text = relay.config.read_text().replace("[routes]", f"{other}[routes]").replace('["work"]', '["work", "crm"]')
+        relay.config.write_text(text)
+        with relay:
+            bad = [emit_payload(database, json.dumps(what), what) for what in ("block", "exit", "base", "raise", "eat")]
+            until(lambda: len(pids(tmp_path)) >= len(bad), seconds=SECONDS, what="all handlers are called")
+            bad += [emit_payload(database, '"die"', "d"), emit_payload(database, '"block"', "b")]
+            good = [emit_payload(database, '"fine"', f"k{n}") for n in range(50)]
+            until(lambda: {*bad, *good} <= set(receiver.uids), seconds=10, what="the other sink delivers all of them")
+            assert query(database, "select count(*) > 1 from outbox.delivery where sink = 'work'") == [(True,)]
+            assert query(database, "select count(*) from outbox.delivery where sink = 'crm'") == [(0,)]
+            relay.kill()
+        assert len(receiver.uids) == len(set(receiver.uids))
+
+
 def test_no_worker_outlives_a_relay_that_is_killed(database: Database, tmp_path: Path) -> None:
     relay = relay_of(database, tmp_path, "asynchronous", timeout=60).start()
     emit_payload(database, '"block"', "a")
@@ -202,6 +237,10 @@ def test_events_of_a_key_keep_their_order_while_workers_are_killed(database: Dat
 
 # -- transactions -------------------------------------------------------------------------------------------------
 
+OWNED = "select count(*) from outbox.shard where owner is not null"
+END_WAITING = """select pg_terminate_backend(pid, 5000) from pg_stat_activity
+                  where datname = current_database() and wait_event_type = 'Lock'"""
+"""End the statements of a relay that was killed: the server would still run them."""
 EFFECTS = "select uid::text from effects order by uid"
 
 
@@ -230,6 +269,43 @@ def test_an_effect_is_had_once_although_the_relay_is_killed(
         assert effects_of(database) == sorted(uids)
         assert relay.stop() == 0
     assert query(database, "select count(*) from outbox.inbox") == [(2,)]
+
+
+@pytest.mark.parametrize("handler", ["transactional", "atransactional"])
+def test_an_effect_is_had_once_although_the_relay_is_killed_before_it_settles(
+    database: Database, tmp_path: Path, handler: str
+) -> None:
+    """The worker has committed, and no position or row says so."""
+    create_effects(database)
+    relay = relay_of(database, tmp_path, handler, timeout=10, more=f'dsn = "{database.dsn}"\ntransaction = true')
+    relay.start()
+    unsettled = "select events from outbox.backlog('work', null, 1000, 5.0)"
+    until(lambda: query(database, OWNED) == [(64,)], seconds=SECONDS, what="it has positions")
+    with database.connect() as holder:
+        holder.execute("lock table outbox.progress, outbox.delivery in share mode")
+        uid = emit_payload(database, '"fine"', "a")
+        until(lambda: effects_of(database) == [uid], seconds=SECONDS, what="the effect is committed")
+        relay.kill()
+        holder.execute(END_WAITING.encode())
+    assert query(database, unsettled) == [(1,)]
+    query(database, "update outbox.shard set lease_until = now() returning 1")
+    with relay.start():
+        until(lambda: query(database, unsettled) == [(0,)], seconds=SECONDS, what="the event is settled")
+        assert relay.stop() == 0
+    assert effects_of(database) == [uid]
+
+
+def test_a_relay_has_no_more_connections_of_handlers_than_calls(database: Database, tmp_path: Path) -> None:
+    create_effects(database)
+    more = f'dsn = "{database.dsn}"\ntransaction = true\nmax_in_flight = 3'
+    opened = """select count(*) from pg_stat_activity
+                 where datname = current_database() and application_name = 'outbox-relay handler work'"""
+    with relay_of(database, tmp_path, "atransactional", more=more) as relay:
+        uids = [emit_payload(database, '"fine"', f"k{n}") for n in range(60)]
+        until(lambda: effects_of(database) == sorted(uids), seconds=SECONDS, what="all have their effect")
+        [(connections,)] = query(database, opened)
+        assert 1 <= connections <= 3
+        assert relay.stop() == 0
 
 
 # -- the configuration --------------------------------------------------------------------------------------------

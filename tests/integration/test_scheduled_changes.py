@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -17,6 +18,8 @@ from outbox_relay.outbox import InvalidEvent
 from tests.support.database import Database, query
 from tests.support.memory_sink import BOTH, MemorySink
 from tests.support.relay_harness import RelayHarness, running, spec
+from tests.support.replays import Clients, ended, start
+from tests.support.sink_actions import seek
 from tests.support.wait import auntil, becomes
 
 HOUR = timedelta(hours=1)
@@ -110,6 +113,26 @@ async def test_an_event_that_was_due_when_it_was_emitted_keeps_the_order_of_its_
         await harness.settled()
         assert harness.store.calls["claim_rows"] == 0 or not harness.store.returned["claim_rows"]
     assert [event.type for event in sink.delivered] == ["a", "b"]
+
+
+async def test_seeks_replays_and_new_sinks_leave_a_cancelled_event_out(database: Database) -> None:
+    """Its change and its marks keep it out, each of them. Takes the time of a lease."""
+    cancelled, other = (scheduled(database, "interval '0.3 seconds'") for _ in range(2))
+    assert call(database, "select outbox.cancel(%s)", cancelled) is True
+    sink, late, clients = MemorySink(), MemorySink(), Clients()
+    options: Any = {"lease_seconds": 1.5, "expects": {"reload", "lease_lost"}, "replay_client": clients}
+    async with running(database.dsn, (spec("s"), sink), (spec("late"), late), **options) as harness:
+        await _delivered(sink, 1)
+        await _delivered(late, 1)
+        await _gone(database, harness)
+        passed = "select from outbox.backlog('s', null, 1000, 5.0) where events = 0"
+        await becomes(lambda: query(database, passed), "a replay may deliver them")
+        number = start(database, since="PT1H")
+        await ended(database, number)
+        await asyncio.to_thread(seek, database, "s", "beginning")
+        await _delivered(sink, 2)
+        await _gone(database, harness)
+    assert [event.uid for event in [*sink.delivered, *late.delivered, *clients.delivered(number)]] == [str(other)] * 4
 
 
 # -- with a row ---------------------------------------------------------------------------------------------------

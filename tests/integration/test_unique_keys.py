@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -16,10 +17,13 @@ from psycopg import IsolationLevel
 from outbox_relay import outbox
 from outbox_relay.domain.outcomes import Failed, Refused
 from outbox_relay.outbox import Event, InvalidEvent
+from outbox_relay.postgres.migrations import migrate
 from tests.support.database import Database, query
 from tests.support.lock_waits import begun
 from tests.support.memory_sink import MemorySink
 from tests.support.relay_harness import running, spec
+from tests.support.replays import Clients, start
+from tests.support.schemas import schema_up_to
 from tests.support.wait import auntil, becomes
 
 EMITTERS = 16
@@ -156,8 +160,6 @@ def test_keys_that_were_locked_and_got_no_event_are_free(database: Database) -> 
 
 
 def test_the_key_of_another_role_is_refused_by_name(database: Database) -> None:
-    from outbox_relay.postgres.migrations import migrate
-
     with database.connect(autocommit=True) as owner:
         for role in ("unique_a", "unique_b"):
             owner.execute(f"drop role if exists {role}".encode())
@@ -205,6 +207,25 @@ def test_a_priority_is_any_integer_of_sql(database: Database, literal: str) -> N
     query(database, f"select outbox.emit('job', '1', tenant => 'acme', priority => {literal})")
     [(tenant, priority)] = query(database, "select tenant, priority from outbox.event")
     assert (tenant, priority) == ("acme", None if literal == "null" else int(literal.partition(":")[0]))
+
+
+async def test_the_asynchronous_functions_take_the_same(database: Database) -> None:
+    async with await database.aconnect() as connection:
+        first = await outbox.aemit(connection, "job", 1, tenant="acme", priority=5, unique_key="k")
+        assert await outbox.aemit(connection, "job", 2, unique_key="k") == first
+        uids = await outbox.aemit_many(connection, [Event("job", 3, unique_key="k"), Event("job", 4, tenant="b")])
+    assert uids[0] == first
+    assert query(database, "select tenant, priority from outbox.event order by id") == [("acme", 5), ("b", None)]
+
+
+def test_an_emit_without_the_parameters_is_the_call_of_before(empty_database: Database, tmp_path: Path) -> None:
+    """Applications may be updated before the schema is. Goes red when every call names the parameters."""
+    migrate(empty_database.dsn, folder=schema_up_to(20, tmp_path / "schema"))
+    with empty_database.connect() as connection:
+        uids = [outbox.emit(connection, "job", 1, key="k"), *outbox.emit_many(connection, [Event("job", 2)])]
+    assert logged(empty_database) == uids
+    with empty_database.connect() as connection, pytest.raises(psycopg.errors.UndefinedFunction):
+        outbox.emit(connection, "job", 1, tenant="acme")
 
 
 # -- done ---------------------------------------------------------------------------------------------------------
@@ -336,9 +357,28 @@ async def test_a_sink_that_does_not_take_the_type_keeps_no_key(database: Databas
         await becomes(lambda: finish(database) == 0, "the key is free")
 
 
-def test_a_role_that_was_renamed_keeps_its_keys(database: Database) -> None:
-    from outbox_relay.postgres.migrations import migrate
+async def test_a_replay_keeps_no_key_in_use(database: Database) -> None:
+    """Goes red when rows of replays count, one of which is under way."""
 
+    async def waits(_event: Any, _attempt: int) -> Any:
+        await asyncio.Event().wait()
+
+    sink, clients = MemorySink(), Clients(lambda: waits, keeps_order=False)
+    relay = running(database.dsn, (spec("s", park_after_seconds=0.1), sink), replay_client=clients)
+    async with relay as harness:
+        first = emit(database)
+        await _delivered(sink, 1)
+        passed = "select from outbox.backlog('s', null, 1000, 5.0) where events = 0"
+        await becomes(lambda: query(database, passed), "a replay may deliver it")
+        start(database, since="PT1H")
+        await becomes(lambda: query(database, "select from outbox.delivery where sink like '~%%'"), "it is a row")
+        await becomes(lambda: finish(database) == 0, "the key is free")
+        assert query(database, "select count(*) from outbox.delivery") == [(1,)]
+        await harness.crash()
+    assert emit(database) != first
+
+
+def test_a_role_that_was_renamed_keeps_its_keys(database: Database) -> None:
     with database.connect(autocommit=True) as owner:
         owner.execute("drop role if exists unique_old")
         owner.execute("drop role if exists unique_new")

@@ -98,6 +98,7 @@ FAULTS: dict[str, Callable[[], Any]] = {
     "huge": lambda: _raise(ValueError("x" * 50_000_000)),
     "surrogates": lambda: _raise(ValueError("\ud800é\x00")),
     "named as ours": lambda: _raise(DatabaseDown("mine")),
+    "retry in an hour": lambda: _raise(outbox_relay.Retry(after=3600, reason="busy")),
     "bare retry": lambda: _raise(BareRetry()),
     "bare dead": lambda: _raise(BareDead()),
     "odd retry": lambda: _raise(_odd_retry()),

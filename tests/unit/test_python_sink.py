@@ -47,6 +47,7 @@ REASONS = {
     "unspeakable": "Unspeakable",
     "surrogates": "ValueError:  é ",
     "named as ours": "DatabaseDown: mine",
+    "retry in an hour": "the handler asked for a retry: busy",
     "bare retry": "the handler asked for a retry",
     "odd retry": "the handler asked for a retry: odd",
     "late retry": "the handler asked for a retry",
@@ -72,6 +73,8 @@ async def test_a_fault_of_a_handler_costs_its_event_an_attempt_and_its_worker_no
     reasons = {name: verdict.reason for name, verdict in verdicts.items() if isinstance(verdict, Failed)}
     assert {name: reasons[name] for name in REASONS} == REASONS
     assert all(len(reason) <= 200 for reason in reasons.values())
+    delays = {name: verdict.retry_after_seconds for name, verdict in verdicts.items() if isinstance(verdict, Failed)}
+    assert {name: delay for name, delay in delays.items() if delay is not None} == {"retry in an hour": 3600.0}
     assert "generator" in reasons["a generator"] + reasons["an asynchronous generator"]
     assert "StopIteration" in reasons["no more"]
     assert not (tmp_path / "worked").exists()
