@@ -98,6 +98,7 @@ LOG_EVENTS: Final[Mapping[str, str]] = MappingProxyType(
         "retention.dropped": "partition removed",
         "retention.blocked": "retention blocked",
         "retention.archive_failed": "archive failed",
+        "retention.left": "day left again",
         "retention.idle": "no relay empties days: run outbox-relay retention run, or set enabled = true",
         "retention.clock_jumped": "retention waits: the clock has jumped",
         "retention.failed": "retention will try again",

@@ -57,6 +57,7 @@ class Retention:
         self._pass_seconds = pass_seconds
         self._held = False
         self._failures: dict[str, str] = {}
+        self._left: dict[str, tuple[str, int]] = {}
         self._idle = False
         self._passes = 0
         self._pauses = 1
@@ -83,7 +84,9 @@ class Retention:
             self._log.warning("retention.clock_jumped", until=granted.hold_until.isoformat())
         self._held = granted.hold_until is not None
         self._passes += 1
-        retention = RetentionPass(self._store, granted, self._archiver, self._log, failures=self._failures)
+        retention = RetentionPass(
+            self._store, granted, self._archiver, self._log, failures=self._failures, left=self._left
+        )
         outcome = await retention.run(drop=self._passes % DROP_EVERY == 1)
         self._pauses = min(PAUSES_MAX, 2 * self._pauses) if outcome.locked or outcome.failed else 1
         return outcome

@@ -7,13 +7,13 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from uuid import UUID
 
 from outbox_relay.domain.errors import ArchiveFailed, RelayError, StatementFailed
 from outbox_relay.postgres.retention_statements import FIRST, DayCheck, Pass, Person
 from outbox_relay.postgres.store import Store
-from outbox_relay.retention.wording import CHANGED, LOCKED, day_name, keepers_text
+from outbox_relay.retention.wording import CHANGED, LOCKED, day_name, keepers_text, locked_text
 
 if TYPE_CHECKING:
     from structlog.stdlib import BoundLogger
@@ -28,6 +28,8 @@ COUNT_EVENTS = 100_000
 """Number of events that one statement counts."""
 STEP_ROWS = 1_000
 """Number of uids, marks or dead rows that one statement examines."""
+LOGGED_AT = 2
+"""Number of passes in a row that leave a day for one reason of which the last has a line in the log."""
 STEPS = 100
 """Limit of the steps over uids, over marks, over dead rows and over attempts, in one pass."""
 
@@ -68,8 +70,9 @@ class Outcome:
 class RetentionPass:
     """The steps of one pass, under one lease. ``progress`` is called before each day; a command has no log.
 
-    ``failures`` are the causes for which archives failed in the pass before, by day, which are logged once. The pass
-    replaces them by its own.
+    ``failures`` are the causes for which archives failed in the pass before, by day, which are logged once. ``left``
+    are the other reasons for which days were left, with the number of passes in a row that left them. The pass replaces
+    both by its own.
     """
 
     def __init__(
@@ -80,10 +83,13 @@ class RetentionPass:
         log: BoundLogger | None,
         progress: Callable[[str], None] = lambda _: None,
         failures: dict[str, str] | None = None,
+        left: dict[str, tuple[str, int]] | None = None,
     ) -> None:
         self._store = store
         self._failures = {} if failures is None else failures
         self._failed_before = dict(self._failures)
+        self._left = {} if left is None else left
+        self._left_before = dict(self._left)
         self._granted = granted
         self._lease = granted.lease
         self._archiver = archiver
@@ -97,6 +103,7 @@ class RetentionPass:
         Raises ``StatementFailed`` if another process has the lease by now, and as the store.
         """
         self._failures.clear()
+        self._left.clear()
         if self._granted.hold_until is None:
             await self._try("the list of days", self._do_days)
             if drop:
@@ -124,6 +131,7 @@ class RetentionPass:
             if error.sqlstate not in TOO_LONG:
                 raise
             self.outcome.left[name] = str(error)
+            self._note_left(name, str(error))
             return str(error)
         return None
 
@@ -142,9 +150,9 @@ class RetentionPass:
             await self._leave(day, str(error))
             return
         if events is None:
-            await self._leave(day, "it must be archived first, and no archive is configured here")
+            await self._leave(day, self._noted(day, "it must be archived first, and no archive is configured here"))
         elif self.outcome.locked:
-            await self._leave(day, LOCKED)
+            await self._leave(day, self._noted(day, LOCKED))
         else:
             await self._empty(day, events)
 
@@ -197,9 +205,36 @@ class RetentionPass:
             if self._log:
                 self._log.info("retention.emptied", day=day_name(day), events=events, archived=self._granted.archive)
             return
-        self.outcome.locked = answer == "locked"
-        reasons = {"locked": LOCKED, "archive": "it must be archived first"}
-        await self._leave(day, reasons.get(answer, CHANGED))
+        if answer == "locked":
+            self.outcome.locked = True
+            holders = await self._holders(day)
+            await self._leave(day, self._noted(day, LOCKED, locked_text(holders)))
+        else:
+            await self._leave(day, self._noted(day, "it must be archived first" if answer == "archive" else CHANGED))
+
+    async def _holders(self, day: str) -> list[dict[str, Any]]:
+        """Return the transactions that held the lock of a day when it was not granted; none if that takes too long."""
+        try:
+            found = await self._store.retention_status(live=False)
+        except StatementFailed as error:
+            if error.sqlstate not in TOO_LONG:
+                raise
+            return []
+        here = [each["kept_by"] for each in found["days"] if each["due"] and each["day"] == day_name(day)]
+        return here[0] if here else []
+
+    def _noted(self, day: str, reason: str, text: str | None = None) -> str:
+        """Note that a day is left, and return the reason, or the text that tells more of it."""
+        self._note_left(day_name(day), reason, text)
+        return text or reason
+
+    def _note_left(self, name: str, reason: str, text: str | None = None) -> None:
+        """Log a day or a step once, when ``LOGGED_AT`` passes in a row have left it: most reasons end by themselves."""
+        before, passes = self._left_before.get(name, ("", 0))
+        passes = passes + 1 if before == reason else 1
+        self._left[name] = reason, passes
+        if self._log and passes == LOGGED_AT:
+            self._log.warning("retention.left", day=name, reason=text or reason)
 
     async def _leave(self, day: str, reason: str) -> None:
         """Record why a day is left. If that takes too long, continue the pass without the record."""

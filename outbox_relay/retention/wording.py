@@ -8,7 +8,7 @@ from typing import Any
 LOCKED = "a lock was not granted; the next pass tries again"
 CHANGED = "it changed while it was checked; the next pass tries again"
 PASSING = (LOCKED, CHANGED)
-"""Reasons for which a day is left that the next pass most likely does not meet."""
+"""Beginnings of the reasons for which a day is left that the next pass most likely does not meet."""
 
 
 def day_name(day: str) -> str:
@@ -19,6 +19,11 @@ def day_name(day: str) -> str:
 def keepers_text(kept_by: Sequence[dict[str, Any]]) -> str:
     """Return what keeps a day as text."""
     return "; ".join(map(_keeper, kept_by))
+
+
+def locked_text(holders: Sequence[dict[str, Any]]) -> str:
+    """Return the reason of a day whose lock was not granted, with the transactions that hold it."""
+    return f"{LOCKED}; it is held by {keepers_text(holders)}" if holders else LOCKED
 
 
 def left_text(day: dict[str, Any]) -> str:

@@ -187,16 +187,8 @@ def test_an_event_that_comes_after_the_archive_is_archived_too(
     assert archived(address) == before
 
 
-def test_a_day_of_many_parts_is_archived_in_order(
-    owner: Connection, config: Path, monkeypatch: pytest.MonkeyPatch, database: Database
-) -> None:
-    fill_days(owner, 12, 12, 3500)
-    owner.execute(f"update outbox.{table_ago(12)} set id = 7 where id % 2 = 0".encode())
-    before = sorted(stored(owner, table_ago(12)), key=lambda event: (event.id, event.uid))
-    emit_ago(owner, 0)
-    keep(owner, 5, archive=True)
-    monkeypatch.setattr(worker, "PART_EVENTS", 1000)
-    monkeypatch.setattr(worker, "CHUNK_ROWS", 300)
+def write_here(database: Database, owner: Connection, config: Path) -> dict[str, Any]:
+    """Check the day of 12 days ago, and write its archive in this process; return the manifest."""
     [(lease,)] = owner.execute("select lease from outbox.begin_retention(%s, 't', 60)", (uuid4(),)).fetchall()
 
     async def write() -> dict[str, Any]:
@@ -209,7 +201,44 @@ def test_a_day_of_many_parts_is_archived_in_order(
             worker.Task(database.dsn, False, address, "jsonl.zst", date_ago(12), lease, "day")
         )
 
-    manifest = asyncio.run(write())
+    return asyncio.run(write())
+
+
+def test_no_transaction_is_open_while_a_file_is_written(
+    owner: Connection, config: Path, monkeypatch: pytest.MonkeyPatch, database: Database
+) -> None:
+    """Goes red when the events are read in one transaction: the server ends it, and it holds vacuum back."""
+    odd_events(owner)
+    seen: list[Any] = []
+    encode = worker.encode
+
+    def written(event: DayEvent) -> bytes:
+        seen.append(
+            owner.execute(
+                "select xact_start, query from pg_stat_activity where datname = current_database() "
+                "and pid <> pg_backend_pid() and backend_type = 'client backend' and xact_start is not null"
+            ).fetchall()
+        )
+        return encode(event)
+
+    monkeypatch.setattr(worker, "CHUNK_ROWS", 20)
+    monkeypatch.setattr(worker, "encode", written)
+    assert write_here(database, owner, config)["events"] == 54
+    assert len(seen) >= 54
+    assert [each for each in seen if each] == []
+
+
+def test_a_day_of_many_parts_is_archived_in_order(
+    owner: Connection, config: Path, monkeypatch: pytest.MonkeyPatch, database: Database
+) -> None:
+    fill_days(owner, 12, 12, 3500)
+    owner.execute(f"update outbox.{table_ago(12)} set id = 7 where id % 2 = 0".encode())
+    before = sorted(stored(owner, table_ago(12)), key=lambda event: (event.id, event.uid))
+    emit_ago(owner, 0)
+    keep(owner, 5, archive=True)
+    monkeypatch.setattr(worker, "PART_EVENTS", 1000)
+    monkeypatch.setattr(worker, "CHUNK_ROWS", 300)
+    manifest = write_here(database, owner, config)
     assert [part["events"] for part in manifest["parts"]] == [1200, 1200, 1100]
     assert archived(str(config.parent / "archive" / "day")) == before
 

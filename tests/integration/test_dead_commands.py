@@ -76,6 +76,15 @@ def test_lists_are_tables_or_json(database: Database, uid: str) -> None:
     assert "status 422" in ask(database, "dead", "summary").out
 
 
+def test_a_list_has_fifty_deliveries_unless_told(database: Database) -> None:
+    register(database, "crm", pattern="*")
+    with database.connect() as connection:
+        connection.execute(COPIES.format(70).encode())
+    for options, length in (((), 50), (("--limit", "60"), 60)):
+        found = ask(database, "dead", "list", "--json", *options).json
+        assert (len(found["deliveries"]), found["total"], found["exact"]) == (length, 61, True)
+
+
 def test_a_filter_that_selects_nothing_says_so(database: Database, uid: str) -> None:
     assert uid
     for words in (("list",), ("summary",), ("retry", "--yes"), ("discard", "--reason", "r", "--yes")):

@@ -63,7 +63,8 @@ def newest(database: Database) -> dict[str, Any]:
 
 
 def test_every_action_records_who_did_it_and_why(filled: Database) -> None:
-    """Goes red when a command does not hand its reason on."""
+    """Goes red when a command does not hand its reason on, or another role than that of the session is recorded."""
+    [(role,)] = query(filled, "select session_user::text")
     for action, command in ACTIONS.items():
         if action == "dead discard":
             query(filled, "update outbox.delivery set state = 'dead' returning 1")
@@ -71,6 +72,7 @@ def test_every_action_records_who_did_it_and_why(filled: Database) -> None:
         assert (ended.code, ended.err.count("--reason")) == (0, 0), (action, ended)
         found = newest(filled)
         assert (found["action"], found["actor"], found["reason"]) == (action, actor(), REASON)
+        assert found["role"] == role
     assert ask(filled, "audit").out.count(REASON) == len(ACTIONS)
 
 

@@ -13,8 +13,9 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from outbox_relay.domain.errors import ArchiveFailed
+from outbox_relay.domain.errors import ArchiveFailed, StatementFailed
 from outbox_relay.postgres.migrations import migrate
+from outbox_relay.postgres.retention_statements import DayCheck
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.retention import Retention
 from outbox_relay.retention.archiver import ProcessArchiver, archiver_for
@@ -150,6 +151,67 @@ async def test_an_archive_that_fails_for_the_same_cause_is_logged_once_a_day(
     failed = [line for line in logs if line["event"] == "retention.archive_failed"]
     assert [line["day"] for line in failed] == [date_ago(12), date_ago(11)]
     assert str(tmp_path) in failed[0]["reason"]
+
+
+def left(logs: list[Any]) -> list[tuple[str, str]]:
+    """The days that were left, with the reason, as the log has them."""
+    return [(line["day"], line["reason"]) for line in logs if line["event"] == "retention.left"]
+
+
+async def test_a_session_that_reads_a_day_is_named_in_the_log_in_status_and_by_doctor(
+    database: Database, owner: Connection, relay: str
+) -> None:
+    """Goes red when a day whose lock is never granted has no line, or the line does not say who has the lock."""
+    with capture_logs() as logs, database.connect() as reader:
+        reader.execute("select count(*) from outbox.event")
+        holder = f"transaction process {reader.info.backend_pid}, role "
+        async with passes(database.dsn_as(relay), RetentionSettings(keep_days=5)):
+
+            async def passed() -> bool:
+                return owner.execute("select epoch > 4 from outbox.retention").fetchone() == (True,)
+
+            await auntil(passed, seconds=SECONDS, what="more passes than those that find the reason to last")
+            said = [
+                (await asyncio.to_thread(inside, *command.split(), "--dsn", database.dsn)).out
+                for command in ("status", "retention status", "doctor")
+            ]
+            reader.rollback()
+            await gone(owner, 12, 11)
+    assert [day for day, _ in left(logs)] == [date_ago(12), date_ago(11)]
+    assert holder in left(logs)[0][1]
+    assert all(holder in out for out in said), "\n".join(said)
+
+
+@pytest.mark.usefixtures("owner")
+@pytest.mark.parametrize(("slow", "lines"), [(1, 0), (100, 1)], ids=["once", "always"])
+async def test_a_day_whose_check_always_takes_too_long_has_a_line(
+    database: Database, relay: str, monkeypatch: pytest.MonkeyPatch, slow: int, lines: int
+) -> None:
+    inner, calls = Store.check_day, 0
+
+    async def late(self: Store, day: str, lease: int | None) -> DayCheck:
+        nonlocal calls
+        if day == date_ago(12) and (calls := calls + 1) <= slow:
+            raise StatementFailed("canceling statement due to statement timeout", "57014")
+        return await inner(self, day, lease)
+
+    monkeypatch.setattr(Store, "check_day", late)
+    with capture_logs() as logs:
+        async with passes(database.dsn_as(relay), RetentionSettings(keep_days=5)):
+            await auntil(lambda: asyncio.sleep(0, calls >= (5 if lines else 2)), seconds=SECONDS, what="some checks")
+    assert left(logs) == [(date_ago(12), "canceling statement due to statement timeout")] * lines
+
+
+async def test_a_day_that_no_archive_is_configured_for_has_a_line(
+    database: Database, owner: Connection, relay: str
+) -> None:
+    keep(owner, 5, archive=True)
+    with capture_logs() as logs:
+        async with passes(database.dsn_as(relay), None):
+            await auntil(lambda: asyncio.sleep(0, len(left(logs)) == 2), seconds=SECONDS, what="a line for each day")
+    assert left(logs) == [
+        (date_ago(n), "it must be archived first, and no archive is configured here") for n in (12, 11)
+    ]
 
 
 async def test_a_relay_without_passes_says_once_that_no_relay_empties_days(

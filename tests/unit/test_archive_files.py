@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ from outbox_relay.retention.files import Folder, remove, without_query
 from outbox_relay.retention.rows import decode, encode
 from outbox_relay.retention.worker import Contents, NotVerified, Part, Task, verify
 from outbox_relay.settings.retention import RetentionSettings
+from tests.support.wait import until
 
 FORMS = ["jsonl.zst", "parquet"]
 PLAIN = DayEvent(
@@ -52,6 +56,40 @@ def test_a_part_that_is_not_what_was_written_is_found(tmp_path: Path, form: str)
     for wrong in (Part("part", events=len(ODD) - 1, sha256=hashed), Part("part", events=len(ODD), sha256="0")):
         with pytest.raises(NotVerified):
             verify(folder, wrong, form)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_objects_and_the_folders_above_them_are_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    """A killed process loses nothing that the system still has in memory, so no test of one goes red without this."""
+    synced: dict[str, int] = {}
+    inner = os.fsync
+
+    def note(descriptor: int) -> None:
+        synced[str(Path(f"/proc/self/fd/{descriptor}").readlink())] = os.fstat(descriptor).st_size
+        inner(descriptor)
+
+    monkeypatch.setattr("outbox_relay.retention.files.os.fsync", note)
+    folder = Folder(str(tmp_path), "2026-10-01-a")
+    with folder.writing("part", form) as writer:
+        writer.write(ODD)
+    folder.write("manifest.json", b"{}")
+    place = tmp_path / "2026-10-01-a"
+    assert synced.keys() == {str(path) for path in (place / "part", place / "manifest.json", place, tmp_path)}
+    assert synced[str(place / "part")] == (place / "part").stat().st_size > 0, "the whole object, after its last write"
+
+
+def test_the_process_that_writes_has_the_lowest_priority() -> None:
+    with subprocess.Popen([sys.executable, "-m", "outbox_relay.retention"], stdin=subprocess.PIPE) as process:
+        try:
+            until(
+                lambda: os.getpriority(os.PRIO_PROCESS, process.pid) == 19,
+                seconds=30,
+                what="the process has the lowest priority",
+            )
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize("event", ODD, ids=[str(n) for n in range(len(ODD))])

@@ -13,7 +13,7 @@ import pytest
 
 from outbox_relay.admin.doctor import Finding, degradation, findings_text, log, server, sinks
 from outbox_relay.admin.doctor.finding import worst_first
-from outbox_relay.retention.wording import LOCKED
+from outbox_relay.retention.wording import LOCKED, locked_text
 
 PACKAGE = Path(sinks.__file__).parent
 SINK: dict[str, Any] = {
@@ -98,6 +98,7 @@ def test_only_some_names_are_listed() -> None:
 DUE: dict[str, Any] = {
     "day": "2026-01-01", "due": True, "due_seconds": 86_400.0, "archived": None, "kept_by": [], "left_because": None,
 }  # fmt: skip
+HOLDER = {"kind": "transaction", "name": "process 4711, role shop"}
 LEFT_AT = "2026-02-01T00:00:00+00:00"
 LATE = DUE | {"due_seconds": 86_401.0}
 KEPT = DUE | {"day": "2026-01-02", "kept_by": [{"kind": "sink", "name": "s", "paused": True, "shards": 3}]}
@@ -118,6 +119,7 @@ KEPT = DUE | {"day": "2026-01-02", "kept_by": [{"kind": "sink", "name": "s", "pa
         ({"hold_until": "2026-11-02T00:00:00Z"}, [LATE], ["clock-jumped"]),
         ({"archive": True}, [DUE], []),
         ({"archive": True}, [DUE | {"left_because": LOCKED, "left_at": LEFT_AT}], []),
+        ({"archive": True}, [DUE | {"left_because": locked_text([HOLDER]), "left_at": LEFT_AT}], []),
         ({"archive": True}, [DUE | {"left_because": "no space", "left_at": LEFT_AT}], ["archive-missing"]),
         ({"archive": True}, [LATE, KEPT], ["retention-blocked", "archive-missing"]),
         ({"archive": True}, [LATE | {"archived": "file:x"}], ["retention-late"]),

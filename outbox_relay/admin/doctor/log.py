@@ -8,7 +8,7 @@ from typing import Any
 
 from outbox_relay.admin.doctor.finding import Finding
 from outbox_relay.admin.doctor.sinks import listed
-from outbox_relay.retention.wording import PASSING, keepers_text, left_text
+from outbox_relay.retention.wording import LOCKED, PASSING, keepers_text, left_text
 
 LEAST_AHEAD_SECONDS = 86_400.0
 """Time for which partitions must exist in advance."""
@@ -55,7 +55,7 @@ def _examine_late(due: list[Any], found: Mapping[str, Any]) -> Iterator[Finding]
     """Yield the findings on days that nothing keeps and that passes have not emptied."""
     free = [day for day in due if not day["kept_by"]]
     late = [day for day in free if (day["due_seconds"] or 0.0) > LATE_SECONDS]
-    failed = [day for day in free if day["left_because"] not in (None, *PASSING)]
+    failed = [day for day in free if not (day["left_because"] or LOCKED).startswith(PASSING)]
     waiting = [day for day in free if found["archive"] and not day["archived"] and (day in late or day in failed)]
     if waiting:
         yield Finding(
@@ -126,5 +126,5 @@ def _span(days: list[Any]) -> str:
 
 
 def _left(days: list[Any]) -> str:
-    """Return why the newest of these days was left, as the end of a sentence."""
-    return next((text for day in reversed(days) if (text := left_text(day))), "")
+    """Return why the oldest of these days was left, as the end of a sentence: its lock is asked for first."""
+    return next((text for day in days if (text := left_text(day))), "")
