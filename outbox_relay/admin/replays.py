@@ -52,7 +52,7 @@ class Preview(NamedTuple):
 
 
 async def preview(store: Store, wanted: Mapping[str, Any], to: str | None) -> Preview:
-    """Return what a replay would deliver. ``wanted`` has sink, type, key, since, until and uids, as far as given.
+    """Return what a replay would deliver. ``wanted`` has sink, type, key, tenant, since, until and uids.
 
     Raises ``NotFound``, which names the nearest sink, ``ConfigurationError``, ``DatabaseUnusable`` or
     ``DatabaseUnavailable``.
@@ -148,6 +148,7 @@ def _plain(row: Any) -> dict[str, Any]:
         "rate": row.rate,
         "type": row.type,
         "key": row.key,
+        "tenant": row.tenant,
         "since": iso_time(row.since),
         "until": iso_time(row.until),
         "uids": row.uids,

@@ -54,6 +54,7 @@ def _add_start(actions: Any) -> None:
     )
     start.add_argument("--type", type=text, metavar="PATTERN", help="only this event type; * matches any characters")
     start.add_argument("--key", type=text, metavar="KEY", help="only events with this key")
+    start.add_argument("--tenant", type=text, metavar="TENANT", help="only events of this tenant")
     start.add_argument(
         "--uid",
         type=uid,
@@ -77,7 +78,7 @@ def _add_start(actions: Any) -> None:
 
 
 def _wanted(arguments: argparse.Namespace) -> dict[str, Any]:
-    names = ("sink", "type", "key", "since", "until")
+    names = ("sink", "type", "key", "tenant", "since", "until")
     wanted: dict[str, Any] = {name: value for name in names if (value := getattr(arguments, name)) is not None}
     if arguments.uids:
         wanted["uids"] = list(dict.fromkeys(map(str, arguments.uids)))

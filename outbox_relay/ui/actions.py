@@ -20,7 +20,7 @@ from outbox_relay.ui.schedule_actions import SCHEDULE_ACTIONS
 RATE_MOST: Final = 1_000_000
 REPLAY_MOST: Final = 10**18 - 1
 DELIVERY_NAMES: Final = (*forms.FILTER_NAMES, forms.AS_OF, forms.COUNTED)
-REPLAY_NAMES: Final = ("sink", "type", "since", "until", "to", "rate", "uid", "key")
+REPLAY_NAMES: Final = ("sink", "type", "tenant", "since", "until", "to", "rate", "uid", "key")
 
 
 # -- sinks ------------------------------------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ def _result(done: str, result: admin.Result) -> str:
 
 def _replay_filter(fields: Fields) -> tuple[dict[str, Any], str | None, int | None]:
     """Return filter, other sink and rate of a replay. Raises ``ConfigurationError``."""
-    names = ("sink", "type", "since", "until", "uid", "key")
+    names = ("sink", "type", "tenant", "since", "until", "uid", "key")
     wanted = forms.read_filter({name: fields[name] for name in names if name in fields})
     del wanted["states"]
     rate = forms.read_integer("rate", fields["rate"], 1, RATE_MOST) if fields.get("rate") else None
@@ -217,8 +217,8 @@ async def _plan_replay(store: Store, fields: Fields) -> Plan:
     kept = {name: fields[name].strip() for name in REPLAY_NAMES if fields.get(name, "").strip()}
     kept |= {"key": fields["key"]} if "key" in fields else {}
     texts = (
-        ("sink", "Sink", ""), ("type", "Type", "order.*"), ("since", "Since", "2h, needed"), ("until", "Until", ""),
-        ("to", "To another sink", ""), ("rate", "Events a second", "no limit"),
+        ("sink", "Sink", ""), ("type", "Type", "order.*"), ("tenant", "Tenant", ""), ("since", "Since", "2h, needed"),
+        ("until", "Until", ""), ("to", "To another sink", ""), ("rate", "Events a second", "no limit"),
     )  # fmt: skip
     inputs = [Input(name, label, kept.get(name, ""), text, required=name == "sink") for name, label, text in texts]
     title = "Deliver an event again" if "uid" in kept else "Start a replay"

@@ -102,8 +102,8 @@ REPLAY: Final = _object(
     id=INTEGER, sink=TEXT, to=_or_null(TEXT), state={"enum": ["running", "paused", "done", "cancelled"]}, total=INTEGER,
     total_exact=BOOLEAN, delivered=INTEGER, failed=INTEGER, waiting=INTEGER, dropped=INTEGER,
     passed_by=_or_null(INTEGER), waits_for=_or_null(TEXT), rate=_or_null(INTEGER), type=_or_null(TEXT),
-    key=_or_null(TEXT), since=_or_null(TIME), until=_or_null(TIME), uids=_or_null(INTEGER), started_at=TIME,
-    ended_at=_or_null(TIME), actor=TEXT, reason=_or_null(TEXT),
+    key=_or_null(TEXT), tenant=_or_null(TEXT), since=_or_null(TIME), until=_or_null(TIME), uids=_or_null(INTEGER),
+    started_at=TIME, ended_at=_or_null(TIME), actor=TEXT, reason=_or_null(TEXT),
 )  # fmt: skip
 SCHEDULE: Final = _object(
     name=TEXT, cron=TEXT, timezone=TEXT, type=TEXT, key=_or_null(TEXT), tenant=_or_null(TEXT),

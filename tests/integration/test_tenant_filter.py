@@ -14,9 +14,14 @@ from outbox_relay.postgres.migrations import migrate
 from tests.support import books as owned
 from tests.support.command import Ended, inside
 from tests.support.database import Database, query
+from tests.support.deliveries import delivered, has
 from tests.support.ledger import Ledger, ledger
+from tests.support.memory_sink import MemorySink
 from tests.support.page import browsing, visible
+from tests.support.relay_harness import running, spec
+from tests.support.replays import Clients, counts, ended, preview, start
 from tests.support.roles import new_role
+from tests.support.sink_actions import register
 
 books = owned.books
 
@@ -72,6 +77,60 @@ async def test_the_commands_select_the_deliveries_of_a_tenant(books: Ledger) -> 
     ]
     [filters] = books.query("select array_agg(filter ->> 'tenant' order by id) from outbox.audit")
     assert filters == (["acme2", "acme"],)
+
+
+async def test_a_replay_delivers_the_events_of_a_tenant_alone(database: Database) -> None:
+    """Goes red where one of the reads, the counts, `why` or an erasure leaves the tenant out."""
+    sink, clients = MemorySink(), Clients()
+    tenants = ["acme", "acme2", None, "acme"]
+    async with running(database.dsn, (spec("s"), sink), replay_client=clients):
+        with database.connect() as connection:
+            for tenant in tenants:
+                connection.execute("select outbox.emit('t', '1', key => 'k', tenant => %s)", (tenant,))
+        events = query(database, "select id, uid::text from outbox.event order by id")
+        await delivered(sink, [event_id for event_id, _ in events])
+        await has(database, "select from outbox.backlog('s', null, 1000, 5.0) where events = 0")
+        mine = [event_id for (event_id, _), tenant in zip(events, tenants, strict=True) if tenant == "acme"]
+        assert preview(database, since="PT1H", tenant="acme")["matched"] == 2
+        numbers = [
+            start(database, since="PT1H", tenant="acme"),
+            start(database, uids=[uid for _, uid in events], tenant="acme"),
+        ]
+        for number in numbers:
+            await ended(database, number)
+    assert [clients.ids(number) for number in numbers] == [mine, mine]
+    assert [counts(database, number) for number in numbers] == [(2, 2, 0, 0)] * 2
+    with_replays = [
+        event_id for event_id, uid in events if "replays" in json.loads((await why(database, uid)).out)["sinks"]["s"]
+    ]
+    assert with_replays == mine
+    waiting = start(database, since="PT1H", tenant="acme")
+    pending = query(database, "select uid::text from outbox.undelivered(%s) order by 1", [e for e, _ in events])
+    assert pending == sorted((uid,) for event_id, uid in events if event_id in mine)
+    shown = await asyncio.to_thread(inside, "replay", "show", str(waiting), "--dsn", database.dsn)
+    assert "tenant acme" in shown.out
+
+
+async def why(database: Database, uid: str) -> Ended:
+    """Ask `why`."""
+    return await asyncio.to_thread(inside, "why", uid, "--json", "--dsn", database.dsn)
+
+
+async def test_the_command_starts_a_replay_of_a_tenant(database: Database) -> None:
+    with database.connect() as connection:
+        for tenant in ("acme", "other"):
+            connection.execute("select outbox.emit('t', '1', tenant => %s)", (tenant,))
+    for sink in ("crm", "idle"):
+        register(database, sink)
+    words = ("replay", "start", "--sink", "crm", "--to", "idle", "--tenant", "acme", "--dsn", database.dsn)
+    ended_now = await asyncio.to_thread(inside, *words, "--since", "1h", "--dry-run", "--json")
+    assert (ended_now.code, ended_now.json) == (0, {"matched": 1, "exact": True})
+    refused = await asyncio.to_thread(inside, *words, "--yes")
+    assert (refused.code, "a replay needs since, key or uids" in refused.err) == (2, True)
+    assert (await asyncio.to_thread(inside, *words, "--since", "1h", "--yes")).out == "1\n"
+    assert query(database, "select filter ->> 'tenant' from outbox.audit") == [("acme",)]
+    [shown] = (await asyncio.to_thread(inside, "replay", "list", "--json", "--dsn", database.dsn)).json["replays"]
+    assert shown["tenant"] == "acme"
 
 
 async def test_the_page_selects_the_deliveries_of_a_tenant(books: Ledger) -> None:

@@ -41,8 +41,8 @@ CARRIED = {
     ("delivery", "key"), ("delivery", "content_type"), ("delivery", "last_error"), ("sink", "last_error"),
     ("sink", "paused_reason"), ("attempt", "error"), ("attempt", "relay"), ("relay", "name"), ("relay", "version"),
     ("audit", "reason"), ("audit", "actor"), ("audit", "action"), ("schedule", "name"), ("schedule", "error"),
-    ("schedule", "tenant"), ("replay", "key"), ("replay", "type_pattern"), ("replay", "reason"), ("replay", "actor"),
-    ("discarded", "reason"), ("day", "left_because"),
+    ("schedule", "tenant"), ("replay", "key"), ("replay", "tenant"), ("replay", "type_pattern"), ("replay", "reason"),
+    ("replay", "actor"), ("discarded", "reason"), ("day", "left_because"),
 }  # fmt: skip
 """Columns that a page shows, which an application, a destination, a relay or a person fills."""
 JSON = (

@@ -136,7 +136,9 @@ def test_the_last_error_has_a_line_until_an_hour_after_its_end(changes: dict[str
 
 
 def test_the_replays_of_a_status_have_a_line_each() -> None:
-    one: dict[str, Any] = dict.fromkeys(("to", "since", "until", "type", "uids", "ended_at", "reason", "rate"))
+    one: dict[str, Any] = dict.fromkeys(
+        ("to", "since", "until", "type", "uids", "ended_at", "reason", "rate", "tenant")
+    )
     one |= {"id": 3, "sink": "crm", "state": "paused", "total": 20, "total_exact": True, "delivered": 5, "failed": 0}
     one |= {"waiting": 0, "started_at": "2026-11-23T08:40:11.5+00:00", "key": "a", "waits_for": "sink crm is paused"}
     text = admin.status_text(
