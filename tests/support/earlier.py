@@ -17,8 +17,9 @@ LAST_OF = {
     10: "3e644f58228693274c9721fc70faca56d2f4ce4b",
     19: "6f706273073fbedcfbd7b2ec68b6002def81feb5",
     20: "6dbb60501b58a2ac53976bcd7964ba748462878d",
+    26: "d3afcbafe3184e684cc9a0a698acc9ae7e1f2150",
 }
-"""The last commit of each earlier version of the schema that was in use: 3 to 8 came with 9, 11 to 18 with 19."""
+"""The last commit of each earlier version of the schema that was in use: 3 to 8 came with 9, 11 to 18 with 19, 21 to 25 with 26."""
 VERSION_IN = {
     1: "outbox_relay.migrate",
     2: "outbox_relay.postgres.migrations",
@@ -26,6 +27,7 @@ VERSION_IN = {
     10: "outbox_relay.postgres.schema_versions",
     19: "outbox_relay.postgres.schema_versions",
     20: "outbox_relay.postgres.schema_versions",
+    26: "outbox_relay.postgres.schema_versions",
 }
 """The module of each that knows the version of its schema."""
 PARTS = ("outbox_relay", "schema")
