@@ -5,14 +5,13 @@ import os
 import signal
 import sys
 from collections.abc import Generator
-from contextlib import contextmanager
 from uuid import uuid4
 
 import pytest
 import structlog
 from hypothesis import settings
 
-from tests.support.database import Database
+from tests.support.database import Database, new_database
 from tests.support.kafka import KafkaBroker
 from tests.support.kafka.broker import QUICK_START
 from tests.support.postgres import PostgresServer
@@ -134,34 +133,22 @@ def template(postgres: PostgresServer) -> str:
 @pytest.fixture
 def empty_database(postgres: PostgresServer) -> Generator[Database]:
     """A new database without the schema."""
-    with _database(postgres, "template1") as database:
+    with new_database(postgres, "template1") as database:
         yield database
 
 
 @pytest.fixture
 def database(postgres: PostgresServer, template: str) -> Generator[Database]:
     """A new database with the schema."""
-    with _database(postgres, template) as database:
+    with new_database(postgres, template) as database:
         yield database
 
 
 @pytest.fixture(scope="module")
 def shared_database(postgres: PostgresServer, template: str) -> Generator[Database]:
     """A database with the schema, for tests of a module that leave it as it is."""
-    with _database(postgres, template) as database:
+    with new_database(postgres, template) as database:
         yield database
-
-
-@contextmanager
-def _database(server: PostgresServer, template: str) -> Generator[Database]:
-    name = f"test_{uuid4().hex}"
-    server.create_database(name, template=template)
-    database = Database(server, name)
-    try:
-        yield database
-    finally:
-        database.close()
-        server.drop_database(name)
 
 
 @pytest.fixture(scope="session")

@@ -72,6 +72,7 @@ def test_every_block_of_code_is_run() -> None:
     assert sum(block.language == "python" for block in blocks(PAGE)) == len(FILES)
 
 
+@pytest.mark.slow
 def test_autogenerate_leaves_the_schema_alone(empty_database: Database, tmp_path: Path) -> None:
     env = environment(tmp_path, empty_database)
     alembic(tmp_path, "upgrade", "head")

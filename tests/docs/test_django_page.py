@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from outbox_relay.postgres.schema_versions import SCHEMA_VERSION
@@ -53,6 +54,7 @@ def project(folder: Path, database: Database) -> None:
     run(folder, "manage.py", "makemigrations", "orders")
 
 
+@pytest.mark.slow  # a project of Django with its migrations, tests and commands
 def test_the_page_is_true(empty_database: Database, tmp_path: Path) -> None:
     project(tmp_path, empty_database)
     with empty_database.connect() as owner:

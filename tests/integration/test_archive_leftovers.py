@@ -46,6 +46,7 @@ async def no_removal(*_: Any) -> list[str]:
     return []
 
 
+@pytest.mark.slow
 def test_archives_that_cannot_be_removed_stay_named_until_they_are(
     owner: Connection, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

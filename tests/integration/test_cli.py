@@ -387,11 +387,11 @@ def test_health_check_online_and_status_of_a_running_relay(
     with RelayService(tmp_path, text) as service:
         ended = outbox_relay("health", "-c", service.config)
         assert (ended.code, ended.json["ready"], ended.err) == (0, True, "")
-        ended = outbox_relay("check", "--online", "-c", service.config)
+        ended = inside("check", "--online", "-c", service.config)
         assert (ended.code, ended.err) == (0, "")
-        uid = outbox_relay("emit", "order.created", "-c", service.config).out.strip()
+        uid = inside("emit", "order.created", "-c", service.config).out.strip()
         until(lambda: _state(service, uid) == "settled", seconds=30, what="the event is settled")
-        [relay] = outbox_relay("status", "--json", "-c", service.config).json["relays"]
+        [relay] = inside("status", "--json", "-c", service.config).json["relays"]
         assert relay["shards"] == {"events": 64}
         assert relay["version"]
         assert service.stop() == 0

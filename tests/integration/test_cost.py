@@ -19,7 +19,7 @@ from tests.support.wait import auntil
 
 pytestmark = pytest.mark.postgres
 SINKS = 2
-EVENTS = 40_000
+EVENTS = 20_000
 CHUNKS = EVENTS // CHUNK_EVENTS
 POSITION_BYTES = 1_500
 """WAL of the positions of all shards when they stand at one place, its place in the index included."""
@@ -62,7 +62,9 @@ async def test_a_backlog_costs_two_statements_a_chunk_and_next_to_no_wal(capsys:
     assert wal <= made["settle"] * POSITION_BYTES + AROUND_BYTES
 
 
-@pytest.mark.parametrize(("mode", "most_bytes"), [("none", 0), ("failures", 0), ("all", 350)])
+@pytest.mark.parametrize(
+    ("mode", "most_bytes"), [pytest.param("none", 0, marks=pytest.mark.slow), ("failures", 0), ("all", 350)]
+)
 async def test_only_all_attempts_cost_wal_for_a_delivered_event(
     mode: RecordAttempts, most_bytes: int, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -36,6 +36,7 @@ def demo(directory: Path) -> Generator[ChildProcess]:
     demo.close()
 
 
+@pytest.mark.slow  # `make demo` itself
 def test_demo_delivers_everything_to_both_destinations(directory: Path) -> None:
     demo = ChildProcess(directory, "demo", "--seconds", "4", "--json")
     try:

@@ -68,6 +68,7 @@ def listening(dev: Dev) -> set[str]:
     return {line[1].split(":")[0] for line in lines if line[3] == LISTENING and f"socket:[{line[9]}]" in sockets}
 
 
+@pytest.mark.slow  # it starts a cluster and a broker twice
 def test_data_stay_from_one_start_to_the_next_and_a_relay_delivers_to_the_broker(place: Path) -> None:
     dev = Dev(place)
     try:

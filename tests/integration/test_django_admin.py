@@ -19,8 +19,9 @@ from django.test.utils import CaptureQueriesContext
 from outbox_relay.domain.window import Position
 from outbox_relay.postgres.migrations import migrate
 from tests.support import django_site
-from tests.support.database import Database, query
+from tests.support.database import Database, new_database, query
 from tests.support.ledger import Ledger, ledger
+from tests.support.postgres import PostgresServer
 from tests.support.roles import new_role
 
 django_site.set_up()
@@ -28,13 +29,24 @@ EVENTS, DELIVERIES = "/admin/outbox_relay/loggedevent/", "/admin/outbox_relay/ev
 VIEWS = ("view_loggedevent", "view_eventdelivery")
 
 
-@pytest.fixture
-def site(database: Database) -> Generator[Database]:
-    """A project of Django on the database, with all tables."""
-    django_site.place(DEFAULT_DB_ALIAS, database)
+@pytest.fixture(scope="module")
+def tables(postgres: PostgresServer, template: str) -> Generator[str]:
+    """The name of a database with the schema and with all tables of a project of Django."""
+    postgres.create_database("django", template=template)
+    django_site.place(DEFAULT_DB_ALIAS, Database(postgres, "django"))
     call_command("migrate", verbosity=0, skip_checks=True)
-    yield database
     connections.close_all()
+    yield "django"
+    postgres.drop_database("django")
+
+
+@pytest.fixture
+def site(postgres: PostgresServer, tables: str) -> Generator[Database]:
+    """A project of Django on a database of its own."""
+    with new_database(postgres, tables) as database:
+        django_site.place(DEFAULT_DB_ALIAS, database)
+        yield database
+        connections.close_all()
 
 
 def users() -> Any:

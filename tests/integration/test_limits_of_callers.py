@@ -70,6 +70,7 @@ async def test_the_pause_of_a_removal_names_its_actor(books: Ledger) -> None:
     assert [tuple(row.values()) for row in found] == [("pause", "anna"), ("resume", None)]
 
 
+@pytest.mark.slow  # 100,000 rows
 async def test_a_sink_with_too_many_rows_is_not_renamed(books: Ledger) -> None:
     call(books.database, COPIES.format(rows=100_000))
     with pytest.raises(errors.InvalidParameterValue, match="'s' has more than 100000 rows"):

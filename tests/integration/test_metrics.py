@@ -140,6 +140,7 @@ def test_two_relays_share_the_shards_and_export_the_same_figures(
         assert two.stop() == 0
 
 
+@pytest.mark.slow
 def test_a_renamed_sink_goes_on_under_its_new_name_and_a_removed_one_disappears(
     database: Database, receiver: Receiver, tmp_path: Path
 ) -> None:

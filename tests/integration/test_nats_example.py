@@ -140,6 +140,7 @@ def last_error(database: Database) -> str:
     return str(query(database, "select last_error from outbox.sink where name = 'stream'"))
 
 
+@pytest.mark.slow
 async def test_a_server_that_is_frozen_gets_every_event_once(
     database: Database, server: NatsServer, tmp_path: Path
 ) -> None:
@@ -192,6 +193,7 @@ async def test_an_event_that_is_too_large_for_the_server_is_dead_with_the_reason
         assert relay.stop() == 0
 
 
+@pytest.mark.slow
 async def test_check_online_names_a_missing_stream_and_a_server_that_is_down(
     database: Database, server: NatsServer, tmp_path: Path
 ) -> None:

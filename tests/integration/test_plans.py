@@ -1,7 +1,8 @@
 """The plans of the statements on the data path, as the server ran them inside the functions: indexes and rows.
 
-The log has a million events in thirty partitions, ``delivery`` 100,000 rows. The planner knows nothing true of them:
-they were analysed while they were empty, or never. The plans must be the same once the statistics are right.
+The log has 300,000 events in thirty partitions, a million in the slow form, and ``delivery`` 100,000 rows. The planner
+knows nothing true of them: they were analysed while they were empty, or never. The plans must be the same once the
+statistics are right.
 """
 
 from __future__ import annotations
@@ -17,16 +18,17 @@ import pytest
 
 from outbox_relay.postgres.database import statements
 from outbox_relay.relay.log_reader import CHUNK_EVENTS
+from tests.support import plans
 from tests.support.database import Database
 from tests.support.looks import touched
-from tests.support.plans import EVENTS_OF_A_DAY, LOG, NEVER_IN_ORDER, PARTITIONS, Explained
+from tests.support.plans import EVENTS_OF_A_DAY, LOG, NEVER_IN_ORDER, PARTITIONS
 from tests.support.postgres import PostgresServer
 from tests.support.recording import settled_unrecorded, unrecorded
 
 pytestmark = pytest.mark.xdist_group("plans")
 
-PER_PARTITION = 33_400
-EVENTS = PARTITIONS * PER_PARTITION
+FEW, MANY = 10_000, 33_400
+"""Events of each partition."""
 ROWS = 50_000
 """Rows of ``delivery`` for each of the two sinks."""
 EVERYTHING_BEFORE, NOTHING_BEFORE = "3:3:", "9000000000:9000000000:"
@@ -44,39 +46,54 @@ select %(sink)s, e.id, e.shard, case when e.id %% 4 = 0 then 'waiting' else 'hel
 """
 
 
-@pytest.fixture(scope="module")
-def log(postgres: PostgresServer, template: str) -> Generator[Database]:
+@dataclass(frozen=True)
+class Log:
+    """A filled database, and the number of its events."""
+
+    database: Database
+    events: int
+
+
+@pytest.fixture(scope="module", params=[FEW, pytest.param(MANY, marks=pytest.mark.slow)])
+def log(request: pytest.FixtureRequest, postgres: PostgresServer, template: str) -> Generator[Log]:
     """A log and rows of two sinks, neither ever analysed since it was filled."""
     postgres.create_database("plans", template=template)
     with postgres.connect("plans") as connection:
         connection.execute(LOG.encode())
         for day in reversed(range(PARTITIONS)):
-            connection.execute(EVENTS_OF_A_DAY.format(day, PER_PARTITION).encode())
+            connection.execute(EVENTS_OF_A_DAY.format(day, request.param).encode())
         for n, sink in enumerate((SINK, "other")):
             parameters = {"sink": sink, "first": n * ROWS + 1, "last": (n + 1) * ROWS}
             connection.execute(ROWS_OF_A_SINK.encode(), parameters)
-    yield Database(postgres, "plans")
+    yield Log(Database(postgres, "plans"), PARTITIONS * request.param)
     postgres.drop_database("plans")
 
 
 @pytest.fixture(scope="module", params=["stale statistics", "true statistics"])
-def statistics(request: pytest.FixtureRequest, log: Database) -> Database:
+def statistics(request: pytest.FixtureRequest, log: Log) -> Log:
     if request.param == "true statistics":
-        with log.connect(autocommit=True) as connection:
+        with log.database.connect(autocommit=True) as connection:
             connection.execute("analyze")
     return log
 
 
+@dataclass
+class Explained(plans.Explained):
+    """A connection on which every plan is shown, to a log of `events` events."""
+
+    events: int = 0
+
+
 @pytest.fixture
-def explained(statistics: Database) -> Generator[Explained]:
-    with statistics.connect(autocommit=True) as connection:
-        yield Explained(connection)
+def explained(statistics: Log) -> Generator[Explained]:
+    with statistics.database.connect(autocommit=True) as connection:
+        yield Explained(connection, events=statistics.events)
 
 
 def read(explained: Explained, statement: str = "read_rest", **changes: Any) -> list[tuple[Any, ...]]:
     parameters: dict[str, Any] = {
         "shards": list(range(64)), "types": None, "a": EVERYTHING_BEFORE, "b": NOTHING_BEFORE, "a_next": 3,
-        "after": 0, "upto": EVENTS, "rows": CHUNK_EVENTS, "bytes": AMPLE, "most_payload": AMPLE,
+        "after": 0, "upto": explained.events, "rows": CHUNK_EVENTS, "bytes": AMPLE, "most_payload": AMPLE,
     }  # fmt: skip
     return explained.run(statement, **{**parameters, **changes})
 
@@ -86,9 +103,10 @@ LOOK, NEXT = "limit most_looks + 1", "limit each"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("after", [0, EVENTS // 2, EVENTS - 4500])
+@pytest.mark.parametrize("part", [0.0, 0.5, 0.98])
 @pytest.mark.parametrize("calls", [1, 7], ids=["first call", "beyond the calls that are planned one by one"])
-def test_rest_is_read_in_index_order_and_no_further_than_needed(explained: Explained, after: int, calls: int) -> None:
+def test_rest_is_read_in_index_order_and_no_further_than_needed(explained: Explained, part: float, calls: int) -> None:
+    after = round(part * explained.events)
     found = [read(explained, after=after, upto=2**63 - 1) for _ in range(calls)][-1]
     assert [row[0] for row in found] == list(range(after + 1, after + CHUNK_EVENTS + 1))
     scans = explained.scans("event_", "past_", of=REST)
@@ -116,7 +134,7 @@ def test_rest_of_few_types_looks_at_its_span_only(explained: Explained) -> None:
 
 
 def test_empty_end_of_the_log_costs_no_rows(explained: Explained) -> None:
-    assert read(explained, after=EVENTS, upto=2**63 - 1) == []
+    assert read(explained, after=explained.events, upto=2**63 - 1) == []
     assert sum(node.scanned for node in explained.scans("event_", "past_", of=REST)) == 0
 
 
@@ -152,7 +170,6 @@ select %s + g * %s::bigint, gen_random_uuid(), 'huge', 'key-' || g %% 1000, '{}'
 """
 
 
-@pytest.mark.slow
 @dataclass(frozen=True)
 class Huge:
     """A late transaction of `HUGE` events after all others, whose ids are `apart`; it is read from inside."""
@@ -163,7 +180,7 @@ class Huge:
 
     def id(self, number: int) -> int:
         """Return the id of its event of this number, from 1 on."""
-        return EVENTS + self.apart * number
+        return self.explained.events + self.apart * number
 
     def read(self, **changes: Any) -> tuple[list[int], list[int]]:
         """Return the ids of the events found by one call, and its marks."""
@@ -176,13 +193,13 @@ class Huge:
         return len([text for text in self.explained.texts if NEXT in text])
 
 
-@pytest.mark.parametrize("apart", [1, 100], ids=["close together", "far apart"])
+@pytest.mark.parametrize("apart", [1, pytest.param(100, marks=pytest.mark.slow)])
 def test_the_size_of_a_huge_transaction_does_not_matter(explained: Explained, apart: int) -> None:
     """The transaction takes seconds to make, so that all questions are asked of one."""
     connection = explained.connection
     with connection.transaction(force_rollback=True):
         [(xid,)] = connection.execute("select pg_current_xact_id()::text::bigint").fetchall()
-        connection.execute(LATECOMER.encode(), (EVENTS, apart, HUGE))
+        connection.execute(LATECOMER.encode(), (explained.events, apart, HUGE))
         huge = Huge(explained, xid, apart)
         is_read_in_steps(huge)
         is_passed_without_reading_it_when_its_types_are_others(huge)
@@ -239,7 +256,7 @@ def test_transactions_that_still_run_are_not_looked_for(explained: Explained) ->
 
 def test_a_tick_looks_at_no_event(explained: Explained) -> None:
     [(seq, *_)] = explained.run("tick")
-    assert seq >= EVENTS
+    assert seq >= explained.events
     assert explained.relations() == {"meta"}
 
 
@@ -261,7 +278,7 @@ def test_status_counts_a_long_backlog_by_its_first_events(explained: Explained) 
         [(backlog, exact, *_)] = explained.run("status_backlog", sink=SINK, types=None, most=counted, seconds=60.0)
         looked_at = touched(connection, "event_%", "past_%") - before
     assert not exact
-    left = EVENTS - 2 * ROWS + ROWS
+    left = explained.events - 2 * ROWS + ROWS
     assert 0.9 * left < backlog < 1.1 * left
     assert looked_at <= 1.5 * counted
 
@@ -364,7 +381,7 @@ def test_who_asks_for_suspects_looks_at_no_other_row(explained: Explained) -> No
 
 def test_settled_rows_are_copied_by_the_id_of_their_events(explained: Explained) -> None:
     connection = explained.connection
-    ids = list(range(EVENTS - 999, EVENTS + 1, 10))
+    ids = list(range(explained.events - 999, explained.events + 1, 10))
     with connection.transaction(force_rollback=True):
         own(connection)
         assert explained.run("settle", **settlement(ids)) == [(True,)]

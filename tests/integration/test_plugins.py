@@ -206,6 +206,7 @@ def test_check_online_asks_the_plugin(database: Database, receiver: Receiver, tm
     assert CANARY not in ended.err
 
 
+@pytest.mark.slow
 def test_a_replay_delivers_by_a_client_of_the_plugin_of_its_own(
     database: Database, receiver: Receiver, tmp_path: Path
 ) -> None:

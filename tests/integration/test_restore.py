@@ -245,6 +245,7 @@ def mark_as_discarded(database: Database, uid: str) -> None:
                  f"select 's', id, uid, 'test' from outbox.event where uid = '{uid}'")  # fmt: skip
 
 
+@pytest.mark.slow
 async def test_what_was_discarded_is_not_delivered_after_a_restore(own_postgres: PostgresServer) -> None:
     """The position goes back before an event that was late for it, and so before what was settled behind that."""
     with shop(own_postgres) as old, PostgresServer() as server:
@@ -276,6 +277,7 @@ async def test_marks_of_discarded_events_follow_them_to_new_ids(own_postgres: Po
         assert await relayed(new, again) == again
 
 
+@pytest.mark.slow
 async def test_rebase_of_a_log_that_is_settled_repeats_nothing(own_postgres: PostgresServer) -> None:
     with shop(own_postgres) as database:
         before = emit(database, 30)

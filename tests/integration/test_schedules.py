@@ -21,7 +21,6 @@ from tests.support.database import Database, query
 from tests.support.schedules import emitted, fire, minute_of, put, register, row, schedule, text_of
 
 MINUTE = timedelta(minutes=1)
-TIMES = 10_000
 SWITCH, KILL, WHOLE = 0.05, 0.01, 0.75
 """Chance, at each statement, that another relay comes next, and that the relay is killed after it; that a round is one
 statement."""
@@ -88,17 +87,18 @@ def due(database: Database) -> tuple[datetime, int]:
     return first, generation
 
 
-def test_ten_thousand_times_are_emitted_once_although_relays_are_killed_between_any_two_statements(
-    database: Database,
+@pytest.mark.parametrize("times", [2_000, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_thousands_of_times_are_emitted_once_although_relays_are_killed_between_any_two_statements(
+    database: Database, times: int
 ) -> None:
     register(database, schedule(missed="all"))
-    first = minute_of(database) - TIMES * MINUTE
+    first = minute_of(database) - times * MINUTE
     put(database, "nightly", first)
     chance = random.Random(26)
     relays = [MortalRelay(database, chance) for _ in range(3)]
     relay = relays[0]
     kills: Counter[str] = Counter()
-    while sum(each.emitted for each in relays) < TIMES:
+    while sum(each.emitted for each in relays) < times:
         if chance.random() < SWITCH:
             relay = chance.choice(relays)
         at = relay.step()
@@ -108,7 +108,7 @@ def test_ten_thousand_times_are_emitted_once_although_relays_are_killed_between_
     for each in relays:
         each.close()
     assert kills.keys() == {"look", "begin", "fire, not committed", "commit"}
-    assert emitted(database) == [text_of(first + n * MINUTE) for n in range(TIMES)]
+    assert emitted(database) == [text_of(first + n * MINUTE) for n in range(times)]
 
 
 def test_of_many_firers_at_once_one_emits_each_time(database: Database, due: tuple[datetime, int]) -> None:

@@ -138,14 +138,12 @@ def test_it_stops_within_its_limit_while_the_destination_is_down(
     assert query(database, "select count(*) from outbox.delivery") == [(0,)]
 
 
-def test_a_second_signal_ends_it_at_once(
-    database: Database, own_kafka: KafkaBroker, topic: str, tmp_path: Path
-) -> None:
-    own_kafka.create_topic(topic, partitions=1)
-    with RelayService(tmp_path, kafka_config(database.dsn, own_kafka, topic, lease_seconds=60)) as relay:
+def test_a_second_signal_ends_it_at_once(database: Database, kafka: KafkaBroker, topic: str, tmp_path: Path) -> None:
+    kafka.create_topic(topic, partitions=1)
+    with RelayService(tmp_path, kafka_config(database.dsn, kafka, topic, lease_seconds=60)) as relay:
         emit(database, "order.made")
-        until(lambda: own_kafka.read_all(topic), seconds=30, what="it delivers")
-        with own_kafka.frozen():
+        until(lambda: kafka.read_all(topic), seconds=30, what="it delivers")
+        with kafka.frozen():
             emit(database, "order.made")
             until(lambda: _in_hand(relay), seconds=20, what="an event is under way")
             relay.send(signal.SIGTERM)

@@ -308,7 +308,7 @@ async def test_looking_among_events_of_others_ends_after_a_while(books: Ledger) 
 
 async def test_status_reads_little_of_a_long_log_when_every_position_is_at_its_end(books: Ledger) -> None:
     await books.register(("s", ["*"], "beginning"))
-    books.do(BULK, "test.event", 300_000)
+    books.do(BULK, "test.event", 100_000)
     some = await books.tick()
     books.emit(*"ab")
     end = await books.tick()
@@ -321,7 +321,7 @@ async def test_status_reads_little_of_a_long_log_when_every_position_is_at_its_e
 
 
 def _blocks(books: Ledger, name: str, parameters: dict[str, Any]) -> int:
-    """Blocks that a statement reads, from memory or disk; the log of the test has more than ten thousand."""
+    """Blocks that a statement reads, from memory or disk; the log of the test has more than three thousand."""
     statement = statements()[name].encode()
     with books.database.connect(autocommit=True) as connection:
         connection.execute(statement, parameters)  # what follows reads no catalogues any more

@@ -12,7 +12,7 @@ from tests.support.memory_sink import BOTH, MemorySink
 from tests.support.relay_harness import CountingStore, RelayHarness, running, spec
 from tests.support.wait import auntil
 
-DEAD = 100_000
+DEAD = 20_000
 FILL = """
 insert into outbox.delivery (sink, id, shard, state, ordered, due_at, uid, type, key, payload, content_type, created_at)
 select 's', g, (hashtextextended('dead-' || g, 0) & 63)::smallint, 'dead', true, now(), gen_random_uuid(), 't',

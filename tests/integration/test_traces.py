@@ -159,6 +159,7 @@ def test_a_hostile_context_is_ignored_and_delivered(
     assert len(receiver.requests) == len(HOSTILE)
 
 
+@pytest.mark.slow
 def test_a_sink_that_a_reload_makes_again_is_traced(
     database: Database, receiver: Receiver, collector: Collector, tmp_path: Path
 ) -> None:
@@ -172,6 +173,7 @@ def test_a_sink_that_a_reload_makes_again_is_traced(
     assert [request.target for request in receiver.requests] == ["/hooks/other"]
 
 
+@pytest.mark.slow
 def test_requests_of_a_replay_are_traced(
     database: Database, receiver: Receiver, collector: Collector, tmp_path: Path
 ) -> None:
@@ -186,6 +188,7 @@ def test_requests_of_a_replay_are_traced(
     assert [request.header("outbox-replay") is None for request in receiver.requests] == [True, False]
 
 
+@pytest.mark.slow
 def test_the_variables_have_their_usual_meaning(
     database: Database, receiver: Receiver, collector: Collector, tmp_path: Path
 ) -> None:

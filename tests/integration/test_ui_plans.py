@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -27,15 +28,20 @@ NO_FILTER: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.fixture
-async def rows(database: Database) -> Database:
-    """A database with many rows, half of them of one sink."""
-    async with ledger(database) as books:
-        await books.register(*((f"s{n}", ["*"], "beginning") for n in range(SINKS)))
-    query(database, FILL.format(sinks=SINKS, keys=KEYS, rows=ROWS))
-    with database.connect(autocommit=True) as connection:
-        connection.execute("vacuum analyze outbox.delivery")
-    return database
+@pytest.fixture(scope="module")
+def rows(shared_database: Database) -> Database:
+    """A database with many rows, half of them of one sink, and many schedules."""
+
+    async def register() -> None:
+        async with ledger(shared_database) as books:
+            await books.register(*((f"s{n}", ["*"], "beginning") for n in range(SINKS)))
+
+    asyncio.run(register())
+    query(shared_database, FILL.format(sinks=SINKS, keys=KEYS, rows=ROWS))
+    query(shared_database, SCHEDULES)
+    with shared_database.connect(autocommit=True) as connection:
+        connection.execute("vacuum analyze outbox.delivery, outbox.schedule")
+    return shared_database
 
 
 def read(database: Database, name: str, parameters: dict[str, Any], *, by_index: bool = False) -> tuple[int, int]:
@@ -103,12 +109,9 @@ select t.seq_tup_read + coalesce(t.idx_tup_fetch, 0), pg_stat_get_xact_blocks_fe
     ],
 )
 def test_the_statements_on_schedules_read_few_rows_and_no_payload(
-    database: Database, name: str, parameters: dict[str, Any], most: int
+    rows: Database, name: str, parameters: dict[str, Any], most: int
 ) -> None:
-    query(database, SCHEDULES)
-    with database.connect(autocommit=True) as connection:
-        connection.execute("vacuum analyze outbox.schedule")
-    with database.connect() as connection:
+    with rows.connect() as connection:
         connection.execute(statements()[name], parameters)
         [(rows_read, payload_pages)] = connection.execute(READ).fetchall()
     assert rows_read <= most

@@ -572,7 +572,7 @@ async def test_read_returns_what_was_emitted(window: Window, database: Database)
             (bare,),
         ).fetchall()
     events = await window.read()
-    assert events == [(*row, None) for row in stored]
+    assert events == [(*row, None, None) for row in stored]
     assert [(event.key, event.headers is None, event.deliver_at is None) for event in events] == [
         (None, True, True),
         ("k", False, False),

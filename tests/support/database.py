@@ -1,9 +1,11 @@
 """One database of a test's own inside a PostgreSQL server."""
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
+from uuid import uuid4
 
 import psycopg
 from psycopg.pq import ExecStatus
@@ -92,6 +94,19 @@ class Database:
 def _close(connections: list[psycopg.Connection[TupleRow]]) -> None:
     while connections:
         connections.pop().close()
+
+
+@contextmanager
+def new_database(server: PostgresServer, template: str) -> Generator[Database]:
+    """Create a database of a name of its own as a copy of `template`, and drop it at the end."""
+    name = f"test_{uuid4().hex}"
+    server.create_database(name, template=template)
+    database = Database(server, name)
+    try:
+        yield database
+    finally:
+        database.close()
+        server.drop_database(name)
 
 
 def query(database: Database, text: str, *parameters: Any) -> list[tuple[Any, ...]]:

@@ -19,7 +19,7 @@ LAST_OF = {
     20: "6dbb60501b58a2ac53976bcd7964ba748462878d",
     26: "d3afcbafe3184e684cc9a0a698acc9ae7e1f2150",
 }
-"""The last commit of each earlier version of the schema that was in use: 3 to 8 came with 9, 11 to 18 with 19, 21 to 25 with 26."""
+"""The last commit of each earlier version of the schema that was in use: the numbers between them came together."""
 VERSION_IN = {
     1: "outbox_relay.migrate",
     2: "outbox_relay.postgres.migrations",

@@ -40,8 +40,8 @@ POINTS = [
     *(f"{name}{when}" for name in CHILD for when in "<>"),
     *(f"2{name}{when}" for name in ("empty_day", "begin_archive") for when in "<>"),
 ]
-BEFORE_AND_AFTER = ("begin_archive>", "write>", "record_archive<", "record_archive>", "empty_day<", "2empty_day>")
-"""The points on both sides of what must not be lost: the objects, their record in the database, and the day."""
+BEFORE_AND_AFTER = ("write>", "record_archive<", "empty_day<")
+"""The points before what must not be lost is there: the objects, their record in the database, and the day."""
 
 
 def die() -> None:
