@@ -86,7 +86,7 @@ def test_autogenerate_leaves_the_schema_alone(empty_database: Database, tmp_path
     alembic(tmp_path, "check", code=1)
 
 
-@pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
+@pytest.mark.parametrize("driver", [pytest.param("psycopg", marks=pytest.mark.slow), "psycopg2"])
 def test_a_revision_upgrades_a_schema_of_an_earlier_version(
     empty_database: Database, tmp_path: Path, driver: str
 ) -> None:

@@ -141,6 +141,7 @@ def test_a_webhook_that_is_not_the_relays_is_refused(database: Database, client:
     assert query(database, "select count(*) from outbox.inbox") == [(0,)]
 
 
+@pytest.mark.slow
 def test_a_type_that_is_not_handled_is_acknowledged(database: Database, client: httpx.Client) -> None:
     for body in (BODY, b"[]"):
         headers = {**signed(body), "outbox-type": "order.changed"}
@@ -160,6 +161,7 @@ def test_an_empty_token_of_the_staff_starts_nothing() -> None:
     assert (ended.returncode, ended.stderr) == (1, "STAFF_TOKEN is empty: set it to a long random value\n")
 
 
+@pytest.mark.slow
 def test_the_page_is_for_the_staff(database: Database, client: httpx.Client) -> None:
     client.post("/orders", json={"total": 1250})
     [(uid,)] = query(database, "select uid::text from outbox.event")

@@ -27,6 +27,7 @@ def reader(own_postgres: PostgresServer, tmp_path: Path) -> Reader:
     return Reader(PAGE, Database(own_postgres, "shop"), tmp_path, {"8000": str(free_port())})
 
 
+@pytest.mark.slow
 def test_the_page_is_true(reader: Reader) -> None:
     reader.take("sh", "pip install '.[demo]'", "outbox-relay demo")
     reader.take("sh", "pip install '.[relay]' standardwebhooks")

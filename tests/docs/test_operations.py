@@ -142,6 +142,7 @@ def test_events_are_erased_as_the_page_shows(database: Database) -> None:
     assert (ended.code, ended.out, ended.err) == (0, "1 event erased\n", "")
 
 
+@pytest.mark.slow
 async def test_dead_letters_are_listed_retried_and_discarded(database: Database) -> None:
     asked: list[str] = []
 

@@ -57,6 +57,7 @@ def test_the_page_is_true(package: Path) -> None:
     assert "-p outbox_relay.sinks.contract" in text(PAGE)
 
 
+@pytest.mark.slow
 def test_the_configuration_of_the_page_is_right(package: Path) -> None:
     config = package / "relay.toml"
     config.write_text('[database]\ndsn = "postgresql://u@localhost/d"\n' + indented("[sinks.audit]\n"))

@@ -85,6 +85,7 @@ def user(database: Database) -> Iterator[str]:
         yield user
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES)
 def test_the_page_is_true(page: str, database: Database, user: str, tmp_path: Path) -> None:
     for kind, block in marked(page):

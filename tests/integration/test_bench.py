@@ -59,6 +59,7 @@ def test_queues_are_handled_next_to_the_bare_queue(postgres: PostgresServer) -> 
         assert connection.execute(DATABASES).fetchall() == []
 
 
+@pytest.mark.slow
 def test_signal_leaves_nothing_behind() -> None:
     with reachable() as directory:
         bench = ChildProcess(directory, "bench", "--only", "idle")

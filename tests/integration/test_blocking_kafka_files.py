@@ -37,6 +37,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 async def test_a_file_that_blocks_when_a_running_sink_opens_it_again_keeps_no_call_waiting(
     kafka: KafkaBroker, topic: str, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

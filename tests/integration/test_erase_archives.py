@@ -58,6 +58,7 @@ def test_archives_that_hold_a_key_are_named(database: Database, owner: Connectio
     assert erased(config, "k9")["archives"] == [{"address": address, "holds": None}]
 
 
+@pytest.mark.slow
 def test_an_archive_of_a_day_that_is_still_there_is_written_again(
     owner: Connection, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -409,6 +409,7 @@ async def test_settings_that_librdkafka_does_not_accept_are_named() -> None:
 # -- speed -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_throughput_compared_with_a_bare_loop(
     kafka: KafkaBroker, topic: str, sink_on: Any, report: Callable[[str], None]
 ) -> None:

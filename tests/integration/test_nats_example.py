@@ -158,6 +158,7 @@ async def test_a_server_that_is_frozen_gets_every_event_once(
         assert relay.stop() == 0
 
 
+@pytest.mark.slow
 async def test_an_event_whose_subject_no_stream_takes_waits_with_the_reason_and_others_flow(
     database: Database, server: NatsServer, tmp_path: Path
 ) -> None:
@@ -176,6 +177,7 @@ async def test_an_event_whose_subject_no_stream_takes_waits_with_the_reason_and_
         assert relay.stop() == 0
 
 
+@pytest.mark.slow
 async def test_an_event_that_is_too_large_for_the_server_is_dead_with_the_reason_and_its_neighbours_flow(
     database: Database, server: NatsServer, tmp_path: Path
 ) -> None:

@@ -96,7 +96,7 @@ FAILURES = {
 }
 
 
-@pytest.mark.parametrize("handler", ["asynchronous", "plain"])
+@pytest.mark.parametrize("handler", ["asynchronous", pytest.param("plain", marks=pytest.mark.slow)])
 def test_events_that_harm_their_workers_end_dead_and_their_neighbours_arrive(
     database: Database, tmp_path: Path, handler: str
 ) -> None:
@@ -122,7 +122,7 @@ TENANTS = {'"fine"': "acme", '"print"': None, '"retry"': "second", '"sure"': "la
 """The tenants of events by their payloads. The last one is scheduled."""
 
 
-@pytest.mark.parametrize("claim", ["log", "rows"])
+@pytest.mark.parametrize("claim", [pytest.param("log", marks=pytest.mark.slow), "rows"])
 def test_a_handler_gets_the_tenant_of_its_event(database: Database, tmp_path: Path, claim: str) -> None:
     """From the log and from rows, at a second attempt, and in a replay. Goes red when one of them does not ask."""
     emit = """select outbox.emit('order.made', %s, tenant => %s,
@@ -219,6 +219,7 @@ def test_a_signal_for_all_processes_lets_a_handler_end(database: Database, tmp_p
     assert query(database, ROWS) == []
 
 
+@pytest.mark.slow
 def test_events_of_a_key_keep_their_order_while_workers_are_killed(database: Database, tmp_path: Path) -> None:
     with relay_of(database, tmp_path, "asynchronous", timeout=10, more="workers = 2") as relay:
         uids = [emit_payload(database, '"fine"', f"k{n % 3}") for n in range(60)]
@@ -271,7 +272,7 @@ def test_an_effect_is_had_once_although_the_relay_is_killed(
     assert query(database, "select count(*) from outbox.inbox") == [(2,)]
 
 
-@pytest.mark.parametrize("handler", ["transactional", "atransactional"])
+@pytest.mark.parametrize("handler", [pytest.param("transactional", marks=pytest.mark.slow), "atransactional"])
 def test_an_effect_is_had_once_although_the_relay_is_killed_before_it_settles(
     database: Database, tmp_path: Path, handler: str
 ) -> None:

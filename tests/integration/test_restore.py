@@ -102,7 +102,11 @@ def dump_and_restore(source: Database, server: PostgresServer, name: str = "rest
     return Database(server, name)
 
 
-@pytest.mark.parametrize("caught_up", [False, True], ids=["its numbers are ahead", "the new cluster has caught up"])
+@pytest.mark.parametrize(
+    "caught_up",
+    [False, pytest.param(True, marks=pytest.mark.slow)],
+    ids=["its numbers are ahead", "the new cluster has caught up"],
+)
 async def test_a_dump_restored_into_another_cluster_loses_nothing(
     own_postgres: PostgresServer, caught_up: bool
 ) -> None:

@@ -127,6 +127,7 @@ async def test_what_keeps_a_day_is_logged_once(database: Database, owner: Connec
         assert blocked() == [date_ago(12), date_ago(11)]
 
 
+@pytest.mark.slow
 async def test_an_archive_that_fails_for_the_same_cause_is_logged_once_a_day(
     database: Database, owner: Connection, relay: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,7 +27,6 @@ from tests.support.wait import auntil
 from tests.support.webhook_sink import a_sink
 
 ONE_KEY, MANY_KEYS = "'k'", "n::text"
-KEYS = pytest.mark.parametrize("key", [ONE_KEY, MANY_KEYS], ids=["one-key", "many-keys"])
 
 
 def emit(database: Database, events: int, key: str = MANY_KEYS) -> None:
@@ -43,7 +42,7 @@ def limited(rate: float = RATE, **changes: Any) -> Any:
 # -- one relay and several --------------------------------------------------------------------------------------------
 
 
-@KEYS
+@pytest.mark.parametrize("key", [pytest.param(ONE_KEY, marks=pytest.mark.slow), MANY_KEYS])
 async def test_relays_that_join_and_leave_keep_the_rate_together(database: Database, key: str) -> None:
     """Goes red without the limiter, and with a rate for each relay: two of them would send twice as many."""
     emit(database, 1500, key)

@@ -24,7 +24,7 @@ OPEN = "select count(*) from outbox.sink where circuit <> 'closed'"
 OWNED = "select count(*) from outbox.shard where owner is not null"
 
 
-@pytest.mark.parametrize("fault", ["refused", "silent"])
+@pytest.mark.parametrize("fault", [pytest.param("refused", marks=pytest.mark.slow), "silent"])
 def test_a_relay_whose_destinations_are_both_down_releases_everything_and_ends(
     database: Database, topic: str, tmp_path: Path, fault: str
 ) -> None:

@@ -252,7 +252,7 @@ async def test_a_statement_that_is_refused_for_a_lock_makes_nothing_doubtful(dat
         assert harness.ticker.session_epoch == session_epoch
 
 
-@pytest.mark.parametrize("mode", ["fast", "immediate"])
+@pytest.mark.parametrize("mode", [pytest.param("fast", marks=pytest.mark.slow), "immediate"])
 async def test_a_restart_of_the_database_is_survived_and_noticed(own_postgres: PostgresServer, mode: Any) -> None:
     own_postgres.create_database("shop")
     migrate(own_postgres.dsn("shop"))

@@ -74,6 +74,7 @@ def test_a_collector_that_is_down_is_one_line_and_stops_nothing(
     assert "Traceback" not in text
 
 
+@pytest.mark.slow
 def test_a_collector_that_refuses_is_one_line_with_its_status(
     database: Database, receiver: Receiver, tmp_path: Path
 ) -> None:
@@ -131,6 +132,7 @@ def test_without_the_extra_the_log_names_it_and_events_are_delivered(
         ),
     ],
 )
+@pytest.mark.slow
 def test_variables_that_cannot_be_followed_are_named(
     database: Database, receiver: Receiver, tmp_path: Path, variables: dict[str, str], reason: str
 ) -> None:
