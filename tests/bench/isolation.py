@@ -16,7 +16,7 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from uuid import uuid4
@@ -49,11 +49,12 @@ probe_max_seconds = 5
 
 
 class Emitter:
-    """A thread that emits one event per transaction at a steady rate; the payload has the time."""
+    """A thread that emits one event per transaction at a steady rate; the payload begins with the time."""
 
-    def __init__(self, dsn: str, rate: float) -> None:
+    def __init__(self, dsn: str, rate: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._dsn = dsn
         self._rate = rate
+        self._clock = clock
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self.uids: list[str] = []
@@ -65,8 +66,14 @@ class Emitter:
             while not self._ended.wait(max(0.0, due - time.monotonic())):
                 due += 1 / self._rate
                 with connection.transaction():
-                    at = time.monotonic()
-                    uid = outbox.emit(connection, "bench.event", {"at": at}, key=f"k{rng.randrange(KEYS)}")
+                    payload = json.dumps({"at": self._clock(), "n": len(self.uids)}).encode()
+                    uid = outbox.emit(
+                        connection,
+                        "bench.event",
+                        payload,
+                        key=f"k{rng.randrange(KEYS)}",
+                        content_type="application/json",
+                    )
                 self.uids.append(str(uid))
 
     def __enter__(self) -> Emitter:
