@@ -13,6 +13,8 @@ from tests.support.database import Database, query
 from tests.support.deliveries import touched
 from tests.support.ledger import ledger
 
+pytestmark = pytest.mark.xdist_group("plans of the page")
+
 SINKS, ROWS = 20, 10_000
 KEYS = 500
 FILL = """

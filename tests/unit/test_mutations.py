@@ -33,8 +33,9 @@ def test_a_function_is_mutated_where_it_is_defined_last(tmp_path: Path) -> None:
         (0, "1 passed", False, "NOT FOUND"),
         (1, "FAILED test.py::test - AssertionError: two owners", True, "found: AssertionError: two owners"),
         (1, "FAILED test.py::test - Failed: Timeout (>600.0s) from pytest-timeout.", False, "TIMED OUT"),
+        (1, "FAILED t.py::test - hypothesis.errors.Flaky: how", False, "NOT JUDGED: hypothesis.errors.Flaky: how"),
     ],
-    ids=["passed", "failed", "timed out"],
+    ids=["passed", "failed", "timed out", "flaky"],
 )
 def test_only_a_judgement_counts_as_found(exit_code: int, output: str, found: bool, text: str) -> None:
     assert outcome(exit_code, output) == (found, text)
