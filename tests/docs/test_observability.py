@@ -1,4 +1,4 @@
-"""The page about the log: its events are those of the code, in the table, in the calls and on the page."""
+"""The page about logs and traces: its events and the version of the conventions are those of the code."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from outbox_relay.domain.log_events import KAFKA_CLIENT, LIBRARY, LOG_EVENTS
+from outbox_relay.emit_spans import CONVENTIONS
 from tests.docs.pages import ROOT, blocks, text
 
 PAGE = "docs/observability.md"
@@ -85,3 +86,9 @@ def test_the_examples_of_the_log_are_lines_as_they_are_written() -> None:
     for line in map(json.loads, block.text.splitlines()):
         assert {"level", "time", "logger"} <= line.keys()
         assert line["message"] == LOG_EVENTS[line["event"]]
+
+
+def test_the_page_names_the_version_of_the_conventions_that_spans_follow() -> None:
+    """The tests of traces compare the schema URL of real spans with the version."""
+    named = re.findall(r"version (\S+) of OpenTelemetry's\s+semantic conventions", text(PAGE))
+    assert [f"https://opentelemetry.io/schemas/{version}" for version in named] == [CONVENTIONS]
