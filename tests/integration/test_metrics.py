@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Generator
 from pathlib import Path
 
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from outbox_relay.service.metrics.definitions import DEFINITIONS
 from outbox_relay.service.metrics.exposition import OPENMETRICS as OPENMETRICS_TYPE
 from outbox_relay.service.metrics.exposition import TEXT
+from outbox_relay.workbench.embedded.ports import LOOPBACK
 from tests.support.command import outbox_relay
 from tests.support.database import Database, query
 from tests.support.emitting import emit_types
 from tests.support.metrics import OPENMETRICS, families, promtool_complaints, scrape, value_of
+from tests.support.proxy import Proxy
 from tests.support.receiver import Receiver, Request
 from tests.support.receiver.answers import Behaviour, chosen, say
 from tests.support.receiver.signatures import SECRET
@@ -39,6 +43,8 @@ max_seconds = 0.1
 [routes]
 "*" = ["crm"]
 """
+AT_ONCE_SECONDS = 2.0
+"""More than an answer takes on a busy machine, and less than any time limit of a statement that gets no answer."""
 
 
 @pytest.fixture
@@ -47,9 +53,9 @@ def receiver() -> Generator[Receiver]:
         yield receiver
 
 
-def config(database: Database, receiver: Receiver) -> str:
+def config(database: Database, receiver: Receiver, dsn: str = "") -> str:
     """One webhook for every type, all of whose attempts are recorded."""
-    return CONFIG.format(dsn=database.dsn, url=receiver.url, secret=SECRET)
+    return CONFIG.format(dsn=dsn or database.dsn, url=receiver.url, secret=SECRET)
 
 
 def counted(relay: RelayService, metric: str, label: str, sink: str = "crm") -> dict[str, float]:
@@ -107,6 +113,30 @@ def test_counts_agree_with_the_recorded_attempts_and_both_formats_with_each_othe
         everything = {definition.family for definition in DEFINITIONS}
         until(lambda: exported(relay) == everything, seconds=30, what="the figures are exported")
         assert relay.stop() == 0
+
+
+def test_a_scrape_asks_the_database_nothing_and_has_the_last_figures(
+    database: Database, receiver: Receiver, tmp_path: Path
+) -> None:
+    """No connection to the database passes anything any more, and the answer was not rendered before."""
+    with Proxy() as proxy:
+        proxy.target = database.server.port
+        dsn = make_conninfo(host=LOOPBACK, port=proxy.port, dbname=database.name, user="postgres")
+        with RelayService(tmp_path, config(database, receiver, dsn)) as relay:
+            until(lambda: backlog(scrape(relay.port)[1]) == 0.0, seconds=20, what="figures are exported")
+            proxy.swallowing = True
+            assert proxy.blackhole() > 0
+            emit_types(database, "a.1", "a.2")
+            began = time.monotonic()
+            content_type, text = scrape(relay.port, OPENMETRICS)
+            assert time.monotonic() - began < AT_ONCE_SECONDS
+            assert (content_type, backlog(text, is_openmetrics=True)) == (OPENMETRICS_TYPE, 0.0)
+
+
+def backlog(text: str, *, is_openmetrics: bool = False) -> float | None:
+    """Return the figure of the events that the sink has not delivered, or None if it is unknown."""
+    found = families(text, is_openmetrics=is_openmetrics).get("outbox_backlog_events")
+    return found.samples[0].value if found and found.samples else None
 
 
 @pytest.mark.slow
