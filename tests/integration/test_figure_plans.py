@@ -10,7 +10,7 @@ from collections.abc import Generator
 
 import pytest
 
-from outbox_relay.service.metrics.figures import MOST_EVENTS, MOST_EVENTS_SECONDS, MOST_ROWS
+from outbox_relay.service.metrics.figures import MOST_DEFAULT, MOST_EVENTS, MOST_EVENTS_SECONDS, MOST_ROWS
 from tests.support.database import Database
 from tests.support.plans import EVENTS_OF_A_DAY, LOG, NEVER_IN_ORDER, PARTITIONS, Explained
 from tests.support.postgres import PostgresServer
@@ -29,6 +29,9 @@ select 'crm', e.id, e.shard, (array['waiting', 'held', 'dead', 'waiting'])[1 + e
   from outbox.event e
  where e.id <= {ROWS}
 """
+DAYS_AHEAD = 40
+"""Time after which the events of the DEFAULT partition were emitted: no partition is for that day."""
+KEEP_DAYS = 10
 OF_ROWS, OF_SINKS = "group by r.state", "order by k.name"
 STATES = 3
 """Scans of rows: those of waiting and scheduled rows are one."""
@@ -36,13 +39,14 @@ STATES = 3
 
 @pytest.fixture(scope="module")
 def full(postgres: PostgresServer, template: str) -> Generator[Database]:
-    """A log of a million events, each of which has a row."""
+    """A log of a million events, each of which has a row. The DEFAULT partition has as many as a day, without rows."""
     postgres.create_database("figure_plans", template=template)
     with postgres.connect("figure_plans") as connection:
         connection.execute(LOG.encode())
         for day in reversed(range(PARTITIONS)):
             connection.execute(EVENTS_OF_A_DAY.format(day, PER_PARTITION).encode())
         connection.execute(FILL.encode())
+        connection.execute(EVENTS_OF_A_DAY.format(-DAYS_AHEAD, PER_PARTITION).encode())
     yield Database(postgres, "figure_plans")
     postgres.drop_database("figure_plans")
 
@@ -101,3 +105,41 @@ def test_a_backlog_is_counted_up_to_its_bound(explained: Explained) -> None:
     assert events > ROWS / 2, "estimated"
     assert oldest > 0.0
     assert buffers(explained, of="outbox.backlog") < 200_000
+
+
+def test_events_in_the_default_partition_are_counted_up_to_a_bound(explained: Explained) -> None:
+    counted = "from outbox.event_default limit"
+    assert explained.run("status_default_partition", most=MOST_DEFAULT) == [(MOST_DEFAULT,)]
+    assert sum(node.scanned for node in explained.scans("event_default", of=counted)) <= MOST_DEFAULT
+    assert buffers(explained, of=counted) < MOST_DEFAULT / 10
+
+
+def test_days_past_their_time_are_counted_without_their_events(explained: Explained) -> None:
+    with explained.connection.transaction(force_rollback=True):
+        explained.connection.execute("update outbox.retention set keep_days = %s", (KEEP_DAYS,))
+        [(days,)] = explained.run("figures_of_retention")
+    assert days == PARTITIONS - 1 - KEEP_DAYS
+    assert tables_of_events(explained) <= {"event_default"}
+    assert sum(node.scanned for node in explained.scans("event_default", of="d.created_at < cutoff")) == 0
+    assert buffers(explained, of="outbox.retention_status") < 5_000
+
+
+@pytest.mark.parametrize(
+    ("statement", "of"),
+    [
+        ("figures_of_locks", "pg_locks"),
+        ("figures_of_log", "pg_total_relation_size"),
+        ("figures_of_schedules", "outbox.schedule"),
+        ("figures_of_tables", "n_dead_tup"),
+        ("figures_of_transactions", "pg_prepared_xacts"),
+    ],
+)
+def test_other_figures_read_neither_events_nor_rows(explained: Explained, statement: str, of: str) -> None:
+    assert len(explained.run(statement)) > 0
+    assert tables_of_events(explained) == set()
+    assert buffers(explained, of=of) < 5_000
+
+
+def tables_of_events(explained: Explained) -> set[str]:
+    """Return the tables of events or rows that any of the plans looked at."""
+    return {name for name in explained.relations() if name.startswith(("event", "past_", "delivery"))}
