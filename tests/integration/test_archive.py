@@ -20,12 +20,14 @@ from psycopg import sql
 from outbox_relay.postgres.retention_statements import DayEvent
 from outbox_relay.postgres.store import Store
 from outbox_relay.retention import worker
+from outbox_relay.retention.files import remove
 from outbox_relay.retention.rows import COLUMNS
 from tests.docs.pages import blocks
 from tests.support.archives import archived, odd_events, run, write_config
 from tests.support.command import inside
 from tests.support.database import Database
 from tests.support.days import Connection, date_ago, emit_ago, events_of, fill_days, keep, register, table_ago
+from tests.support.google_storage import BUCKET, CREDENTIALS, google_storage, write_account
 from tests.support.power_cut import BEFORE_AND_AFTER, PARENT, POINTS
 from tests.support.wait import until
 
@@ -122,6 +124,25 @@ def test_a_day_is_archived_to_s3(database: Database, owner: Connection, tmp_path
             assert archived(address, query) == before
     finally:
         server.stop()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_day_is_archived_to_google_storage(
+    database: Database, owner: Connection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    odd_events(owner)
+    before = stored(owner, table_ago(12))
+    monkeypatch.setenv(CREDENTIALS, str(write_account(tmp_path / "account.json")))
+    with google_storage() as storage:
+        ended = run(write_config(database, tmp_path, f"gs://{BUCKET}/log{storage.options}", form))
+        assert (ended.code, ended.json["emptied"]) == (0, [date_ago(12)]), ended
+        [(address,)] = owner.execute("select archived_to from outbox.day where emptied_at is not null").fetchall()
+        root, _, name = address.rpartition("/")
+        assert (root, name[:11]) == (f"gs://{BUCKET}/log", f"{date_ago(12)}-")
+        assert archived(address, storage.options) == before
+        assert f"log/{name}/manifest.json" in (storage.objects() or [])
+        remove(root + storage.options, name)
+        assert storage.objects() == []
 
 
 def test_an_archive_that_cannot_be_written_empties_nothing(
