@@ -324,6 +324,22 @@ async def test_emitters_that_share_a_key_do_not_keep_it_in_use(
     assert emit(database) != first
 
 
+@pytest.mark.parametrize(("keys", "seconds"), [(100, 1), (101, 30)])
+def test_few_keys_are_looked_at_each_second_however_old_their_events_are(
+    database: Database, keys: int, seconds: int
+) -> None:
+    """Goes red when the time until the next look grows with age alone. Keys that are looked at together are many."""
+    query(database, REGISTER_OTHER)
+    query(database, "update outbox.sink set created_at = created_at - interval '1 hour' returning 1")
+    with database.connect() as connection:
+        outbox.emit_many(connection, (Event("job", n, unique_key=f"invoice-{n}") for n in range(keys)))
+    query(database, "update outbox.unique_key set claimed_at = claimed_at - interval '12 minutes' returning 1")
+    assert finish(database) == keys
+    looks = "select count(*) from outbox.unique_key where look_at between {} and {}"
+    from_now = f"clock_timestamp() + interval '{seconds} seconds'"
+    assert query(database, looks.format(f"{from_now} - interval '1 second'", from_now)) == [(keys,)]
+
+
 @pytest.mark.parametrize("level", [IsolationLevel.REPEATABLE_READ, IsolationLevel.SERIALIZABLE])
 def test_a_key_is_found_by_a_snapshot_from_before_it_was_looked_at(
     database: Database, conn: psycopg.Connection[Any], level: IsolationLevel

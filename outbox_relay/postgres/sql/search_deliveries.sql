@@ -8,7 +8,7 @@ with sinks as materialized (
 ),
 bounds as materialized (
     select case when %(since)s::text is not null then outbox.past_time('since', to_jsonb(%(since)s::text), c.at) end as since,
-           case when %(until)s::text is not null then outbox.as_time('until', to_jsonb(%(until)s::text), c.at) end as until,
+           case when %(until)s::text is not null then outbox.past_time('until', to_jsonb(%(until)s::text), c.at) end as until,
            c.as_of
       from (select n.as_of, coalesce(n.as_of, now()) as at
               from (select case when %(as_of)s::text is not null
