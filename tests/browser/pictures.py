@@ -19,7 +19,6 @@ from typing import Any, cast
 
 from playwright.async_api import Browser
 
-from outbox_relay.domain.window import Position
 from outbox_relay.postgres.migrations import migrate
 from outbox_relay.service.metrics.stored_figures import Entry, Value, dump
 from outbox_relay.ui.users import User
@@ -88,7 +87,7 @@ async def fill(database: Database) -> str:
             schedule("stocktaking", cron="0 0 1 1 *"),
         )
         for sink in ("events", "invoices"):
-            await books.place(sink, Position(await books.tick()))
+            await books.catch_up(sink)
         for statement in (HISTORY, ATTEMPTS):
             books.do(statement)
         books.do("update outbox.schedule set paused = true where name = 'stocktaking'")

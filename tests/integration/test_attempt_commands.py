@@ -11,7 +11,6 @@ import pytest
 from outbox_relay import admin
 from outbox_relay.domain.attempts import AttemptRecord
 from outbox_relay.domain.errors import NotFound
-from outbox_relay.domain.window import Position
 from outbox_relay.relay.row_leases import new_row_lease
 from tests.support import books as owned
 from tests.support.command import Ended, inside
@@ -97,7 +96,7 @@ async def test_why_tells_when_an_event_was_delivered_and_what_came_before(books:
     [event] = books.emit("k")
     uid = books.uid(event)
     for sink in ("s", "t"):
-        await books.place(sink, Position(await books.tick()))
+        await books.catch_up(sink)
     await three(books, uid, event)
     found = await admin.why(books.store, UUID(uid))
     assert [each["number"] for each in found["sinks"]["s"]["attempts_recorded"]] == [1, 2, 3]

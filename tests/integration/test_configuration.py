@@ -355,7 +355,7 @@ async def test_status_says_that_positions_are_missing_and_counts_the_log(databas
     async with ledger(database) as books:
         await books.register(("s", ["*"], "beginning"))
         books.emit(*"abc")
-        await books.place("s", Position(await books.tick()))
+        await books.catch_up("s")
         do(database, LOSE)
         found = await status(books.store)
         assert (found["sinks"]["s"]["missing_positions"], found["sinks"]["s"]["backlog"]) == (SHARDS, 3)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -19,7 +18,7 @@ from outbox_relay.domain.outcomes import DELIVERED, Failed, Refused, Verdict
 from outbox_relay.domain.window import BEGINNING, Position
 from tests.support.database import Database
 from tests.support.deliveries import delivered, emit, has, ids, in_order
-from tests.support.ledger import Ledger, ledger
+from tests.support.ledger import Ledger
 from tests.support.memory_sink import MemorySink
 from tests.support.relay_harness import running, spec
 
@@ -27,20 +26,6 @@ FAR = "2100-01-01T00:00:00Z"
 DISCARD = "select done, under_way, unsettled from outbox.discard_deliveries(%s::jsonb, reason => 'no use')"
 RETRY = "select done, under_way from outbox.retry_deliveries(%s::jsonb)"
 STATES = "select id, state from outbox.delivery order by id"
-
-
-@pytest.fixture
-async def books(database: Database) -> AsyncGenerator[Ledger]:
-    """A database with the sink `s` for every type, owned by one relay."""
-    async with ledger(database) as found:
-        await found.register(("s", ["*"], "beginning"))
-        await found.own("s")
-        yield found
-
-
-async def at_the_end(books: Ledger) -> None:
-    """Every position of `s` is behind everything that is committed now."""
-    await books.place("s", Position(await books.tick()))
 
 
 def quiet(_count: int) -> None:
@@ -206,7 +191,7 @@ async def test_of_one_key_what_is_retried_comes_in_order(database: Database, *, 
 async def test_a_discarded_event_leaves_a_mark_and_why_says_so(books: Ledger) -> None:
     [event_id] = books.emit("k")
     await books.park("s", books.row(event_id, "dead"))
-    await at_the_end(books)
+    await books.catch_up("s")
     assert await discard(books, {}, "wrong customer") == admin.Result(done=1)
     assert books.query(STATES) == []
     uid = UUID(books.uid(event_id))
@@ -232,7 +217,7 @@ async def test_a_row_that_a_session_would_read_again_is_left(books: Ledger) -> N
     assert (result.done, result.unsettled) == (1, 1)
     assert books.query(STATES) == [(after, "dead")]
     assert await admin.positions_behind(books.store, {}) == "s"
-    await at_the_end(books)
+    await books.catch_up("s")
     assert await discard(books, {}) == admin.Result(done=1)
 
 
@@ -243,10 +228,10 @@ async def test_a_position_that_an_older_session_wrote_late_does_not_count(books:
     await books.park("s", books.row(event_id, "dead"))
     await books.place("s", Position(BEGINNING))
     books.do("update outbox.shard set epoch = epoch + 1")
-    await at_the_end(books)
+    await books.catch_up("s")
     assert (await discard(books, {})).unsettled == 1
     books.know_epochs("s")
-    await at_the_end(books)
+    await books.catch_up("s")
     assert (await discard(books, {})).done == 1
 
 
@@ -264,7 +249,7 @@ async def test_an_event_with_a_new_number_is_still_in_the_log(books: Ledger) -> 
     books.do("update outbox.event set id = nextval('outbox.event_id_seq') + 100")
     assert books.query(DISCARD, "{}") == [(0, 0, 1)]
     books.do("select setval('outbox.event_id_seq', 1000)")
-    await at_the_end(books)
+    await books.catch_up("s")
     assert books.query(DISCARD, "{}") == [(1, 0, 0)]
     assert books.query("select m.id > %s from outbox.discarded m", event_id) == [(True,)]
 
@@ -274,7 +259,7 @@ async def test_what_is_left_at_first_is_tried_again(books: Ledger) -> None:
     await books.park("s", *(books.row(i, "dead") for i in made))
     asked = asyncio.create_task(discard(books, {}))
     await has(books.database, "select from outbox.audit")
-    await at_the_end(books)
+    await books.catch_up("s")
     assert await asked == admin.Result(done=1200)
     assert books.query("select count from outbox.audit") == [(1200,)]
 
@@ -282,7 +267,7 @@ async def test_what_is_left_at_first_is_tried_again(books: Ledger) -> None:
 async def test_discarding_scheduled_events_cancels_them(books: Ledger) -> None:
     scheduled, waiting = books.emit("k", deliver_at=FAR), books.emit("k")
     await books.park("s", books.row(scheduled[0], ordered=False), books.row(waiting[0]))
-    await at_the_end(books)
+    await books.catch_up("s")
     assert (await discard(books, {"states": ["scheduled"]})).done == 1
     assert books.query(STATES) == [(waiting[0], "waiting")]
 
@@ -290,7 +275,7 @@ async def test_discarding_scheduled_events_cancels_them(books: Ledger) -> None:
 async def test_rows_under_a_lease_are_not_discarded(books: Ledger) -> None:
     leased, free = books.emit("a", "b")
     await books.park("s", books.row(leased, lease=uuid4(), lease_for=60.0), books.row(free))
-    await at_the_end(books)
+    await books.catch_up("s")
     assert await discard(books, {"states": ["waiting"]}) == admin.Result(done=1, under_way=1)
 
 
@@ -298,7 +283,7 @@ async def test_a_second_discard_of_an_event_replaces_the_mark(books: Ledger) -> 
     [event_id] = books.emit("k")
     for reason in ("first", "second"):
         await books.park("s", books.row(event_id, "dead"))
-        await at_the_end(books)
+        await books.catch_up("s")
         assert (await discard(books, {}, reason)).done == 1
     assert books.query("select reason from outbox.discarded") == [("second",)]
 
@@ -320,7 +305,7 @@ async def test_a_claim_passes_by_the_shards_of_a_discard(books: Ledger) -> None:
     """No shard is claimed, and no position set back, between the look at a position and the discard's commit."""
     [event_id] = books.emit("k")
     await books.park("s", books.row(event_id, "dead"))
-    await at_the_end(books)
+    await books.catch_up("s")
     [(shard,)] = books.query("select shard from outbox.event")
     with books.database.connect() as connection, books.database.connect() as other:
         connection.execute(DISCARD.encode(), ("{}",))
@@ -334,7 +319,7 @@ async def test_a_claim_passes_by_the_shards_of_a_discard(books: Ledger) -> None:
 async def test_marks_go_with_their_sink(books: Ledger) -> None:
     [event_id] = books.emit("k")
     await books.park("s", books.row(event_id, "dead"))
-    await at_the_end(books)
+    await books.catch_up("s")
     await discard(books, {})
     books.query("select outbox.remove_sink('s')")
     assert books.query("select count(*) from outbox.discarded") == [(0,)]

@@ -16,7 +16,6 @@ from django.db import DEFAULT_DB_ALIAS, connections
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
-from outbox_relay.domain.window import Position
 from outbox_relay.postgres.migrations import migrate
 from tests.support import django_site
 from tests.support.database import Database, new_database, query
@@ -79,7 +78,7 @@ def dead_letters(database: Database, *keys: str) -> list[str]:
             await prepare(books)
             events = books.emit(*keys)
             await books.park("s", *(books.row(event, "dead", error="gone", status=410) for event in events))
-            await books.place("s", Position(await books.tick()))
+            await books.catch_up("s")
             return events
 
     return [f"{event}@s" for event in asyncio.run(make())]

@@ -13,7 +13,6 @@ import pytest
 
 from outbox_relay import admin
 from outbox_relay.admin.doctor import doctor, log, server
-from outbox_relay.domain.window import Position
 from outbox_relay.postgres.migrations import migrate
 from tests.support.command import inside
 from tests.support.database import Database
@@ -128,7 +127,7 @@ async def test_an_event_of_no_time_is_an_old_one(books: Ledger) -> None:
 
 async def test_a_paused_replay_is_found(books: Ledger) -> None:
     books.emit("a")
-    await books.place("s", Position(await books.tick()))
+    await books.catch_up("s")
     number = start_replay(books.database, key="a")
     books.do("select outbox.set_replay(%s, 'pause', 'anna', null)", number)
     found = await findings(books)

@@ -15,7 +15,6 @@ import pytest
 from outbox_relay.admin.doctor import doctor, log, server
 from outbox_relay.domain.lease_clock import lease_clock
 from outbox_relay.domain.measures import RelayMeasures
-from outbox_relay.domain.window import Position
 from outbox_relay.postgres import database as database_module
 from outbox_relay.service.metrics.figures import Figures
 from outbox_relay.service.metrics.history import History, Moment
@@ -242,7 +241,7 @@ async def test_a_sink_that_no_relay_lists_is_found(books: Ledger) -> None:
 
 async def test_a_topic_in_trouble_is_found_while_its_sink_delivers(books: Ledger) -> None:
     ids = books.emit("a", "b", "c")
-    await books.place("s", Position(await books.tick()))
+    await books.catch_up("s")
     await books.park("s", *(books.row(each) for each in ids))
     books.do("update outbox.delivery set last_error = 'topic shop.x: UNKNOWN_TOPIC_OR_PART' where id <> %s", ids[2])
     found = await findings(books)

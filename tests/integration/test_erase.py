@@ -5,38 +5,22 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator
 from pathlib import Path
 from uuid import UUID, uuid4
 
 import pytest
 
 from outbox_relay.domain.attempts import AttemptRecord
-from outbox_relay.domain.window import Position
 from outbox_relay.postgres.migrations import migrate
 from tests.support.command import inside, outbox_relay
 from tests.support.database import Database, query
 from tests.support.erasing import CONTENTS, Erasure, aerase, erase, places_of
-from tests.support.ledger import Ledger, ledger
+from tests.support.ledger import Ledger
 from tests.support.roles import new_role
 from tests.support.schemas import schema_up_to
 from tests.support.sink_actions import call
 
 HUSK = (b"", None, None, "application/x-erased")
-
-
-@pytest.fixture
-async def books(database: Database) -> AsyncGenerator[Ledger]:
-    """A database with the sink `s` for every type, owned by one relay."""
-    async with ledger(database) as found:
-        await found.register(("s", ["*"], "beginning"))
-        await found.own("s")
-        yield found
-
-
-async def settle(books: Ledger) -> None:
-    """Put every position behind everything that is committed now."""
-    await books.place("s", Position(await books.tick()))
 
 
 # -- what is removed ----------------------------------------------------------------------------------------------
@@ -54,7 +38,7 @@ async def plant(books: Ledger, mark: str) -> list[int]:
     books.do("update outbox.sink set last_error = %s, last_error_at = clock_timestamp()", f"400: {mark}")
     books.do("select * from outbox.set_paused('s', true, 'me', %s)", f"customer {mark} asked")
     books.do("analyze")
-    await settle(books)
+    await books.catch_up("s")
     wanted = json.dumps({"key": mark, "error": mark})
     books.do("select * from outbox.discard_deliveries(%s, reason => %s)", wanted, f"{mark} asked")
     return [dead, other]
@@ -83,7 +67,7 @@ async def test_nothing_of_an_erased_event_is_left_in_the_database(books: Ledger)
 async def test_a_key_is_erased_from_the_kind_of_an_error_that_an_action_has_named(books: Ledger) -> None:
     """Numbers of the key are not there, but the rest may say who it is."""
     books.emit("anna7@example.com")
-    await settle(books)
+    await books.catch_up("s")
     wanted = json.dumps({"kind": "answered N: no mailbox annaN@example.com"})
     books.query("select audit_id from outbox.retry_deliveries(%s::jsonb)", wanted)
     assert (await aerase(books.database, "--key", "anna7@example.com")).code == 0
@@ -96,7 +80,7 @@ async def test_other_events_of_the_shard_stay_as_they_are(books: Ledger) -> None
     first, same = books.emit("a", "b", payload=b"kept")
     books.do("update outbox.event set shard = 7")
     books.do("update outbox.event set shard = outbox.shard_of('a', uid)")
-    await settle(books)
+    await books.catch_up("s")
     assert (await aerase(books.database, "--key", "a")).out == "1 event erased\n"
     assert books.query("select id, payload from outbox.event order by id") == [(first, b""), (same, b"kept")]
 
@@ -105,7 +89,7 @@ async def test_an_event_keeps_its_shard_and_all_that_says_nothing_of_it(books: L
     books.emit("customer-7", payload=b"secret", headers='{"a": "b"}')
     kept = "select xid::text, id, shard, uid, type, deliver_at, created_at, emitter from outbox.event"
     before = books.query(kept)
-    await settle(books)
+    await books.catch_up("s")
     assert (await aerase(books.database, "--key", "customer-7")).code == 0
     assert books.query(kept) == before
     assert books.query(CONTENTS) == [HUSK]
@@ -114,7 +98,7 @@ async def test_an_event_keeps_its_shard_and_all_that_says_nothing_of_it(books: L
 async def test_one_event_is_erased_by_its_uid(books: Ledger) -> None:
     one, other = books.emit("k", "k", payload=b"{}")
     uid = books.uid(one)
-    await settle(books)
+    await books.catch_up("s")
     erasure = Erasure(books.database, {"uid": uid})
     erasure.step()
     assert uid not in str(books.query("select * from outbox.erasure"))
@@ -130,7 +114,7 @@ async def test_what_is_recorded_of_an_emptied_event_is_erased_by_its_uid(books: 
     uid = books.uid(event_id)
     record = AttemptRecord(event_id, uid, 1, "failed", time.monotonic(), error="secret", detail={"answer": "secret"})
     await books.store.settle("s", books.relay, {}, [], {}, records=[record], relay="r")
-    await settle(books)
+    await books.catch_up("s")
     books.do("truncate outbox.event")
     ended = await aerase(books.database, "--uid", uid)
     assert (ended.code, ended.out) == (0, "0 events erased\n")
@@ -145,7 +129,7 @@ async def test_statistics_of_a_key_go_although_no_row_is_left(books: Ledger) -> 
     books.do("delete from outbox.delivery")
     books.do("analyze outbox.delivery")
     assert places_of(books.database, "customer-7") >= {"pg_statistic"}
-    await settle(books)
+    await books.catch_up("s")
     assert (await aerase(books.database, "--key", "customer-7")).code == 0
     assert places_of(books.database, "customer-7") == set()
     assert books.query("select count(*) from outbox.delivery") == [(0,)]
@@ -153,7 +137,7 @@ async def test_statistics_of_a_key_go_although_no_row_is_left(books: Ledger) -> 
 
 async def test_statistics_that_an_owner_asked_for_are_named(books: Ledger) -> None:
     books.emit("a", "a", "b", "b")
-    await settle(books)
+    await books.catch_up("s")
     books.do("alter table outbox.event_default alter key set statistics 10")
     books.do("alter table outbox.event alter key set statistics 10")
     books.do("create index on outbox.event (lower(key))")
@@ -203,7 +187,7 @@ def test_an_upgrade_drops_statistics_and_builds_no_index(empty_database: Databas
 
 async def test_a_dry_run_counts_and_a_question_is_asked(books: Ledger) -> None:
     books.emit("k", "k", payload=b"kept")
-    await settle(books)
+    await books.catch_up("s")
     dry = await aerase(books.database, "--key", "k", "--dry-run", "--json")
     assert dry.json == {"matched": 2, "exact": True}
     assert (await aerase(books.database, "--key", "k", "--dry-run")).out == "2 events can be erased\n"
@@ -257,7 +241,7 @@ def test_only_operators_erase(database: Database) -> None:
 
 async def test_an_erasure_is_continued_by_its_own_role_and_subject_alone(books: Ledger) -> None:
     books.emit("k", "other")
-    await settle(books)
+    await books.catch_up("s")
     mine = Erasure(books.database, {"key": "k"})
     assert mine.step() == "erasing"
     other = Erasure(books.database, {"key": "other"}, number=mine.number)
@@ -270,7 +254,7 @@ async def test_ids_that_no_event_has_are_passed_over(books: Ledger) -> None:
     books.emit("k")
     books.do("select setval('outbox.event_id_seq', 1000000000000)")
     books.emit("k")
-    await settle(books)
+    await books.catch_up("s")
     erasure = Erasure(books.database, {"key": "k"}, most_ids=1000)
     steps = 0
     while erasure.step() != "done":
@@ -284,7 +268,7 @@ async def test_a_key_with_many_events_takes_bounded_steps(books: Ledger) -> None
     big = books.emit("k", "k", "k", payload=b"x" * 100)
     books.do("alter table outbox.event alter payload set storage external")
     books.do("update outbox.event set payload = convert_to(repeat('x', 5000000), 'UTF8') where id = any(%s)", big)
-    await settle(books)
+    await books.catch_up("s")
     erasure = Erasure(books.database, {"key": "k"})
     sizes = list[int]()
     erasure.until("erasing")

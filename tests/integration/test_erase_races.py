@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 from psycopg import errors
 
 from outbox_relay.domain.errors import DatabaseUnusable
-from outbox_relay.domain.window import Position
 from outbox_relay.postgres.migrations import rebase
 from tests.support.database import Database, query
 from tests.support.deliveries import delivered, emit, has, ids
 from tests.support.erasing import CONTENTS, Erasure, aerase
-from tests.support.ledger import Ledger, ledger
+from tests.support.ledger import Ledger
 from tests.support.memory_sink import MemorySink
 from tests.support.relay_harness import RelayHarness, running, spec
 from tests.support.sink_actions import call, register, seek
@@ -23,20 +21,6 @@ from tests.support.wait import auntil
 
 KEYS = ["k", "other", "k", None, "k"]
 ERASE = "update outbox.event set payload = '', headers = null, key = null, content_type = 'application/x-erased'"
-
-
-@pytest.fixture
-async def books(database: Database) -> AsyncGenerator[Ledger]:
-    """A database with the sink `s` for every type, owned by one relay."""
-    async with ledger(database) as found:
-        await found.register(("s", ["*"], "beginning"))
-        await found.own("s")
-        yield found
-
-
-async def settle(books: Ledger) -> None:
-    """Put every position behind everything that is committed now."""
-    await books.place("s", Position(await books.tick()))
 
 
 # -- between look and change --------------------------------------------------------------------------------------
@@ -47,7 +31,7 @@ async def test_a_seek_between_look_and_change_leaves_every_event_as_it_is(books:
     books.emit("k", payload=b"kept")
     [(at,)] = books.query("select clock_timestamp()::text")
     books.emit("k", payload=b"kept")
-    await settle(books)
+    await books.catch_up("s")
     erasure = Erasure(books.database, {"key": "k"}, most_ids=1)
     erasure.until("erasing")
     seek(books.database, "s", at)
@@ -57,7 +41,7 @@ async def test_a_seek_between_look_and_change_leaves_every_event_as_it_is(books:
 
 async def test_a_sink_that_is_registered_meanwhile_has_all_looked_at_again(books: Ledger) -> None:
     books.emit("k", "k", payload=b"kept")
-    await settle(books)
+    await books.catch_up("s")
     erasure = Erasure(books.database, {"key": "k"})
     erasure.until("erasing")
     register(books.database, "new")
@@ -68,7 +52,7 @@ async def test_a_sink_that_is_registered_meanwhile_has_all_looked_at_again(books
 async def test_a_registration_waits_for_the_step_that_changes_events(books: Ledger) -> None:
     """Goes red when the step does not lock the row of the counter."""
     books.emit("k")
-    await settle(books)
+    await books.catch_up("s")
     erasure = Erasure(books.database, {"key": "k"})
     erasure.until("erasing")
     with books.database.connect() as step:
@@ -85,7 +69,7 @@ async def test_an_event_that_is_committed_meanwhile_is_left_whole(books: Ledger)
     with books.database.connect() as late:
         late.execute("select outbox.emit_raw('t', 'late', key => 'k')")
         books.emit("k", payload=b"early")
-        await settle(books)
+        await books.catch_up("s")
         erasure = Erasure(books.database, {"key": "k"})
         erasure.until("erasing")
         late.commit()
@@ -106,7 +90,7 @@ async def _says(sink: MemorySink, wanted: set[bytes]) -> bool:
 async def test_a_row_that_appears_meanwhile_stops_the_erasure(books: Ledger) -> None:
     """Goes red when events are not looked at once more before they are changed."""
     *first, last = books.emit(*["k"] * 3, payload=b"kept")
-    await settle(books)
+    await books.catch_up("s")
     erasure = Erasure(books.database, {"key": "k"}, most_ids=2)
     erasure.until("erasing")
     books.do("update outbox.shard set owner = null")
@@ -121,7 +105,7 @@ async def test_a_row_that_appears_meanwhile_stops_the_erasure(books: Ledger) -> 
 
 async def test_two_erasures_of_a_key_count_each_event_once(books: Ledger) -> None:
     books.emit("k", "k", "k")
-    await settle(books)
+    await books.catch_up("s")
     both = [Erasure(books.database, {"key": "k"}, most_ids=1) for _ in range(2)]
     for erasure in both:
         erasure.until("erasing")
@@ -132,7 +116,7 @@ async def test_two_erasures_of_a_key_count_each_event_once(books: Ledger) -> Non
 async def test_an_erasure_that_was_interrupted_is_finished_by_the_next(books: Ledger) -> None:
     books.emit(*["customer-7"] * 3)
     books.do("select outbox.set_paused('s', true, 'me', 'customer-7 asked')")
-    await settle(books)
+    await books.catch_up("s")
     first = Erasure(books.database, {"key": "customer-7"})
     first.until("audit")
     ended = await aerase(books.database, "--key", "customer-7")
@@ -152,7 +136,7 @@ async def test_a_key_inside_a_word_is_another_word(books: Ledger) -> None:
     books.emit("1234", "a.c*")
     books.do("select outbox.set_paused('s', true, 'me', 'of 12345 and 1234')")
     books.do("select outbox.set_paused('s', false, 'me', 'of a.c* and abcc')")
-    await settle(books)
+    await books.catch_up("s")
     assert [(await aerase(books.database, "--key", key)).code for key in ("1234", "a.c*")] == [0, 0]
     first, second = (reason for (reason,) in books.query("select reason from outbox.audit where reason like 'of%%'"))
     assert first.startswith("of 12345 and hash:")

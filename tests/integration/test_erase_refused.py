@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
 from functools import partial
 from uuid import uuid4
 
@@ -16,20 +15,6 @@ from tests.support.ledger import Ledger, ledger
 from tests.support.sink_actions import call, register
 
 
-@pytest.fixture
-async def books(database: Database) -> AsyncGenerator[Ledger]:
-    """A database with the sink `s` for every type, owned by one relay."""
-    async with ledger(database) as found:
-        await found.register(("s", ["*"], "beginning"))
-        await found.own("s")
-        yield found
-
-
-async def settle(books: Ledger) -> None:
-    """Put every position behind everything that is committed now."""
-    await books.place("s", Position(await books.tick()))
-
-
 @pytest.mark.parametrize("state", ["dead", "waiting", "held", "scheduled"])
 async def test_an_event_with_a_row_is_refused_and_nothing_is_changed(books: Ledger, state: str) -> None:
     first, second = books.emit("k", "k", payload=b"kept")
@@ -38,7 +23,7 @@ async def test_an_event_with_a_row_is_refused_and_nothing_is_changed(books: Ledg
         await books.park("s", books.row(second, "waiting", ordered=False))
     else:
         await books.park("s", books.row(second, state))
-    await settle(books)
+    await books.catch_up("s")
     ended = await aerase(books.database, "--key", "k")
     assert (ended.code, ended.out) == (1, "")
     assert f"event {books.uid(second)} is {state} in sink s\n" in ended.err
@@ -65,18 +50,18 @@ async def test_a_row_of_a_sink_that_is_gone_is_erased(books: Ledger) -> None:
     [event_id] = books.emit("k")
     await books.park("s", books.row(event_id, "dead"))
     books.do("update outbox.delivery set sink = 'gone'")
-    await settle(books)
+    await books.catch_up("s")
     assert (await aerase(books.database, "--key", "k")).out == "1 event erased\n"
     assert books.query("select count(*) from outbox.delivery") == [(0,)]
 
 
 async def test_an_event_that_a_position_has_not_passed_is_refused(books: Ledger) -> None:
-    await settle(books)
+    await books.catch_up("s")
     [event_id] = books.emit("k")
     assert Erasure(books.database, {"key": "k"}).run()["undelivered"] == [
         {"uid": books.uid(event_id), "sink": "s", "state": "pending"}
     ]
-    await settle(books)
+    await books.catch_up("s")
     assert Erasure(books.database, {"key": "k"}).run()["done"] == 1
 
 
@@ -98,7 +83,7 @@ async def test_an_owner_of_earlier_patterns_may_still_deliver(database: Database
         register(database, "s", "b.*")
         assert Erasure(database, {"key": "k"}).run()["phase"] == "refused"
         await books.park("s", books.row(event_id))
-        await settle(books)
+        await books.catch_up("s")
         assert Erasure(database, {"key": "k"}).run()["undelivered"][0]["state"] == "waiting"
 
 
@@ -110,7 +95,7 @@ async def test_positions_count_as_the_owner_of_a_shard_has_written_them(books: L
     books.do("update outbox.shard set lease_until = clock_timestamp() - interval '1 second'")
     books.relay = uuid4()
     await books.own("s")
-    await late.place("s", Position(await late.tick()))
+    await late.catch_up("s")
     assert Erasure(books.database, {"key": "k"}).run()["phase"] == "refused"
     books.do("update outbox.shard set owner = null")
     assert Erasure(books.database, {"key": "k"}).run()["done"] == 1
@@ -131,7 +116,7 @@ async def test_events_of_one_uid_in_two_shards_are_looked_at_in_both(books: Ledg
 
 async def test_a_shard_without_position_or_row_is_refused(books: Ledger) -> None:
     books.emit("k")
-    await settle(books)
+    await books.catch_up("s")
     books.do("delete from outbox.progress")
     books.do("delete from outbox.shard")
     assert Erasure(books.database, {"key": "k"}).run()["phase"] == "refused"
@@ -139,7 +124,7 @@ async def test_a_shard_without_position_or_row_is_refused(books: Ledger) -> None
 
 async def test_a_log_of_another_cluster_is_refused(books: Ledger) -> None:
     books.emit("k")
-    await settle(books)
+    await books.catch_up("s")
     books.do("update outbox.meta set system_identifier = 1")
     ended = await aerase(books.database, "--key", "k")
     assert ended.code == 2
@@ -149,7 +134,7 @@ async def test_a_log_of_another_cluster_is_refused(books: Ledger) -> None:
 @pytest.mark.parametrize("tables", ["all tables", "table outbox.event"])
 async def test_a_publication_of_updates_is_refused_before_anything_is_changed(books: Ledger, tables: str) -> None:
     books.emit("k", payload=b"kept")
-    await settle(books)
+    await books.catch_up("s")
     books.do(f"create publication dbz for {tables}")
     ended = await aerase(books.database, "--key", "k")
     assert ended.code == 2
@@ -162,7 +147,7 @@ async def test_a_publication_of_updates_is_refused_before_anything_is_changed(bo
 @pytest.mark.parametrize("bad", ["actor => repeat('x', 256)", "reason => repeat('x', 2001)", "reason => ' '"])
 async def test_words_that_the_audit_cannot_hold_are_refused_and_nothing_is_changed(books: Ledger, bad: str) -> None:
     books.emit("k", payload=b"kept")
-    await books.place("s", Position(await books.tick()))
+    await books.catch_up("s")
     words = bad if "reason" in bad else f"{bad}, reason => 'r'"
     step = f"""select outbox.erase('{{"key": "k"}}', {words}, erasure_id => %s)"""
     with pytest.raises(errors.InvalidParameterValue):

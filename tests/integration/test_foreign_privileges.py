@@ -22,22 +22,6 @@ from tests.support.schemas import schema_up_to
 
 
 @pytest.fixture
-def app(database: Database) -> Iterator[str]:
-    """An application's role."""
-    with new_role(database, "app") as name:
-        migrate(database.dsn, grant_emit=[name])
-        yield name
-
-
-@pytest.fixture
-def relay(database: Database) -> Iterator[str]:
-    """A relay's role."""
-    with new_role(database, "relay") as name:
-        migrate(database.dsn, grant_relay=[name])
-        yield name
-
-
-@pytest.fixture
 def stranger(database: Database) -> Iterator[str]:
     """A role that nothing was granted to."""
     with new_role(database, "stranger") as name:

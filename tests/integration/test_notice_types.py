@@ -9,7 +9,6 @@ from uuid import UUID
 import pytest
 
 from outbox_relay import admin
-from outbox_relay.domain.window import Position
 from tests.support import replays
 from tests.support.database import Database
 from tests.support.ledger import Ledger, ledger
@@ -93,7 +92,7 @@ async def test_counts_leave_notices_to_their_receivers(books: Ledger) -> None:
     assert {name: found["sinks"][name]["backlog"] for name in PATTERNS} == expected()
     for sink, number in expected().items():
         assert books.query("select undelivered from outbox.preview_removal(%s, 100, 5, 45)", sink) == [(number,)]
-        await books.place(sink, Position(await books.tick()))
+        await books.catch_up(sink)
         assert seek(books.database, sink, "beginning")["again"] == number
 
 
@@ -103,7 +102,7 @@ async def test_why_tells_who_gets_a_notice(books: Ledger) -> None:
     assert {name for name, state in states.items() if state == "pending"} == set(OF_RECEIVERS)
     for sink in PATTERNS:
         await books.own(sink)
-        await books.place(sink, Position(await books.tick()))
+        await books.catch_up(sink)
     states = {name: said["state"] for name, said in (await admin.why(books.store, UUID(uid)))["sinks"].items()}
     assert states.pop("crm") == "not routed"
     assert states == {**dict.fromkeys(OF_OTHERS, "not routed"), **dict.fromkeys(OF_RECEIVERS, "settled")}
@@ -111,7 +110,7 @@ async def test_why_tells_who_gets_a_notice(books: Ledger) -> None:
 
 async def test_replays_give_notices_to_their_receiver_alone(books: Ledger) -> None:
     for sink in PATTERNS:
-        await books.place(sink, Position(await books.tick()))
+        await books.catch_up(sink)
     day = {"since": "P1D"}
 
     def matched(sink: str, to: str | None = None) -> Any:

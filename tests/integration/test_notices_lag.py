@@ -45,7 +45,7 @@ async def test_a_sink_that_lags_is_told_and_so_is_its_recovery(told: Database) -
         books.do("update outbox.event set created_at = now() - interval '200 seconds' where not type ^@ 'outbox.'")
         await lags(books)
         assert notice_types(told) == [LAGGING], "not recovered: it lags by more than half"
-        await books.place("crm", Position(await books.tick()))
+        await books.catch_up("crm")
         assert (await lags(books))["crm"] == 0
         assert notice_types(told) == [LAGGING, RECOVERED]
         assert notices(told)[1][1]["from"] == "lagging"
@@ -94,7 +94,7 @@ async def test_an_event_that_fails_again_and_again_is_a_lag_and_a_scheduled_one_
         books.do("update outbox.event set created_at = created_at - interval '400 seconds'")
         await books.park("crm", books.row(later, ordered=False, due_in=9.0), books.row(dead, "dead"))
         books.do("update outbox.delivery set deliver_at = now() + interval '1 day' where state = 'waiting'")
-        await books.place("crm", Position(await books.tick()))
+        await books.catch_up("crm")
         assert (await lags(books))["crm"] == 0
         await books.park("crm", books.row(failed, due_in=1800.0))
         assert (await lags(books))["crm"] > 300

@@ -71,7 +71,7 @@ async def states(books: Ledger, *event_ids: int, sink: str = "s") -> list[str]:
 
 async def to_the_end(books: Ledger, sink: str = "s") -> None:
     """Write positions after everything that is committed now."""
-    await books.place(sink, Position(await books.tick()))
+    await books.catch_up(sink)
 
 
 async def change_routes(books: Ledger, *patterns: str) -> None:

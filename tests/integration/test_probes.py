@@ -8,7 +8,6 @@ from outbox_relay.admin import sinks
 from outbox_relay.domain.circuit import CircuitPolicy
 from outbox_relay.domain.errors import ConfigurationError, NotFound
 from outbox_relay.domain.outcomes import Unavailable
-from outbox_relay.domain.window import Position
 from tests.support import books as owned
 from tests.support.command import inside
 from tests.support.database import Database, query
@@ -79,7 +78,7 @@ async def test_a_request_is_counted_and_a_wrong_one_is_refused(books: Ledger) ->
 
 async def test_a_replay_is_asked_with_its_target(books: Ledger) -> None:
     books.emit("a")
-    await books.place("s", Position(await books.tick()))
+    await books.catch_up("s")
     number = start(books.database, since="PT3600S")
     books.do("update outbox.sink set probes = 3")
     assert {row.name: row.probes for row in await books.store.sinks(["s", f"~{number}"])} == {"s": 3, f"~{number}": 3}

@@ -13,7 +13,6 @@ import pytest
 from psycopg import errors
 
 from outbox_relay.domain.errors import DatabaseUnusable
-from outbox_relay.domain.window import Position
 from tests.support import days
 from tests.support.database import Database, query
 from tests.support.days import date_ago, emit_ago, fill_days, keep, retention, table_ago
@@ -36,7 +35,7 @@ async def books(database: Database) -> AsyncGenerator[ReplayLedger]:
         await mine.register(("s", ["*"], "beginning"))
         await mine.own("s")
         mine.emit(*KEYS)
-        await mine.place("s", Position(await mine.tick()))
+        await mine.catch_up("s")
         start(database, since="PT1H")
         yield mine
 
@@ -104,7 +103,7 @@ async def test_a_dead_letter_waits_until_the_target_has_passed_its_event(books: 
     assert books.query(ROWS) == [(f"~{number}", "dead", None, True)]
     assert show(books.database, number)["state"] == "running"
     books.know_epochs("t")
-    await books.place("t", Position(await books.tick()))
+    await books.catch_up("t")
     tend(books.database)
     assert books.query(ROWS) == [("t", "dead", number, False)]
     assert show(books.database, number)["state"] == "done"

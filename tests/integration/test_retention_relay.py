@@ -14,7 +14,6 @@ import structlog
 from structlog.testing import capture_logs
 
 from outbox_relay.domain.errors import ArchiveFailed, StatementFailed
-from outbox_relay.postgres.migrations import migrate
 from outbox_relay.postgres.retention_statements import DayCheck
 from outbox_relay.postgres.store import Store
 from outbox_relay.relay.retention import Retention
@@ -34,18 +33,9 @@ from tests.support.days import (
     retention,
     table_ago,
 )
-from tests.support.roles import new_role
 from tests.support.wait import auntil
 
 SECONDS = 30
-
-
-@pytest.fixture
-def relay(database: Database) -> Iterator[str]:
-    """A relay's role."""
-    with new_role(database, "relay") as name:
-        migrate(database.dsn, grant_relay=[name])
-        yield name
 
 
 @pytest.fixture

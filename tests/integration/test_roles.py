@@ -27,22 +27,6 @@ TABLES = ("discarded", "inbox", "meta", "grantee", "page_key", "uid", "sink", "s
           *LOG)  # fmt: skip
 
 
-@pytest.fixture
-def app(database: Database) -> Iterator[str]:
-    """An application's role."""
-    with new_role(database, "app") as name:
-        migrate(database.dsn, grant_emit=[name])
-        yield name
-
-
-@pytest.fixture
-def relay(database: Database) -> Iterator[str]:
-    """A relay's role."""
-    with new_role(database, "relay") as name:
-        migrate(database.dsn, grant_relay=[name])
-        yield name
-
-
 @pytest.fixture(scope="module")
 def shared_app(shared_database: Database) -> Iterator[str]:
     """An application's role in the shared database."""

@@ -82,7 +82,7 @@ async def test_seek_to_a_time_begins_with_the_first_event_emitted_since(database
     async with ledger(database) as books:
         await books.register(("s", ["*"], "beginning"))
         books.emit(*"abc")
-        await books.place("s", Position(await books.tick()))
+        await books.catch_up("s")
     [(at,)] = query(database, "select clock_timestamp()::text")
     wanted = emit(database, ["d", "e"])
     assert seek(database, "s", at) == {"again": 0, "passed_over": 0, "exact": True}

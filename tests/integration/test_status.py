@@ -79,7 +79,7 @@ async def test_a_running_transaction_counts_once_it_has_committed(books: Ledger)
         emit(late, "a")
         emit(never, "a")
         books.emit("b")
-        await books.place("s", Position(await books.tick()))
+        await books.catch_up("s")
         assert (await sink(books))["backlog"] == 0
         late.commit()
         never.rollback()
@@ -205,7 +205,7 @@ async def test_a_zombie_does_not_bring_the_backlog_back(books: Ledger) -> None:
     await books.register(("s", ["*"], "beginning"))
     books.emit(*"abc")
     await books.own("s")
-    await books.place("s", Position(await books.tick()))
+    await books.catch_up("s")
     books.epochs.clear()
     await books.place("s", Position(BEGINNING))
     assert (await sink(books))["backlog"] == 0
@@ -230,7 +230,7 @@ async def test_rows_count_by_their_state(books: Ledger) -> None:
     ]
     await books.park("s", *rows)
     before = await sink(books)
-    await books.place("s", Position(await books.tick()))
+    await books.catch_up("s")
     after = await sink(books)
     for found, in_log in ((before, 2), (after, 0)):
         counts = {name: found[name] for name in ("waiting", "held", "dead", "scheduled", "backlog")}

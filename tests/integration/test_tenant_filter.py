@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from outbox_relay.domain.window import MAX_ID, Position
+from outbox_relay.domain.window import MAX_ID
 from outbox_relay.postgres.database import BY_INDEX, statements
 from outbox_relay.postgres.migrations import migrate
 from tests.support import books as owned
@@ -47,7 +47,7 @@ async def dead_of(books: Ledger, *tenants: str | None) -> list[str]:
     for event, tenant in zip(events, tenants, strict=True):
         books.do("update outbox.event set tenant = %s where id = %s", tenant, event)
     await books.park("s", *(books.row(event, "dead", error="gone") for event in events))
-    await books.place("s", Position(await books.tick()))
+    await books.catch_up("s")
     return [books.uid(event) for event in events]
 
 

@@ -10,7 +10,6 @@ from uuid import uuid4
 import pytest
 
 from outbox_relay import admin
-from outbox_relay.domain.window import Position
 from outbox_relay.ui import jobs
 from outbox_relay.ui.users import User
 from tests.support import books as owned
@@ -32,7 +31,7 @@ async def dead_letters(books: Ledger, *keys: str) -> list[str]:
     """Make dead letters, and return their uids."""
     events = books.emit(*keys)
     await books.park("s", *(books.row(event, "dead", error="gone", status=410) for event in events))
-    await books.place("s", Position(await books.tick()))
+    await books.catch_up("s")
     return [books.uid(event) for event in events]
 
 
@@ -110,7 +109,7 @@ async def test_a_discard_needs_a_reason(books: Ledger) -> None:
 
 async def test_a_seek_says_what_comes_again(books: Ledger) -> None:
     books.emit("a", "b")
-    await books.place("s", Position(await books.tick()))
+    await books.catch_up("s")
     async with browsing(books.database) as page:
         assert '<form class="confirm"' not in await page.get("/actions/seek?sink=s")
         asked = await page.get("/actions/seek?sink=s&to=beginning")
@@ -122,7 +121,7 @@ async def test_a_seek_says_what_comes_again(books: Ledger) -> None:
 
 async def test_a_replay_is_started_paused_resumed_and_cancelled(books: Ledger) -> None:
     [event] = books.emit("a")
-    await books.place("s", Position(await books.tick()))
+    await books.catch_up("s")
     async with browsing(books.database) as page:
         asked = visible(await page.get("/actions/replay?sink=s&since=1d"))
         assert "1 events that sink s has passed will be delivered to s again" in asked

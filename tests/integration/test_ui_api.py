@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from outbox_relay.domain.window import Position
 from outbox_relay.ui import openapi
 from outbox_relay.ui.access import Anyone, Tokens
 from outbox_relay.ui.api import PREFIX, ROUTES
@@ -42,7 +41,7 @@ async def filled(books: Ledger) -> str:
     """
     dead, waiting, passed = books.emit("k", "other", None)
     await books.park("s", books.row(dead, "dead", error="gone", status=410), books.row(waiting, "waiting", due_in=60.0))
-    await books.place("s", Position(await books.tick()))
+    await books.catch_up("s")
     books.do("select outbox.set_paused('s', true, 'anna', 'maintenance')")
     books.do("select outbox.set_paused('s', false, 'anna', 'over')")
     books.do(

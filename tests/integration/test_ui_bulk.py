@@ -10,7 +10,6 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from outbox_relay import admin
-from outbox_relay.domain.window import Position
 from outbox_relay.ui.access import Tokens
 from outbox_relay.ui.users import FileContent, User, read_tokens
 from tests.support import books as owned
@@ -40,7 +39,7 @@ async def dead_letters(books: Ledger, *errors: tuple[str | None, int | None], ty
     events = books.emit(*(f"k{n}" for n in range(len(errors))), type=type)
     rows = [books.row(event, "dead", error=e, status=s) for event, (e, s) in zip(events, errors, strict=True)]
     await books.park("s", *rows)
-    await books.place("s", Position(await books.tick()))
+    await books.catch_up("s")
     return [books.uid(event) for event in events]
 
 
@@ -170,7 +169,7 @@ async def test_ages_count_from_the_dry_run(books: Ledger) -> None:
 async def test_a_row_under_another_error_than_the_counted_one_is_left(books: Ledger) -> None:
     [event] = books.emit("k")
     await books.park("s", books.row(event, "waiting", due_in=60.0, error="down", status=500))
-    await books.place("s", Position(await books.tick()))
+    await books.catch_up("s")
     async with browsing(books.database) as page:
         by_error = form_fields(await page.get("/actions/discard?error=down&state=waiting"))
         by_state = form_fields(await page.get("/actions/discard?sink=s&state=waiting"))
@@ -184,7 +183,7 @@ async def test_more_than_was_counted_is_refused(books: Ledger) -> None:
     """A row that enters the state without a trace of when is counted again."""
     first, second = books.emit("a", "b")
     await books.park("s", books.row(first, "waiting", due_in=60.0), books.row(second, "held"))
-    await books.place("s", Position(await books.tick()))
+    await books.catch_up("s")
     async with browsing(books.database) as page:
         form = form_fields(await page.get("/actions/discard?sink=s&state=waiting"))
         assert form["counted"] == "1"

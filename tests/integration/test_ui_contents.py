@@ -7,7 +7,6 @@ import re
 
 import pytest
 
-from outbox_relay.domain.window import Position
 from outbox_relay.postgres.migrations import migrate
 from outbox_relay.ui import view_log
 from outbox_relay.ui.openapi import EXPORTED, document
@@ -45,7 +44,7 @@ async def test_the_overview_has_rate_and_latency_of_the_last_hour(books: Ledger)
 
 async def test_a_sink_has_a_map_of_its_shards_and_the_settings_in_force(books: Ledger) -> None:
     books.emit("k")
-    await books.place("s", Position(await books.tick()))
+    await books.catch_up("s")
     books.do("update outbox.relay set config = %s::jsonb", '{"sinks.s.max_rate": 7, "sinks.t.max_rate": 8}')
     books.do("update outbox.sink set in_flight_limit = 3")
     books.do("update outbox.shard set owner = null, lease_until = now() where shard = 5")
@@ -123,7 +122,7 @@ async def test_one_delivery_or_all_that_match_are_exported(books: Ledger) -> Non
 async def test_a_key_that_looks_like_none_selects_no_other(books: Ledger, key: str) -> None:
     mine, other = books.emit(key, "a")
     await books.park("s", *(books.row(each, "dead", error="no") for each in (mine, other)))
-    await books.place("s", Position(await books.tick()))
+    await books.catch_up("s")
     async with browsing(books.database) as page:
         query = f"key_hash={(await page.key_path(key)).removeprefix('/keys/')}"
         found = await page.json(f"/exceptions?{query}&state=dead")
@@ -140,7 +139,7 @@ async def test_the_exceptions_of_a_key_are_filtered_grouped_exported_and_retried
     mine, held, other = books.emit(key, key, "other")
     rows = [books.row(mine, "dead", error="no"), books.row(held, "held"), books.row(other, "dead", error="no")]
     await books.park("s", *rows)
-    await books.place("s", Position(await books.tick()))
+    await books.catch_up("s")
     async with browsing(books.database, show_payloads=True) as page:
         query = f"key_hash={(await page.key_path(key)).removeprefix('/keys/')}"
         assert f'href="/exceptions?{query}"' in await page.get(await page.key_path(key))

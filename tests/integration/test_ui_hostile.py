@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from httpx import Response
 
-from outbox_relay.domain.window import Position
 from outbox_relay.ui.access import FAILURES_MOST, Basic, Tokens, TrustedProxy, read_networks
 from outbox_relay.ui.guard import HEADERS
 from outbox_relay.ui.site import CONNECTIONS
@@ -228,7 +227,7 @@ async def test_a_table_that_is_locked_costs_a_page_seconds_and_the_others_nothin
 async def test_actions_at_once_change_each_delivery_once(books: Ledger) -> None:
     events = books.emit(*(f"k{n}" for n in range(300)))
     await books.park("s", *(books.row(event, "dead", error="no") for event in events))
-    await books.place("s", Position(await books.tick()))
+    await books.catch_up("s")
     async with browsing(books.database) as page:
         names = ("retry", "discard", "retry", "discard")
         forms = [(name, form_fields(await page.get(f"/actions/{name}?state=dead"))) for name in names]

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from psycopg import sql
 
-from outbox_relay.domain.window import Position
 from outbox_relay.ui import view_log
 from outbox_relay.ui.users import User
 from tests.support import books as owned
@@ -63,7 +62,7 @@ async def everything(books: Ledger) -> list[str]:
     dead, waiting, held, gone, passed = events
     rows = [books.row(dead, "dead", error="no", status=500), books.row(waiting, "waiting", due_in=60.0)]
     await books.park("s", *rows, books.row(held, "held"), books.row(gone, "dead", error="no"))
-    await books.place("s", Position(await books.tick()))
+    await books.catch_up("s")
     call(books.database, "select outbox.set_paused('s', true, 'anna', 'x')")
     books.do(
         "insert into outbox.attempt (at, uid, sink, id, number, relay, outcome, status, error) "

@@ -12,7 +12,6 @@ from uuid import uuid4
 import pytest
 
 from outbox_relay.admin import deliveries
-from outbox_relay.domain.window import Position
 from outbox_relay.ui import view_events
 from outbox_relay.ui.site import CONNECTIONS
 from outbox_relay.ui.users import User
@@ -35,7 +34,7 @@ async def dead_letter(books: Ledger, key: str | None = "k", **values: object) ->
     """Make a dead letter, and return its uid."""
     [event] = books.emit(key)
     await books.park("s", books.row(event, "dead", attempts=3, **{"error": "gone", "status": 410, **values}))
-    await books.place("s", Position(await books.tick()))
+    await books.catch_up("s")
     return books.uid(event)
 
 

@@ -43,7 +43,7 @@ async def said(books: Ledger, event_id: int) -> str:
 
 async def to_the_end(books: Ledger, sink: str = "s") -> None:
     """Every position of `sink` is behind everything that is committed now."""
-    await books.place(sink, Position(await books.tick()))
+    await books.catch_up(sink)
 
 
 async def test_an_unknown_event_is_not_found_and_may_not_be_committed_yet(books: Ledger) -> None:

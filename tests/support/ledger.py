@@ -62,6 +62,10 @@ class Ledger:
         epochs = self.epochs.get(sink, {})
         await self.store.settle(sink, self.relay, {s: (epochs.get(s, 0), position) for s in shards}, [], {})
 
+    async def catch_up(self, sink: str) -> None:
+        """Put every position of a sink behind everything that is committed now."""
+        await self.place(sink, Position(await self.tick()))
+
     async def park(self, sink: str, *rows: NewRow) -> None:
         """Make rows of events; their shards must be owned."""
         await self.store.settle(sink, self.relay, {}, rows, self.epochs[sink])

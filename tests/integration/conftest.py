@@ -1,0 +1,37 @@
+"""Fixtures that several modules use; a module with needs of its own defines another one of the same name."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Generator
+
+import pytest
+
+from outbox_relay.postgres.migrations import migrate
+from tests.support.database import Database
+from tests.support.ledger import Ledger, ledger
+from tests.support.roles import new_role
+
+
+@pytest.fixture
+async def books(database: Database) -> AsyncGenerator[Ledger]:
+    """A database with the sink `s` for every type, owned by one relay."""
+    async with ledger(database) as found:
+        await found.register(("s", ["*"], "beginning"))
+        await found.own("s")
+        yield found
+
+
+@pytest.fixture
+def app(database: Database) -> Generator[str]:
+    """An application's role."""
+    with new_role(database, "app") as name:
+        migrate(database.dsn, grant_emit=[name])
+        yield name
+
+
+@pytest.fixture
+def relay(database: Database) -> Generator[str]:
+    """A relay's role."""
+    with new_role(database, "relay") as name:
+        migrate(database.dsn, grant_relay=[name])
+        yield name
