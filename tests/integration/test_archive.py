@@ -265,11 +265,15 @@ def test_a_day_of_many_parts_is_archived_in_order(
 
 
 # The others take long, and end as one of these does.
+@pytest.mark.parametrize("form", ["jsonl.zst", pytest.param("parquet", marks=pytest.mark.thorough)])
 @pytest.mark.parametrize(
     "point",
     [point if point in BEFORE_AND_AFTER else pytest.param(point, marks=pytest.mark.thorough) for point in POINTS],
 )
-def test_a_power_cut_loses_no_event(owner: Connection, config: Path, point: str) -> None:
+def test_a_power_cut_loses_no_event(
+    owner: Connection, database: Database, tmp_path: Path, point: str, form: str
+) -> None:
+    config = write_config(database, tmp_path, str(tmp_path / "archive"), form)
     fill_days(owner, 12, 11, 5)
     emit_ago(owner, 0)
     register(owner, "crm", "now")
