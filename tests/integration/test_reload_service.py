@@ -17,6 +17,7 @@ from outbox_relay import settings
 from outbox_relay.domain.errors import DatabaseUnavailable
 from outbox_relay.postgres.store import Store
 from outbox_relay.service.process import Service
+from tests.support.command import inside
 from tests.support.database import Database, query
 from tests.support.emitting import emit_types
 from tests.support.ports import free_port
@@ -363,5 +364,8 @@ def test_a_process_with_an_older_configuration_that_comes_back_changes_nothing_f
             emit_types(database, "a.1", "b.1")
             until(lambda: {*received_types(receiver)} >= {"a.1", "b.1"}, seconds=30, what="events of both types arrive")
             assert query(database, CRM) == in_force
+            said = inside("doctor", "--json", "--dsn", database.dsn).json["findings"]
+            [found] = [each for each in said if each["id"] == "relay-configurations"]
+            assert found["evidence"].startswith("settings: routes")
             assert newer.stop() == 0
         assert older.stop() == 0
