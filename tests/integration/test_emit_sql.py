@@ -22,7 +22,16 @@ WAKE_LOCK = (1869967971, 1)
 
 
 @pytest.fixture
-def conn(database: Database) -> Iterator[psycopg.Connection[Any]]:
+def conn(shared_database: Database) -> Iterator[psycopg.Connection[Any]]:
+    """A transaction that is rolled back."""
+    with shared_database.connect() as connection:
+        yield connection
+        connection.rollback()
+
+
+@pytest.fixture
+def own(database: Database) -> Iterator[psycopg.Connection[Any]]:
+    """A connection to a database of the test's own."""
     with database.connect() as connection:
         yield connection
 
@@ -268,10 +277,10 @@ def test_the_first_and_the_last_time_for_later(conn: psycopg.Connection[Any], ti
     assert found.fetchone() == (1,)
 
 
-def test_a_setting_lowers_the_limit_of_payloads(database: Database, conn: psycopg.Connection[Any]) -> None:
+def test_a_setting_lowers_the_limit_of_payloads(database: Database, own: psycopg.Connection[Any]) -> None:
     name = sql.Identifier(database.name)
-    conn.execute(sql.SQL("alter database {} set outbox.max_payload_bytes = 10").format(name))
-    conn.commit()
+    own.execute(sql.SQL("alter database {} set outbox.max_payload_bytes = 10").format(name))
+    own.commit()
     with database.connect() as fresh:
         fresh.execute("""select outbox.emit('t', '"45678910"')""")
         with pytest.raises(errors.InvalidParameterValue, match=r"at most 10 bytes \(setting .*; this one has 11"):
@@ -289,22 +298,22 @@ def test_no_setting_raises_the_limit_of_payloads(conn: psycopg.Connection[Any], 
         outbox.emit(conn, "t", b"x" * 1048577, content_type="x/y")
 
 
-def test_the_owner_moves_the_ceiling_and_open_sessions_know(database: Database, conn: psycopg.Connection[Any]) -> None:
-    conn.autocommit = True
+def test_the_owner_moves_the_ceiling_and_open_sessions_know(database: Database, own: psycopg.Connection[Any]) -> None:
+    own.autocommit = True
     for _ in range(10):  # until the plans are kept
-        conn.execute("select outbox.emit('t', '1')")
+        own.execute("select outbox.emit('t', '1')")
     large = b"x" * 2_000_000
     with pytest.raises(errors.InvalidParameterValue, match="at most 1048576 bytes"):
-        conn.execute("select outbox.emit_raw('t', %s)", [large])
+        own.execute("select outbox.emit_raw('t', %s)", [large])
     found = migrate(database.dsn, max_payload_bytes=2_000_000)
     assert str(found).endswith("; payloads of at most 2000000 bytes")
-    conn.execute("select outbox.emit_raw('t', %s)", [large])
+    own.execute("select outbox.emit_raw('t', %s)", [large])
     assert migrate(database.dsn).max_payload_bytes is None
     with pytest.raises(errors.InvalidParameterValue, match=r"at most 2000000 bytes .*; this one has 2000001"):
-        conn.execute("select outbox.emit_raw('t', %s)", [large + b"x"])
-    conn.execute(script(max_payload_bytes=1024, have=SCHEMA_VERSION).encode())
+        own.execute("select outbox.emit_raw('t', %s)", [large + b"x"])
+    own.execute(script(max_payload_bytes=1024, have=SCHEMA_VERSION).encode())
     with pytest.raises(errors.InvalidParameterValue, match="at most 1024 bytes"):
-        conn.execute("select outbox.emit_raw('t', %s)", [b"x" * 1025])
+        own.execute("select outbox.emit_raw('t', %s)", [b"x" * 1025])
 
 
 @pytest.mark.parametrize("most", [1023, (64 << 20) + 1, -1])
@@ -339,35 +348,35 @@ def heard(sleeper: psycopg.Connection[Any]) -> int:
 
 
 def test_a_sleeping_relay_is_woken_at_the_commit(
-    conn: psycopg.Connection[Any], sleeper: psycopg.Connection[Any]
+    own: psycopg.Connection[Any], sleeper: psycopg.Connection[Any]
 ) -> None:
-    conn.execute("select outbox.emit('t', '1') from generate_series(1, 3)")
+    own.execute("select outbox.emit('t', '1') from generate_series(1, 3)")
     assert heard(sleeper) == 0
-    conn.commit()
+    own.commit()
     assert heard(sleeper) == 1
-    conn.execute("select outbox.emit('t', '1')")
-    conn.rollback()
+    own.execute("select outbox.emit('t', '1')")
+    own.rollback()
     assert heard(sleeper) == 0
 
 
 def test_nobody_is_notified_while_no_relay_sleeps(
-    conn: psycopg.Connection[Any], sleeper: psycopg.Connection[Any]
+    own: psycopg.Connection[Any], sleeper: psycopg.Connection[Any]
 ) -> None:
     sleeper.execute("select pg_advisory_unlock(%s, %s)", WAKE_LOCK)
-    conn.execute("select outbox.emit('t', '1')")
-    conn.commit()
+    own.execute("select outbox.emit('t', '1')")
+    own.commit()
     assert heard(sleeper) == 0
 
 
 def test_an_event_that_is_not_emitted_again_wakes_nobody(
-    conn: psycopg.Connection[Any], sleeper: psycopg.Connection[Any]
+    own: psycopg.Connection[Any], sleeper: psycopg.Connection[Any]
 ) -> None:
     call = "select outbox.emit('t', '1', uid => '00000000-0000-7000-8000-000000000001')"
-    conn.execute(call)
-    conn.commit()
+    own.execute(call)
+    own.commit()
     assert heard(sleeper) == 1
-    conn.execute(call)
-    conn.commit()
+    own.execute(call)
+    own.commit()
     assert heard(sleeper) == 0
 
 
