@@ -12,6 +12,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from outbox_relay.service.metrics.definitions import DEFINITIONS
+from tests.alerts.record import metrics
 from tests.alerts.scenarios import SCENARIOS
 from tests.alerts.series import FIRED, Series, document, notation
 from tests.docs.pages import ROOT, anchors, blocks, commands, text
@@ -27,6 +28,9 @@ TIMES = {"at once": None, "2 min": "2m", "5 min": "5m", "10 min": "10m", "2 h": 
 SED = "/bin/sed"
 PLACE = "https://outbox-relay.example.com/"
 """The address of the pages in the rules, which is to be replaced."""
+
+ONLY_IN_TROUBLE = {"outbox_dead_total": "a relay exports it from its first dead letter on"}
+"""Metrics of the rules that a run without a fault does not have, with the reason."""
 
 
 def loaded(path: Path) -> Any:
@@ -126,6 +130,15 @@ def test_the_alerts_of_a_fault_fire_and_no_others(name: str) -> None:
     expected = {re.sub(r'\{alertname="(\w+)"\}', r"\1", sample["labels"]) for sample in asked["exp_samples"]}
     assert expected == SCENARIOS[name].fires
     assert "SUCCESS" in promtool("test", "rules", path)
+
+
+def test_the_run_without_a_fault_has_each_metric_that_a_rule_reads() -> None:
+    """A rule whose metric is absent is silent for that reason alone."""
+    [test] = loaded(RECORDED / "healthy.yaml")["tests"]
+    recorded = {series["series"].partition("{")[0] for series in test["input_series"]}
+    assert ONLY_IN_TROUBLE.keys() <= metrics() - recorded, "these need no exception"
+    missing = metrics() - recorded - ONLY_IN_TROUBLE.keys()
+    assert not missing, f"run python -m tests.alerts.record: healthy.yaml is older than {', '.join(sorted(missing))}"
 
 
 # -- the notation of series -----------------------------------------------------------------------------------
