@@ -20,7 +20,7 @@ pytestmark = pytest.mark.xdist_group("delivery plans")
 
 STEP = 1_000
 PARTITIONS = 30
-SIZES = (20_000, pytest.param(1_000_000, marks=pytest.mark.thorough))  # a million takes 25 s to make
+SIZES = (100_000, pytest.param(1_000_000, marks=pytest.mark.thorough))  # a million takes 25 s to make
 LOG = f"""
 do $$
 declare
