@@ -10,7 +10,7 @@ from outbox_relay.domain.attempts import AttemptRecord
 from outbox_relay.domain.errors import LeaseLost
 from outbox_relay.domain.event import StoredEvent
 from outbox_relay.domain.window import MAX_ID, Position
-from outbox_relay.postgres.attempt_values import attempt_json, record_columns, recorded_events
+from outbox_relay.postgres.attempt_values import array_text, attempt_json, record_columns, recorded_events
 from outbox_relay.postgres.database import Database
 from outbox_relay.postgres.rows import MOST_PAYLOAD, ClaimedRow, DeliveredRow, NewRow, RowUpdate
 
@@ -174,8 +174,8 @@ class DeliveryStatements(Database):
         parameters = {
             "sink": sink,
             "relay": relay,
-            "ids": [d.id for d in done],
-            "leases": [d.lease for d in done],
+            "ids": array_text([d.id for d in done]),
+            "leases": array_text([d.lease for d in done]),
             "only_tried": only_tried,
             **record_columns([d.record if relay is not None else None for d in done]),
         }
