@@ -100,9 +100,9 @@ class CircuitBreaker:
 
     def delivered(self, permit: Permit) -> None:
         """Record that the destination accepted an event."""
-        was_closed = self.closed
+        before = self._circuit.state
         self._circuit.delivered(permit.term)
-        if self.closed and not was_closed:
+        if self._circuit.state != before and self.closed:
             self._wake()
 
     def failed(self, event_id: int, reason: str, permit: Permit) -> None:

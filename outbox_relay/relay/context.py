@@ -148,6 +148,8 @@ class DeliveryContext:
         began = time.monotonic()
         self.measures.begin_call()
         try:
+            if admission is UNLIMITED:
+                return CallResult(await self.sink.deliver(events, until, attempt), time.monotonic() - began)
             verdicts = await self._deliver(events, min(until, admission.until), attempt, admission)
         finally:
             self.measures.end_call()

@@ -107,8 +107,9 @@ class PythonSink:
         if isinstance(process, str):
             return Unavailable(clip(process), behind=process == BUSY)
         answer = await self._call(process, event, until, attempt, began)
-        if answer is DONE and not (self._delivery_details or attempt):
-            return DELIVERED
+        if answer is DONE:
+            details = self._delivery_details or attempt
+            return Delivered(seconds=lease_clock() - began) if details else DELIVERED
         if answer.outcome == "died":
             self._suspect(event)
         return self._counted(self._verdict(answer, lease_clock() - began, alone=False), resets)
